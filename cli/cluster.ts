@@ -91,8 +91,8 @@ export function namespaceOf(
 }
 
 /**
- * Checks the form of a namespace's name, and returns the name. The name can come from an HTTP API, because `login` writes such a name into
- * the kubeconfig. A name in another form could change a path, or a command in a shell.
+ * Checks whether a namespace can have this name, and returns the name. The name can come from an HTTP API, because `login` writes such a
+ * name into the kubeconfig. Any other text could change a path, or a command in a shell.
  *
  * @throws CommandError when no namespace can have the name.
  */

@@ -32,7 +32,7 @@ const API_URL_LENGTH = 272;
 const LOOPBACK: readonly string[] = ['127.0.0.1', '[::1]', 'localhost'];
 const PREFIX = /^[a-z][a-z0-9-]{0,61}$/;
 const CONTEXT = /^[\w.@:/-]{1,253}$/;
-/** Form of the name of a user. A name cannot begin with a dash, because ssh would read it as an option. */
+/** Pattern of a user's name. A name cannot begin with a dash, because ssh would read it as an option. */
 const USER = /^[A-Za-z_][A-Za-z0-9_.@-]{0,127}$/;
 const VARIABLE = /^[A-Za-z_][A-Za-z0-9_]{0,127}$/;
 

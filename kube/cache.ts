@@ -204,12 +204,12 @@ export class Store<T extends KubeObject> implements Cache<T> {
 }
 
 /**
- * Whether cached objects are frozen, so that a write to them throws. It is true only in tests, because freezing takes a tenth of the
- * operator's CPU time. The mutation detector of client-go finds such writes, too.
+ * Whether cached objects are frozen, so that an attempt to change them throws an error. It is true only in tests, because freezing takes a
+ * tenth of the operator's CPU time. The mutation detector of client-go finds such changes, too.
  */
 const GUARDED = process.env['NODE_ENV'] === 'test';
 
-/** Freezes an object of a cache in tests, so that a write to it throws. */
+/** Freezes an object of a cache in tests, so that an attempt to change it throws an error. */
 function guard(object: object): void {
   if (GUARDED) {
     deepFreeze(object);

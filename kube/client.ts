@@ -49,15 +49,17 @@ export interface DeleteOptions extends CallOptions {
 type Query = Record<string, string | number | boolean | undefined>;
 
 /**
- * Client with typed calls for Kubernetes objects. Every write resolves with the object as the server stored it, without `managedFields`. A
- * call rejects with an ApiError when the server refuses, and with a DeadlineError when the server does not answer.
+ * Client with typed calls for Kubernetes objects. Every call that creates or changes an object resolves with the object as the server
+ * stored it, without `managedFields`. A call rejects with an ApiError when the server refuses, and with a DeadlineError when the server
+ * does not answer.
  */
 export class KubeClient {
   readonly transport: Transport;
   /**
-   * Function that is called just before each write is sent. If it returns false, the write is not sent and rejects with a FencedError. A
-   * process that may write only as the leader sets this function. The system can suspend such a process until its lease has expired. After
-   * that, the process must not write. The function must only check the local clock, because every write waits for it.
+   * Function that is called just before each request that changes an object. If the function returns false, the request is not sent, and
+   * the call rejects with a FencedError. A process that may change objects only as the leader sets this function. The system can suspend
+   * such a process until its lease has expired. After that, the process must not change objects. The function must only check the local
+   * clock, because every such request waits for it.
    */
   guard: (() => boolean) | undefined;
 
@@ -243,7 +245,9 @@ export class KubeClient {
 
   #checkGuard(): void {
     if (this.guard?.() === false) {
-      throw new FencedError('a write was not sent, because this process no longer holds the lease');
+      throw new FencedError(
+        'a request that changes an object was not sent, because this process no longer holds the lease',
+      );
     }
   }
 }

@@ -1,4 +1,4 @@
-/** Checks whether the caches already contain the writes of this process. Kubernetes 1.36 has such a check, too (KEP-5647). */
+/** Checks whether the caches already contain the changes that this process made. Kubernetes 1.36 has such a check, too (KEP-5647). */
 import { BEHIND_MILLISECONDS, type Informer } from './informer.ts';
 import { compareResourceVersions, type KubeObject } from './objects.ts';
 
@@ -9,13 +9,13 @@ export type Follower = Pick<Informer<KubeObject>, 'cutIfStale' | 'readSince'> & 
 
 interface Written {
   resourceVersion: string;
-  /** Time of the write in milliseconds, as `performance.now()` returns it. */
+  /** Time of the change in milliseconds, as `performance.now()` returns it. */
   at: number;
 }
 
 /**
  * Remembers the newest resourceVersion that this process wrote, separately for each key of a controller and each informer. Record only
- * writes of objects that match the informer's selectors. The informer gets no events for other objects. If a write of such an object were
+ * changes of objects that match the informer's selectors. The informer gets no events for other objects. If a change of such an object were
  * recorded, the key would not be reconciled before the next bookmark.
  */
 export class Consistency {
@@ -36,8 +36,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether all caches contain the recorded writes of the key. If a cache still lacks a write after 5 s, this function restarts the
-   * watch of that cache.
+   * Returns whether all caches contain the recorded changes of the key. If a cache still lacks a change after 5 s, this function restarts
+   * the watch of that cache.
    */
   ready(key: string): boolean {
     const versions = this.#written.get(key);
@@ -63,8 +63,8 @@ export class Consistency {
   }
 
   /**
-   * Returns whether the cache contains the write. The result is also true if all objects were read again after the write. In that case, the
-   * resourceVersions do not matter, because a restore of etcd from a backup can make them lower.
+   * Returns whether the cache contains the change. The result is also true if all objects were read again after the change. In that case,
+   * the resourceVersions do not matter, because a restore of etcd from a backup can make them lower.
    */
   #hasSeen(informer: Follower, written: Written): boolean {
     const caughtUp = compareResourceVersions(informer.cache.resourceVersion, written.resourceVersion) >= 0;

@@ -17,8 +17,8 @@ const BACKOFF_FIRST_MILLISECONDS = 5;
  */
 const BACKOFF_CAP_MILLISECONDS = 60_000;
 /**
- * Wait in milliseconds before the controller checks again whether the cache contains the last write of this process. A watch usually
- * reports a write within some milliseconds. The controllers of Cluster API have the same wait.
+ * Wait in milliseconds before the controller checks again whether the cache contains the last change by this process. A watch usually
+ * reports a change within a few milliseconds. The controllers of Cluster API have the same wait.
  */
 const STALE_WAIT_MILLISECONDS = 100;
 /**
@@ -43,7 +43,7 @@ export interface ControllerOptions {
   reconcile: (key: string, context: ReconcileContext) => Promise<Result>;
   logger: Logger;
   metrics: Registry;
-  /** Returns false if a cache lacks this process's last write for the key. The controller then checks the key again after 100 ms. */
+  /** Returns false if a cache lacks this process's last change for the key. The controller then checks the key again after 100 ms. */
   ready?: (key: string) => boolean;
 }
 
@@ -113,8 +113,8 @@ export class Controller {
 
   /**
    * Starts the next reconciles after a microtask, for two reasons. First, a cache calls its handlers before it stores the resourceVersion
-   * of a change. After the microtask, the version is stored, so a reconcile sees that the cache contains this process's own write. Second,
-   * several changes of one key then cause only one reconcile.
+   * of a change. After the microtask, the version is stored, so a reconcile sees that the cache contains the change, even if this process
+   * itself made it. Second, several changes of one key then cause only one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {

@@ -35,12 +35,12 @@ export class TerminalError extends Error {
   override readonly name = 'TerminalError';
 }
 
-/** Error when this process did not send a write, because it no longer holds the lease that allows it to write. */
+/** Error when this process did not send a request that changes an object, because the process no longer holds the lease. */
 export class FencedError extends Error {
   override readonly name = 'FencedError';
 }
 
-/** Error when the API server did not answer in time. If the request was a write, the server might still have executed it. */
+/** Error when the API server did not answer in time. If the request changes an object, the server might have made the change even so. */
 export class DeadlineError extends Error {
   override readonly name = 'DeadlineError';
 }

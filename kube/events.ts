@@ -218,7 +218,7 @@ export class EventRecorder<Reason extends string> {
     return true;
   }
 
-  /** Sends one Event at a time. Many Events can therefore be sent late, but they do not delay the writes that they describe. */
+  /** Sends one Event at a time. Many Events can therefore be sent late, but they do not delay the changes that they describe. */
   async #drain(): Promise<void> {
     this.#isSending = true;
     for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {

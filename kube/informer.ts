@@ -20,7 +20,7 @@ const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } a
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
 /** Time in milliseconds without data after which a watch is resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
-/** Longest time in milliseconds in which a working watch reports a write of this process. */
+/** Longest time in milliseconds in which a working watch reports a change that this process made. */
 export const BEHIND_MILLISECONDS = 5_000;
 /** Shortest normal watch in milliseconds. If a watch ends earlier without an event, the server has a fault, and the next watch waits. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
@@ -61,7 +61,7 @@ export class Informer<T extends KubeObject> {
   readonly cache: Cache<T>;
   /** Resolves when all objects have been read for the first time. Rejects when the informer is stopped before that. */
   readonly synced: Promise<void>;
-  /** Time by `performance.now()` when the last complete read of all objects began. The cache contains all writes from before this time. */
+  /** Time by `performance.now()` when the last complete read of all objects began. The cache contains all changes from before this time. */
   readSince = Number.NEGATIVE_INFINITY;
 
   readonly #store: Store<T>;

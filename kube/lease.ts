@@ -25,7 +25,7 @@ const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, ret
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client with its own transport, so that other requests do not delay it. Set no guard, because a guard refuses a candidate's writes. */
+  /** Client with its own transport, so that other requests do not delay it. Set no `guard`: it would refuse a candidate's changes. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -236,7 +236,7 @@ class Candidate {
     this.#setLeading(true);
   }
 
-  /** Writes the lease with its resourceVersion, so that the write fails if another process has changed the lease. */
+  /** Stores the lease with its resourceVersion, so that the request fails if another process has changed the lease. */
   async #write(lease: Lease, spec: NonNullable<Lease['spec']>): Promise<void> {
     const { duration, renewDeadline, retry } = this.#timings;
     const left = this.#leading ? this.#renewedAt + renewDeadline - performance.now() : duration;
@@ -278,8 +278,8 @@ class Candidate {
       if (!isConflict(error)) {
         throw error;
       }
-      // A conflict does not prove that another process wrote. It also occurs if the answer to an earlier write of this process was lost.
-      // Therefore the lease is read again and its holder is checked.
+      // A conflict does not prove that another process changed the lease. It also occurs if the answer to an earlier request of this
+      // process was lost. Therefore the lease is read again and its holder is checked.
       runtimeMetrics(this.#options.metrics).slowPath.inc({ name: this.#options.name });
       await this.#read();
       if (this.#lease?.spec?.holderIdentity !== this.#options.identity) {

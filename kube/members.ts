@@ -127,7 +127,10 @@ function isSame(one: Subject, other: Subject): boolean {
   return one.kind === other.kind && one.name === other.name && one.namespace === other.namespace;
 }
 
-/** Creates the account and gives it the role. If the second step fails, the account is deleted, so that the request can be repeated. */
+/**
+ * Creates the service account and gives it the role. If the second step fails, the service account is deleted, so that the request can be
+ * repeated.
+ */
 export async function createMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
   const { metadata } = await client.create(SERVICE_ACCOUNTS, { metadata: { ...ref } });
   try {
@@ -138,7 +141,7 @@ export async function createMember(client: KubeClient, ref: AccountRef, role: st
   }
 }
 
-/** Deletes the account and removes it from the RoleBinding. If the removal fails, a repeated request still does the removal. */
+/** Deletes the service account and removes it from the RoleBinding. If the removal fails, a repeated request still does the removal. */
 export async function deleteMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
   const takeRole = async () =>
     await removeSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });

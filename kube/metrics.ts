@@ -123,7 +123,7 @@ function declareReconciles(registers: Registry[], beforeScrape: ReadonlySet<() =
     }),
     staleSkips: new Counter({
       name: 'berth_stale_sync_skips_total',
-      help: 'Reconciliations that were delayed because a cache did not yet contain a write of this process, per controller',
+      help: 'Number of delayed reconciliations per controller. They wait until a cache contains the last change by this process',
       labelNames,
       registers,
     }),
@@ -208,19 +208,19 @@ function declareClient(registers: Registry[]) {
     }),
     lastEvent: new Gauge({
       name: 'berth_reflector_last_event_timestamp_seconds',
-      help: 'Unix time of the last event or bookmark from the watch of a resource',
+      help: 'Unix time of the last event or bookmark from a watch, per resource type',
       labelNames: ['resource'] as const,
       registers,
     }),
     storeVersion: new Gauge({
       name: 'store_resource_version',
-      help: 'Latest resourceVersion that the cache of a resource has seen',
+      help: 'Latest resourceVersion in the cache, per resource type',
       labelNames: ['resource'] as const,
       registers,
     }),
     storeObjects: new Gauge({
       name: 'berth_reflector_objects',
-      help: 'Objects in the cache of a resource',
+      help: 'Number of cached objects, per resource type',
       labelNames: ['resource'] as const,
       registers,
     }),

@@ -3,7 +3,7 @@ import { type ApiError, isRefusal } from './errors.ts';
 
 /**
  * Time in milliseconds for which a refused token or a missing right counts as temporary. An API server that has just started knows no roles
- * for some seconds, and reads the keys of an identity provider only every 10 s.
+ * for a few seconds. It reads the keys of an identity provider only every 10 s.
  */
 const LIMIT_MILLISECONDS = 20_000;
 

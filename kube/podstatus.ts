@@ -103,8 +103,8 @@ export function emptyContainer(container: Container): ContainerStatus {
     ready: false,
     started: false,
     restartCount: 0,
-    // The API server always returns `lastState`. If the new status lacked this field, it would always differ from the returned status, and
-    // each comparison would cause a write.
+    // The API server always returns `lastState`. Without this field, the new status would always differ from the returned status, and each
+    // comparison would cause a request to the API server.
     lastState: {},
   };
 }

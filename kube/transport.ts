@@ -119,7 +119,7 @@ export class Transport {
    * Resolves with the server's answer, even if its status is an error.
    *
    * @throws DeadlineError when the time limit passes, the signal's reason when the signal aborts, or the network's error when the
-   * connection fails. If the request was a write, the server might have executed it even so.
+   * connection fails. If the request changes an object, the server might have made the change even so.
    */
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;

@@ -73,7 +73,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   };
 }
 
-/** Creates a controller that runs the reconciler. `own.ready` returns true if the cache contains this process's latest write for a key. */
+/** Creates a controller that runs the reconciler. `own.ready` returns true if the cache contains this process's latest change for a key. */
 function controllerFor(
   { logger, registry }: OperatorOptions,
   name: string,
@@ -135,8 +135,8 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
 
 /**
  * Creates the controller for certificates. It has one worker, which begins a decision only when the cache contains the worker's previous
- * write. The reason is that two requests can be for the same host name. The decision about the second request then depends on the first
- * decision.
+ * decision. The reason is that two certificate requests can be for the same host name. The decision about the second request then depends
+ * on the first decision.
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });

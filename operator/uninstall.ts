@@ -22,7 +22,7 @@ import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts'
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
 /** Largest number of objects that an error message names. The message states how many more objects there are. */
 const NAMES_SHOWN = 10;
-/** Time in milliseconds between checks. A deletion waits until the guest has shut down, which takes at least some seconds. */
+/** Time in milliseconds between checks. A deletion waits until the guest has shut down, which takes at least a few seconds. */
 const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';

@@ -16,8 +16,8 @@ const aliasesSchema = z
     /** Name that clients send in a path instead of the name of the RoleBinding for the role dev. */
     devRoleBinding: z.string().min(1).optional(),
     /**
-     * Status code of the answer if no host has room for a VM. If this field is set, a deployment without room fails immediately, unless the
-     * request has the parameter `whenFull=wait`.
+     * Status code of the answer to a deployment that fails because no host has room. Without this field, a deployment waits for room. With
+     * this field, the deployment fails immediately, unless the request has the parameter `whenFull=wait`.
      */
     fullClusterStatus: z.int().min(400).max(599).optional(),
   })

@@ -43,7 +43,7 @@ export const TERMINAL = 'serial.in';
 
 /**
  * Time limit for the end of the log writer, after the hypervisor has ended. The log writer first stores the rest of two pipes, which hold
- * at most 64 KiB each. This takes some milliseconds on an overloaded host.
+ * at most 64 KiB each. This takes a few milliseconds, even on an overloaded host.
  */
 const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;

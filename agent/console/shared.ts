@@ -159,7 +159,7 @@ class ConsoleStream extends Duplex {
   }
 
   override _write(chunk: Buffer, _: BufferEncoding, done: () => void): void {
-    // The error of a write is not reported here. Such an error ends the connection, and the end of the connection ends this stream.
+    // Errors of the connection are not reported here. Such an error ends the connection, and the end of the connection ends this stream.
     this.connection?.write(chunk, () => done());
   }
 

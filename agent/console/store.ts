@@ -25,8 +25,8 @@ const STORE_FILE_BYTES = 4 * 1024 * 1024;
 const POLL_MILLISECONDS = 200;
 const READ_BYTES = 16 * 1024;
 /**
- * Limits of one move of output into the store, in bytes and in records. With these limits, a move takes only some milliseconds, so that
- * other work of the agent does not wait long. If more bytes are waiting, the next move begins after 10 ms.
+ * Largest amount of output that the agent moves into the store in one step, in bytes and in records. Such a step takes only a few
+ * milliseconds, so that other work of the agent does not wait long. If more output is waiting, the next step begins after 10 ms.
  */
 const MOVE_BYTES = 16 * READ_BYTES;
 const MOVE_RECORDS = 8_000;

@@ -13,13 +13,13 @@ import { run } from '../../base/exec.ts';
 import { ConsoleTail } from './input.ts';
 import { logsWritten, TERMINAL } from './logwriter.ts';
 
-/** Time between two reads of the log. A user who types does not notice a delay of 20 ms, and a read costs some tens of microseconds. */
+/** Time between two reads of the log. A user who types does not notice a delay of 20 ms, and a read takes less than 100 µs. */
 const POLL_MILLISECONDS = 20;
 /** Limit of one read. With this limit, one connection reads 3 MiB a second, which is more than a guest prints. */
 const READ_BYTES = 64 * 1024;
 /** Number of reads after which the agent checks whether the machine still runs. The time between two checks is one second. */
 const READS_PER_CHECK = 50;
-/** Time limit of the program mkfifo, which ends after some milliseconds. */
+/** Time limit of the program mkfifo, which ends after a few milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 10_000 };
 
 /**

@@ -7,7 +7,7 @@ import { BlockHeader, invalid } from './lz4header.ts';
 
 /** A match is an instruction to repeat earlier output. This is the largest distance in bytes from a match back to that output. */
 const WINDOW_BYTES = 64 * 1024;
-/** Size of one piece of output in bytes. Decoding such a piece takes only some milliseconds. Other work runs between two pieces. */
+/** Size of one piece of output in bytes. Decoding such a piece takes only a few milliseconds. Other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;
 const MIN_MATCH = 4;
 /** Largest value of a four-bit length in a token. If a length has this value, the next bytes contain the rest of the length. */

@@ -99,7 +99,7 @@ export class StateFile<State extends object> {
     });
   }
 
-  /** Removes the machine's folder when all writes under way have ended. */
+  /** Removes the machine's folder after all earlier changes of the state file are stored. */
   async removeFolder(): Promise<void> {
     await this.#serial.run(async () => await rm(this.#folder, { recursive: true, force: true }));
   }

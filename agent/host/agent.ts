@@ -237,8 +237,8 @@ function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): 
 }
 
 /**
- * Waits for the last writes to the cluster, then sends the last Events, and then closes all parts. The Events come after the writes,
- * because Events report on the writes.
+ * Waits until the last changes are stored in the cluster, then sends the last Events, and then closes all parts. The Events come after the
+ * changes, because Events report on the changes.
  */
 async function drainAndClose(
   busy: readonly { drained: () => Promise<unknown> }[],

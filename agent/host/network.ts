@@ -15,7 +15,7 @@ const subnet = z.cidrv4();
 const hostAddress = z.ipv4().optional();
 
 /**
- * Default limit of tracked connections per guest. A desktop guest has some hundreds of connections. With this limit, 128 guests fill the
+ * Default limit of tracked connections per guest. A desktop guest has several hundred connections. With this limit, 128 guests fill the
  * 262,144 entries of the kernel's connection table on hosts with at least 4 GiB of memory. For each new connection, the kernel searches the
  * list of the guest's connections. At this limit, the search takes about a millisecond.
  */

@@ -174,8 +174,8 @@ async function waitForCertificate(
 }
 
 /**
- * Reports whether the certificate request has failed and a repetition would not help. If the API server cannot be reached, the request has
- * not failed, because somebody can still decide on it.
+ * Reports whether the error means that the certificate request failed for good, so that asking again would not help. If the API server
+ * cannot be reached, the result is false, because the request can still be approved.
  */
 export function isFinal(error: unknown): boolean {
   const refused = error instanceof ApiError && error.status < 500;

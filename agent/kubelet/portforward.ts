@@ -10,7 +10,7 @@ import { ClientGoneError, type PortConnection } from './streams/session.ts';
 
 /**
  * Time limit for a guest to accept a connection. A running guest on this host needs only milliseconds, but a guest that is starting can
- * need some seconds.
+ * need a few seconds.
  */
 const CONNECT_MILLISECONDS = 10_000;
 /**

@@ -16,8 +16,8 @@ const LABEL_NAME_LENGTH = 63;
 const LABEL_NAME = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
 
 /**
- * Time between two reads of the SDK. The time is long, because people install system images seldom, and a read opens some hundred small
- * files.
+ * Time between two reads of the SDK. The time is long, because people seldom install system images, and each read can open several hundred
+ * small files.
  */
 const LOOK_MILLISECONDS = 30_000;
 /**

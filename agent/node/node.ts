@@ -1,4 +1,7 @@
-/** Computes the Node object that the agent wants. The functions are pure: equal inputs give an equal Node, which causes no write. */
+/**
+ * Computes the Node object that the agent wants. The functions are pure: equal inputs give an equal Node, which causes no request to the
+ * API server.
+ */
 import { isDeepStrictEqual } from 'node:util';
 import {
   EMULATORS_CONDITION,

@@ -15,8 +15,8 @@ const BOOTED_MILLISECONDS = 10_000;
 const FAILURES = 3;
 /**
  * Largest value of the patience, a number that multiplies {@link FAILURES}. The patience doubles each time that failed requests change the
- * readiness. Otherwise an Android that repeatedly stops answering would cause a write to the API server every few seconds. With the largest
- * patience, the agent notices after two minutes that Android no longer answers.
+ * readiness. Otherwise an Android that repeatedly stops answering would cause a request to the API server every few seconds. With the
+ * largest patience, the agent notices after two minutes that Android no longer answers.
  */
 const MOST_PATIENCE = 20;
 /** If failed requests do not change the readiness for this time, the patience (see {@link MOST_PATIENCE}) is 1 again. */

@@ -1,6 +1,6 @@
 /**
- * Keeps account of the host ports in use: the reserved ports of bound Pods, and the ports that this host chose for machines. The account
- * consists of the records of machines, so that it survives a restart of the agent.
+ * Chooses host ports for machines. The agent does not choose a port that a bound Pod reserves, or that another machine already has. The
+ * chosen ports are saved in the machines' records, so that they survive a restart of the agent.
  */
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';

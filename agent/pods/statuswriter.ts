@@ -1,6 +1,6 @@
 /**
  * Writes the status of Pods, and finally deletes Pods whose machine or task is gone. The writer has its own queue, so that a slow API
- * server delays no machine. If the state changes several times before a write, only the last state is written.
+ * server delays no machine. If the state changes several times before the status is written, only the last state is written.
  */
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
@@ -15,15 +15,15 @@ import { compareResourceVersions, keyOf, refOf } from '../../kube/objects.ts';
 import { isEnded } from './pod.ts';
 
 /**
- * Number of writes at the same time. With several writes, a single slow write does not delay the other Pods. Eight suffice, because a host
- * has a few dozen Pods.
+ * Number of Pod statuses that are written in parallel, so that a single slow request does not delay the other Pods. Eight suffice, because
+ * a host has a few dozen Pods.
  */
 const WORKERS = 8;
 
 interface AfterStatus {
   /**
-   * Whether the writer deletes the Pod with grace period 0 after the write. The value is true if the Pod is being deleted and has nothing
-   * left on the host.
+   * Whether the writer deletes the Pod with grace period 0 after it has written the status. The value is true if the Pod is being deleted
+   * and has nothing left on the host.
    */
   finish?: boolean;
   /** Called when the API server has accepted the status or already has the same status. */
@@ -47,7 +47,7 @@ export class StatusWriter {
   readonly #options: StatusWriterOptions;
   readonly #controller: Controller;
   readonly #wishes = new Map<string, StatusWish>();
-  /** Answers of the API server to the last writes of a status. The key is the Pod's uid. */
+  /** The API server's answer to the last request that wrote the status of each Pod. The key is the Pod's uid. */
   readonly #written = new Map<string, Pod>();
   /** Uids of the Pods that this agent has deleted with grace period 0. */
   readonly #finished = new Set<string>();
@@ -85,7 +85,8 @@ export class StatusWriter {
       this.#written.delete(uid);
       return pod;
     }
-    // Only the status comes from the answer to the write. The Pod's deadlines and annotations come from the watch, which might be newer.
+    // Only the status comes from the answer to the last request. The Pod's deadlines and annotations come from the watch, which might be
+    // newer.
     return { ...pod, ...(written.status === undefined ? {} : { status: written.status }) };
   }
 

@@ -22,7 +22,7 @@ import { explainPortTaken, holdPorts } from './ports.ts';
 import { offChange, wantsOff } from './stops.ts';
 import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
-/** Shortest time between two progress reports of a download, because each report is a write to the API server. */
+/** Shortest time between two progress reports of a download, because each report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
 
 /** Shortest time over which the speed of a download is measured. Over a shorter time, the measured speed would be too inaccurate. */

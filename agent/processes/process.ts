@@ -15,8 +15,8 @@ export interface ProcessIdentity {
 }
 
 /**
- * Time between two checks for the end of a process. The time is short, because the kernel usually ends a killed process within some tens of
- * milliseconds, even if it must free a large guest's memory.
+ * Time between two checks for the end of a process. The time is short, because a killed process usually ends within a few dozen
+ * milliseconds, even if the kernel must free a large guest's memory.
  */
 const EXIT_POLL_MILLISECONDS = 10;
 /**

@@ -15,7 +15,7 @@ import { appendedLog } from '../console/logwriter.ts';
 import { messageOf } from '../../base/errors.ts';
 import { TaskTurns } from './turns.ts';
 
-/** Shortest time between two reports of progress, because every report is a write to the API server. */
+/** Shortest time between two reports of progress, because every report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
 
 /** State of a task. Times are milliseconds since the epoch. */

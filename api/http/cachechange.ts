@@ -33,8 +33,8 @@ export interface CacheChange {
   /** Selected names that no host of the namespace has. */
   readonly missing: readonly string[];
   /**
-   * Returns the new targets of the image's entry. `before` is the entry's present targets. If somebody else changed the entry before the
-   * write, call the function again with the targets that the entry then has.
+   * Returns the new targets of the image's entry. `before` is the entry's present targets. If somebody else changes the entry before the
+   * new targets are stored, call the function again with the targets that the entry then has.
    */
   readonly change: (before: CacheTargets) => CacheTargets;
   /** Returns one item of the answer for each host. Call this function after `change`, because an item can depend on the new targets. */
@@ -47,8 +47,8 @@ export interface NewEntry {
 }
 
 /**
- * A planned write of an entry: a new entry, or a patch of an existing entry. If Berth must not make the change, `refusal` is the reason
- * instead. The API server refuses the write if somebody else wrote the entry at the same time.
+ * A planned change of an entry: a new entry, or a patch of an existing entry. If Berth must not make the change, `refusal` is the reason
+ * instead. The API server refuses the change if somebody else changed the entry at the same time.
  */
 export type EntryWrite =
   | { readonly create: NewEntry }
@@ -66,8 +66,8 @@ export function changedByOthers(reference: string): string {
 }
 
 /**
- * Returns the write that changes the targets of the image's entry, or the reason why the change is refused. The result is undefined if
- * nothing has to be written. An entry is created only if the changed targets select hosts.
+ * Returns the request that stores the changed targets in the image's entry, or the reason why the change is refused. The result is
+ * undefined if the entry already has these targets. The result is also undefined if the image has no entry and the targets select no hosts.
  */
 export function entryWrite(
   entry: Readonly<ImageCacheEntry> | undefined,

@@ -31,8 +31,8 @@ export interface DedicatedHost {
 
 /**
  * Moves the host from one namespace to another, if no machine runs on the host. If machines prevent the move, resolves with a message that
- * names them. After the write, the function reads the machines again, because a machine might have been placed on the host in the meantime.
- * If there is such a machine, the host returns to its former namespace.
+ * names them. After the change of the namespace, the function reads the machines again, because a machine might have been placed on the
+ * host in the meantime. If there is such a machine, the host returns to its former namespace.
  *
  * @throws errors of {@link DedicatedHost}.
  */

@@ -59,7 +59,7 @@ const insecureServersSchema = z.array(serverSchema).max(2);
 export interface RegistryCredential extends Server {
   /** Name of the Secret in the same namespace. */
   readonly secretName: string;
-  /** Name of the user. Berth only shows this name to people. The password is only in the Secret. */
+  /** Name of the user. Berth uses this field only for display. The name and the password for the login are in the Secret. */
   readonly username?: string | undefined;
   /**
    * True if the server has no TLS (`http`), or if its certificate is not checked (`https`). Hosts give content from such a server only to

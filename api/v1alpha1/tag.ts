@@ -1,4 +1,4 @@
-/** The form of the tags of hosts. */
+/** Defines which tags a host can have. */
 
 /** Pattern of a tag, which is the name part of a label key: letters, digits, dashes, dots and underscores. */
 export const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;

@@ -12,8 +12,8 @@ const SUPPORTED_MINOR_RELEASES = 1;
 export const NODE_VERSION = `v1.36.3-berth.${VERSION}`;
 
 /**
- * Form of {@link NODE_VERSION} in any release. The regular expression limits the length of each part. Without limits, a host could slow
- * down the match with a long text.
+ * Pattern of {@link NODE_VERSION} in any release. The pattern limits the length of each part. Without limits, a host could slow down the
+ * match with a long text.
  */
 const NODE_VERSION_FORM = /^v\d[\d.]{0,31}-berth\.(\d{1,6}\.\d{1,6}\.[-+.\w]{1,64})$/;
 

@@ -1,6 +1,7 @@
 /**
- * Deploys emulators. If Android is still booting at the time limit, the command succeeds and does not delete the emulator. The emulator can
- * run as long as its VM runs. If the emulator fails, or if the user interrupts the command, the command deletes the emulator.
+ * Deploys emulators. If Android is still booting at the time limit, the command succeeds and keeps the emulator, so that Android can finish
+ * booting. The emulator stops at the latest when its VM stops. If the emulator fails, or if the user interrupts the command, the command
+ * deletes the emulator.
  */
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';

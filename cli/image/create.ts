@@ -80,7 +80,7 @@ function check(
   }
   if (copyOf !== undefined && type !== undefined) {
     throw new CommandError(
-      'A copy has the architecture of its source. Use --copy-of without --type',
+      'Do not use --type with --copy-of, because a copy has the same architecture as its source',
       EXIT.usage,
     );
   }

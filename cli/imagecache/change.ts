@@ -172,8 +172,8 @@ async function write(
 }
 
 /**
- * Lets the HTTP API change the cache. If one name is wrong, the HTTP API would still change the other hosts. So this function checks the
- * names first.
+ * Asks the HTTP API to change the cache. Before that, this function checks the names of the selected hosts. Without this check, the HTTP
+ * API would change the existing hosts even if some of the names are wrong.
  */
 async function ask(
   server: Server,

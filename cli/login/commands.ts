@@ -60,7 +60,7 @@ function addTargetFlags(command: Command): Command {
     .option('--server <url>', 'API server (default: the address from the HTTP API or the kubeconfig)')
     .option(
       '--certificate-authority <file>',
-      'PEM file with the private certificate authority of the servers',
+      'PEM file with the certificate of the private authority that signed the certificates of the HTTP API and the API server',
     );
 }
 

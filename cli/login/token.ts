@@ -13,7 +13,7 @@ import { placeOf } from './place.ts';
 import { replaceSession, sessionFile } from './session.ts';
 import { type TargetFlags, targetOf } from './target.ts';
 
-/** Form of a bearer token in a header (RFC 6750). */
+/** Pattern of a bearer token in an HTTP header (RFC 6750). */
 const TOKEN = /^[A-Za-z0-9._~+/-]+=*$/;
 /** Argument that stands for a token on the standard input. */
 const INPUT = '-';

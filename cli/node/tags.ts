@@ -43,7 +43,10 @@ export async function changeTag(
   });
 }
 
-/** Checks the form of a tag. `field` names the argument or flag in the message. @throws CommandError when no host can have the tag. */
+/**
+ * Checks whether a host can have the tag. `field` names the argument or flag in the message. @throws CommandError when no host can have the
+ * tag.
+ */
 export function requireTag(field: string, tag: string): void {
   if (!isTag(tag)) {
     throw new CommandError(`The ${field} ${JSON.stringify(printable(tag))} ${TAG_FORM}`, EXIT.usage);

@@ -1,6 +1,7 @@
 /**
  * Removes secrets from the content of a support bundle. Fields that might hold a secret lose their whole value. These values are
- * remembered, and they are also removed from texts of other objects and from logs. All texts lose everything that has the form of a secret.
+ * remembered, and they are also removed from texts of other objects and from logs. Everything that looks like a secret is removed from all
+ * texts.
  */
 import {
   EMULATOR_UID_LABEL,
@@ -78,7 +79,7 @@ const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|(?<![a-z])pass(?![a-z])|s
 const QUOTED = String.raw`"(?:[^"\\]|\\[\s\S])*(?:"|$)|(?<escape>\\{1,15})"[\s\S]*?(?<!\\)\k<escape>"`;
 
 /**
- * Forms of secrets, in the order in which they are removed. A host can write any log, so the time for each form must be linear in the
+ * Patterns of secrets, in the order in which they are removed. A host can write any log, so the time for each pattern must be linear in the
  * length of the text. Therefore, if two adjacent repetitions in a pattern can match the same characters, one of them has a limit.
  */
 const FORMS: readonly (readonly [RegExp, string])[] = [
@@ -178,7 +179,7 @@ export class Redactor {
     }
   }
 
-  /** Returns the text without secrets. Removes everything that has the form of a secret, and all remembered values. */
+  /** Returns the text without secrets. Removes everything that looks like a secret, and all remembered values. */
   text(text: string): string {
     const formless = FORMS.reduce((kept, [form, instead]) => kept.replace(form, instead), text);
     return formless.replace(PART, (part) =>

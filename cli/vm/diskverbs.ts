@@ -23,9 +23,7 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
       const { save } = await import('./disk.ts');
       await save(terminal, command.optsWithGlobals<Globals>(), { name, imageName, ...workOf(flags) });
     });
-  addWorkFlags(
-    noun.command('commit').description('Replace the content of the image of a VM with the disk of the VM'),
-  )
+  addWorkFlags(noun.command('commit').description('Save the disk of a VM as the new content of its image'))
     .argument('<name>', 'name of the VM')
     .option('-d, --description <text>', 'new description of the image')
     .action(async (name: string, flags: WorkFlags, command: Command) => {

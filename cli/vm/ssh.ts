@@ -24,8 +24,8 @@ const DEFAULT_USER = 'root';
 /** If a signal ends a program, its exit code is this number plus the number of the signal, as in shells. */
 const SIGNALLED = 128;
 /**
- * Form of the UID of an object. Other texts could have a special meaning in the `known_hosts` file of ssh. For example, `*` stands for all
- * hosts.
+ * Pattern of a valid UID. ssh writes the UID of a VM into its `known_hosts` file. There, other characters could have a special meaning: for
+ * example, `*` stands for all hosts.
  */
 const UID = /^[\w-]{1,64}$/;
 

@@ -1,8 +1,8 @@
 /**
  * Reads the certificate requests (PKCS#10, RFC 2986) of hosts. The approver must understand a request exactly as the signer does. The
  * signer is written in Go: it uses the last of several common names, joins several extension requests, and skips text around PEM blocks.
- * Therefore this file accepts only the form that agents write. To check the form, it encodes the content again and compares the result with
- * the request, byte for byte.
+ * Therefore this file accepts only requests that are encoded as agents encode them. To check this, it encodes the content again and
+ * compares the result with the request, byte for byte.
  */
 import { createPublicKey, verify } from 'node:crypto';
 import { DerError, type Element, encode, readElements, TAGS } from './der.ts';
@@ -35,7 +35,7 @@ interface Lists {
   4: [Element, Element, Element, Element];
 }
 
-/** The variable parts of a request. All other parts are fixed, so these parts are enough to encode the whole request again. */
+/** The variable parts of a request. They suffice to encode the whole request again, because all its other parts are fixed. */
 interface Parts {
   subject: readonly SubjectPart[];
   /** Public key: an uncompressed point on P-256. */

@@ -40,7 +40,7 @@ export type User = NonNullable<NonNullable<TokenReview['status']>['user']>;
 export type Attributes = Pick<SubjectAccessReview['spec'], 'nonResourceAttributes' | 'resourceAttributes'>;
 
 /**
- * Stores the API server's answers and reuses them for some seconds. Callers that need the same answer at the same time share one request.
+ * Stores the API server's answers and reuses them for a few seconds. Callers that need the same answer at the same time share one request.
  * Errors are not stored. Refusals are stored separately, so that invalid tokens do not displace the answers about known callers.
  */
 class Answers<V> {
@@ -83,7 +83,7 @@ class Answers<V> {
 }
 
 /**
- * Runs TokenReviews and SubjectAccessReviews. It stores each answer for some seconds, and limits the number of requests at the same time.
+ * Runs TokenReviews and SubjectAccessReviews. It stores each answer for a few seconds, and limits the number of requests at the same time.
  *
  * @throws Error when the API server does not answer.
  */

@@ -32,7 +32,7 @@ const REQUESTS_BY_USER = 'user';
 /** Index of the certificate requests of joining hosts. The key is the name of the host for which the requester's credential is valid. */
 const REQUESTS_BY_HOST = 'host';
 
-/** Key under which the controller tracks all its writes. The next reconcile waits until the cache shows all these writes. */
+/** Key under which the controller tracks all its changes. The next reconcile waits until the cache contains all these changes. */
 const JUDGED = 'judged';
 /**
  * Lifetime in seconds of a certificate if its request states no lifetime. It is the default of the flag --cluster-signing-duration of the
@@ -80,7 +80,7 @@ export class CertificateReconciler {
       'judged a certificate request',
     );
     if (decision.kind === 'approve' && host !== undefined && csr.spec.signerName === CLIENT_SIGNER) {
-      // The name is stored before the approval, so that a crash between the two writes cannot lose an approved name.
+      // The name is stored before the approval, so that a crash between these two requests cannot lose an approved name.
       const seconds = csr.spec.expirationSeconds ?? SIGNERS_OWN_SECONDS;
       await this.#options.approvals.remember(host, this.#options.clock() + seconds * 1000);
     }

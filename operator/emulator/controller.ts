@@ -1,5 +1,5 @@
 /**
- * Reconciles Emulators in this order: observe, plan (pure), execute one write, compute the whole status, write the changes of the status.
+ * Reconciles Emulators in this order: observe, plan (pure), execute one request, compute the whole status, store the changes of the status.
  */
 import type { Logger } from 'pino';
 import { emulatorStatusSchema, type Emulator, type EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
@@ -23,7 +23,7 @@ import { type Blocked, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
 
-/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one write can contain several changes. */
+/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one request can contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
  * Time in milliseconds between attempts to create a Pod. The creation can fail because of a quota, or because another Pod has the same
@@ -93,8 +93,8 @@ export class EmulatorReconciler {
   }
 
   /**
-   * Writes the status or delays the write. Returns the milliseconds until a delayed write. The result is undefined if the status was
-   * written or did not change.
+   * Stores the status, either now or after a delay. Returns this delay in milliseconds. The result is undefined if the status was written
+   * or did not change.
    */
   async #writeStatus(key: string, emulator: Emulator, status: EmulatorStatus): Promise<number | undefined> {
     const { status: last } = emulator;
@@ -117,7 +117,7 @@ export class EmulatorReconciler {
 }
 
 /**
- * Returns true if this write deletes the Emulator or removes its finalizer. The status is then not written, because nobody reads it any
+ * Returns true if the request deletes the Emulator or removes its finalizer. The status is then not stored, because nobody reads it any
  * more.
  */
 function isGoing(write: Write | undefined): boolean {

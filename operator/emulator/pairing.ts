@@ -36,7 +36,7 @@ export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' |
     const message = `The VM ${vmName} of this Emulator was deleted, and another VM has its name now`;
     return { kind: 'missing', message };
   }
-  // The message does not name the phase of the VM. Otherwise each change of the phase would cause a write.
+  // The message does not name the phase of the VM. Otherwise each change of the phase would cause a request that stores the new message.
   const message = `VM ${vmName} is not running. The emulator starts when the VM is Running`;
   if (hasStopped(vm) || hasStoppedMeanwhile(observed)) {
     return { kind: 'ended', message };

@@ -1,4 +1,4 @@
-/** Plans the next write for an Emulator. All functions are pure. */
+/** Plans the next request to the API server for an Emulator. All functions are pure. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
@@ -28,7 +28,7 @@ export interface Blocked {
 }
 
 export interface Plan {
-  /** The next write. It is undefined if nothing must be written until an observed object changes. */
+  /** The next request. It is undefined if no request is needed until an observed object changes. */
   readonly write?: Write | undefined;
   readonly blocked?: Blocked | undefined;
 }
@@ -56,7 +56,7 @@ export function plan(observed: Observed): Plan {
 }
 
 /**
- * Plans the next write for an Emulator whose VM does not exist or does not run: the Pod of the Emulator must end. With `whenVMStops:
+ * Plans the next request for an Emulator whose VM does not exist or does not run: the Pod of the Emulator must end. With `whenVMStops:
  * Delete`, the Emulator is deleted.
  */
 function withoutVM(observed: Observed, blocked: Blocked): Plan {
@@ -70,7 +70,7 @@ function withoutVM(observed: Observed, blocked: Blocked): Plan {
   return { write: endPod(observed) ?? adoption(observed), blocked };
 }
 
-/** Plans the next write for an Emulator whose VM runs on `host`. */
+/** Plans the next request for an Emulator whose VM runs on `host`. */
 function besideVM(observed: Observed, host: string): Plan {
   const { emulator, vmNode, pod, config } = observed;
   const adopted = adoption(observed);
@@ -93,7 +93,7 @@ function besideVM(observed: Observed, host: string): Plan {
   return waits && fault !== undefined ? { write: endPod(observed), blocked: fault } : {};
 }
 
-/** Plans the next write for an Emulator without a Pod. `fault` is the reason why the host of the VM cannot run the Emulator. */
+/** Plans the next request for an Emulator without a Pod. `fault` is the reason why the host of the VM cannot run the Emulator. */
 function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Blocked | undefined): Plan {
   if (emulator.status?.failure?.reason === TIMEOUT) {
     return {};
@@ -119,7 +119,7 @@ function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean
   return pod.metadata.deletionTimestamp !== undefined || isElsewhere || isTooLate;
 }
 
-/** Returns the write that ends the Pod. The result is undefined if there is no Pod, or if its agent is already ending it. */
+/** Returns the request that ends the Pod. The result is undefined if there is no Pod, or if its agent is already ending it. */
 function endPod(observed: Observed): Write | undefined {
   const { pod } = observed;
   const force = isAbandoned(observed);
@@ -135,8 +135,8 @@ function isAbandoned(observed: Observed): boolean {
 }
 
 /**
- * Returns the write that adds the finalizer and makes the VM the owner of the Emulator. The result is undefined if the Emulator already has
- * both, if the Emulator belongs to another VM, or if the VM is being deleted.
+ * Returns the request that adds the finalizer and makes the VM the owner of the Emulator. The result is undefined if the Emulator already
+ * has both, if the Emulator belongs to another VM, or if the VM is being deleted.
  */
 function adoption({ emulator, vm }: Observed): Write | undefined {
   if (vm === undefined || vm.metadata.deletionTimestamp !== undefined || belongsToAnother(emulator, vm)) {

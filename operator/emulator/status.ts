@@ -122,7 +122,7 @@ function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   return { status: 'False', reason: 'Unschedulable', message };
 }
 
-/** Returns true if the write of a status can be delayed, because nobody waits for the changed fields. */
+/** Returns true if the new status can be stored later, because nobody waits for the changed fields. */
 export function isMinorChange(last: EmulatorStatus | undefined, next: EmulatorStatus): boolean {
   const { observedGeneration } = next;
   const before: EmulatorStatus = last?.phase === undefined ? { phase: 'Pending', observedGeneration } : last;

@@ -22,7 +22,7 @@ export interface EmulatorWriterOptions extends Pick<Sources, 'nodes'> {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a write. `blocked` is set if the API server refused the new Pod, or if another Pod already has its name. */
+/** Observed state after a request. `blocked` is set if the API server refused the new Pod, or if another Pod already has its name. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Blocked | undefined;
@@ -41,7 +41,7 @@ export class EmulatorWriter {
   }
 
   /**
-   * Executes one write. Returns the observed state after the write.
+   * Executes one request. Returns the observed state after the request.
    * @throws ApiError for an error that the Emulator's status does not report: the HTTP status 409 or 5xx, or a missing permission of the
    * operator. A later attempt can succeed.
    */

@@ -76,8 +76,8 @@ export class HostReconciler {
   }
 
   /**
-   * Writes the fields of a Node's status that belong to the operator. The write contains the uid and goes to `/status`, so it never creates
-   * a deleted Node again.
+   * Writes the fields of a Node's status that belong to the operator. The request contains the uid and goes to `/status`, so it never
+   * creates a deleted Node again.
    */
   async #writeStatus(node: Node, logger: Logger): Promise<void> {
     const { client, config, clock } = this.#options;

@@ -1,6 +1,6 @@
 /**
  * Reconciles ImageCacheEntries in this order: finalizer → plan (pure) → status → deletion of Jobs → creation of Jobs. Facts that a
- * restarted operator needs are stored before any work that relies on them. Other changes of the status can wait for the next write.
+ * restarted operator needs are stored before any work that relies on them. Other changes of the status can be stored later.
  */
 import { soonest } from '../../base/time.ts';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
@@ -36,8 +36,8 @@ import { type EntryPlan, planEntry } from './plan.ts';
 import { entryBringsFacts } from './status.ts';
 
 /**
- * Longest delay in milliseconds of a status write that brings no new facts. Hosts end their work one after another, so one delayed write
- * can contain several changes.
+ * Longest delay in milliseconds of a request that stores a status without new facts. Hosts end their work one after another, so one delayed
+ * request can contain several changes.
  */
 const FOLD_MILLISECONDS = 1_000;
 

@@ -11,7 +11,7 @@ import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import type { Start } from './plan.ts';
 
 /**
- * Annotation that names the attempt for which the Job was created. The write that stores the Job's result in the entry's status also
+ * Annotation that names the attempt for which the Job was created. The request that stores the Job's result in the entry's status also
  * replaces the attempt there. If the annotation and the status name different attempts, the result is therefore already stored.
  */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';

@@ -131,7 +131,7 @@ function readiness(
 
 /**
  * Returns true if a status has new facts. A restarted operator needs the facts, so they must be stored before any work begins. The operator
- * can compute all other fields again, so their changes can wait for the next write.
+ * can compute all other fields again, so their changes can be stored later.
  */
 export function entryBringsFacts(
   last: ImageCacheEntryStatus | undefined,

@@ -1,5 +1,6 @@
 /**
- * Creates the conditions of a status. An unchanged condition is deeply equal to the condition in the last status, so it causes no write.
+ * Creates the conditions of a status. An unchanged condition is deeply equal to the condition in the last status, so it causes no request
+ * to the API server.
  */
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';

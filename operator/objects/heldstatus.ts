@@ -1,8 +1,8 @@
-/** Delays status changes that nobody waits for, so that one write contains several of them. */
+/** Delays status changes that nobody waits for, so that one request contains several of them. */
 import { mergeDiff } from './mergepatch.ts';
 
 export interface HeldStatusOptions {
-  /** Longest time in milliseconds for which the write of a change is delayed. */
+  /** Longest delay in milliseconds before a change is stored. */
   readonly holdMilliseconds: number;
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
@@ -11,7 +11,7 @@ export interface HeldStatusOptions {
 export interface StatusChange {
   readonly before: object | undefined;
   readonly after: object;
-  /** Returns true if the write of the change can be delayed. This function is called only when there is a change. */
+  /** Returns true if the change can be stored later. This function is called only when there is a change. */
   readonly mayWait: () => boolean;
 }
 
@@ -28,9 +28,9 @@ export class HeldStatus {
   }
 
   /**
-   * Writes the difference between the statuses `before` and `after`, or delays the write.
-   * @param save writes a merge patch of the status
-   * @returns milliseconds until the delayed write; undefined if the status was written or did not change
+   * Stores the difference between the statuses `before` and `after`, either now or after a delay.
+   * @param save stores a merge patch of the status
+   * @returns milliseconds until the status is stored; undefined if the status is already stored or did not change
    */
   async write(
     key: string,

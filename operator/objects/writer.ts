@@ -1,5 +1,5 @@
 /**
- * Creates, changes and deletes objects of one kind for reconciles. Every write can be repeated safely. A patch fails if the object has
+ * Creates, changes and deletes objects of one kind for reconciles. Every request can be repeated safely. A patch fails if the object has
  * changed since it was read.
  */
 import type { KubeClient } from '../../kube/client.ts';
@@ -18,8 +18,8 @@ export interface WriterOptions<T extends KubeObject> {
 }
 
 /**
- * Writer for the objects of one kind. `key` is the key of the reconcile that writes. Every method can also reject with an ApiError that its
- * docstring does not mention.
+ * Writer for the objects of one kind. `key` is the key of the reconcile that changes the object. Every method can also reject with an
+ * ApiError that its docstring does not mention.
  */
 export class Writer<T extends KubeObject> {
   readonly #options: WriterOptions<T>;

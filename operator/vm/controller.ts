@@ -1,5 +1,5 @@
 /**
- * Reconciles VMs in this order: finalizer, other steps, compute the whole status, write the changes of the status. A reconcile never waits.
+ * Reconciles VMs in this order: finalizer, other steps, compute the whole status, store the changes of the status. A reconcile never waits.
  * If a VM needs another reconcile later, its key is enqueued again.
  */
 import type { Logger } from 'pino';
@@ -42,7 +42,7 @@ import { VMWriter } from './writes.ts';
 /** Names of the indexes that find VMs by an object in their spec: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
 export const VMS_BY_IMAGE = 'image';
-/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one write can contain several changes. */
+/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one request can contain several changes. */
 const FOLD_MILLISECONDS = 500;
 /**
  * Time in milliseconds between attempts to create a Pod while an obstacle prevents this. Obstacles are, for example, a quota, Pod Security,
@@ -62,8 +62,8 @@ export class VMReconciler {
   readonly #status: HeldStatus;
   readonly #reads: SharedReads;
   /**
-   * Last refusal of a resize for each VM that still requests the refused size. The map's key is the key of the VM. A new leader does not
-   * have this map, so it requests each size once more.
+   * Last refused resize of each VM that still requests the refused size. The map's key is the key of the VM. A new leader does not have
+   * this map, so it requests each size once more.
    */
   readonly #resizeRefused = new Map<string, ResizeRefusal>();
 
@@ -142,13 +142,13 @@ export class VMReconciler {
       if (result.outcome.kind !== 'done') {
         return { observed, findings: {}, outcome: result.outcome };
       }
-      // The facts are gathered again only after a write, because only a write changes the observed state.
+      // The facts are gathered again only after a step with requests, because only requests change the observed state.
       facts = result.writes.length === 0 ? facts : gatherFacts(observed);
     }
     return { observed, findings: {}, outcome: { kind: 'done' } };
   }
 
-  /** Updates metrics and records Events after a write whose result the status does not show. */
+  /** Updates metrics and records Events after a request whose result the status does not show. */
   #tell(observed: Observed, write: Write): void {
     if (write.kind === 'createPod') {
       this.#tellDoubledIdentity(observed);
@@ -178,8 +178,8 @@ export class VMReconciler {
   }
 
   /**
-   * Writes the status or delays the write. Returns the milliseconds until a delayed write. The result is undefined if the status was
-   * written or did not change.
+   * Stores the status, either now or after a delay. Returns this delay in milliseconds. The result is undefined if the status was written
+   * or did not change.
    */
   async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
     const { vm, now } = observed;

@@ -47,7 +47,7 @@ export interface Observed {
   readonly nameTakenBy: string | undefined;
   /** Node that the Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
   readonly node: Node | undefined;
-  /** Last resize of the Pod that was refused. It is undefined if the VM no longer requests the refused size. */
+  /** Last refused resize of the Pod. It is undefined if no resize was refused, or if the VM no longer requests the refused size. */
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;

@@ -14,7 +14,7 @@ export interface Phase {
   readonly message: string;
 }
 
-/** Phases of VMs that wait to run. `berth_pending_vms` counts these VMs. The write of a change between these phases can be delayed. */
+/** Phases of VMs that wait to run. `berth_pending_vms` counts these VMs. A change between these phases can be stored later. */
 export const PENDING_PHASES = phasesIn('deployment');
 const PRE_RUNNING = ['Pulling', 'Cloning', 'Starting'] as const;
 const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;

@@ -65,7 +65,7 @@ function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
 /**
  * Returns the conditions of a VM. `Ready` and `Scheduled` exist from the first reconcile on. Other conditions exist only while they have
  * information. The rules of kstatus require this for Reconciling and Stalled. An absent condition means Unknown. There are few conditions,
- * because each one costs the API server 0.3 ms in every write of the status.
+ * because each one costs the API server 0.3 ms each time the status is stored.
  */
 function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
@@ -223,8 +223,8 @@ export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked
 }
 
 /**
- * Returns true if the write of a status can be delayed, because nobody waits for the changed fields. The first status can also be delayed.
- * If the VM runs before this write, its status never contains Pending.
+ * Returns true if the new status can be stored later, because nobody waits for the changed fields. The first status can also be stored
+ * later. If the VM runs before that, its status never contains Pending.
  */
 export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
   const { attempt, observedGeneration } = next;

@@ -37,13 +37,13 @@ export interface VMWriterOptions {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a write. `blocked` is set if the API server refused the Pod or Secret, or if another Pod already has the name. */
+/** Observed state after a request. `blocked` is set if the API server refused the Pod or Secret, or if another Pod already has the name. */
 export interface Executed {
   readonly observed: Observed;
   readonly blocked?: Findings['blocked'];
 }
 
-/** A write that creates an object. The API server can refuse the object, or another object can already have its name. */
+/** A request that creates an object. The API server can refuse the object, or another object can already have its name. */
 type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
 
 export class VMWriter {
@@ -59,7 +59,7 @@ export class VMWriter {
   }
 
   /**
-   * Executes one write. Returns the observed state after the write.
+   * Executes one request. Returns the observed state after the request.
    * @throws ApiError for an error that the VM's status does not report: the HTTP status 409 or 5xx, or a missing permission of the
    * operator. A later attempt can succeed.
    */
@@ -178,8 +178,8 @@ export class VMWriter {
   }
 
   /**
-   * Stores the MAC addresses on the Node. The write fails if the Node has changed since it was read. Without this check, it could overwrite
-   * the address of another VM that was abandoned on the same host.
+   * Stores the MAC addresses on the Node. The request fails if the Node has changed since it was read. Without this check, the request
+   * could overwrite the address of another VM that was abandoned on the same host.
    */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {

@@ -13,11 +13,11 @@ const MEBIBYTE = 1024 * 1024;
  * all lists.
  */
 const LISTS = 8;
-/** Largest number of lists that are read or wait. If all these places are taken, a list of 1,000 VMs waits for some seconds. */
+/** Largest number of lists that are read or wait. If all these places are taken, a list of 1,000 VMs waits for a few seconds. */
 const PLACES = LISTS + 256;
 /**
- * Largest number of requests for lists that one user can have, running and waiting. A CI system reads some dozens of lists at the same
- * time. The limit leaves places for other users.
+ * Largest number of requests for lists that one user can have, running and waiting. A CI system reads a few dozen lists at the same time.
+ * The limit leaves places for other users.
  */
 const USER_PLACES = PLACES / 4;
 /** Largest list of items, in bytes of JSON: about 20,000 VMs. In memory, the items can need several times this number of bytes. */

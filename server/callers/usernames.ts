@@ -16,7 +16,7 @@ const NAME_MILLISECONDS = 10_000;
 const NAMES = 8_192;
 
 /**
- * Asks the API server for the name of the user who has a token, and stores the answer for some seconds. For several requests with the same
+ * Asks the API server for the name of the user who has a token, and stores the answer for a few seconds. For several requests with the same
  * token, the server asks only once. Refusals are not stored.
  */
 export class Usernames {

@@ -135,7 +135,11 @@ function addReads(app: App, cache: ImageCache): void {
 
 function addChanges(app: App, cache: ImageCache): void {
   for (const [path, action, summary] of [
-    ['/:image', 'add', 'Keep an image on hosts of a namespace. The path with /add does the same'],
+    [
+      '/:image',
+      'add',
+      'Keep an image on hosts of a namespace. This path has the same effect as the path that ends with /add',
+    ],
     ['/:image/add', 'add', 'Keep an image on hosts of a namespace'],
     ['/:image/remove', 'remove', 'Remove an image from hosts of a namespace'],
   ] as const) {

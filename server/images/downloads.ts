@@ -1,7 +1,7 @@
 /**
- * Downloads of Images and ISOs as files. With the rights of the caller, the server writes a request for a download into the object. A task
- * on a host then sends the file. The server waits for this task, and connects to it through the API server. All callers who download the
- * same object share one task.
+ * Downloads of Images and ISOs as files. The HTTP API stores a request for a download in the object, with the rights of the caller. A task
+ * on a host then sends the file. The HTTP API waits for this task, and connects to it through the Kubernetes API server. All callers who
+ * download the same object share one task.
  */
 import type { ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
@@ -218,7 +218,7 @@ class Wait {
   }
 
   /**
-   * Writes a request for a download into the object. If several callers do this for the same version of the object, only one write
+   * Stores a request for a download in the object. If several callers do this for the same version of the object, only one of them
    * succeeds. The other callers then wait for the download of that request.
    */
   async #ask({ metadata: { name, namespace = '', resourceVersion } }: Stored): Promise<void> {

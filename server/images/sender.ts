@@ -60,10 +60,10 @@ interface Transfer {
 }
 
 /**
- * Returns the host's answer after a failed write. A host that answers early ends the connection, so a write fails then. The answer has more
- * information than the error of the write.
+ * Returns the host's answer after sending to the host has failed. A host that answers early ends the connection, so that sending fails. The
+ * answer has more information than the error from sending.
  *
- * @throws `error` when it is not the error of a write.
+ * @throws `error` when it is not an error from sending.
  */
 async function afterFailure(answer: Promise<TransferAnswer>, error: unknown): Promise<TransferAnswer> {
   if (error instanceof BrokenTransferError) {
@@ -110,7 +110,7 @@ async function write(connection: Duplex, length: number, bytes: Buffer): Promise
   head.writeUInt32BE(length);
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   connection.cork();
-  // The callback of the second write reports the errors of both writes.
+  // The callback of the second `write` reports the errors of both calls.
   connection.write(head, () => undefined);
   connection.write(bytes, (cause) =>
     cause ? reject(new BrokenTransferError(NO_ANSWER, { cause })) : resolve(),

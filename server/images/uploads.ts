@@ -1,6 +1,7 @@
 /**
- * Uploads of files as Images and ISOs. The server creates the object with the rights of the caller, and waits until a host is ready for the
- * file. Then it sends the file to the host through the API server. If the file does not arrive, the server deletes the object.
+ * Uploads of files as Images and ISOs. The HTTP API creates the object with the rights of the caller, and waits until a host is ready for
+ * the file. Then the HTTP API sends the file to the host through the Kubernetes API server. If the file does not arrive, the HTTP API
+ * deletes the object.
  */
 import type { Socket } from 'node:net';
 import type { ServerResponse } from 'node:http';

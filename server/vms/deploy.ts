@@ -37,8 +37,8 @@ export interface DeploysOptions {
   readonly waiting: WaitingRequests;
   readonly logger: Logger;
   /**
-   * Status code of the answer if no host has room, from the setting `http.aliases`. If it is set, a deployment without room fails
-   * immediately, unless the request has the parameter `whenFull=wait`.
+   * Status code of the answer to a deployment that fails because no host has room, from the setting `http.aliases`. Without it, a
+   * deployment waits for room. With it, the deployment fails immediately, unless the request has the parameter `whenFull=wait`.
    */
   readonly fullStatus: number | undefined;
 }

@@ -1,6 +1,7 @@
 /**
- * Ends a deployment: the VM is kept or deleted, and the caller gets the answer. While the API server does not answer, the write that keeps
- * or deletes the VM is repeated. If it never succeeds, the operator deletes the VM at the time in the annotation `berth.dev/answer-by`.
+ * Ends a deployment: the VM is kept or deleted, and the caller gets the answer. While the API server does not answer, the request that
+ * keeps or deletes the VM is repeated. If it never succeeds, the operator deletes the VM at the time in the annotation
+ * `berth.dev/answer-by`.
  */
 import type { Logger } from 'pino';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
@@ -16,13 +17,13 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
 import { progressOf } from '../../api/http/deployment.ts';
 
 /**
- * Time in milliseconds for which the answer of a failed deployment waits until the VM is kept or deleted. One write takes milliseconds, and
- * the writes of a thousand deployments take some seconds. The limit is less than the 15 s that a stopping process has for all writes and
- * answers.
+ * Time in milliseconds for which the answer of a failed deployment waits until the VM is kept or deleted. One such request takes
+ * milliseconds, and the requests of a thousand deployments take a few seconds. The limit is less than the 15 s that a stopping process has
+ * for all requests and answers.
  */
 const ANSWER_MILLISECONDS = 10_000;
 /**
- * Time in milliseconds for which the server repeats the write that keeps or deletes the VM of a failed deployment. If the API server does
+ * Time in milliseconds for which the server repeats the request that keeps or deletes the VM of a failed deployment. If the API server does
  * not answer for longer, the server gives up. The operator then deletes the VM when the API server answers again.
  */
 const LIMIT_MILLISECONDS = 300_000;
@@ -48,9 +49,9 @@ export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Pro
 }
 
 /**
- * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when the write has
- * succeeded or the VM no longer exists, and with false when the write has failed. If the write takes too long, the promise also resolves
- * with false, and the write continues in the background.
+ * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when the request has
+ * succeeded or the VM no longer exists, and with false when the request has failed. If the request takes too long, the promise also
+ * resolves with false, and the request continues in the background.
  */
 export async function settle(
   client: KubeClient,
@@ -58,7 +59,7 @@ export async function settle(
   { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
 ): Promise<boolean> {
   if (error instanceof ApiError && error.status === 401) {
-    // No write is tried, because the API server no longer accepts the token.
+    // No request is sent, because the API server no longer accepts the token.
     return false;
   }
   const signal = AbortSignal.timeout(LIMIT_MILLISECONDS);
@@ -131,7 +132,7 @@ async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal)
 }
 
 /**
- * Repeats a write until the API server accepts it, or until another attempt is useless.
+ * Repeats a request until the API server accepts it, or until another attempt is useless.
  *
  * @throws ApiError when another attempt is useless, or the signal's reason when the signal aborts.
  */

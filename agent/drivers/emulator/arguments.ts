@@ -8,7 +8,7 @@ export const CONSOLE_PORT = 5554;
  * the usual port, the emulator could find an ADB server of another user, and that server would then list the emulator.
  */
 const NO_SERVER_PORT = 5038;
-/** Folders of the system's programs that the emulator starts. */
+/** Value of the emulator's environment variable `PATH`. The emulator starts programs of the host from these folders. */
 const PATH = '/usr/sbin:/usr/bin:/sbin:/bin';
 const MEBIBYTE = 1024 ** 2;
 

@@ -30,8 +30,8 @@ const SHARED_MEMORY = '64m';
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
 const KILL_INTERVAL_MILLISECONDS = 10;
 /**
- * Largest number of rounds in which a signal is sent. Each round reaches the processes that were not reached before. One round is not
- * enough, because a process can start another process before it gets the signal.
+ * Largest number of times that the agent looks for processes and sends them a signal. Each time, it sends the signal only to new processes.
+ * Once is not enough, because a process can start another process before it gets the signal.
  */
 const ROUNDS = 10;
 

@@ -18,7 +18,7 @@ const DBUS_DISPLAY: readonly string[] = [
 
 type Launched = NonNullable<MachineFile['launched']>;
 
-/** Returns the content of the field `launched` of the machine's state file for a new start. */
+/** Returns the content of the field `launched` in the state file of a machine that starts without a saved state of its guest. */
 export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
   const { runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);
@@ -26,8 +26,8 @@ export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
 }
 
 /**
- * Returns the content of the field `launched` of the machine's state file for a resume. The guest must find the same graphics card as at
- * its start, even after an upgrade of the agent or of QEMU.
+ * Returns the content of the field `launched` in the state file of a machine that resumes. The content keeps the graphics card from the
+ * machine's start, because the resumed guest expects this card. This also holds after an upgrade of the agent or of QEMU.
  */
 export function resumedWith(
   launched: Launched | undefined,

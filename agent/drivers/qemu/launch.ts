@@ -40,7 +40,8 @@ export interface MachineContext {
  */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 /**
- * Time limit of the check that the log writer's interpreter runs. The interpreter ends after 3 ms, or after seconds on an overloaded host.
+ * Time limit for checking whether the log writer's interpreter works. The check normally takes 3 ms, but can take seconds on an overloaded
+ * host.
  */
 const INTERPRETER_TIMEOUT_MILLISECONDS = 30_000;
 

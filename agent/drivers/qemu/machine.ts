@@ -188,7 +188,7 @@ export class QemuMachine {
       await killForCertain(identity);
     }
     this.#letGo();
-    // Perhaps the exit of the process has already been recorded as a crash. This write removes the record of the crash.
+    // Perhaps the exit of the process has already been recorded as a crash. This update of the state removes the record of the crash.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
     await this.#context.cgroups.remove(this.#folder.uid);
     return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, messageOf(cause));

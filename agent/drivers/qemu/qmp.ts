@@ -23,7 +23,7 @@ export interface QmpEvent {
   data: Record<string, unknown>;
 }
 
-/** Limit of one line. The longest answers, lists of block nodes, have some tens of KiB. */
+/** Limit of one line. The longest answers, lists of block nodes, have a few dozen KiB. */
 const LINE_LIMIT_BYTES = 1024 * 1024;
 /**
  * Limit of the characters in all lines that answer no command, within {@link UNASKED_MILLISECONDS}. A working QEMU stays below this limit,
@@ -121,8 +121,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   }
 
   /**
-   * Executes a command and checks the form of its answer. @throws QmpError when {@link execute} fails or the answer has another
-   * form.
+   * Executes a command and checks that its answer fits the schema. @throws QmpError when {@link execute} fails or the answer does not fit.
    */
   async ask<T>(command: string, schema: z.ZodType<T>, parameters: Record<string, unknown> = {}): Promise<T> {
     const answer = schema.safeParse(await this.execute(command, parameters));

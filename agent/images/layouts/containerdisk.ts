@@ -35,7 +35,7 @@ const CONFIG_TYPES = new Set([
   'application/vnd.oci.image.config.v1+json',
   'application/vnd.docker.container.image.v1+json',
 ]);
-/** Size limit of an image configuration in bytes. Even the configurations of very large images have only some tens of KiB. */
+/** Size limit of an image configuration in bytes. Even the configurations of very large images have only a few dozen KiB. */
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 /**
  * Largest accepted number of layers of an image. The limit exists because each layer costs requests and time. Programs that build container

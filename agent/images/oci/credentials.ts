@@ -33,7 +33,10 @@ interface Key {
   credential: Credential;
 }
 
-/** Credentials for registries. Also contains the insecure routes on which the agent is allowed to send these credentials. */
+/**
+ * Credentials for registries. The class also contains the servers to which the agent may send these credentials over an insecure
+ * connection.
+ */
 export class Keyring {
   readonly #keys: readonly Key[];
   readonly #insecure: InsecureServers | undefined;
@@ -60,7 +63,7 @@ export class Keyring {
     return new Keyring(keys, insecure);
   }
 
-  /** Returns the insecure route to a registry. Returns undefined if the agent must use the usual, secure route. */
+  /** Returns the data of an insecure connection to a registry. Returns undefined if the connection to this registry must be secure. */
   routeTo(registry: string): InsecureRoute | undefined {
     const { namespace = '', servers = [] } = this.#insecure ?? {};
     const server = servers.find((one) => one.registry === registry);

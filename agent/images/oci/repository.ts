@@ -38,8 +38,8 @@ export class Registries {
   }
 
   /**
-   * Returns a client for one repository. `route` is an insecure route to its registry. The call sends no request. Tags and digests are
-   * parameters of the client's methods.
+   * Returns a client for one repository. `route` is set if the connection to its registry is insecure. The call sends no request. Tags and
+   * digests are parameters of the client's methods.
    */
   repository(
     reference: Pick<Reference, 'registry' | 'repository'>,

@@ -1,26 +1,27 @@
 /**
- * Insecure routes to a registry, which do not prove the identity of the registry. A namespace can allow insecure routes for its own Pods.
- * On such a route, an attacker in the network can choose which image a tag names, and who has access to the image. Therefore all data from
- * such a route is stored under names that contain the namespace. Requests on the usual route do not find these names.
+ * Insecure connections to a registry, which do not prove the identity of the registry. A namespace can allow insecure connections for its
+ * own Pods. On such a connection, an attacker in the network can choose which image a tag names, and who has access to the image. Therefore
+ * all data from such a connection is stored under names that contain the namespace. Requests over a secure connection do not find these
+ * names.
  */
 import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
 
-/** An insecure route: without TLS (`http`), or with TLS but without a check of the certificate (`https`). */
+/** An insecure connection: without TLS (`http`), or with TLS but without a check of the certificate (`https`). */
 export interface InsecureRoute {
   readonly scheme: Server['scheme'];
   readonly namespace: string;
 }
 
-/** Servers that the Pods of one namespace may reach on an insecure route. */
+/** Servers that the Pods of one namespace may reach over an insecure connection. */
 export interface InsecureServers {
   readonly namespace: string;
   readonly servers: readonly Server[];
 }
 
 /**
- * Returns the prefix for the names and keys of data from a route. The prefix is empty for the usual, secure route. The name of a namespace
- * contains no slash, so two namespaces never share a name or key. No reference can contain `!`. So a reference on the usual route never
- * equals a name with the prefix of an insecure route.
+ * Returns the prefix for the names and keys of data from a registry. The prefix is empty for a secure connection. The name of a namespace
+ * contains no slash, so two namespaces never share a name or key. No reference can contain `!`. So a reference without a prefix never
+ * equals a name with the prefix of an insecure connection.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
   return route === undefined ? '' : `insecure!${route.namespace}/`;

@@ -125,8 +125,8 @@ function credentialsFor(
 }
 
 /**
- * Returns the key under which a permission is remembered. On an insecure route, the key contains the namespace, because other namespaces
- * must not rely on the answer of a registry that did not prove its identity.
+ * Returns the key under which a permission is remembered. For an insecure connection, the key contains the namespace. Other namespaces must
+ * not rely on the answer of a registry that did not prove its identity.
  */
 function keyOf(
   { registry, repository }: Reference,

@@ -1,6 +1,6 @@
 /**
  * The origins of an image on this host (the repositories that it came from), and the names under which the store finds it. Both depend on
- * the route to the registry.
+ * whether the connection to the registry is secure.
  */
 import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
 import {
@@ -52,14 +52,17 @@ export function noteOrigin(stored: Stored, seen: Origin): boolean {
 }
 
 /**
- * Returns the prefix for an image's id, for its names, and for the names of its repositories. The prefix is empty on the usual route. On an
- * insecure route, the prefix restricts the image to the requester's namespace.
+ * Returns the prefix for an image's id, for its names, and for the names of its repositories. The prefix is empty if the connection to the
+ * registry is secure. If it is insecure, the prefix restricts the image to the requester's namespace.
  */
 export function scopeFor({ registry }: Reference, keyring: Keyring | undefined): string {
   return scopeOf(keyring?.routeTo(registry));
 }
 
-/** Returns the name that a repository has in the list of an image's origins. On an insecure route, the name depends on the namespace. */
+/**
+ * Returns the name that a repository has in the list of an image's origins. If the connection to the registry is insecure, the name
+ * contains the requester's namespace, because other namespaces must not trust this origin.
+ */
 export function originName(reference: Reference, keyring: Keyring | undefined): string {
   return `${scopeFor(reference, keyring)}${repositoryName(reference)}`;
 }
@@ -79,8 +82,8 @@ export function namesOf(
     case 'registry': {
       const scope = scopeFor(parseReference(source.reference), keyring);
       const name = normaliseImageName(source.reference);
-      // An image from an insecure route does not get the name of an Image object, because other namespaces could find the image by this
-      // name.
+      // Other namespaces can find an image by the name of its Image object. So an image that came over an insecure connection does not get
+      // this name.
       return scope === '' ? [name, ...names] : [`${scope}${name}`];
     }
     case 'storedArtifact':

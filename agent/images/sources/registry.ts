@@ -164,7 +164,7 @@ export class RegistrySource {
     const resolved = trusted ? { ...answer, architecture: undefined } : answer;
     const scope = scopeFor(reference, keyring);
     const name = originName(reference, keyring);
-    // An answer on an insecure route proves nothing, so it never makes an image public.
+    // An answer over an insecure connection proves nothing, so it never makes an image public.
     const open = credential === undefined && scope === '';
     const id = manifestId(resolved.digest, scope);
     return await request.holding(id, async () => {

@@ -25,8 +25,8 @@ const SENT_BYTES = 64 * 1024;
 /** Limit of the bytes that wait in one channel and direction. While a channel is full, its connection is not read. */
 const BUFFERED_BYTES = 64 * 1024;
 /**
- * Time between two pings that the server sends, as in spdy/connection.ts. If the client has closed the connection, the write of a ping
- * fails, and the server notices the loss.
+ * Time between two pings that the server sends, as in spdy/connection.ts. If the client has closed the connection, a ping cannot be sent,
+ * and the server notices the loss.
  */
 const PING_MILLISECONDS = 30_000;
 /** Channels of commands. */

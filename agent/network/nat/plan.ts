@@ -230,8 +230,8 @@ const DIFFERENCES = {
   loadRules: 'The nftables rules were missing or changed',
   enableForwarding: 'IPv4 forwarding was off',
   informDnsmasq: 'The program dnsmasq did not have the current list of machines',
-  startDnsmasq: 'The program dnsmasq did not run',
-  openMetadata: 'The metadata service for guests did not listen',
+  startDnsmasq: 'The program dnsmasq was not running',
+  openMetadata: 'The metadata service for guests was not running',
 } as const;
 
 /**

@@ -10,7 +10,7 @@ export function refusalCounter(device: string): string {
   return `refused_${device}`;
 }
 
-/** Returns the elements of a set or map in nft's form. If there are no elements, the result is empty. */
+/** Returns the elements of a set or map in nft's syntax. If there are no elements, the result is empty. */
 export function elements(values: readonly string[]): string {
   return values.length === 0 ? '' : `elements = { ${values.join(', ')} }`;
 }
@@ -31,8 +31,8 @@ export function reservations(
 }
 
 /**
- * Returns the part of an nftables rule that matches the host's addresses with reserved ports. Loopback addresses are excluded, because
- * replies could not return to 127.0.0.1.
+ * Returns the part of an nftables rule that checks a packet's destination address. It matches the host's addresses on which machines can
+ * reserve ports. It does not match loopback addresses, because replies could not return to 127.0.0.1.
  */
 export function reservedDestination({ hostAddress }: Layout): string {
   return hostAddress === undefined

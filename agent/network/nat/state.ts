@@ -17,8 +17,8 @@ import { type FailedRepairs, Failures } from './report.ts';
 import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 
 /**
- * Largest number of rounds of repairs in one check. One repair can make another repair necessary. For example, a new probe must then be
- * connected. If differences remain after these rounds, more rounds do not help.
+ * Largest number of times that one check repairs the network. One repair can make another repair necessary. For example, a new probe must
+ * then be connected. If differences remain after the last repair, more repairs do not help.
  */
 const MAXIMUM_ROUNDS = 3;
 

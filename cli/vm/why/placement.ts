@@ -18,9 +18,9 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
   disk: 'Ask for a smaller disk, delete VMs, or add hosts',
   port: 'Reserve another port of the host, or delete the VM that holds the current port',
   nat: 'The network of a host is broken: an admin has to repair the host, and its Node shows the fault',
-  dedicated: 'Hosts belong to other namespaces: ask an admin for a host of this namespace',
-  unreachable: 'Hosts do not report: an admin has to look at the hosts and their agents',
-  cordoned: 'Hosts are cordoned: ask an admin whether they can take VMs again',
+  dedicated: 'At least one host is dedicated to another namespace: ask an admin for a host of this namespace',
+  unreachable: 'At least one host does not report: an admin has to look at the host and its agent',
+  cordoned: 'At least one host is cordoned: ask an admin whether it can take VMs again',
 };
 
 /** Returns the next steps for a VM that no host can take. `message` comes from the condition Scheduled of the VM. */

@@ -47,7 +47,7 @@ function letGo(observed: Observed, pod: Pod): StepResult {
 }
 
 /**
- * Returns the write that stores the machine's MAC address on the Node. The address must be stored before the Pod's finalizer is removed,
+ * Returns the request that stores the machine's MAC address on the Node. The address must be stored before the Pod's finalizer is removed,
  * because only the Pod has the address.
  */
 function remember(observed: Observed, pod: Pod): Write[] {

@@ -1,4 +1,7 @@
-/** Types of a VM's steps. A step is a pure function of the observed state. It returns the writes, and how the reconcile continues. */
+/**
+ * Types of a VM's steps. A step is a pure function of the observed state. It returns the requests to the API server, and how the reconcile
+ * continues.
+ */
 import type { Pod, Secret } from '../../../kube/core.ts';
 import type { Unsaved } from '../../../kube/objects.ts';
 import type { Facts } from '../facts.ts';
@@ -14,8 +17,8 @@ export type Write =
    */
   | { readonly kind: 'createPod'; readonly pod: Unsaved<Pod>; readonly ignoredEntries: readonly string[] }
   /**
-   * A CREATE of the VNC Secret. If a Secret of this name already exists, the write also counts as a success. The operator cannot check that
-   * Secret, because it has no right to read Secrets.
+   * A CREATE of the VNC Secret. If a Secret of this name already exists, the request also counts as a success. The operator cannot check
+   * that Secret, because it has no right to read Secrets.
    */
   | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }
   /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */

@@ -14,8 +14,8 @@ const RECHECK_MILLISECONDS = 2_000;
 const PASSWORD_BYTES = 6;
 
 /**
- * Returns the write of the Secret. An existing Secret is not changed. The VM owns the Secret, so the Secret is deleted together with the
- * VM.
+ * Returns the request that creates the Secret with the VNC password. An existing Secret is not changed. The VM owns the Secret, so the
+ * Secret is deleted together with the VM.
  */
 export function createVncSecret({ vm, random }: Observed): Write {
   const { name, namespace = '', uid = '' } = vm.metadata;

@@ -221,11 +221,11 @@ describe('the metadata service of the nat network', unless(missing), () => {
     await other.do('serveHttp', GATEWAY_PORT);
     host = net.worker('host');
     await expect(host.do('open', { ...net.natOptions(), forbidden: [] })).rejects.toMatchObject({
-      message: expect.stringContaining('The metadata service for guests did not listen') as string,
+      message: expect.stringContaining('The metadata service for guests was not running') as string,
     });
     await isNotServed('b');
     await other.kill();
-    expect((await host.do('check')).repaired).toContain('The metadata service for guests did not listen');
+    expect((await host.do('check')).repaired).toContain('The metadata service for guests was not running');
     await isServed('b');
   });
 });

@@ -222,7 +222,7 @@ describe('nat', unless(missing), () => {
       const one = await host.do('check');
       return one.repaired.length > 0 && one;
     });
-    expect(report).toMatchObject({ healthy: true, repaired: ['The program dnsmasq did not run'] });
+    expect(report).toMatchObject({ healthy: true, repaired: ['The program dnsmasq was not running'] });
   });
 
   test.each([

@@ -8,8 +8,8 @@ const CALL_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the line with which QEMU accepts the login. This line has about 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
 /**
- * Largest number of bytes that QEMU may send within {@link UNASKED_MILLISECONDS} in messages that answer no call. For each change of the
- * screen's size, QEMU sends a few hundred such bytes.
+ * Largest number of bytes in unsolicited messages that QEMU may send within {@link UNASKED_MILLISECONDS}. A message is unsolicited if it is
+ * not the answer to a call. For each change of the screen's size, QEMU sends a few hundred bytes in such messages.
  */
 const UNASKED_LIMIT_BYTES = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;

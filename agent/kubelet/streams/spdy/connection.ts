@@ -37,8 +37,8 @@ const DATA_BYTES = 64 * 1024;
 /** Number of bytes before the headers in the frame that opens a stream: two ids, the priority and an unused byte. */
 const SYN_STREAM_BYTES = 10;
 /**
- * Time between two pings of the server. If the client has closed the connection, the write of a ping fails. So the server notices the loss
- * even while a full stream prevents it from reading.
+ * Time between two pings of the server. If the client has closed the connection, the server cannot send a ping. So the server notices the
+ * loss even while a full stream prevents it from reading.
  */
 const PING_MILLISECONDS = 30_000;
 
@@ -78,7 +78,7 @@ export class SpdyConnection implements StreamOwner {
     try {
       const reader = new ByteReader(this.#socket);
       while (await this.#frame(reader)) {
-        // Each round handles one frame.
+        // Each pass of this loop handles one frame.
       }
     } catch (error) {
       if (error instanceof ProtocolError) {
