@@ -200,11 +200,15 @@ export async function tell(port: number, action: string, address = LOOPBACK): Pr
   });
 }
 
-/** Powers off the guest and resolves when it no longer answers. The guest may end before its answer to the request arrives. */
+/**
+ * Powers off the guest and resolves when it no longer answers. The guest may end before its answer to the request arrives. The guest gets
+ * the request only once if it answers, because a second power-off would begin while the first one shuts down the disk.
+ */
 export async function powerOff(port: number): Promise<void> {
   const url = `http://${LOOPBACK}:${port}`;
+  let isAsked = false;
   const isOff = async () => {
-    await get(`${url}/cgi-bin/do?poweroff`, LOOK_MILLISECONDS);
+    isAsked ||= (await get(`${url}/cgi-bin/do?poweroff`, LOOK_MILLISECONDS)) !== undefined;
     return (await get(`${url}/`, LOOK_MILLISECONDS)) === undefined;
   };
   await waitFor('the guest to power off', isOff, { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS });

@@ -348,7 +348,12 @@ test(
   'is Stopped, and says that its guest did it, when that powers off; reverted, it runs from the disk that it was made with',
   async () => {
     await powerOff(port);
-    await world.vms.waitForPhase('x', 'Stopped', undefined, STEP);
+    try {
+      await world.vms.waitForPhase('x', 'Stopped', undefined, STEP);
+    } catch (error) {
+      const said = await world.kubectl('logs', 'x', '--tail=30');
+      throw new Error(`the guest did not power off; its console ends with:\n${said}`, { cause: error });
+    }
     await world.vms.waitForCondition('x', 'Ready', { status: 'False', reason: 'GuestShutdown' });
     const revertRequestedAt = '2026-01-02T00:00:00Z';
     await world.patch('x', { revertRequestedAt });
