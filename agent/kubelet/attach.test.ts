@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { Duplex, PassThrough } from 'node:stream';
 import { setImmediate as immediate } from 'node:timers/promises';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import { attach } from './attach.ts';
 import { ClientGoneError, type CommandSession, type Status } from './streams/session.ts';
 
@@ -61,6 +61,7 @@ describe('attach', () => {
     one.stdin.end('a\u001db');
     await typed;
     expect(console.typed).toBe('a\u001db');
+    await vi.waitFor(() => expect(console.writableEnded, 'others may type').toBe(true));
     console.push('printed later');
     expect(String(await once(one.stdout, 'data'))).toBe('printed later');
     console.push(null);
@@ -80,6 +81,7 @@ describe('attach', () => {
       await closed;
       // Node.js reports an error without a handler before the next turn of its event loop.
       await immediate();
+      expect(console.writableEnded, 'others may type').toBe(true);
       console.push('printed later');
       expect(String(await once(one.stdout, 'data'))).toBe('printed later');
       console.push(null);

@@ -23,15 +23,23 @@ export async function attach(
     stdout.write(`Connected to the console of VM ${name}. Press Ctrl+] to leave.\r\n`);
   }
   const keys = tty ? [untilLeave(() => left.abort())] : [];
-  // The end of the input does not end the session, because a caller can send some lines from a pipe and then only read. An error of the
-  // input can occur long before the output ends, so `allSettled` handles this error at once.
-  const input = Promise.allSettled([stdin && pipeline([stdin, ...keys, console], options)]);
+  const input = typeInto(console, stdin && pipeline([stdin, ...keys, console], options));
   const [output] = await Promise.allSettled([pipeline(console, stdout, options)]);
   const hasLeft = left.signal.aborted;
   left.abort();
   console.destroy();
   await input;
   await session.finish(statusOf(output, session.signal, hasLeft));
+}
+
+/**
+ * Resolves when the caller's input is over, and lets other callers type from then on. The end of the input does not end the session,
+ * because a caller can send some lines from a pipe and then only read. If the caller's program is killed, the API server ends the input, but
+ * can keep the session for a minute. An error of the input can occur long before the output ends, so this function handles it at once.
+ */
+async function typeInto(console: Duplex, input: Promise<void> | undefined): Promise<void> {
+  await Promise.allSettled([input]);
+  console.end();
 }
 
 function statusOf(output: PromiseSettledResult<void>, lost: AbortSignal, hasLeft: boolean): Status {

@@ -29,8 +29,11 @@ const MEBIBYTE = 1024 * 1024;
 const SILENT_PORT = 9;
 /** Time limit for a console to show what was typed, before it is typed again. */
 const LOOK_MILLISECONDS = 500;
-/** Time limit of a writer that starts, connects and writes. */
-const WRITER_MILLISECONDS = 8_000;
+/**
+ * Time limit for others to type after a user has left or was killed. It includes the start of their command. Without the input's end, the
+ * agent would know of the loss only after a ping, which is sent each 30 s.
+ */
+const LEFT_MILLISECONDS = 15_000;
 
 let cluster: Cluster;
 let host: TestHost;
@@ -277,6 +280,17 @@ describe('port-forward', () => {
   });
 });
 
+/** Starts a user who types, as soon as those who typed before have left. */
+async function typist(): Promise<StartedProgram> {
+  const begin = async (): Promise<StartedProgram | undefined> => {
+    const writer = start('console', '-i', VM);
+    writer.type('hello\n');
+    const [said] = await writer.prints(/hello|types into this console/);
+    return said === 'hello' ? writer : undefined;
+  };
+  return await waitFor('the console to take input', begin, { deadlineMilliseconds: LEFT_MILLISECONDS });
+}
+
 describe('console', () => {
   it('has the terminal of the user until Ctrl+], and then restores it', async () => {
     const script = `echo "begin $(stty -g)"; berth vm console -n ${NAMESPACE} ${VM}; echo "end $? $(stty -g)"`;
@@ -294,18 +308,21 @@ describe('console', () => {
   });
 
   it('is read by others without its input', async () => {
-    const reader = start('console', VM);
-    // A writer is refused until the agent knows that the last one has left. Then another writer is started.
+    const [reader, writer] = [start('console', VM), await typist()];
     await waitFor('the reader to read', async () => {
-      const writer = start('console', '-i', VM);
-      try {
-        writer.type('hello reader\n');
-        return (await reader.prints(/hello reader/, WRITER_MILLISECONDS)) !== undefined;
-      } finally {
-        writer.kill();
-      }
+      writer.type('hello reader\n');
+      return (await reader.prints(/hello reader/, LOOK_MILLISECONDS)) !== undefined;
     });
     reader.kill();
+    writer.kill();
+  });
+
+  it('has room for another user soon after the program of the one who types was killed', async () => {
+    const writer = await typist();
+    const refused = await command.run(['vm', 'console', '-n', NAMESPACE, '-i', VM]);
+    expect(refused.err).toContain('types into this console');
+    writer.kill();
+    (await typist()).kill();
   });
 });
 
