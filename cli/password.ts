@@ -4,21 +4,21 @@ import { CommandError, EXIT, Interrupted } from './errors.ts';
 import type { Terminal } from './terminal.ts';
 
 /** Longest password in characters, as in the HTTP API. */
-const LENGTH = 16_384;
+const PASSWORD_CHARACTERS = 16_384;
 const INTERRUPT = '\u0003';
 const END = '\u0004';
 const BACKSPACE = /[\b\u007f]/;
 
 /**
  * Returns the first line of the standard input if `fromInput` is true. Otherwise asks a person for the password and returns the typed text.
- * `word` names the password in messages.
+ * `word` names the password in messages, and `longest` is the largest number of characters.
  *
  * @throws CommandError when there is no terminal, or when the length is wrong; Interrupted.
  */
 export async function readPassword(
   terminal: Terminal,
   fromInput: boolean,
-  word = 'password',
+  { word = 'password', longest = PASSWORD_CHARACTERS } = {},
 ): Promise<string> {
   const { stdin } = process;
   if (!fromInput && !stdin.isTTY) {
@@ -27,19 +27,19 @@ export async function readPassword(
       EXIT.usage,
     );
   }
-  const password = fromInput ? await firstLine(terminal, stdin) : await typed(terminal, stdin);
-  if (password === '' || password.length > LENGTH) {
-    throw new CommandError(`The ${word} must have from 1 to ${LENGTH} characters`, EXIT.usage);
+  const password = fromInput ? await firstLine(terminal, stdin, longest) : await typed(terminal, stdin);
+  if (password === '' || password.length > longest) {
+    throw new CommandError(`The ${word} must have from 1 to ${longest} characters`, EXIT.usage);
   }
   return password;
 }
 
-async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
+async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream, longest: number): Promise<string> {
   let text = '';
   try {
     for await (const piece of addAbortSignal(signal, stdin.setEncoding('utf8'))) {
       text += String(piece);
-      if (text.length > LENGTH + 2) {
+      if (text.length > longest + 2) {
         break;
       }
     }
