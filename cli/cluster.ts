@@ -23,6 +23,8 @@ export interface Cluster {
   /** Connections to the API server for watches, and for streams of VMs. */
   readonly watches: Transport;
   readonly namespace: string;
+  /** Returns the real name of a namespace that a flag names. If the settings define another prefix, the flag may use this prefix. */
+  readonly realNamespace: (name: string) => string;
   readonly connection: Connection;
   /** Address of the HTTP API. It is undefined if the settings have none. */
   readonly apiURL: string | undefined;
@@ -52,7 +54,8 @@ export async function withCluster<T>(
   const client = new KubeClient(requests);
   try {
     const { apiURL } = settings;
-    const cluster = { client, watches, namespace, connection, apiURL };
+    const realNamespace = (name: string) => realNameOf(name, settings);
+    const cluster = { client, watches, namespace, realNamespace, connection, apiURL };
     const result = await work(cluster);
     if (terminal.isForPeople) {
       const { remind } = await import('./versions.ts');
@@ -79,15 +82,19 @@ export async function withCluster<T>(
 export function namespaceOf(
   { namespace }: Pick<Globals, 'namespace'>,
   { environment }: Pick<Terminal, 'environment'>,
-  { namespaceVariable = '', namespacePrefix }: Settings,
+  settings: Settings,
   context: Pick<Connection, 'namespace'>,
 ): string {
-  const { BERTH_NAMESPACE: variable, [namespaceVariable]: alias } = environment;
+  const { BERTH_NAMESPACE: variable, [settings.namespaceVariable ?? '']: alias } = environment;
   const named = namespace || variable || alias;
-  if (!named || namespacePrefix === undefined) {
-    return named || context.namespace || DEFAULT_NAMESPACE;
-  }
-  return aliasNames(namespacePrefix, { prefix: NAMESPACE_PREFIX, default: DEFAULT_NAMESPACE }).real(named);
+  return named ? realNameOf(named, settings) : context.namespace || DEFAULT_NAMESPACE;
+}
+
+/** Returns the real name of a namespace that a flag or variable names. */
+function realNameOf(name: string, { namespacePrefix }: Settings): string {
+  return namespacePrefix === undefined
+    ? name
+    : aliasNames(namespacePrefix, { prefix: NAMESPACE_PREFIX, default: DEFAULT_NAMESPACE }).real(name);
 }
 
 /**

@@ -10,6 +10,7 @@ const pemOf = (text: string) => `-----BEGIN CERTIFICATE-----\n${text}\n-----END 
 const AUTHORITY = pemOf('b3du') + pemOf('b2xk');
 
 let server: Server;
+let apiEndpoint: string;
 let certData: unknown;
 /** Answer to each request except the first one. */
 let answer: { status: number; body: object } | undefined;
@@ -18,13 +19,14 @@ let tokens: string[];
 
 beforeEach(async () => {
   tokens = [];
+  apiEndpoint = 'https://other.example';
   answer = undefined;
   server = createServer((request, response) => {
     tokens.push(...(request.headers.authorization === undefined ? [] : [request.headers.authorization]));
     response.setHeader('content-type', 'application/json');
     const later = request.url === '/api/v1/cluster-info' ? undefined : answer;
     response.statusCode = later?.status ?? 200;
-    response.end(JSON.stringify(later?.body ?? { apiEndpoint: 'https://other.example', certData }));
+    response.end(JSON.stringify(later?.body ?? { apiEndpoint, certData }));
   });
   await once(server.listen(0, '127.0.0.1'), 'listening');
 });
@@ -80,10 +82,16 @@ it.each([' ', '-', 'b3', pemOf(''), pemOf('b3d1'), AUTHORITY + pemOf('bmV3'), 7]
   },
 );
 
-it('sends no token to a server of another cluster behind the same proxy', async () => {
-  certData = '';
-  await expect(ask('https://other.example/clusters/a')).rejects.toThrow('belongs to another cluster');
+it.each([
+  ['another authority', ''],
+  ['the authority of the proxy', AUTHORITY],
+])('sends no token to a server of another cluster behind the same proxy with %s', async (_, claimed) => {
+  certData = claimed;
+  apiEndpoint = 'https://other.example:443/clusters/b';
+  for (const path of ['/clusters/a', ':443/b', '/']) {
+    await expect(ask(`https://other.example${path}`)).rejects.toThrow('belongs to another cluster');
+  }
   expect(tokens).toEqual([]);
-  await ask('https://other.example/');
+  await ask('https://other.example/clusters/b/');
   expect(tokens).toEqual(['Bearer mine']);
 });

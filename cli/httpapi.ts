@@ -114,10 +114,11 @@ async function answerOf(
 }
 
 /**
- * Checks that the HTTP API belongs to the cluster of the connection. The certificate authority or the address must be the same. The
- * addresses can differ, because an API server can have several addresses.
+ * Checks that the HTTP API belongs to the cluster of the connection. If both name the same server, they must name the same path, because a
+ * proxy can serve several clusters, each under its own path. The clusters of a proxy can have the same certificate authority. If they name
+ * different servers, the certificate authority must be the same, because an API server can have several addresses.
  *
- * @throws CommandError when both are different.
+ * @throws CommandError when the HTTP API belongs to another cluster.
  */
 function requireSameCluster(
   info: unknown,
@@ -128,8 +129,10 @@ function requireSameCluster(
   const own = certificatesIn(certificateAuthority);
   const given = typeof certData === 'string' ? certificatesIn(certData) : [];
   const isSameAuthority = given.length > 0 && given.every((certificate) => own.includes(certificate));
-  const isSameAddress = typeof apiEndpoint === 'string' && addressIn(apiEndpoint) === addressIn(server);
-  if (!isSameAuthority && !isSameAddress) {
+  const address = URL.parse(typeof apiEndpoint === 'string' ? apiEndpoint : '');
+  const ownAddress = new URL(server);
+  const isSameServer = address?.origin === ownAddress.origin;
+  if (isSameServer ? pathOf(address) !== pathOf(ownAddress) : !isSameAuthority) {
     throw new CommandError(
       `The HTTP API ${apiURL} of the settings belongs to another cluster than ${server}. Choose another context with --context, or another HTTP API with "config set --api-url"`,
       EXIT.usage,
@@ -137,13 +140,9 @@ function requireSameCluster(
   }
 }
 
-/**
- * Returns the address in a form that can be compared. The result includes the path, because a proxy can serve several clusters, each under
- * its own path.
- */
-function addressIn(url: string): string | undefined {
-  const { origin, pathname } = URL.parse(url) ?? {};
-  return origin && origin + pathname?.replace(/\/+$/, '');
+/** Returns the path of the address without slashes at its end. */
+function pathOf({ pathname }: URL): string {
+  return pathname.replace(/\/+$/, '');
 }
 
 /**

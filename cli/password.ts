@@ -1,24 +1,26 @@
 /** Reads passwords. A password is never an argument, because other users of the computer can see the arguments of a command. */
+import { on } from 'node:events';
 import { addAbortSignal } from 'node:stream';
 import { CommandError, EXIT, Interrupted } from './errors.ts';
+import { RawMode } from './rawmode.ts';
 import type { Terminal } from './terminal.ts';
 
 /** Longest password in characters, as in the HTTP API. */
-const LENGTH = 16_384;
+const PASSWORD_CHARACTERS = 16_384;
 const INTERRUPT = '\u0003';
 const END = '\u0004';
 const BACKSPACE = /[\b\u007f]/;
 
 /**
  * Returns the first line of the standard input if `fromInput` is true. Otherwise asks a person for the password and returns the typed text.
- * `word` names the password in messages.
+ * `word` names the password in messages, and `longest` is the largest number of characters.
  *
  * @throws CommandError when there is no terminal, or when the length is wrong; Interrupted.
  */
 export async function readPassword(
   terminal: Terminal,
   fromInput: boolean,
-  word = 'password',
+  { word = 'password', longest = PASSWORD_CHARACTERS } = {},
 ): Promise<string> {
   const { stdin } = process;
   if (!fromInput && !stdin.isTTY) {
@@ -27,19 +29,19 @@ export async function readPassword(
       EXIT.usage,
     );
   }
-  const password = fromInput ? await firstLine(terminal, stdin) : await typed(terminal, stdin);
-  if (password === '' || password.length > LENGTH) {
-    throw new CommandError(`The ${word} must have from 1 to ${LENGTH} characters`, EXIT.usage);
+  const password = fromInput ? await firstLine(terminal, stdin, longest) : await typed(terminal, stdin);
+  if (password === '' || password.length > longest) {
+    throw new CommandError(`The ${word} must have from 1 to ${longest} characters`, EXIT.usage);
   }
   return password;
 }
 
-async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
+async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream, longest: number): Promise<string> {
   let text = '';
   try {
     for await (const piece of addAbortSignal(signal, stdin.setEncoding('utf8'))) {
       text += String(piece);
-      if (text.length > LENGTH + 2) {
+      if (text.length > longest + 2) {
         break;
       }
     }
@@ -50,15 +52,18 @@ async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream): Promis
   return text.replace(/\r?\n[\s\S]*$/, '');
 }
 
-/** Returns the text that a person types. The terminal is in raw mode, so it does not show the text. */
+/**
+ * Returns the text that a person types. The terminal is in raw mode, so it does not show the text.
+ *
+ * @throws Interrupted after Ctrl+C; the signal's reason.
+ */
 async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
   err('Password: ');
-  stdin.setRawMode(true);
+  const rawMode = new RawMode();
   let password = '';
   try {
-    // The iterator must not close the standard input, because the code below still needs it to end the raw mode of the terminal.
-    for await (const piece of stdin.setEncoding('utf8').iterator({ destroyOnReturn: false })) {
-      signal.throwIfAborted();
+    // Events do not close the standard input, as its iterator would. The end of the raw mode still needs the standard input.
+    for await (const [piece] of on(stdin.setEncoding('utf8'), 'data', { signal, close: ['end'] })) {
       for (const character of String(piece)) {
         if (character === INTERRUPT) {
           throw new Interrupted();
@@ -70,8 +75,11 @@ async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promi
       }
     }
     return password;
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
   } finally {
-    stdin.setRawMode(false);
+    rawMode[Symbol.dispose]();
     stdin.pause();
     err('\n');
   }

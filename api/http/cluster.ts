@@ -5,7 +5,7 @@ export const clusterInfoSchema = z
   .object({
     apiEndpoint: z.string().meta({
       description:
-        'URL of the Kubernetes API with its port and without a path, for example https://api.example:6443.',
+        'URL of the Kubernetes API with its port, for example https://api.example:6443. It has a path only if a proxy serves the API under this path.',
     }),
     apiDomain: z.string().meta({ description: 'Host name in the certificate of the Kubernetes API.' }),
     certData: z.string().meta({

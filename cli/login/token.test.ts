@@ -38,6 +38,13 @@ it('stores a token of the standard input, which is in no argument', async () => 
   await expect(store('-', Readable.from(['\n']))).rejects.toThrow('The token must have from 1 to');
 });
 
+it('stores a token that is longer than a password may be, and refuses one that no API server takes', async () => {
+  const longest = 'a'.repeat(128 * 1024);
+  await store('-', Readable.from([`${longest}\n`]));
+  expect(await readFile(kubeconfig, 'utf8')).toContain(`token: ${longest}\n`);
+  await expect(store('-', Readable.from([`${longest}a\n`]))).rejects.toThrow('from 1 to 131072 characters');
+});
+
 it('is interrupted while it waits for the token', async () => {
   const interrupt = new AbortController();
   const stored = store('-', new Readable({ read: () => undefined }), interrupt);

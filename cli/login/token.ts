@@ -47,7 +47,10 @@ export async function setToken(
   { token: typed, flags }: { token: string; flags: TargetFlags },
 ): Promise<void> {
   // Other users of the computer can see the arguments of a command, but not its standard input.
-  const given = typed === INPUT ? await readPassword(terminal, true, 'token') : typed;
+  const given =
+    typed === INPUT
+      ? await readPassword(terminal, true, { word: 'token', longest: TOKEN_CHARACTERS })
+      : typed;
   const token = given.trim().replace(/^Bearer +/i, '');
   if (!TOKEN.test(token) || token.length > TOKEN_CHARACTERS) {
     // The message does not contain the token, because messages can get into logs.

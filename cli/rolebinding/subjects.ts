@@ -1,7 +1,13 @@
 /** Lists and changes the members of a namespace. The members are the subjects of the RoleBinding that gives them the role dev. */
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
-import { addSubjects, listSubjects, removeSubjects, type Subjects } from '../../kube/members.ts';
-import { withCluster } from '../cluster.ts';
+import {
+  type AccountRef,
+  addSubjects,
+  listSubjects,
+  removeSubjects,
+  type Subjects,
+} from '../../kube/members.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { print, printDone } from '../output.ts';
@@ -45,8 +51,9 @@ export async function change(
   if (users.length + accounts.length === 0) {
     throw new CommandError(`Name the subjects: --user or --serviceaccount`, EXIT.usage);
   }
-  await withCluster(terminal, globals, async ({ client, namespace }) => {
-    const subjects: Subjects = { users, serviceaccounts: accounts.map((text) => accountOf(text, namespace)) };
+  await withCluster(terminal, globals, async (cluster) => {
+    const { client, namespace } = cluster;
+    const subjects: Subjects = { users, serviceaccounts: accounts.map((text) => accountOf(text, cluster)) };
     const role = { namespace, name: DEV_ROLE };
     await (verb === 'add-subject' ? addSubjects : removeSubjects)(client, role, subjects);
     const items: SubjectItem[] = [
@@ -58,7 +65,10 @@ export async function change(
   });
 }
 
-function accountOf(text: string, namespace: string) {
+/** Returns the service account that the flag names. @throws CommandError when no service account can have the name. */
+function accountOf(text: string, { namespace, realNamespace }: Cluster): AccountRef {
   const at = text.indexOf(':');
-  return at < 0 ? accountIn(namespace, text) : accountIn(text.slice(0, at), text.slice(at + 1));
+  return at < 0
+    ? accountIn(namespace, text)
+    : accountIn(realNamespace(text.slice(0, at)), text.slice(at + 1));
 }

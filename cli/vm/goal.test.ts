@@ -9,6 +9,7 @@ function vm(status: object, spec: object = {}, metadata: object = {}): VM {
 const condition = (type: string, status: string) => ({
   conditions: [{ type, status, reason: 'Word', message: 'no image', lastTransitionTime: '' }],
 });
+const EARLY = '2026-11-23T12:00:00Z';
 const LATE = '2026-11-23T13:00:00Z';
 
 it.each([
@@ -18,8 +19,12 @@ it.each([
   ['running', { phase: 'Stopped' }, {}, 'not yet'],
   ['running', { phase: 'Running' }, { restartRequestedAt: LATE }, 'not yet'],
   ['running', { phase: 'Running', restartedAt: LATE }, { restartRequestedAt: LATE }, 'yes'],
+  ['running', { phase: 'Running', restartedAt: LATE }, { revertRequestedAt: LATE }, 'not yet'],
+  ['running', { phase: 'Running', revertedAt: EARLY }, { revertRequestedAt: LATE }, 'not yet'],
+  ['running', { phase: 'Running', revertedAt: LATE }, { revertRequestedAt: LATE }, 'yes'],
   ['ready', { phase: 'Running' }, {}, 'not yet'],
   ['ready', { phase: 'Running', ...condition('Ready', 'True') }, {}, 'yes'],
+  ['ready', { phase: 'Running', ...condition('Ready', 'True') }, { revertRequestedAt: LATE }, 'not yet'],
   ['condition=NetworkReady=false', condition('NetworkReady', 'False'), {}, 'yes'],
   ['condition=NetworkReady', condition('NetworkReady', 'False'), {}, 'not yet'],
   ['stopped', { phase: 'Stopping' }, { powerState: 'Stopped' }, 'not yet'],

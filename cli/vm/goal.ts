@@ -65,13 +65,20 @@ function isIn(vm: VM, state: keyof typeof POWER): Reached {
 }
 
 /**
- * Reports whether the VM runs. If a requested restart has not happened yet, the result is `not yet`, because the phase belongs to the
- * earlier run.
+ * Reports whether the VM runs. If a requested restart or revert has not happened yet, the result is `not yet`, because the phase belongs
+ * to the earlier run.
  */
 function runs({ spec, status = {} }: VM, state: 'running' | 'ready'): Reached {
-  const isRestarted = spec.restartRequestedAt === undefined || spec.restartRequestedAt === status.restartedAt;
+  const isDone =
+    isHandled(spec.restartRequestedAt, status.restartedAt) &&
+    isHandled(spec.revertRequestedAt, status.revertedAt);
   const isReady = state === 'running' || conditionOf({ status }, 'Ready')?.status === 'True';
-  return status.phase === 'Running' && isRestarted && isReady ? 'yes' : 'not yet';
+  return status.phase === 'Running' && isDone && isReady ? 'yes' : 'not yet';
+}
+
+/** Reports whether the host has handled the request. `handledAt` is the time of the last request that the host has handled. */
+function isHandled(requestedAt: string | undefined, handledAt: string | undefined): boolean {
+  return requestedAt === undefined || requestedAt === handledAt;
 }
 
 /**

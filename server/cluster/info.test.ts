@@ -42,6 +42,15 @@ it('shows the configured address and issuer', () => {
   });
 });
 
+it('keeps the path under which a proxy serves the cluster', () => {
+  const config = configSchema.parse({ cluster: { apiEndpoint: 'https://proxy.example/k8s/clusters/a/' } });
+  const info = clusterInfo(config, { server: 'https://10.0.0.1' });
+  expect(info).toMatchObject({
+    apiEndpoint: 'https://proxy.example:443/k8s/clusters/a',
+    apiDomain: 'proxy.example',
+  });
+});
+
 it.each([
   ['the configured authority', PEM('other'), PEM('other')],
   ['none for a public authority', '', ''],

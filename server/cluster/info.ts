@@ -13,11 +13,12 @@ export function clusterInfo(
   connection: Pick<Connection, 'server' | 'serverName' | 'certificateAuthority'>,
 ): ClusterInfo {
   const { apiEndpoint, issuer, clientID, scopes, deviceFlow } = cluster;
-  const { hostname, port } = new URL(apiEndpoint ?? connection.server);
+  const { hostname, port, pathname } = new URL(apiEndpoint ?? connection.server);
   const ownName = apiEndpoint === undefined ? connection.serverName : undefined;
   return {
-    // The URL always contains the port, even the default port, because clients read the port from the URL.
-    apiEndpoint: `https://${hostname}:${port || HTTPS_PORT}`,
+    // The URL always contains the port, even the default port, because clients read the port from the URL. The path stays, because a proxy
+    // can serve several clusters, each under its own path.
+    apiEndpoint: `https://${hostname}:${port || HTTPS_PORT}${pathname.replace(/\/+$/, '')}`,
     apiDomain: ownName ?? hostname.replace(/^\[(.*)\]$/, '$1'),
     certData: firstCertificate(cluster.certificateAuthority ?? connection.certificateAuthority),
     appClientId: clientID,

@@ -193,6 +193,8 @@ describe('vm why', () => {
     expect(out).toMatch(/^ {2}scheduler +ok +Host rack$/m);
     expect(out).toMatch(/^ {2}machine +problem +StartFailed$/m);
     expect(out).toMatch(/What to do:\n {2}Read the message, and check the hypervisor on the host\.\n/);
+    // A host often gets a VM in the second in which the VM was created.
+    expect(out).toMatch(/^ {2}\S+ +Scheduled +The VM was placed on host rack \(attempt 1\)$/m);
     expect(await berth('vm', 'why', 'absent')).toMatchObject({
       code: 4,
       err: `error: vm "absent" not found in namespace ${namespace}\n`,

@@ -371,4 +371,17 @@ describe('members of a namespace', () => {
     const gone = await berthAsAdmin('registry', 'delete', url);
     expect([gone.code, gone.err]).toEqual([4, expect.stringContaining('not found')]);
   });
+
+  it('registry asks a person for the password until a signal comes, and then restores the terminal', async () => {
+    const add = ['registry', 'add', 'https://registry.example', '--username', 'ci'];
+    const asking = command.inTerminal(
+      `echo "begin $(stty -g)"; sh -c 'echo "pid $$"; exec ${command.words(add).join(' ')}'; echo "end $? $(stty -g)"`,
+    );
+    const [, pid] = await asking.prints(/pid (\d+)\s+Password: $/);
+    asking.type('secret');
+    process.kill(Number(pid), 'SIGTERM');
+    const [, before, code, after] = await asking.prints(/begin (\S+)[^]*Interrupted\s+end (\d+) (\S+)\s/);
+    expect([code, after]).toEqual(['130', before]);
+    expect((await asking.result()).stdout).not.toContain('secret');
+  });
 });

@@ -2,6 +2,7 @@
 import type { Event } from '../../../kube/core.ts';
 import { age, aligned, printable } from '../../text.ts';
 import type { Diagnosis } from './diagnosis.ts';
+import { timeOf } from './events.ts';
 
 /** Largest number of characters of a message on the page. JSON shows longer messages in full. */
 const MESSAGE_LENGTH = 400;
@@ -15,9 +16,9 @@ export interface Shown {
 }
 
 /** Returns the parts of an Event that the page and the JSON output show. */
-export function shownEvent({ eventTime, metadata, reason, note = '', series, type }: Event): Shown {
-  const time = series?.lastObservedTime || eventTime || metadata.creationTimestamp || '';
-  return { time, type, reason, count: series?.count ?? 1, message: note };
+export function shownEvent(event: Event): Shown {
+  const { reason, note = '', series, type } = event;
+  return { time: timeOf(event), type, reason, count: series?.count ?? 1, message: note };
 }
 
 export function pageOf(diagnosis: Diagnosis, events: readonly Shown[], now = Date.now()): string {

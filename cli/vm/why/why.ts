@@ -3,7 +3,7 @@ import { isObjectName } from '../../../api/v1alpha1/objectname.ts';
 import { isImageReference } from '../../../api/v1alpha1/reference.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import { undefinedIf } from '../../../base/errors.ts';
-import { type Event, EVENTS, NODES, PODS } from '../../../kube/core.ts';
+import { type Event, NODES, PODS } from '../../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../../kube/errors.ts';
 import { type Cluster, withCluster } from '../../cluster.ts';
 import { CommandError, EXIT } from '../../errors.ts';
@@ -14,21 +14,23 @@ import { print } from '../../output.ts';
 import type { Terminal } from '../../terminal.ts';
 import { VM_KIND } from '../kind.ts';
 import { diagnose, type Seen } from './diagnosis.ts';
+import { eventsNamed, ownEvents } from './events.ts';
 import { pageOf, pageOfGone, type Shown, shownEvent } from './page.ts';
 
 /** Number of Events on the page. More Events would not fit on one page. */
 const EVENTS_SHOWN = 8;
-
-/** Largest number of Events of the namespace that are read. 5,000 Events have about 5 MB. */
-const EVENTS_READ = 5_000;
 
 /** Writes the page about the VM. @throws CommandError when the VM does not exist; ApiError. */
 export async function why(terminal: Terminal, globals: Globals, name: string): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
     const vm = await existing(cluster, name, signal);
-    const [seen, events] = await Promise.all([seenOf(cluster, vm, signal), eventsOf(cluster, vm, signal)]);
+    const [seen, named] = await Promise.all([
+      seenOf(cluster, vm, signal),
+      eventsNamed(cluster, name, signal),
+    ]);
     const diagnosis = diagnose(seen);
+    const events = lastOf(ownEvents(named, vm));
     if (globals.output === 'table' || globals.output === 'wide') {
       terminal.out(pageOf(diagnosis, events));
       return;
@@ -51,11 +53,16 @@ async function existing(cluster: Cluster, name: string, signal: AbortSignal): Pr
     if (!(error instanceof CommandError) || error.exitCode !== EXIT.notFound || !isObjectName(name)) {
       throw error;
     }
-    const events = await eventsNamed(cluster, name, signal);
+    const events = lastOf(await eventsNamed(cluster, name, signal));
     throw events.length === 0
       ? error
-      : new CommandError(pageOfGone({ name, ...cluster }, events.slice(0, EVENTS_SHOWN)), EXIT.notFound);
+      : new CommandError(pageOfGone({ name, ...cluster }, events), EXIT.notFound);
   }
+}
+
+/** Returns the last Events as the page shows them. `events` begins with the newest. */
+function lastOf(events: readonly Event[]): Shown[] {
+  return events.slice(0, EVENTS_SHOWN).map(shownEvent);
 }
 
 async function seenOf(cluster: Cluster, vm: VM, signal: AbortSignal): Promise<Seen> {
@@ -86,41 +93,6 @@ async function imageOf(
     (error) => error instanceof CommandError || isForbidden(error),
     findNamed(cluster, image === undefined ? ISO_KIND : IMAGE_KIND, name, signal),
   );
-}
-
-/**
- * Returns the last Events of the VM and its Pod, the newest first. Events before the creation of the VM are left out, because an earlier VM
- * might have had the name.
- */
-async function eventsOf(cluster: Cluster, vm: VM, signal: AbortSignal): Promise<Shown[]> {
-  const { name, creationTimestamp = '' } = vm.metadata;
-  const events = await eventsNamed(cluster, name, signal);
-  return events.filter(({ time }) => time >= creationTimestamp).slice(0, EVENTS_SHOWN);
-}
-
-/** Returns the Events of VMs and Pods with this name, the newest first. */
-async function eventsNamed(
-  { client, namespace }: Cluster,
-  name: string,
-  signal: AbortSignal,
-): Promise<Shown[]> {
-  // The Events are filtered here, because the API server found no Events with a field selector for `regarding.name`.
-  const items = (await ifReadable(firstEvents(client.pages(EVENTS, { namespace, signal })))) ?? [];
-  return items
-    .filter(({ regarding }) => regarding.name === name && /^(VM|Pod)$/.test(regarding.kind ?? ''))
-    .map(shownEvent)
-    .sort((a, b) => b.time.localeCompare(a.time));
-}
-
-async function firstEvents(pages: AsyncGenerator<{ items: Event[] }>): Promise<Event[]> {
-  const events: Event[] = [];
-  for await (const { items } of pages) {
-    events.push(...items);
-    if (events.length >= EVENTS_READ) {
-      break;
-    }
-  }
-  return events;
 }
 
 async function ifReadable<T>(asked: Promise<T>): Promise<T | undefined> {

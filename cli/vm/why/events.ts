@@ -1,0 +1,65 @@
+/** Reads the Events of a VM. */
+import type { VM } from '../../../api/v1alpha1/vm.ts';
+import { undefinedIf } from '../../../base/errors.ts';
+import { type Event, EVENTS } from '../../../kube/core.ts';
+import { isForbidden, isNotFound } from '../../../kube/errors.ts';
+import type { Cluster } from '../../cluster.ts';
+
+/** Largest number of Events of the namespace that are read. 5,000 Events have about 5 MB. */
+const EVENTS_READ = 5_000;
+
+/**
+ * Returns the Events of VMs and Pods with this name, the newest first. If the user may not read Events, the result is empty.
+ *
+ * @throws ApiError when the API server refuses for another reason.
+ */
+export async function eventsNamed(
+  { client, namespace }: Cluster,
+  name: string,
+  signal: AbortSignal,
+): Promise<Event[]> {
+  // The Events are filtered here, because the API server found no Events with a field selector for `regarding.name`.
+  const items = await undefinedIf(
+    (error) => isForbidden(error) || isNotFound(error),
+    firstEvents(client.pages(EVENTS, { namespace, signal })),
+  );
+  return (items ?? [])
+    .filter(({ regarding }) => regarding.name === name && /^(VM|Pod)$/.test(regarding.kind ?? ''))
+    .sort((a, b) => instantOf(b) - instantOf(a));
+}
+
+async function firstEvents(pages: AsyncGenerator<{ items: Event[] }>): Promise<Event[]> {
+  const events: Event[] = [];
+  for await (const { items } of pages) {
+    events.push(...items);
+    if (events.length >= EVENTS_READ) {
+      break;
+    }
+  }
+  return events;
+}
+
+/**
+ * Returns the Events of this VM and its Pods, in the same order. An earlier VM might have had the name. Events of a VM have its UID, so a
+ * host whose clock is behind loses none of them. Each attempt has another Pod, so Events of Pods count from the creation of the VM on.
+ */
+export function ownEvents(events: readonly Event[], { metadata }: VM): Event[] {
+  const created = Date.parse(metadata.creationTimestamp ?? '');
+  return events.filter((event) => {
+    const { kind, uid } = event.regarding;
+    return kind === 'VM' && uid !== undefined ? uid === metadata.uid : instantOf(event) >= created;
+  });
+}
+
+/** Returns the time of the last observation in RFC 3339. */
+export function timeOf({ eventTime, metadata, series }: Event): string {
+  return series?.lastObservedTime || eventTime || metadata.creationTimestamp || '';
+}
+
+/**
+ * Returns the time of the last observation in milliseconds since 1970. Times cannot be compared as texts, because creation times have no
+ * fractions of a second.
+ */
+function instantOf(event: Event): number {
+  return Date.parse(timeOf(event));
+}
