@@ -6,6 +6,7 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { type Attachment, AttachmentFiles, type NamespaceAttachment, type Wanted } from './attachments.ts';
+import type { AttachOptions } from '../network.ts';
 import { forgetFormer } from './connections.ts';
 import { contains, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
@@ -24,7 +25,12 @@ export class Members {
   readonly #files: AttachmentFiles;
   readonly #machines = new Map<string, Attachment>();
   readonly #namespaces = new Map<string, NamespaceAttachment>();
-  /** Uids of members that were added or changed. The kernel can still track connections of earlier owners of their addresses. */
+  /** Members that are being detached. Their devices and rules are not wanted any more, but they keep their addresses and ports. */
+  readonly #leaving = new Map<string, Member>();
+  /**
+   * Uids of members that were added or changed, or that {@link load} has read, because an earlier agent perhaps ended while it attached
+   * them. The kernel can still track connections of earlier owners of their addresses.
+   */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
 
@@ -37,8 +43,9 @@ export class Members {
     return this.#isLoaded;
   }
 
+  /** Number of attached members and of members that are being detached. */
   get size(): number {
-    return this.#machines.size + this.#namespaces.size;
+    return this.holders.length;
   }
 
   get machines(): Attachment[] {
@@ -51,6 +58,11 @@ export class Members {
 
   get all(): Member[] {
     return [...this.#machines.values(), ...this.#namespaces.values()];
+  }
+
+  /** All members that have an address and ports: {@link all}, and the members that are being detached. */
+  get holders(): Member[] {
+    return [...this.all, ...this.#leaving.values()];
   }
 
   /**
@@ -66,6 +78,9 @@ export class Members {
     }
     for (const attachment of namespaces) {
       this.#namespaces.set(attachment.uid, attachment);
+    }
+    for (const { uid } of this.all) {
+      this.#unforgotten.add(uid);
     }
     this.#isLoaded = true;
     this.#requireInSubnets();
@@ -93,10 +108,17 @@ export class Members {
    * @throws ReasonedError `NetworkUnavailable` when {@link load} was not called.
    */
   async save(): Promise<void> {
+    await this.#write(this.holders);
+  }
+
+  async #write(members: readonly Member[]): Promise<void> {
     if (!this.#isLoaded) {
       throw new ReasonedError('NetworkUnavailable', 'The nat network is not set up yet');
     }
-    await this.#files.save(this.wanted);
+    await this.#files.save({
+      machines: members.filter((one) => 'tap' in one),
+      namespaces: members.filter((one) => !('tap' in one)),
+    });
   }
 
   async removeFiles(): Promise<void> {
@@ -107,10 +129,19 @@ export class Members {
     return this.#machines.get(uid) ?? this.#namespaces.get(uid);
   }
 
-  put(member: Member): void {
+  /** Returns the member's address; undefined if it has none. A member that is being detached still has its address. */
+  addressOf(uid: string): string | undefined {
+    return (this.find(uid) ?? this.#leaving.get(uid))?.address;
+  }
+
+  /** Adds or replaces a member. `running` is true if the member already runs. It was then attached completely before its start. */
+  put(member: Member, { running }: Pick<AttachOptions, 'running'>): void {
     if (JSON.stringify(this.find(member.uid)) !== JSON.stringify(member)) {
       this.#unforgotten.add(member.uid);
+    } else if (running) {
+      this.#unforgotten.delete(member.uid);
     }
+    this.#leaving.delete(member.uid);
     if ('tap' in member) {
       this.#machines.set(member.uid, member);
     } else {
@@ -118,13 +149,30 @@ export class Members {
     }
   }
 
-  delete(uid: string): void {
-    this.#machines.delete(uid);
-    this.#namespaces.delete(uid);
-    this.#unforgotten.delete(uid);
+  /**
+   * Begins to detach a member, and returns the member. Returns it again until {@link remove} has succeeded, so that a failed detachment can
+   * be repeated. Returns undefined if there is no such member.
+   */
+  leave(uid: string): Member | undefined {
+    const member = this.find(uid) ?? this.#leaving.get(uid);
+    if (member !== undefined) {
+      this.#machines.delete(uid);
+      this.#namespaces.delete(uid);
+      this.#unforgotten.delete(uid);
+      this.#leaving.set(uid, member);
+    }
+    return member;
   }
 
-  /** If the member is new or changed, deletes tracked connections of earlier owners of its address. */
+  /** Ends the detachment of a member: removes it from the files, then from memory. @throws Error when the files cannot be written. */
+  async remove(uid: string): Promise<void> {
+    await this.#write(this.holders.filter((one) => one.uid !== uid));
+    this.#leaving.delete(uid);
+  }
+
+  /**
+   * If the member is new or changed, or perhaps was not attached completely, deletes tracked connections of earlier owners of its address.
+   */
   async forgetFormer(member: Member): Promise<void> {
     if (this.#unforgotten.has(member.uid)) {
       await forgetFormer(member, this.#layout.hostAddress);
@@ -133,7 +181,7 @@ export class Members {
   }
 
   addresses(): Set<string> {
-    return new Set(this.all.map(({ address }) => address));
+    return new Set(this.holders.map(({ address }) => address));
   }
 
   /** Returns all members, but without the reserved ports whose names are keys of `withheld`. */
