@@ -173,21 +173,17 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
       'Neither the VM, its VMConfig nor the configuration of the operator names an image or ISO';
     return { kind: 'terminal', reason: 'NoImage', message };
   }
-  const { lookups } = observed;
-  const imageObject = named(image, (name) => lookups.image(name));
+  const imageObject = named(image, (name) => observed.lookups.image(name));
   const disk = resolvedImage('Image', image, imageObject, observed);
   if (disk !== undefined && 'reason' in disk) {
     return disk;
   }
-  const isoObject = named(iso, (name) => lookups.iso(name));
+  const isoObject = named(iso, (name) => observed.lookups.iso(name));
   const disc = resolvedImage('ISO', iso, isoObject, observed);
   return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, imageObject, isoObject };
 }
 
-/**
- * Returns the Image or ISO object that `name` names. The result is undefined if `name` is an image reference, because a reference names no
- * object.
- */
+/** Returns the Image or ISO object that `name` names. The result is undefined if `name` is an image reference, which names no object. */
 function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
   return name === undefined || isImageReference(name) ? undefined : lookup(name);
 }
