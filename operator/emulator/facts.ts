@@ -43,9 +43,9 @@ function failureOf(observed: Observed): Failure | undefined {
  * Returns the failure in the status while this failure still applies. A timeout applies until the VM stops, because the operator itself
  * deletes the Pod after a timeout. Any other failure applies until somebody deletes the ended Pod. A refusal by the host is not a failure.
  */
-function recordedFailure({ emulator, pod }: Observed): Failure | undefined {
+function recordedFailure({ emulator, pod, now }: Observed): Failure | undefined {
   const recorded = emulator.status?.failure;
-  const hasFailed = pod !== undefined && hasEnded(pod) && refusalOf(pod) === undefined;
+  const hasFailed = pod !== undefined && hasEnded(pod) && refusalOf(pod, now) === undefined;
   return recorded?.reason === TIMEOUT || hasFailed ? recorded : undefined;
 }
 
@@ -58,7 +58,7 @@ function newFailure(observed: Observed): Failure | undefined {
   if (deadline !== undefined && now >= deadline) {
     return { reason: TIMEOUT, message: timeoutMessage(observed), time: timestamp(now) };
   }
-  const hasFailed = hasEnded(pod) && refusalOf(pod) === undefined;
+  const hasFailed = hasEnded(pod) && refusalOf(pod, now) === undefined;
   return hasFailed ? { ...endOf(pod), time: timestamp(now) } : undefined;
 }
 
@@ -117,7 +117,7 @@ function timeoutMessage(observed: Observed): string {
  */
 export function untilNextDeadline(observed: Observed): number | undefined {
   const { now } = observed;
-  const deadlines = [deployDeadline(observed), lostAt(observed), refusalOf(observed.pod)?.retryAt];
+  const deadlines = [deployDeadline(observed), lostAt(observed), refusalOf(observed.pod, now)?.retryAt];
   const future = deadlines.filter((at) => at !== undefined && at > now);
   return future.length === 0 ? undefined : Math.max(1, Math.min(...(future as number[])) - now);
 }

@@ -84,7 +84,7 @@ function besideVM(observed: Observed, host: string): Plan {
   if (pod === undefined) {
     return withoutPod(observed, host, fault);
   }
-  const refusal = refusalOf(pod);
+  const refusal = refusalOf(pod, observed.now);
   if (refusal !== undefined) {
     const { reason, message, retryAt } = refusal;
     return { write: observed.now >= retryAt ? endPod(observed) : undefined, blocked: { reason, message } };

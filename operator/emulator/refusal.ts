@@ -21,8 +21,11 @@ export interface Refusal {
   readonly retryAt: number;
 }
 
-/** Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. */
-export function refusalOf(pod: Pod | undefined): Refusal | undefined {
+/**
+ * Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. If the
+ * clock of the host is ahead, the time of the next attempt counts from the creation of the Pod. `now` is in milliseconds since the epoch.
+ */
+export function refusalOf(pod: Pod | undefined, now: number): Refusal | undefined {
   if (pod === undefined || !hasEnded(pod)) {
     return undefined;
   }
@@ -31,7 +34,8 @@ export function refusalOf(pod: Pod | undefined): Refusal | undefined {
     return undefined;
   }
   const finished = Date.parse(terminated(pod)?.finishedAt ?? '');
-  return { reason, message, retryAt: Number.isNaN(finished) ? 0 : finished + RETRY_MILLISECONDS };
+  const from = finished <= now ? finished : Date.parse(pod.metadata.creationTimestamp ?? '');
+  return { reason, message, retryAt: Number.isNaN(from) ? 0 : from + RETRY_MILLISECONDS };
 }
 
 function isRefusal(reason: string): reason is RefusalReason {

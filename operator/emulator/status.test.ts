@@ -210,6 +210,17 @@ describe('an Emulator that its host refused', () => {
     expect(plan(observedWith({ emulator: tied })).write).toEqual({ kind: 'createPod', host: 'mac-1' });
   });
 
+  it('gets another Pod ten seconds after the creation of its Pod when the clock of its host is ahead', () => {
+    const pod = ended('OutOfSlot', '2030-01-01T01:09:50Z');
+    const created = (creationTimestamp: string): Pod => ({
+      ...pod,
+      metadata: { ...pod.metadata, creationTimestamp },
+    });
+    const planned = (one: Pod) => plan(observedWith({ emulator: tied, pod: one })).write;
+    expect(planned(created('2030-01-01T00:09:55Z'))).toBeUndefined();
+    expect(planned(created('2030-01-01T00:09:50Z'))).toEqual({ kind: 'deletePod', force: false });
+  });
+
   it('has failed when it ended for another reason', () => {
     const pod = ended('Crashed', '2030-01-01T00:09:50Z');
     expect(statusOf({ emulator: tied, pod })).toMatchObject({

@@ -67,14 +67,22 @@ export function storedContent(object: HasContent): MachineImageSource | undefine
   return parsed.success ? parsed.data : undefined;
 }
 
-/**
- * Returns true if a copy must not use the content's address. This is true if the copy is in another namespace and the address can contain
- * credentials. The copy's status and the Pods of VMs contain the full address, so users of that namespace could read the credentials.
- */
+/** Returns true if {@link showsCredentials} is true for a copy of the content that the origin already has. */
 export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolean {
-  const content = storedContent(origin);
-  const isForeign = origin.metadata.namespace !== copy.metadata.namespace;
-  return isForeign && content?.type === 'http' && mayHoldCredentials(content.url);
+  return showsCredentials(origin, storedContent(origin), copy.metadata.namespace);
+}
+
+/**
+ * Returns true if a copy or VM in `namespace` must not use the address of the object's content. This is true if the object is in another
+ * namespace and the address can contain credentials. The status of a copy and the Pod of a VM contain the full address, so users of
+ * `namespace` could read the credentials.
+ */
+export function showsCredentials(
+  { metadata }: Image | ISO,
+  content: MachineImageSource | undefined,
+  namespace: string | undefined,
+): boolean {
+  return metadata.namespace !== namespace && content?.type === 'http' && mayHoldCredentials(content.url);
 }
 
 type AnySource = Image['spec']['source'] | ISO['spec']['source'];

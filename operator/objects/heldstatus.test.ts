@@ -23,6 +23,15 @@ describe('a status that may wait', () => {
     expect(await write({ phase: 'Starting' }), 'the next one has a time of its own').toBe(500);
   });
 
+  it('is not held longer when the clock is set back', async () => {
+    const { time, write } = held();
+    await write({ phase: 'Scheduled' });
+    time.now -= 900;
+    expect(await write({ phase: 'Pulling' })).toBe(500);
+    time.now += 500;
+    expect(await write({ phase: 'Pulling' })).toBeUndefined();
+  });
+
   it('is written at once with a change that may not wait', async () => {
     const { save, write } = held();
     await write({ phase: 'Scheduled' });

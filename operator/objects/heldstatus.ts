@@ -57,7 +57,8 @@ export class HeldStatus {
   #remaining(key: string): number {
     const { clock, holdMilliseconds } = this.#options;
     const now = clock();
-    const since = this.#since.get(key) ?? now;
+    // A clock that was set back must not lengthen the delay.
+    const since = Math.min(this.#since.get(key) ?? now, now);
     this.#since.set(key, since);
     return since + holdMilliseconds - now;
   }

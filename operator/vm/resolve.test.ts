@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest';
+import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
@@ -23,7 +24,12 @@ const INSTALLER: ISO = {
   },
 };
 
-function resolved(spec: VMSpec, vmConfig?: VMConfigSpec, known: RegistryCredential[] = []): Resolved {
+function resolved(
+  spec: VMSpec,
+  vmConfig?: VMConfigSpec,
+  known: RegistryCredential[] = [],
+  others: Partial<Observed['lookups']> = {},
+): Resolved {
   const vm = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
@@ -38,6 +44,7 @@ function resolved(spec: VMSpec, vmConfig?: VMConfigSpec, known: RegistryCredenti
     image: () => undefined,
     iso,
     credentials,
+    ...others,
   };
   const result = resolve({ vm, lookups, config } as unknown as Observed);
   if (isUnresolved(result)) {
@@ -62,6 +69,39 @@ describe('a VM that names an ISO', () => {
       architecture: 'amd64',
       os: 'Linux',
       imagePullSecrets: [],
+    });
+  });
+});
+
+describe('a VM that names an image of another namespace', () => {
+  const image = (url: string, namespace: string): Partial<Observed['lookups']> => ({
+    image: () =>
+      ({
+        ...INSTALLER,
+        kind: 'Image',
+        metadata: { name: 'golden', namespace },
+        spec: { source: { http: { url } } },
+      }) as unknown as Image,
+  });
+
+  it('waits if its Pod would show a URL with a query to users of its own namespace', () => {
+    const signed = 'https://files.example/golden.img?signature=1';
+    expect(() => resolved({ image: 'golden' }, undefined, [], image(signed, 'platform-default'))).toThrow(
+      /would show the URL of Image golden, which is in the namespace platform-default/,
+    );
+    expect(resolved({ image: 'golden' }, undefined, [], image(signed, 'platform-ci')).image?.source).toEqual({
+      type: 'http',
+      url: signed,
+    });
+  });
+
+  it('starts from a URL without a query', () => {
+    const plain = 'https://files.example/golden.img';
+    expect(
+      resolved({ image: 'golden' }, undefined, [], image(plain, 'platform-default')).image?.source,
+    ).toEqual({
+      type: 'http',
+      url: plain,
     });
   });
 });

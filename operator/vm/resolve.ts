@@ -10,7 +10,7 @@ import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
-import { contentOf } from '../image/content.ts';
+import { contentOf, showsCredentials } from '../image/content.ts';
 import { type ImageAccess, resolveAccess } from './access.ts';
 import type { Observed } from './observe.ts';
 import { reservedPorts, type WantedPorts } from './ports.ts';
@@ -173,24 +173,17 @@ function resolveImages(observed: Observed, config: VMConfigSpec | undefined): Re
       'Neither the VM, its VMConfig nor the configuration of the operator names an image or ISO';
     return { kind: 'terminal', reason: 'NoImage', message };
   }
-  const {
-    lookups,
-    config: { namespaces },
-  } = observed;
-  const imageObject = named(image, (name) => lookups.image(name));
-  const disk = resolvedImage('Image', image, imageObject, namespaces.default);
+  const imageObject = named(image, (name) => observed.lookups.image(name));
+  const disk = resolvedImage('Image', image, imageObject, observed);
   if (disk !== undefined && 'reason' in disk) {
     return disk;
   }
-  const isoObject = named(iso, (name) => lookups.iso(name));
-  const disc = resolvedImage('ISO', iso, isoObject, namespaces.default);
+  const isoObject = named(iso, (name) => observed.lookups.iso(name));
+  const disc = resolvedImage('ISO', iso, isoObject, observed);
   return disc !== undefined && 'reason' in disc ? disc : { image: disk, iso: disc, imageObject, isoObject };
 }
 
-/**
- * Returns the Image or ISO object that `name` names. The result is undefined if `name` is an image reference, because a reference names no
- * object.
- */
+/** Returns the Image or ISO object that `name` names. The result is undefined if `name` is an image reference, which names no object. */
 function named<T>(name: string | undefined, lookup: (name: string) => T | undefined): T | undefined {
   return name === undefined || isImageReference(name) ? undefined : lookup(name);
 }
@@ -208,7 +201,7 @@ function resolvedImage(
   kind: string,
   name: string | undefined,
   object: Image | ISO | undefined,
-  defaultNamespace: string,
+  { vm, config: { namespaces } }: Observed,
 ): ResolvedImage | Unresolved | undefined {
   if (name === undefined) {
     return undefined;
@@ -218,11 +211,18 @@ function resolvedImage(
     return { source: { type: 'registry', reference }, containerImage: reference, format: 'Auto' };
   }
   if (object === undefined) {
-    const message = `${kind} ${name} was not found in the namespace of the VM or in ${defaultNamespace}`;
+    const message = `${kind} ${name} was not found in the namespace of the VM or in ${namespaces.default}`;
     return { kind: 'wait', reason: 'ImageNotFound', message };
   }
-  const message = `${kind} ${name} has no content yet. Look at its status`;
-  return contentOf(object) ?? { kind: 'wait', reason: 'ImageNotReady', message };
+  const content = contentOf(object);
+  if (content !== undefined && !showsCredentials(object, content.source, vm.metadata.namespace)) {
+    return content;
+  }
+  const message =
+    content === undefined
+      ? `${kind} ${name} has no content yet. Look at its status`
+      : `The Pod of this VM would show the URL of ${kind} ${name}, which is in the namespace ${object.metadata.namespace}. The query of the URL can contain credentials. Set imageStorage in the configuration of the operator`;
+  return { kind: 'wait', reason: 'ImageNotReady', message };
 }
 
 function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {

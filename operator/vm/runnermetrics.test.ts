@@ -58,6 +58,9 @@ it('are counted again when the interval has passed, and not before', async () =>
   operator.vms = [];
   operator.now = 120_000;
   expect(await operator.lines()).toEqual([]);
+  operator.vms = RUNNERS;
+  operator.now = 1_000;
+  expect(await operator.lines(), 'the clock was set back').toHaveLength(2);
 });
 
 it('are exported only if the configuration enables them, and only by the leader', async () => {

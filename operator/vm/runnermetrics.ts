@@ -34,7 +34,11 @@ export function exportRunnerMetrics(registry: Registry, view: RunnerView): void 
       if (!view.isLeader()) {
         gauge.reset();
         countedAt = Number.NEGATIVE_INFINITY;
-      } else if (view.clock() - countedAt >= intervalSeconds * 1000) {
+        return;
+      }
+      const age = view.clock() - countedAt;
+      // The age is negative when the clock was set back.
+      if (age < 0 || age >= intervalSeconds * 1000) {
         countedAt = view.clock();
         count(gauge, view);
       }

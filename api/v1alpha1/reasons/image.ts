@@ -23,7 +23,7 @@ export const IMAGE_REASONS = {
     seen: { VM: ['ImageReady', 'Ready', 'Event'], ImageCacheEntry: ['Ready', 'Event'] },
     class: 'passing',
     by: 'operator',
-    says: 'The Image or ISO has no content yet',
+    says: 'The Image or ISO has no content yet, or its URL must not be shown in the namespace of the VM',
     todo: 'Look at the status of the Image or ISO',
   },
   ImageSourceUnsupported: {
