@@ -78,6 +78,11 @@ export interface ImageStore {
   images(): StoredImage[];
   /** Calls `listener` when `images()` changes. */
   onChange(listener: () => void): void;
+  /**
+   * Removes unneeded images and abandoned fetches once a minute, until the signal aborts. Call this function after {@link adopt}. Before,
+   * the store does not know which images the machines of this host need.
+   */
+  startTidying(signal: AbortSignal): void;
 }
 
 export interface HostImageStoreOptions extends SpaceLimits {
@@ -150,7 +155,6 @@ export class HostImageStore implements ImageStore {
     const store = new HostImageStore(options, layout);
     await store.#catalog.load();
     await store.#sources.file.load();
-    setInterval(() => store.#tidy(), TIDY_MILLISECONDS).unref();
     return store;
   }
 
@@ -242,6 +246,11 @@ export class HostImageStore implements ImageStore {
     this.#catalog.onChange(listener);
   }
 
+  startTidying(signal: AbortSignal): void {
+    const timer = setInterval(() => this.#beside(() => this.#space.tidy()), TIDY_MILLISECONDS).unref();
+    signal.addEventListener('abort', () => clearInterval(timer), { once: true });
+  }
+
   async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
     const { sharedRoots, storageFolder } = this.#options;
     const { signal, onProgress, format = 'Auto', refresh = false, keyring } = options;
@@ -277,13 +286,6 @@ export class HostImageStore implements ImageStore {
   storageKeyring(): Keyring {
     const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
     return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));
-  }
-
-  #tidy(): void {
-    this.#beside(async () => {
-      await this.#catalog.sweep();
-      await this.#space.tidy();
-    });
   }
 
   #beside(work: () => Promise<void>): void {

@@ -216,16 +216,21 @@ describe('room for images', unless(missing), () => {
   });
 
   describe('room, without a request for an image,', () => {
+    let end: AbortController;
+
     beforeEach(() => {
       vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+      end = new AbortController();
     });
 
     afterEach(() => {
+      end.abort();
       vi.useRealTimers();
     });
 
     it('is given back to machines whose disks grow', async () => {
       const store = await openHere({ minimumFree: 20 * MEBIBYTE });
+      store.startTidying(end.signal);
       await leave(store, 'left');
       await take(store, 'machine/m', 'kept');
       await writeFile(join(disk, 'overlay'), randomBytes(30 * MEBIBYTE));
@@ -235,6 +240,7 @@ describe('room for images', unless(missing), () => {
 
     it('is taken back from fetches that nobody continued for a day', async () => {
       const store = await openHere();
+      store.startTidying(end.signal);
       for (const name of ['forgotten', 'fresh']) {
         held = Promise.withResolvers<ServerResponse>();
         const gone = new AbortController();

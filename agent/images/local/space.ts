@@ -94,8 +94,12 @@ export class Space {
     }
   }
 
-  /** Frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued for a day. */
+  /**
+   * Removes images that nobody can use, and frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued for
+   * a day.
+   */
   async tidy(): Promise<void> {
+    await this.#options.catalog.sweep();
     await this.relieve();
     const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
     for (const { folder, usedAt } of await this.#idlePartials()) {
