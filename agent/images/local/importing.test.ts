@@ -1,4 +1,4 @@
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
@@ -10,6 +10,7 @@ import { DiskError } from '../../disks/disk.ts';
 import { Catalog, type Stored } from './catalog.ts';
 import { Holders } from './holders.ts';
 import { type Import, Importing } from './importing.ts';
+import type { ImageFormat } from './inspect.ts';
 import { fileId, Layout } from './layout.ts';
 import { imageMetrics } from './metrics.ts';
 import { Space } from './space.ts';
@@ -39,15 +40,19 @@ describe('an import', () => {
     await rm(folder, { recursive: true });
   });
 
-  const waiting = () => ({ signal: new AbortController().signal, onProgress: () => undefined });
+  const waiting = (format: ImageFormat = 'Auto') => ({
+    signal: new AbortController().signal,
+    onProgress: () => undefined,
+    format,
+  });
 
   function wanted(run: Import['run']): Import {
     const metadata = { digest: `sha256:${DIGEST}`, architecture: 'amd64' as const };
-    return { id: fileId(DIGEST), what: 'a disk', roomBytes: DISK.length, format: 'Auto', metadata, run };
+    return { id: fileId(DIGEST), what: 'a disk', roomBytes: DISK.length, metadata, run };
   }
 
-  async function fetching(): Promise<Stored> {
-    return await importing.ensure(KEY, waiting(), async () =>
+  async function fetching(format?: ImageFormat): Promise<Stored> {
+    return await importing.ensure(KEY, waiting(format), async () =>
       wanted(async ({ disk }) => {
         fetches += 1;
         await writeFile(disk, DISK);
@@ -67,6 +72,18 @@ describe('an import', () => {
     expect(one).toBe(other);
     expect(fetches).toBe(1);
     expect(await readFile(join(folder, 'images', one.id, 'disk'))).toEqual(DISK);
+  });
+
+  it('succeeds even if another caller at the same time states a wrong format', async () => {
+    const wrong = fetching('QCOW2');
+    const [own, raw] = await Promise.all([
+      fetching(),
+      fetching('Raw'),
+      expect(wrong).rejects.toThrow('qcow2'),
+    ]);
+    expect(own).toBe(raw);
+    expect(await readFile(join(folder, 'images', own.id, 'disk'))).toEqual(DISK);
+    expect(await readdir(join(folder, 'images', 'partial'))).toEqual([]);
   });
 
   it('succeeds even if many earlier callers were refused with their credentials', async () => {

@@ -185,15 +185,15 @@ export class RegistrySource {
   }
 
   async #pull(found: Found, request: RegistryRequest): Promise<Stored> {
-    const key = `${found.resolved.digest} ${originName(found.reference, request.keyring)}`;
-    return await this.#parts.importing.ensure(key, request, async (signal, onProgress) => {
+    const source = `${found.resolved.digest} ${originName(found.reference, request.keyring)}`;
+    return await this.#parts.importing.ensure(source, request, async (signal, onProgress) => {
       return await this.#plan(found, request, { signal, onProgress });
     });
   }
 
   async #plan(
     { reference, repository, resolved }: Found,
-    { architecture, format, keyring }: RegistryRequest,
+    { architecture, keyring }: RegistryRequest,
     { signal, onProgress }: Waiting,
   ): Promise<Import> {
     const plan = await planPull(repository, resolved, signal);
@@ -204,7 +204,6 @@ export class RegistrySource {
       id: manifestId(resolved.digest, scopeFor(reference, keyring)),
       what: `${name}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
-      format,
       metadata: { digest: resolved.digest, architecture },
       run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }),
     };
