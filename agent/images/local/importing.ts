@@ -107,11 +107,14 @@ export class Importing {
   }
 
   async #import(key: string, wanted: Import & Formatted, signal: AbortSignal): Promise<Stored> {
-    const { layout, metrics } = this.#parts;
+    const { layout, space, metrics } = this.#parts;
     const target = layout.partial(key);
     try {
-      const metadata = (await layout.finished(target.folder)) ?? (await this.#fetch(target, wanted, signal));
-      const stored = await this.#place(target.folder, wanted.id, metadata);
+      const stored = await space.keeping(target.folder, async () => {
+        const metadata =
+          (await layout.finished(target.folder)) ?? (await this.#fetch(target, wanted, signal));
+        return await this.#place(target.folder, wanted.id, metadata);
+      });
       metrics.pulls.inc({ result: 'success' });
       return stored;
     } catch (thrown) {

@@ -94,19 +94,26 @@ export class Space {
     }
   }
 
+  /** Runs `work`. Meanwhile, the folder of a fetch is not removed to free disk space. In contrast to {@link within}, reserves no space. */
+  async keeping<T>(folder: string, work: () => Promise<T>): Promise<T> {
+    const claim = { folder, bytes: 0 };
+    // The claim waits in the queue, because a removal that is under way might have chosen this folder already.
+    await this.#making.run(() => Promise.resolve(this.#claims.add(claim)));
+    try {
+      return await work();
+    } finally {
+      this.#claims.delete(claim);
+    }
+  }
+
   /**
-   * Removes images that nobody can use, and frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued for
-   * a day.
+   * Removes images that nobody can use, and frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued
+   * for a day.
    */
   async tidy(): Promise<void> {
     await this.#options.catalog.sweep();
     await this.relieve();
-    const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
-    for (const { folder, usedAt } of await this.#idlePartials()) {
-      if (usedAt < oldest) {
-        await this.#options.layout.dropPartial(folder);
-      }
-    }
+    await this.#making.run(() => this.#dropOld());
   }
 
   /** Removes fetches that are not running, and then images that nobody needs, until at least `minimumFree` bytes are free. */
@@ -201,6 +208,15 @@ export class Space {
       }
     }
     return false;
+  }
+
+  async #dropOld(): Promise<void> {
+    const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
+    for (const { folder, usedAt } of await this.#idlePartials()) {
+      if (usedAt < oldest) {
+        await this.#options.layout.dropPartial(folder);
+      }
+    }
   }
 
   /** Returns the content that may be removed, in order of removal: first fetches that are not running, then complete images. */
