@@ -182,7 +182,7 @@ export async function runAgent(
     followNetwork(host, pods, report);
   };
   parts.images.onChange(() => keeper.update({ images: parts.images.images() }));
-  await takeOver(host, pods);
+  await takeOver(host, pods, signal);
   const running = [
     monitor.run(signal),
     lease.run(signal),
@@ -205,10 +205,14 @@ export async function runAgent(
   ]);
 }
 
-/** Sets up the network, and takes over the machines that continued to run during a restart of the agent. */
-async function takeOver(host: Host, { machines }: PodController): Promise<void> {
+/**
+ * Sets up the network, and takes over the machines that continued to run during a restart of the agent. Only then does the image store
+ * begin to remove images, because it now knows the images of these machines.
+ */
+async function takeOver(host: Host, { machines }: PodController, signal: AbortSignal): Promise<void> {
   await host.network.setUp();
   await adoptMachines(host, machines);
+  host.images.startTidying(signal);
 }
 
 async function takeUpWork(

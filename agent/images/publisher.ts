@@ -13,6 +13,7 @@ import type { Registries } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { sync } from '../../base/files.ts';
 import type { Repository } from './oci/types.ts';
 
 const FOLDER_MODE = 0o700;
@@ -130,19 +131,27 @@ export class Publisher {
     return { reference: `${name}@${digest}`, digest, storageBytes };
   }
 
-  /** Writes a disk as a qcow2 file, in which zeros use no space. The file appears under its name only when it is complete. */
+  /**
+   * Writes a disk as a qcow2 file, in which zeros use no space. The file appears under its name only when it is complete. When the promise
+   * resolves, the file and its name survive a loss of power.
+   */
   async #storeFile(path: string, disk: RawDisk, { signal }: PublishingOptions): Promise<Published> {
-    const file = this.#fileAt(path);
+    const { file, folder } = this.#placeOf(path);
     const partial = partialOf(file);
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
     await this.protectFolder();
     try {
+      // A partial file is left if the agent was killed. Without root, the agent cannot write to it, because the file can be read-only.
+      await rm(partial, { force: true });
       // A raw disk cannot name other files, so the conversion reads only this disk.
       await convertToQcow2(disk.path, partial, signal);
       await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);
+      await sync(partial);
       await rename(partial, file);
+      await sync(dirname(file));
+      await sync(folder);
       return { reference: undefined, digest, storageBytes };
     } finally {
       await rm(partial, { force: true });
@@ -174,12 +183,12 @@ export class Publisher {
 
   /** Removes a file of the image storage. If the agent was killed while it wrote the file, a partial file is left, which is removed too. */
   async #removeFile(path: string): Promise<void> {
-    const file = this.#fileAt(path);
+    const { file } = this.#placeOf(path);
     await rm(partialOf(file), { force: true });
     await rm(file, { force: true });
   }
 
-  #fileAt(path: string): string {
+  #placeOf(path: string): { file: string; folder: string } {
     const folder = this.#options.storageFolder;
     if (folder === undefined) {
       throw new ReasonedError(
@@ -192,7 +201,7 @@ export class Publisher {
     if (way === '' || way.startsWith('..')) {
       throw new ReasonedError('ImageInvalid', `${path} leads out of the image storage`);
     }
-    return file;
+    return { file, folder };
   }
 }
 

@@ -1,6 +1,7 @@
 import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
+import { existsSync } from 'node:fs';
 import { mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { createServer, type RequestListener, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
@@ -8,11 +9,14 @@ import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from './store.ts';
 import type { BaseImage } from '../disks/disk.ts';
+import type { Holder } from './local/holders.ts';
 
 const RAW_BYTES = 1024 * 1024;
+/** Within this time the store removes unneeded images once. */
+const MINUTE_MILLISECONDS = 60_000;
 
 describe('the image store', () => {
   let directory: string;
@@ -212,6 +216,33 @@ describe('the image store', () => {
       expect(requests).toBe(1);
       expect(await readFile(images[0]?.path ?? '')).toEqual(content);
       expect(store.images()).toEqual([{ names: [`sha256:${sha256}`], sizeBytes: RAW_BYTES }]);
+    });
+
+    it('an image without a name stays for its machine after a restart, and an image that nobody needs goes', async () => {
+      vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+      onTestFinished(() => void vi.useRealTimers());
+      const url = await serve((request, response) => response.end(Buffer.from(request.url!.padEnd(512))));
+      const ensureNamed = async (path: string, holder: Holder): Promise<string> => {
+        const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
+        const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
+        const { signal } = new AbortController();
+        const options = { holder, name: 'berth.dev/team/disk', signal, onProgress: () => undefined };
+        return (await store.ensure(source, options)).path;
+      };
+      // Each image takes the name of the image before it.
+      const running = await ensureNamed('/running', 'machine/running');
+      const left = await ensureNamed('/left', 'machine/left');
+      const named = await ensureNamed('/named', 'machine/named');
+      const reopened = await open();
+      await vi.advanceTimersByTimeAsync(2 * MINUTE_MILLISECONDS);
+      expect([running, left, named].map((path) => existsSync(path))).toEqual([true, true, true]);
+      reopened.adopt('machine/running', running);
+      const end = new AbortController();
+      reopened.startTidying(end.signal);
+      await vi.advanceTimersByTimeAsync(MINUTE_MILLISECONDS);
+      expect([running, left, named].map((path) => existsSync(path))).toEqual([true, false, true]);
+      end.abort();
+      expect(vi.getTimerCount()).toBe(0);
     });
 
     it('an image with another digest is DigestMismatch, and leaves nothing', async () => {

@@ -41,6 +41,8 @@ export interface EnsureOptions extends Waiting {
   holder: Holder;
   /** True to check at the registry whether the tag now names another image, even if this host has an image of that name. */
   refresh?: boolean;
+  /** Called with the digest that the reference names now, if a registry was asked. It can be the digest of an index. */
+  onResolved?: (digest: string) => void;
 }
 
 export interface ImageStore {
@@ -52,9 +54,7 @@ export interface ImageStore {
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** Records that a machine was cloned from this file. The agent calls this function at its start for machines that already exist. */
   adopt(holder: Holder, path: string): void;
-  /**
-   * Records that the holder has completed its clone. The holder still needs the file, but {@link remove} no longer waits for this holder.
-   */
+  /** Records that the holder has completed its clone. It still needs the file, but {@link remove} no longer waits for it. */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
@@ -78,6 +78,11 @@ export interface ImageStore {
   images(): StoredImage[];
   /** Calls `listener` when `images()` changes. */
   onChange(listener: () => void): void;
+  /**
+   * Removes unneeded images and abandoned fetches once a minute, until the signal aborts. Call this function after {@link adopt}. Before,
+   * the store does not know which images the machines of this host need.
+   */
+  startTidying(signal: AbortSignal): void;
 }
 
 export interface HostImageStoreOptions extends SpaceLimits {
@@ -150,7 +155,6 @@ export class HostImageStore implements ImageStore {
     const store = new HostImageStore(options, layout);
     await store.#catalog.load();
     await store.#sources.file.load();
-    setInterval(() => store.#tidy(), TIDY_MILLISECONDS).unref();
     return store;
   }
 
@@ -242,9 +246,14 @@ export class HostImageStore implements ImageStore {
     this.#catalog.onChange(listener);
   }
 
+  startTidying(signal: AbortSignal): void {
+    const timer = setInterval(() => this.#beside(() => this.#space.tidy()), TIDY_MILLISECONDS).unref();
+    signal.addEventListener('abort', () => clearInterval(timer), { once: true });
+  }
+
   async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
     const { sharedRoots, storageFolder } = this.#options;
-    const { signal, onProgress, format = 'Auto', refresh = false, keyring } = options;
+    const { signal, onProgress, format = 'Auto', refresh = false, keyring, onResolved } = options;
     const { registry, http, file } = this.#sources;
     const holding = async (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
       await this.#holders.during(asked.holder, id, work);
@@ -252,7 +261,7 @@ export class HostImageStore implements ImageStore {
     const common = { signal, onProgress, format, architecture, refresh, keyring, holding };
     switch (source.type) {
       case 'registry':
-        return await registry.ensure({ ...common, reference: source.reference, trusted: false });
+        return await registry.ensure({ ...common, onResolved, reference: source.reference, trusted: false });
       case 'storedArtifact':
         return await registry.ensure({
           ...common,
@@ -277,13 +286,6 @@ export class HostImageStore implements ImageStore {
   storageKeyring(): Keyring {
     const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
     return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));
-  }
-
-  #tidy(): void {
-    this.#beside(async () => {
-      await this.#catalog.sweep();
-      await this.#space.tidy();
-    });
   }
 
   #beside(work: () => Promise<void>): void {

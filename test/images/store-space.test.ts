@@ -156,6 +156,18 @@ describe('room for images', unless(missing), () => {
     expect(await partials()).toEqual([]);
   });
 
+  it('of a task is limited by the disk, but not by the budget of images', async () => {
+    const store = await openHere({ budget: 15 * MEBIBYTE });
+    await take(store, 'machine/m', 'held');
+    const { signal } = new AbortController();
+    const folder = join(disk, 'tasks', 'uid');
+    const copy = async (mebibytes: number): Promise<string> =>
+      await store.withRoom({ folder, bytes: mebibytes * MEBIBYTE }, signal, async () => 'copied');
+    expect(await copy(20)).toBe('copied');
+    await expect(copy(60)).rejects.toMatchObject({ reason: 'DiskFull' });
+    expect(names(store)).toEqual(['held']);
+  });
+
   it('is the free space of the disk without the reserve, for all kinds of sources', async () => {
     const store = await openHere({ minimumFree: 40 * MEBIBYTE });
     const file = join(folder, 'raw');
@@ -216,16 +228,21 @@ describe('room for images', unless(missing), () => {
   });
 
   describe('room, without a request for an image,', () => {
+    let end: AbortController;
+
     beforeEach(() => {
       vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+      end = new AbortController();
     });
 
     afterEach(() => {
+      end.abort();
       vi.useRealTimers();
     });
 
     it('is given back to machines whose disks grow', async () => {
       const store = await openHere({ minimumFree: 20 * MEBIBYTE });
+      store.startTidying(end.signal);
       await leave(store, 'left');
       await take(store, 'machine/m', 'kept');
       await writeFile(join(disk, 'overlay'), randomBytes(30 * MEBIBYTE));
@@ -235,6 +252,7 @@ describe('room for images', unless(missing), () => {
 
     it('is taken back from fetches that nobody continued for a day', async () => {
       const store = await openHere();
+      store.startTidying(end.signal);
       for (const name of ['forgotten', 'fresh']) {
         held = Promise.withResolvers<ServerResponse>();
         const gone = new AbortController();

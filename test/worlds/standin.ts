@@ -309,6 +309,7 @@ export class StandInImages implements ImageStore {
   error: Error | undefined;
   /** Path of the needed file, by holder. */
   readonly holders = new Map<Holder, string>();
+  #isTidying = false;
 
   async ensure(_: MachineImageSource, o: EnsureOptions): Promise<BaseImage> {
     this.holders.set(o.holder, IMAGE.path);
@@ -332,6 +333,9 @@ export class StandInImages implements ImageStore {
   }
 
   adopt(holder: Holder, path: string): void {
+    if (this.#isTidying) {
+      throw new Error(`${holder} was adopted too late: ${path} can already be removed`);
+    }
     this.holders.set(holder, path);
   }
 
@@ -357,6 +361,11 @@ export class StandInImages implements ImageStore {
 
   onChange(_handler: () => void): void {
     // The store never changes.
+  }
+
+  startTidying(signal: AbortSignal): void {
+    this.#isTidying = true;
+    signal.addEventListener('abort', () => (this.#isTidying = false), { once: true });
   }
 }
 

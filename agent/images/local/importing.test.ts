@@ -1,18 +1,19 @@
-import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DiskError } from '../../disks/disk.ts';
 import { Catalog, type Stored } from './catalog.ts';
 import { Holders } from './holders.ts';
 import { type Import, Importing } from './importing.ts';
+import type { ImageFormat } from './inspect.ts';
 import { fileId, Layout } from './layout.ts';
 import { imageMetrics } from './metrics.ts';
-import { Space } from './space.ts';
+import { Space, type SpaceLimits } from './space.ts';
 
 const DIGEST = 'a'.repeat(64);
 const KEY = `${DIGEST} source`;
@@ -20,6 +21,10 @@ const DISK = Buffer.alloc(512, 1);
 
 describe('an import', () => {
   let folder: string;
+  let layout: Layout;
+  let space: Space;
+  /** Limits of the disk space. A test can change them while the import runs. */
+  let limits: SpaceLimits;
   let importing: Importing;
   /** Number of times that the disk was fetched. */
   let fetches: number;
@@ -27,10 +32,12 @@ describe('an import', () => {
   beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-importing-'));
     fetches = 0;
-    const layout = new Layout(folder);
+    layout = new Layout(folder);
     await layout.prepare();
     const catalog = new Catalog(layout, new Holders(), pino({ level: 'silent' }));
-    const space = new Space({ layout, catalog, minimumFree: 0, onEviction: () => undefined });
+    const options = { layout, catalog, minimumFree: 0, onEviction: () => undefined };
+    limits = options;
+    space = new Space(options);
     const metrics = imageMetrics(new Registry(), { used: () => space.used(), images: () => 0 });
     importing = new Importing({ layout, catalog, space, metrics, reader: undefined });
   });
@@ -39,15 +46,19 @@ describe('an import', () => {
     await rm(folder, { recursive: true });
   });
 
-  const waiting = () => ({ signal: new AbortController().signal, onProgress: () => undefined });
+  const waiting = (format: ImageFormat = 'Auto') => ({
+    signal: new AbortController().signal,
+    onProgress: () => undefined,
+    format,
+  });
 
   function wanted(run: Import['run']): Import {
     const metadata = { digest: `sha256:${DIGEST}`, architecture: 'amd64' as const };
-    return { id: fileId(DIGEST), what: 'a disk', roomBytes: DISK.length, format: 'Auto', metadata, run };
+    return { id: fileId(DIGEST), what: 'a disk', roomBytes: DISK.length, metadata, run };
   }
 
-  async function fetching(): Promise<Stored> {
-    return await importing.ensure(KEY, waiting(), async () =>
+  async function fetching(format?: ImageFormat): Promise<Stored> {
+    return await importing.ensure(KEY, waiting(format), async () =>
       wanted(async ({ disk }) => {
         fetches += 1;
         await writeFile(disk, DISK);
@@ -69,12 +80,58 @@ describe('an import', () => {
     expect(await readFile(join(folder, 'images', one.id, 'disk'))).toEqual(DISK);
   });
 
+  it('succeeds even if another caller at the same time states a wrong format', async () => {
+    const wrong = fetching('QCOW2');
+    const [own, raw] = await Promise.all([
+      fetching(),
+      fetching('Raw'),
+      expect(wrong).rejects.toThrow('qcow2'),
+    ]);
+    expect(own).toBe(raw);
+    expect(await readFile(join(folder, 'images', own.id, 'disk'))).toEqual(DISK);
+    expect(await readdir(join(folder, 'images', 'partial'))).toEqual([]);
+  });
+
   it('succeeds even if many earlier callers were refused with their credentials', async () => {
     const others = Array.from({ length: 5 }, refused);
     const own = fetching();
     const ends = await Promise.allSettled([...others, own]);
     expect(ends.map(({ status }) => status)).toEqual([...others.map(() => 'rejected'), 'fulfilled']);
     expect(fetches).toBe(1);
+  });
+
+  describe('keeps its files when the disk becomes full', () => {
+    async function fillDisk(): Promise<void> {
+      limits.minimumFree = Number.MAX_SAFE_INTEGER;
+      await space.relieve();
+    }
+
+    it('after its fetch', async () => {
+      const finish = layout.finish.bind(layout);
+      vi.spyOn(layout, 'finish').mockImplementation(async (...all) => {
+        await fillDisk();
+        await finish(...all);
+      });
+      const { id } = await fetching();
+      expect(await readFile(join(folder, 'images', id, 'disk'))).toEqual(DISK);
+    });
+
+    it('and an earlier agent ended before it moved the fetched disk', async () => {
+      const place = vi.spyOn(layout, 'place').mockImplementationOnce(() => {
+        throw new Error('killed');
+      });
+      await expect(fetching()).rejects.toThrow('killed');
+      place.mockRestore();
+      const finished = layout.finished.bind(layout);
+      vi.spyOn(layout, 'finished').mockImplementation(async (partial) => {
+        const metadata = await finished(partial);
+        await fillDisk();
+        return metadata;
+      });
+      const { id } = await fetching();
+      expect(await readFile(join(folder, 'images', id, 'disk'))).toEqual(DISK);
+      expect(fetches).toBe(1);
+    });
   });
 
   it('of broken bytes is ImageInvalid, and leaves nothing to continue', async () => {

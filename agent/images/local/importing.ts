@@ -34,10 +34,14 @@ export interface Waiting {
   onProgress: (percent: number, bytes?: number) => void;
 }
 
-/** Fields that all requests for an image have, whatever the source of the image. */
-export interface ImageRequest extends Waiting {
-  architecture: 'amd64' | 'arm64';
+interface Formatted {
+  /** Format that the Image states. */
   format: ImageFormat;
+}
+
+/** Fields that all requests for an image have, whatever the source of the image. */
+export interface ImageRequest extends Waiting, Formatted {
+  architecture: 'amd64' | 'arm64';
   /** Runs `work`. Before that, the function records that the requester needs the image, so that the store keeps the image. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
 }
@@ -48,7 +52,6 @@ export interface Import {
   what: string;
   /** Disk space in bytes that the import needs, as far as it is known in advance. */
   roomBytes: number;
-  format: ImageFormat;
   metadata: Pick<Metadata, 'digest' | 'architecture'>;
   /** Fetches and writes `target.disk`. */
   run: (target: PullTarget, watched: Watched) => Promise<void>;
@@ -72,23 +75,26 @@ export class Importing {
   }
 
   /**
-   * Runs the import that `plan` returns. Callers that use the same key at the same time share one import. `key` names the content and its
-   * source, so that a later call finds the files of an earlier attempt. A shared import can fail because of the credentials or architecture
-   * of the caller that began it. In this case, each waiting caller tries again.
+   * Runs the import that `plan` returns. Callers that use the same source and state the same format at the same time share one import.
+   * `source` names the content and its source, so that a later call finds the files of an earlier attempt. A shared import can fail because
+   * of the credentials or architecture of the caller that began it. In this case, each waiting caller tries again.
    *
    * @throws ReasonedError when the import fails, or the signal's reason when the signal aborts.
    */
   async ensure(
-    key: string,
-    waiting: Waiting,
+    source: string,
+    request: Waiting & Formatted,
     plan: (signal: AbortSignal, onProgress: Waiting['onProgress']) => Promise<Import>,
   ): Promise<Stored> {
+    const { format } = request;
+    // If the content does not have the stated format, the import fails. So callers that state another format have an import of their own.
+    const key = format === 'Auto' ? source : `${format} ${source}`;
     for (;;) {
       let isOwn = false;
       try {
-        const { result } = await this.#flights.join(key, waiting, async (signal, onProgress) => {
+        const { result } = await this.#flights.join(key, request, async (signal, onProgress) => {
           isOwn = true;
-          return await this.#import(key, await plan(signal, onProgress), signal);
+          return await this.#import(key, { ...(await plan(signal, onProgress)), format }, signal);
         });
         return result;
       } catch (error) {
@@ -100,12 +106,15 @@ export class Importing {
     }
   }
 
-  async #import(key: string, wanted: Import, signal: AbortSignal): Promise<Stored> {
-    const { layout, metrics } = this.#parts;
+  async #import(key: string, wanted: Import & Formatted, signal: AbortSignal): Promise<Stored> {
+    const { layout, space, metrics } = this.#parts;
     const target = layout.partial(key);
     try {
-      const metadata = (await layout.finished(target.folder)) ?? (await this.#fetch(target, wanted, signal));
-      const stored = await this.#place(target.folder, wanted.id, metadata);
+      const stored = await space.keeping(target.folder, async () => {
+        const metadata =
+          (await layout.finished(target.folder)) ?? (await this.#fetch(target, wanted, signal));
+        return await this.#place(target.folder, wanted.id, metadata);
+      });
       metrics.pulls.inc({ result: 'success' });
       return stored;
     } catch (thrown) {
@@ -118,7 +127,7 @@ export class Importing {
     }
   }
 
-  async #fetch(target: PullTarget, wanted: Import, signal: AbortSignal): Promise<Metadata> {
+  async #fetch(target: PullTarget, wanted: Import & Formatted, signal: AbortSignal): Promise<Metadata> {
     const { layout, space, reader } = this.#parts;
     const claim = { folder: target.folder, bytes: wanted.roomBytes };
     await space.within(claim, signal, async (watched) => {

@@ -94,15 +94,26 @@ export class Space {
     }
   }
 
-  /** Frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued for a day. */
-  async tidy(): Promise<void> {
-    await this.relieve();
-    const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
-    for (const { folder, usedAt } of await this.#idlePartials()) {
-      if (usedAt < oldest) {
-        await this.#options.layout.dropPartial(folder);
-      }
+  /** Runs `work`. Meanwhile, the folder of a fetch is not removed to free disk space. In contrast to {@link within}, reserves no space. */
+  async keeping<T>(folder: string, work: () => Promise<T>): Promise<T> {
+    const claim = { folder, bytes: 0 };
+    // The claim waits in the queue, because a removal that is under way might have chosen this folder already.
+    await this.#making.run(() => Promise.resolve(this.#claims.add(claim)));
+    try {
+      return await work();
+    } finally {
+      this.#claims.delete(claim);
     }
+  }
+
+  /**
+   * Removes images that nobody can use, and frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued
+   * for a day.
+   */
+  async tidy(): Promise<void> {
+    await this.#options.catalog.sweep();
+    await this.relieve();
+    await this.#making.run(() => this.#dropOld());
   }
 
   /** Removes fetches that are not running, and then images that nobody needs, until at least `minimumFree` bytes are free. */
@@ -140,17 +151,25 @@ export class Space {
   }
 
   /**
-   * Returns how many bytes a claim lacks, and how many bytes are free for images. Bytes that other claims have reserved do not count as
-   * free.
+   * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
+   * The budget is for images only. A task outside the folder of the images neither needs it nor takes from it.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
-    const { budget = Number.POSITIVE_INFINITY } = this.#options;
     const others = [...this.#claims].filter((other) => other !== claim);
-    const promised = await Promise.all(others.map(remaining));
-    const byDisk = (await this.#free()) - sum(promised);
-    const byBudget = budget - (await this.used()) - sum(promised);
-    const free = Math.max(0, Math.min(byDisk, byBudget));
-    return { lacking: (await remaining(claim)) - Math.min(byDisk, byBudget), free };
+    const byDisk = (await this.#free()) - (await totalRemaining(others));
+    const byBudget = this.#isOfImages(claim) ? await this.#budgetLeft(others) : Number.POSITIVE_INFINITY;
+    const free = Math.min(byDisk, byBudget);
+    return { lacking: (await remaining(claim)) - free, free: Math.max(0, free) };
+  }
+
+  async #budgetLeft(others: readonly Claim[]): Promise<number> {
+    const { budget = Number.POSITIVE_INFINITY } = this.#options;
+    const promised = await totalRemaining(others.filter((other) => this.#isOfImages(other)));
+    return budget - (await this.used()) - promised;
+  }
+
+  #isOfImages({ folder }: Claim): boolean {
+    return folder.startsWith(`${this.#options.layout.root}/`);
   }
 
   /**
@@ -199,6 +218,15 @@ export class Space {
     return false;
   }
 
+  async #dropOld(): Promise<void> {
+    const oldest = Date.now() - PARTIAL_LIFE_MILLISECONDS;
+    for (const { folder, usedAt } of await this.#idlePartials()) {
+      if (usedAt < oldest) {
+        await this.#options.layout.dropPartial(folder);
+      }
+    }
+  }
+
   /** Returns the content that may be removed, in order of removal: first fetches that are not running, then complete images. */
   async #evictables(claim: Claim | undefined): Promise<Evictable[]> {
     const { catalog, layout, onEviction } = this.#options;
@@ -227,6 +255,10 @@ export class Space {
 
 async function remaining({ folder, bytes }: Claim): Promise<number> {
   return Math.max(0, bytes - (await folderBytes(folder)));
+}
+
+async function totalRemaining(claims: readonly Claim[]): Promise<number> {
+  return sum(await Promise.all(claims.map(remaining)));
 }
 
 function sizeOf({ sizeBytes }: { sizeBytes: number }): number {

@@ -80,13 +80,12 @@ export class HttpSource {
   }
 
   async #import(request: HttpRequest): Promise<Stored> {
-    const { url, sha256, architecture, format } = request;
+    const { url, sha256, architecture } = request;
     return await this.#parts.importing.ensure(`${sha256} ${url}`, request, async (_signal, onProgress) => ({
       id: fileId(sha256),
       what: describeUrl(url),
       // No space is reserved at first, because only the server's answer states the size.
       roomBytes: 0,
-      format,
       metadata: { digest: `sha256:${sha256}`, architecture },
       run: (target, watched) => this.#run(request, target, { ...watched, onProgress }),
     }));

@@ -46,6 +46,8 @@ export interface RegistryRequest extends ImageRequest {
    * credentials.
    */
   trusted: boolean;
+  /** Called with the digest of the manifest or index that the registry has for the reference. */
+  onResolved?: ((digest: string) => void) | undefined;
 }
 
 export interface RegistrySourceParts {
@@ -159,6 +161,7 @@ export class RegistrySource {
       return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
     });
     const { answer, repository, credential } = opened;
+    request.onResolved?.(answer.tagDigest);
     // Trusted images come from the image storage. Earlier releases labelled them with the architecture of the host that stored them.
     // Because this label can be wrong, it is not checked.
     const resolved = trusted ? { ...answer, architecture: undefined } : answer;
@@ -185,15 +188,15 @@ export class RegistrySource {
   }
 
   async #pull(found: Found, request: RegistryRequest): Promise<Stored> {
-    const key = `${found.resolved.digest} ${originName(found.reference, request.keyring)}`;
-    return await this.#parts.importing.ensure(key, request, async (signal, onProgress) => {
+    const source = `${found.resolved.digest} ${originName(found.reference, request.keyring)}`;
+    return await this.#parts.importing.ensure(source, request, async (signal, onProgress) => {
       return await this.#plan(found, request, { signal, onProgress });
     });
   }
 
   async #plan(
     { reference, repository, resolved }: Found,
-    { architecture, format, keyring }: RegistryRequest,
+    { architecture, keyring }: RegistryRequest,
     { signal, onProgress }: Waiting,
   ): Promise<Import> {
     const plan = await planPull(repository, resolved, signal);
@@ -204,7 +207,6 @@ export class RegistrySource {
       id: manifestId(resolved.digest, scopeFor(reference, keyring)),
       what: `${name}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
-      format,
       metadata: { digest: resolved.digest, architecture },
       run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }),
     };

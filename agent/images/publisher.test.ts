@@ -1,0 +1,65 @@
+import { existsSync } from 'node:fs';
+import { link, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join, relative } from 'node:path';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { sync } from '../../base/files.ts';
+import { Keyring } from './oci/credentials.ts';
+import { Registries } from './oci/repository.ts';
+import { type Published, Publisher } from './publisher.ts';
+
+vi.mock(import('../../base/files.ts'), { spy: true });
+
+const DISK_BYTES = 1024 * 1024;
+const PATH = 'team/disk.qcow2';
+
+describe('a disk in the folder of the image storage', () => {
+  let root: string;
+  let storageFolder: string;
+  let registries: Registries;
+
+  beforeEach(async () => {
+    root = await mkdtemp(join(tmpdir(), 'berth-publisher-'));
+    storageFolder = join(root, 'storage');
+    await mkdir(storageFolder);
+    await writeFile(join(root, 'disk.raw'), Buffer.alloc(DISK_BYTES, 1));
+    registries = new Registries({ registries: [], allowLoopback: false });
+  });
+
+  afterEach(async () => {
+    vi.resetAllMocks();
+    await registries.close();
+    await rm(root, { recursive: true });
+  });
+
+  async function store(): Promise<Published> {
+    const publisher = new Publisher({ registries, storageFolder, storageKeyring: () => Keyring.parse([]) });
+    const disk = {
+      path: join(root, 'disk.raw'),
+      virtualSizeBytes: DISK_BYTES,
+      architecture: undefined,
+    };
+    const options = { signal: new AbortController().signal, onProgress: () => undefined };
+    return await publisher.store({ type: 'folder', path: PATH }, disk, options);
+  }
+
+  it('is on the disk before it gets its name, and its name before the result', async () => {
+    const synced: string[] = [];
+    vi.mocked(sync).mockImplementation(async (path) => {
+      const when = existsSync(join(storageFolder, PATH)) ? 'named' : 'unnamed';
+      synced.push(`${relative(root, path)}, ${when}`);
+    });
+    await store();
+    expect(synced).toEqual([`storage/${PATH}.partial, unnamed`, 'storage/team, named', 'storage, named']);
+  });
+
+  it('is not written to a file that an earlier agent left', async () => {
+    const left = join(root, 'left');
+    await writeFile(left, 'half');
+    await mkdir(join(storageFolder, 'team'));
+    await link(left, join(storageFolder, `${PATH}.partial`));
+    await store();
+    expect(await readFile(left, 'utf8')).toBe('half');
+    expect(await readdir(join(storageFolder, 'team'))).toEqual(['disk.qcow2']);
+  });
+});
