@@ -77,6 +77,26 @@ it('lists each image once with the number of its hosts, and no image of another 
   ]);
 });
 
+it('lists all tags and Images that name the same content, and no address in the image storage', () => {
+  const content = (...names: string[]) => host('one', { names });
+  const listed = (one: HostNode) =>
+    listItems([one], 'platform-ci', 'platform-default').map(({ image, tag }) => [image, tag]);
+  const tags = content('r.example/desktop:15', 'r.example/desktop:latest', `r.example/desktop@${DIGEST}`);
+  expect(listed(tags)).toEqual([
+    ['r.example/desktop', '15'],
+    ['r.example/desktop', 'latest'],
+  ]);
+  const copied = content(
+    `berth.dev/platform-other/x@${DIGEST}`,
+    `store.example/platform-other/x@${DIGEST}`,
+    `berth.dev/platform-ci/mine@${DIGEST}`,
+  );
+  expect(listed(copied)).toEqual([['mine', undefined]]);
+  const foreign = content(`store.example/platform-other/x@${DIGEST}`, `berth.dev/platform-other/x@${DIGEST}`);
+  expect(listed(foreign)).toEqual([]);
+  expect(listed(content(`r.example/pinned@${DIGEST}`))).toEqual([['r.example/pinned', undefined]]);
+});
+
 it('leaves out images without names, which any host can report', () => {
   const nameless = host('rack', { names: null, sizeBytes: 1 }, IMAGE);
   expect(listItems([nameless], 'platform-a', 'platform-default')).toHaveLength(1);

@@ -100,8 +100,7 @@ export function listItems(
 ): ListItem[] {
   const items = new Map<string, ListItem>();
   for (const image of hosts.flatMap(({ status }) => status?.images ?? [])) {
-    const item = itemOf(image, [namespace, defaultNamespace]);
-    if (item !== undefined) {
+    for (const item of itemsOf(image, [namespace, defaultNamespace])) {
       const key = [item.image, item.tag, item.imageId].join(' ');
       items.set(key, { ...item, nodes: (items.get(key)?.nodes ?? 0) + 1 });
     }
@@ -109,18 +108,29 @@ export function listItems(
   return [...items].toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, item]) => item);
 }
 
-function itemOf(image: CachedContent, namespaces: readonly string[]): ListItem | undefined {
+/**
+ * Returns an item for each Image object in the namespaces and for each tag that names the content. A reference without a tag is an item
+ * only if no Image and no tag names the content, because the address in the image storage contains the namespace and name of an Image.
+ */
+function itemsOf(image: CachedContent, namespaces: readonly string[]): ListItem[] {
   const names = image.names ?? [];
-  const [first = ''] = names.toSorted((a, b) => Number(a.includes('@')) - Number(b.includes('@')));
   const size = sizeOf(image);
-  const object = objectNameIn(first, namespaces);
-  if (object !== undefined) {
-    return { image: object, imageId: digestIn([first]), size, nodes: 0 };
-  }
-  const parts = first.startsWith('berth.dev/') ? 'an Image of another namespace' : readReference(first);
-  return typeof parts === 'string'
-    ? undefined
-    : { image: repositoryName(parts), tag: parts.tag, imageId: digestIn(names), size, nodes: 0 };
+  const objects = names.filter((name) => name.startsWith('berth.dev/'));
+  const references = names.filter((name) => !objects.includes(name));
+  const tagged = references.filter((name) => !name.includes('@'));
+  const shown = tagged.length > 0 || objects.length > 0 ? tagged : references.slice(0, 1);
+  return [
+    ...objects.flatMap((name) => {
+      const object = objectNameIn(name, namespaces);
+      return object === undefined ? [] : [{ image: object, imageId: digestIn([name]), size, nodes: 0 }];
+    }),
+    ...shown.flatMap((name) => {
+      const parts = readReference(name);
+      return typeof parts === 'string'
+        ? []
+        : [{ image: repositoryName(parts), tag: parts.tag, imageId: digestIn(names), size, nodes: 0 }];
+    }),
+  ];
 }
 
 function objectNameIn(name: string, namespaces: readonly string[]): string | undefined {

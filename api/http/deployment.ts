@@ -121,7 +121,7 @@ function missingFor(vm: VM): Ended | undefined {
   const missing = MISSING.map(([type, reason]) => ({ condition: conditionOf(vm, type), reason })).find(
     ({ condition, reason }) => condition?.status !== 'True' && condition?.reason === reason,
   )?.condition;
-  return missing && { code: 404, message: `VM ${vm.metadata.name} was deleted: ${missing.message}` };
+  return missing && { code: 404, message: `VM ${vm.metadata.name} cannot run: ${missing.message}` };
 }
 
 /** Returns an error if no host has room for the VM and the deployment does not wait for room. */
@@ -132,7 +132,7 @@ function noRoomFor(vm: VM, { whenFull, fullStatus }: Wanted): Ended | undefined 
     ? undefined
     : {
         code: fullStatus ?? FULL_STATUS,
-        message: `VM ${vm.metadata.name} was deleted, because no host has room: ${scheduled.message}`,
+        message: `No host has room for VM ${vm.metadata.name}: ${scheduled.message}`,
       };
 }
 

@@ -6,7 +6,7 @@ import type { EmulatorItem } from './emulator.ts';
 
 export function emulatorItem({ metadata, spec, status = {} }: Emulator): EmulatorItem {
   const { platform = EMULATOR_DEFAULTS.platform, device = EMULATOR_DEFAULTS.device } = spec;
-  const phase = phaseOf(status.phase);
+  const phase = metadata.deletionTimestamp === undefined ? phaseOf(status.phase) : 'Terminating';
   return {
     name: metadata.name,
     vm: spec.vmName,

@@ -29,7 +29,7 @@ export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: Pick<EmulatorReque
 
 /** Returns a message if the VM does not run, because an emulator needs a running VM. The result is undefined if the VM runs. */
 export function notRunning({ metadata, status }: VM): string | undefined {
-  return status?.phase === 'Running'
+  return status?.phase === 'Running' && metadata.deletionTimestamp === undefined
     ? undefined
     : `VM ${metadata.name} is not running. An emulator needs a running VM`;
 }

@@ -13,16 +13,25 @@ export function pushItem({ metadata, spec, status = {} }: Image): Push {
   return {
     jobName: metadata.name,
     image: reference,
-    status: statusOf(last?.result, status.phase),
+    status: statusOf(last?.result, status),
     progressPercent: status.progressPercent,
     message: last?.message || notReadyMessage({ status }),
   };
 }
 
-/** Returns the status of the push. A push first copies the disk. During the copy, the result is the status of the copy. */
-function statusOf(result: string | undefined, phase = 'Pending'): Push['status'] {
+/**
+ * Returns the status of the push. A push first copies the disk. During the copy, the result is the status of the copy. An Image that is
+ * finished without a result of the push has failed, for example because the VM was deleted before the copy.
+ */
+function statusOf(
+  result: string | undefined,
+  { phase = 'Pending', finishedTime }: NonNullable<Image['status']>,
+): Push['status'] {
   if (result === 'Succeeded' || result === 'Failed') {
     return result;
+  }
+  if (finishedTime !== undefined) {
+    return 'Failed';
   }
   return phase === 'Failed' || phase === 'Pending' ? phase : 'Running';
 }

@@ -68,3 +68,8 @@ it('shows the memory in GiB, and none if it cannot be read', () => {
     [undefined, undefined],
   ]);
 });
+
+it('shows a VM that is being deleted as Terminating, whatever its status says', () => {
+  const metadata = { name: 'mac', deletionTimestamp: '2026-01-02T03:04:05Z' };
+  expect(vmItem({ metadata, spec: {}, status: { phase: 'Running' } } as VM).status).toBe('Terminating');
+});

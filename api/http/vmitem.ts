@@ -47,7 +47,7 @@ export function vmItem(
     gpuPassthrough: false,
     deployDate: metadata.creationTimestamp,
     ...portsOf(status),
-    status: statusOfPhase(status.phase),
+    status: metadata.deletionTimestamp === undefined ? statusOfPhase(status.phase) : 'Terminating',
     powerState: spec.powerState ?? 'Running',
     owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
     architecture: spec.architecture ?? (status.nodeName && architectureOf(status.nodeName)),

@@ -18,6 +18,11 @@ import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
 const CONNECTIONS = 2_048;
+/**
+ * Time in milliseconds without data after which a connection is closed. In this time, a handler can send four requests to an API server that
+ * does not answer, each with a limit of 30 s, and then answer with 503. {@link UnreadAnswers} limits the time of long answers.
+ */
+const STALL_MILLISECONDS = 150_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
 
@@ -81,6 +86,7 @@ export function createApp({ logger, tls }: AppOptions): App {
     ),
   );
   app.server.maxConnections = CONNECTIONS;
+  app.server.timeout = STALL_MILLISECONDS;
   readBodies(app);
   const unread = new UnreadAnswers();
   app.addHook('onSend', async (request, reply, payload) => {

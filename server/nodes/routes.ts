@@ -5,6 +5,7 @@ import { nodeItem } from '../../api/http/nodeitem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { App } from '../http/app.ts';
 import { invalidField } from '../http/errors.ts';
+import { isServed } from '../http/namespaces.ts';
 import { namespaceParams } from '../http/params.ts';
 import type { Services } from '../services.ts';
 import { dedicate } from './dedication.ts';
@@ -78,7 +79,7 @@ function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
 }
 
 function addNamespace(app: App, { own: { rights, hosts, client }, config }: Services): void {
-  const { default: defaultNamespace, prefix } = config.namespaces;
+  const { default: defaultNamespace, prefix, system } = config.namespaces;
   const dedicatedTo = (namespace: string) => (namespace === defaultNamespace ? undefined : namespace);
   app.post(
     `${NODES_PATH}/:node/namespace`,
@@ -95,10 +96,11 @@ function addNamespace(app: App, { own: { rights, hosts, client }, config }: Serv
       await rights.require(headers, { verb: 'update', resource: 'hosts', subresource: 'namespace' });
       const { name } = hosts.find(namespace, node).metadata;
       const target = body.namespace;
-      if (target !== defaultNamespace && !target.startsWith(prefix)) {
-        throw invalidField('namespace', `must be ${defaultNamespace} or begin with ${prefix}`);
+      if (!isServed(target, config.namespaces)) {
+        const rule = `must be ${defaultNamespace} or begin with ${prefix}, and must not be ${system}`;
+        throw invalidField('namespace', rule);
       }
-      hosts.requireNamespace(target);
+      hosts.requireTarget(target);
       if (target !== namespace) {
         await dedicate(client, { host: name, from: dedicatedTo(namespace), to: dedicatedTo(target) });
       }

@@ -1,7 +1,7 @@
 /** Finds the hosts that belong to a namespace. */
 import { namespaceOfHost } from '../../api/http/host.ts';
-import type { Node } from '../../kube/core.ts';
-import { notFound, type StatusError } from '../http/errors.ts';
+import type { Namespace, Node } from '../../kube/core.ts';
+import { notFound, StatusError } from '../http/errors.ts';
 import type { Watches } from './watches.ts';
 
 export class Hosts {
@@ -27,14 +27,18 @@ export class Hosts {
       .toSorted((a, b) => (a.metadata.name < b.metadata.name ? -1 : 1));
   }
 
-  /** Returns the host. @throws StatusError 404 when it does not exist or belongs to another namespace. */
+  /**
+   * Returns the host. A host can belong to a namespace that was deleted, and is then found too, so that it can be moved.
+   *
+   * @throws StatusError 404 when the host does not exist or belongs to another namespace.
+   */
   find(namespace: string, name: string): Readonly<Node> {
-    this.requireNamespace(namespace);
     const host = this.#watches.host(name);
-    if (host === undefined || this.namespaceOf(host) !== namespace) {
-      throw hostNotFound(name);
+    if (host !== undefined && this.namespaceOf(host) === namespace) {
+      return host;
     }
-    return host;
+    this.requireNamespace(namespace);
+    throw hostNotFound(name);
   }
 
   /** Reports whether the host exists, in any namespace. */
@@ -43,9 +47,18 @@ export class Hosts {
   }
 
   /** Checks that the namespace exists. @throws StatusError 404 when it does not. */
-  requireNamespace(name: string): void {
-    if (this.#watches.namespace(name) === undefined) {
+  requireNamespace(name: string): Readonly<Namespace> {
+    const namespace = this.#watches.namespace(name);
+    if (namespace === undefined) {
       throw notFound('namespaces', name);
+    }
+    return namespace;
+  }
+
+  /** Checks that hosts can be moved into the namespace. @throws StatusError 404 when it does not exist, 409 while it is being deleted. */
+  requireTarget(name: string): void {
+    if (this.requireNamespace(name).metadata.deletionTimestamp !== undefined) {
+      throw new StatusError(409, `Namespace ${name} is being deleted. Move the host to another namespace`);
     }
   }
 }

@@ -13,9 +13,8 @@ import { follow } from '../../kube/follow.ts';
 import type { Ref } from '../../kube/objects.ts';
 import type { Caller } from '../callers/caller.ts';
 import { createAs } from '../callers/objects.ts';
-import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { answerOf, deleted, keep, settle } from './ending.ts';
+import { answerOf, deleted, EndedError, keep, settle } from './ending.ts';
 import { isNamed, timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
 import { trimmed } from './trimmed.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
@@ -94,7 +93,7 @@ export class Deploys {
 }
 
 /**
- * Follows the VM until it runs. Sets `latest.vm` to each new version. @throws StatusError when the VM cannot run, or the signal's reason
+ * Follows the VM until it runs. Sets `latest.vm` to each new version. @throws EndedError when the VM cannot run, or the signal's reason
  * when the signal aborts.
  */
 async function untilRunning(
@@ -113,7 +112,7 @@ async function untilRunning(
       return;
     }
     if (state !== 'waiting') {
-      throw new StatusError(state.code, state.message, state.causes && { causes: state.causes });
+      throw new EndedError(state);
     }
   }
   throw deleted(latest.vm);

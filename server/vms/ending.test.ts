@@ -6,7 +6,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
-import { answerOf, settle } from './ending.ts';
+import { answerOf, EndedError, settle } from './ending.ts';
 
 const TIME = '2030-01-01T00:11:00.000Z';
 const logger = pino({ level: 'silent' });
@@ -64,6 +64,18 @@ it.each<[unknown, boolean, number, string]>([
     false,
     401,
     `Unauthorized: the token is no longer valid. The operator deletes VM mac at ${TIME}`,
+  ],
+  [
+    new EndedError({ code: 503, message: 'No host has room for VM mac: full' }),
+    false,
+    503,
+    `No host has room for VM mac: full. The operator deletes VM mac at ${TIME}`,
+  ],
+  [
+    new EndedError({ code: 422, message: 'VM mac cannot run: no' }),
+    true,
+    422,
+    'VM mac cannot run: no. VM mac was deleted',
   ],
   [new ApiError('no right', { status: 403, reason: 'Forbidden' }), true, 403, 'no right. VM mac was deleted'],
 ])('after %o the answer tells what becomes of the VM', (error, isDeleted, code, words) => {

@@ -14,7 +14,7 @@ import { Patience } from '../../kube/patience.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { progressOf } from '../../api/http/deployment.ts';
+import { type Ended, progressOf } from '../../api/http/deployment.ts';
 
 /**
  * Time in milliseconds for which the answer of a failed deployment waits until the VM is kept or deleted. One such request takes
@@ -102,7 +102,22 @@ export function answerOf(
     const words = status === 401 ? 'Unauthorized: the token is no longer valid' : message;
     return new StatusError(status, `${words}. ${left}`, { reason });
   }
+  if (error instanceof EndedError) {
+    const { code, message, causes } = error.state;
+    return new StatusError(code, `${message}. ${left}`, causes && { causes });
+  }
   return error;
+}
+
+/** Error of a deployment whose VM will not run. */
+export class EndedError extends Error {
+  override readonly name = 'EndedError';
+  readonly state: Ended;
+
+  constructor(state: Ended) {
+    super(state.message);
+    this.state = state;
+  }
 }
 
 export function deleted({ metadata }: VM): StatusError {

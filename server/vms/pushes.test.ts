@@ -25,6 +25,14 @@ it.each([
   ],
   [{ phase: 'Ready' }, { status: 'Running' }],
   [
+    {
+      phase: 'Pending',
+      finishedTime: REQUESTED,
+      conditions: [{ type: 'Ready', status: 'False', message: 'VM mac was not found' }],
+    },
+    { status: 'Failed', message: 'VM mac was not found' },
+  ],
+  [
     { phase: 'Failed', conditions: [{ type: 'Ready', status: 'False', message: 'disk lost' }] },
     { status: 'Failed', message: 'disk lost' },
   ],
