@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { access, mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { access, mkdir, mkdtemp, readdir, rm, symlink, writeFile } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -19,16 +19,20 @@ import { type MachineFile, readCopyNote, readMachineFile, StateFile, writeCopyNo
 /** Events in the form in which QEMU 7.2 to 10 sends them. */
 const SAYS = {
   signal: '{"event":"SHUTDOWN","data":{"guest":false,"reason":"host-signal"}}',
+  stop: '{"event":"STOP"}',
   powerOff: '{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}',
 };
+
+/** An inspection waits 3 s for an answer, and other commands 30 s. A busy machine needs longer. */
+const SOON_MILLISECONDS = 15_000;
 
 let directory: string;
 let folder: MachineFolder;
 let driver: QemuDriver;
 let peers: ScriptedPeer[];
 let hypervisor: ReturnType<typeof spawn>;
-/** Makes the hypervisor report that its guest has powered off. */
-let powerOff: () => void;
+/** Makes the hypervisor report an event. */
+let report: (event: string) => void;
 
 beforeEach(async () => {
   peers = [];
@@ -65,12 +69,14 @@ interface ListenOptions {
   event?: string | undefined;
   /** Whether a program in the guest has opened the guest agent's port. */
   hasAgent?: boolean;
+  /** Returns whether the hypervisor leaves `query-status` without an answer. */
+  isSilent?: () => boolean;
 }
 
 /** Answers in place of a hypervisor in the run state `status`. Sends `event`, if any, and ends after `quit`. */
 async function listen(
   status: string,
-  { event, hasAgent = false }: ListenOptions = {},
+  { event, hasAgent = false, isSilent = () => false }: ListenOptions = {},
 ): Promise<ScriptedPeer> {
   const disk = { qdev: '/disk', inserted: { 'node-name': 'disk', image: { 'virtual-size': 1 } } };
   const answers: Record<string, unknown> = {
@@ -78,20 +84,23 @@ async function listen(
     'query-block': [disk],
     'query-block-exports': [],
     'query-named-block-nodes': [],
+    'query-migrate': { status: 'failed' },
     'query-chardev': [{ label: 'agent', filename: 'ga.sock', 'frontend-open': hasAgent }],
   };
   const answer = (socket: Socket, { execute, id }: PeerCommand): void => {
     if (execute === 'query-status' && event !== undefined) {
       socket.write(`${event}\n`);
     }
-    socket.write(`${JSON.stringify({ return: answers[execute] ?? {}, id })}\n`);
+    if (execute !== 'query-status' || !isSilent()) {
+      socket.write(`${JSON.stringify({ return: answers[execute] ?? {}, id })}\n`);
+    }
     if (execute === 'quit') {
       hypervisor.kill('SIGKILL');
     }
     if (execute === 'system_powerdown') {
       socket.write(`${SAYS.powerOff}\n`);
     }
-    powerOff = () => socket.write(`${SAYS.powerOff}\n`);
+    report = (line) => socket.write(`${line}\n`);
   };
   const peer = await ScriptedPeer.listen(join(folder.path, 'qmp.sock'), answer);
   peers.push(peer);
@@ -117,6 +126,60 @@ describe('a hypervisor in the run state shutdown', () => {
     await writeFile(join(folder.path, segmentName('hypervisor', 0)), words);
     await listen('shutdown');
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason: 'Crashed' });
+  });
+});
+
+/** A real QEMU rarely stops a guest for these causes, and then waits for ever. */
+describe('a hypervisor whose guest cannot continue', () => {
+  it.each([
+    ['internal-error', 'The hypervisor stopped the guest after an internal error'],
+    ['guest-panicked', 'The guest reported that its kernel crashed'],
+  ])('in the run state %s is ended, and its machine has crashed', async (status, cause) => {
+    const words = 'KVM internal error. Suberror: 1';
+    await writeFile(join(folder.path, segmentName('hypervisor', 0)), `${words}\n`);
+    const qmp = await listen(status);
+    const crashed = { kind: 'exited', reason: 'Crashed', message: `${cause}: ${words}` };
+    expect(await driver.inspect(folder)).toEqual(crashed);
+    expect(qmp.commands).toContain('quit');
+    expect(await driver.inspect(folder)).toEqual(crashed);
+  });
+
+  it('is inspected as soon as it stops its guest, and not again for each of many reports', async () => {
+    const changed: string[] = [];
+    await listen('running');
+    await driver.inspect(folder);
+    driver.onChange((uid) => changed.push(uid));
+    report(`${SAYS.stop}\n${SAYS.stop}\n${SAYS.stop}`);
+    await driver.pause(folder);
+    expect(changed).toEqual(['uid']);
+  });
+
+  it('is not inspected while it ends because its guest powered off', async () => {
+    const ended: boolean[] = [];
+    await listen('running');
+    await driver.inspect(folder);
+    driver.onChange(() => ended.push(hypervisor.killed));
+    report(`${SAYS.powerOff}\n${SAYS.stop}`);
+    await expect.poll(() => ended).toEqual([true]);
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason: 'GuestShutdown' });
+  });
+});
+
+/** The agent inspects only a few machines at once, so one that hangs must not hold up the others. */
+describe('a hypervisor that does not answer', () => {
+  it('delays its inspection for seconds only, and is inspected again over the same connection', async () => {
+    let silent = true;
+    await writeCopyNote(folder.path, { target: undefined, frozen: false, thawsFailed: 0 });
+    const qmp = await listen('running', { isSilent: () => silent });
+    const began = performance.now();
+    const running = { kind: 'running', pid: hypervisor.pid, paused: false };
+    expect(await driver.inspect(folder)).toEqual({ ...running, guestStarted: false });
+    expect(performance.now() - began).toBeLessThan(SOON_MILLISECONDS);
+    expect(qmp.commands).toEqual(['qmp_capabilities', 'query-status']);
+    silent = false;
+    expect(await driver.inspect(folder)).toEqual({ ...running, guestStarted: true });
+    expect(qmp.commands.filter((command) => command === 'qmp_capabilities')).toHaveLength(1);
+    expect(await readCopyNote(folder.path)).toBeUndefined();
   });
 });
 
@@ -161,6 +224,39 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
   });
 });
 
+/** The hypervisor has no use for other files in this folder, so only a hostile hypervisor makes them. */
+describe('a hypervisor that puts other files into the folder of a copy', () => {
+  const copy = (): string => join(folder.path, 'copy');
+  const names = async (): Promise<string[]> =>
+    (await readdir(folder.path)).filter((name) => /^copy/.test(name));
+
+  beforeEach(async () => {
+    await mkdir(join(copy(), 'old.raw', 'deep'), { recursive: true });
+    await symlink(directory, join(copy(), 'link'));
+    await writeCopyNote(folder.path, { target: undefined, frozen: false, thawsFailed: 0 });
+  });
+
+  it('does not hold up a suspension, and the files are removed when it has ended', async () => {
+    const qmp = await listen('running');
+    await expect(driver.suspend(folder)).rejects.toThrow(
+      'QEMU did not save the memory of the machine: failed',
+    );
+    expect(qmp.commands).toContain('migrate');
+    expect(await names()).toEqual(['copy', 'copy.json']);
+    hypervisor.kill('SIGKILL');
+    await once(hypervisor, 'exit');
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited' });
+    expect(await names()).toEqual([]);
+  });
+
+  it('is removed with its machine, and what its links lead to stays', async () => {
+    await listen('running');
+    await driver.delete(folder);
+    await expect(access(folder.path)).rejects.toSatisfy(isMissing);
+    await access(directory);
+  });
+});
+
 describe('a guest agent', () => {
   const seen: PeerCommand[] = [];
 
@@ -177,7 +273,7 @@ describe('a guest agent', () => {
 
   it('shuts its guest down when the machine is stopped, instead of the power button', async () => {
     const qmp = await listen('running', { hasAgent: true });
-    await guestAgent(() => powerOff());
+    await guestAgent(() => report(SAYS.powerOff));
     await driver.stop(folder, { graceMilliseconds: 30_000 });
     expect(seen).toEqual([{ execute: 'guest-shutdown', arguments: { mode: 'powerdown' } }]);
     expect(qmp.commands).not.toContain('system_powerdown');
