@@ -117,7 +117,7 @@ describe('a stored serving certificate', () => {
         throw new Error('no answer');
       },
     };
-    keepCertificates({
+    void keepCertificates({
       config,
       client: client as unknown as KubeClient,
       transport: {} as Transport,

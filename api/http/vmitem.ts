@@ -35,9 +35,10 @@ const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
  * the VM's config and image do not always name an architecture.
  */
 export function vmItem(
-  { metadata, spec, status = {} }: VM,
+  vm: VM,
   architectureOf: (host: string) => string | undefined = () => undefined,
 ): VMItem {
+  const { metadata, spec, status = {} } = vm;
   return {
     name: metadata.name,
     node: status.nodeName,
@@ -47,13 +48,18 @@ export function vmItem(
     gpuPassthrough: false,
     deployDate: metadata.creationTimestamp,
     ...portsOf(status),
-    status: metadata.deletionTimestamp === undefined ? statusOfPhase(status.phase) : 'Terminating',
+    status: statusOf(vm),
     powerState: spec.powerState ?? 'Running',
     owner: metadata.annotations?.[CREATED_BY_ANNOTATION],
     architecture: spec.architecture ?? (status.nodeName && architectureOf(status.nodeName)),
     labels: labelsOf(metadata),
     message: status.failure?.message,
   };
+}
+
+/** Returns the status that clients get. The operator writes the phase of a VM that is being deleted a moment later. */
+function statusOf({ metadata, status }: VM): VMItem['status'] {
+  return metadata.deletionTimestamp === undefined ? statusOfPhase(status?.phase) : 'Terminating';
 }
 
 /** Returns the body of the answer to a deployment. */

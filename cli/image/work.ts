@@ -68,21 +68,25 @@ function wantedIn({ spec }: Image, work: ImageWork): Wanted {
  * Returns the result of the wanted work. If the spec has another request by now, the wait must end, because the status might never have a
  * result of the wanted work.
  */
-export function resultOf(image: Image, { work, requestedAt: wanted }: Wanted): Result {
+export function resultOf(image: Image, wanted: Wanted): Result {
   const stalled = conditionOf(image, 'Stalled');
   if (stalled?.status === 'True') {
     return { failure: stalled.message || stalled.reason };
   }
-  if (work === 'save') {
+  if (wanted.work === 'save') {
     return conditionOf(image, 'Ready')?.status === 'True' ? 'done' : 'waiting';
   }
+  return resultOfAction(image, wanted);
+}
+
+function resultOfAction(image: Image, wanted: Wanted): Result {
   const { lastCommit, lastPush } = image.status ?? {};
-  const last = work === 'commit' ? lastCommit : lastPush;
-  if (last?.result === undefined || last.requestedAt !== wanted) {
-    const { requestedAt: present } = wantedIn(image, work);
-    return present === wanted ? 'waiting' : { failure: replacedBy(present, { work, requestedAt: wanted }) };
+  const last = wanted.work === 'commit' ? lastCommit : lastPush;
+  if (last?.result !== undefined && last.requestedAt === wanted.requestedAt) {
+    return last.result === 'Succeeded' ? 'done' : { failure: last.message || last.result };
   }
-  return last.result === 'Succeeded' ? 'done' : { failure: last.message || last.result };
+  const { requestedAt: present } = wantedIn(image, wanted.work);
+  return present === wanted.requestedAt ? 'waiting' : { failure: replacedBy(present, wanted) };
 }
 
 function replacedBy(present = 'absent', { work, requestedAt = 'absent' }: Wanted): string {

@@ -228,7 +228,7 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
 describe('a hypervisor that puts other files into the folder of a copy', () => {
   const copy = (): string => join(folder.path, 'copy');
   const names = async (): Promise<string[]> =>
-    (await readdir(folder.path)).filter((name) => /^copy/.test(name));
+    (await readdir(folder.path)).filter((name) => name.startsWith('copy'));
 
   beforeEach(async () => {
     await mkdir(join(copy(), 'old.raw', 'deep'), { recursive: true });

@@ -186,11 +186,7 @@ export async function reconcile(
   }
   const crash = CRASHES.get(status);
   if (crash !== undefined) {
-    // Without this call, the report of the process's exit would record the end first, with a message that does not name the cause.
-    hypervisor.expectExit();
-    await quit(hypervisor, logger);
-    const message = await exitMessage(hypervisor.folder.path, crash);
-    await recordEnd(file, { reason: 'Crashed', message });
+    await endCrashed(hypervisor, file, { crash, logger });
     return 'gone';
   }
   if (state?.paused === true) {
@@ -204,6 +200,19 @@ export async function reconcile(
   }
   await goOn(qmp, file);
   return 'running';
+}
+
+/** Ends a hypervisor whose guest cannot continue. `crash` describes the reason. */
+async function endCrashed(
+  hypervisor: Hypervisor,
+  file: StateFile,
+  { crash, logger }: { crash: string; logger: Logger },
+): Promise<void> {
+  // Without this call, the report of the process's exit would record the end first, with a message that does not name the cause.
+  hypervisor.expectExit();
+  await quit(hypervisor, logger);
+  const message = await exitMessage(hypervisor.folder.path, crash);
+  await recordEnd(file, { reason: 'Crashed', message });
 }
 
 /**

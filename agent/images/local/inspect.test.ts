@@ -4,19 +4,17 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { unless } from '../../../test/support/unless.ts';
 import { inspectImage } from './inspect.ts';
 
 /** Time limit of `qemu-img info`, which is not configurable. */
 const LIMIT_MILLISECONDS = 10_000;
 
-const LINUX = process.platform === 'linux' ? undefined : 'only Linux has prlimit, which runs qemu-img';
-
-describe('a qcow2 file, when qemu-img', unless(LINUX), () => {
+describe('a qcow2 file, when qemu-img', () => {
   let folder: string;
   let path: string;
 
-  beforeEach(async () => {
+  beforeEach(async (context) => {
+    context.skip(process.platform !== 'linux', 'Only Linux has prlimit, which runs qemu-img');
     folder = await mkdtemp(join(tmpdir(), 'berth-inspect-'));
     path = join(folder, 'disk.qcow2');
     execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, '1M']);
