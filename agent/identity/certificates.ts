@@ -228,21 +228,28 @@ export function writePair(file: string, pair: Certificate): void {
   writeSecretFile(file, `${pair.certificate.trimEnd()}\n${pair.key.trimEnd()}\n`);
 }
 
-/** Reports whether a certificate belongs to this Node and is still valid. */
-export function isUsable(pair: Certificate | undefined, nodeName: string): boolean {
+/**
+ * Reports whether a certificate belongs to this Node and is still valid. `address` is the IP address that a serving certificate must have.
+ * A client certificate has no addresses, so the address is then undefined.
+ *
+ * @throws Error when the text of the certificate is no certificate.
+ */
+export function isUsable(pair: Certificate | undefined, nodeName: string, address?: string): boolean {
   if (pair === undefined) {
     return false;
   }
-  const { subject, validTo } = new X509Certificate(pair.certificate);
-  return subject.split('\n').includes(`CN=${nodeUser(nodeName)}`) && Date.parse(validTo) > Date.now();
+  const certificate = new X509Certificate(pair.certificate);
+  const isOwn = certificate.subject.split('\n').includes(`CN=${nodeUser(nodeName)}`);
+  const isForAddress = address === undefined || certificate.checkIP(address) !== undefined;
+  return isOwn && isForAddress && Date.parse(certificate.validTo) > Date.now();
 }
 
-/** Returns the approved certificate of an earlier start, or else a self-signed certificate. */
+/** Returns the approved certificate of an earlier start if it is usable with this address, or else a self-signed certificate. */
 export async function servingCertificate(
   config: Pick<IdentitySettings, 'dataDirectory' | 'nodeName' | 'address'>,
 ): Promise<Certificate> {
   const stored = readPair(identityFiles(config.dataDirectory).serving);
-  if (stored !== undefined && isUsable(stored, config.nodeName)) {
+  if (stored !== undefined && isUsable(stored, config.nodeName, config.address)) {
     return stored;
   }
   const make = selfMadeCertificate({

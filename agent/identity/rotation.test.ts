@@ -1,7 +1,15 @@
+import { X509Certificate } from 'node:crypto';
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { pino } from 'pino';
-import { beforeAll, describe, expect, test } from 'vitest';
+import { Registry } from 'prom-client';
+import { afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
 import { type Certificate, createKey, selfSigned, validityOf } from '../../kube/certificates/certificate.ts';
-import { keepRenewed, renewalTime } from './rotation.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { Transport } from '../../kube/transport.ts';
+import { identityFiles, servingCertificate, writePair } from './certificates.ts';
+import { keepCertificates, keepRenewed, renewalTime } from './rotation.ts';
 
 const logger = pino({ level: 'silent' });
 let certificate: Certificate;
@@ -77,5 +85,71 @@ describe('the renewal of a certificate', () => {
       ...time,
     });
     expect(time.slept).toEqual([1, 2, 4, 8, 16, 32, 60, 60].map((seconds) => seconds * 1000));
+  });
+});
+
+describe('a stored serving certificate', () => {
+  const CERTIFIED = '192.0.2.7';
+  let config: Parameters<typeof keepCertificates>[0]['config'];
+
+  beforeEach(async () => {
+    const dataDirectory = mkdtempSync(join(tmpdir(), 'berth-rotation-'));
+    const certificates = { clientSeconds: 3_600, servingSeconds: 3_600 };
+    config = { nodeName: 'one', address: CERTIFIED, dataDirectory, certificates };
+    const key = await createKey();
+    for (const [kind, ipAddresses] of [
+      ['client', []],
+      ['serving', [CERTIFIED]],
+    ] as const) {
+      const pem = await selfSigned({ key, commonName: 'system:node:one', ipAddresses, days: 30 });
+      writePair(identityFiles(dataDirectory)[kind], { certificate: pem, key: key.pem });
+    }
+  });
+
+  afterEach(() => rmSync(config.dataDirectory, { recursive: true, force: true }));
+
+  /** Keeps the certificates until the signal aborts. Returns the list of the signers that are asked. */
+  function keep(signal: AbortSignal): string[] {
+    const signers: string[] = [];
+    const client = {
+      create: async (_: unknown, { spec }: { spec: { signerName: string } }) => {
+        signers.push(spec.signerName);
+        throw new Error('no answer');
+      },
+    };
+    const kept = keepCertificates({
+      config,
+      client: client as unknown as KubeClient,
+      transport: {} as Transport,
+      server: { replaceCertificate: () => undefined },
+      metrics: new Registry(),
+      logger,
+      signal,
+    });
+    void Promise.all(kept);
+    return signers;
+  }
+
+  async function shown(): Promise<X509Certificate> {
+    return new X509Certificate((await servingCertificate(config)).certificate);
+  }
+
+  test('is shown and kept while the host has its address', async () => {
+    expect((await shown()).subject).toBe('CN=system:node:one');
+    const stop = new AbortController();
+    const asked = keep(stop.signal);
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    stop.abort();
+    expect(asked).toEqual([]);
+  });
+
+  test('is replaced immediately when the host has another address', async () => {
+    config.address = '192.0.2.8';
+    expect((await shown()).subjectAltName).toBe('IP Address:192.0.2.8');
+    const stop = new AbortController();
+    const asked = keep(stop.signal);
+    await expect.poll(() => asked).toContain('kubernetes.io/kubelet-serving');
+    stop.abort();
+    expect(new Set(asked).size).toBe(1);
   });
 });

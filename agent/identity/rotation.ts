@@ -115,7 +115,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   const files = identityFiles(config.dataDirectory);
   const client = readPair(files.client);
   const stored = readPair(files.serving);
-  const serving = isUsable(stored, nodeName) ? stored : undefined;
+  const serving = isUsable(stored, nodeName, address) ? stored : undefined;
   tellEnd(metrics, 'client', client);
   tellEnd(metrics, 'serving', serving);
   const ask = (request: Omit<CertificateRequest, 'nodeName'>) => (signal: AbortSignal) =>
