@@ -125,7 +125,8 @@ export class EventRecorder<Reason extends string> {
   #allowed(object: string): boolean {
     const now = this.#clock();
     const bucket = this.#buckets.get(object) ?? { tokens: BURST, filled: now };
-    const refilled = bucket.tokens + (now - bucket.filled) / REFILL_MILLISECONDS;
+    // If the clock was set back, the bucket is not refilled. A negative refill would refuse Events for hours.
+    const refilled = bucket.tokens + Math.max(0, now - bucket.filled) / REFILL_MILLISECONDS;
     const tokens = Math.min(BURST, refilled);
     this.#buckets.set(object, { tokens: tokens >= 1 ? tokens - 1 : tokens, filled: now });
     return tokens >= 1;

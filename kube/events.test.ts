@@ -1,0 +1,38 @@
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
+import { expect, it } from 'vitest';
+import type { KubeClient } from './client.ts';
+import { EventRecorder } from './events.ts';
+import { runtimeMetrics } from './metrics.ts';
+
+const HOUR_MILLISECONDS = 3_600_000;
+
+it('keeps the rate limit of an object when the clock is set back', async () => {
+  const metrics = runtimeMetrics(new Registry());
+  const sent: string[] = [];
+  const client = {
+    transport: { metrics },
+    create: async (_: unknown, { note }: { note: string }) => void sent.push(note),
+  };
+  let now = Date.now();
+  const recorder = new EventRecorder<string>(client as unknown as KubeClient, {
+    reportingController: 'berth.dev/test',
+    reportingInstance: 'test',
+    logger: pino({ level: 'silent' }),
+    clock: () => now,
+  });
+  const object = { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'a', namespace: 'n', uid: 'u' } };
+  const tell = (message: string) =>
+    recorder.event(object, { type: 'Normal', reason: 'Tried', action: 'Try', message });
+  tell('before');
+  now -= 3 * HOUR_MILLISECONDS;
+  for (let count = 0; count < 30; count += 1) {
+    tell(`number ${count}`);
+  }
+  await recorder.flush(1_000);
+  expect(sent, '25 without a pause').toHaveLength(25);
+  now += 300_000;
+  tell('after five minutes');
+  await recorder.flush(1_000);
+  expect(sent.slice(25)).toEqual(['after five minutes']);
+});
