@@ -74,7 +74,8 @@ export class Informer<T extends KubeObject> {
   readonly #backoff = new Backoff(BACKOFF);
   #watchListSupported = true;
   #cut: ((reason: 'silent' | 'behind') => void) | undefined;
-  #watchStarted = 0;
+  /** Time by `performance.now()` when the watch began, or when its read of all objects ended. */
+  #followingSince = 0;
   #relistReason: string | undefined = 'start';
 
   constructor(client: KubeClient, type: Resource<T>, options: InformerOptions<T> & { logger: Logger }) {
@@ -97,10 +98,14 @@ export class Informer<T extends KubeObject> {
     void this.#run(signal);
   }
 
-  /** If the cache has not yet reached `resourceVersion`, ends and resumes the watch. Does nothing if the watch began less than 5 s ago. */
+  /**
+   * If the cache has not yet reached `resourceVersion`, ends and resumes the watch. Does nothing while all objects are read, because the
+   * read would begin again. Does nothing if the watch began, or its read of all objects ended, less than 5 s ago.
+   */
   cutIfStale(resourceVersion: string): void {
     const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
-    if (behind && performance.now() - this.#watchStarted > BEHIND_MILLISECONDS) {
+    const isReading = this.#relistReason !== undefined;
+    if (behind && !isReading && performance.now() - this.#followingSince > BEHIND_MILLISECONDS) {
       this.#cut?.('behind');
     }
   }
@@ -165,15 +170,11 @@ export class Informer<T extends KubeObject> {
 
   async #readPages(signal: AbortSignal): Promise<void> {
     const { namespace, labelSelector, fieldSelector } = this.#options;
+    const options = { namespace, labelSelector, fieldSelector, signal };
     const began = performance.now();
     const seen = new Set<string>();
     let resourceVersion = '';
-    for await (const page of this.#client.pages(this.#type, {
-      namespace,
-      labelSelector,
-      fieldSelector,
-      signal,
-    })) {
+    for await (const page of this.#client.pages(this.#type, options)) {
       resourceVersion = page.resourceVersion;
       for (const object of page.items) {
         seen.add(keyOf(object));
@@ -187,6 +188,7 @@ export class Informer<T extends KubeObject> {
     this.#store.retain(seen);
     this.#relistReason = undefined;
     this.readSince = began;
+    this.#followingSince = performance.now();
     this.#advance(resourceVersion);
     this.#syncedResolvers.resolve();
   }
@@ -198,7 +200,7 @@ export class Informer<T extends KubeObject> {
     const silence = setTimeout(() => this.#cut?.('silent'), SILENCE_MILLISECONDS);
     signal.addEventListener('abort', onAbort, { once: true });
     this.#cut = (reason) => end.abort(new CutError(reason));
-    this.#watchStarted = began;
+    this.#followingSince = began;
     try {
       const stream = await this.#client.transport.stream(this.#watchPath(parameters), end.signal);
       const events = await this.#consume(stream, began, () => silence.refresh());

@@ -1,0 +1,90 @@
+import { PassThrough } from 'node:stream';
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import type { KubeClient } from './client.ts';
+import { Informer } from './informer.ts';
+import { runtimeMetrics } from './metrics.ts';
+import type { KubeObject, Resource } from './objects.ts';
+
+const TYPE: Resource<KubeObject> = { apiVersion: 'v1', kind: 'Pod', plural: 'pods', namespaced: true };
+/** Time limit for a new watch. The first wait of a watch is 0.8 to 1.6 s. */
+const RECOVERY = { timeout: 10_000 };
+const LAST_INITIAL = { 'k8s.io/initial-events-end': 'true' };
+
+/** A watch that the informer opened. */
+interface Watch {
+  path: string;
+  signal: AbortSignal;
+  send: (type: string, object: object) => void;
+}
+
+let watches: Watch[];
+let informer: Informer<KubeObject>;
+let end: AbortController;
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  watches = [];
+  end = new AbortController();
+  const stream = async (path: string, signal: AbortSignal) => {
+    const body = new PassThrough();
+    signal.addEventListener('abort', () => body.destroy(signal.reason as Error), { once: true });
+    const send = (type: string, object: object) => void body.write(`${JSON.stringify({ type, object })}\n`);
+    watches.push({ path, signal, send });
+    return body;
+  };
+  const transport = { stream, metrics: runtimeMetrics(new Registry()) };
+  informer = new Informer({ transport } as unknown as KubeClient, TYPE, {
+    logger: pino({ level: 'silent' }),
+  });
+  informer.start(end.signal);
+});
+
+afterEach(() => {
+  end.abort(new Error('the test has ended'));
+  vi.useRealTimers();
+});
+
+function pod(name: string, resourceVersion: string): object {
+  return { metadata: { name, namespace: 'n', resourceVersion } };
+}
+
+function lastInitial(resourceVersion: string): object {
+  return { metadata: { name: '', resourceVersion, annotations: LAST_INITIAL } };
+}
+
+async function opened(count: number): Promise<Watch> {
+  return await vi.waitFor(() => {
+    expect(watches).toHaveLength(count);
+    return watches.at(-1)!;
+  }, RECOVERY);
+}
+
+async function reached(resourceVersion: string): Promise<void> {
+  await vi.waitFor(() => expect(informer.cache.resourceVersion).toBe(resourceVersion));
+}
+
+it('cuts a watch that is behind, but no read of all objects, and no watch that has just read them', async () => {
+  const first = await opened(1);
+  first.send('ADDED', pod('a', '8'));
+  first.send('BOOKMARK', lastInitial('10'));
+  await reached('10');
+  first.send('ERROR', { kind: 'Status', code: 410, reason: 'Expired', message: 'too old' });
+  const second = await opened(2);
+  expect(second.path).toContain('sendInitialEvents=true');
+  second.send('ADDED', pod('a', '8'));
+  await vi.advanceTimersByTimeAsync(20_000);
+  informer.cutIfStale('30');
+  expect(second.signal.aborted, 'while all objects are read').toBe(false);
+  second.send('BOOKMARK', lastInitial('20'));
+  await reached('20');
+  informer.cutIfStale('30');
+  expect(second.signal.aborted, 'directly after the read').toBe(false);
+  await vi.advanceTimersByTimeAsync(5_001);
+  informer.cutIfStale('20');
+  expect(second.signal.aborted, 'when the cache is not behind').toBe(false);
+  informer.cutIfStale('30');
+  expect(second.signal.aborted).toBe(true);
+  expect((await opened(3)).path).toContain('resourceVersion=20');
+});
