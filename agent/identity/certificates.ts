@@ -12,7 +12,8 @@ import {
 } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
-import { ApiError, isAlreadyExists, isNotFound } from '../../kube/errors.ts';
+import { isAlreadyExists, isNotFound, isRefusal } from '../../kube/errors.ts';
+import { Patience } from '../../kube/patience.ts';
 import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
 
@@ -54,7 +55,7 @@ export interface CertificateRequest {
 }
 
 /** Error for a certificate request that was denied or could not be signed. A new request would fail in the same way until a person acts. */
-class CertificateRefusedError extends Error {
+export class CertificateRefusedError extends Error {
   override readonly name = 'CertificateRefusedError';
 }
 
@@ -77,7 +78,8 @@ export function nodeUser(nodeName: string): string {
 /**
  * Makes a key, requests a certificate for it, and waits without a time limit until somebody approves or denies the request.
  *
- * @throws CertificateRefusedError with the reason in the request, when the request is denied or cannot be signed.
+ * @throws CertificateRefusedError with the reason in the request, when the request is denied or cannot be signed; ApiError when the API
+ * server refuses the request, or refuses for more than 20 s to show it.
  */
 export async function requestCertificate(
   client: KubeClient,
@@ -155,9 +157,11 @@ async function waitForCertificate(
     firstMilliseconds: LOOK_FIRST_MILLISECONDS,
     capMilliseconds: LOOK_CAP_MILLISECONDS,
   });
+  const patience = new Patience();
   for (;;) {
     try {
       const issued = outcome(await client.get(CERTIFICATE_SIGNING_REQUESTS, { name }, { signal }));
+      patience.reset();
       if (issued !== undefined) {
         return issued;
       }
@@ -165,7 +169,7 @@ async function waitForCertificate(
       if (isNotFound(error)) {
         return undefined;
       }
-      if (isFinal(error) || signal.aborted) {
+      if (error instanceof CertificateRefusedError || patience.endsWith(error) || signal.aborted) {
         throw error;
       }
     }
@@ -174,12 +178,11 @@ async function waitForCertificate(
 }
 
 /**
- * Reports whether the error means that the certificate request failed for good, so that asking again would not help. If the API server
- * cannot be reached, the result is false, because the request can still be approved.
+ * Reports whether the error means that asking again would not help until a person acts. If the API server cannot be reached or is too busy,
+ * the result is false, because the request can still be approved.
  */
 export function isFinal(error: unknown): boolean {
-  const refused = error instanceof ApiError && error.status < 500;
-  return refused || error instanceof CertificateRefusedError;
+  return isRefusal(error) || error instanceof CertificateRefusedError;
 }
 
 function outcome(request: CertificateSigningRequest): string | undefined {

@@ -10,7 +10,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { TLSSocket } from 'node:tls';
 import { pino } from 'pino';
-import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
 import { stringify } from 'yaml';
 import { type Certificate, createKey } from '../../kube/certificates/certificate.ts';
 import { createMetrics } from '../../kube/metrics.ts';
@@ -25,6 +25,11 @@ const SERVER_NAME = 'api.example';
 /** Address at which nothing listens. */
 const NOWHERE = 'https://127.0.0.1:1';
 
+interface Answer {
+  status: number;
+  body?: unknown;
+}
+
 let authority: Authority;
 let otherAuthority: Authority;
 let stored: Certificate;
@@ -33,7 +38,7 @@ let server: Server;
 let url: string;
 let directory: string;
 /** Answers of the API server by request. All other requests get the status 404. */
-let answers: Record<string, { status: number; body?: unknown }>;
+let answers: Record<string, Answer | (() => Answer)>;
 /** Requests that the API server received, each with the common name or the token of its client. */
 let asked: string[];
 let log: string[];
@@ -53,7 +58,8 @@ beforeAll(async () => {
       const { subject } = (call.socket as TLSSocket).getPeerCertificate();
       const who = call.headers.authorization ?? subject?.CN;
       asked.push(`${what} as ${who}`);
-      const { status, body = {} } = answers[what] ?? { status: 404 };
+      const answer = answers[what] ?? { status: 404 };
+      const { status, body = {} } = typeof answer === 'function' ? answer() : answer;
       reply.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body));
     },
   );
@@ -73,6 +79,7 @@ beforeEach(() => {
 });
 
 afterEach(() => {
+  vi.restoreAllMocks();
   rmSync(directory, { recursive: true, force: true });
 });
 
@@ -222,6 +229,68 @@ describe('a host that has joined', () => {
 
 test('a host that has not joined needs its bootstrap kubeconfig', async () => {
   await expect(take()).rejects.toThrow(/ENOENT.*bootstrap/);
+});
+
+describe('a host that joins', () => {
+  const MADE = { status: 201, body: { metadata: { name: 'mine' } } };
+  const APPROVED = () => ({ status: 200, body: { status: { certificate: base64(issued.certificate) } } });
+
+  beforeEach(() => writeBootstrap({ server: url }));
+
+  /** Answers with these statuses, then with the certificate. */
+  function approvedAfter(...statuses: number[]): () => Answer {
+    return () => {
+      const status = statuses.shift();
+      return status === undefined ? APPROVED() : { status };
+    };
+  }
+
+  /** Makes each look at the request happen 15 s later, and refuses all looks. */
+  function refusedAlways(status: number): () => Answer {
+    const now = performance.now.bind(performance);
+    let later = 0;
+    vi.spyOn(performance, 'now').mockImplementation(() => now() + later);
+    return () => {
+      later += 15_000;
+      return { status, body: { message: 'not now' } };
+    };
+  }
+
+  test('waits for its request although it is refused for a short time', async () => {
+    answers = { [REQUEST]: MADE, [READ]: approvedAfter(401, 403, 408) };
+    expect(await take()).toMatchObject({ isNode: true });
+    expect(asked.filter((one) => one.startsWith('POST'))).toHaveLength(1);
+    expect(existsSync(files().joining)).toBe(false);
+  });
+
+  test('asks again if the API server had no time for its request', async () => {
+    const statuses = [408, 201];
+    answers = { [REQUEST]: () => ({ ...MADE, status: statuses.shift() ?? 500 }), [READ]: APPROVED() };
+    expect(await take()).toMatchObject({ isNode: true });
+    expect(statuses).toEqual([]);
+  });
+
+  test.each([401, 403])(
+    'gives up after %i for more than 20 s, and then continues its request',
+    async (status) => {
+      answers = { [REQUEST]: MADE, [READ]: refusedAlways(status) };
+      await expect(take()).rejects.toThrow(new JoinError('not now'));
+      const key = readFileSync(files().joining, 'utf8');
+      answers[READ] = APPROVED();
+      await take();
+      expect(readPair(files().client)?.key.trim()).toBe(key.trim());
+    },
+  );
+
+  test('makes a new key after its request was denied', async () => {
+    const condition = { type: 'Denied', reason: 'NotItself', message: 'another host' };
+    const denied = { metadata: { name: 'mine' }, status: { conditions: [condition] } };
+    answers = { [REQUEST]: MADE, [READ]: { status: 200, body: denied } };
+    await expect(take()).rejects.toThrow(
+      new JoinError('The certificate request mine was denied: NotItself: another host'),
+    );
+    expect(existsSync(files().joining)).toBe(false);
+  });
 });
 
 function base64(text: string): string {

@@ -12,6 +12,7 @@ import { pause } from '../../base/time.ts';
 import { Transport } from '../../kube/transport.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
 import {
+  CertificateRefusedError,
   identityFiles,
   type IdentitySettings,
   isFinal,
@@ -190,9 +191,12 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
     try {
       return await requestCertificate(client, request, o.signal);
     } catch (error) {
-      if (isFinal(error)) {
-        // The file with the key is removed, so that the next start uses a new key and makes a new request.
+      if (error instanceof CertificateRefusedError) {
+        // The file with the key is removed, so that the next start uses a new key and makes a new request. After other errors the file
+        // stays, because the request can still be open. It would then block a request with a new key.
         rmSync(joining, { force: true });
+      }
+      if (isFinal(error)) {
         throw new JoinError(messageOf(error), { cause: error });
       }
       o.signal.throwIfAborted();
