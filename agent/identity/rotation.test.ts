@@ -117,7 +117,7 @@ describe('a stored serving certificate', () => {
         throw new Error('no answer');
       },
     };
-    void keepCertificates({
+    const kept = keepCertificates({
       config,
       client: client as unknown as KubeClient,
       transport: {} as Transport,
@@ -126,6 +126,7 @@ describe('a stored serving certificate', () => {
       logger,
       signal,
     });
+    void Promise.all(kept);
     return signers;
   }
 
