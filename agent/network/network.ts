@@ -124,7 +124,11 @@ export interface Network {
   attachNamespace(uid: string, options: NamespaceOptions): Promise<NamespaceNetwork>;
   /** Returns whether the machine could use the port. The port must be allowed, and no other machine or program may use it. */
   isUsable(uid: string, port: MachinePort): Promise<boolean>;
-  /** Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent. */
+  /**
+   * Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent.
+   *
+   * @throws Error when a part could not be removed. The next call removes the rest.
+   */
   detach(uid: string): Promise<void>;
   address(uid: string): Promise<string | undefined>;
   /** Compares the wanted with the actual state, repairs differences, and sends test packets. @throws Error when the check fails. */

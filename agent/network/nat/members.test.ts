@@ -1,7 +1,77 @@
-import { expect, test } from 'vitest';
+import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, test } from 'vitest';
 import type { Link } from './observe.ts';
 import type { Repair } from './plan.ts';
-import { TapWatch } from './members.ts';
+import { layoutOf } from './layout.ts';
+import { Members, TapWatch } from './members.ts';
+
+const MACHINE = { uid: 'vm', macAddress: '52:54:00:00:00:01', address: '10.97.0.20', tap: 't', ports: [] };
+const PROGRAM = { uid: 'emulator', address: '10.97.1.20', device: 'd', exposedPort: 5555, ports: [] };
+
+let root: string;
+let directory: string;
+
+beforeEach(async () => {
+  root = await mkdtemp(join(tmpdir(), 'members-'));
+  directory = join(root, 'network');
+});
+
+afterEach(async () => {
+  await rm(root, { recursive: true });
+});
+
+/** Returns the members that an agent reads at its start. */
+async function loaded(): Promise<Members> {
+  const layout = layoutOf({
+    directory,
+    runtimeDirectory: root,
+    bridge: 'berth0',
+    table: 'berth',
+    subnet: '10.97.0.0/24',
+    probeSubnet: '10.97.1.0/24',
+    connectionsPerGuest: 1,
+    dnsServers: [],
+    forbidden: [],
+    ports: { reservable: [], denied: [] },
+  });
+  const members = new Members(layout, directory);
+  await members.load();
+  return members;
+}
+
+test.each([MACHINE, PROGRAM])(
+  '$uid can be detached again until the files are written without it',
+  async (one) => {
+    const members = await loaded();
+    members.put(one);
+    expect(members.leave(one.uid)).toEqual(one);
+    await mkdir(join(directory, 'attachments.json'), { recursive: true });
+    await expect(members.remove(one.uid)).rejects.toThrow('attachments.json');
+    expect(members.leave(one.uid)).toEqual(one);
+    await rm(directory, { recursive: true });
+    await members.save();
+    expect((await loaded()).all).toEqual([one]);
+    await members.remove(one.uid);
+    expect(members.leave(one.uid)).toBeUndefined();
+    expect((await loaded()).all).toEqual([]);
+  },
+);
+
+test('a machine that is being detached is not wanted, but keeps its address and ports', async () => {
+  const members = await loaded();
+  members.put(MACHINE);
+  members.leave(MACHINE.uid);
+  expect(members.wanted).toEqual({ machines: [], namespaces: [] });
+  expect(members.size).toBe(1);
+  expect(members.holders).toEqual([MACHINE]);
+  expect(members.addresses()).toEqual(new Set([MACHINE.address]));
+  expect(members.addressOf(MACHINE.uid)).toBe(MACHINE.address);
+  members.put(MACHINE);
+  expect(members.holders).toEqual([MACHINE]);
+  expect(members.wanted.machines).toEqual([MACHINE]);
+});
 
 const TAP: Link = {
   index: 7,

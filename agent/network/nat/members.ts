@@ -24,6 +24,8 @@ export class Members {
   readonly #files: AttachmentFiles;
   readonly #machines = new Map<string, Attachment>();
   readonly #namespaces = new Map<string, NamespaceAttachment>();
+  /** Members that are being detached. Their devices and rules are not wanted any more, but they keep their addresses and ports. */
+  readonly #leaving = new Map<string, Member>();
   /** Uids of members that were added or changed. The kernel can still track connections of earlier owners of their addresses. */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
@@ -37,8 +39,9 @@ export class Members {
     return this.#isLoaded;
   }
 
+  /** Number of attached members and of members that are being detached. */
   get size(): number {
-    return this.#machines.size + this.#namespaces.size;
+    return this.holders.length;
   }
 
   get machines(): Attachment[] {
@@ -51,6 +54,11 @@ export class Members {
 
   get all(): Member[] {
     return [...this.#machines.values(), ...this.#namespaces.values()];
+  }
+
+  /** All members that have an address and ports: {@link all}, and the members that are being detached. */
+  get holders(): Member[] {
+    return [...this.all, ...this.#leaving.values()];
   }
 
   /**
@@ -93,10 +101,17 @@ export class Members {
    * @throws ReasonedError `NetworkUnavailable` when {@link load} was not called.
    */
   async save(): Promise<void> {
+    await this.#write(this.holders);
+  }
+
+  async #write(members: readonly Member[]): Promise<void> {
     if (!this.#isLoaded) {
       throw new ReasonedError('NetworkUnavailable', 'The nat network is not set up yet');
     }
-    await this.#files.save(this.wanted);
+    await this.#files.save({
+      machines: members.filter((one) => 'tap' in one),
+      namespaces: members.filter((one) => 'device' in one),
+    });
   }
 
   async removeFiles(): Promise<void> {
@@ -107,10 +122,16 @@ export class Members {
     return this.#machines.get(uid) ?? this.#namespaces.get(uid);
   }
 
+  /** Returns the member's address; undefined if it has none. A member that is being detached still has its address. */
+  addressOf(uid: string): string | undefined {
+    return (this.find(uid) ?? this.#leaving.get(uid))?.address;
+  }
+
   put(member: Member): void {
     if (JSON.stringify(this.find(member.uid)) !== JSON.stringify(member)) {
       this.#unforgotten.add(member.uid);
     }
+    this.#leaving.delete(member.uid);
     if ('tap' in member) {
       this.#machines.set(member.uid, member);
     } else {
@@ -118,10 +139,25 @@ export class Members {
     }
   }
 
-  delete(uid: string): void {
-    this.#machines.delete(uid);
-    this.#namespaces.delete(uid);
-    this.#unforgotten.delete(uid);
+  /**
+   * Begins to detach a member, and returns the member. Returns it again until {@link remove} has succeeded, so that a failed detachment can
+   * be repeated. Returns undefined if there is no such member.
+   */
+  leave(uid: string): Member | undefined {
+    const member = this.find(uid) ?? this.#leaving.get(uid);
+    if (member !== undefined) {
+      this.#machines.delete(uid);
+      this.#namespaces.delete(uid);
+      this.#unforgotten.delete(uid);
+      this.#leaving.set(uid, member);
+    }
+    return member;
+  }
+
+  /** Ends the detachment of a member: removes it from the files, then from memory. @throws Error when the files cannot be written. */
+  async remove(uid: string): Promise<void> {
+    await this.#write(this.holders.filter((one) => one.uid !== uid));
+    this.#leaving.delete(uid);
   }
 
   /** If the member is new or changed, deletes tracked connections of earlier owners of its address. */
@@ -133,7 +169,7 @@ export class Members {
   }
 
   addresses(): Set<string> {
-    return new Set(this.all.map(({ address }) => address));
+    return new Set(this.holders.map(({ address }) => address));
   }
 
   /** Returns all members, but without the reserved ports whose names are keys of `withheld`. */

@@ -107,11 +107,10 @@ export class NatNetwork implements Network {
       if (!options.running) {
         await requireUsable(uid, options.ports, this.#portChecks());
       }
-      const known = this.#members.find(uid);
       const attachment: Attachment = {
         uid,
         macAddress,
-        address: known?.address ?? chooseAddress(this.#layout, uid, this.#members.addresses()),
+        address: this.#members.addressOf(uid) ?? chooseAddress(this.#layout, uid, this.#members.addresses()),
         tap: tapName(this.#layout, uid),
         ports: options.ports,
         ...(options.runAs ? { owner: options.runAs } : {}),
@@ -134,10 +133,10 @@ export class NatNetwork implements Network {
       if (!running) {
         await requireUsable(uid, ports, this.#portChecks());
       }
-      const known = this.#members.find(uid);
+      const taken = this.#members.addresses();
       const attachment: NamespaceAttachment = {
         uid,
-        address: known?.address ?? chooseNamespaceAddress(this.#layout, uid, this.#members.addresses()),
+        address: this.#members.addressOf(uid) ?? chooseNamespaceAddress(this.#layout, uid, taken),
         device: namespaceDevice(this.#layout, uid),
         exposedPort,
         ...(peer === undefined ? {} : { peer }),
@@ -162,18 +161,17 @@ export class NatNetwork implements Network {
 
   detach(uid: string): Promise<void> {
     return this.#serial.run(async () => {
-      const attachment = this.#members.find(uid);
+      // The attachment is removed from memory and file last. If a step fails, the next call does all steps again. If the agent dies before
+      // the end, the file still contains the attachment, and the restarted agent detaches the machine again.
+      const attachment = this.#members.leave(uid);
       if (!attachment) {
         return;
       }
-      // The attachment is removed from the file last. If the agent dies before that, the file still contains the attachment, and the
-      // restarted agent detaches the machine again.
-      this.#members.delete(uid);
       this.#taps.forget(deviceOf(attachment));
       this.#metadata.forget(uid);
       await this.#converge(deviceOf(attachment));
       await forgetFormer(attachment, this.#options.hostAddress);
-      await this.#members.save();
+      await this.#members.remove(uid);
     });
   }
 
@@ -263,7 +261,7 @@ export class NatNetwork implements Network {
   }
 
   #portChecks(): PortChecks {
-    const reserved = this.#members.all.map((one) => [one.uid, one.ports] as const);
+    const reserved = this.#members.holders.map((one) => [one.uid, one.ports] as const);
     return { rules: this.#options.ports, address: this.#options.hostAddress ?? '0.0.0.0', reserved };
   }
 }

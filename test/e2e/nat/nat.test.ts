@@ -1,5 +1,5 @@
 /** The `nat` network in namespaces of its own, with guests that send exactly the frames they are told to. */
-import { existsSync, readdirSync, readFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readdirSync, readFileSync, rmdirSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { identify, isAlive } from '../../../agent/processes/process.ts';
@@ -213,6 +213,22 @@ describe('nat', unless(missing), () => {
     net.inHost('ip', 'link', 'delete', tap);
     await host.do('attach', 'a', options);
     expect(net.inHost('conntrack', '-L')).not.toContain(address);
+  });
+
+  test('a detach that failed is completed by the next one', async () => {
+    const { address = '' } = await host.do('attach', 'a', { macAddress: MACS.a, ports: [] });
+    const ends = ['--src', address, '--dst', WORLD_ADDRESS, '--sport', '1000', '--dport', '2000'];
+    net.inHost('conntrack', '-I', '--proto', 'udp', ...ends, '--timeout', '600');
+    const list = join(net.directory, 'run/dhcp-hosts');
+    const saved = join(net.directory, 'network/attachments.json');
+    rmSync(list);
+    mkdirSync(list);
+    await expect(host.do('detach', 'a')).rejects.toThrow('EISDIR');
+    expect(readFileSync(saved, 'utf8')).toContain(address);
+    rmdirSync(list);
+    await host.do('detach', 'a');
+    expect(net.inHost('conntrack', '-L')).not.toContain(address);
+    expect(readFileSync(saved, 'utf8')).not.toContain(address);
   });
 
   test('a dead dnsmasq is started again', async () => {
