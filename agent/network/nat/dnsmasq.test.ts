@@ -1,4 +1,4 @@
-import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
@@ -7,13 +7,14 @@ import { layoutOf } from './layout.ts';
 
 /**
  * Program that the tests use in place of dnsmasq. It starts a process with the same arguments that waits at a pipe, and writes the pid of
- * this process.
+ * this process. The process adds an empty line to a file for each SIGHUP. The program ends when the process is ready for this signal.
  */
 const PROGRAM = `#!/bin/sh
 for word; do case "$word" in --pid-file=*) file="\${word#--pid-file=}";; esac; done
-mkfifo "$file.pipe"
-sh -c 'read line < "$0"' "$file.pipe" "$@" > /dev/null 2>&1 &
+mkfifo "$file.pipe" "$file.ready"
+sh -c 'trap "echo >> $0.told" HUP; echo > "$0.ready"; while :; do read line <> "$0.pipe"; done' "$file" "$@" > /dev/null 2>&1 &
 echo $! > "$file"
+read line < "$file.ready"
 `;
 
 let root: string;
@@ -56,9 +57,17 @@ test('a new agent keeps the dnsmasq of an earlier agent only if it has the same 
   const pid = await earlier.pid();
   expect(pid).toBeGreaterThan(0);
   const same = dnsmasqFor(['192.0.2.1']);
-  await same.stopFormer();
+  await same.takeOver();
   expect(await same.pid()).toBe(pid);
   const other = dnsmasqFor(['192.0.2.2']);
-  await other.stopFormer();
+  await other.takeOver();
   expect(await other.pid()).toBeUndefined();
+});
+
+test('a new agent makes the dnsmasq that it keeps read the list of machines again', async () => {
+  const earlier = dnsmasqFor([]);
+  await earlier.tell([]);
+  await earlier.start();
+  await dnsmasqFor([]).takeOver();
+  await expect.poll(() => readFile(join(directory, 'dnsmasq.pid.told'), 'utf8')).toBe('\n');
 });

@@ -59,14 +59,20 @@ export class Dnsmasq {
   }
 
   /**
-   * Stops a running dnsmasq if its arguments differ from those that the agent needs now. The arguments differ if an earlier release of the
-   * agent, or an agent with another configuration, started this dnsmasq.
+   * Takes over a dnsmasq that an earlier agent started. Stops it if its arguments differ from those that the agent needs now: an earlier
+   * release, or an agent with another configuration, started it. Otherwise makes it read the list of machines again, because the earlier
+   * agent perhaps ended between writing the list and telling dnsmasq.
    */
-  async stopFormer(): Promise<void> {
+  async takeOver(): Promise<void> {
     const parameters = this.#arguments();
     const running = await this.#running();
-    if (running !== undefined && !isDeepStrictEqual(running.words.slice(-parameters.length), parameters)) {
+    if (running === undefined) {
+      return;
+    }
+    if (!isDeepStrictEqual(running.words.slice(-parameters.length), parameters)) {
       await this.stop();
+    } else {
+      readAgain(running.pid);
     }
   }
 
@@ -81,7 +87,7 @@ export class Dnsmasq {
     await writeWhole(this.#hostsFile, hostsText(attachments), 0o644);
     const pid = await this.pid();
     if (pid !== undefined) {
-      signal(pid, 'SIGHUP');
+      readAgain(pid);
     }
   }
 
@@ -147,6 +153,11 @@ export class Dnsmasq {
 
 function hostsText(attachments: readonly Attachment[]): string {
   return attachments.map((one) => `${one.macAddress},${one.address}\n`).join('');
+}
+
+/** Makes dnsmasq read the list of machines. */
+function readAgain(pid: number): void {
+  signal(pid, 'SIGHUP');
 }
 
 /** Sends a signal to a process. If the process has already ended, the function does nothing. */

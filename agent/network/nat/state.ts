@@ -127,9 +127,9 @@ export class NatState {
     await this.#metadata.close();
   }
 
-  /** Stops a dnsmasq that an earlier run of the agent started with other arguments than the agent needs now. */
+  /** Takes over the dnsmasq of an earlier run of the agent, or stops it if it has other arguments than the agent needs now. */
   async begin(): Promise<void> {
-    await this.#dnsmasq.stopFormer();
+    await this.#dnsmasq.takeOver();
   }
 
   /**
