@@ -1,7 +1,8 @@
-import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { existsSync } from 'node:fs';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { delimiter, join } from 'node:path';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import type { Link } from './observe.ts';
 import type { Repair } from './plan.ts';
 import { layoutOf } from './layout.ts';
@@ -10,15 +11,21 @@ import { Members, TapWatch } from './members.ts';
 const MACHINE = { uid: 'vm', macAddress: '52:54:00:00:00:01', address: '10.97.0.20', tap: 't', ports: [] };
 const PROGRAM = { uid: 'emulator', address: '10.97.1.20', device: 'd', exposedPort: 5555, ports: [] };
 
+/** Program that the tests use in place of conntrack. It adds its arguments to a file. */
+const CONNTRACK = '#!/bin/sh\necho "$@" >> "$0.calls"\n';
+
 let root: string;
 let directory: string;
 
 beforeEach(async () => {
   root = await mkdtemp(join(tmpdir(), 'members-'));
   directory = join(root, 'network');
+  await writeFile(join(root, 'conntrack'), CONNTRACK, { mode: 0o755 });
+  vi.stubEnv('PATH', `${root}${delimiter}${process.env['PATH']}`);
 });
 
 afterEach(async () => {
+  vi.unstubAllEnvs();
   await rm(root, { recursive: true });
 });
 
@@ -45,7 +52,7 @@ test.each([MACHINE, PROGRAM])(
   '$uid can be detached again until the files are written without it',
   async (one) => {
     const members = await loaded();
-    members.put(one);
+    members.put(one, {});
     expect(members.leave(one.uid)).toEqual(one);
     await mkdir(join(directory, 'attachments.json'), { recursive: true });
     await expect(members.remove(one.uid)).rejects.toThrow('attachments.json');
@@ -61,16 +68,43 @@ test.each([MACHINE, PROGRAM])(
 
 test('a machine that is being detached is not wanted, but keeps its address and ports', async () => {
   const members = await loaded();
-  members.put(MACHINE);
+  members.put(MACHINE, {});
   members.leave(MACHINE.uid);
   expect(members.wanted).toEqual({ machines: [], namespaces: [] });
   expect(members.size).toBe(1);
   expect(members.holders).toEqual([MACHINE]);
   expect(members.addresses()).toEqual(new Set([MACHINE.address]));
   expect(members.addressOf(MACHINE.uid)).toBe(MACHINE.address);
-  members.put(MACHINE);
+  members.put(MACHINE, {});
   expect(members.holders).toEqual([MACHINE]);
   expect(members.wanted.machines).toEqual([MACHINE]);
+});
+
+test('connections of a machine that an earlier agent perhaps did not attach completely are forgotten once', async () => {
+  const earlier = await loaded();
+  earlier.put(MACHINE, {});
+  await earlier.save();
+  const members = await loaded();
+  members.put(MACHINE, { running: false });
+  await members.forgetFormer(MACHINE);
+  const calls = await readFile(join(root, 'conntrack.calls'), 'utf8');
+  expect(calls.trim().split('\n').toSorted()).toEqual([
+    `-D --orig-src ${MACHINE.address}`,
+    `-D --reply-src ${MACHINE.address}`,
+  ]);
+  members.put(MACHINE, {});
+  await members.forgetFormer(MACHINE);
+  expect(await readFile(join(root, 'conntrack.calls'), 'utf8')).toBe(calls);
+});
+
+test('a machine that already runs when the agent starts keeps its connections', async () => {
+  const earlier = await loaded();
+  earlier.put(MACHINE, {});
+  await earlier.save();
+  const members = await loaded();
+  members.put(MACHINE, { running: true });
+  await members.forgetFormer(MACHINE);
+  expect(existsSync(join(root, 'conntrack.calls'))).toBe(false);
 });
 
 const TAP: Link = {

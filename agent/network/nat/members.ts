@@ -6,6 +6,7 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { type Attachment, AttachmentFiles, type NamespaceAttachment, type Wanted } from './attachments.ts';
+import type { AttachOptions } from '../network.ts';
 import { forgetFormer } from './connections.ts';
 import { contains, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
@@ -26,7 +27,10 @@ export class Members {
   readonly #namespaces = new Map<string, NamespaceAttachment>();
   /** Members that are being detached. Their devices and rules are not wanted any more, but they keep their addresses and ports. */
   readonly #leaving = new Map<string, Member>();
-  /** Uids of members that were added or changed. The kernel can still track connections of earlier owners of their addresses. */
+  /**
+   * Uids of members that were added or changed, or that {@link load} has read, because an earlier agent perhaps ended while it attached
+   * them. The kernel can still track connections of earlier owners of their addresses.
+   */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
 
@@ -74,6 +78,9 @@ export class Members {
     }
     for (const attachment of namespaces) {
       this.#namespaces.set(attachment.uid, attachment);
+    }
+    for (const { uid } of this.all) {
+      this.#unforgotten.add(uid);
     }
     this.#isLoaded = true;
     this.#requireInSubnets();
@@ -127,9 +134,12 @@ export class Members {
     return (this.find(uid) ?? this.#leaving.get(uid))?.address;
   }
 
-  put(member: Member): void {
+  /** Adds or replaces a member. `running` is true if the member already runs. It was then attached completely before its start. */
+  put(member: Member, { running }: Pick<AttachOptions, 'running'>): void {
     if (JSON.stringify(this.find(member.uid)) !== JSON.stringify(member)) {
       this.#unforgotten.add(member.uid);
+    } else if (running) {
+      this.#unforgotten.delete(member.uid);
     }
     this.#leaving.delete(member.uid);
     if ('tap' in member) {
@@ -160,7 +170,9 @@ export class Members {
     this.#leaving.delete(uid);
   }
 
-  /** If the member is new or changed, deletes tracked connections of earlier owners of its address. */
+  /**
+   * If the member is new or changed, or perhaps was not attached completely, deletes tracked connections of earlier owners of its address.
+   */
   async forgetFormer(member: Member): Promise<void> {
     if (this.#unforgotten.has(member.uid)) {
       await forgetFormer(member, this.#layout.hostAddress);

@@ -115,7 +115,7 @@ export class NatNetwork implements Network {
         ports: options.ports,
         ...(options.runAs ? { owner: options.runAs } : {}),
       };
-      this.#members.put(attachment);
+      this.#members.put(attachment, options);
       await this.#members.save();
       await this.#convergeWith(attachment.tap);
       if (!options.running) {
@@ -143,7 +143,7 @@ export class NatNetwork implements Network {
         ports,
       };
       const { device, address } = attachment;
-      this.#members.put(attachment);
+      this.#members.put(attachment, options);
       await this.#members.save();
       await this.#convergeWith(device);
       if (!running) {
