@@ -116,8 +116,8 @@ export class Members {
       throw new ReasonedError('NetworkUnavailable', 'The nat network is not set up yet');
     }
     await this.#files.save({
-      machines: members.filter((one): one is Attachment => 'tap' in one),
-      namespaces: members.filter((one): one is NamespaceAttachment => !('tap' in one)),
+      machines: members.filter((one) => 'tap' in one),
+      namespaces: members.filter((one) => 'device' in one),
     });
   }
 
