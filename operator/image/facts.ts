@@ -9,6 +9,7 @@ import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
+import { failureText } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import type { ImageOperationType } from './operation.ts';
 
@@ -70,7 +71,7 @@ function madeByJob({ object, jobs, now }: ObservedImage): Partial<ImageFacts> {
   }
   // The status stores the failure, because the Job is deleted later.
   return job?.operation === 'upload' && job.outcome.kind === 'failed'
-    ? { uploadFailure: `${job.outcome.reason}: ${job.outcome.message}` }
+    ? { uploadFailure: failureText(job.outcome) }
     : {};
 }
 
@@ -133,7 +134,7 @@ function actionResult({ requestedAt = '', outcome }: ImageJob, now: number) {
     return { requestedAt, finishedAt, result: 'Succeeded', reference: reference ?? digest, message };
   }
   const failed = outcome.kind === 'failed' ? outcome : { reason: '', message: '' };
-  return { requestedAt, finishedAt, result: 'Failed', message: `${failed.reason}: ${failed.message}` };
+  return { requestedAt, finishedAt, result: 'Failed', message: failureText(failed) };
 }
 
 function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: number): Partial<ImageFacts> {

@@ -11,6 +11,7 @@ import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../tasks/registries.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
+import { failureText } from './failure.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
 import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
 import { ttlSecondsOf } from './expiry.ts';
@@ -87,9 +88,9 @@ function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {
     return facts;
   }
-  const { requestedAt, reason, message } = due;
+  const { requestedAt } = due;
   const finishedAt = timestamp(observed.now);
-  const last = { requestedAt, finishedAt, result: 'Failed', message: `${reason}: ${message}` };
+  const last = { requestedAt, finishedAt, result: 'Failed', message: failureText(due) };
   return { ...facts, ...(due.operation === 'commit' ? { lastCommit: last } : { lastDownload: last }) };
 }
 

@@ -4,6 +4,7 @@ import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { finishedTime } from './expiry.ts';
+import { readFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import type { ImageOperationType, ImageProgress } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
@@ -130,10 +131,10 @@ function action(type: string, last: ImageFacts['lastPush']): ConditionDraft | un
   if (last?.result === undefined) {
     return undefined;
   }
-  const [reason = '', ...rest] = (last.message ?? '').split(': ');
+  const { reason, message } = readFailure(last.message);
   return last.result === 'Succeeded'
     ? { type, status: 'True', reason: 'Succeeded', message: last.reference ?? '' }
-    : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message: rest.join(': ') };
+    : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message };
 }
 
 /** Returns the condition that names the VMs for which a deletion waits. */
