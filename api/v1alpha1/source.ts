@@ -124,6 +124,10 @@ export function storedStatus() {
     origin: report('Source from which the content came.', 2048).optional(),
     progressPercent: count('Progress of the current transfer in percent.', 100).optional(),
     lastUpdateTime: timestamp('Time of the last change of the content.').optional(),
+    contentFailure: report(
+      'Reason and message of the failure if the content can never be fetched or saved. The work is not tried again.',
+      FAILURE_TEXT_LENGTH,
+    ).optional(),
     uploadFailure: report(
       'Reason and message of the failure if the upload failed. An upload is not tried again.',
       FAILURE_TEXT_LENGTH,

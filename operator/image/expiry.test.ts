@@ -89,15 +89,4 @@ describe('an Image', () => {
     const pushing = observed({ push: PUSH }, { content: CONTENT, finishedTime: EARLIER });
     expect(expiresAt(pushing.object, planImage(pushing).status)).toBeUndefined();
   });
-
-  it.each([
-    [3600, {}],
-    [3660, { ttlSecondsAfterFinished: 60 }],
-    [2_147_483_647, { ttlSecondsAfterFinished: 2_147_483_647 }],
-  ])('keeps its Jobs longer than itself: %d s for %j', (seconds, ttl) => {
-    const { object, ...rest } = observed({}, {});
-    const spec = { source: object.spec.source, ...ttl };
-    const { createJob } = planImage({ ...rest, object: { ...object, spec } });
-    expect(createJob?.spec.ttlSecondsAfterFinished).toBe(seconds);
-  });
 });

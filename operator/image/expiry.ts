@@ -31,18 +31,17 @@ export function finishedTime(
   return ends.toSorted().at(-1);
 }
 
-function isFinished({ operation, blocked, job, retryAt }: ImageProgress): boolean {
-  if (blocked !== undefined) {
-    return blocked.reason === NO_VM || classOf(blocked.reason, 'Image') === 'final';
-  }
-  return operation === undefined || (job?.outcome.kind === 'failed' && retryAt === undefined);
+function isFinished({ operation, blocked }: ImageProgress): boolean {
+  return blocked === undefined
+    ? operation === undefined
+    : blocked.reason === NO_VM || classOf(blocked.reason, 'Image') === 'final';
 }
 
 /**
  * Returns the number of seconds for which a finished Image stays. The result is undefined if the Image is never deleted automatically, and
  * for an ISO.
  */
-export function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
+function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
   return 'ttlSecondsAfterFinished' in spec ? spec.ttlSecondsAfterFinished : undefined;
 }
 

@@ -5,14 +5,17 @@ import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
 import { parseConfig } from '../config/config.ts';
-import { failureText, readFailure } from './failure.ts';
+import { failureText, finalFailure, readFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import { planImage } from './plan.ts';
+import { abandonedPlaces } from './removalrecord.ts';
 
 const requestedAt = '2026-01-01T00:00:00Z';
 const NOW = Date.parse('2026-01-02T00:00:00Z');
 const CONTENT = { type: 'registry', reference: 'registry.example/team/disk:1' };
 const REGISTRY = { registry: { reference: 'registry.example/team/disk:1' } };
+const WEB = { http: { url: 'https://images.example/disk.qcow2', sha256: 'a'.repeat(64) } };
+const FROM_VM = { fromVM: { name: 'builder' } };
 const LOG = `${'line of a log '.repeat(200)}and its end`;
 
 const ran: VM = {
@@ -57,17 +60,56 @@ function conditionOf(state: ObservedImage, type: string) {
   return planImage(state).status.conditions?.find((one) => one.type === type);
 }
 
+describe('a final failure', () => {
+  it.each([
+    ['pull', REGISTRY],
+    ['pull', WEB],
+    ['save', FROM_VM],
+  ])('of a %s stays when its Job is gone, and nothing is tried again: %j', (_, source) => {
+    const state = failed(observed({ source }), 'ImageInvalid', 'not a disk');
+    const later = withoutJobs(state);
+    expect(later.object.status).toMatchObject({
+      phase: 'Failed',
+      contentFailure: 'ImageInvalid: not a disk',
+    });
+    expect(conditionOf(later, 'Stalled')).toMatchObject({ reason: 'ImageInvalid', message: 'not a disk' });
+    const { createJob, status, wakeMilliseconds } = planImage(later);
+    expect([createJob, wakeMilliseconds]).toEqual([undefined, undefined]);
+    expect(boundStatus(imageStatusSchema, status)).toEqual(later.object.status);
+  });
+
+  it('is the only one that is stored', () => {
+    const later = withoutJobs(failed(observed({ source: REGISTRY }), 'ImageFetchFailed', 'no answer'));
+    expect(later.object.status?.contentFailure).toBeUndefined();
+    expect(planImage(later).createJob).toBeDefined();
+  });
+
+  it('leaves no file in the storage, also when its Job is gone', () => {
+    const state = failed(observed({ source: WEB }), 'DigestMismatch', 'wrong');
+    expect(abandonedPlaces(state)).toEqual([{ type: 'folder', path: expect.stringContaining('golden-') }]);
+    expect(abandonedPlaces(withoutJobs(state))).toEqual(abandonedPlaces(state));
+    expect(abandonedPlaces(withoutJobs(failed(observed({ source: REGISTRY }), 'ImageInvalid', '')))).toEqual(
+      [],
+    );
+  });
+});
+
 describe('the text of a failure', () => {
   it('keeps the reason and the end of a message that is too long', () => {
     const text = failureText({ reason: 'DigestMismatch', message: LOG });
     expect(text).toHaveLength(FAILURE_TEXT_LENGTH);
     expect(text).toMatch(/^DigestMismatch: .*and its end$/);
+    expect(finalFailure(text)?.reason).toBe('DigestMismatch');
   });
 
   it('has the same reason and message when it is read', () => {
     const failure = { reason: 'TaskFailed', message: 'read: no such file: /disk' };
     expect(readFailure(failureText(failure))).toEqual(failure);
     expect(readFailure(undefined)).toEqual({ reason: '', message: '' });
+  });
+
+  it.each([undefined, 'ImageFetchFailed: no answer', 'FromTheFuture: word'])('"%s" is not final', (text) => {
+    expect(finalFailure(text)).toBeUndefined();
   });
 
   it('of an action gives its condition the same reason after the status was stored', () => {

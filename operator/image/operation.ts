@@ -17,6 +17,7 @@ import {
   storedContent,
   originKeys,
 } from './content.ts';
+import { finalFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 
 const apiVersion = TASK_API_VERSION;
@@ -83,6 +84,10 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
  */
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
+  const failure = finalFailure(observed.object.status?.contentFailure);
+  if (failure !== undefined) {
+    return blocked(failure.reason, failure.message);
+  }
   if ('fromVM' in source && source.fromVM !== undefined) {
     return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
   }

@@ -100,9 +100,8 @@ function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phas
 }
 
 function reconciling(phase: Reason, progress: ImageProgress): ConditionDraft | undefined {
-  const { operation, job, retryAt, refused } = progress;
-  const over = job?.outcome.kind === 'failed' && retryAt === undefined;
-  return operation === undefined || over
+  const { operation, job, refused } = progress;
+  return operation === undefined
     ? undefined
     : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? workOf(operation.type, job) };
 }
