@@ -105,7 +105,7 @@ export const imageStatusSchema = z
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
     finishedTime: timestamp(
-      'Time when the last work on this Image ended. The operator sets this time when two things are true: no commit or push runs, and the content is complete or can never become complete. The time is also set while the VM in fromVM does not exist.',
+      'Time when the last work on this Image ended. The operator sets this time when two things are true: no commit or push runs, and the content is complete or can never become complete. The time is also set while the VM in fromVM does not exist, or has failed and left no disk.',
     ).optional(),
   })
   .meta({ description: 'Last observed state of the Image, written by the operator.' });

@@ -8,10 +8,10 @@ import type { ObservedImage } from './observe.ts';
 import type { ImageProgress } from './operation.ts';
 
 /**
- * Reason of an Image that waits for a VM that does not exist. If a user deleted the VM, the Image would wait forever, so it counts as
- * finished.
+ * Reasons of an Image that waits for a VM that does not exist, or that failed and left no disk. The Image might wait forever, because only
+ * a user can create the VM again. Therefore the Image counts as finished.
  */
-const NO_VM: Reason = 'VMNotFound';
+const NO_DISK: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'NoMachine']);
 
 /**
  * Returns the RFC 3339 time when the last work on an Image ended. The result is undefined while work is under way, and for an ISO. The time
@@ -34,7 +34,7 @@ export function finishedTime(
 function isFinished({ operation, blocked }: ImageProgress): boolean {
   return blocked === undefined
     ? operation === undefined
-    : blocked.reason === NO_VM || classOf(blocked.reason, 'Image') === 'final';
+    : NO_DISK.has(blocked.reason) || classOf(blocked.reason, 'Image') === 'final';
 }
 
 /**

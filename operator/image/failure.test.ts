@@ -127,3 +127,33 @@ describe('the text of a failure', () => {
     }
   });
 });
+
+describe('an Image of a VM that failed', () => {
+  const failure = { reason: 'PodDeleted', message: 'gone', time: requestedAt };
+  const lost: VM = { ...ran, status: { firstRunningTime: requestedAt, failure } };
+
+  it.each([
+    ['after it ran, and has no host any more', lost],
+    ['before it ran', { ...ran, status: { nodeName: 'mac1', failure } }],
+  ])('%s says that there is no disk', (_, vm) => {
+    const state = observed({ source: FROM_VM }, {}, vm);
+    expect(planImage(state).createJob).toBeUndefined();
+    expect(conditionOf(state, 'Ready')).toMatchObject({
+      reason: 'NoMachine',
+      message: 'VM builder failed and left no disk. Delete the VM and create it again',
+    });
+    const commit = { vmName: 'builder', requestedAt };
+    const committing = observed({ source: REGISTRY, commit }, { content: CONTENT }, vm);
+    expect(conditionOf(committing, 'Committed')?.reason).toBe('NoMachine');
+  });
+
+  it('is made as long as a host has the disk', () => {
+    const vm = { ...ran, status: { ...ran.status, failure } };
+    expect(planImage(observed({ source: FROM_VM }, {}, vm)).createJob).toBeDefined();
+  });
+
+  it('waits for a VM that may still run', () => {
+    const state = observed({ source: FROM_VM }, {}, { ...ran, status: { nodeName: 'mac1' } });
+    expect(conditionOf(state, 'Ready')?.reason).toBe('VMNotReady');
+  });
+});

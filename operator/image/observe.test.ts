@@ -3,11 +3,12 @@ import { describe, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Store } from '../../kube/cache.ts';
+import type { Controller } from '../../kube/controller.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
-import { imagesAffected } from './controller.ts';
+import { enqueueImages, imagesAffected } from './controller.ts';
 import { observeImage } from './observe.ts';
 
 const config = parseConfig({}, 'test');
@@ -100,5 +101,29 @@ describe('the deletion of an Image or ISO', () => {
     expect(awaited('ISO', 'desktop')).toEqual(['disc', 'configured', 'pinned']);
     expect(awaited('ISO', 'tools')).toEqual(['both']);
     expect(awaited('Image', 'tools')).toEqual([]);
+  });
+});
+
+describe('a change of a VM', () => {
+  const time = '2026-01-01T00:00:00Z';
+  const failure = { reason: 'DeployTimeout', message: '', time };
+
+  it.each<[string, NonNullable<VM['status']>, boolean]>([
+    ['its first run', { firstRunningTime: time }, true],
+    ['its failure', { failure }, true],
+    ['another host', { nodeName: 'mac1' }, false],
+  ])('concerns the Image of its disk: %s', (_, status, isTold) => {
+    const vm = { ...deployed('builder', {}, ''), status: {} };
+    const vms = holding<VM>([vm]);
+    const objects = holding([image('platform-ci', 'saved', { fromVM: { name: 'builder' } })]);
+    const told: string[] = [];
+    const controller = { enqueue: (key: string) => told.push(key) } as unknown as Controller;
+    const none = { jobs: holding([]), taskPods: holding([]) };
+    const options = { kind: 'Image', objects, vms, config, ...none };
+    enqueueImages(controller, options as unknown as Parameters<typeof enqueueImages>[1]);
+    told.length = 0;
+    const metadata = { ...vm.metadata, resourceVersion: '2' };
+    (vms.cache as Store<VM>).put({ ...vm, metadata, status });
+    expect(told).toEqual(isTold ? ['platform-ci/saved'] : []);
   });
 });

@@ -203,10 +203,13 @@ function hostOf(vm: VM | undefined): string | undefined {
   return vm?.status?.firstRunningTime === undefined ? undefined : vm.status.nodeName;
 }
 
+/** Returns why there is no disk to copy. A failed VM never runs again. */
 function noDisk(vm: VM | undefined, name: string): BlockedImage {
   return vm === undefined
     ? blocked('VMNotFound', `There is no VM ${name} in this namespace`)
-    : blocked('VMNotReady', `VM ${name} has not run yet`);
+    : vm.status?.failure === undefined
+      ? blocked('VMNotReady', `VM ${name} has not run yet`)
+      : blocked('NoMachine', `VM ${name} failed and left no disk. Delete the VM and create it again`);
 }
 
 function pendingPush(observed: ObservedImage): ImageOperation | undefined {
