@@ -9,6 +9,7 @@ import {
   copyOfSchema,
   descriptionSchema,
   downloadSchema,
+  FAILURE_TEXT_LENGTH,
   fileRequestSchema,
   registrySchema,
   SOURCE_IMMUTABLE,
@@ -91,7 +92,7 @@ function action(description: string) {
       finishedAt: timestamp('Time when the work ended.').optional(),
       result: report('Succeeded or Failed.', 64).optional(),
       reference: text('OCI reference of the result.', 1024).optional(),
-      message: report('For people.', 1024).optional(),
+      message: report('For people.', FAILURE_TEXT_LENGTH).optional(),
     })
     .meta({ description })
     .optional();
@@ -104,7 +105,7 @@ export const imageStatusSchema = z
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
     finishedTime: timestamp(
-      'Time when the last work on this Image ended. The operator sets this time when two things are true: no commit or push runs, and the content is complete or can never become complete. The time is also set while the VM in fromVM does not exist.',
+      'Time when the last work on this Image ended. The operator sets this time when two things are true: no commit or push runs, and the content is complete or can never become complete. The time is also set while the VM in fromVM does not exist, or has failed and left no disk.',
     ).optional(),
   })
   .meta({ description: 'Last observed state of the Image, written by the operator.' });

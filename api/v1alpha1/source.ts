@@ -5,6 +5,9 @@ import { diskQuantity } from './sizes.ts';
 import { count, documented, report, sha256, text, timestamp } from './schema.ts';
 import { imageName, objectReferenceSchema } from './template.ts';
 
+/** Largest number of characters of a failure's text in the status of an Image or ISO. */
+export const FAILURE_TEXT_LENGTH = 1024;
+
 export const descriptionSchema = z
   .string()
   .max(4096)
@@ -121,16 +124,20 @@ export function storedStatus() {
     origin: report('Source from which the content came.', 2048).optional(),
     progressPercent: count('Progress of the current transfer in percent.', 100).optional(),
     lastUpdateTime: timestamp('Time of the last change of the content.').optional(),
+    contentFailure: report(
+      'Reason and message of the failure if the content can never be fetched or saved. The work is not tried again.',
+      FAILURE_TEXT_LENGTH,
+    ).optional(),
     uploadFailure: report(
       'Reason and message of the failure if the upload failed. An upload is not tried again.',
-      1024,
+      FAILURE_TEXT_LENGTH,
     ).optional(),
     lastDownload: z
       .object({
         requestedAt: timestamp('Value of requestedAt to which this result belongs.'),
         finishedAt: timestamp('Time when the work ended.').optional(),
         result: report('Succeeded or Failed.', 64).optional(),
-        message: report('For people.', 1024).optional(),
+        message: report('For people.', FAILURE_TEXT_LENGTH).optional(),
       })
       .meta({ description: 'The last download.' })
       .optional(),

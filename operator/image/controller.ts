@@ -228,8 +228,14 @@ export function enqueueImages(
   jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
   taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, jobs)));
   vms.cache.onChange(({ type, object, previous }) => {
-    if (type !== 'updated' || object.status?.firstRunningTime !== previous?.status?.firstRunningTime) {
+    if (type !== 'updated' || diskKey(object) !== diskKey(previous)) {
       enqueue(affected.byVM(object));
     }
   });
+}
+
+/** Returns a text that changes when the VM first runs, or when it fails. An Image that waits for the disk of the VM can then continue. */
+function diskKey(vm: VM | undefined): string {
+  const { firstRunningTime, failure } = vm?.status ?? {};
+  return `${firstRunningTime} ${failure?.time}`;
 }

@@ -8,10 +8,10 @@ import type { ObservedImage } from './observe.ts';
 import type { ImageProgress } from './operation.ts';
 
 /**
- * Reason of an Image that waits for a VM that does not exist. If a user deleted the VM, the Image would wait forever, so it counts as
- * finished.
+ * Reasons of an Image that waits for a VM that does not exist, or that failed and left no disk. The Image might wait forever, because only
+ * a user can create the VM again. Therefore the Image counts as finished.
  */
-const NO_VM: Reason = 'VMNotFound';
+const NO_DISK: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'NoMachine']);
 
 /**
  * Returns the RFC 3339 time when the last work on an Image ended. The result is undefined while work is under way, and for an ISO. The time
@@ -31,18 +31,17 @@ export function finishedTime(
   return ends.toSorted().at(-1);
 }
 
-function isFinished({ operation, blocked, job, retryAt }: ImageProgress): boolean {
-  if (blocked !== undefined) {
-    return blocked.reason === NO_VM || classOf(blocked.reason, 'Image') === 'final';
-  }
-  return operation === undefined || (job?.outcome.kind === 'failed' && retryAt === undefined);
+function isFinished({ operation, blocked }: ImageProgress): boolean {
+  return blocked === undefined
+    ? operation === undefined
+    : NO_DISK.has(blocked.reason) || classOf(blocked.reason, 'Image') === 'final';
 }
 
 /**
  * Returns the number of seconds for which a finished Image stays. The result is undefined if the Image is never deleted automatically, and
  * for an ISO.
  */
-export function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
+function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
   return 'ttlSecondsAfterFinished' in spec ? spec.ttlSecondsAfterFinished : undefined;
 }
 

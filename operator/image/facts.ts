@@ -5,10 +5,12 @@ import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { classOf } from '../../api/v1alpha1/reasons.ts';
 import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
+import { failureText } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import type { ImageOperationType } from './operation.ts';
 
@@ -22,6 +24,7 @@ export type ImageFacts = Pick<
   | 'digest'
   | 'origin'
   | 'lastUpdateTime'
+  | 'contentFailure'
   | 'uploadFailure'
   | 'lastCommit'
   | 'lastPush'
@@ -29,10 +32,10 @@ export type ImageFacts = Pick<
 >;
 
 function factsOf({ status = {} }: Image | ISO): ImageFacts {
-  const { content, consistency, size, storageSize, digest, origin, lastUpdateTime, uploadFailure } = status;
-  const { lastCommit, lastPush, lastDownload } = status as ImageStatus;
-  const actions = { uploadFailure, lastCommit, lastPush, lastDownload };
-  return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, ...actions };
+  const { content, consistency, size, storageSize, digest, origin, lastUpdateTime } = status;
+  const { contentFailure, uploadFailure, lastCommit, lastPush, lastDownload } = status as ImageStatus;
+  const results = { contentFailure, uploadFailure, lastCommit, lastPush, lastDownload };
+  return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, ...results };
 }
 
 /** Returns the current facts. If nothing new happened, the result equals the facts in the status. */
@@ -68,10 +71,15 @@ function madeByJob({ object, jobs, now }: ObservedImage): Partial<ImageFacts> {
   if (job?.outcome.kind === 'succeeded') {
     return contentMade(job, object, now);
   }
-  // The status stores the failure, because the Job is deleted later.
-  return job?.operation === 'upload' && job.outcome.kind === 'failed'
-    ? { uploadFailure: `${job.outcome.reason}: ${job.outcome.message}` }
-    : {};
+  if (job?.outcome.kind !== 'failed') {
+    return {};
+  }
+  // The status stores a failure after which there is no further attempt, because the Job is deleted later.
+  const failure = failureText(job.outcome);
+  if (job.operation === 'upload') {
+    return { uploadFailure: failure };
+  }
+  return classOf(job.outcome.reason, 'Image') === 'final' ? { contentFailure: failure } : {};
 }
 
 /**
@@ -133,7 +141,7 @@ function actionResult({ requestedAt = '', outcome }: ImageJob, now: number) {
     return { requestedAt, finishedAt, result: 'Succeeded', reference: reference ?? digest, message };
   }
   const failed = outcome.kind === 'failed' ? outcome : { reason: '', message: '' };
-  return { requestedAt, finishedAt, result: 'Failed', message: `${failed.reason}: ${failed.message}` };
+  return { requestedAt, finishedAt, result: 'Failed', message: failureText(failed) };
 }
 
 function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: number): Partial<ImageFacts> {

@@ -1,12 +1,14 @@
 import { pino } from 'pino';
 import { describe, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Store } from '../../kube/cache.ts';
+import type { Controller } from '../../kube/controller.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
-import { imagesAffected } from './controller.ts';
+import { enqueueImages, imagesAffected } from './controller.ts';
 import { observeImage } from './observe.ts';
 
 const config = parseConfig({}, 'test');
@@ -59,5 +61,69 @@ describe('the origin of a copied Image', () => {
       origin: 'platform-default/golden',
       told: ['platform-ci/golden'],
     });
+  });
+});
+
+function deployed(name: string, spec: VM['spec'], reference: string): VM {
+  const metadata = { name, namespace: 'platform-ci', uid: name };
+  const status: VM['status'] = { phase: 'Pulling', image: { reference } };
+  return { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec, status };
+}
+
+describe('the deletion of an Image or ISO', () => {
+  const own = 'berth.dev/platform-ci/desktop';
+  const vms = [
+    deployed('named', { image: 'desktop' }, 'registry.example/team/desktop:1'),
+    deployed('disc', { iso: 'desktop' }, own),
+    deployed('both', { image: 'desktop', iso: 'tools' }, own),
+    deployed('configured', {}, own),
+    deployed('pinned', {}, `${own}@sha256:${'a'.repeat(64)}`),
+    deployed('longer', {}, `${own}-ci@sha256:${'a'.repeat(64)}`),
+    deployed('other', { image: 'desktop-ci' }, `${own}-ci`),
+    { ...deployed('running', { image: 'desktop' }, own), status: { phase: 'Running' } },
+  ];
+
+  /** Returns the names of the VMs for which the deletion of the object waits. */
+  function awaited(kind: 'Image' | 'ISO', name: string): readonly string[] {
+    const object = image('platform-ci', name, EMPTY);
+    const deleted = { ...object, metadata: { ...object.metadata, deletionTimestamp: 'now' } };
+    const none = { jobs: holding([]), taskPods: holding([]), objects: holding([]) };
+    const sources = { kind, config, clock: () => 0, vms: holding(vms), ...none };
+    return observeImage(sources as unknown as Parameters<typeof observeImage>[0], deleted).deploying;
+  }
+
+  it('waits for VMs that are being prepared from it, and not for VMs of a longer name', () => {
+    expect(awaited('Image', 'desktop')).toEqual(['named', 'both', 'configured', 'pinned']);
+    expect(awaited('Image', 'desktop-ci')).toEqual(['longer', 'other']);
+  });
+
+  it('does not wait for VMs of the other kind with its name', () => {
+    expect(awaited('ISO', 'desktop')).toEqual(['disc', 'configured', 'pinned']);
+    expect(awaited('ISO', 'tools')).toEqual(['both']);
+    expect(awaited('Image', 'tools')).toEqual([]);
+  });
+});
+
+describe('a change of a VM', () => {
+  const time = '2026-01-01T00:00:00Z';
+  const failure = { reason: 'DeployTimeout', message: '', time };
+
+  it.each<[string, NonNullable<VM['status']>, boolean]>([
+    ['its first run', { firstRunningTime: time }, true],
+    ['its failure', { failure }, true],
+    ['another host', { nodeName: 'mac1' }, false],
+  ])('concerns the Image of its disk: %s', (_, status, isTold) => {
+    const vm = { ...deployed('builder', {}, ''), status: {} };
+    const vms = holding<VM>([vm]);
+    const objects = holding([image('platform-ci', 'saved', { fromVM: { name: 'builder' } })]);
+    const told: string[] = [];
+    const controller = { enqueue: (key: string) => told.push(key) } as unknown as Controller;
+    const none = { jobs: holding([]), taskPods: holding([]) };
+    const options = { kind: 'Image', objects, vms, config, ...none };
+    enqueueImages(controller, options as unknown as Parameters<typeof enqueueImages>[1]);
+    told.length = 0;
+    const metadata = { ...vm.metadata, resourceVersion: '2' };
+    (vms.cache as Store<VM>).put({ ...vm, metadata, status });
+    expect(told).toEqual(isTold ? ['platform-ci/saved'] : []);
   });
 });

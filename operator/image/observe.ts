@@ -70,7 +70,7 @@ export function observeImage(sources: ImageSources, object: Image | ISO): Observ
         ? []
         : vms.cache
             .list()
-            .filter((vm) => isDeploying(vm) && names(vm, object))
+            .filter((vm) => isDeploying(vm) && names(vm, kind, object))
             .map(({ metadata }) => metadata.name),
     credentials: [],
     config,
@@ -96,8 +96,16 @@ function isDeploying({ status }: VM): boolean {
   return DEPLOYING.has(status?.phase ?? '');
 }
 
-function names({ metadata, spec, status }: VM, object: Image | ISO): boolean {
+/** Returns true if the VM names the Image or ISO in its spec, or if the VM's status says that its machine is made from it. */
+function names({ metadata, spec, status }: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
   const { name, namespace } = object.metadata;
-  const named = [spec.image, spec.iso].includes(name) && metadata.namespace === namespace;
-  return named || status?.image?.reference?.startsWith(imageObjectName(object)) === true;
+  const named = kind === 'ISO' ? spec.iso : spec.image;
+  if (named === name && metadata.namespace === namespace) {
+    return true;
+  }
+  // An Image and an ISO with the same name have the same reference. The status has the reference of the Image if the VM has both.
+  const referred = spec.image !== undefined ? 'Image' : spec.iso !== undefined ? 'ISO' : kind;
+  const own = imageObjectName(object);
+  const reference = status?.image?.reference;
+  return referred === kind && (reference === own || reference?.startsWith(`${own}@`) === true);
 }

@@ -17,6 +17,7 @@ import {
   storedContent,
   originKeys,
 } from './content.ts';
+import { finalFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 
 const apiVersion = TASK_API_VERSION;
@@ -83,6 +84,10 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
  */
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
+  const failure = finalFailure(observed.object.status?.contentFailure);
+  if (failure !== undefined) {
+    return blocked(failure.reason, failure.message);
+  }
   if ('fromVM' in source && source.fromVM !== undefined) {
     return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
   }
@@ -198,10 +203,13 @@ function hostOf(vm: VM | undefined): string | undefined {
   return vm?.status?.firstRunningTime === undefined ? undefined : vm.status.nodeName;
 }
 
+/** Returns why there is no disk to copy. A failed VM never runs again. */
 function noDisk(vm: VM | undefined, name: string): BlockedImage {
   return vm === undefined
     ? blocked('VMNotFound', `There is no VM ${name} in this namespace`)
-    : blocked('VMNotReady', `VM ${name} has not run yet`);
+    : vm.status?.failure === undefined
+      ? blocked('VMNotReady', `VM ${name} has not run yet`)
+      : blocked('NoMachine', `VM ${name} failed and left no disk. Delete the VM and create it again`);
 }
 
 function pendingPush(observed: ObservedImage): ImageOperation | undefined {

@@ -6,14 +6,13 @@ import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
-import { classOf } from '../../api/v1alpha1/reasons.ts';
 import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../tasks/registries.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
+import { failureText } from './failure.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
 import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
-import { ttlSecondsOf } from './expiry.ts';
 import { imageStatus } from './status.ts';
 
 /**
@@ -32,9 +31,6 @@ const JOB_KEPT_SECONDS = 3_600;
  * Operations that users request with a time (`requestedAt`) in the spec. If such an operation fails, the operator does not try it again.
  */
 const ACTIONS: ReadonlySet<string> = new Set(['commit', 'push', 'download']);
-
-/** Largest number of seconds in a field of type int32. */
-const LARGEST_SECONDS = 2_147_483_647;
 
 export interface ImagePlan {
   readonly createJob: Unsaved<Job> | undefined;
@@ -87,9 +83,9 @@ function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {
     return facts;
   }
-  const { requestedAt, reason, message } = due;
+  const { requestedAt } = due;
   const finishedAt = timestamp(observed.now);
-  const last = { requestedAt, finishedAt, result: 'Failed', message: `${reason}: ${message}` };
+  const last = { requestedAt, finishedAt, result: 'Failed', message: failureText(due) };
   return { ...facts, ...(due.operation === 'commit' ? { lastCommit: last } : { lastDownload: last }) };
 }
 
@@ -100,12 +96,12 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
 
 /**
  * Returns the time of the next attempt after a failure, in milliseconds since the epoch. The result is undefined if there will be no
- * further attempt. The wait starts at the end of the work. If the host reports an end in the future, the wait starts at the creation of the
- * Job.
+ * further attempt. The status stores a final failure, so this function never gets its Job. The wait starts at the end of the work. If
+ * the host reports an end in the future, the wait starts at the creation of the Job.
  */
 function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
   const isAction = ACTIONS.has(operation);
-  if (outcome.kind !== 'failed' || isAction || classOf(outcome.reason, 'Image') === 'final') {
+  if (outcome.kind !== 'failed' || isAction) {
     return undefined;
   }
   const wait = waitAfter(attempt, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
@@ -154,17 +150,9 @@ function buildJob(
     // The Job uses no slot, so that a host without a free slot can save the disk of one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,
-    ttlSecondsAfterFinished: jobKeptSeconds(object),
+    ttlSecondsAfterFinished: JOB_KEPT_SECONDS,
     priorityClassName: config.priorityClassName,
   });
-}
-
-/**
- * Returns how many seconds a finished Job stays. The failed Job of an Image with a TTL stays longer than the Image. Without this Job, the
- * operator would not know of the failure and would start the work again.
- */
-function jobKeptSeconds(object: ObservedImage['object']): number {
-  return Math.min(JOB_KEPT_SECONDS + (ttlSecondsOf(object) ?? 0), LARGEST_SECONDS);
 }
 
 /** Returns the image references in a task. A host might need credentials for the registries of these references. */

@@ -51,7 +51,7 @@ export function replacedPlaces(observed: ObservedImage, next: { content?: unknow
 export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
   const known = placesOf([object, { status: gatherFacts(observed) }], config);
-  const files = [...jobs.map(({ job }) => targetFile(job)), failedUpload(observed)].filter(
+  const files = [...jobs.map(({ job }) => targetFile(job)), failedFile(observed)].filter(
     (place) => place !== undefined,
   );
   return [...new Map([...known, ...files].map((place) => [placeKey(place), place])).values()];
@@ -74,14 +74,18 @@ function targetFile(job: Job): Place | undefined {
 }
 
 /**
- * Returns the file that a failed upload might have left in the storage, for example because the agent restarted. The file must be removed,
- * because no later attempt replaces it. The function works without the Job of the upload, because this Job might no longer exist.
+ * Returns the file that failed work might have left in the storage, for example because the agent restarted. The file must be removed,
+ * because no later attempt replaces it. The function works without the Job of the work, because this Job might no longer exist. The content
+ * of a registry or a shared file is never stored.
  */
-function failedUpload({ object, config }: ObservedImage): Place | undefined {
+function failedFile({ object, config }: ObservedImage): Place | undefined {
+  const { contentFailure, uploadFailure = contentFailure } = object.status ?? {};
+  const { registry, sharedFile } = object.spec.source;
+  const isStored = registry === undefined && sharedFile === undefined;
   const target =
-    object.status?.uploadFailure === undefined
-      ? undefined
-      : storageTarget(object, config, object.metadata.uid ?? '');
+    uploadFailure !== undefined && isStored
+      ? storageTarget(object, config, object.metadata.uid ?? '')
+      : undefined;
   return target?.type === 'folder' ? target : undefined;
 }
 

@@ -4,6 +4,7 @@ import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { finishedTime } from './expiry.ts';
+import { readFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import type { ImageOperationType, ImageProgress } from './operation.ts';
 import type { ImageFacts } from './facts.ts';
@@ -99,9 +100,8 @@ function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phas
 }
 
 function reconciling(phase: Reason, progress: ImageProgress): ConditionDraft | undefined {
-  const { operation, job, retryAt, refused } = progress;
-  const over = job?.outcome.kind === 'failed' && retryAt === undefined;
-  return operation === undefined || over
+  const { operation, job, refused } = progress;
+  return operation === undefined
     ? undefined
     : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? workOf(operation.type, job) };
 }
@@ -130,10 +130,10 @@ function action(type: string, last: ImageFacts['lastPush']): ConditionDraft | un
   if (last?.result === undefined) {
     return undefined;
   }
-  const [reason = '', ...rest] = (last.message ?? '').split(': ');
+  const { reason, message } = readFailure(last.message);
   return last.result === 'Succeeded'
     ? { type, status: 'True', reason: 'Succeeded', message: last.reference ?? '' }
-    : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message: rest.join(': ') };
+    : { type, status: 'False', reason: saidReason(reason, 'TaskFailed'), message };
 }
 
 /** Returns the condition that names the VMs for which a deletion waits. */

@@ -170,6 +170,24 @@ describe('an Image of a registry', () => {
     await untilPhase('locked', 'Ready');
   });
 
+  it('that is broken is not fetched again when Kubernetes has deleted its Job', async () => {
+    await create('broken', { source: { registry: { reference: 'registry.example/team/broken:1' } } });
+    const job = await jobOf('broken', 'pull');
+    await host.failTask(await host.beginTask(ref(job)), 'ImageInvalid', 'not a disk');
+    const { status } = await untilPhase('broken', 'Failed');
+    expect(status?.contentFailure).toBe('ImageInvalid: not a disk');
+    await cluster.client().delete(JOBS, ref(job), { propagationPolicy: 'Background' });
+    await waitFor('the Job to be gone', () => isGone(() => cluster.client().get(JOBS, ref(job))));
+    const { metadata } = await patch('broken', { description: 'looked at after its Job is gone' });
+    const later = await untilImage(
+      'broken',
+      'to be seen',
+      (image) => image.status?.observedGeneration === metadata.generation,
+    );
+    expect(condition(later, 'Stalled')).toMatchObject({ reason: 'ImageInvalid', message: 'not a disk' });
+    expect(await jobsOf('broken', 'pull')).toEqual([]);
+  });
+
   it('from which an uninstallation removed the finalizer is kept by a later operator', async () => {
     const metadata = { finalizers: [] };
     await cluster.client().mergePatch(IMAGES, { namespace: NAMESPACE, name: 'disk' }, { metadata });

@@ -240,10 +240,10 @@ export const IMAGE_REASONS = {
   },
   NoMachine: {
     seen: TASK,
-    class: 'passing',
-    by: 'agent',
-    says: 'The host has no machine whose disk could be copied',
-    todo: 'Check that the VM still exists',
+    class: 'mendable',
+    by: 'agent and operator',
+    says: 'The host has no machine whose disk could be copied, or the VM failed and left no disk',
+    todo: 'Delete the VM and create it again, or name another VM',
   },
   NoDisk: {
     seen: TASK,

@@ -1,0 +1,159 @@
+import { describe, expect, it } from 'vitest';
+import { type Image, imageStatusSchema, type ImageSpec } from '../../api/v1alpha1/image.ts';
+import { FAILURE_TEXT_LENGTH } from '../../api/v1alpha1/source.ts';
+import { boundStatus } from '../../api/v1alpha1/status.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Job } from '../../kube/job.ts';
+import { parseConfig } from '../config/config.ts';
+import { failureText, finalFailure, readFailure } from './failure.ts';
+import type { ImageJob, ObservedImage } from './observe.ts';
+import { planImage } from './plan.ts';
+import { abandonedPlaces } from './removalrecord.ts';
+
+const requestedAt = '2026-01-01T00:00:00Z';
+const NOW = Date.parse('2026-01-02T00:00:00Z');
+const CONTENT = { type: 'registry', reference: 'registry.example/team/disk:1' };
+const REGISTRY = { registry: { reference: 'registry.example/team/disk:1' } };
+const WEB = { http: { url: 'https://images.example/disk.qcow2', sha256: 'a'.repeat(64) } };
+const FROM_VM = { fromVM: { name: 'builder' } };
+const LOG = `${'line of a log '.repeat(200)}and its end`;
+
+const ran: VM = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'VM',
+  metadata: { name: 'builder', namespace: 'platform-ci', uid: 'v1' },
+  spec: {},
+  status: { nodeName: 'mac1', firstRunningTime: requestedAt },
+};
+
+function observed(spec: ImageSpec, status: Image['status'] = {}, vm: VM | undefined = ran): ObservedImage {
+  const metadata = { name: 'golden', namespace: 'platform-ci', uid: 'u1', generation: 1 };
+  return {
+    object: { apiVersion: 'berth.dev/v1alpha1', kind: 'Image', metadata, spec, status },
+    kind: 'Image',
+    jobs: [],
+    origin: undefined,
+    vm: () => vm,
+    deploying: [],
+    credentials: [],
+    config: parseConfig({ imageStorage: { folder: true } }, 'test'),
+    now: NOW,
+  };
+}
+
+/** Returns the same state with the failed Job of the next operation. */
+function failed(state: ObservedImage, reason: string, message: string): ObservedImage {
+  const { createJob: job } = planImage(state);
+  const operation = job?.metadata.labels?.['berth.dev/operation'] ?? '';
+  const outcome = { kind: 'failed', reason, message, finishedAt: requestedAt } as ImageJob['outcome'];
+  const time = job?.metadata.annotations?.['berth.dev/requested-at'];
+  return { ...state, jobs: [{ job: job as Job, operation, requestedAt: time, attempt: 1, outcome }] };
+}
+
+/** Returns the state after the operator has written the status and Kubernetes has deleted the Jobs. */
+function withoutJobs(state: ObservedImage): ObservedImage {
+  const status = boundStatus(imageStatusSchema, planImage(state).status);
+  return { ...state, object: { ...state.object, status }, jobs: [] };
+}
+
+function conditionOf(state: ObservedImage, type: string) {
+  return planImage(state).status.conditions?.find((one) => one.type === type);
+}
+
+describe('a final failure', () => {
+  it.each([
+    ['pull', REGISTRY],
+    ['pull', WEB],
+    ['save', FROM_VM],
+  ])('of a %s stays when its Job is gone, and nothing is tried again: %j', (_, source) => {
+    const state = failed(observed({ source }), 'ImageInvalid', 'not a disk');
+    const later = withoutJobs(state);
+    expect(later.object.status).toMatchObject({
+      phase: 'Failed',
+      contentFailure: 'ImageInvalid: not a disk',
+    });
+    expect(conditionOf(later, 'Stalled')).toMatchObject({ reason: 'ImageInvalid', message: 'not a disk' });
+    const { createJob, status, wakeMilliseconds } = planImage(later);
+    expect([createJob, wakeMilliseconds]).toEqual([undefined, undefined]);
+    expect(boundStatus(imageStatusSchema, status)).toEqual(later.object.status);
+  });
+
+  it('is the only one that is stored', () => {
+    const later = withoutJobs(failed(observed({ source: REGISTRY }), 'ImageFetchFailed', 'no answer'));
+    expect(later.object.status?.contentFailure).toBeUndefined();
+    expect(planImage(later).createJob).toBeDefined();
+  });
+
+  it('leaves no file in the storage, also when its Job is gone', () => {
+    const state = failed(observed({ source: WEB }), 'DigestMismatch', 'wrong');
+    expect(abandonedPlaces(state)).toEqual([{ type: 'folder', path: expect.stringContaining('golden-') }]);
+    expect(abandonedPlaces(withoutJobs(state))).toEqual(abandonedPlaces(state));
+    expect(abandonedPlaces(withoutJobs(failed(observed({ source: REGISTRY }), 'ImageInvalid', '')))).toEqual(
+      [],
+    );
+  });
+});
+
+describe('the text of a failure', () => {
+  it('keeps the reason and the end of a message that is too long', () => {
+    const text = failureText({ reason: 'DigestMismatch', message: LOG });
+    expect(text).toHaveLength(FAILURE_TEXT_LENGTH);
+    expect(text).toMatch(/^DigestMismatch: .*and its end$/);
+    expect(finalFailure(text)?.reason).toBe('DigestMismatch');
+  });
+
+  it('has the same reason and message when it is read', () => {
+    const failure = { reason: 'TaskFailed', message: 'read: no such file: /disk' };
+    expect(readFailure(failureText(failure))).toEqual(failure);
+    expect(readFailure(undefined)).toEqual({ reason: '', message: '' });
+  });
+
+  it.each([undefined, 'ImageFetchFailed: no answer', 'FromTheFuture: word'])('"%s" is not final', (text) => {
+    expect(finalFailure(text)).toBeUndefined();
+  });
+
+  it('of an action gives its condition the same reason after the status was stored', () => {
+    const push = { reference: 'registry.example/out:1', requestedAt };
+    const commit = { vmName: 'builder', requestedAt };
+    for (const [type, action] of [['Pushed', { push }] as const, ['Committed', { commit }] as const]) {
+      const state = failed(
+        observed({ source: REGISTRY, ...action }, { content: CONTENT }),
+        'ImageAccessDenied',
+        LOG,
+      );
+      const [now, later] = [conditionOf(state, type), conditionOf(withoutJobs(state), type)];
+      expect(now).toMatchObject({ reason: 'ImageAccessDenied', message: expect.stringMatching(/its end$/) });
+      expect(later).toEqual(now);
+    }
+  });
+});
+
+describe('an Image of a VM that failed', () => {
+  const failure = { reason: 'PodDeleted', message: 'gone', time: requestedAt };
+  const lost: VM = { ...ran, status: { firstRunningTime: requestedAt, failure } };
+
+  it.each([
+    ['after it ran, and has no host any more', lost],
+    ['before it ran', { ...ran, status: { nodeName: 'mac1', failure } }],
+  ])('%s says that there is no disk', (_, vm) => {
+    const state = observed({ source: FROM_VM }, {}, vm);
+    expect(planImage(state).createJob).toBeUndefined();
+    expect(conditionOf(state, 'Ready')).toMatchObject({
+      reason: 'NoMachine',
+      message: 'VM builder failed and left no disk. Delete the VM and create it again',
+    });
+    const commit = { vmName: 'builder', requestedAt };
+    const committing = observed({ source: REGISTRY, commit }, { content: CONTENT }, vm);
+    expect(conditionOf(committing, 'Committed')?.reason).toBe('NoMachine');
+  });
+
+  it('is made as long as a host has the disk', () => {
+    const vm = { ...ran, status: { ...ran.status, failure } };
+    expect(planImage(observed({ source: FROM_VM }, {}, vm)).createJob).toBeDefined();
+  });
+
+  it('waits for a VM that may still run', () => {
+    const state = observed({ source: FROM_VM }, {}, { ...ran, status: { nodeName: 'mac1' } });
+    expect(conditionOf(state, 'Ready')?.reason).toBe('VMNotReady');
+  });
+});
