@@ -41,6 +41,8 @@ export interface EnsureOptions extends Waiting {
   holder: Holder;
   /** True to check at the registry whether the tag now names another image, even if this host has an image of that name. */
   refresh?: boolean;
+  /** Called with the digest that the reference names now, if a registry was asked. It can be the digest of an index. */
+  onResolved?: (digest: string) => void;
 }
 
 export interface ImageStore {
@@ -52,9 +54,7 @@ export interface ImageStore {
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** Records that a machine was cloned from this file. The agent calls this function at its start for machines that already exist. */
   adopt(holder: Holder, path: string): void;
-  /**
-   * Records that the holder has completed its clone. The holder still needs the file, but {@link remove} no longer waits for this holder.
-   */
+  /** Records that the holder has completed its clone. It still needs the file, but {@link remove} no longer waits for it. */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
@@ -253,7 +253,7 @@ export class HostImageStore implements ImageStore {
 
   async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
     const { sharedRoots, storageFolder } = this.#options;
-    const { signal, onProgress, format = 'Auto', refresh = false, keyring } = options;
+    const { signal, onProgress, format = 'Auto', refresh = false, keyring, onResolved } = options;
     const { registry, http, file } = this.#sources;
     const holding = async (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
       await this.#holders.during(asked.holder, id, work);
@@ -261,7 +261,7 @@ export class HostImageStore implements ImageStore {
     const common = { signal, onProgress, format, architecture, refresh, keyring, holding };
     switch (source.type) {
       case 'registry':
-        return await registry.ensure({ ...common, reference: source.reference, trusted: false });
+        return await registry.ensure({ ...common, onResolved, reference: source.reference, trusted: false });
       case 'storedArtifact':
         return await registry.ensure({
           ...common,

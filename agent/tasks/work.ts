@@ -6,7 +6,6 @@ import type { Keyring } from '../images/oci/credentials.ts';
 import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
 import { parseReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { originName } from '../images/sources/origins.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
 import { type DiskHost, withImage, withMachine } from './disks.ts';
@@ -39,7 +38,7 @@ export function taskWork(host: TaskHost): TaskWork {
         });
       case 'send':
         return await send(host, task, context, async (use) => {
-          return await held(host, task.image, context, use);
+          return await held(host, task.image, context, async ({ base }) => await use(base));
         });
       case 'remove':
         return await remove(host, task, context);
@@ -57,7 +56,8 @@ async function cache(
 ): Promise<TaskReport> {
   const { image, entry, refresh } = task;
   const keyring = await host.keyring(context.pod);
-  return await describe(await ensure(host, image, { context, holder: `entry/${entry}`, refresh, keyring }));
+  const { base } = await ensure(host, image, { context, holder: `entry/${entry}`, refresh, keyring });
+  return await describe(base);
 }
 
 /**
@@ -69,9 +69,9 @@ async function importImage(
   { image, target }: Task & { type: 'import' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  return await held(host, image, context, async (base, keyring) => {
+  return await held(host, image, context, async ({ base, reference }) => {
     if (target === undefined) {
-      return { ...(await describe(base)), reference: pinned(host, image, base, keyring) };
+      return { ...(await describe(base)), reference };
     }
     const { architecture } = image;
     return await withImage(host, { base, architecture }, context, async (disk, options) => {
@@ -85,7 +85,7 @@ async function push(
   { image, reference }: Task & { type: 'push' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  return await held(host, image, context, async (base, keyring) => {
+  return await held(host, image, context, async ({ base }, keyring) => {
     const { architecture } = image;
     return await withImage(host, { base, architecture }, context, async (disk, options) => {
       context.log(`Publishing the disk as ${reference}`);
@@ -126,7 +126,7 @@ async function held(
   host: TaskHost,
   image: TaskImage,
   context: TaskContext,
-  use: (base: BaseImage, keyring: Keyring) => Promise<TaskReport>,
+  use: (fetched: Fetched, keyring: Keyring) => Promise<TaskReport>,
 ): Promise<TaskReport> {
   const holder: Holder = `task/${context.uid}`;
   const keyring = await host.keyring(context.pod);
@@ -137,37 +137,6 @@ async function held(
   }
 }
 
-/**
- * Returns a reference that names an image by its digest. If the requested reference has a digest, the result has the same digest. If it has
- * only a tag, the result has the digest that the tag names now. This can be the digest of an index of several architectures. The result is
- * undefined if the image is not from a registry.
- */
-function pinned(
-  host: TaskHost,
-  { source }: TaskImage,
-  base: BaseImage,
-  keyring: Keyring,
-): string | undefined {
-  if (source.type !== 'registry') {
-    return undefined;
-  }
-  const reference = parseReference(source.reference);
-  const { digest } = reference;
-  const prefix = `${repositoryName(reference)}@`;
-  if (digest !== undefined) {
-    return `${prefix}${digest}`;
-  }
-  const listed = `${originName(reference, keyring)}@`;
-  const digests = host.images
-    .images()
-    .filter(({ names }) => names.includes(`${listed}${base.digest}`))
-    .flatMap(({ names }) => names.filter((name) => name.startsWith(listed)))
-    .map((name) => name.slice(listed.length));
-  // `digests` contains the digest of the image itself, and the digests of indexes that contain the image. The newest digest is the last.
-  const newest = digests.findLast((one) => one !== base.digest) ?? digests[0];
-  return newest && `${prefix}${newest}`;
-}
-
 interface Ensuring {
   context: TaskContext;
   holder: Holder;
@@ -175,8 +144,17 @@ interface Ensuring {
   keyring: Keyring;
 }
 
-async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Promise<BaseImage> {
-  const { context, holder, refresh, keyring } = ensuring;
+interface Fetched {
+  base: BaseImage;
+  /**
+   * Reference with the digest that the requested reference names now. This can be the digest of an index of several architectures. The
+   * value is undefined if no registry was asked.
+   */
+  reference: string | undefined;
+}
+
+async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Promise<Fetched> {
+  const { context, ...asking } = ensuring;
   const { source, format, architecture, name } = image;
   if (source.type === 'empty') {
     throw new ReasonedError(
@@ -185,11 +163,20 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
     );
   }
   context.log(`Fetching ${describeSource(source)}`);
+  let reference: string | undefined;
+  const onResolved = (digest: string): void => {
+    reference = source.type === 'registry' ? withDigest(source.reference, digest) : undefined;
+  };
   const { signal, progress: onProgress } = context;
-  const options = { format, architecture, name, keyring, holder, refresh, signal, onProgress };
+  const options = { ...asking, format, architecture, name, signal, onProgress, onResolved };
   const base = await host.images.ensure(source, options);
   context.log(`The image is on the host as ${base.digest}, a disk of ${base.virtualSizeBytes} bytes`);
-  return base;
+  return { base, reference };
+}
+
+/** Returns a reference to the same repository that names the content with this digest. */
+function withDigest(reference: string, digest: string): string {
+  return `${repositoryName(parseReference(reference))}@${digest}`;
 }
 
 async function describe(base: BaseImage): Promise<TaskReport> {

@@ -24,6 +24,7 @@ describe('the search for content in images of this host', () => {
   let found: () => ReturnType<ContentLookup>;
   let pulling: Promise<unknown>;
   const warn = vi.fn<(fields: object, text: string) => void>();
+  const onResolved = vi.fn<(digest: string) => void>();
 
   beforeEach(async () => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
@@ -32,6 +33,7 @@ describe('the search for content in images of this host', () => {
     await writeChunkTable({ folder, disk: join(folder, 'disk') }, [chunk]);
     asked = new Map();
     warn.mockReset();
+    onResolved.mockReset();
     pulling = pull();
     await immediate();
     expect(asked.size).toBe(ORIGINS);
@@ -68,7 +70,10 @@ describe('the search for content in images of this host', () => {
         },
       },
       access: {
-        ask: async () => ({ answer: { digest: 'sha256:2', tagDigest: '' }, credential: undefined }),
+        ask: async () => ({
+          answer: { digest: 'sha256:2', tagDigest: 'sha256:index' },
+          credential: undefined,
+        }),
         isStillOpen: async ({ registry }: Reference) => {
           const answer = Promise.withResolvers<boolean>();
           asked.set(registry, answer);
@@ -79,7 +84,7 @@ describe('the search for content in images of this host', () => {
     } as unknown as RegistrySourceParts);
     const holding: RegistryRequest['holding'] = async (_id, work) => await work();
     const request = { reference: 'own.example/team/other:1', refresh: true, architecture: 'amd64', holding };
-    await source.ensure({ ...request, signal } as RegistryRequest);
+    await source.ensure({ ...request, signal, onResolved } as unknown as RegistryRequest);
     found = () => plan.run.mock.calls[0]?.[1].lookup?.('sha256:raw', 0, 512);
   }
 
@@ -88,6 +93,14 @@ describe('the search for content in images of this host', () => {
     asked.get(`r${ORIGINS - 1}.example`)?.resolve(true);
     await pulling;
     expect(found()).toEqual({ path: join(folder, 'disk'), offset: 0 });
+  });
+
+  it('does not delay the digest that the tag names', async () => {
+    expect(onResolved.mock.calls).toEqual([['sha256:index']]);
+    for (const answer of asked.values()) {
+      answer.resolve(false);
+    }
+    await pulling;
   });
 
   it('ends with the last answer when no origin is open', async () => {

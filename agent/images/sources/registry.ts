@@ -46,6 +46,8 @@ export interface RegistryRequest extends ImageRequest {
    * credentials.
    */
   trusted: boolean;
+  /** Called with the digest of the manifest or index that the registry has for the reference. */
+  onResolved?: ((digest: string) => void) | undefined;
 }
 
 export interface RegistrySourceParts {
@@ -159,6 +161,7 @@ export class RegistrySource {
       return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
     });
     const { answer, repository, credential } = opened;
+    request.onResolved?.(answer.tagDigest);
     // Trusted images come from the image storage. Earlier releases labelled them with the architecture of the host that stored them.
     // Because this label can be wrong, it is not checked.
     const resolved = trusted ? { ...answer, architecture: undefined } : answer;

@@ -1,0 +1,36 @@
+import { expect, test, vi } from 'vitest';
+import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
+import { Keyring } from '../images/oci/credentials.ts';
+import type { BaseImageSource, EnsureOptions } from '../images/store.ts';
+import type { TaskContext } from './runner.ts';
+import { type TaskHost, taskWork } from './work.ts';
+
+const INDEX = `sha256:${'1'.repeat(64)}`;
+const MANIFEST = `sha256:${'2'.repeat(64)}`;
+
+/** Does an import task without a target. The registry has `named` for the reference. Returns the reference in the report of the task. */
+async function imported(source: BaseImageSource, named: string | undefined): Promise<string | undefined> {
+  const ensure = async (_: BaseImageSource, { onResolved }: EnsureOptions) => {
+    if (named !== undefined) {
+      onResolved?.(named);
+    }
+    return { path: import.meta.filename, digest: MANIFEST, format: 'raw', virtualSizeBytes: 512 };
+  };
+  const images = { ensure, release: vi.fn() };
+  const host = { images, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
+  const context = { uid: 'u', log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
+  const task: Task = { apiVersion: TASK_API_VERSION, type: 'import', image: { source, format: 'Auto' } };
+  return (await taskWork(host)(task, context)).reference;
+}
+
+test.each([
+  ['an index', INDEX],
+  ['the image itself', MANIFEST],
+])('an import without a target reports the digest that the tag names now, here of %s', async (_, named) => {
+  const reference = 'registry.example/team/disk:1';
+  expect(await imported({ type: 'registry', reference }, named)).toBe(`registry.example/team/disk@${named}`);
+});
+
+test('an import without a target reports no reference if the image is from no registry', async () => {
+  expect(await imported({ type: 'sharedFile', path: 'disk' }, undefined)).toBeUndefined();
+});
