@@ -85,7 +85,7 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
   return TRANSIENT_CODES.has(code) ? new TransientError(final) : final;
 }
 
-/** Counts the tries of one request or transfer, and waits between the tries. */
+/** Counts the tries of one request or transfer, and waits between the tries. Positions are in bytes from the content's beginning. */
 export class Attempts {
   readonly #backoff = new Backoff({
     firstMilliseconds: FIRST_MILLISECONDS,
@@ -93,15 +93,23 @@ export class Attempts {
     jitter: JITTER,
   });
   #failed = 0;
-  #bytes = 0;
+  /** Position that the transfer had reached when the count of failed tries began or last restarted. */
+  #countedFrom: number;
 
-  /** Records received bytes. After 1 MiB, the count of failed tries restarts. */
-  progress(bytes: number): void {
-    this.#bytes += bytes;
-    if (this.#bytes < PROGRESS_BYTES) {
+  /** `start` is the position at which the transfer begins. */
+  constructor(start = 0) {
+    this.#countedFrom = start;
+  }
+
+  /**
+   * Records that the transfer has reached a position. After 1 MiB, the count of failed tries restarts. If a transfer begins again, it must
+   * get beyond its earlier position. Otherwise a server that always breaks off at the same position could prolong it forever.
+   */
+  reached(position: number): void {
+    if (position - this.#countedFrom < PROGRESS_BYTES) {
       return;
     }
-    this.#bytes = 0;
+    this.#countedFrom = position;
     this.#failed = 0;
     this.#backoff.reset();
   }

@@ -60,7 +60,7 @@ async function* read(
 ): AsyncGenerator<Buffer, undefined> {
   const what = session.named(descriptor.digest);
   checkRange(range, descriptor, what);
-  const attempts = new Attempts();
+  const attempts = new Attempts(range.start);
   let at = range.start;
   while (at < range.end) {
     try {
@@ -68,7 +68,7 @@ async function* read(
       const { response, skip } = await open(session, descriptor, part, signal);
       for await (const chunk of cut(response, skip, part.end - part.start)) {
         at += chunk.length;
-        attempts.progress(chunk.length);
+        attempts.reached(at);
         yield chunk;
       }
       if (at < range.end) {

@@ -6,9 +6,12 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { inspect } from 'node:util';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { pause } from '../../../base/time.ts';
 import { Transport } from '../oci/transport.ts';
 import { download } from './download.ts';
+
+vi.mock(import('../../../base/time.ts'), { spy: true });
 
 const BYTES = 4 * 1024 ** 2;
 const HALF = BYTES / 2;
@@ -51,6 +54,7 @@ describe('a download', () => {
   });
 
   afterEach(async () => {
+    vi.resetAllMocks();
     await transport.close();
     server.closeAllConnections();
     server.close();
@@ -194,6 +198,22 @@ describe('a download', () => {
     await fetch();
     await expectContent();
     expect(asked).toHaveLength(2);
+  });
+
+  it('from a server without ranges that always breaks off at the same place ends', async () => {
+    vi.mocked(pause).mockResolvedValue();
+    knowsRanges = false;
+    cuts = Array<number>(20).fill(HALF);
+    await expect(fetch()).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
+    expect(asked.length).toBeLessThan(20);
+  });
+
+  it('that breaks off often, but gets further, is complete in the end', async () => {
+    vi.mocked(pause).mockResolvedValue();
+    current = randomBytes(3 * BYTES);
+    cuts = Array<number>(20).fill(1.5 * 1024 ** 2);
+    await fetch(createHash('sha256').update(current).digest('hex'));
+    expect(asked.length).toBeGreaterThan(6);
   });
 
   it('that changes on the way starts over, is refused as DigestMismatch, and leaves nothing', async () => {

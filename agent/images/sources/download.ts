@@ -132,6 +132,7 @@ class Download {
 
   async #fetch(): Promise<void> {
     const { options } = this.#parts;
+    // The existing bytes can belong to another version of the file. So progress is counted from the beginning of the file.
     const attempts = new Attempts();
     for (;;) {
       try {
@@ -158,7 +159,7 @@ class Download {
       await writeAll(this.#file, chunk, this.#at);
       this.#hash.update(chunk);
       this.#at += chunk.length;
-      attempts.progress(chunk.length);
+      attempts.reached(this.#at);
       this.#tell();
       if (this.#at > SIZE_LIMIT_BYTES) {
         throw new ReasonedError('ImageFetchFailed', `${this.#what} has more than ${SIZE_LIMIT_BYTES} bytes`);
