@@ -47,7 +47,8 @@ test("keeps the end of a program's error output", async () => {
 
 test('is killed at its deadline, at its signal and at its limit of output', async () => {
   const late = await failureOf(run('sleep', ['60'], { timeoutMilliseconds: 50 }));
-  expect(late).toMatchObject({ message: 'sleep did not end within 50 ms', exitCode: undefined });
+  const message = 'sleep did not end within 50 ms';
+  expect(late).toMatchObject({ message, exitCode: undefined, exceeded: 'time' });
   const end = new AbortController();
   const stopped = run('sleep', ['60'], { timeoutMilliseconds: undefined, signal: end.signal });
   end.abort(new Error('enough'));
@@ -56,7 +57,7 @@ test('is killed at its deadline, at its signal and at its limit of output', asyn
   const began = performance.now();
   const script = 'head -c 100000 /dev/zero; exec sleep 60';
   const endless = await failureOf(run('sh', ['-c', script], { ...SECONDS_30, outputLimitBytes: 1000 }));
-  expect(endless.message).toBe('sh wrote more than 1000 bytes');
+  expect(endless).toMatchObject({ message: 'sh wrote more than 1000 bytes', exceeded: 'output' });
   expect(performance.now() - began).toBeLessThan(SECONDS_30.timeoutMilliseconds / 2);
 });
 
@@ -68,7 +69,7 @@ test('a killed program is not waited for longer because a child of it holds its 
     const began = performance.now();
     end();
     const error = await failureOf(ended);
-    expect(error.message).toBe('sh ended with SIGKILL');
+    expect(error).toMatchObject({ message: 'sh ended with SIGKILL', exceeded: undefined });
     expect(performance.now() - began).toBeLessThan(SECONDS_30.timeoutMilliseconds);
   } finally {
     process.kill(Number(pid.toString()), 'SIGKILL');

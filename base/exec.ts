@@ -59,12 +59,18 @@ export class ProgramError extends Error {
   readonly words: string;
   /** Error code of the operating system if the program could not be started, for example `ENOENT` if the program is not installed. */
   readonly code: string | undefined;
+  /** Limit of the call that the program exceeded, so that it was killed. It is undefined if the program failed for another reason. */
+  readonly exceeded: 'time' | 'output' | undefined;
 
-  constructor(message: string, how: { exitCode?: number; words?: string; cause?: unknown }) {
+  constructor(
+    message: string,
+    how: Partial<Pick<ProgramError, 'exitCode' | 'words' | 'exceeded' | 'cause'>>,
+  ) {
     super(message, { cause: how.cause });
     this.exitCode = how.exitCode;
     this.words = how.words ?? '';
     this.code = codeOf(how.cause);
+    this.exceeded = how.exceeded;
   }
 }
 
@@ -146,7 +152,8 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
       ? `did not end within ${timeoutMilliseconds} ms`
       : `ended with ${killedBy ?? `code ${code}`}`;
     const message = `${name} ${how}${last === '' ? '' : `: ${last}`}`;
-    reject(new ProgramError(message, { words: last, ...(code === null ? {} : { exitCode: code }) }));
+    const exceeded = isLate ? 'time' : undefined;
+    reject(new ProgramError(message, { words: last, exitCode: code ?? undefined, exceeded }));
   });
   try {
     await promise;
@@ -202,7 +209,7 @@ export async function run(
   signal?.throwIfAborted();
   if (bytes > outputLimitBytes) {
     const message = `${options.name ?? program} wrote more than ${outputLimitBytes} bytes`;
-    throw new ProgramError(message, { cause: failure });
+    throw new ProgramError(message, { cause: failure, exceeded: 'output' });
   }
   if (failure !== undefined) {
     throw failure;

@@ -2,7 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { compressionOf, digHoles, unpack, unpackedLimit } from './unpack.ts';
 
 const MEBIBYTE = 1024 ** 2;
@@ -104,4 +104,16 @@ describe('a file that is not compressed', () => {
     expect(unpackedLimit(1)).toBe(64 * 1024 ** 3);
     expect(unpackedLimit(1024 ** 3)).toBe(400 * 1024 ** 3);
   });
+});
+
+it('a file in xz is not called broken when its program is killed', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-unpack-'));
+  onTestFinished(async () => {
+    vi.unstubAllEnvs();
+    await rm(folder, { recursive: true });
+  });
+  await writeFile(join(folder, 'xz'), '#!/bin/sh\nkill -9 $$\n', { mode: 0o755 });
+  vi.stubEnv('PATH', folder);
+  const unpacking = { from: join(folder, 'packed'), to: join(folder, 'disk'), limitBytes: LIMIT };
+  await expect(unpack('xz', unpacking, signal)).rejects.toMatchObject({ name: 'ProgramError' });
 });

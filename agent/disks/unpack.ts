@@ -156,7 +156,7 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
       }
     });
     signal.throwIfAborted();
-    if (error instanceof ProgramError && error.code === undefined) {
+    if (error instanceof ProgramError && error.exitCode !== undefined) {
       throw new DiskError('invalid', `The xz content is broken: ${error.words || error.message}`);
     }
     throw error;

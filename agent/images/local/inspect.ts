@@ -15,6 +15,8 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
  * becomes an image with the format `Auto`, Berth takes it for a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
+/** Exit code of qemu-img when it cannot use an image. */
+const REFUSED_EXIT_CODE = 1;
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
@@ -44,7 +46,7 @@ export interface InspectedImage {
  * Checks an image and returns its format and virtual size. `expected` is the format that the Image states. If the agent runs as
  * root, programs read the image as the user `reader`.
  *
- * @throws ReasonedError `ImageInvalid` with the cause when the image cannot be used.
+ * @throws ReasonedError `ImageInvalid` with the cause when the image cannot be used; ProgramError when this host cannot run qemu-img.
  */
 export async function inspectImage(
   path: string,
@@ -110,13 +112,23 @@ async function infoOf(
   try {
     return infoSchema.parse(JSON.parse(await qcow2Info(image, reader)));
   } catch (error) {
-    if (!(error instanceof ProgramError || error instanceof z.ZodError)) {
+    if (!(isRefusal(error) || error instanceof z.ZodError)) {
       throw error;
     }
     throw new ReasonedError('ImageInvalid', `The qcow2 image cannot be used: ${error.message}`, {
       cause: error,
     });
   }
+}
+
+/**
+ * Returns whether qemu-img refused the image. A hostile image can also make qemu-img run or write without end. All other failures are
+ * failures of this host. For example, qemu-img is not installed, or the host killed it because there was too little memory.
+ */
+function isRefusal(error: unknown): error is ProgramError {
+  return (
+    error instanceof ProgramError && (error.exitCode === REFUSED_EXIT_CODE || error.exceeded !== undefined)
+  );
 }
 
 /**

@@ -1,0 +1,76 @@
+import { execFileSync } from 'node:child_process';
+import { chmod, mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { setImmediate as immediate } from 'node:timers/promises';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { inspectImage } from './inspect.ts';
+
+/** Time limit of `qemu-img info`, which is not configurable. */
+const LIMIT_MILLISECONDS = 10_000;
+
+describe('a qcow2 file, when qemu-img', () => {
+  let folder: string;
+  let path: string;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-inspect-'));
+    path = join(folder, 'disk.qcow2');
+    execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, '1M']);
+    const bin = join(folder, 'bin');
+    await mkdir(bin);
+    // On Linux, prlimit runs qemu-img with limits.
+    if (process.platform === 'linux') {
+      await symlink(execFileSync('sh', ['-c', 'command -v prlimit']).toString().trim(), join(bin, 'prlimit'));
+    }
+    vi.stubEnv('PATH', bin);
+  });
+
+  afterEach(async () => {
+    vi.unstubAllEnvs();
+    vi.useRealTimers();
+    await rm(folder, { recursive: true });
+  });
+
+  /** Replaces qemu-img by a script. */
+  async function replace(script: string): Promise<void> {
+    const program = join(folder, 'bin', 'qemu-img');
+    await writeFile(program, `#!/bin/sh\n${script}\n`);
+    await chmod(program, 0o755);
+  }
+
+  it('is not installed, is not called invalid', async () => {
+    await expect(inspectImage(path)).rejects.toMatchObject({ name: 'ProgramError' });
+  });
+
+  it('cannot be started, is not called invalid', async () => {
+    await rm(join(folder, 'bin', 'prlimit'), { force: true });
+    await expect(inspectImage(path)).rejects.toMatchObject({ name: 'ProgramError', code: 'ENOENT' });
+  });
+
+  it('is killed, is not called invalid', async () => {
+    await replace('kill -9 $$');
+    await expect(inspectImage(path)).rejects.toThrow('qemu-img info ended with SIGKILL');
+  });
+
+  it.each([
+    ['refuses it', 'echo bad table >&2; exit 1', 'bad table'],
+    ['writes without end', 'while echo endless; do :; done', 'wrote more than 1048576 bytes'],
+  ])('%s, is ImageInvalid', async (_, script, words) => {
+    await replace(script);
+    const message = expect.stringContaining(words) as string;
+    await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
+  });
+
+  it('never ends, is ImageInvalid', async () => {
+    await replace('exec /bin/sleep 600');
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const inspected = inspectImage(path);
+    inspected.catch(() => undefined);
+    while (vi.getTimerCount() === 0) {
+      await immediate();
+    }
+    vi.advanceTimersByTime(LIMIT_MILLISECONDS);
+    await expect(inspected).rejects.toMatchObject({ reason: 'ImageInvalid' });
+  });
+});
