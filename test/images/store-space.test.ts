@@ -156,6 +156,18 @@ describe('room for images', unless(missing), () => {
     expect(await partials()).toEqual([]);
   });
 
+  it('of a task is limited by the disk, but not by the budget of images', async () => {
+    const store = await openHere({ budget: 15 * MEBIBYTE });
+    await take(store, 'machine/m', 'held');
+    const { signal } = new AbortController();
+    const folder = join(disk, 'tasks', 'uid');
+    const copy = async (mebibytes: number): Promise<string> =>
+      await store.withRoom({ folder, bytes: mebibytes * MEBIBYTE }, signal, async () => 'copied');
+    expect(await copy(20)).toBe('copied');
+    await expect(copy(60)).rejects.toMatchObject({ reason: 'DiskFull' });
+    expect(names(store)).toEqual(['held']);
+  });
+
   it('is the free space of the disk without the reserve, for all kinds of sources', async () => {
     const store = await openHere({ minimumFree: 40 * MEBIBYTE });
     const file = join(folder, 'raw');

@@ -151,17 +151,25 @@ export class Space {
   }
 
   /**
-   * Returns how many bytes a claim lacks, and how many bytes are free for images. Bytes that other claims have reserved do not count as
-   * free.
+   * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
+   * The budget is for images only. A task outside the folder of the images neither needs it nor takes from it.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
-    const { budget = Number.POSITIVE_INFINITY } = this.#options;
     const others = [...this.#claims].filter((other) => other !== claim);
-    const promised = await Promise.all(others.map(remaining));
-    const byDisk = (await this.#free()) - sum(promised);
-    const byBudget = budget - (await this.used()) - sum(promised);
-    const free = Math.max(0, Math.min(byDisk, byBudget));
-    return { lacking: (await remaining(claim)) - Math.min(byDisk, byBudget), free };
+    const byDisk = (await this.#free()) - (await totalRemaining(others));
+    const byBudget = this.#isOfImages(claim) ? await this.#budgetLeft(others) : Number.POSITIVE_INFINITY;
+    const free = Math.min(byDisk, byBudget);
+    return { lacking: (await remaining(claim)) - free, free: Math.max(0, free) };
+  }
+
+  async #budgetLeft(others: readonly Claim[]): Promise<number> {
+    const { budget = Number.POSITIVE_INFINITY } = this.#options;
+    const promised = await totalRemaining(others.filter((other) => this.#isOfImages(other)));
+    return budget - (await this.used()) - promised;
+  }
+
+  #isOfImages({ folder }: Claim): boolean {
+    return folder.startsWith(`${this.#options.layout.root}/`);
   }
 
   /**
@@ -247,6 +255,10 @@ export class Space {
 
 async function remaining({ folder, bytes }: Claim): Promise<number> {
   return Math.max(0, bytes - (await folderBytes(folder)));
+}
+
+async function totalRemaining(claims: readonly Claim[]): Promise<number> {
+  return sum(await Promise.all(claims.map(remaining)));
 }
 
 function sizeOf({ sizeBytes }: { sizeBytes: number }): number {
