@@ -13,14 +13,16 @@ describe('a qcow2 file, when qemu-img', () => {
   let folder: string;
   let path: string;
 
-  beforeEach(async (context) => {
-    context.skip(process.platform !== 'linux', 'Only Linux has prlimit, which runs qemu-img');
+  beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-inspect-'));
     path = join(folder, 'disk.qcow2');
     execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, '1M']);
     const bin = join(folder, 'bin');
     await mkdir(bin);
-    await symlink(execFileSync('sh', ['-c', 'command -v prlimit']).toString().trim(), join(bin, 'prlimit'));
+    // On Linux, prlimit runs qemu-img with limits.
+    if (process.platform === 'linux') {
+      await symlink(execFileSync('sh', ['-c', 'command -v prlimit']).toString().trim(), join(bin, 'prlimit'));
+    }
     vi.stubEnv('PATH', bin);
   });
 
@@ -38,11 +40,11 @@ describe('a qcow2 file, when qemu-img', () => {
   }
 
   it('is not installed, is not called invalid', async () => {
-    await expect(inspectImage(path)).rejects.toMatchObject({ name: 'ProgramError', exitCode: 127 });
+    await expect(inspectImage(path)).rejects.toMatchObject({ name: 'ProgramError' });
   });
 
   it('cannot be started, is not called invalid', async () => {
-    await rm(join(folder, 'bin', 'prlimit'));
+    await rm(join(folder, 'bin', 'prlimit'), { force: true });
     await expect(inspectImage(path)).rejects.toMatchObject({ name: 'ProgramError', code: 'ENOENT' });
   });
 

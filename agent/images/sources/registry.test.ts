@@ -84,7 +84,7 @@ describe('the search for content in images of this host', () => {
     } as unknown as RegistrySourceParts);
     const holding: RegistryRequest['holding'] = async (_id, work) => await work();
     const request = { reference: 'own.example/team/other:1', refresh: true, architecture: 'amd64', holding };
-    await source.ensure({ ...request, signal, onResolved } as unknown as Parameters<typeof source.ensure>[0]);
+    await source.ensure({ ...request, signal, onResolved } as unknown as RegistryRequest);
     found = () => plan.run.mock.calls[0]?.[1].lookup?.('sha256:raw', 0, 512);
   }
 
