@@ -1,12 +1,15 @@
-/** Writes files that are either complete or absent, even if the process is killed or the host loses power. */
+/** Writes files that are either complete or absent, even if the process is killed or the host loses power. Also removes folders. */
 import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { open, readdir, rename, rm, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { isMissing, undefinedIf } from './errors.ts';
+import { run } from './exec.ts';
 import { withReserve } from './reserve.ts';
 
 /** File mode: only the owner is allowed to read and write the file. */
 const MODE = 0o600;
+/** Time limit to remove folders. A program of Berth makes few files in a folder, but a hostile user of a folder can make millions. */
+const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 
 /** The last requested write of each path. It can be queued, under way or finished. */
 const lastWrites = new Map<string, Promise<void>>();
@@ -57,6 +60,16 @@ export async function sync(path: string): Promise<void> {
 export async function listFolders(root: string): Promise<string[]> {
   const entries = (await undefinedIf(isMissing, readdir(root, { withFileTypes: true }))) ?? [];
   return entries.filter((entry) => entry.isDirectory()).map((entry) => entry.name);
+}
+
+/**
+ * Removes files and folders with all that is in them, if they exist. Uses the program `rm`, because Node.js cannot remove folders that are
+ * nested very deeply. `rm` follows no links, even if another process puts links into the folders at the same time.
+ *
+ * @throws ProgramError when `rm` fails, or needs longer than five minutes.
+ */
+export async function removeTrees(paths: readonly string[]): Promise<void> {
+  await run('rm', ['-rf', '--', ...paths], { timeoutMilliseconds: REMOVE_TIMEOUT_MILLISECONDS });
 }
 
 async function replace(path: string, content: string | Uint8Array, mode: number): Promise<void> {

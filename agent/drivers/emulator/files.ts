@@ -6,7 +6,8 @@
 import { lchown, mkdir, open, readdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
-import { run, type RunAs } from '../../../base/exec.ts';
+import type { RunAs } from '../../../base/exec.ts';
+import { removeTrees } from '../../../base/files.ts';
 import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
 import { AVDS, FOLDERS } from './arguments.ts';
 import { AVD_NAME, avdFiles } from './avd.ts';
@@ -25,10 +26,6 @@ const INI_MODE = 0o644;
 /** Largest number of lock files that are removed before a start. An emulator makes one lock file for each of its disks, and two others. */
 const LOCKS_LIMIT = 64;
 const TOKEN_FILE = '.emulator_console_auth_token';
-/**
- * Time limit for the removal of a machine's files. The emulator itself makes few files, but the machine's user can make millions of files.
- */
-const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 
 /**
  * Removes the AVD and the folders of the machine's user if they exist, and creates them again. @throws ReasonedError `CreateFailed` when
@@ -82,14 +79,6 @@ export async function prepareStart(folder: string, token: string, runAs: RunAs |
  */
 export async function removeFiles(folder: string): Promise<void> {
   await removeTrees([...Object.values(FOLDERS), AVDS].map((name) => join(folder, name)));
-}
-
-/**
- * Removes files and folders with the program `rm`, because Node.js cannot remove folders that are nested very deeply. `rm` follows no
- * links.
- */
-async function removeTrees(paths: readonly string[]): Promise<void> {
-  await run('rm', ['-rf', '--', ...paths], { timeoutMilliseconds: REMOVE_TIMEOUT_MILLISECONDS });
 }
 
 async function own(path: string, runAs: RunAs | undefined): Promise<void> {

@@ -238,8 +238,7 @@ export class DiskCopies {
     if (running && (await this.#machine.process()) === undefined) {
       return new ReasonedError('Interrupted', 'The machine ended while its disk was copied');
     }
-    const message = messageOf(error);
-    return new ReasonedError('CopyFailed', `The disk was not copied: ${message}`);
+    return new ReasonedError('CopyFailed', `The disk was not copied: ${messageOf(error)}`);
   }
 
   async #clear(): Promise<void> {
@@ -247,9 +246,7 @@ export class DiskCopies {
     const note = await readCopyNote(path);
     if (note !== undefined) {
       const reader = await findByArgument(markArgument(markOf(uid)));
-      if (reader !== undefined) {
-        await killForCertain(reader);
-      }
+      await (reader && killForCertain(reader));
       if (note.target !== undefined) {
         await rm(note.target, { force: true });
       }
@@ -257,14 +254,16 @@ export class DiskCopies {
       const qmp = await hypervisor?.qmp();
       const thawed =
         hypervisor === undefined || !note.frozen || (await this.#thaw(hypervisor.guestAgent, note));
-      if (qmp !== undefined) {
-        await dropSnapshot(qmp);
-      }
-      await removeSnapshotFiles(path);
+      await (qmp && dropSnapshot(qmp));
+      const removed = await removeSnapshotFiles(path, hypervisor !== undefined);
       // While the thaw is unconfirmed, the note about the copy stays, because the next copy reads the number of thaw requests from it. The
       // note is removed when the machine has ended.
       if (!thawed) {
         return await this.#note({ target: undefined });
+      }
+      // While other files of the hypervisor are left, the note stays too, so that they are removed when the machine has ended.
+      if (!removed) {
+        return await this.#note({ target: undefined, frozen: false, thawsFailed: 0 });
       }
       await removeCopyNote(path);
     }

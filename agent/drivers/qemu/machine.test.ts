@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { access, mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { access, mkdir, mkdtemp, readdir, rm, symlink, writeFile } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -78,6 +78,7 @@ async function listen(
     'query-block': [disk],
     'query-block-exports': [],
     'query-named-block-nodes': [],
+    'query-migrate': { status: 'failed' },
     'query-chardev': [{ label: 'agent', filename: 'ga.sock', 'frontend-open': hasAgent }],
   };
   const answer = (socket: Socket, { execute, id }: PeerCommand): void => {
@@ -158,6 +159,39 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
     ]);
     expect(await readCopyNote(folder.path)).toBeUndefined();
     await expect(access(target)).rejects.toSatisfy(isMissing);
+  });
+});
+
+/** The hypervisor has no use for other files in this folder, so only a hostile hypervisor makes them. */
+describe('a hypervisor that puts other files into the folder of a copy', () => {
+  const copy = (): string => join(folder.path, 'copy');
+  const names = async (): Promise<string[]> =>
+    (await readdir(folder.path)).filter((name) => name.startsWith('copy'));
+
+  beforeEach(async () => {
+    await mkdir(join(copy(), 'old.raw', 'deep'), { recursive: true });
+    await symlink(directory, join(copy(), 'link'));
+    await writeCopyNote(folder.path, { target: undefined, frozen: false, thawsFailed: 0 });
+  });
+
+  it('does not hold up a suspension, and the files are removed when it has ended', async () => {
+    const qmp = await listen('running');
+    await expect(driver.suspend(folder)).rejects.toThrow(
+      'QEMU did not save the memory of the machine: failed',
+    );
+    expect(qmp.commands).toContain('migrate');
+    expect(await names()).toEqual(['copy', 'copy.json']);
+    hypervisor.kill('SIGKILL');
+    await once(hypervisor, 'exit');
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited' });
+    expect(await names()).toEqual([]);
+  });
+
+  it('is removed with its machine, and what its links lead to stays', async () => {
+    await listen('running');
+    await driver.delete(folder);
+    await expect(access(folder.path)).rejects.toSatisfy(isMissing);
+    await access(directory);
   });
 });
 

@@ -11,8 +11,9 @@ import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { hasCode, isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { RunAs } from '../../../base/exec.ts';
+import { removeTrees } from '../../../base/files.ts';
 import { DISK_NODE } from './arguments.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 
@@ -39,6 +40,9 @@ const WRITE_TIMEOUT_SECONDS = 30;
  */
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
+
+/** Reports whether the error means that the folder has other files, or that a folder has the name of the snapshot's file. */
+const isForeign = hasCode('ENOTEMPTY', 'EEXIST', 'ERR_FS_EISDIR');
 
 const blockNodesSchema = z.array(z.object({ 'node-name': z.string().optional() }));
 const drivesSchema = z.array(
@@ -125,16 +129,38 @@ export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   }
 }
 
-/** Removes the snapshot's files by their names. The function follows no links, because the hypervisor can put links into the folder. */
-export async function removeSnapshotFiles(folder: string): Promise<void> {
-  for (const name of [OLD, SOCKET]) {
-    await rm(join(folder, name), { force: true });
+/**
+ * Removes the snapshot's folder, and returns whether it is removed. A hostile hypervisor can put any files into the folder. While the
+ * hypervisor lives (`isLive`), only the snapshot's own files are removed, by their names, because new files can follow without end. The
+ * folder stays if it has other files. If the hypervisor has ended, all files are removed. The function follows no links.
+ *
+ * @throws Error when a file cannot be removed.
+ */
+export async function removeSnapshotFiles(folder: string, isLive: boolean): Promise<boolean> {
+  if (!isLive) {
+    await removeTrees([join(folder, FOLDER)]);
+    return true;
   }
-  await undefinedIf(isMissing, rmdir(join(folder, FOLDER)));
+  try {
+    for (const name of [OLD, SOCKET]) {
+      await rm(join(folder, name), { force: true });
+    }
+    await undefinedIf(isMissing, rmdir(join(folder, FOLDER)));
+    return true;
+  } catch (error) {
+    if (isForeign(error)) {
+      return false;
+    }
+    throw error;
+  }
 }
 
 async function makeFiles(folder: string, sizeBytes: number, runAs: RunAs | undefined): Promise<void> {
-  await removeSnapshotFiles(folder);
+  if (!(await removeSnapshotFiles(folder, true))) {
+    throw new Error(
+      `The hypervisor has put other files into the folder ${FOLDER} of its machine, which is only for snapshots`,
+    );
+  }
   await mkdir(join(folder, FOLDER), { mode: 0o700 });
   const old = await open(join(folder, OLD), 'wx', 0o600);
   try {
