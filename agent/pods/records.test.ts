@@ -1,4 +1,4 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmdirSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -78,6 +78,21 @@ describe('records of machines', () => {
     expect(records.damaged).toEqual([
       { uid: 'a', path: fileOf('a'), message: expect.stringMatching(message) as string },
     ]);
+  });
+
+  it('stay as they were when a change cannot be written', () => {
+    const record = saved('a');
+    const records = new RecordStore(directory);
+    const before = written(record);
+    // The agent first writes a temporary file. A folder in its place makes the write fail.
+    mkdirSync(`${fileOf('a')}.tmp`);
+    expect(() => records.update(record, { created: false, running: true })).toThrow('a.json.tmp');
+    expect(written(record)).toEqual(before);
+    expect(written(new RecordStore(directory).get('a') as MachineRecord)).toEqual(before);
+    rmdirSync(`${fileOf('a')}.tmp`);
+    records.update(record, { running: true });
+    expect(record.running).toBe(true);
+    expect(new RecordStore(directory).get('a')).toMatchObject({ created: true, running: true });
   });
 
   it('that are damaged are kept for people until the machine is gone', () => {

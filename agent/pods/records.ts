@@ -103,13 +103,18 @@ export class RecordStore {
 
   /** Writes the record and syncs the file before it returns, because later steps rely on the record. */
   save(record: MachineRecord): void {
-    writeWholeSync(this.#path(record.uid), JSON.stringify({ version: VERSION, ...record }));
+    this.#write(record);
     this.#records.set(record.uid, record);
   }
 
+  /**
+   * Changes a record, in memory and on disk. @throws Error when the file cannot be written. The record then stays as it was, so that no
+   * step relies on a change that a restart of the agent would lose.
+   */
   update(record: MachineRecord, change: Partial<MachineRecord>): void {
+    this.#write({ ...record, ...change });
     Object.assign(record, change);
-    this.save(record);
+    this.#records.set(record.uid, record);
   }
 
   /**
@@ -127,6 +132,10 @@ export class RecordStore {
     this.#records.delete(uid);
     rmSync(path, { force: true });
     rmSync(damagedPath(path), { force: true });
+  }
+
+  #write(record: MachineRecord): void {
+    writeWholeSync(this.#path(record.uid), JSON.stringify({ version: VERSION, ...record }));
   }
 
   #path(uid: string): string {
