@@ -1,6 +1,9 @@
 /** Waits, and formats times as Kubernetes does. */
 import { setTimeout as delay } from 'node:timers/promises';
 
+/** Longest time of a timer in Node.js, in milliseconds. A longer timer fires after 1 ms. */
+export const LONGEST_TIMER_MILLISECONDS = 2_147_483_647;
+
 /** Waits this number of milliseconds. If the signal aborts first, the promise rejects with the signal's reason. */
 export async function pause(milliseconds: number, signal?: AbortSignal): Promise<void> {
   try {

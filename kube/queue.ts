@@ -1,8 +1,4 @@
-/**
- * Longest time of a timer in Node.js, in milliseconds. A longer timer would fire at once, so longer delays are cut to this time. The key is
- * then added too early, which is harmless.
- */
-const LONGEST_TIMER_MILLISECONDS = 2_147_483_647;
+import { LONGEST_TIMER_MILLISECONDS } from '../base/time.ts';
 
 interface Delayed {
   /** Time when the key becomes ready, by the queue's clock. */
@@ -77,6 +73,7 @@ export class WorkQueue {
       return;
     }
     this.#cancel(key);
+    // After a longer delay than the longest timer, the key is added too early, which is harmless.
     const timer = setTimeout(() => this.add(key), Math.min(milliseconds, LONGEST_TIMER_MILLISECONDS));
     this.#delayed.set(key, { at, timer });
   }

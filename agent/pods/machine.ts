@@ -162,7 +162,7 @@ export interface Wanted {
   deletion: { deadline: number } | undefined;
   /** End of the time that `Pod.spec.activeDeadlineSeconds` allows, in milliseconds since the epoch. */
   activeDeadline: number | undefined;
-  /** Value of `Pod.spec.terminationGracePeriodSeconds`, in milliseconds. */
+  /** Value of `Pod.spec.terminationGracePeriodSeconds`, in milliseconds, and at most 24.8 days. */
   graceMilliseconds: number;
 }
 

@@ -19,6 +19,7 @@ import {
 import { TASK_API_VERSION, type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import { EMULATOR_API_VERSION, emulatorMachineSchema } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { LONGEST_TIMER_MILLISECONDS } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineDocument, Runtime, Wanted } from './machine.ts';
 
@@ -36,6 +37,10 @@ const HASH_LENGTH = 16;
 
 /** Default of Kubernetes for `terminationGracePeriodSeconds`. */
 const GRACE_SECONDS = 30;
+/**
+ * Longest grace period, in seconds (24.8 days). Kubernetes allows longer ones, but the drivers wait with one timer, which cannot be longer.
+ */
+const LONGEST_GRACE_SECONDS = Math.floor(LONGEST_TIMER_MILLISECONDS / 1000);
 
 /**
  * Returns the first 16 hexadecimal characters of the SHA-256 of a value of the annotation `berth.dev/desired`. The agent reports this hash
@@ -170,7 +175,7 @@ export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, no
     desiredHash: role.kind === 'machine' ? role.desiredHash : undefined,
     deletion: deletionOf(pod, runtime, now),
     activeDeadline: isLimited ? Date.parse(startTime) + activeDeadlineSeconds * 1000 : undefined,
-    graceMilliseconds: terminationGracePeriodSeconds * 1000,
+    graceMilliseconds: Math.min(terminationGracePeriodSeconds, LONGEST_GRACE_SECONDS) * 1000,
   };
 }
 
@@ -192,10 +197,11 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
  * period begins when the agent sees the change. The earlier of the two deadlines applies.
  */
 function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
-  const { deletionTimestamp, deletionGracePeriodSeconds: graceSeconds = GRACE_SECONDS } = pod.metadata;
+  const { deletionTimestamp, deletionGracePeriodSeconds = GRACE_SECONDS } = pod.metadata;
   if (deletionTimestamp === undefined) {
     return undefined;
   }
+  const graceSeconds = Math.min(deletionGracePeriodSeconds, LONGEST_GRACE_SECONDS);
   const before = runtime.leaving;
   if (before === undefined || graceSeconds < before.graceSeconds) {
     const deadline = Math.min(before?.deadline ?? Number.POSITIVE_INFINITY, now + graceSeconds * 1000);
