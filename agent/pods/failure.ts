@@ -6,7 +6,15 @@ import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { classOf, isOfHost, type Reason, reasonIn, type ReasonKind } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
-import type { MachineDocument, MachineEnd, MachineFailure, MachineRecord, OperationKind } from './machine.ts';
+import type {
+  MachineDocument,
+  MachineEnd,
+  MachineFailure,
+  MachineRecord,
+  OperationKind,
+  Runtime,
+  Step,
+} from './machine.ts';
 import type { DamagedRecord } from './records.ts';
 
 /** Wait before the second try of a step. The wait doubles after each failure, up to {@link RETRY_CAP_MILLISECONDS}. */
@@ -66,6 +74,18 @@ export function consequenceOf(step: FailedStep): Consequence {
   return passing && attempts < FIRST_RUN_ATTEMPTS
     ? retry
     : { kind: 'fail', failure: failed(reason ?? UNNAMED[kind], message) };
+}
+
+/**
+ * Returns the milliseconds until a step may begin; 0 or less if it may begin now. After a failure, only the next try of the same kind of
+ * step waits. So a start that fails does not delay the machine's deletion. `now` is a time of the clock `performance.now()`.
+ */
+export function waitBefore(
+  { kind }: Readonly<Step>,
+  { failed: last }: Pick<Runtime, 'failed'>,
+  now: number,
+): number {
+  return last?.kind === kind ? last.notBefore - now : 0;
 }
 
 function kindOf({ emulator }: Readonly<MachineDocument>): ReasonKind {

@@ -224,10 +224,8 @@ export interface Runtime {
   state: MachineState;
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
-  /** Number of failures of the present step in a row. */
-  attempts: number;
-  /** Earliest time of the next try of a failed step, in milliseconds since the epoch. */
-  notBefore: number;
+  /** Last step if it failed, and the number of its failures in a row. Its next try is not before `notBefore`, by `performance.now()`. */
+  failed: { kind: OperationKind; attempts: number; notBefore: number } | undefined;
   /** Cause of the last failed step. The Pod's status shows this cause until a step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;
   /** Shortest grace period of the Pod's deletion so far, in seconds, and the end of this period, in milliseconds since the epoch. */
@@ -255,8 +253,7 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
     operation: undefined,
     state: { kind: 'absent' },
     unseen: record.running,
-    attempts: 0,
-    notBefore: 0,
+    failed: undefined,
     trouble: undefined,
     leaving: undefined,
     readiness: undefined,

@@ -7,7 +7,7 @@ import { soonest } from '../../base/time.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { event } from './events.ts';
-import { consequenceOf } from './failure.ts';
+import { consequenceOf, waitBefore } from './failure.ts';
 import type { Host } from './host.ts';
 import {
   type MachineFailure,
@@ -163,12 +163,14 @@ export class Machines {
         return { step, again: activeDeadline };
       case 'wait':
         return { step, again: soonest(step.until, activeDeadline) };
-      default:
-        if (now < runtime.notBefore) {
-          return { step, again: soonest(runtime.notBefore, activeDeadline) };
+      default: {
+        const waitMilliseconds = waitBefore(step, runtime, performance.now());
+        if (waitMilliseconds > 0) {
+          return { step, again: soonest(now + waitMilliseconds, activeDeadline) };
         }
         this.#begin(runtime, wanted, step);
         return { step, again: activeDeadline };
+      }
     }
   }
 
@@ -223,8 +225,7 @@ export class Machines {
     void STEPS[step.kind](this.#host, runtime, operation)
       .then(
         () => {
-          runtime.attempts = 0;
-          runtime.notBefore = 0;
+          runtime.failed = undefined;
           runtime.trouble = undefined;
         },
         (error: unknown) => this.#failed(runtime, wanted, operation, error),
@@ -245,8 +246,9 @@ export class Machines {
     if (abort.signal.aborted) {
       return;
     }
-    runtime.attempts += 1;
-    const { record, attempts } = runtime;
+    const attempts = runtime.failed?.kind === kind ? runtime.failed.attempts + 1 : 1;
+    runtime.failed = { kind, attempts, notBefore: 0 };
+    const { record } = runtime;
     const now = Date.now();
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
     // The error `VMNotRunning` is no fault, because the agent tries to start an emulator again and again until its VM runs.
@@ -257,7 +259,7 @@ export class Machines {
     );
     switch (consequence.kind) {
       case 'retry':
-        runtime.notBefore = now + consequence.afterMilliseconds;
+        runtime.failed.notBefore = performance.now() + consequence.afterMilliseconds;
         runtime.trouble = { reason: reasonIn(error), message: consequence.message };
         return;
       case 'end':

@@ -359,6 +359,17 @@ describe('the end of a guest', () => {
   });
 });
 
+test('a machine whose end is in the future, after the clock was set back, is started at once', () => {
+  const model = running({}, { restartPolicy: 'Always' });
+  for (const step of ['settled', 'wait']) {
+    model.happen({ kind: 'end', reason: 'Crashed' });
+    expect(model.settle().kind).toBe(step);
+  }
+  model.now -= 3_600_000;
+  expect(model.settle().kind).toBe('settled');
+  expect(model.state.kind).toBe('running');
+});
+
 test('a machine whose folder vanished is not made again', () => {
   const model = running();
   model.state = { kind: 'absent' };

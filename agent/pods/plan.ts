@@ -225,7 +225,8 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
   const policy = desired.restartPolicy;
   if (policy === 'Always' || (policy === 'OnFailure' && end.how === 'Crashed')) {
     const until = end.at + backoff(record.endsInARow);
-    return now >= until ? { kind: 'start' } : { kind: 'wait', until };
+    // If the end is in the future, the clock of the host was set back. A wait until then could be endless.
+    return now >= until || now < end.at ? { kind: 'start' } : { kind: 'wait', until };
   }
   // An emulator has no state Stopped in which it keeps its slot. So if an emulator ends by itself, this is a failure.
   const mayRest = end.how === 'GuestShutdown' && record.emulator === undefined;

@@ -1,0 +1,102 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { afterEach, beforeEach, expect, it, type MockInstance, vi } from 'vitest';
+import type { MachineState } from '../drivers/driver.ts';
+import type { Host } from './host.ts';
+import { newRecord, type Runtime, type Step, type Wanted } from './machine.ts';
+import { Machines, type Progress } from './machines.ts';
+import { RecordStore } from './records.ts';
+
+const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
+const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
+/** A machine that shall be suspended. */
+const WANTED: Wanted = {
+  pod: undefined,
+  desired: { power: 'Suspended', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
+  desiredHash: 'hash',
+  deletion: undefined,
+  activeDeadline: undefined,
+  graceMilliseconds: 0,
+};
+/** Wait after the first failure of a step. */
+const FIRST_WAIT_MILLISECONDS = 1_000;
+
+let directory: string;
+let machines: Machines;
+let runtime: Runtime;
+/** Steps that the driver was asked for. Each of them fails. */
+let asked: string[];
+let clock: MockInstance<() => number>;
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), 'berth-machines-'));
+  asked = [];
+  clock = vi.spyOn(performance, 'now').mockReturnValue(0);
+  const failing = (name: string) => async () => {
+    asked.push(name);
+    throw new Error(`${name} failed`);
+  };
+  const driver = { inspect: async () => RUNNING, suspend: failing('suspend'), stop: failing('stop') };
+  const host = {
+    records: new RecordStore(directory),
+    drivers: new Map([['qemu', { driver, accelerators: [] }]]),
+    machinesDirectory: directory,
+    network: { name: 'user' },
+    monitor: { faultyChecks: 0 },
+    disk: { wish: () => undefined, roomBytes: Number.POSITIVE_INFINITY },
+    fenced: () => false,
+    logger: pino({ level: 'silent' }),
+  } as unknown as Host;
+  const record = newRecord({ uid: 'a', key: 'default/a', driver: 'qemu', machine: undefined, claim: CLAIM });
+  Object.assign(record, { created: true, running: true, everRan: true, acknowledged: true, released: false });
+  host.records.save(record);
+  machines = new Machines(host, () => undefined);
+  runtime = machines.runtime(record);
+});
+
+afterEach(() => {
+  vi.restoreAllMocks();
+  rmSync(directory, { recursive: true });
+});
+
+/** Returns the progress after a step under way, if any, has ended. */
+async function drive(wanted: Wanted): Promise<Progress> {
+  const progress = await machines.drive(runtime, wanted);
+  await expect.poll(() => runtime.operation).toBeUndefined();
+  return progress;
+}
+
+/** Drives the machine, and checks that its next step waits for the whole first wait. */
+async function expectWait(kind: Step['kind'], wanted: Wanted): Promise<void> {
+  const before = Date.now();
+  const { step, again = 0 } = await drive(wanted);
+  expect(step.kind).toBe(kind);
+  expect(again).toBeGreaterThanOrEqual(before + FIRST_WAIT_MILLISECONDS);
+  expect(again).toBeLessThanOrEqual(Date.now() + FIRST_WAIT_MILLISECONDS);
+}
+
+it('a step that failed waits before its next try, and longer after each failure', async () => {
+  await drive(WANTED);
+  await expectWait('suspend', WANTED);
+  expect(asked).toEqual(['suspend']);
+  clock.mockReturnValue(FIRST_WAIT_MILLISECONDS);
+  await drive(WANTED);
+  expect(asked).toEqual(['suspend', 'suspend']);
+  expect(runtime.failed).toMatchObject({ attempts: 2, notBefore: 3 * FIRST_WAIT_MILLISECONDS });
+});
+
+it('a step that failed does not delay a deletion, and a deletion that failed waits as well', async () => {
+  await drive(WANTED);
+  const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
+  expect(await drive(deleted)).toMatchObject({ step: { kind: 'release' }, again: undefined });
+  await expectWait('release', deleted);
+  expect(asked).toEqual(['suspend', 'stop']);
+});
+
+it('a clock of the host that is set back does not lengthen the wait', async () => {
+  await drive(WANTED);
+  vi.spyOn(Date, 'now').mockReturnValue(Date.now() - 3_600_000);
+  await expectWait('suspend', WANTED);
+});
