@@ -16,6 +16,9 @@ import { FILES } from './state.ts';
  */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
+/** Shortest time between two looks at a hypervisor that has stopped its guest. A hostile hypervisor can report stops without end. */
+const STOP_INTERVAL_MILLISECONDS = 1_000;
+
 export interface HypervisorHandlers {
   /** Called with each event of QEMU, in order. */
   onEvent: (event: QmpEvent) => void;
@@ -36,6 +39,7 @@ export class Hypervisor {
   #connecting: Promise<QmpConnection> | undefined;
   #closed = false;
   #poweredOff = false;
+  #nextStop = 0;
   readonly #handlers: HypervisorHandlers;
   readonly #watch: ProcessWatch;
 
@@ -62,6 +66,19 @@ export class Hypervisor {
     const first = !this.#poweredOff;
     this.#poweredOff = true;
     return first;
+  }
+
+  /**
+   * Records that QEMU stopped the guest's processors, and returns whether the caller must look at the run state. The run state of a guest
+   * that powered off is known. The result is true at most once per second.
+   */
+  stops(): boolean {
+    const now = performance.now();
+    if (this.#poweredOff || this.endsFromOutside || now < this.#nextStop) {
+      return false;
+    }
+    this.#nextStop = now + STOP_INTERVAL_MILLISECONDS;
+    return true;
   }
 
   /** Returns the exit status of an ended process; undefined for a process that the agent started before its restart. */

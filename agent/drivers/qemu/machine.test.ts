@@ -19,6 +19,7 @@ import { type MachineFile, readCopyNote, readMachineFile, StateFile, writeCopyNo
 /** Events in the form in which QEMU 7.2 to 10 sends them. */
 const SAYS = {
   signal: '{"event":"SHUTDOWN","data":{"guest":false,"reason":"host-signal"}}',
+  stop: '{"event":"STOP"}',
   powerOff: '{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}',
 };
 
@@ -27,8 +28,8 @@ let folder: MachineFolder;
 let driver: QemuDriver;
 let peers: ScriptedPeer[];
 let hypervisor: ReturnType<typeof spawn>;
-/** Makes the hypervisor report that its guest has powered off. */
-let powerOff: () => void;
+/** Makes the hypervisor report an event. */
+let report: (event: string) => void;
 
 beforeEach(async () => {
   peers = [];
@@ -92,7 +93,7 @@ async function listen(
     if (execute === 'system_powerdown') {
       socket.write(`${SAYS.powerOff}\n`);
     }
-    powerOff = () => socket.write(`${SAYS.powerOff}\n`);
+    report = (line) => socket.write(`${line}\n`);
   };
   const peer = await ScriptedPeer.listen(join(folder.path, 'qmp.sock'), answer);
   peers.push(peer);
@@ -118,6 +119,42 @@ describe('a hypervisor in the run state shutdown', () => {
     await writeFile(join(folder.path, segmentName('hypervisor', 0)), words);
     await listen('shutdown');
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason: 'Crashed' });
+  });
+});
+
+/** A real QEMU rarely stops a guest for these causes, and then waits for ever. */
+describe('a hypervisor whose guest cannot continue', () => {
+  it.each([
+    ['internal-error', 'The hypervisor stopped the guest after an internal error'],
+    ['guest-panicked', 'The guest reported that its kernel crashed'],
+  ])('in the run state %s is ended, and its machine has crashed', async (status, cause) => {
+    const words = 'KVM internal error. Suberror: 1';
+    await writeFile(join(folder.path, segmentName('hypervisor', 0)), `${words}\n`);
+    const qmp = await listen(status);
+    const crashed = { kind: 'exited', reason: 'Crashed', message: `${cause}: ${words}` };
+    expect(await driver.inspect(folder)).toEqual(crashed);
+    expect(qmp.commands).toContain('quit');
+    expect(await driver.inspect(folder)).toEqual(crashed);
+  });
+
+  it('is inspected as soon as it stops its guest, and not again for each of many reports', async () => {
+    const changed: string[] = [];
+    await listen('running');
+    await driver.inspect(folder);
+    driver.onChange((uid) => changed.push(uid));
+    report(`${SAYS.stop}\n${SAYS.stop}\n${SAYS.stop}`);
+    await driver.pause(folder);
+    expect(changed).toEqual(['uid']);
+  });
+
+  it('is not inspected while it ends because its guest powered off', async () => {
+    const ended: boolean[] = [];
+    await listen('running');
+    await driver.inspect(folder);
+    driver.onChange(() => ended.push(hypervisor.killed));
+    report(`${SAYS.powerOff}\n${SAYS.stop}`);
+    await expect.poll(() => ended).toEqual([true]);
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason: 'GuestShutdown' });
   });
 });
 
@@ -211,7 +248,7 @@ describe('a guest agent', () => {
 
   it('shuts its guest down when the machine is stopped, instead of the power button', async () => {
     const qmp = await listen('running', { hasAgent: true });
-    await guestAgent(() => powerOff());
+    await guestAgent(() => report(SAYS.powerOff));
     await driver.stop(folder, { graceMilliseconds: 30_000 });
     expect(seen).toEqual([{ execute: 'guest-shutdown', arguments: { mode: 'powerdown' } }]);
     expect(qmp.commands).not.toContain('system_powerdown');

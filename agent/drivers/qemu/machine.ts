@@ -245,6 +245,10 @@ export class QemuMachine {
   }
 
   #onEvent(hypervisor: Hypervisor, { event, data }: QmpEvent): void {
+    // QEMU stops a guest that has crashed. The next inspection finds the cause in the run state.
+    if (event === 'STOP' && hypervisor.stops()) {
+      this.#context.changed(this.#folder.uid);
+    }
     if (event !== 'SHUTDOWN') {
       return;
     }

@@ -7,7 +7,7 @@ import { killForCertain, type ProcessIdentity, waitForExit } from '../../process
 import type { StopOptions } from '../driver.ts';
 import { hasGuestAgent, shutDown } from './guestagent/commands.ts';
 import type { Hypervisor } from './hypervisor.ts';
-import { wasEndedBySignal } from './lastwords.ts';
+import { exitMessage, wasEndedBySignal } from './lastwords.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
 import type { MachineFile, StateChange, StateFile } from './state.ts';
 
@@ -23,6 +23,15 @@ const DISK_FULL = 'io-error';
  * these states.
  */
 const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigrate', 'finish-migrate']);
+
+/**
+ * Run states of a guest that cannot continue, with messages for users. QEMU enters `internal-error` if KVM or a device cannot go on, and
+ * `guest-panicked` if the guest reports that its kernel crashed. QEMU then waits for ever.
+ */
+const CRASHES: ReadonlyMap<string, string> = new Map([
+  ['internal-error', 'The hypervisor stopped the guest after an internal error'],
+  ['guest-panicked', 'The guest reported that its kernel crashed'],
+]);
 
 /** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
@@ -143,7 +152,10 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
   await killForCertain(hypervisor.identity);
 }
 
-/** Completes a step that the agent had begun when it died. Returns the run state afterwards, or `gone` if no process is left. */
+/**
+ * Completes a step that the agent had begun when it died, and ends a hypervisor whose guest cannot continue. Returns the run state
+ * afterwards, or `gone` if no process is left.
+ */
 export async function reconcile(
   hypervisor: Hypervisor,
   identity: ProcessIdentity,
@@ -167,6 +179,11 @@ export async function reconcile(
     await correctEnd(hypervisor.folder.path, file);
     return 'gone';
   }
+  const crash = CRASHES.get(status);
+  if (crash !== undefined) {
+    await endCrashed(hypervisor, file, { crash, logger });
+    return 'gone';
+  }
   if (state?.paused === true) {
     if (status === 'running') {
       await qmp.execute('stop');
@@ -178,6 +195,19 @@ export async function reconcile(
   }
   await goOn(qmp, file);
   return 'running';
+}
+
+/** Ends a hypervisor whose guest cannot continue. The recorded end has the text `crash` and the last lines of the hypervisor's log. */
+async function endCrashed(
+  hypervisor: Hypervisor,
+  file: StateFile,
+  { crash, logger }: { crash: string; logger: Logger },
+): Promise<void> {
+  // Without this call, the report of the process's exit would record the end first, with a message that does not name the cause.
+  hypervisor.expectExit();
+  await quit(hypervisor, logger);
+  const message = await exitMessage(hypervisor.folder.path, crash);
+  await recordEnd(file, { reason: 'Crashed', message });
 }
 
 /**
@@ -202,9 +232,11 @@ export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
 
 /** Records in the state file that the guest powered off, unless the agent has requested the end of the machine. */
 export async function guestPoweredOff(file: StateFile): Promise<void> {
-  await file.change(({ intent, live }) =>
-    live && intent === 'run' ? { end: { reason: 'GuestShutdown', message: 'The guest powered off' } } : {},
-  );
+  await recordEnd(file, { reason: 'GuestShutdown', message: 'The guest powered off' });
+}
+
+async function recordEnd(file: StateFile, end: NonNullable<MachineFile['end']>): Promise<void> {
+  await file.change(({ intent, live }) => (live && intent === 'run' ? { end } : {}));
 }
 
 /**

@@ -23,7 +23,7 @@ export const FAILURES = {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'The hypervisor ended unexpectedly. The condition’s message contains its last output',
+    says: 'The hypervisor ended or stopped its guest unexpectedly. The condition’s message contains its last output',
     todo: 'Read the message. If restartPolicy is OnFailure or Always, the VM starts again. An Emulator starts again when its VM starts',
   },
   StartFailed: {
