@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { LockedError, lockDataDirectory } from './lock.ts';
 import { startTimeIn } from '../processes/process.ts';
 
@@ -39,6 +39,39 @@ test('the lock of an agent that was killed is taken over', async () => {
 test('a pid that another process has by now does not hold the lock', () => {
   writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid: process.pid, startTime: '1' }));
   expect(lockDataDirectory(directory)).not.toThrow();
+});
+
+describe('a pid that a process of another user has', () => {
+  const lock = (pid: number | undefined, startTime: string | undefined): void =>
+    writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid, startTime }));
+
+  beforeEach(() => {
+    // The tests can run as root, and root may send signals to all processes.
+    vi.spyOn(process, 'kill').mockImplementation(() => {
+      throw Object.assign(new Error('kill EPERM'), { code: 'EPERM' });
+    });
+  });
+
+  afterEach(() => {
+    vi.restoreAllMocks();
+  });
+
+  test('does not hold the lock if the process started at another time', () => {
+    lock(process.pid, '1');
+    expect(lockDataDirectory(directory)).not.toThrow();
+  });
+
+  test('holds the lock if the process is the agent', () => {
+    lock(process.pid, startTimeIn(readFileSync(`/proc/${process.pid}/stat`, 'utf8')));
+    expect(() => lockDataDirectory(directory)).toThrow(LockedError);
+  });
+
+  test('holds the lock if /proc hides the process', async () => {
+    const child = spawn(process.execPath, ['-e', '']);
+    await once(child, 'exit');
+    lock(child.pid, '1');
+    expect(() => lockDataDirectory(directory)).toThrow(LockedError);
+  });
 });
 
 test('an empty lock file, left by a full disk, holds nothing', () => {

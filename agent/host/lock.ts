@@ -64,7 +64,13 @@ function isAlive(holder: Holder): boolean {
   try {
     process.kill(holder.pid, 0);
   } catch (error) {
-    return codeOf(error) === 'EPERM';
+    if (codeOf(error) !== 'EPERM') {
+      return false;
+    }
+    // The process belongs to another user. /proc can hide such a process, which is then perhaps the holder.
+    if (describe(holder.pid).startTime === '') {
+      return true;
+    }
   }
   return describe(holder.pid).startTime === holder.startTime;
 }
