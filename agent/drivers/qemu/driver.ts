@@ -125,8 +125,7 @@ export class QemuDriver implements DriverOfVMs {
     const platform = await this.#platforms.of(state.architecture);
     const wanted = plan.guest.diskSizeBytes;
     if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
-      const { isRoot } = this.#context;
-      await growDisk(folder.path, diskNode(state), { sizeBytes: wanted, isRoot });
+      await growDisk(folder.path, diskNode(state), { sizeBytes: wanted, isRoot: this.#context.isRoot });
       await machine.state.update({ diskBytes: wanted });
     }
     await machine.start(plan, platform);
@@ -223,8 +222,9 @@ export class QemuDriver implements DriverOfVMs {
       return { kind: 'absent' };
     }
     const { machine, copies, dpi, streams } = this.#of(folder);
-    await Promise.all([copies.tryTidy(), streams.forwards.tidy()]);
-    return dpi.addTo(await machine.inspect());
+    const state = await machine.inspect();
+    await Promise.all(machine.isSilent ? [] : [copies.tryTidy(), streams.forwards.tidy()]);
+    return dpi.addTo(state);
   }
 
   async list(): Promise<FoundMachine[]> {

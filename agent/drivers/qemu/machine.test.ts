@@ -23,6 +23,9 @@ const SAYS = {
   powerOff: '{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}',
 };
 
+/** An inspection waits 3 s for an answer, and other commands 30 s. A busy machine needs longer. */
+const SOON_MILLISECONDS = 15_000;
+
 let directory: string;
 let folder: MachineFolder;
 let driver: QemuDriver;
@@ -66,12 +69,14 @@ interface ListenOptions {
   event?: string | undefined;
   /** Whether a program in the guest has opened the guest agent's port. */
   hasAgent?: boolean;
+  /** Returns whether the hypervisor leaves `query-status` without an answer. */
+  isSilent?: () => boolean;
 }
 
 /** Answers in place of a hypervisor in the run state `status`. Sends `event`, if any, and ends after `quit`. */
 async function listen(
   status: string,
-  { event, hasAgent = false }: ListenOptions = {},
+  { event, hasAgent = false, isSilent = () => false }: ListenOptions = {},
 ): Promise<ScriptedPeer> {
   const disk = { qdev: '/disk', inserted: { 'node-name': 'disk', image: { 'virtual-size': 1 } } };
   const answers: Record<string, unknown> = {
@@ -86,7 +91,9 @@ async function listen(
     if (execute === 'query-status' && event !== undefined) {
       socket.write(`${event}\n`);
     }
-    socket.write(`${JSON.stringify({ return: answers[execute] ?? {}, id })}\n`);
+    if (execute !== 'query-status' || !isSilent()) {
+      socket.write(`${JSON.stringify({ return: answers[execute] ?? {}, id })}\n`);
+    }
     if (execute === 'quit') {
       hypervisor.kill('SIGKILL');
     }
@@ -155,6 +162,24 @@ describe('a hypervisor whose guest cannot continue', () => {
     report(`${SAYS.powerOff}\n${SAYS.stop}`);
     await expect.poll(() => ended).toEqual([true]);
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason: 'GuestShutdown' });
+  });
+});
+
+/** The agent inspects only a few machines at once, so one that hangs must not hold up the others. */
+describe('a hypervisor that does not answer', () => {
+  it('delays its inspection for seconds only, and is inspected again over the same connection', async () => {
+    let silent = true;
+    await writeCopyNote(folder.path, { target: undefined, frozen: false, thawsFailed: 0 });
+    const qmp = await listen('running', { isSilent: () => silent });
+    const began = performance.now();
+    const running = { kind: 'running', pid: hypervisor.pid, paused: false };
+    expect(await driver.inspect(folder)).toEqual({ ...running, guestStarted: false });
+    expect(performance.now() - began).toBeLessThan(SOON_MILLISECONDS);
+    expect(qmp.commands).toEqual(['qmp_capabilities', 'query-status']);
+    silent = false;
+    expect(await driver.inspect(folder)).toEqual({ ...running, guestStarted: true });
+    expect(qmp.commands.filter((command) => command === 'qmp_capabilities')).toHaveLength(1);
+    expect(await readCopyNote(folder.path)).toBeUndefined();
   });
 });
 

@@ -29,6 +29,7 @@ export class QemuMachine {
   readonly state: StateFile;
   #hypervisor: Hypervisor | undefined;
   #closed = false;
+  #isSilent = false;
 
   constructor(folder: MachineFolder, context: MachineContext) {
     this.#folder = folder;
@@ -37,6 +38,7 @@ export class QemuMachine {
   }
 
   async inspect(): Promise<MachineState> {
+    this.#isSilent = false;
     let state = await this.state.read();
     if (state === undefined) {
       return { kind: 'stopped' };
@@ -52,6 +54,11 @@ export class QemuMachine {
       return { kind: 'suspended' };
     }
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
+  }
+
+  /** Whether the hypervisor did not answer the last inspection. A cleanup then only prolongs the inspection, because it needs answers. */
+  get isSilent(): boolean {
+    return this.#isSilent;
   }
 
   /** Returns the machine's live process, if any. */
@@ -212,6 +219,7 @@ export class QemuMachine {
       if (!(await isAlive(identity))) {
         return undefined;
       }
+      this.#isSilent = true;
       this.#context.logger.warn(
         { uid: this.#folder.uid, err: error },
         'The hypervisor of a machine does not answer',

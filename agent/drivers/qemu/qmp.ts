@@ -104,7 +104,12 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     }
   }
 
-  async execute(command: string, parameters: Record<string, unknown> = {}): Promise<unknown> {
+  /** Executes a command and returns its answer. @throws QmpError when QEMU refuses the command, or does not answer in time. */
+  async execute(
+    command: string,
+    parameters: Record<string, unknown> = {},
+    timeoutMilliseconds = COMMAND_TIMEOUT_MILLISECONDS,
+  ): Promise<unknown> {
     if (this.#closed) {
       throw new QmpError(`${command} was not sent, because the connection to QEMU is closed`);
     }
@@ -113,8 +118,8 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     return await new Promise((resolve, reject) => {
       const timer = setTimeout(() => {
         this.#pending.delete(id);
-        reject(new QmpError(`QEMU did not answer ${command} within ${COMMAND_TIMEOUT_MILLISECONDS} ms`));
-      }, COMMAND_TIMEOUT_MILLISECONDS);
+        reject(new QmpError(`QEMU did not answer ${command} within ${timeoutMilliseconds} ms`));
+      }, timeoutMilliseconds);
       this.#pending.set(id, { resolve, reject, timer });
       this.#socket.write(`${JSON.stringify({ execute: command, arguments: parameters, id })}\n`);
     });
@@ -123,8 +128,13 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   /**
    * Executes a command and checks that its answer fits the schema. @throws QmpError when {@link execute} fails or the answer does not fit.
    */
-  async ask<T>(command: string, schema: z.ZodType<T>, parameters: Record<string, unknown> = {}): Promise<T> {
-    const answer = schema.safeParse(await this.execute(command, parameters));
+  async ask<T>(
+    command: string,
+    schema: z.ZodType<T>,
+    parameters: Record<string, unknown> = {},
+    timeoutMilliseconds = COMMAND_TIMEOUT_MILLISECONDS,
+  ): Promise<T> {
+    const answer = schema.safeParse(await this.execute(command, parameters, timeoutMilliseconds));
     if (!answer.success) {
       throw new QmpError(`QEMU gave an invalid answer to ${command}: ${z.prettifyError(answer.error)}`);
     }
@@ -132,8 +142,8 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   }
 
   /** Returns QEMU's run state, for example running, paused, shutdown, postmigrate or inmigrate. */
-  async status(): Promise<string> {
-    return (await this.ask('query-status', statusSchema)).status;
+  async status(timeoutMilliseconds?: number): Promise<string> {
+    return (await this.ask('query-status', statusSchema, {}, timeoutMilliseconds)).status;
   }
 
   /**

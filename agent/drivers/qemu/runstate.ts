@@ -33,6 +33,11 @@ const CRASHES: ReadonlyMap<string, string> = new Map([
   ['guest-panicked', 'The guest reported that its kernel crashed'],
 ]);
 
+/**
+ * Time limit of QEMU's answer during an inspection. The limit is short, because only a few machines are inspected at once. After this time,
+ * the connection stays open, because a copy of the disk can use it, and QEMU perhaps only answers late.
+ */
+const INSPECTION_TIMEOUT_MILLISECONDS = 3_000;
 /** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
 /** Time between two presses of the power button. A guest whose firmware is still running ignores a press. */
@@ -163,7 +168,7 @@ export async function reconcile(
   logger: Logger,
 ): Promise<string> {
   const qmp = await hypervisor.qmp();
-  const status = await qmp.status();
+  const status = await qmp.status(INSPECTION_TIMEOUT_MILLISECONDS);
   const state = await file.read();
   if (state?.suspended === true) {
     // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so no data
