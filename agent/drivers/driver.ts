@@ -293,8 +293,8 @@ export interface Driver {
 /** A driver of VMs. Only drivers of VMs can run guests of an architecture other than the host's. */
 export interface DriverOfVMs extends Driver {
   /**
-   * Returns the guest architectures that this host can run, with their accelerators. The driver tests each accelerator with a small guest,
-   * within a time limit. The driver saves the results until the host's next boot.
+   * Returns the guest architectures that this host can run, with their accelerators. The driver tries each accelerator with a small guest,
+   * and saves the results until the next boot, or a change of the hypervisor or of the agent's rights. A refusal is saved for an hour.
    */
   probe(): Promise<Accelerator[]>;
 }

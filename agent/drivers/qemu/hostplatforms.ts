@@ -3,15 +3,11 @@
  * that QEMU can give to guests. The existence of /dev/kvm proves nothing, because a guest can hang before its first instruction. So the
  * agent tries each accelerator with a guest of a few instructions, which powers itself off.
  */
-import { createHash } from 'node:crypto';
-import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, truncate, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { writeWhole } from '../../../base/files.ts';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
-import { hostBootId } from '../../processes/process.ts';
 import { options } from './arguments.ts';
 import { canPassSockets } from './display/socket.ts';
 import {
@@ -23,6 +19,7 @@ import {
   MACHINE_TYPE_PATTERNS,
   type Platform,
 } from './platform.ts';
+import { cacheKey, fileStamp, readPlatforms, savePlatforms } from './platformcache.ts';
 
 /**
  * Time limit to try a guest with a hardware accelerator. The guest powers itself off 0.1 s after its start. If an accelerator needs 5 s, it
@@ -38,8 +35,6 @@ const VNC_MAXIMUM = { width: 5120, height: 2160 };
 const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
 /** QEMU 9.1 is the first version that shows {@link VNC_MAXIMUM}. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
 const LARGE_VNC = { major: 9, minor: 1 };
-/** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
-const CACHE_FORMAT = 2;
 
 /**
  * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
@@ -70,16 +65,31 @@ export interface HostPlatformsOptions {
 /** Finds the platforms of this host. The platforms are tried only at the first request, because the trial takes seconds. */
 export class HostPlatforms {
   readonly #options: HostPlatformsOptions;
-  #found: Promise<Platform[]> | undefined;
+  #found: { key: string; platforms: Promise<Platform[]> } | undefined;
 
   constructor(options: HostPlatformsOptions) {
     this.#options = options;
   }
 
+  /** Returns the platforms of this host. They are tried again if QEMU or the rights of the agent have changed since the last request. */
   async all(): Promise<Platform[]> {
-    const { dataDirectory, logger } = this.#options;
-    this.#found ??= probePlatforms({ dataDirectory, logger });
-    return await this.#found;
+    const binaries = await findBinaries();
+    const key = await cacheKey([...binaries.values()]);
+    // There must be no `await` between this check and the assignment, so that requests at the same time share one trial.
+    if (this.#found?.key !== key) {
+      this.#found = { key, platforms: findPlatforms(binaries, key, this.#options) };
+    }
+    const { platforms } = this.#found;
+    let found: Platform[] = [];
+    try {
+      found = await platforms;
+      return found;
+    } finally {
+      // If an installed QEMU runs no guest, perhaps because its upgrade is under way, the next request looks again.
+      if (found.length < binaries.size && this.#found?.platforms === platforms) {
+        this.#found = undefined;
+      }
+    }
   }
 
   /**
@@ -97,29 +107,25 @@ export class HostPlatforms {
   }
 }
 
-/**
- * Returns the platforms of this host. Uses cached results until the host is booted again, or until QEMU, the firmware or /dev/kvm is
- * replaced.
- */
-async function probePlatforms(
-  context: Pick<HostPlatformsOptions, 'dataDirectory' | 'logger'>,
+/** Returns the saved results of an earlier trial with the same key. If there are none, tries the platforms and saves the results. */
+async function findPlatforms(
+  binaries: ReadonlyMap<Architecture, string>,
+  key: string,
+  options: HostPlatformsOptions,
 ): Promise<Platform[]> {
-  const binaries = await findBinaries();
-  const key = await cacheKey(binaries);
-  const file = join(context.dataDirectory, 'platforms.json');
-  const cached = await readCache(file, key);
-  if (cached !== undefined) {
-    return cached;
+  const saved = await readPlatforms(options.dataDirectory, key);
+  if (saved !== undefined) {
+    return saved;
   }
-  const platforms: Platform[] = [];
+  const trials: Trial[] = [];
   for (const [architecture, binary] of binaries) {
-    const platform = await probeArchitecture(architecture, binary, context);
-    if (platform !== undefined) {
-      platforms.push(platform);
-    }
+    trials.push(await probeArchitecture(architecture, binary, options));
   }
-  await mkdir(context.dataDirectory, { recursive: true });
-  await writeWhole(file, JSON.stringify({ key, platforms }));
+  const platforms = trials.flatMap(({ platform }) => platform ?? []);
+  const isRefused = trials.some((trial) => trial.isRefused);
+  if (platforms.length > 0 || !isRefused) {
+    await savePlatforms(options.dataDirectory, { key, platforms, isRefused });
+  }
   return platforms;
 }
 
@@ -136,37 +142,24 @@ async function findBinaries(): Promise<Map<Architecture, string>> {
   return found;
 }
 
-async function fileStamp(path: string): Promise<string | undefined> {
-  const found = await undefinedIf(isMissing, stat(path));
-  return found && `${path}:${found.size}:${found.mtimeMs}`;
-}
-
-async function cacheKey(binaries: Map<Architecture, string>): Promise<string> {
-  const firmware = await findArmFirmware();
-  const paths = [...binaries.values(), '/dev/kvm', firmware?.code ?? ''];
-  const stamps = await Promise.all(paths.map(fileStamp));
-  const text = JSON.stringify([CACHE_FORMAT, await hostBootId(), ...stamps]);
-  return createHash('sha256').update(text).digest('hex');
-}
-
-async function readCache(file: string, key: string): Promise<Platform[] | undefined> {
-  const text = (await undefinedIf(isMissing, readFile(file, 'utf8'))) ?? '{}';
-  const cached = JSON.parse(text) as Partial<{ key: string; platforms: Platform[] }>;
-  return cached.key === key ? cached.platforms : undefined;
+/** Result of the trial of one architecture. `isRefused` tells whether an accelerator did not work. */
+interface Trial {
+  platform?: Platform;
+  isRefused: boolean;
 }
 
 async function probeArchitecture(
   architecture: Architecture,
   binary: string,
   { dataDirectory, logger }: Pick<HostPlatformsOptions, 'dataDirectory' | 'logger'>,
-): Promise<Platform | undefined> {
+): Promise<Trial> {
   const firmware = architecture === 'arm64' ? await findArmFirmware() : undefined;
   if (architecture === 'arm64' && firmware === undefined) {
     logger.warn(
       { architecture },
       'No UEFI firmware was found, so guests of this architecture cannot run here',
     );
-    return undefined;
+    return { isRefused: false };
   }
   await mkdir(dataDirectory, { recursive: true });
   const work = await mkdtemp(join(dataDirectory, 'probe-'));
@@ -177,17 +170,20 @@ async function probeArchitecture(
         { architecture, binary },
         'This QEMU offers no machine type with a version, so the agent does not use it',
       );
-      return undefined;
+      return { isRefused: false };
     }
+    let isRefused = false;
     for (const accelerator of candidates(architecture)) {
       const refusal = await tryGuest({ architecture, binary, machineType, accelerator, firmware }, work);
       if (refusal === undefined) {
         const display = await probeDisplay(binary);
-        return { architecture, binary, machineType, accelerator, firmware, display };
+        const platform = { architecture, binary, machineType, accelerator, firmware, display };
+        return { platform, isRefused };
       }
+      isRefused = true;
       logger.warn({ architecture, accelerator, refusal }, 'An accelerator does not work on this host');
     }
-    return undefined;
+    return { isRefused };
   } finally {
     await rm(work, { recursive: true, force: true });
   }

@@ -10,7 +10,7 @@ export interface Firmware {
   variables: string;
 }
 
-/** Capabilities of this host for one architecture. The code in hostplatforms.ts finds these capabilities once per boot. */
+/** Capabilities of this host for one architecture. The code in hostplatforms.ts finds these capabilities. */
 export interface Platform {
   architecture: Architecture;
   binary: string;

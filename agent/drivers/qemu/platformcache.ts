@@ -1,0 +1,65 @@
+/** Saves the platforms that were tried on this host, so that an agent that starts again need not try them for seconds. */
+import { createHash } from 'node:crypto';
+import { mkdir, readFile, stat } from 'node:fs/promises';
+import { join } from 'node:path';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { writeWhole } from '../../../base/files.ts';
+import { hostBootId } from '../../processes/process.ts';
+import { findArmFirmware, type Platform } from './platform.ts';
+
+/** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
+const CACHE_FORMAT = 3;
+/**
+ * Time for which the refusal of an accelerator counts. The cause can be passing, for example a host that is overloaded after its boot. So
+ * an agent that starts later tries the accelerator again.
+ */
+const REFUSAL_MILLISECONDS = 3_600_000;
+
+interface Saved {
+  key: string;
+  platforms: Platform[];
+  /** Time of the trial, in milliseconds since the epoch, if an accelerator was refused. */
+  refusedAt?: number;
+}
+
+/**
+ * Returns the key of the results. It changes if the host is booted again, if QEMU in `binaries`, the firmware or /dev/kvm is replaced or
+ * gets other rights, and if the agent has another user or other groups.
+ */
+export async function cacheKey(binaries: readonly string[]): Promise<string> {
+  const firmware = await findArmFirmware();
+  const stamps = await Promise.all([...binaries, '/dev/kvm', firmware?.code ?? ''].map(fileStamp));
+  const user = [process.getuid?.(), process.getgid?.(), process.getgroups?.().toSorted((a, b) => a - b)];
+  const text = JSON.stringify([CACHE_FORMAT, await hostBootId(), user, ...stamps]);
+  return createHash('sha256').update(text).digest('hex');
+}
+
+/** Returns a text that changes with the file at `path`, its owner and its mode. Returns undefined if there is no file. */
+export async function fileStamp(path: string): Promise<string | undefined> {
+  const found = await undefinedIf(isMissing, stat(path));
+  return found && `${path}:${found.size}:${found.mtimeMs}:${found.ctimeMs}`;
+}
+
+export async function readPlatforms(dataDirectory: string, key: string): Promise<Platform[] | undefined> {
+  const text = (await undefinedIf(isMissing, readFile(fileIn(dataDirectory), 'utf8'))) ?? '{}';
+  const saved = JSON.parse(text) as Partial<Saved>;
+  return saved.key === key && isCurrent(saved.refusedAt) ? saved.platforms : undefined;
+}
+
+/** Saves the results of a trial. `isRefused` tells whether an accelerator was refused. */
+export async function savePlatforms(
+  dataDirectory: string,
+  { isRefused, ...trial }: { key: string; platforms: Platform[]; isRefused: boolean },
+): Promise<void> {
+  const saved: Saved = isRefused ? { ...trial, refusedAt: Date.now() } : trial;
+  await mkdir(dataDirectory, { recursive: true });
+  await writeWhole(fileIn(dataDirectory), JSON.stringify(saved));
+}
+
+function isCurrent(refusedAt: number | undefined): boolean {
+  return refusedAt === undefined || Math.abs(Date.now() - refusedAt) < REFUSAL_MILLISECONDS;
+}
+
+function fileIn(dataDirectory: string): string {
+  return join(dataDirectory, 'platforms.json');
+}
