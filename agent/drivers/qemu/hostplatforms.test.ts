@@ -74,11 +74,7 @@ async function accelerator(host = platforms): Promise<string> {
   return (await host.of('amd64')).accelerator;
 }
 
-describe('the platforms of a host', () => {
-  beforeEach((context) => {
-    context.skip(process.platform !== 'linux' || process.arch !== 'x64', 'The test is for Linux on amd64');
-  });
-
+describe.skipIf(process.platform !== 'linux' || process.arch !== 'x64')('the platforms of a host', () => {
   it('are tried once by requests at the same time, later requests and later agents', async () => {
     expect(await Promise.all([accelerator(), accelerator()])).toEqual(['kvm', 'kvm']);
     expect(await accelerator()).toBe('kvm');

@@ -202,7 +202,7 @@ export async function reconcile(
   return 'running';
 }
 
-/** Ends a hypervisor whose guest cannot continue. `crash` describes the reason. */
+/** Ends a hypervisor whose guest cannot continue. The recorded end has the text `crash` and the last lines of the hypervisor's log. */
 async function endCrashed(
   hypervisor: Hypervisor,
   file: StateFile,
