@@ -14,6 +14,8 @@ export const PUSH_NAME = 'vm-push-';
 export const SAVED_NAME_LENGTH = 63;
 /** Time in seconds after the end of a push until its Image is deleted. In this time, clients can read the result. */
 const PUSH_KEPT_SECONDS = 3_600;
+/** Largest number of attempts to write a commit. The operator writes the status of the Image, so the first attempt can be too late. */
+const COMMIT_ATTEMPTS = 5;
 
 interface Name {
   readonly namespace: string;
@@ -25,10 +27,12 @@ interface NewImage<Metadata> {
   spec: ImageSpec;
 }
 
-/** Functions that read the objects for a commit. Each resolves with undefined if the object does not exist. */
-export interface CommitReads {
+/** Functions that read and write the objects for a commit. The reads resolve with undefined if the object does not exist. */
+export interface CommitAccess {
   readonly config: (name: Name) => Promise<VMConfig | undefined>;
   readonly image: (name: Name) => Promise<Image | undefined>;
+  /** Writes a merge patch. Resolves with undefined if the Image does not have the uid and the resourceVersion in the patch any more. */
+  readonly write: (name: Name, patch: object) => Promise<Image | undefined>;
 }
 
 /** Returns a new Image whose content becomes a copy of the VM's disk. */
@@ -61,31 +65,53 @@ export function pushedImage(
 }
 
 /**
- * Returns the name of the VM's Image, and the merge patch that replaces the Image's content with the disk of the VM. The request is refused
- * if the VM's image is not an Image of the VM's namespace. It is also refused if the VM was not made from the present content of the Image.
+ * Requests that the disk of the VM replaces the content of the VM's Image. Returns the Image with the request. The request is refused if
+ * the VM's image is not an Image of the VM's namespace. It is also refused if the VM was not made from the present content of the Image, or
+ * if another commit of the Image has not ended.
  *
- * @throws the errors of `reads`.
+ * @throws the errors of `access`.
  */
-export async function commitChange(
+export async function requestCommit(
   vm: VM,
   description: string | undefined,
-  reads: CommitReads,
-): Promise<{ name: string; patch: object } | { refusal: string }> {
+  access: CommitAccess,
+): Promise<{ image: Image } | { refusal: string }> {
   const { name: vmName, namespace = '' } = vm.metadata;
-  const name = await imageOf(vm, namespace, reads);
-  const found = name === '' || isImageReference(name) ? undefined : await reads.image({ name, namespace });
-  if (found === undefined) {
-    const cause = `image ${name || '(none)'} of VM ${vmName} is not an Image in namespace ${namespace}`;
-    return { refusal: `The ${cause}. Save the VM as a new image instead` };
+  const name = await imageOf(vm, namespace, access);
+  for (let attempt = 1; attempt <= COMMIT_ATTEMPTS; attempt += 1) {
+    const found = name === '' || isImageReference(name) ? undefined : await access.image({ name, namespace });
+    if (found === undefined) {
+      const cause = `image ${name || '(none)'} of VM ${vmName} is not an Image in namespace ${namespace}`;
+      return { refusal: `The ${cause}. Save the VM as a new image instead` };
+    }
+    const refusal = commitRefusal(found, vm);
+    if (refusal !== undefined) {
+      return { refusal };
+    }
+    const { uid, resourceVersion } = found.metadata;
+    const commit = { vmName, requestedAt: new Date().toISOString() };
+    const spec = { commit, ...(description !== undefined && { description }) };
+    const image = await access.write({ name, namespace }, { metadata: { uid, resourceVersion }, spec });
+    if (image !== undefined) {
+      return { image };
+    }
   }
-  if (isOther(found, vm)) {
-    return {
-      refusal: `VM ${vmName} was not made from the present content of Image ${name}. Save the VM as a new image instead`,
-    };
+  return { refusal: `Other clients change Image ${name} at the same time. Try again` };
+}
+
+/**
+ * Returns the reason why the disk of the VM must not replace the content of the Image now. A commit that has not ended is never replaced,
+ * because the operator drops the result of a replaced request.
+ */
+function commitRefusal(image: Image, vm: VM): string | undefined {
+  const { name } = vm.metadata;
+  const { commit } = image.spec;
+  if (isOther(image, vm)) {
+    return `VM ${name} was not made from the present content of Image ${image.metadata.name}. Save the VM as a new image instead`;
   }
-  const requestedAt = new Date().toISOString();
-  const spec = { commit: { vmName, requestedAt }, ...(description !== undefined && { description }) };
-  return { name, patch: { metadata: { uid: found.metadata.uid }, spec } };
+  return commit === undefined || commit.requestedAt === image.status?.lastCommit?.requestedAt
+    ? undefined
+    : `The commit of VM ${commit.vmName} to Image ${image.metadata.name}, requested at ${commit.requestedAt}, has not ended. Wait for its end, or save VM ${name} as a new image`;
 }
 
 /**
@@ -106,7 +132,7 @@ function hasChanged(image: Image, vm: VM): boolean {
 async function imageOf(
   { spec, status = {} }: VM,
   namespace: string,
-  { config: read }: CommitReads,
+  { config: read }: Pick<CommitAccess, 'config'>,
 ): Promise<string> {
   if (spec.image !== undefined || spec.iso !== undefined) {
     return spec.image ?? '';

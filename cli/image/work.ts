@@ -29,11 +29,12 @@ export async function untilDone(terminal: Terminal, { cluster, image, work, wait
   const signal = AbortSignal.any([terminal.signal, late]);
   const progress = progressLine(terminal);
   const estimate = estimator();
+  const wanted = wantedIn(image, work);
   let latest = image;
   try {
     for await (const version of follow<Image>({ client, watches, type: IMAGES, from, signal })) {
       latest = version;
-      const result = resultOf(version, work);
+      const result = resultOf(version, wanted);
       if (result === 'done') {
         return version;
       }
@@ -53,8 +54,18 @@ export async function untilDone(terminal: Terminal, { cluster, image, work, wait
 
 type Result = 'done' | 'waiting' | { readonly failure: string };
 
-/** Returns the result of the work that the spec of the Image requests. */
-export function resultOf(image: Image, work: ImageWork): Result {
+interface Wanted {
+  readonly work: ImageWork;
+  /** `requestedAt` of the commit or push. It is undefined for a save, because the spec has no such time for it. */
+  readonly requestedAt: string | undefined;
+}
+
+function wantedIn({ spec }: Image, work: ImageWork): Wanted {
+  return { work, requestedAt: work === 'save' ? undefined : spec[work]?.requestedAt };
+}
+
+/** Returns the result of the wanted work. */
+export function resultOf(image: Image, { work, requestedAt }: Wanted): Result {
   const stalled = conditionOf(image, 'Stalled');
   if (stalled?.status === 'True') {
     return { failure: stalled.message || stalled.reason };
@@ -62,19 +73,28 @@ export function resultOf(image: Image, work: ImageWork): Result {
   if (work === 'save') {
     return conditionOf(image, 'Ready')?.status === 'True' ? 'done' : 'waiting';
   }
-  return resultOfAction(image, work);
+  return resultOfAction(image, work, requestedAt);
 }
 
 /**
- * Returns the result of a commit or a push. Returns `waiting` if the status has no result yet, or only the result of an earlier request.
+ * Returns the result of the commit or push that was requested at `wanted`. If the spec has another request by now, the wait must end,
+ * because the status might never have a result of the wanted request.
  */
-function resultOfAction({ spec, status = {} }: Image, work: 'commit' | 'push'): Result {
-  const wanted = spec[work]?.requestedAt;
+function resultOfAction(
+  { spec, status = {} }: Image,
+  work: 'commit' | 'push',
+  wanted: string | undefined,
+): Result {
   const last = work === 'commit' ? status.lastCommit : status.lastPush;
   if (last?.result === undefined || last.requestedAt !== wanted) {
-    return 'waiting';
+    const present = spec[work]?.requestedAt;
+    return present === wanted ? 'waiting' : { failure: replacedBy(present, { work, requestedAt: wanted }) };
   }
   return last.result === 'Succeeded' ? 'done' : { failure: last.message || last.result };
+}
+
+function replacedBy(present = 'absent', { work, requestedAt = 'absent' }: Wanted): string {
+  return `another request replaced it (spec.${work}.requestedAt is now ${present}, not ${requestedAt}), so its result is unknown`;
 }
 
 function lineOf(image: Image, work: ImageWork, estimate: ReturnType<typeof estimator>): string {

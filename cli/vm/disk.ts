@@ -1,15 +1,16 @@
 /** Works with the disks of VMs: saves them as images, commits them, pushes them, and resizes them. */
 import { pushItem } from '../../api/http/pushitem.ts';
 import {
-  type CommitReads,
-  commitChange,
+  type CommitAccess,
   pushedImage,
+  requestCommit,
   resizeChange,
   savedImage,
 } from '../../api/http/vmdisk.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
-import { unlessMissing } from '../../kube/errors.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -51,7 +52,7 @@ export async function save(terminal: Terminal, globals: Globals, saving: Saving)
 /**
  * Replaces the content of the VM's Image with the VM's disk.
  *
- * @throws CommandError when `commitChange` refuses the commit; errors of {@link save}.
+ * @throws CommandError when `requestCommit` refuses the commit; errors of {@link save}.
  */
 export async function commit(
   terminal: Terminal,
@@ -60,18 +61,19 @@ export async function commit(
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
-    const { client, namespace } = cluster;
+    const { client } = cluster;
     const vm = await getNamed(cluster, VM_KIND, name, signal);
-    const reads: CommitReads = {
+    const access: CommitAccess = {
       config: async (ref) => await unlessMissing(client.get(VM_CONFIGS, ref, { signal })),
       image: async (ref) => await unlessMissing(client.get(IMAGES, ref, { signal })),
+      write: async (ref, patch) =>
+        await undefinedIf(isConflict, client.mergePatch(IMAGES, ref, patch, { signal })),
     };
-    const change = await commitChange(vm, description, reads);
-    if ('refusal' in change) {
-      throw new CommandError(change.refusal);
+    const requested = await requestCommit(vm, description, access);
+    if ('refusal' in requested) {
+      throw new CommandError(requested.refusal);
     }
-    const ref = { namespace, name: change.name };
-    const image = await client.mergePatch<Image>(IMAGES, ref, change.patch, { signal });
+    const { image } = requested;
     await finish(terminal, globals, { cluster, image, work: 'commit', waiting });
   });
 }

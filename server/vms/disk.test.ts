@@ -14,16 +14,31 @@ interface Parts {
   status?: object;
 }
 
-/** Returns a client that returns the VM and its image, and a list of the client's writes. */
-function world({ vm = {}, image }: { vm?: Parts; image?: Parts }) {
+interface Patch {
+  metadata: { resourceVersion?: string };
+  spec: object;
+}
+
+/**
+ * Returns a client that returns the VM and its image, and a list of the client's writes. Before each write of the client, other clients make
+ * one of the `changes` of the image.
+ */
+function world({ vm = {}, image, changes = [] }: { vm?: Parts; image?: Parts; changes?: Parts[] }) {
   const writes: object[] = [];
+  const others = [...changes];
+  let version = 1;
   const objects: Record<string, Parts | undefined> = {
     vms: { spec: { image: 'base' }, ...vm, metadata: { ...REF, creationTimestamp: EARLY, ...vm.metadata } },
     images: image && {
       spec: {},
       ...image,
-      metadata: { name: 'base', creationTimestamp: EARLY, ...image.metadata },
+      metadata: { name: 'base', creationTimestamp: EARLY, resourceVersion: '1', ...image.metadata },
     },
+  };
+  const change = (next: Parts) => {
+    version += 1;
+    const metadata = { ...objects['images']?.metadata, resourceVersion: String(version) };
+    objects['images'] = { ...objects['images'], ...next, metadata };
   };
   const client = {
     get: async (type: Resource<never>, { name }: Ref) => {
@@ -33,8 +48,13 @@ function world({ vm = {}, image }: { vm?: Parts; image?: Parts }) {
       }
       return object;
     },
-    mergePatch: async (type: Resource<never>, { name }: Ref, { spec }: { spec: object }) => {
+    mergePatch: async (type: Resource<never>, { name }: Ref, { metadata, spec }: Patch) => {
+      others.splice(0, 1).forEach(change);
+      if (metadata.resourceVersion !== undefined && metadata.resourceVersion !== String(version)) {
+        throw new ApiError(`${name} has been modified`, { status: 409, reason: 'Conflict' });
+      }
       writes.push({ [`${type.plural}/${name}`]: spec });
+      return objects[type.plural];
     },
   } as unknown as KubeClient;
   return { client, writes };
@@ -42,6 +62,8 @@ function world({ vm = {}, image }: { vm?: Parts; image?: Parts }) {
 
 const COMMITTED = { 'images/base': { commit: { vmName: 'mac', requestedAt: expect.any(String) } } };
 const used = (digest: string) => ({ status: { image: { digest } } });
+const requested = (vmName: string, requestedAt = LATE) => ({ spec: { commit: { vmName, requestedAt } } });
+const lastCommit = { requestedAt: LATE, result: 'Failed' };
 
 it.each([
   ['its image', {}, {}],
@@ -49,7 +71,12 @@ it.each([
   [
     'its image after its own commit',
     used('sha256:a'),
-    { spec: { commit: { vmName: 'mac' } }, status: { digest: 'sha256:b' } },
+    { ...requested('mac'), status: { digest: 'sha256:b', lastCommit } },
+  ],
+  [
+    'its image after a commit of another VM failed',
+    used('sha256:a'),
+    { ...requested('other'), status: { digest: 'sha256:a', lastCommit } },
   ],
 ])('a commit replaces %s', async (_, vm, image) => {
   const { client, writes } = world({ vm, image });
@@ -64,11 +91,43 @@ it.each([
   [
     'an image that another VM committed',
     used('sha256:a'),
-    { spec: { commit: { vmName: 'other' } }, status: { digest: 'sha256:b' } },
+    { ...requested('other'), status: { digest: 'sha256:b', lastCommit } },
+  ],
+  ['an image to which another VM is being committed', {}, requested('other')],
+  ['an image to which it is being committed', {}, { ...requested('mac'), status: { digest: 'sha256:a' } }],
+  [
+    'an image to which another VM is being committed after an earlier commit',
+    {},
+    { ...requested('other'), status: { lastCommit: { ...lastCommit, requestedAt: EARLY } } },
   ],
 ])('a commit does not replace %s', async (_, vm, image) => {
   const { client, writes } = world({ vm, ...(image && { image }) });
   await expect(commit(client, REF)).rejects.toMatchObject({ status: 409 });
+  expect(writes).toEqual([]);
+});
+
+it('of two commits of one image at the same time, the second is refused and names the first', async () => {
+  const { client, writes } = world({ image: {}, changes: [requested('other')] });
+  await expect(commit(client, REF)).rejects.toMatchObject({
+    status: 409,
+    message: `The commit of VM other to Image base, requested at ${LATE}, has not ended. Wait for its end, or save VM mac as a new image`,
+  });
+  expect(writes).toEqual([]);
+});
+
+it('a commit replaces an image whose status changes at the same time', async () => {
+  const { client, writes } = world({ image: {}, changes: [{ status: { phase: 'Ready' } }] });
+  await commit(client, REF);
+  expect(writes).toEqual([COMMITTED]);
+});
+
+it('a commit is refused if others change the image before each attempt', async () => {
+  const changes = Array.from({ length: 100 }, () => ({ status: {} }));
+  const { client, writes } = world({ image: {}, changes });
+  await expect(commit(client, REF)).rejects.toMatchObject({
+    status: 409,
+    message: 'Other clients change Image base at the same time. Try again',
+  });
   expect(writes).toEqual([]);
 });
 

@@ -1,14 +1,15 @@
 /** Saves, commits, pushes and enlarges the disk of a VM. */
 import {
-  type CommitReads,
-  commitChange,
+  type CommitAccess,
   pushedImage,
+  requestCommit,
   resizeChange,
   savedImage,
 } from '../../api/http/vmdisk.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
+import { undefinedIf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { unlessMissing } from '../../kube/errors.ts';
+import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import type { CallerClient } from '../callers/caller.ts';
 import { createAs, getAs, type NamespacedRef } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
@@ -27,17 +28,17 @@ export async function save(client: CallerClient, ref: NamespacedRef, saved: Save
   await createAs(client, IMAGES, savedImage(ref, saved));
 }
 
-/** Replaces the content of the VM's Image with the disk of the VM. @throws StatusError 409 when {@link commitChange} refuses. */
+/** Replaces the content of the VM's Image with the disk of the VM. @throws StatusError 409 when {@link requestCommit} refuses. */
 export async function commit(client: KubeClient, ref: NamespacedRef, description?: string): Promise<void> {
-  const reads: CommitReads = {
+  const access: CommitAccess = {
     config: async (config) => await unlessMissing(getAs(client, VM_CONFIGS, config)),
     image: async (image) => await unlessMissing(getAs(client, IMAGES, image)),
+    write: async (image, patch) => await undefinedIf(isConflict, client.mergePatch(IMAGES, image, patch)),
   };
-  const change = await commitChange(await getAs(client, VMS, ref), description, reads);
-  if ('refusal' in change) {
-    throw new StatusError(409, change.refusal);
+  const requested = await requestCommit(await getAs(client, VMS, ref), description, access);
+  if ('refusal' in requested) {
+    throw new StatusError(409, requested.refusal);
   }
-  await client.mergePatch(IMAGES, { ...ref, name: change.name }, change.patch);
 }
 
 /** Pushes the VM's disk to a registry. Returns the name of the Image object that represents the push. */

@@ -330,7 +330,13 @@ describe('a copy of a disk', () => {
     await vms.waitForPhase('worker', 'Running');
     const committed = berth('vm', 'commit', 'worker', '--description', 'next state', '-o', 'json');
     const digest = `sha256:${'b'.repeat(64)}`;
-    await rack.finishTask(await beginWork(/^snapshot$/, 'commit'), { ...STORED, digest });
+    const work = await beginWork(/^snapshot$/, 'commit');
+    const second = await berth('vm', 'commit', 'worker');
+    expect([second.code, second.err]).toEqual([
+      1,
+      expect.stringMatching(/The commit of VM worker to Image snapshot, requested at \S+, has not ended/),
+    ]);
+    await rack.finishTask(work, { ...STORED, digest });
     const { code, out, err } = await committed;
     expect([code, err]).toEqual([0, '']);
     expect(JSON.parse(out)).toMatchObject([{ name: 'snapshot', description: 'next state', digest }]);

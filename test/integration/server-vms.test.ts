@@ -263,6 +263,8 @@ describe('actions on a VM', () => {
       description: 'second',
       commit: { vmName: 'committer' },
     });
+    // No host has the image yet, so the commit has not ended.
+    expect(await act('committer', 'commit')).toBe(409);
   });
 
   it('push its disk, and tell how far the push is', async () => {
