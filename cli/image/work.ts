@@ -64,11 +64,8 @@ function wantedIn({ spec }: Image, work: ImageWork): Wanted {
   return { work, requestedAt: work === 'save' ? undefined : spec[work]?.requestedAt };
 }
 
-/**
- * Returns the result of the wanted work. If the spec has another request by now, the wait must end, because the status might never have a
- * result of the wanted work.
- */
-export function resultOf(image: Image, wanted: Wanted): Result {
+/** Returns the result of the wanted work. */
+export function resultOf(image: Image, { work, requestedAt }: Wanted): Result {
   const stalled = conditionOf(image, 'Stalled');
   if (stalled?.status === 'True') {
     return { failure: stalled.message || stalled.reason };
@@ -76,17 +73,29 @@ export function resultOf(image: Image, wanted: Wanted): Result {
   if (wanted.work === 'save') {
     return conditionOf(image, 'Ready')?.status === 'True' ? 'done' : 'waiting';
   }
-  return resultOfAction(image, wanted);
+  return resultOfAction(image, work, requestedAt);
 }
 
-function resultOfAction(image: Image, wanted: Wanted): Result {
-  const { lastCommit, lastPush } = image.status ?? {};
-  const last = wanted.work === 'commit' ? lastCommit : lastPush;
-  if (last?.result !== undefined && last.requestedAt === wanted.requestedAt) {
-    return last.result === 'Succeeded' ? 'done' : { failure: last.message || last.result };
+/**
+ * Returns the result of the commit or push that was requested at `wanted`. If the spec has another request by now, the wait must end,
+ * because the status might never have a result of the wanted request.
+ */
+function resultOfAction(
+  { spec, status = {} }: Image,
+  work: 'commit' | 'push',
+  wanted: string | undefined,
+): Result {
+  const last = work === 'commit' ? status.lastCommit : status.lastPush;
+  if (last?.result === undefined || last.requestedAt !== wanted) {
+    const present = spec[work]?.requestedAt;
+    return present === wanted ? 'waiting' : { failure: replacedBy(present, { work, requestedAt: wanted }) };
   }
   const { requestedAt: present } = wantedIn(image, wanted.work);
   return present === wanted.requestedAt ? 'waiting' : { failure: replacedBy(present, wanted) };
+}
+
+function replacedBy(present = 'absent', { work, requestedAt = 'absent' }: Wanted): string {
+  return `another request replaced it (spec.${work}.requestedAt is now ${present}, not ${requestedAt}), so its result is unknown`;
 }
 
 function replacedBy(present = 'absent', { work, requestedAt = 'absent' }: Wanted): string {
