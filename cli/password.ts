@@ -1,6 +1,8 @@
 /** Reads passwords. A password is never an argument, because other users of the computer can see the arguments of a command. */
+import { on } from 'node:events';
 import { addAbortSignal } from 'node:stream';
 import { CommandError, EXIT, Interrupted } from './errors.ts';
+import { RawMode } from './rawmode.ts';
 import type { Terminal } from './terminal.ts';
 
 /** Longest password in characters, as in the HTTP API. */
@@ -50,15 +52,19 @@ async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream, longest
   return text.replace(/\r?\n[\s\S]*$/, '');
 }
 
-/** Returns the text that a person types. The terminal is in raw mode, so it does not show the text. */
+/**
+ * Returns the text that a person types. The terminal is in raw mode, so it does not show the text.
+ *
+ * @throws Interrupted after Ctrl+C; the signal's reason.
+ */
 async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
-  err('Password: ');
-  stdin.setRawMode(true);
+  // The raw mode begins before the question. Otherwise the terminal would show the keys of a program that types at the question.
+  const rawMode = new RawMode();
   let password = '';
   try {
-    // The iterator must not close the standard input, because the code below still needs it to end the raw mode of the terminal.
-    for await (const piece of stdin.setEncoding('utf8').iterator({ destroyOnReturn: false })) {
-      signal.throwIfAborted();
+    err('Password: ');
+    // Events do not close the standard input, as its iterator would. The end of the raw mode still needs the standard input.
+    for await (const [piece] of on(stdin.setEncoding('utf8'), 'data', { signal, close: ['end'] })) {
       for (const character of String(piece)) {
         if (character === INTERRUPT) {
           throw new Interrupted();
@@ -70,8 +76,11 @@ async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promi
       }
     }
     return password;
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error;
   } finally {
-    stdin.setRawMode(false);
+    rawMode[Symbol.dispose]();
     stdin.pause();
     err('\n');
   }
