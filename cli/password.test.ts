@@ -6,9 +6,12 @@ import { readPassword } from './password.ts';
 let keys: PassThrough;
 /** Whether the terminal is in raw mode. It is undefined before the first change. */
 let isRaw: boolean | undefined;
+/** What the command writes, each with the raw mode at this time. */
+let shown: [text: string, isRaw: boolean | undefined][];
 
 beforeEach(() => {
   isRaw = undefined;
+  shown = [];
   keys = new PassThrough();
   const terminal = { isTTY: true, setRawMode: (raw: boolean) => void (isRaw = raw) };
   const stdin = Object.assign(keys, terminal) as unknown as typeof process.stdin;
@@ -18,9 +21,9 @@ beforeEach(() => {
 afterEach(() => vi.restoreAllMocks());
 
 async function ask({ signal } = new AbortController()): Promise<string> {
-  const ignored = () => undefined;
+  const err = (text: string) => void shown.push([text, isRaw]);
   return await readPassword(
-    { name: 'berth', environment: {}, out: ignored, err: ignored, isForPeople: true, signal },
+    { name: 'berth', environment: {}, out: err, err, isForPeople: true, signal },
     false,
   );
 }
@@ -32,6 +35,11 @@ it('returns the typed text without the characters that were taken back', async (
   expect(isRaw).toBe(true);
   expect(await asked).toBe('pass word');
   expect([isRaw, keys.isPaused(), keys.destroyed]).toEqual([false, true, false]);
+  // The terminal shows no keys from the question on.
+  expect(shown).toEqual([
+    ['Password: ', true],
+    ['\n', false],
+  ]);
 });
 
 it('is interrupted by Ctrl+C', async () => {

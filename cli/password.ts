@@ -58,10 +58,11 @@ async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream, longest
  * @throws Interrupted after Ctrl+C; the signal's reason.
  */
 async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
-  err('Password: ');
+  // The raw mode begins before the question. Otherwise the terminal would show the keys of a program that types at the question.
   const rawMode = new RawMode();
   let password = '';
   try {
+    err('Password: ');
     // Events do not close the standard input, as its iterator would. The end of the raw mode still needs the standard input.
     for await (const [piece] of on(stdin.setEncoding('utf8'), 'data', { signal, close: ['end'] })) {
       for (const character of String(piece)) {

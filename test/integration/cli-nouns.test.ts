@@ -17,6 +17,7 @@ import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { accountToken } from '../support/members.ts';
 import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
+import type { StartedProgram } from '../wires/startedprogram.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 
 const namespace = 'platform-default';
@@ -372,16 +373,20 @@ describe('members of a namespace', () => {
     expect([gone.code, gone.err]).toEqual([4, expect.stringContaining('not found')]);
   });
 
-  it('registry asks a person for the password until a signal comes, and then restores the terminal', async () => {
+  it('registry asks a person for the password, which is not shown, and ends with a signal', async () => {
     const add = ['registry', 'add', 'https://registry.example', '--username', 'ci'];
-    const asking = command.inTerminal(
-      `echo "begin $(stty -g)"; sh -c 'echo "pid $$"; exec ${command.words(add).join(' ')}'; echo "end $? $(stty -g)"`,
-    );
-    const [, pid] = await asking.prints(/pid (\d+)\s+Password: $/);
-    asking.type('secret');
-    process.kill(Number(pid), 'SIGTERM');
-    const [, before, code, after] = await asking.prints(/begin (\S+)[^]*Interrupted\s+end (\d+) (\S+)\s/);
-    expect([code, after]).toEqual(['130', before]);
-    expect((await asking.result()).stdout).not.toContain('secret');
+    const call = `sh -c 'echo "pid $$"; exec ${command.words(add).join(' ')}'`;
+    const ends = [
+      (_: StartedProgram, pid: number) => process.kill(pid, 'SIGTERM'),
+      (asking: StartedProgram) => asking.type('secret\u0003'),
+    ];
+    for (const end of ends) {
+      const asking = command.inTerminal(`echo "begin $(stty -g)"; ${call}; echo "end $? $(stty -g)"`);
+      const [, pid] = await asking.prints(/pid (\d+)\s+Password: $/);
+      end(asking, Number(pid));
+      const [, before, code, after] = await asking.prints(/begin (\S+)[^]*Interrupted\s+end (\d+) (\S+)\s/);
+      expect([code, after]).toEqual(['130', before]);
+      expect((await asking.result()).stdout).not.toContain('secret');
+    }
   });
 });
