@@ -70,7 +70,7 @@ export function resultOf(image: Image, { work, requestedAt }: Wanted): Result {
   if (stalled?.status === 'True') {
     return { failure: stalled.message || stalled.reason };
   }
-  if (wanted.work === 'save') {
+  if (work === 'save') {
     return conditionOf(image, 'Ready')?.status === 'True' ? 'done' : 'waiting';
   }
   return resultOfAction(image, work, requestedAt);
@@ -90,12 +90,7 @@ function resultOfAction(
     const present = spec[work]?.requestedAt;
     return present === wanted ? 'waiting' : { failure: replacedBy(present, { work, requestedAt: wanted }) };
   }
-  const { requestedAt: present } = wantedIn(image, wanted.work);
-  return present === wanted.requestedAt ? 'waiting' : { failure: replacedBy(present, wanted) };
-}
-
-function replacedBy(present = 'absent', { work, requestedAt = 'absent' }: Wanted): string {
-  return `another request replaced it (spec.${work}.requestedAt is now ${present}, not ${requestedAt}), so its result is unknown`;
+  return last.result === 'Succeeded' ? 'done' : { failure: last.message || last.result };
 }
 
 function replacedBy(present = 'absent', { work, requestedAt = 'absent' }: Wanted): string {
