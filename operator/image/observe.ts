@@ -97,12 +97,13 @@ function isDeploying({ status }: VM): boolean {
 }
 
 /** Returns true if the VM names the Image or ISO in its spec, or if the VM's status says that its machine is made from it. */
-function names({ metadata, spec, status }: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
+function names(vm: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
   const { name, namespace } = object.metadata;
-  const named = kind === 'ISO' ? spec.iso : spec.image;
-  if (named === name && metadata.namespace === namespace) {
-    return true;
-  }
+  const named = kind === 'ISO' ? vm.spec.iso : vm.spec.image;
+  return (named === name && vm.metadata.namespace === namespace) || isMadeFrom(vm, kind, object);
+}
+
+function isMadeFrom({ spec, status }: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
   // An Image and an ISO with the same name have the same reference. The status has the reference of the Image if the VM has both.
   const referred = spec.image !== undefined ? 'Image' : spec.iso !== undefined ? 'ISO' : kind;
   const own = imageObjectName(object);

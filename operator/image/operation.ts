@@ -71,9 +71,10 @@ export interface ImageProgress {
  * needed.
  */
 export function dueOperation(observed: ObservedImage): ImageOperation | BlockedImage | undefined {
-  const { object } = observed;
-  if (object.status?.content === undefined) {
-    return first(observed);
+  const { content, contentFailure } = observed.object.status ?? {};
+  if (content === undefined) {
+    const failure = finalFailure(contentFailure);
+    return failure === undefined ? first(observed) : blocked(failure.reason, failure.message);
   }
   return pendingCommit(observed) ?? pendingPush(observed) ?? pendingDownload(observed);
 }
@@ -84,10 +85,6 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
  */
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
-  const failure = finalFailure(observed.object.status?.contentFailure);
-  if (failure !== undefined) {
-    return blocked(failure.reason, failure.message);
-  }
   if ('fromVM' in source && source.fromVM !== undefined) {
     return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
   }
