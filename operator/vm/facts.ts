@@ -6,7 +6,7 @@ import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isOutOfService, silentSince } from '../host/observe.ts';
+import { endOfLimit, isOutOfService, silentSince } from '../host/observe.ts';
 import type { Observed } from './observe.ts';
 import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
 
@@ -211,20 +211,21 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
 
 /**
  * Returns the deadline of a deployment. The time limit starts when the VM is bound to a host, because waiting for a free host is never a
- * failure. The deadline applies until the machine is created, even if the machine must not be started.
+ * failure. The deadline applies until the machine is created, even if the machine must not be started. There is no deadline while the host
+ * does not report. Otherwise the VM would fail before its host counts as lost, and would never get another host.
  */
-function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
+function deployDeadline({ vm, pod, node, config }: Observed): Deadline | undefined {
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
   const bound = isDeploying ? boundTime(pod) : undefined;
-  if (bound === undefined) {
-    return undefined;
-  }
   const seconds = vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
-  return {
-    at: Date.parse(bound) + seconds * 1000,
-    reason: 'DeployTimeout',
-    message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
-  };
+  const at = bound === undefined ? undefined : endOfLimit(node, bound, seconds);
+  return at === undefined
+    ? undefined
+    : {
+        at,
+        reason: 'DeployTimeout',
+        message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
+      };
 }
 
 /**
