@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
@@ -100,6 +101,21 @@ describe('a VM that hosts refuse before its first run', () => {
     const avoidedNodes = ['first', 'second', 'third'];
     const facts = gatherFacts(observed({}, { attempt: 4, avoidedNodes }, attempt(4, refused)));
     expect(facts).toMatchObject({ attempt: 4, avoidedNodes, failure: { reason: 'PortTaken' } });
+  });
+
+  it('fails with the message of the host if the VM or its VMConfig names this host', () => {
+    const failure = { reason: 'PortTaken', message: '8822/TCP is in use' };
+    const failed = { attempt: 1, avoidedNodes: [], failure };
+    const pinned = observed({ placement: { node: 'host' } }, {}, attempt(1, refused));
+    expect(gatherFacts(pinned)).toMatchObject(failed);
+    const look = observed({ configRef: { name: 'config' } }, {}, attempt(1, refused));
+    const withConfig = (node: string) => {
+      const spec = { placement: { node } };
+      const vmConfig = () => ({ metadata: { name: 'config' }, spec }) as unknown as VMConfig;
+      return gatherFacts({ ...look, lookups: { ...look.lookups, vmConfig } });
+    };
+    expect(withConfig('host')).toMatchObject(failed);
+    expect(withConfig('other')).toMatchObject({ attempt: 2, avoidedNodes: ['host'], failure: undefined });
   });
 
   it('does not avoid a host that was only lost', () => {

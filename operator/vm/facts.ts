@@ -9,6 +9,7 @@ import type { Pod } from '../../kube/core.ts';
 import { endOfLimit, isOutOfService, silentSince } from '../host/observe.ts';
 import type { Observed } from './observe.ts';
 import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
+import { isUnresolved, resolve } from './resolve.ts';
 
 export interface Facts {
   readonly firstRunningTime: string | undefined;
@@ -42,7 +43,7 @@ export function gatherFacts(observed: Observed): Facts {
   }
   const { pod } = observed;
   const ended = pod === undefined ? vanished(before) : podEnd(observed, pod);
-  if (ended !== undefined && pod !== undefined && mayPlaceAgain(before, pod, ended)) {
+  if (ended !== undefined && pod !== undefined && mayPlaceAgain(observed, before, pod, ended)) {
     return placedAgain(before, pod, ended);
   }
   const failed = ended ?? expired(observed, before);
@@ -147,9 +148,10 @@ function deletedBy(pod: Pod): End {
 
 /**
  * Returns true if the VM is placed on a host again. This is possible only before its first run. The number of placements after deleted,
- * evicted or lost Pods has no limit. The number of placements after refusals by hosts has a limit.
+ * evicted or lost Pods has no limit. The number of placements after refusals by hosts has a limit. If the only host that the VM may use
+ * refuses it, the VM is not placed again, because it would wait forever.
  */
-function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
+function mayPlaceAgain(observed: Observed, facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
   }
@@ -160,7 +162,14 @@ function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (LOST.has(end.reason)) {
     return true;
   }
-  return isRefusal(end) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS;
+  return isRefusal(end) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS && !needsHostOf(observed, pod);
+}
+
+/** Returns true if the VM or its VMConfig names the host of the Pod in `placement.node`. The VM can then run on no other host. */
+function needsHostOf(observed: Observed, { spec: { nodeName } }: Pod): boolean {
+  const resolved = resolve(observed);
+  const { node } = (isUnresolved(resolved) ? observed.vm.spec.placement : resolved.placement) ?? {};
+  return node !== undefined && node === nodeName;
 }
 
 function isRefusal({ reason }: End): boolean {
