@@ -21,6 +21,8 @@ export type Obstacle = keyof typeof OBSTACLES;
 
 /** Message of the condition Scheduled if no host matches the VM. */
 export const NO_MATCHING_HOST = 'No host has the architecture, name or tag that the VM requests';
+/** Beginning of the message of the condition Scheduled if no host matches the VM, except hosts that have refused it. */
+export const ALL_REFUSED = 'All hosts that match the VM have refused it';
 /** Message of the scheduler if the cluster has no Node. */
 const NO_NODES = 'no nodes available';
 

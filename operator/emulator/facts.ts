@@ -3,7 +3,7 @@ import type { EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
-import { silentSince } from '../host/observe.ts';
+import { endOfLimit } from '../host/observe.ts';
 import { boundTime, endOf, firstRun, lastReport, lostAt } from '../vm/facts.ts';
 import { hasEnded, machineCondition } from '../vm/podstate.ts';
 import type { Observed } from './observe.ts';
@@ -68,14 +68,8 @@ function newFailure(observed: Observed): Failure | undefined {
  */
 function deployDeadline(observed: Observed): number | undefined {
   const { pod, node } = observed;
-  if (pod?.spec.nodeName === undefined || (node !== undefined && silentSince(node) !== undefined)) {
-    return undefined;
-  }
-  const began = deploymentBegan(pod);
-  if (began === undefined) {
-    return undefined;
-  }
-  return Math.max(Date.parse(began), responsiveSince(node)) + deploySeconds(observed) * 1000;
+  const began = pod?.spec.nodeName === undefined ? undefined : deploymentBegan(pod);
+  return began === undefined ? undefined : endOfLimit(node, began, deploySeconds(observed));
 }
 
 /**
@@ -93,13 +87,6 @@ function deploymentBegan(pod: Pod): string | undefined {
 /** Returns true if Android boots again in a Pod that has already run. */
 export function isBootingAgain(pod: Pod): boolean {
   return pod.status?.phase === 'Running' && machineCondition(pod)?.reason === 'Starting';
-}
-
-/** Returns the time when the host last began to report, in milliseconds since the epoch. The result is 0 if this time is unknown. */
-function responsiveSince(node: Observed['node']): number {
-  const ready = node?.status?.conditions?.find(({ type }) => type === 'Ready');
-  const since = Date.parse(ready?.lastTransitionTime ?? '');
-  return Number.isNaN(since) ? 0 : since;
 }
 
 function deploySeconds({ emulator: { spec } }: Observed): number {

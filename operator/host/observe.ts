@@ -37,6 +37,26 @@ export function silentSince(node: Node): number | undefined {
     : undefined;
 }
 
+/**
+ * Returns the time when the host last began to report, in milliseconds since the epoch. This is the last change of its condition Ready, so
+ * it can also be the time when the host became not Ready. The result is 0 if this time is unknown.
+ */
+function responsiveSince(node: Node | undefined): number {
+  const ready = node?.status?.conditions?.find(({ type }) => type === 'Ready');
+  const since = Date.parse(ready?.lastTransitionTime ?? '');
+  return Number.isNaN(since) ? 0 : since;
+}
+
+/**
+ * Returns the end of a time limit for work on a host, in milliseconds since the epoch. `began` is the RFC 3339 time when the work began,
+ * and `seconds` is the limit. The result is undefined while the host does not report. When the host reports again, the limit begins again.
+ */
+export function endOfLimit(node: Node | undefined, began: string, seconds: number): number | undefined {
+  return node !== undefined && silentSince(node) !== undefined
+    ? undefined
+    : Math.max(Date.parse(began), responsiveSince(node)) + seconds * 1000;
+}
+
 /** Returns true if the agent's version is too far from this operator's version. If the host reports no version, the result is false. */
 export function isTooOldOrNew({ status }: Readonly<Node>): boolean {
   const version = agentVersion(status?.nodeInfo?.kubeletVersion);

@@ -5,8 +5,10 @@
  * all machines without a VM.
  */
 import * as z from 'zod';
+import { timestamp } from '../../base/time.ts';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
-import { GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { API_VERSION, GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { isHost, isOutOfService } from '../host/observe.ts';
 import { isLost } from './facts.ts';
@@ -64,4 +66,18 @@ export function isAbandoned(observed: Observed, pod: Pod): boolean {
  */
 export function isReleasable(observed: Observed, pod: Pod): boolean {
   return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
+}
+
+/**
+ * Returns a substitute for the VM of a Pod, if that VM no longer exists. The substitute is being deleted. Therefore the Pod ends under the
+ * same conditions as the Pod of a deleted VM. `uid` is the uid of the VM, and `now` is the time in milliseconds since the epoch.
+ */
+export function goneVM({ metadata }: Pod, uid: string, now: number): VM {
+  const { name, namespace = '' } = metadata;
+  return {
+    apiVersion: API_VERSION,
+    kind: 'VM',
+    metadata: { name, namespace, uid, deletionTimestamp: timestamp(now) },
+    spec: {},
+  };
 }

@@ -4,7 +4,7 @@
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
-import { POD_FINALIZER, VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
@@ -18,7 +18,7 @@ import { SharedReads } from '../../kube/sharedreads.ts';
 import { hostStateChanged } from '../host/observe.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { ignoredEntries } from '../tasks/registries.ts';
-import { macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
+import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
@@ -32,10 +32,11 @@ import {
   type Sources,
   waitingForPortsOf,
 } from './observe.ts';
-import { PODS_BY_NODE, terminated } from './podstate.ts';
+import { PODS_BY_NODE } from './podstate.ts';
 import { standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
+import { deleteMachine } from './steps/retire.ts';
 import type { Outcome, Write } from './steps/step.ts';
 import { VMWriter } from './writes.ts';
 
@@ -79,16 +80,16 @@ export class VMReconciler {
     const { vms, pods } = this.#options;
     const vm = vms.cache.get(key);
     const pod = pods.cache.get(key);
-    if (pod !== undefined && pod.metadata.labels?.[VM_UID_LABEL] !== vm?.metadata.uid) {
-      await this.#endOrphan(key, pod, context.logger);
-    }
+    const isOrphan = pod !== undefined && pod.metadata.labels?.[VM_UID_LABEL] !== vm?.metadata.uid;
+    const orphanDue = isOrphan ? await this.#endOrphan(key, pod, context.logger) : undefined;
     if (vm === undefined) {
       this.#status.forget(key);
       this.#resizeRefused.delete(key);
       this.#options.consistency.forget(key);
-      return undefined;
+      return { requeueAfterMilliseconds: orphanDue };
     }
-    return await this.#reconcileVM(key, vm);
+    const result = await this.#reconcileVM(key, vm);
+    return { requeueAfterMilliseconds: soonest(orphanDue, result?.requeueAfterMilliseconds) };
   }
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {
@@ -194,31 +195,26 @@ export class VMReconciler {
   }
 
   /**
-   * Deletes a Pod whose VM no longer exists, and later removes the Pod's finalizer. Such a Pod remains after a deletion with
-   * cascade=orphan, or after somebody removed the VM's finalizer by force.
+   * Ends a Pod whose VM no longer exists. Such a Pod remains after a deletion with cascade=orphan, or after somebody removed the VM's
+   * finalizer by force. Returns the milliseconds until the next deadline, for example until a silent host counts as lost. The result is
+   * undefined if there is no deadline.
    */
-  async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
+  async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<number | undefined> {
     const uid = pod.metadata.labels?.[VM_UID_LABEL];
     if (uid === undefined || !(await this.#writer.vmIsGone(key, uid))) {
-      return;
+      return undefined;
     }
     if (pod.metadata.deletionTimestamp === undefined) {
       logger.info({ pod: key, vmUid: uid }, 'deleting a Pod whose VM is gone');
-      await this.#writer.deletePod(pod, false);
-      return;
     }
-    if (this.#hasEndedFor(pod) && pod.metadata.finalizers?.includes(POD_FINALIZER) === true) {
-      await this.#writer.releaseOrphan(pod);
+    const observed = await observe(this.#options, goneVM(pod, uid, this.#options.clock()));
+    if (observed.pod === undefined) {
+      return undefined;
     }
-  }
-
-  #hasEndedFor(pod: Pod): boolean {
-    const { nodeName } = pod.spec;
-    return (
-      terminated(pod) !== undefined ||
-      nodeName === undefined ||
-      this.#options.nodes.cache.get(nodeName) === undefined
-    );
+    for (const write of deleteMachine(observed).writes) {
+      await this.#writer.execute(observed, write);
+    }
+    return untilNextDeadline(observed, gatherFacts(observed));
   }
 }
 

@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
@@ -45,6 +46,12 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
     clusterUid: 'cluster',
     random: () => 'ab'.repeat(32),
   };
+}
+
+/** Returns a Node whose condition Ready has had this status since this RFC 3339 time. */
+function nodeThat(status: 'True' | 'Unknown', lastTransitionTime: string): Node {
+  const conditions = [{ type: 'Ready', status, lastTransitionTime }];
+  return { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' }, status: { conditions } };
 }
 
 /** Returns the Pod of the attempt with this number. */
@@ -96,6 +103,21 @@ describe('a VM that hosts refuse before its first run', () => {
     expect(facts).toMatchObject({ attempt: 4, avoidedNodes, failure: { reason: 'PortTaken' } });
   });
 
+  it('fails with the message of the host if the VM or its VMConfig names this host', () => {
+    const failure = { reason: 'PortTaken', message: '8822/TCP is in use' };
+    const failed = { attempt: 1, avoidedNodes: [], failure };
+    const pinned = observed({ placement: { node: 'host' } }, {}, attempt(1, refused));
+    expect(gatherFacts(pinned)).toMatchObject(failed);
+    const look = observed({ configRef: { name: 'config' } }, {}, attempt(1, refused));
+    const withConfig = (node: string) => {
+      const spec = { placement: { node } };
+      const vmConfig = () => ({ metadata: { name: 'config' }, spec }) as unknown as VMConfig;
+      return gatherFacts({ ...look, lookups: { ...look.lookups, vmConfig } });
+    };
+    expect(withConfig('host')).toMatchObject(failed);
+    expect(withConfig('other')).toMatchObject({ attempt: 2, avoidedNodes: ['host'], failure: undefined });
+  });
+
   it('does not avoid a host that was only lost', () => {
     const facts = gatherFacts({ ...observed({}, {}, attempt(1, {})), node: undefined });
     expect(facts).toMatchObject({ attempt: 2, avoidedNodes: [], failure: undefined });
@@ -117,14 +139,7 @@ describe('a VM that has run', () => {
     const metadata = { ...pod.metadata, name: 'x', deletionTimestamp: FIRST_RAN };
     const failure = { reason: 'PodDeleted', message: 'deleted', time: FIRST_RAN };
     const look = observed({}, { ...ran, failure }, { ...pod, metadata });
-    const ready = { type: 'Ready', status: 'Unknown' as const, lastTransitionTime: CREATED };
-    const node: Node = {
-      apiVersion: 'v1',
-      kind: 'Node',
-      metadata: { name: 'host' },
-      status: { conditions: [ready] },
-    };
-    const silent = { ...look, node, now: Date.parse(FIRST_RAN) };
+    const silent = { ...look, node: nodeThat('Unknown', CREATED), now: Date.parse(FIRST_RAN) };
     expect(retirePod(silent, gatherFacts(silent)).writes).toEqual([]);
     const vm = { ...look.vm, metadata: { ...look.vm.metadata, deletionTimestamp: FIRST_RAN } };
     expect(deleteMachine({ ...silent, vm }).writes.map(({ kind }) => kind)).toEqual([
@@ -193,6 +208,24 @@ describe('deadlines of a VM', () => {
     const unbound = { ...pending, spec: { containers: [] } };
     expect(deadline(observed({ deployTimeoutSeconds: 60 }, {}, unbound))).toBeUndefined();
     expect(deadline(observed({ deployTimeoutSeconds: 60 }, { firstRunningTime: FIRST_RAN }))).toBeUndefined();
+  });
+
+  it('end no deployment on a silent host, so that the VM gets another host when its host counts as lost', () => {
+    const pending: Partial<Pod> = { status: { phase: 'Pending', startTime: BOUND } };
+    const at = (time: string) => {
+      const look = { ...observed({}, {}, pending), node: nodeThat('Unknown', '2030-01-01T01:05:00Z') };
+      const { attempt, failure } = gatherFacts({ ...look, now: Date.parse(time) });
+      return { attempt, failure };
+    };
+    expect(at('2030-01-01T01:14:59Z')).toEqual({ attempt: 1, failure: undefined });
+    expect(at('2030-01-01T01:15:00Z')).toEqual({ attempt: 2, failure: undefined });
+  });
+
+  it('count a deployment from the time when its host reports again', () => {
+    const pending: Partial<Pod> = { status: { phase: 'Pending', startTime: BOUND } };
+    const on = (node: Node) => deadline({ ...observed({ deployTimeoutSeconds: 60 }, {}, pending), node });
+    expect(on(nodeThat('True', CREATED))).toBe('DeployTimeout 01:01:00');
+    expect(on(nodeThat('True', FIRST_RAN))).toBe('DeployTimeout 02:01:00');
   });
 
   it('name the last step that the host reported, with its percentage', () => {

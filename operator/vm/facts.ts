@@ -6,9 +6,10 @@ import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isOutOfService, silentSince } from '../host/observe.ts';
+import { endOfLimit, isOutOfService, silentSince } from '../host/observe.ts';
 import type { Observed } from './observe.ts';
 import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
+import { isUnresolved, resolve } from './resolve.ts';
 
 export interface Facts {
   readonly firstRunningTime: string | undefined;
@@ -42,7 +43,7 @@ export function gatherFacts(observed: Observed): Facts {
   }
   const { pod } = observed;
   const ended = pod === undefined ? vanished(before) : podEnd(observed, pod);
-  if (ended !== undefined && pod !== undefined && mayPlaceAgain(before, pod, ended)) {
+  if (ended !== undefined && pod !== undefined && mayPlaceAgain(observed, before, pod, ended)) {
     return placedAgain(before, pod, ended);
   }
   const failed = ended ?? expired(observed, before);
@@ -147,9 +148,10 @@ function deletedBy(pod: Pod): End {
 
 /**
  * Returns true if the VM is placed on a host again. This is possible only before its first run. The number of placements after deleted,
- * evicted or lost Pods has no limit. The number of placements after refusals by hosts has a limit.
+ * evicted or lost Pods has no limit. The number of placements after refusals by hosts has a limit. If the only host that the VM may use
+ * refuses it, the VM is not placed again, because it would wait forever.
  */
-function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
+function mayPlaceAgain(observed: Observed, facts: Facts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
   }
@@ -160,7 +162,14 @@ function mayPlaceAgain(facts: Facts, pod: Pod, end: End): boolean {
   if (LOST.has(end.reason)) {
     return true;
   }
-  return isRefusal(end) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS;
+  return isRefusal(end) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS && !needsHostOf(observed, pod);
+}
+
+/** Returns true if the VM or its VMConfig names the host of the Pod in `placement.node`. The VM can then run on no other host. */
+function needsHostOf(observed: Observed, { spec: { nodeName } }: Pod): boolean {
+  const resolved = resolve(observed);
+  const { node } = (isUnresolved(resolved) ? observed.vm.spec.placement : resolved.placement) ?? {};
+  return node !== undefined && node === nodeName;
 }
 
 function isRefusal({ reason }: End): boolean {
@@ -211,20 +220,21 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
 
 /**
  * Returns the deadline of a deployment. The time limit starts when the VM is bound to a host, because waiting for a free host is never a
- * failure. The deadline applies until the machine is created, even if the machine must not be started.
+ * failure. The deadline applies until the machine is created, even if the machine must not be started. There is no deadline while the host
+ * does not report. Otherwise the VM would fail before its host counts as lost, and would never get another host.
  */
-function deployDeadline({ vm, pod, config }: Observed): Deadline | undefined {
+function deployDeadline({ vm, pod, node, config }: Observed): Deadline | undefined {
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
   const bound = isDeploying ? boundTime(pod) : undefined;
-  if (bound === undefined) {
-    return undefined;
-  }
   const seconds = vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
-  return {
-    at: Date.parse(bound) + seconds * 1000,
-    reason: 'DeployTimeout',
-    message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
-  };
+  const at = bound === undefined ? undefined : endOfLimit(node, bound, seconds);
+  return at === undefined
+    ? undefined
+    : {
+        at,
+        reason: 'DeployTimeout',
+        message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
+      };
 }
 
 /**

@@ -61,11 +61,28 @@ describe("the scheduler's reasons, in a short form", () => {
     const view = schedulingReason(pod, {
       portHolder: () => 'platform-ci/web',
       hosts: () => [],
+      avoidedNodes: [],
     });
     expect(view).toEqual({
       reason: 'Unschedulable',
       message: 'No host is free: 1 with a reserved port in use (8822/TCP is held by platform-ci/web)',
     });
+  });
+
+  it('names the hosts that refused the VM, and does not claim that no host matches it', () => {
+    const reasonOf = (message?: string) => {
+      const conditions = message && [{ type: 'PodScheduled', status: 'False', message }];
+      const pod = { spec: { containers: [] }, status: { conditions: conditions || [] } } as unknown as Pod;
+      const avoidedNodes = ['rack', 'tower'];
+      return schedulingReason(pod, { portHolder: () => undefined, hosts: () => [], avoidedNodes }).message;
+    };
+    expect(reasonOf("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")).toBe(
+      'All hosts that match the VM have refused it: rack, tower. The Events of the VM give the causes. Add a host, or create the VM again',
+    );
+    expect(reasonOf('0/3 nodes are available: 1 Insufficient memory.')).toBe(
+      'No host is free: 1 short of memory; the VM could not start on rack, tower',
+    );
+    expect(reasonOf()).toBe('The VM is waiting for the scheduler; the VM could not start on rack, tower');
   });
 
   it('counts hosts by the taint that keeps the Pod off, among those that it may use', () => {

@@ -1,6 +1,6 @@
 /** Translates the scheduler's reasons for a Pending VM into short texts for people. */
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
-import { NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
+import { ALL_REFUSED, NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
 import { podPorts } from './podstate.ts';
 
@@ -44,17 +44,26 @@ export interface SchedulingHints {
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. The message for people names their taints. */
   readonly hosts: () => readonly Node[];
+  /** Names of the hosts that refused the VM. The Pod cannot run on them. */
+  readonly avoidedNodes: readonly string[];
 }
 
 /** Returns the reason why the Pod has no host yet. */
-export function schedulingReason(pod: Pod, { portHolder, hosts }: SchedulingHints): SchedulingReason {
+export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingReason {
+  const avoided = hints.avoidedNodes.join(', ');
+  const tried = avoided === '' ? '' : `; the VM could not start on ${avoided}`;
   const condition = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
   if (condition === undefined || condition.status !== 'False') {
-    return { reason: 'WaitingForScheduler', message: 'The VM is waiting for the scheduler' };
+    return { reason: 'WaitingForScheduler', message: `The VM is waiting for the scheduler${tried}` };
   }
-  const message = condense(condition.message ?? '', () => describeTaints(pod, hosts()));
-  const holders = message.includes('reserved port') ? heldPorts(pod, portHolder) : '';
-  return { reason: 'Unschedulable', message: `${message}${holders}` };
+  const message = condense(condition.message ?? '', () => describeTaints(pod, hints.hosts()));
+  if (message === NO_MATCHING_HOST && avoided !== '') {
+    // The scheduler does not distinguish hosts that refused the VM from hosts that never matched it.
+    const next = 'The Events of the VM give the causes. Add a host, or create the VM again';
+    return { reason: 'Unschedulable', message: `${ALL_REFUSED}: ${avoided}. ${next}` };
+  }
+  const holders = message.includes('reserved port') ? heldPorts(pod, hints.portHolder) : '';
+  return { reason: 'Unschedulable', message: `${message}${holders}${tried}` };
 }
 
 /**

@@ -133,15 +133,9 @@ function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findin
   if (pod.spec.nodeName !== undefined) {
     return { type, status: 'True', reason: 'Scheduled', message: '' };
   }
-  const { reason, message } = schedulingReason(pod, { portHolder, hosts });
-  const avoided = vm.status?.avoidedNodes ?? [];
-  const tried = avoided.length === 0 ? '' : `; the VM could not start on ${avoided.join(', ')}`;
-  return {
-    type,
-    status: reason === 'Unschedulable' ? 'False' : 'Unknown',
-    reason,
-    message: `${message}${tried}`,
-  };
+  const avoidedNodes = vm.status?.avoidedNodes ?? [];
+  const { reason, message } = schedulingReason(pod, { portHolder, hosts, avoidedNodes });
+  return { type, status: reason === 'Unschedulable' ? 'False' : 'Unknown', reason, message };
 }
 
 function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined {

@@ -85,7 +85,7 @@ export class VMWriter {
       case 'patchDesired':
         return await this.#patchPod(observed, { annotations: { [DESIRED_ANNOTATION]: write.text } });
       case 'deletePod':
-        await this.deletePod(observed.pod, write.force);
+        await this.#deletePod(observed, write.force);
         return observed;
       case 'rememberGivenUp':
         await this.#rememberGivenUp(observed, write.macAddresses);
@@ -108,15 +108,10 @@ export class VMWriter {
   }
 
   /** Deletes the Pod. If `force` is true, the grace period is 0, because no agent can end the machine cleanly any more. */
-  async deletePod(pod: Pod | undefined, force: boolean): Promise<void> {
+  async #deletePod({ pod }: Observed, force: boolean): Promise<void> {
     if (pod !== undefined) {
       await this.#pods.delete(pod, force ? { gracePeriodSeconds: 0 } : {});
     }
-  }
-
-  /** Removes Berth's finalizer from a Pod whose VM no longer exists. */
-  async releaseOrphan(pod: Pod): Promise<void> {
-    await this.#pods.setFinalizer(keyOf(pod), pod, POD_FINALIZER, false);
   }
 
   /** Returns true if the VM with this uid no longer exists. The function asks the API server, because a cache can lag behind. */

@@ -2,7 +2,7 @@ import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { GIVEN_UP_ANNOTATION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
+import { GIVEN_UP_ANNOTATION, NAT_TAINT, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
 import { NODES, type Node, type Taint } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
@@ -309,6 +309,34 @@ describe('a host that is lost', () => {
     const { status } = await vms.waitForPhase('early', 'Running');
     expect(status).toMatchObject({ attempt: 2, nodeName: 'second' });
     expect(await history.createdAs(vms.namespace, 'early')).toBe(2);
+  });
+});
+
+describe('no-orphan: a Pod whose VM was removed by force', () => {
+  /** Deletes the VM and removes its finalizers. Its Pod remains, and nobody ends its machine. */
+  async function removeByForce(name: string): Promise<void> {
+    await vms.delete(name);
+    await cluster.client().mergePatch(VMS, ref(name), { metadata: { finalizers: null } });
+    expect((await vms.pod(name)).metadata.finalizers).toContain(POD_FINALIZER);
+  }
+
+  it('is released when its host has the taint out-of-service', async () => {
+    const host = await join('orphan-fenced');
+    await runOn(host, 'fenced-orphan');
+    await removeByForce('fenced-orphan');
+    await host.silence();
+    await taint(host, OUT_OF_SERVICE);
+    await vms.waitUntilPodGone('fenced-orphan');
+  });
+
+  it('is released when its host is silent, but not before hostLostTimeout', async () => {
+    const host = await join('orphan-lost');
+    await runOn(host, 'lost-orphan');
+    await removeByForce('lost-orphan');
+    await host.silence();
+    const silentSince = await untilUnknown(host);
+    await vms.waitUntilPodGone('lost-orphan');
+    expect(Date.now() - silentSince).toBeGreaterThanOrEqual(LOST_SECONDS * 1000);
   });
 });
 

@@ -72,6 +72,14 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
     step('scheduler', 'Unschedulable', /^The VM requests the architecture arm64, the tag fast:/),
   ],
   [
+    'hosts that refused the VM',
+    {
+      vm: pending('Unschedulable', 'All hosts that match the VM have refused it: h1. The Events'),
+      nodes: [host(ARM)],
+    },
+    step('scheduler', 'Unschedulable', /^Each host refused the VM once:/),
+  ],
+  [
     'quota',
     {
       vm: pending(

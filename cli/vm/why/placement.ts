@@ -1,6 +1,6 @@
 /** Advice for VMs that no host can take. */
 import { HOST_KEY, TAG_LABEL_PREFIX } from '../../../api/v1alpha1/names.ts';
-import { type Obstacle, obstaclesIn } from '../../../api/v1alpha1/obstacles.ts';
+import { ALL_REFUSED, type Obstacle, obstaclesIn } from '../../../api/v1alpha1/obstacles.ts';
 import type { Node, NodeSelectorRequirement, Pod } from '../../../kube/core.ts';
 
 interface Seen {
@@ -28,6 +28,11 @@ export function placementAdvice(message: string, { pod, nodes }: Seen): string[]
   const hosts = nodes?.filter(({ metadata }) => metadata.labels?.[HOST_KEY] !== undefined);
   if (hosts?.length === 0) {
     return ['The cluster has no hosts: add one, see docs/operate/hosts.md'];
+  }
+  if (message.startsWith(ALL_REFUSED)) {
+    return [
+      'Each host refused the VM once: fix the causes and create the VM again, or add a host that matches it',
+    ];
   }
   const obstacles = obstaclesIn(message);
   if (obstacles === undefined) {
