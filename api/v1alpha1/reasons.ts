@@ -39,7 +39,7 @@ export const REASON_CLASSES = {
   mendable:
     'You can fix the fault without creating the object again. Berth tries the work again until you have fixed it',
   elsewhere:
-    'Perhaps another host can run the VM. If the VM has not run yet, Berth places it again, up to three times',
+    'Perhaps another host can run the VM. If the VM has not run yet and names no host, Berth places it again, up to three times',
 } as const;
 
 export interface ReasonEntry {

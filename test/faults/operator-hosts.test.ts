@@ -201,6 +201,26 @@ describe('a host that refuses a machine before it ran', () => {
     await vms.delete('moves');
     await vms.waitUntilGone('moves');
   });
+
+  it('PortTaken on the only host: a VM that names the host fails, another VM waits, and its message names the host', async () => {
+    const host = await join('only');
+    await vms.create('pinned', on(host));
+    await vms.create('free');
+    for (const name of ['pinned', 'free']) {
+      await host.waitForPod(ref(name));
+      await host.fail(ref(name), 'PortTaken', '8822/TCP is in use on this host');
+    }
+    const { status } = await vms.waitForPhase('pinned', 'Failed', 'PortTaken');
+    expect(status).toMatchObject({ attempt: 1, failure: { message: '8822/TCP is in use on this host' } });
+    await vms.waitForVM('free', 'its message to name the host', (vm) => {
+      const { message = '' } = conditionOf(vm, 'Scheduled') ?? {};
+      return message.startsWith('All hosts that match the VM have refused it: only.');
+    });
+    for (const name of ['pinned', 'free']) {
+      await vms.delete(name);
+      await vms.waitUntilGone(name);
+    }
+  });
 });
 
 describe('a host that is lost', () => {
@@ -325,6 +345,7 @@ describe('no-orphan: a Pod whose VM was removed by force', () => {
     await runOn(host, 'fenced-orphan');
     await removeByForce('fenced-orphan');
     await host.silence();
+    expect((await vms.pod('fenced-orphan')).metadata.finalizers).toContain(POD_FINALIZER);
     await taint(host, OUT_OF_SERVICE);
     await vms.waitUntilPodGone('fenced-orphan');
   });
