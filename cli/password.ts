@@ -64,7 +64,10 @@ async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promi
   try {
     err('Password: ');
     // Events do not close the standard input, as its iterator would. The end of the raw mode still needs the standard input.
-    for await (const [piece] of on(stdin.setEncoding('utf8'), 'data', { signal, close: ['end'] })) {
+    const pieces = on(stdin.setEncoding('utf8'), 'data', { signal, close: ['end'] });
+    // An earlier question has paused the standard input.
+    stdin.resume();
+    for await (const [piece] of pieces) {
       for (const character of String(piece)) {
         if (character === INTERRUPT) {
           throw new Interrupted();

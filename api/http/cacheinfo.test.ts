@@ -97,6 +97,13 @@ it('lists all tags and Images that name the same content, and no address in the 
   expect(listed(content(`r.example/pinned@${DIGEST}`))).toEqual([['r.example/pinned', undefined]]);
 });
 
+it('counts a host once for an Image and its copy of the same name', () => {
+  const names = ['platform-ci', 'platform-default'].map((one) => `berth.dev/${one}/base@${DIGEST}`);
+  expect(listItems([host('one', { names })], 'platform-ci', 'platform-default')).toEqual([
+    { image: 'base', imageId: DIGEST, nodes: 1 },
+  ]);
+});
+
 it('leaves out images without names, which any host can report', () => {
   const nameless = host('rack', { names: null, sizeBytes: 1 }, IMAGE);
   expect(listItems([nameless], 'platform-a', 'platform-default')).toHaveLength(1);

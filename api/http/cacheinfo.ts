@@ -99,9 +99,11 @@ export function listItems(
   defaultNamespace: string,
 ): ListItem[] {
   const items = new Map<string, ListItem>();
-  for (const image of hosts.flatMap(({ status }) => status?.images ?? [])) {
-    for (const item of itemsOf(image, [namespace, defaultNamespace])) {
-      const key = [item.image, item.tag, item.imageId].join(' ');
+  for (const { status } of hosts) {
+    const listed = (status?.images ?? []).flatMap((image) => itemsOf(image, [namespace, defaultNamespace]));
+    // A copy can have the name of its original in the default namespace. The host then names both, but counts once.
+    const byKey = new Map(listed.map((item) => [[item.image, item.tag, item.imageId].join(' '), item]));
+    for (const [key, item] of byKey) {
       items.set(key, { ...item, nodes: (items.get(key)?.nodes ?? 0) + 1 });
     }
   }

@@ -40,6 +40,17 @@ it.each([
   // The host tries again.
   ['save', { phase: 'Failed', ...condition('Ready', 'False') }, 'waiting'],
   ['save', condition('Stalled', 'True', 'the disk is lost'), { failure: 'the disk is lost' }],
+  [
+    'save',
+    { finishedTime: EARLY, ...condition('Ready', 'False', 'VM mac was not found') },
+    { failure: 'VM mac was not found' },
+  ],
+  [
+    'push',
+    { finishedTime: EARLY, ...condition('Ready', 'False', 'VM mac was not found') },
+    { failure: 'VM mac was not found' },
+  ],
+  ['commit', { finishedTime: EARLY, ...condition('Ready', 'True') }, 'waiting'],
   ['commit', condition('Ready', 'True'), 'waiting'],
   ['commit', { lastCommit: last(EARLY, 'Failed') }, 'waiting'],
   ['commit', { lastCommit: last(LATE, 'Succeeded') }, 'done'],

@@ -70,10 +70,16 @@ export function resultOf(image: Image, { work, requestedAt }: Wanted): Result {
   if (stalled?.status === 'True') {
     return { failure: stalled.message || stalled.reason };
   }
-  if (work === 'save') {
-    return conditionOf(image, 'Ready')?.status === 'True' ? 'done' : 'waiting';
-  }
-  return resultOfAction(image, work, requestedAt);
+  const result = work === 'save' ? resultOfSave(image) : resultOfAction(image, work, requestedAt);
+  // A save or push has an Image of its own. If this Image is finished without a result, the disk of its VM is lost. The Image of a commit
+  // was finished before.
+  return result === 'waiting' && work !== 'commit' && image.status?.finishedTime !== undefined
+    ? { failure: notReadyMessage(image) ?? 'the Image is finished without a result' }
+    : result;
+}
+
+function resultOfSave(image: Image): Result {
+  return conditionOf(image, 'Ready')?.status === 'True' ? 'done' : 'waiting';
 }
 
 /**

@@ -114,7 +114,7 @@ it('keeps no body that no handler reads', async () => {
   expect(answer.json()).toEqual({ kept: 'nothing' });
 });
 
-it('gives a handler more time than four requests to an API server that does not answer', () => {
+it('has a limit for silent connections that is longer than four requests to an API server that does not answer', () => {
   const { server: http } = createApp({ logger: pino({ level: 'silent' }), tls: false });
   // A request to the API server has 30 s.
   expect(http.timeout).toBeGreaterThan(4 * 30_000);

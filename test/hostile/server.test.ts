@@ -22,7 +22,7 @@ const ESTABLISHED = '01';
 /** With 64 labels each, a list of so many VMs is larger than the buffers of both ends of a connection. */
 const LARGE = { vms: 600, labels: 64, length: 63 };
 
-/** Time limit on a busy machine. The longest limit of the server is 30 s. */
+/** Time limit on a busy machine. The longest limit of the server that a test meets is a minute. */
 const TEST_MILLISECONDS = 300_000;
 
 const namespace = `platform-slow-${randomBytes(4).toString('hex')}`;
@@ -122,7 +122,7 @@ async function neverRead(): Promise<string> {
   try {
     await waitFor('the answer to begin', () => isOpen(socket) && socket.bytesWritten > 0);
     await waitFor('the server to close the connection', () => !isOpen(socket), {
-      deadlineMilliseconds: 90_000,
+      deadlineMilliseconds: 180_000,
     });
     return 'closed';
   } finally {
