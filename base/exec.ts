@@ -59,17 +59,20 @@ export class ProgramError extends Error {
   readonly words: string;
   /** Error code of the operating system if the program could not be started, for example `ENOENT` if the program is not installed. */
   readonly code: string | undefined;
+  /** Signal that ended the program. It is undefined if the program ended by itself or was not started. */
+  readonly killedBy: NodeJS.Signals | undefined;
   /** Limit of the call that the program exceeded, so that it was killed. It is undefined if the program failed for another reason. */
   readonly exceeded: 'time' | 'output' | undefined;
 
   constructor(
     message: string,
-    how: Partial<Pick<ProgramError, 'exitCode' | 'words' | 'exceeded' | 'cause'>>,
+    how: Partial<Pick<ProgramError, 'exitCode' | 'words' | 'killedBy' | 'exceeded' | 'cause'>>,
   ) {
     super(message, { cause: how.cause });
     this.exitCode = how.exitCode;
     this.words = how.words ?? '';
     this.code = codeOf(how.cause);
+    this.killedBy = how.killedBy;
     this.exceeded = how.exceeded;
   }
 }
@@ -153,7 +156,8 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
       : `ended with ${killedBy ?? `code ${code}`}`;
     const message = `${name} ${how}${last === '' ? '' : `: ${last}`}`;
     const exceeded = isLate ? 'time' : undefined;
-    reject(new ProgramError(message, { words: last, exitCode: code ?? undefined, exceeded }));
+    const end = { exitCode: code ?? undefined, killedBy: killedBy ?? undefined };
+    reject(new ProgramError(message, { ...end, words: last, exceeded }));
   });
   try {
     await promise;

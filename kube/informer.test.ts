@@ -62,7 +62,7 @@ async function opened(count: number): Promise<Watch> {
 }
 
 async function reached(resourceVersion: string): Promise<void> {
-  await vi.waitFor(() => expect(informer.cache.resourceVersion).toBe(resourceVersion));
+  await vi.waitFor(() => expect(informer.cache.resourceVersion).toBe(resourceVersion), RECOVERY);
 }
 
 it('cuts a watch that is behind, but no read of all objects, and no watch that has just read them', async () => {

@@ -4,12 +4,15 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { afterEach, beforeAll, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
+import { pause } from '../../base/time.ts';
 import { type Certificate, createKey, selfSigned, validityOf } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Transport } from '../../kube/transport.ts';
 import { identityFiles, servingCertificate, writePair } from './certificates.ts';
 import { keepCertificates, keepRenewed, renewalTime } from './rotation.ts';
+
+vi.mock(import('../../base/time.ts'), { spy: true });
 
 const logger = pino({ level: 'silent' });
 let certificate: Certificate;
@@ -93,6 +96,7 @@ describe('a stored serving certificate', () => {
   let config: Parameters<typeof keepCertificates>[0]['config'];
 
   beforeEach(async () => {
+    vi.mocked(pause).mockClear();
     const dataDirectory = mkdtempSync(join(tmpdir(), 'berth-rotation-'));
     const certificates = { clientSeconds: 3_600, servingSeconds: 3_600 };
     config = { nodeName: 'one', address: CERTIFIED, dataDirectory, certificates };
@@ -138,7 +142,8 @@ describe('a stored serving certificate', () => {
     expect((await shown()).subject).toBe('CN=system:node:one');
     const stop = new AbortController();
     const asked = keep(stop.signal);
-    await new Promise((resolve) => setTimeout(resolve, 300));
+    // Each of the two certificates waits for its renewal.
+    await expect.poll(() => vi.mocked(pause).mock.calls.length).toBe(2);
     stop.abort();
     expect(asked).toEqual([]);
   });

@@ -21,6 +21,11 @@ import type { DamagedRecord } from './records.ts';
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
+ * Wait in milliseconds after a failure that could not be saved, for example because the disk is full. The record is then as before the step,
+ * so the same step follows.
+ */
+export const UNSAVED_MILLISECONDS = 10_000;
+/**
  * Number of tries of a step for a machine that has never run. The waits between the tries take 7 s in total. After the last try, the
  * machine fails, so that its VM can move to another host.
  */

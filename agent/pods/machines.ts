@@ -7,7 +7,7 @@ import { soonest } from '../../base/time.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { event } from './events.ts';
-import { consequenceOf, waitBefore } from './failure.ts';
+import { consequenceOf, waitBefore, UNSAVED_MILLISECONDS } from './failure.ts';
 import type { Host } from './host.ts';
 import {
   type MachineFailure,
@@ -247,7 +247,7 @@ export class Machines {
       return;
     }
     const attempts = runtime.failed?.kind === kind ? runtime.failed.attempts + 1 : 1;
-    runtime.failed = { kind, attempts, notBefore: 0 };
+    runtime.failed = { kind, attempts, notBefore: performance.now() + UNSAVED_MILLISECONDS };
     const { record } = runtime;
     const now = Date.now();
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
@@ -264,6 +264,7 @@ export class Machines {
         return;
       case 'end':
         this.#host.records.update(record, { end: consequence.end, endsInARow: record.endsInARow + 1 });
+        runtime.failed.notBefore = 0;
         this.#tellEnd(wanted, { end: consequence.end });
         return;
       case 'fail':

@@ -75,6 +75,12 @@ describe('an Image', () => {
     expect(finishedTime(observed({ source: { fromVM: { name: 'gone' } } }, {}))).toBe(requestedAt);
   });
 
+  it('is not finished while a Job still copies the disk of a VM that is gone', () => {
+    const spec = { source: { fromVM: { name: 'gone' } } };
+    const running = { kind: 'running' } as unknown as TaskOutcome;
+    expect(finishedTime(observed(spec, {}, [job('save', running, undefined)]))).toBeUndefined();
+  });
+
   it('is finished when its VM failed and left no disk, but not while the VM may still run', () => {
     const state = observed({ source: { fromVM: { name: 'builder' } } }, {});
     const vm = (status: NonNullable<VM['status']>) => (): VM => ({

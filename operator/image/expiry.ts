@@ -4,7 +4,7 @@ import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { classOf, type Reason } from '../../api/v1alpha1/reasons.ts';
 import type { ImageFacts } from './facts.ts';
-import type { ObservedImage } from './observe.ts';
+import { isOpen, type ObservedImage } from './observe.ts';
 import type { ImageProgress } from './operation.ts';
 
 /**
@@ -18,11 +18,13 @@ const NO_DISK: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'NoMachine']
  * changes only when a later commit or push ends.
  */
 export function finishedTime(
-  { object, kind, now }: ObservedImage,
+  { object, kind, jobs, now }: ObservedImage,
   { lastCommit, lastPush }: ImageFacts,
   progress: ImageProgress,
 ): string | undefined {
-  if (kind !== 'Image' || !isFinished(progress)) {
+  // The VM can be deleted while a Job still copies its disk.
+  const isCopying = object.status?.content === undefined && jobs.some(isOpen);
+  if (kind !== 'Image' || isCopying || !isFinished(progress)) {
     return undefined;
   }
   const { finishedTime: known = timestamp(now) } = (object.status ?? {}) as ImageStatus;

@@ -90,6 +90,11 @@ function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
   };
 }
 
+/** Reports whether the Job has not ended. */
+export function isOpen({ outcome }: ImageJob): boolean {
+  return outcome.kind === 'waiting' || outcome.kind === 'running';
+}
+
 const DEPLOYING: ReadonlySet<string> = new Set(['Scheduled', 'Pulling', 'Cloning', 'Starting']);
 
 function isDeploying({ status }: VM): boolean {

@@ -12,7 +12,13 @@ import { credentialsFor, insecureAnnotation, pullSecretNames } from '../tasks/re
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
 import { failureText } from './failure.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
-import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
+import {
+  ATTEMPT_LABEL,
+  type ImageJob,
+  isOpen,
+  type ObservedImage,
+  REQUESTED_AT_ANNOTATION,
+} from './observe.ts';
 import { imageStatus } from './status.ts';
 
 /**
@@ -68,10 +74,6 @@ function progressOf(observed: ObservedImage): Omit<ImageProgress, 'refused'> {
   }
   const job = latest(observed.jobs, due.type, due.requestedAt);
   return { operation: due, blocked: undefined, job, retryAt: job && retryTime(job, observed.now) };
-}
-
-function isOpen({ outcome }: ImageJob): boolean {
-  return outcome.kind === 'waiting' || outcome.kind === 'running';
 }
 
 /**

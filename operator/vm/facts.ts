@@ -9,7 +9,7 @@ import type { Pod } from '../../kube/core.ts';
 import { endOfLimit, isOutOfService, silentSince } from '../host/observe.ts';
 import type { Observed } from './observe.ts';
 import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
-import { isUnresolved, resolve } from './resolve.ts';
+import { findConfig } from './resolve.ts';
 
 export interface Facts {
   readonly firstRunningTime: string | undefined;
@@ -167,8 +167,7 @@ function mayPlaceAgain(observed: Observed, facts: Facts, pod: Pod, end: End): bo
 
 /** Returns true if the VM or its VMConfig names the host of the Pod in `placement.node`. The VM can then run on no other host. */
 function needsHostOf(observed: Observed, { spec: { nodeName } }: Pod): boolean {
-  const resolved = resolve(observed);
-  const { node } = (isUnresolved(resolved) ? observed.vm.spec.placement : resolved.placement) ?? {};
+  const node = observed.vm.spec.placement?.node ?? findConfig(observed)?.spec.placement?.node;
   return node !== undefined && node === nodeName;
 }
 

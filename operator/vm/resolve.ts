@@ -113,7 +113,7 @@ function imageLayer(image: Image | ISO | undefined): Layer {
  * Finds the VMConfig of a VM. If the VM states no namespace for it, the function searches the VM's own namespace, then the default
  * namespace.
  */
-function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
+export function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {
     return undefined;
@@ -221,7 +221,7 @@ function resolvedImage(
   const message =
     content === undefined
       ? `${kind} ${name} has no content yet. Look at its status`
-      : `The Pod of this VM would show the URL of ${kind} ${name}, which is in the namespace ${object.metadata.namespace}. The query of the URL can contain credentials. Set imageStorage in the configuration of the operator`;
+      : `The Pod of this VM would show the URL of ${kind} ${name}, which is in the namespace ${object.metadata.namespace}. The query of the URL can contain credentials. Set imageStorage in the configuration of the operator. If the ${kind} was Ready before that, create it again`;
   return { kind: 'wait', reason: 'ImageNotReady', message };
 }
 

@@ -280,15 +280,15 @@ describe('port-forward', () => {
   });
 });
 
-/** Starts a user who types, as soon as those who typed before have left. */
-async function typist(): Promise<StartedProgram> {
+/** Starts a user who types, as soon as those who typed before have left. @throws Error when they have not left within the limit. */
+async function typist(limit?: { deadlineMilliseconds: number }): Promise<StartedProgram> {
   const begin = async (): Promise<StartedProgram | undefined> => {
     const writer = start('console', '-i', VM);
     writer.type('hello\n');
     const [said] = await writer.prints(/hello|types into this console/);
     return said === 'hello' ? writer : undefined;
   };
-  return await waitFor('the console to take input', begin, { deadlineMilliseconds: LEFT_MILLISECONDS });
+  return await waitFor('the console to take input', begin, limit);
 }
 
 describe('console', () => {
@@ -322,7 +322,7 @@ describe('console', () => {
     const refused = await command.run(['vm', 'console', '-n', NAMESPACE, '-i', VM]);
     expect(refused.err).toContain('types into this console');
     writer.kill();
-    (await typist()).kill();
+    (await typist({ deadlineMilliseconds: LEFT_MILLISECONDS })).kill();
   });
 });
 

@@ -223,7 +223,9 @@ export class QemuDriver implements DriverOfVMs {
     }
     const { machine, copies, dpi, streams } = this.#of(folder);
     const state = await machine.inspect();
-    await Promise.all(machine.isSilent ? [] : [copies.tryTidy(), streams.forwards.tidy()]);
+    const tidied = Promise.all(machine.isSilent ? [] : [copies.tryTidy(), streams.forwards.tidy()]);
+    // After the end of the hypervisor, its files can take minutes to remove. Steps that need the removal wait for it themselves.
+    await (state.kind === 'running' ? tidied : undefined);
     return dpi.addTo(state);
   }
 
@@ -261,9 +263,8 @@ export class QemuDriver implements DriverOfVMs {
 
   async close(): Promise<void> {
     const held = [...this.#held.values()];
-    await Promise.all(
-      held.map(async ({ copies }) => await copies.interrupt('The agent ended during the copy')),
-    );
+    const end = 'The agent ended during the copy';
+    await Promise.all(held.map(async ({ copies }) => await copies.interrupt(end)));
     for (const { machine, console, dpi, streams } of held) {
       streams.close();
       machine.close();

@@ -85,8 +85,9 @@ export class HostPlatforms {
       found = await platforms;
       return found;
     } finally {
-      // If an installed QEMU runs no guest, perhaps because its upgrade is under way, the next request looks again.
-      if (found.length < binaries.size && this.#found?.platforms === platforms) {
+      // If QEMU runs no guest at all, perhaps because its upgrade is under way, the next request looks again. Working platforms are kept,
+      // because a trial beside running guests can fail although the accelerator works.
+      if (found.length === 0 && binaries.size > 0 && this.#found?.platforms === platforms) {
         this.#found = undefined;
       }
     }

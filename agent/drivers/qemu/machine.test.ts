@@ -246,7 +246,7 @@ describe('a hypervisor that puts other files into the folder of a copy', () => {
     hypervisor.kill('SIGKILL');
     await once(hypervisor, 'exit');
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited' });
-    expect(await names()).toEqual([]);
+    await expect.poll(names).toEqual([]);
   });
 
   it('is removed with its machine, and what its links lead to stays', async () => {

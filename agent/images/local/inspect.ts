@@ -17,6 +17,14 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 /** Exit code of qemu-img when it cannot use an image. */
 const REFUSED_EXIT_CODE = 1;
+/** Signals with which a program ends because of a fault in itself. The content of the image caused this fault. */
+const CRASHES: ReadonlySet<string | undefined> = new Set([
+  'SIGABRT',
+  'SIGTRAP',
+  'SIGSEGV',
+  'SIGBUS',
+  'SIGFPE',
+]);
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
 
@@ -122,12 +130,13 @@ async function infoOf(
 }
 
 /**
- * Returns whether qemu-img refused the image. A hostile image can also make qemu-img run or write without end. All other failures are
- * failures of this host. For example, qemu-img is not installed, or the host killed it because there was too little memory.
+ * Returns whether qemu-img refused the image. A hostile image can also make qemu-img crash, or run or write without end. All other failures
+ * are failures of this host. For example, qemu-img is not installed, or the host killed it because there was too little memory.
  */
 function isRefusal(error: unknown): error is ProgramError {
   return (
-    error instanceof ProgramError && (error.exitCode === REFUSED_EXIT_CODE || error.exceeded !== undefined)
+    error instanceof ProgramError &&
+    (error.exitCode === REFUSED_EXIT_CODE || error.exceeded !== undefined || CRASHES.has(error.killedBy))
   );
 }
 

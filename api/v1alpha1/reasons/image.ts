@@ -24,7 +24,7 @@ export const IMAGE_REASONS = {
     class: 'passing',
     by: 'operator',
     says: 'The Image or ISO has no content yet, or its URL must not be shown in the namespace of the VM',
-    todo: 'Look at the status of the Image or ISO',
+    todo: 'Read the message, and look at the status of the Image or ISO',
   },
   ImageSourceUnsupported: {
     seen: { ...FETCH, ImageCacheEntry: ['Ready', 'Event', 'status.nodes'] },
