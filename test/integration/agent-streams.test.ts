@@ -5,9 +5,10 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { PassThrough } from 'node:stream';
+import { type Duplex, PassThrough } from 'node:stream';
 import { Attach, Exec, KubeConfig, PortForward as WebSocketPortForward } from '@kubernetes/client-node';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { SharedConsole } from '../../agent/console/shared.ts';
 import { type GuestCommand, StreamRefused } from '../../agent/drivers/driver.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
@@ -86,43 +87,20 @@ function sha256(bytes: Buffer): string {
   return createHash('sha256').update(bytes).digest('hex');
 }
 
-/** A console that many can read and one can write. Like a terminal, it prints what is typed. */
-class SharedConsole {
-  readonly #readers = new Set<PassThrough>();
-  #hasWriter = false;
+/** The guest's end of the console. Like a terminal, it prints what is typed. */
+let terminal = new PassThrough();
+const console = new SharedConsole(async () => {
+  terminal = new PassThrough();
+  return terminal;
+});
 
-  connect(input: boolean): PassThrough {
-    if (input && this.#hasWriter) {
-      throw new StreamRefused('Another stream has the input of the console');
-    }
-    this.#hasWriter ||= input;
-    const reader = new PassThrough();
-    const write = reader.write.bind(reader);
-    reader.write = ((chunk: Buffer) => this.print(chunk)) as typeof reader.write;
-    const entry = Object.assign(reader, { show: write });
-    this.#readers.add(entry);
-    reader.once('close', () => {
-      this.#readers.delete(entry);
-      this.#hasWriter &&= !input;
-    });
-    return reader;
+async function connectConsole(input: boolean): Promise<Duplex> {
+  const stream = await console.open({ input });
+  if (stream === undefined) {
+    throw new StreamRefused('Another stream has the input of the console');
   }
-
-  print(chunk: Buffer | string): boolean {
-    for (const reader of this.#readers) {
-      (reader as PassThrough & { show: (chunk: Buffer | string) => void }).show(chunk);
-    }
-    return true;
-  }
-
-  end(): void {
-    for (const reader of this.#readers) {
-      reader.push(null);
-    }
-  }
+  return stream;
 }
-
-const console = new SharedConsole();
 
 beforeAll(async () => {
   cluster = await sharedCluster();
@@ -142,7 +120,7 @@ beforeAll(async () => {
   host = await TestHost.make(cluster, { name: `streams-${suffix}`, kubelet: { port: 0, clientCAFile } });
   Object.assign(host.driver, {
     execute: async (_: unknown, command: GuestCommand) => await runHere(command, folder),
-    connectConsole: async (_: unknown, { input }: { input: boolean }) => console.connect(input),
+    connectConsole: async (_: unknown, { input }: { input: boolean }) => await connectConsole(input),
     connectScreen: async () => {
       const screen = new PassThrough();
       screen.write('RFB 003.008\n');
@@ -308,7 +286,7 @@ describe('attach', () => {
     const reader = kubectl('attach', VM);
     const writer = kubectl('attach', '-i', VM);
     await waitFor('both to read', async () => {
-      console.print('login: ');
+      terminal.write('login: ');
       await Promise.all([reader, writer].map((one) => one.prints(/login: /, ATTACH_MILLISECONDS)));
       return true;
     });
@@ -316,7 +294,7 @@ describe('attach', () => {
     await Promise.all([reader, writer].map((one) => one.prints(/root/)));
     const second = await kubectl('attach', '-i', VM).result();
     expect(second.stderr).toContain('Another stream has the input of the console');
-    console.end();
+    terminal.destroy();
     expect(await reader.result()).toMatchObject({ code: 0 });
     // Until the writer has ended, the agent refuses the input of the next test.
     await writer.result();
@@ -337,7 +315,7 @@ it('tells callers that the agent ends', async () => {
   const { forwarder } = await portForward(22);
   const reader = kubectl('attach', VM);
   await waitFor('the reader to read', async () => {
-    console.print('hello\n');
+    terminal.write('hello\n');
     return await reader.prints(/hello/, ATTACH_MILLISECONDS);
   });
   await host.stop();
