@@ -174,7 +174,7 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
         status: { conditions: [condition('Ready', 'False', 'DiskFull', 'no room')] },
       } as never,
     },
-    step('image', 'ImageNotReady', /^Look at the status/),
+    step('image', 'ImageNotReady', /^Read the message, and look at the status/),
   ],
   [
     'a guest that has shut down',
