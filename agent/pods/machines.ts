@@ -7,7 +7,7 @@ import { soonest } from '../../base/time.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { event } from './events.ts';
-import { consequenceOf, waitBefore, UNSAVED_MILLISECONDS } from './failure.ts';
+import { consequenceOf, UNSAVED_MILLISECONDS, waitBefore } from './failure.ts';
 import type { Host } from './host.ts';
 import {
   type MachineFailure,

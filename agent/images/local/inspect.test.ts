@@ -55,6 +55,7 @@ describe('a qcow2 file, when qemu-img', () => {
 
   it.each([
     ['refuses it', 'echo bad table >&2; exit 1', 'bad table'],
+    ['crashes', 'kill -SEGV $$', 'ended with SIGSEGV'],
     ['writes without end', 'while echo endless; do :; done', 'wrote more than 1048576 bytes'],
   ])('%s, is ImageInvalid', async (_, script, words) => {
     await replace(script);
