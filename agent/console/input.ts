@@ -82,7 +82,7 @@ export class ConsoleInput implements Source {
   commit(pending: number): void {
     mkdirSync(join(this.#folder, CONSOLE_FOLDER), { recursive: true, mode: 0o700 });
     if (this.#appended.exists()) {
-      this.#appended.commit();
+      this.#appended.commit(pending);
     } else {
       this.#segments.commit(pending);
     }
@@ -152,9 +152,7 @@ class Segments implements Source {
       return;
     }
     const committed = this.#position - pending;
-    // The new position is written to a temporary file, which then replaces the old file. So if the disk is full, the old position stays.
-    writeFileSync(`${this.#file}.tmp`, String(committed), { mode: 0o600 });
-    renameSync(`${this.#file}.tmp`, this.#file);
+    savePosition(this.#file, committed);
     this.#committed = committed;
   }
 
@@ -208,14 +206,15 @@ class AppendedFile implements Source {
     return { lost, bytes };
   }
 
-  commit(): void {
+  commit(pending: number): void {
     if (this.#position === undefined) {
       return;
     }
     if (this.#position >= RAW_LIMIT_BYTES) {
       this.#empty(this.#position);
     }
-    writeFileSync(this.#file, String(this.#position), { mode: 0o600 });
+    // The bytes of `pending` can be older than the file's first byte, because the file has just been emptied.
+    savePosition(this.#file, Math.max(0, this.#position - pending));
   }
 
   rewind(): void {
@@ -260,6 +259,12 @@ function readPiece(path: string, offset: number, length: number): Buffer {
   } finally {
     closeSync(descriptor);
   }
+}
+
+/** Writes a position to a temporary file, which then replaces `file`. So if the disk is full, the old position stays. */
+function savePosition(file: string, position: number): void {
+  writeFileSync(`${file}.tmp`, String(position), { mode: 0o600 });
+  renameSync(`${file}.tmp`, file);
 }
 
 function textOf(path: string): string {

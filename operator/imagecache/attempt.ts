@@ -29,8 +29,8 @@ export type Attempt =
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
   | { readonly kind: 'failed'; readonly message: string }
-  /** The scheduler found no slot for the Job in time. */
-  | { readonly kind: 'full' };
+  /** The scheduler did not put the Job on the host in time. `why` is its explanation, if any. */
+  | { readonly kind: 'unscheduled'; readonly why: string | undefined };
 
 /** Result of an attempt, for metrics. */
 export type AttemptResult = 'succeeded' | 'failed' | 'unscheduled';
@@ -65,7 +65,9 @@ function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attem
     return { kind: 'succeeded', at: Number.isNaN(at) ? createdAt : at, digest: outcome.report.digest };
   }
   const end = isScheduled || isParked ? undefined : createdAt + turnMilliseconds;
-  return end !== undefined && now >= end ? { kind: 'full' } : { kind: 'underWay', job, wakeAt: end };
+  return end !== undefined && now >= end
+    ? { kind: 'unscheduled', why: job.obstacle }
+    : { kind: 'underWay', job, wakeAt: end };
 }
 
 /**

@@ -74,17 +74,18 @@ function planTarget(context: HostContext): HostPlan {
       return cachingUnderWay(context, row, attempt);
     case 'failed':
       return cachingFailed(context, row, attempt.message);
-    case 'full':
-      return hostFull(context, row);
+    case 'unscheduled':
+      return notScheduled(context, row, attempt.why);
     case 'succeeded':
     default:
       return cachingSucceeded(context, row, attempt);
   }
 }
 
-function hostFull(context: HostContext, row: NodeCacheState): HostPlan {
+function notScheduled(context: HostContext, row: NodeCacheState, why: string | undefined): HostPlan {
   const { now, config } = context.observed;
-  const message = `HostFull: the Job was not scheduled within ${config.cacheTurnSeconds} s`;
+  const cause = why === undefined ? '' : `: ${why}`;
+  const message = `NotScheduled: the Job was not scheduled within ${config.cacheTurnSeconds} s${cause}`;
   if (isLate(row, context.observed)) {
     return cachingFailed(context, row, message);
   }
@@ -247,7 +248,7 @@ function planLeaver(context: HostContext): HostPlan {
       const next = failedRow(row, 'Removing', attempt.message, observed);
       return { row: next, isHeld: true, ...ended('failed'), wakeAt: Date.parse(next.retryAt ?? '') };
     }
-    case 'full':
+    case 'unscheduled':
       return { row: { ...row, triedAt: timestamp(observed.now) }, isHeld: true, ...ended('unscheduled') };
     case 'none':
     default:

@@ -39,6 +39,7 @@ function succeeded(on: string, finishedAt: string, digest: string): CacheJob {
     attempt: '',
     isParked: false,
     isScheduled: true,
+    obstacle: undefined,
     outcome: { kind: 'succeeded', report: { digest: `sha256:${digest}` }, finishedAt },
   };
 }

@@ -9,7 +9,8 @@ import type { Job } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { asksForSlot, holdsSlot, slotsOf } from '../tasks/slots.ts';
-import { PODS_BY_NODE } from '../vm/podstate.ts';
+import { podCondition, PODS_BY_NODE } from '../vm/podstate.ts';
+import { condense, describeTaints } from '../vm/scheduling.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
@@ -50,7 +51,7 @@ export function observeEntry(
   const jobs = sources.jobs.cache
     .byIndex(TASKS_BY_OWNER, uid)
     .filter((job) => !deletedJobs.has(job.metadata.uid ?? ''))
-    .map((job) => cacheJob(job, podsOf(job, sources.taskPods)[0]));
+    .map((job) => cacheJob(sources, job, podsOf(job, sources.taskPods)[0]));
   const known = new Set(jobs.map((job) => job.uid));
   const { imageRef } = entry.spec;
   const image = imageRef && sources.images.cache.get(`${imageRef.namespace}/${imageRef.name}`);
@@ -81,7 +82,7 @@ export function queuedHosts({ status }: ImageCacheEntry): string[] {
   return rows.filter(({ state }) => state === 'Queued').map(({ node }) => node);
 }
 
-function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
+function cacheJob({ nodes }: EntrySources, job: Job, pod: Pod | undefined): CacheJob {
   const { name, uid = '', annotations = {}, creationTimestamp = '' } = job.metadata;
   const type: TaskType = name.startsWith('uncache-') ? 'uncache' : 'cache';
   return {
@@ -93,8 +94,17 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
     attempt: annotations[ATTEMPT_ANNOTATION] ?? '',
     isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
     isScheduled: pod?.spec.nodeName !== undefined,
+    obstacle: pod && obstacleOf(pod, nodes),
     outcome: outcomeOf(job, pod),
   };
+}
+
+/** Returns the scheduler's explanation why the Pod has no host. Undefined if the scheduler has not tried, or has found the host. */
+function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
+  const condition = podCondition(pod, 'PodScheduled');
+  return condition?.status === 'False'
+    ? condense(condition.message ?? '', () => describeTaints(pod, nodes.cache.list().filter(isHost)))
+    : undefined;
 }
 
 /**

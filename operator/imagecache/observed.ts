@@ -28,6 +28,8 @@ export interface CacheJob {
   /** Whether the Job waits for a lost host. The Job removes the image when the host returns. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;
+  /** Explanation of the scheduler, translated for people, why the Job cannot run on the host yet. */
+  readonly obstacle: string | undefined;
   readonly outcome: TaskOutcome;
 }
 

@@ -8,6 +8,7 @@ import { describe, expect, it } from 'vitest';
 import {
   ACTIONS,
   type Action,
+  FULL_HOST,
   LIMIT,
   OF_JOBS,
   type SimulatedJob,
@@ -156,11 +157,12 @@ describe('one host', () => {
 
   it('whose slot is taken before its Job is scheduled lets the next host begin, and waits for a slot', () => {
     const world = new World(1);
-    act(world, 'host-0', 'reconcile', 'reconcile', 'fill');
+    act(world, 'host-0', 'reconcile', 'reconcile', 'fill', 'schedule');
     const { queuedAt } = world.row('host-0') ?? {};
     minutes(world, 1);
     expect(world.row('host-0')).toMatchObject({ state: 'Queued', queuedAt, triedAt: timestamp(world.now) });
-    expect(world.row('host-0')?.message).toMatch(/^HostFull: the Job was not scheduled/);
+    const message = `NotScheduled: the Job was not scheduled within 60 s: ${FULL_HOST}`;
+    expect(world.row('host-0')?.message).toBe(message);
     minutes(world, 2);
     expect([world.jobs, world.row('host-0')?.message]).toEqual([[], FULL]);
   });

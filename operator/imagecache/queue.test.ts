@@ -83,6 +83,7 @@ it('keeps an entry while a host has a Job of it, even if the status has lost the
     attempt: 'of the past',
     isParked: false,
     isScheduled: true,
+    obstacle: undefined,
     outcome: { kind: 'succeeded', report: {}, finishedAt: undefined },
   };
   const entry = { ...observed.entry, metadata: { ...metadata, deletionTimestamp: queuedAt }, status: {} };

@@ -271,6 +271,26 @@ describe('hosts that do not finish', () => {
     await operator.stop();
     await startOperator();
   });
+
+  it('tainted by an admin: wait with the taint in their message, until it is removed', async () => {
+    await operator.stop();
+    await startOperator({ cacheTurnSeconds: 3 });
+    await cluster.kubectl(['taint', 'node', 'host-4', 'example.com/broken=:NoSchedule']);
+    const created = { reference: 'registry.example/tainted:1', targets: { nodes: ['host-4'] } };
+    await entries.create('tainted', created);
+    const message =
+      'NotScheduled: the Job was not scheduled within 3 s: No host is free: 1 tainted example.com/broken';
+    const waiting = await entries.waitFor(
+      'tainted',
+      'the message to name the taint',
+      (entry) => rowOf(entry, 'host-4')?.message === message,
+    );
+    expect(rowOf(waiting, 'host-4')?.state).toBe('Queued');
+    await cluster.kubectl(['taint', 'node', 'host-4', 'example.com/broken-']);
+    await entries.waitUntilCached('tainted', 1);
+    await operator.stop();
+    await startOperator();
+  });
 });
 
 describe('removal', () => {

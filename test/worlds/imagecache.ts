@@ -16,6 +16,8 @@ import { attemptKey } from '../../operator/imagecache/attempt.ts';
 import { mergeDiff } from '../../operator/objects/mergepatch.ts';
 
 export const LIMIT = 3;
+/** The scheduler's explanation for a Job that is for a full host, translated for people. */
+export const FULL_HOST = 'No host is free: 1 without a free berth';
 const REFERENCE = 'registry.example/guest:1';
 const config = parseConfig(
   { cacheJobsPerEntry: LIMIT, cache_job_active_deadline_seconds: 600, hostLostTimeoutSeconds: 300 },
@@ -241,6 +243,7 @@ export class World {
       attempt: attemptKey(start.row),
       isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
       isScheduled: false,
+      obstacle: undefined,
       outcome: { kind: 'waiting', message: '' },
       isRefresh,
       endsAt: this.now + (job.spec.activeDeadlineSeconds ?? 0) * 1000,
@@ -307,7 +310,9 @@ export class World {
     switch (action) {
       case 'schedule':
         if (answers && !((host.isCordoned || host.isFull) && job.type === 'cache')) {
-          this.#replace(job, { isScheduled: true });
+          this.#replace(job, { isScheduled: true, obstacle: undefined });
+        } else if (host?.isFull === true) {
+          this.#replace(job, { obstacle: FULL_HOST });
         }
         break;
       case 'succeed':
