@@ -39,7 +39,7 @@ export type Qcow2Verdict = { virtualSizeBytes: number } | { refusal: string };
 
 export interface Qcow2Rules {
   /**
-   * True if the check accepts a header that names a backing file. The caller must then ensure that all programs that read the disk ignore
+   * True if the check accepts a header that names a backing file. If so, the caller must ensure that all programs that read the disk ignore
    * this name.
    */
   backingIgnored?: boolean;
@@ -137,7 +137,7 @@ function refusalOfNames(head: Buffer, header: Header, { backingIgnored }: Qcow2R
     [names && backingIgnored !== true, `names a backing file (${backingName(head, header)})`],
     [(incompatible & INCOMPATIBLE.dataFile) !== 0n, 'names a data file'],
     [header.encryption !== 0, 'is encrypted'],
-    [header.snapshots !== 0, 'holds snapshots'],
+    [header.snapshots !== 0, 'contains snapshots'],
     [(incompatible & INCOMPATIBLE.corrupt) !== 0n, 'is marked as corrupt'],
     [unknown !== 0n, `needs unknown features (0x${unknown.toString(16)})`],
   ]);

@@ -21,7 +21,7 @@ export function isZero(bytes: Buffer): boolean {
 
 export interface SparseFile {
   file: FileHandle;
-  /** True if the file contained no data before these writes. Blocks of zeros then need not be written. */
+  /** True if the file contained no data before these writes. If so, blocks of zeros need not be written. */
   fresh: boolean;
   /** The same file, opened for direct writes. The bytes of a direct write must be in one of the buffers {@link DirectFile.rooms}. */
   direct?: DirectFile | undefined;

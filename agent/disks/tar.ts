@@ -2,7 +2,7 @@
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
-/** Largest accepted size in bytes of one long name, or of the PAX attributes of one entry. Real values are not longer than path names. */
+/** Size limit, in bytes, of one long name or of the PAX attributes of one entry. In real archives, neither is longer than a path. */
 const EXTENSION_LIMIT_BYTES = 1024 * 1024;
 
 type EntryType = 'file' | 'folder' | 'link' | 'device' | 'sparse' | 'other';
@@ -148,7 +148,7 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/** Parses a number in a header. It is big-endian after the first byte if the first bit is set. Otherwise it is written in octal digits. */
+/** Parses a number in a header. If the first bit is set, the bytes after the first byte are big-endian. Otherwise they are octal digits. */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();

@@ -1,7 +1,7 @@
 /**
- * Cuts Zstandard content into pieces that do not go beyond the end of a frame. The reason is that Node's decoder stops at the end of a
- * frame. If the same write contains more bytes, the decoder drops these bytes without an error. The content can have several frames, and
- * some of them can be skippable frames. The frame format is in RFC 8878, section 3.
+ * Cuts Zstandard content into pieces that do not go beyond the end of a frame. Node's decoder needs such pieces, because it stops at the
+ * end of a frame. If a write contains bytes after this end, the decoder drops them without an error. The content can have several frames,
+ * and some of them can be skippable frames. The frame format is in RFC 8878, section 3.
  */
 import { Transform, type TransformCallback } from 'node:stream';
 import { constants, createZstdDecompress, type ZstdDecompress } from 'node:zlib';

@@ -141,7 +141,8 @@ export class Publisher {
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
     await this.protectFolder();
     try {
-      // A partial file is left if the agent was killed. Without root, the agent cannot write to it, because the file can be read-only.
+      // If the agent was killed, a partial file is left. This file is removed, because it can be read-only, and an agent that is not root
+      // cannot overwrite a read-only file.
       await rm(partial, { force: true });
       // A raw disk cannot name other files, so the conversion reads only this disk.
       await convertToQcow2(disk.path, partial, signal);

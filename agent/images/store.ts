@@ -1,4 +1,4 @@
-/** The store of images of one host. A caller gets a checked file of an image. The store keeps this file as long as the caller needs it. */
+/** The image store of one host. It gives a caller a checked file of an image, and keeps this file as long as the caller needs it. */
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
@@ -54,7 +54,7 @@ export interface ImageStore {
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** Records that a machine was cloned from this file. The agent calls this function at its start for machines that already exist. */
   adopt(holder: Holder, path: string): void;
-  /** Records that the holder has completed its clone. It still needs the file, but {@link remove} no longer waits for it. */
+  /** Records that the holder has completed its clone. The holder still needs the file, but {@link remove} no longer waits. */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
@@ -79,8 +79,8 @@ export interface ImageStore {
   /** Calls `listener` when `images()` changes. */
   onChange(listener: () => void): void;
   /**
-   * Removes unneeded images and abandoned fetches once a minute, until the signal aborts. Call this function after {@link adopt}. Before,
-   * the store does not know which images the machines of this host need.
+   * Removes unneeded images and abandoned fetches once a minute, until the signal aborts. Call this function only after {@link adopt},
+   * because otherwise the store does not know which images the machines of this host need.
    */
   startTidying(signal: AbortSignal): void;
 }

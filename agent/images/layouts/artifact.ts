@@ -27,8 +27,9 @@ import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
 /**
- * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes of the configuration. The
- * rest of the limit is for chunks that repeat the content of another chunk.
+ * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes of the configuration.
+ * Chunks with the same content share a layer, but each chunk has an entry of its own in the configuration. The rest of the limit is for
+ * these entries.
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
@@ -143,15 +144,15 @@ async function pull(
 }
 
 /**
- * Entries of the journal that are being written, at most one for each worker. A worker need not wait for its entry: it fetches its next
- * chunk while the entry of its previous chunk is written to the disk.
+ * Entries of the journal that are being written, at most one for each worker. While the entry for a chunk is written to the disk, the
+ * worker already fetches its next chunk.
  */
 class Notes {
   readonly #byWorker = new Map<number, Promise<void>>();
 
   /**
-   * Remembers the worker's new entry. Resolves when the worker's previous entry is on the disk. @throws Error when the previous entry could
-   * not be written.
+   * Remembers the worker's new entry without waiting for its write. Waits only until the worker's previous entry is on the disk, so that
+   * the worker continues with at most one unfinished entry. @throws Error when the previous entry could not be written.
    */
   async add(worker: number, entry: Promise<void>): Promise<void> {
     const before = this.#byWorker.get(worker);

@@ -32,8 +32,8 @@ export interface BlobSource {
 /**
  * Fetches a blob to the file `path` and verifies it. During the transfer, `read` receives the bytes in order, while they arrive. The
  * function returns the result of `read` only after the blob is verified. `name` identifies the blob's parts in the journal, so that a later
- * call can continue. If the digest is wrong and `read` also fails, the function throws the error about the digest. The reason is that wrong
- * bytes can cause the failure of `read`.
+ * call can continue the transfer. If the digest is wrong and `read` also fails, the function throws the error about the digest, because
+ * wrong bytes can make `read` fail.
  *
  * @throws ReasonedError `DigestMismatch` when the digest differs; otherwise the error of the transfer or of `read`.
  */
@@ -197,8 +197,8 @@ export async function* streamOf(
 }
 
 /**
- * Fetches a blob with a single request, writes it to the file `path`, verifies it and syncs the file. Use it only for blobs that are much
- * smaller than a disk.
+ * Fetches a blob with a single request, writes it to the file `path`, verifies it and syncs the file. Use this function only for blobs that
+ * are much smaller than a disk.
  */
 export async function saveBlob(source: BlobSource, path: string, options: PullOptions): Promise<void> {
   const file = await open(path, 'w', 0o600);

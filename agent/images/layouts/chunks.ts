@@ -57,8 +57,8 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
 }
 
 /**
- * Copies content from a file of this host to `to`. Returns false when the file was removed or is too short, or when the digest of the copied
- * bytes differs from `rawDigest`. In this case, `to` can contain wrong bytes.
+ * Copies content from a file of this host to `to`. Returns false when the file was removed or is too short, or when the digest of the
+ * copied bytes differs from `rawDigest`. When the result is false, `to` can contain wrong bytes.
  */
 export async function copyLocal(
   from: { path: string; offset: number },

@@ -2,8 +2,8 @@
  * Pulls disks from container images. In one of its layers, such an image has one file (qcow2 or raw) directly below /disk.
  *
  * The agent reads the layers from the uppermost layer down. The first layer with a file directly below /disk provides the disk, and this
- * file must be the only one there. The agent does not fetch the layers below this layer. A layer can hide a file of lower layers by a
- * whiteout of the file or of /disk, or by an opaque /disk. The agent ignores hidden files.
+ * file must be the only one there. The agent does not fetch the layers below this layer. A layer can contain a marker that hides files of
+ * lower layers: a whiteout of one file or of /disk, or a marker that makes /disk opaque. The agent ignores hidden files.
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -38,8 +38,8 @@ const CONFIG_TYPES = new Set([
 /** Size limit of an image configuration in bytes. Even the configurations of very large images have only a few dozen KiB. */
 const CONFIG_LIMIT_BYTES = 1024 * 1024;
 /**
- * Largest accepted number of layers of an image. The limit exists because each layer costs requests and time. Programs that build container
- * images allow fewer layers.
+ * Largest accepted number of layers of an image. The limit exists because each layer costs requests and time. Ordinary images are not
+ * affected, because programs that build container images allow fewer layers.
  */
 const LAYER_LIMIT = 128;
 

@@ -7,8 +7,8 @@ import { printable } from '../oci/manifests.ts';
 import { planTart } from './tart.ts';
 
 /**
- * Layouts in the order in which they are tried. The layout of container images comes last. The layers of container images can contain
- * anything, so this layout could also accept images of other layouts.
+ * Layouts in the order in which they are tried. The layout of container images comes last. It allows any content in layers, so it could
+ * also accept images that have one of the other layouts.
  */
 const LAYOUTS: readonly PlanPull[] = [planArtifact, planTart, planContainerDisk];
 /** The message about an unknown manifest shows at most this number of characters of the manifest's media types. */

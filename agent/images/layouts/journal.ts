@@ -10,8 +10,8 @@ const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
 export interface Journal {
   /**
-   * True if this call of {@link openJournal} began the work. If an earlier call began the work, the value is false, and the files might
-   * already have content.
+   * True if the work began with the call of {@link openJournal} that returned this journal. If an earlier call began the work, the value is
+   * false, and the files might already have content.
    */
   readonly fresh: boolean;
   has(entry: string): boolean;
@@ -29,7 +29,8 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
   const lines = await linesOf(path);
   if (lines?.[0] === key) {
     const file = await open(path, 'a', 0o600);
-    // If the agent was killed during a write, the last line is incomplete. It is removed, because the next entry would be appended to it.
+    // If the agent was killed during a write, the last line is incomplete. This line is removed. Otherwise the next entry would be appended
+    // to it.
     await file.truncate(lines.reduce((length, line) => length + Buffer.byteLength(line) + 1, 0));
     return new FileJournal(file, lines.slice(1), false);
   }

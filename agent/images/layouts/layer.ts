@@ -13,8 +13,8 @@ export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 /** Bytes that are written at a time. */
 const WRITE_BYTES = 1024 * 1024;
 /**
- * Largest number of entries in the archive of a layer. Layers with disks have only a few entries. The limit protects the agent, because a
- * compressed entry takes almost no space, but the agent needs about 30 µs to read it.
+ * Largest number of entries in the archive of a layer. Layers with disks have only a few entries. Without the limit, a small hostile layer
+ * could keep the agent busy for a long time: a compressed entry takes almost no space, but the agent needs about 30 µs to read it.
  */
 const ENTRIES_LIMIT = 200_000;
 /** Largest number of files below /disk that one layer may hide in lower layers. A correct image has only one file there. */
@@ -40,7 +40,7 @@ export interface Covering {
 /** Largest number of unpacked bytes that all layers of an image may have together. */
 export interface Allowance {
   readonly limitBytes: number;
-  /** Part of `limitBytes` that the layers read so far have not used. */
+  /** Bytes that remain of `limitBytes` for the layers that were not read yet. */
   leftBytes: number;
 }
 

@@ -154,8 +154,8 @@ async function publishChunks(
   const rooms = Array.from({ length: workers }, () => new Room(length));
   const places = new Map<number, Layer>();
   /**
-   * Layers that are published or being published. The key is the digest of the layer's uncompressed content. Thus content that two chunks
-   * share is sent only once, even if both chunks are processed at the same time.
+   * Layers that are already published, or whose upload is under way. The key is the digest of the layer's uncompressed content. Thus
+   * content that two chunks share is sent only once, even if both chunks are processed at the same time.
    */
   const layers = new Map<string, Promise<Layer>>();
   let reported = 0;

@@ -26,14 +26,14 @@ export interface PullPlan {
   downloadBytes: number;
   /**
    * Number of bytes that the disk and its temporary files need on the host. If the layout states the size of the disk, the number is an
-   * upper limit. Otherwise it is a lower estimate, and the host's file system can become full during the pull.
+   * upper limit. Otherwise the pull can need more bytes than this, and the host's file system can become full during the pull.
    */
   roomBytes: number;
   /**
    * Fetches and verifies `target.disk`. Continues the work of an interrupted call. Does nothing when an earlier call has finished.
    *
-   * @throws ReasonedError, or an error about the host's disk or the fetched disk. {@link asReasonedError} converts this error to a
-   * ReasonedError.
+   * @throws ReasonedError, or an error about the host's disk or the fetched disk. {@link asReasonedError} converts an error about a disk to
+   * a ReasonedError.
    */
   run(target: PullTarget, options: PullOptions): Promise<void>;
 }
@@ -43,8 +43,8 @@ export interface PullOptions {
   /** Called with the number of bytes downloaded since the last call. */
   onBytes: (count: number) => void;
   /**
-   * Called with a number of bytes that need not be downloaded, because an earlier call downloaded them or this host has their content.
-   * These bytes are included in `downloadBytes`.
+   * Called with a number of bytes that need not be downloaded, because an earlier call of `run` downloaded them, or because this host
+   * already has their content. These bytes are included in `downloadBytes`.
    */
   onSpared?: (count: number) => void;
   lookup?: ContentLookup | undefined;

@@ -1,7 +1,7 @@
 /**
- * VM images that Tart publishes. The disk is cut into layers. Each of these layers is one LZ4 stream. Its annotations contain the size and
- * the digest of the uncompressed content. Two other layers contain the configuration and the NVRAM of the machine. The pull saves the
- * configuration as `config.json` and the NVRAM as `nvram.bin`.
+ * Pulls VM images that Tart published. The disk is cut into layers. Each of these layers is one LZ4 stream, and its annotations contain the
+ * size and the digest of its uncompressed content. Two other layers contain the configuration and the NVRAM of the machine. The pull saves
+ * the configuration as `config.json` and the NVRAM as `nvram.bin`.
  */
 import { createHash } from 'node:crypto';
 import { constants, open, writeFile } from 'node:fs/promises';
@@ -250,8 +250,8 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // This pause lets other work run. The code does not write zeros, so it does not wait for the disk during a long run of zeros. Without
-    // the pause, a long run of zeros would block other work.
+    // This pause lets other work run. Zeros need not be written, so the code might not wait for the disk while it decodes many zeros.
+    // Without the pause, the decoding would then block all other work.
     await turn();
   }
 }

@@ -84,8 +84,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the image with this name. Two images have the name if the agent crashed while it moved the name from one to the other. In this
-   * case, the function returns the image that was used last.
+   * Returns the image with this name. If the agent crashed while it moved a name from one image to another, both images can have the name.
+   * In this case, the function returns the image that was used last.
    */
   byName(name: string, architecture: Asked['architecture']): Stored | undefined {
     return this.all()
@@ -109,7 +109,7 @@ export class Catalog {
     return stored;
   }
 
-  /** Records the present time as the time of the image's last use, because a holder no longer needs the image. */
+  /** Sets the time of the image's last use to the present time. Call this function when a holder no longer needs the image. */
   async released(stored: Stored): Promise<void> {
     stored.usedAt = Date.now();
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
@@ -210,8 +210,9 @@ export class Catalog {
   }
 
   /**
-   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. Both
-   * groups are sorted by size, and then by name. The order does not depend on the times of the last use.
+   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. Within
+   * these images, and within the others, larger images come first. Images of equal size are in the order of their names. The times of the
+   * last use do not matter.
    */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({

@@ -76,8 +76,8 @@ export class Importing {
 
   /**
    * Runs the import that `plan` returns. Callers that use the same source and state the same format at the same time share one import.
-   * `source` names the content and its source, so that a later call finds the files of an earlier attempt. A shared import can fail because
-   * of the credentials or architecture of the caller that began it. In this case, each waiting caller tries again.
+   * `source` is a text that names the content and its origin. By this text, a later call finds the files of an earlier attempt. A shared
+   * import can fail because of the credentials or architecture of the caller that began it. In this case, each waiting caller tries again.
    *
    * @throws ReasonedError when the import fails, or the signal's reason when the signal aborts.
    */

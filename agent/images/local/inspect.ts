@@ -17,7 +17,10 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 /** Exit code of qemu-img when it cannot use an image. */
 const REFUSED_EXIT_CODE = 1;
-/** Signals with which a program ends because of a fault in itself. The content of the image caused this fault. */
+/**
+ * Signals that end a program because the program itself failed, for example because it read a wrong address. If such a signal ends
+ * qemu-img, the content of the image is the cause.
+ */
 const CRASHES: ReadonlySet<string | undefined> = new Set([
   'SIGABRT',
   'SIGTRAP',
@@ -130,8 +133,9 @@ async function infoOf(
 }
 
 /**
- * Returns whether qemu-img refused the image. A hostile image can also make qemu-img crash, or run or write without end. All other failures
- * are failures of this host. For example, qemu-img is not installed, or the host killed it because there was too little memory.
+ * Returns whether the image caused the failure of qemu-img. qemu-img refuses an unusable image. A hostile image can also make qemu-img
+ * crash, run forever, or write without end. All other failures are failures of this host. For example, qemu-img is not installed, or the
+ * host killed it because there was too little memory.
  */
 function isRefusal(error: unknown): error is ProgramError {
   return (

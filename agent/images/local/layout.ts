@@ -4,7 +4,7 @@
  * - `sha256/<hex>/`: an image of a registry. `<hex>` is the digest of its manifest. If the image is for one namespace alone, `<hex>` is a
  *   hash of this digest and the namespace. The folder contains `disk`, `image.json` and, if the image's layout has chunks, `chunks.json`.
  *   A folder without `image.json` is not an image.
- * - `file/<hex>/`: an image fetched over http. `<hex>` is the sha256 of the downloaded file. The folder contains the same files.
+ * - `file/<hex>/`: an image fetched over http. `<hex>` is the sha256 of the downloaded file. The folder contains `disk` and `image.json`.
  * - `shared/<hex>/`: the `image.json` of a file that is used without a copy. `<hex>` is a hash of the file's path and content.
  * - `partial/<hex>/`: an unfinished fetch. It stays after a restart of the agent, so that it can be resumed.
  * - `trash/`: files that are being removed.

@@ -40,7 +40,10 @@ interface Claim {
 }
 
 export interface Watched {
-  /** Signal that aborts when the host's disk becomes full, which is possible despite the reservation. */
+  /**
+   * Signal that aborts when the caller aborts the work, or when the host's disk becomes full. The disk can become full despite the
+   * reservation.
+   */
   signal: AbortSignal;
   /**
    * Reserves disk space for all bytes of the work. The work calls this function when its total number of bytes becomes known.
@@ -94,7 +97,7 @@ export class Space {
     }
   }
 
-  /** Runs `work`. Meanwhile, the folder of a fetch is not removed to free disk space. In contrast to {@link within}, reserves no space. */
+  /** Runs `work`. While `work` runs, the folder of a fetch is not removed to free disk space. Unlike {@link within}, reserves no space. */
   async keeping<T>(folder: string, work: () => Promise<T>): Promise<T> {
     const claim = { folder, bytes: 0 };
     // The claim waits in the queue, because a removal that is under way might have chosen this folder already.
@@ -152,7 +155,8 @@ export class Space {
 
   /**
    * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
-   * The budget is for images only. A task outside the folder of the images neither needs it nor takes from it.
+   * The configured budget limits only claims in the folder of the images. Claims of tasks in other folders are not limited by the budget,
+   * and do not reduce it.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
     const others = [...this.#claims].filter((other) => other !== claim);

@@ -86,9 +86,9 @@ export class Addresses {
   }
 
   /**
-   * Returns a connector for undici. The connector looks up a host name only once, and uses only the addresses that it checked. The reason
-   * is that a second look-up could return other addresses. If the rules refuse an address, the connection fails with a ReasonedError before
-   * anything is sent.
+   * Returns a connector for undici. The connector looks up a host name only once, and uses only the addresses that it checked, because a
+   * second look-up could return other addresses. If the rules refuse an address, the connection fails with a ReasonedError before anything
+   * is sent.
    */
   connector(options: buildConnector.BuildOptions): buildConnector.connector {
     const connectAnywhere = buildConnector(options);

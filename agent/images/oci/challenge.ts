@@ -3,7 +3,10 @@
 export interface Challenge {
   /** Name of the scheme in lower case: `basic`, `bearer`. */
   scheme: string;
-  /** Parameters by their names in lower case. If a name occurs twice, the map has its first value. */
+  /**
+   * Values of the parameters. The keys are the names of the parameters in lower case. If a name occurs twice, the map contains the first
+   * value.
+   */
   parameters: ReadonlyMap<string, string>;
 }
 

@@ -28,7 +28,10 @@ const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.i
 interface Key {
   host: string;
   port: string;
-  /** Segments of the path in the key. The credential is valid only for repositories whose path begins with these segments. */
+  /**
+   * Segments of the path that follows the host in the name of the entry. The credential is valid only for repositories whose path begins
+   * with these segments.
+   */
   path: string[];
   credential: Credential;
 }
@@ -58,12 +61,15 @@ export class Keyring {
         texts.length === 1 ? 'The Docker config' : `Docker config ${index + 1} of ${texts.length}`;
       return readConfig(text, which);
     });
-    // The sort is stable: if two keys compare as equal, the key of the earlier text comes first.
+    // The sort is stable: if two entries are equally specific, the entry of the earlier file comes first.
     keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
     return new Keyring(keys, insecure);
   }
 
-  /** Returns the data of an insecure connection to a registry. Returns undefined if the connection to this registry must be secure. */
+  /**
+   * Returns the scheme and the namespace for an insecure connection to a registry. Returns undefined if the connection to this registry
+   * must be secure.
+   */
   routeTo(registry: string): InsecureRoute | undefined {
     const { namespace = '', servers = [] } = this.#insecure ?? {};
     const server = servers.find((one) => one.registry === registry);
@@ -72,7 +78,7 @@ export class Keyring {
 
   /**
    * Returns the credentials that fit a repository, the most specific first. Credentials with a longer path come first. If the paths have
-   * the same length, exact hosts come before patterns.
+   * the same length, credentials for an exact host come before credentials for a pattern of hosts.
    */
   candidates(registry: string, repository: string): Credential[] {
     const asked = splitHost(registry.toLowerCase());
@@ -164,8 +170,8 @@ function readAuth(auth: string, where: string): Credential {
 }
 
 /**
- * Reads a key of `auths`: `host`, `host:port` or `host/path`. The function ignores a prefix (`https://`) and a path (`/v1`, `/v2`) that
- * Docker can add.
+ * Reads the name of an entry of `auths`: `host`, `host:port` or `host/path`. The function ignores a prefix (`https://`) and a path (`/v1`,
+ * `/v2`) that Docker can add.
  */
 function readKey(name: string): Omit<Key, 'credential'> {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
@@ -185,7 +191,10 @@ function isGlob(key: Key): boolean {
   return key.host.includes('*');
 }
 
-/** Returns whether a key fits a host and its port. In a key, a star matches any text within one label of the host's name. */
+/**
+ * Returns whether the host and port of an entry fit the host and port of a registry. A star in the entry's host matches any text within one
+ * label of the registry's host.
+ */
 function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
   if (key.port !== asked.port) {
     return false;

@@ -102,8 +102,9 @@ export class Attempts {
   }
 
   /**
-   * Records that the transfer has reached a position. After 1 MiB, the count of failed tries restarts. If a transfer begins again, it must
-   * get beyond its earlier position. Otherwise a server that always breaks off at the same position could prolong it forever.
+   * Records that the transfer has reached a position. Each time the transfer is 1 MiB further, the count of failed tries restarts. If a
+   * transfer begins again, bytes that it receives for the second time do not count. Otherwise a server that always breaks off at the same
+   * position could prolong the transfer forever.
    */
   reached(position: number): void {
     if (position - this.#countedFrom < PROGRESS_BYTES) {

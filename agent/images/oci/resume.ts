@@ -84,7 +84,7 @@ async function* read(
 
 /**
  * Requests the rest of a range. Returns the response, and the number of bytes to skip at its beginning. Each try sends its request to the
- * registry, even if a storage server sent the earlier bytes. The reason is that the URLs of storage servers are valid for minutes only.
+ * registry, even if a storage server sent the earlier bytes, because the URLs of storage servers are valid for minutes only.
  */
 async function open(
   session: Session,

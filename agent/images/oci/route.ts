@@ -1,8 +1,8 @@
 /**
  * Insecure connections to a registry, which do not prove the identity of the registry. A namespace can allow insecure connections for its
  * own Pods. On such a connection, an attacker in the network can choose which image a tag names, and who has access to the image. Therefore
- * all data from such a connection is stored under names that contain the namespace. Requests over a secure connection do not find these
- * names.
+ * all data from such a connection is stored under names that contain the namespace. Requests over a secure connection never use such names,
+ * so they do not find this data.
  */
 import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
 

@@ -17,7 +17,7 @@ const CONNECT_TIMEOUT_MILLISECONDS = 15_000;
  * gigabytes before it answers.
  */
 const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
-/** If a transfer brings no data for this time in milliseconds, the agent aborts it. The transfer is then resumed. */
+/** Time in milliseconds without data after which the agent aborts a transfer. The agent then resumes the transfer. */
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /**
  * Largest number of connections to each server. Four connections are enough to fully use a host with 2 cores. The limit is higher, because
@@ -94,7 +94,7 @@ export class Transport {
   }
 
   /**
-   * Sends a request, follows its redirects, and returns the answer with any status.
+   * Sends a request, follows its redirects, and returns the answer, whatever its status is.
    *
    * @throws ReasonedError or TransientError when no answer comes.
    */

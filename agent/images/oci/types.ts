@@ -1,4 +1,4 @@
-/** TypeScript types of an OCI registry (distribution spec 1.1). The other parts of the agent use these types. */
+/** TypeScript types with which the other parts of the agent use OCI registries (distribution specification 1.1). */
 import type { Readable } from 'node:stream';
 
 /** A piece of content, identified by its digest. */

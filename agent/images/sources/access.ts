@@ -12,16 +12,16 @@ import type { Repository } from '../oci/types.ts';
 
 /**
  * Time in milliseconds for which the agent relies on a registry's permission without a new request. Within this time, further deployments
- * from the same repository send no request. After this time, the agent asks the registry again. Revoked credentials then no longer give
- * access to images on this host. The same applies if the repository became private.
+ * from the same repository send no request. After this time, the agent asks the registry again. The answer shows whether the credentials
+ * were revoked or the repository became private in the meantime.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 /** Largest number of remembered permissions. If there are more, the agent forgets the oldest permission and must request it again. */
 const REMEMBERED_LIMIT = 4_096;
 
 /**
- * Reasons of the errors that a request without credentials for a private image can cause. `ImageNotFound` is among them, because some
- * registries answer that a private image does not exist.
+ * Reasons of the errors that a request for a private image can cause if the request contains no credentials. `ImageNotFound` is among them,
+ * because some registries answer that a private image does not exist.
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
@@ -95,7 +95,7 @@ export class Access {
   /**
    * Returns whether everybody still has the right to read a manifest. Call this function only for repositories that everybody could read at
    * the last check. The result is false only if the registry refuses access. If the registry cannot be reached, the function relies on the
-   * registry's previous answer. The agent then sends no new request for {@link REMEMBERED_MILLISECONDS}.
+   * registry's previous answer. The agent sends the next request no sooner than {@link REMEMBERED_MILLISECONDS} after such a failure.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     if (this.isKnown(reference)) {
@@ -125,8 +125,8 @@ function credentialsFor(
 }
 
 /**
- * Returns the key under which a permission is remembered. For an insecure connection, the key contains the namespace. Other namespaces must
- * not rely on the answer of a registry that did not prove its identity.
+ * Returns the key under which a permission is remembered. For an insecure connection, the key contains the namespace, because other
+ * namespaces must not rely on the answer of a registry that did not prove its identity.
  */
 function keyOf(
   { registry, repository }: Reference,

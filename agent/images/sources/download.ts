@@ -38,7 +38,7 @@ export interface DownloadOptions {
 
 /**
  * Fetches `url` to the file `path`, verifies it and syncs it. Callers must not use the file before the promise resolves. When the promise
- * rejects, the fetched bytes and `PATH.source` stay for the next call, unless the digest is wrong.
+ * rejects, the fetched bytes and the data about them (`PATH.source`) stay for the next call, unless the digest is wrong.
  *
  * @throws ReasonedError when the download fails or its digest differs.
  */
@@ -132,7 +132,7 @@ class Download {
 
   async #fetch(): Promise<void> {
     const { options } = this.#parts;
-    // The existing bytes can belong to another version of the file. So progress is counted from the beginning of the file.
+    // If the existing bytes belong to another version, the download begins again. So progress counts from the beginning of the file.
     const attempts = new Attempts();
     for (;;) {
       try {

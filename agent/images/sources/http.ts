@@ -1,7 +1,7 @@
 /**
  * Images from web servers. An image on this host is reused only for URLs from which it was fetched before. For another URL, the agent
- * fetches the image again. The reason is that the statuses of Nodes show the digests of images. A user who knows only the digest of another
- * user's image must not get the image.
+ * fetches the image again. Otherwise a user who knows only the digest of another user's image could get this image. Such digests are not
+ * secret, because the statuses of Nodes show them.
  */
 import { createHash } from 'node:crypto';
 import { rename, rm, stat } from 'node:fs/promises';

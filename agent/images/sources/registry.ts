@@ -94,7 +94,8 @@ export class RegistrySource {
         return stored;
       });
     } catch (error) {
-      // This error means that the tag might now name another image. So the registry must resolve the tag.
+      // The registry no longer finds the digest of the stored image. The tag might now name another image, so the registry must resolve the
+      // tag.
       if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }
@@ -241,7 +242,7 @@ export class RegistrySource {
     };
   }
 
-  /** Returns the chunks of a disk. Returns none if the table cannot be read, because a table only saves a download. */
+  /** Returns the chunks of a disk. If their table cannot be read, returns an empty list. More bytes are then downloaded. */
   async #chunksIn(folder: string): Promise<Chunk[]> {
     try {
       return await readChunkTable(folder);
@@ -265,7 +266,7 @@ export class RegistrySource {
         resolve(true);
       }
     });
-    // An answer or failure after the time limit has no effect on this result. A late answer is stored for later pulls.
+    // An answer or failure after the time limit has no effect on this result, but a late answer is stored for later pulls.
     Promise.all(asked).then(() => resolve(false), reject);
     try {
       return await promise;
