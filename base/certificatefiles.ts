@@ -1,4 +1,4 @@
-/** Settings for the certificate of a server. The configuration files of the operator and of the HTTP API contain them. */
+/** Settings for the certificate of a server. The configuration files of the operator and of the HTTP API contain these settings. */
 import * as z from 'zod';
 
 /** Paths of PEM files. Set both paths or none. */
@@ -8,8 +8,8 @@ export interface CertificateFiles {
 }
 
 /**
- * Returns these settings as fields for a zod schema. The caller must also add the check {@link areFilesTogether} to the schema. The
- * parameter `dnsNames` is the default value of the field `dnsNames`.
+ * Returns the settings for the certificate of a server as fields for a zod schema. {@link areFilesTogether} is a check that the caller must
+ * also add to the schema. The parameter `dnsNames` is the default value of the field `dnsNames`.
  */
 export function certificateFields(dnsNames: string[]) {
   return {

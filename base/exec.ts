@@ -61,7 +61,7 @@ export class ProgramError extends Error {
   readonly code: string | undefined;
   /** Signal that ended the program. It is undefined if the program ended by itself or was not started. */
   readonly killedBy: NodeJS.Signals | undefined;
-  /** Limit of the call that the program exceeded, so that it was killed. It is undefined if the program failed for another reason. */
+  /** The limit, time or output, that the program exceeded. Undefined if the program failed for another reason. */
   readonly exceeded: 'time' | 'output' | undefined;
 
   constructor(
@@ -87,7 +87,10 @@ export interface RunningProgram {
   end: () => void;
 }
 
-/** Child process. If this process has no free file descriptors, Node.js creates the child without pipes, and the child fails. */
+/**
+ * Child process whose pipes can be undefined. If this process has no free file descriptors, Node.js creates the child without pipes, and
+ * the child fails.
+ */
 type Child = Omit<ChildProcessByStdio<Writable | null, Readable, Readable>, 'stdout' | 'stderr'> & {
   stdout: Readable | undefined;
   stderr: Readable | undefined;
@@ -102,8 +105,8 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   const ended = endOf(child, o.name ?? program, timeoutMilliseconds).finally(() => {
     signal?.removeEventListener('abort', end);
   });
-  // The program can fail while the caller still reads the output and does not wait for `ended` yet. This line prevents an unhandled
-  // rejection.
+  // The program can fail while the caller still reads the output and does not wait for `ended` yet. Without this line, the failure would be
+  // an unhandled rejection.
   ended.catch(() => undefined);
   // If a program ends before it has read its whole input, the write to its input fails. This error is ignored, because the
   // program's standard error has the reason.

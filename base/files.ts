@@ -8,7 +8,10 @@ import { withReserve } from './reserve.ts';
 
 /** File mode: only the owner is allowed to read and write the file. */
 const MODE = 0o600;
-/** Time limit to remove folders. A program of Berth makes few files in a folder, but a hostile user of a folder can make millions. */
+/**
+ * Time limit in milliseconds for the removal of folders. A program of Berth makes few files in a folder, but a hostile user of a folder can
+ * make millions.
+ */
 const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 
 /** The last requested write of each path. It can be queued, under way or finished. */
@@ -19,7 +22,7 @@ const lastWrites = new Map<string, Promise<void>>();
  * one. If several writes of a path overlap, the content of the last call stays. The folder must exist. If the disk is full and the file
  * system has a reserve of disk space (reserve.ts), the write uses the reserve.
  *
- * @throws Error of the system when the write fails. The old content then stays.
+ * @throws Error of the system when the write fails. After a failure, the file still has its old content.
  */
 export async function writeWhole(path: string, content: string | Uint8Array, mode = MODE): Promise<void> {
   const before = lastWrites.get(path);

@@ -15,7 +15,8 @@ const reserves = new Map<number, string>();
 
 /**
  * Creates or refills the reserve file on the file system that contains `folder`. The folder must exist. If the file system has too little
- * space, the reserve takes all that is left. Therefore call this function again from time to time.
+ * space, the reserve file takes all the space that is left. Call this function from time to time, so that the file grows to its full size
+ * when there is space again.
  *
  * @throws Error of the system, except when the disk is full.
  */

@@ -12,7 +12,7 @@ export class SingleFlight<T> {
    * Begins the work of a key, or joins the work if it is under way. Returns the result. `joined` is false for the caller that began the
    * work.
    *
-   * @throws the reason of `signal` when `signal` aborts. The work then continues if other callers wait for it.
+   * @throws the reason of `signal` when `signal` aborts. The work itself continues if other callers wait for its result.
    */
   async join(
     key: string,

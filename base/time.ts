@@ -1,4 +1,4 @@
-/** Waits, and formats times as Kubernetes does. */
+/** Functions that wait, and functions that format times in the form that Kubernetes uses. */
 import { setTimeout as delay } from 'node:timers/promises';
 
 /** Longest time of a timer in Node.js, in milliseconds. A longer timer fires after 1 ms. */

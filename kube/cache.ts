@@ -2,7 +2,10 @@
 import type { Logger } from 'pino';
 import { type KubeObject, keyOf } from './objects.ts';
 
-/** Change of the cache. If an object was deleted and created again with the same name, the cache reports `deleted` and then `added`. */
+/**
+ * Change that a cache reports to its readers. If an object was deleted and created again with the same name, the cache reports `deleted`
+ * and then `added`.
+ */
 export interface Change<T> {
   type: 'added' | 'updated' | 'deleted';
   /** State of the object after the change. For the type `deleted`, it is the object's last known state. */
@@ -124,7 +127,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     this.#emit({ type: 'deleted', object, previous });
   }
 
-  /** Deletes the cached objects whose keys are not in `seen`. `seen` has the keys of all objects that the API server returned. */
+  /** Deletes the cached objects whose keys are not in `seen`. `seen` contains the keys of all objects that the API server returned. */
   retain(seen: ReadonlySet<string>): void {
     for (const key of this.#objects.keys()) {
       if (!seen.has(key)) {
@@ -161,7 +164,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  /** Applies the transform. If it throws, the object is kept as it is, so that one object does not stop the watch. */
+  /** Applies the transform. If the transform throws, the object is kept as it is, so that one object does not stop the watch. */
   #transformed(object: T): T {
     try {
       return this.#transform(object);
@@ -205,7 +208,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
 
 /**
  * Whether cached objects are frozen, so that an attempt to change them throws an error. It is true only in tests, because freezing takes a
- * tenth of the operator's CPU time. The mutation detector of client-go finds such changes, too.
+ * tenth of the operator's CPU time. client-go has a mutation detector for the same purpose.
  */
 const GUARDED = process.env['NODE_ENV'] === 'test';
 
@@ -216,7 +219,10 @@ function guard(object: object): void {
   }
 }
 
-/** Freezes an object at all levels. `for in` takes half the time of a loop over the values, because it creates no list of them. */
+/**
+ * Freezes an object at all levels. A `for in` loop takes half the time of a loop over a list of the values, because no list must be
+ * created.
+ */
 function deepFreeze(value: object): void {
   for (const key in value) {
     const child = (value as Record<string, unknown>)[key];

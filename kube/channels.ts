@@ -23,10 +23,13 @@ const MESSAGE_BYTES = 1024 * 1024;
 /** Length in bytes of the longest message that is sent, without the number of the channel. client-go has the same limit. */
 const SENT_BYTES = 32 * 1024;
 /**
- * Largest number of bytes that wait in one direction of a channel. While a channel is full, this process does not read from the connection.
+ * Size in bytes of the buffer for each direction of a channel. While the buffer for received bytes of any channel is full, this process
+ * does not read from the connection.
  */
 const BUFFERED_BYTES = 64 * 1024;
-/** Interval in milliseconds between two pings. Without pings, proxies would close a connection without data after about a minute. */
+/**
+ * Interval in milliseconds between two pings. They keep the connection open: proxies close a connection after about a minute without data.
+ */
 const PING_MILLISECONDS = 20_000;
 /** Number of pings without an answer after which the connection counts as lost. */
 const LOST_PINGS = 3;
@@ -37,7 +40,7 @@ const END_CHANNEL = 255;
 export interface ChannelsEnd {
   /** Close code of the WebSocket. 1006 means that the peer sent no close message. */
   readonly code: number;
-  /** Error of the connection. */
+  /** Last error of the connection. Absent if there was no error. */
   readonly error?: Error;
 }
 
@@ -47,8 +50,8 @@ export interface ChannelsRequest extends UpgradeRequest {
 }
 
 /**
- * Connects to the path. @throws ApiError when the server refuses, the signal's reason when the signal aborts, DeadlineError when no answer
- * comes in time, or the network's error when the connection fails.
+ * Opens a WebSocket to the path. @throws ApiError when the server refuses, the signal's reason when the signal aborts, DeadlineError when
+ * no answer comes in time, or the network's error when the connection fails.
  */
 export async function openChannels(
   connection: Connection,
@@ -87,7 +90,7 @@ export async function openChannels(
 
 /** The channels of one connection. */
 export class Channels {
-  /** Resolves when the connection has ended. All channels then end, but a reader can still read the data that has arrived. */
+  /** Resolves when the connection has ended. All channels end with it, but a reader can still read the data that has arrived. */
   readonly ended: Promise<ChannelsEnd>;
   readonly #socket: WebSocket;
   readonly #hasEnds: boolean;

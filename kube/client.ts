@@ -57,9 +57,9 @@ export class KubeClient {
   readonly transport: Transport;
   /**
    * Function that is called just before each request that changes an object. If the function returns false, the request is not sent, and
-   * the call rejects with a FencedError. A process that may change objects only as the leader sets this function. The system can suspend
-   * such a process until its lease has expired. After that, the process must not change objects. The function must only check the local
-   * clock, because every such request waits for it.
+   * the call rejects with a FencedError. A process that is allowed to change objects only as the leader sets this function. The system can
+   * suspend the process until its lease has expired. Without this function, the process would still change objects when it continues. The
+   * function must only check the local clock, because every request that changes an object waits for it.
    */
   guard: (() => boolean) | undefined;
 
@@ -117,8 +117,8 @@ export class KubeClient {
   }
 
   /**
-   * Sends a server-side apply. `object.metadata` has a name and a namespace. If the object does not exist and `object.metadata` has no uid,
-   * the server creates the object.
+   * Sends a server-side apply. `object.metadata` contains a name and, for a namespaced type, a namespace. If the object does not exist and
+   * `object.metadata` has no uid, the server creates the object.
    */
   async apply<T extends KubeObject>(type: Resource<T>, object: object, options: ApplyOptions): Promise<T> {
     const { metadata } = object as { metadata: Ref };

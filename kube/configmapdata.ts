@@ -18,8 +18,8 @@ export async function readData(
 }
 
 /**
- * Writes only the given values, and the ConfigMap keeps its other values. Therefore two callers can change different values at the same
- * time. The value null removes a key.
+ * Writes only the given values. The ConfigMap keeps its other values, so two callers can change different values at the same time. The
+ * value null removes a key.
  *
  * @throws ApiError when the API server refuses.
  */
@@ -39,7 +39,7 @@ export async function writeData(
     if (!isAlreadyExists(error)) {
       throw error;
     }
-    // The ConfigMap did not exist at the patch, but somebody else created it before this process did. Therefore the patch is sent again.
+    // The ConfigMap did not exist when the patch was sent, but somebody else has created it since. Therefore the patch is sent again.
     await client.mergePatch(CONFIG_MAPS, ref, { data });
   }
 }

@@ -15,8 +15,8 @@ interface Written {
 
 /**
  * Remembers the newest resourceVersion that this process wrote, separately for each key of a controller and each informer. Record only
- * changes of objects that match the informer's selectors. The informer gets no events for other objects. If a change of such an object were
- * recorded, the key would not be reconciled before the next bookmark.
+ * changes of objects that match the informer's selectors. The informer gets no events about other objects. If a change of another object
+ * were recorded, the key would not be reconciled before the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();
@@ -64,7 +64,7 @@ export class Consistency {
 
   /**
    * Returns whether the cache contains the change. The result is also true if all objects were read again after the change. In that case,
-   * the resourceVersions do not matter, because a restore of etcd from a backup can make them lower.
+   * the resourceVersions are not compared, because a restore of etcd from a backup can make them lower.
    */
   #hasSeen(informer: Follower, written: Written): boolean {
     const caughtUp = compareResourceVersions(informer.cache.resourceVersion, written.resourceVersion) >= 0;

@@ -113,8 +113,8 @@ export class Controller {
 
   /**
    * Starts the next reconciles after a microtask, for two reasons. First, a cache calls its handlers before it stores the resourceVersion
-   * of a change. After the microtask, the version is stored, so a reconcile sees that the cache contains the change, even if this process
-   * itself made it. Second, several changes of one key then cause only one reconcile.
+   * of a change. After the microtask, the version is stored. Without the microtask, the controller would delay a key that this process
+   * itself changed, because the cache would seem to lack this change. Second, several changes of one key cause only one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {
@@ -199,7 +199,7 @@ export class Controller {
     this.enqueueAfter(key, waitMilliseconds);
     if (isProgrammingError(error)) {
       this.#metrics.panics.inc();
-      logger.error({ err: error, waitMilliseconds }, 'reconcile broke');
+      logger.error({ err: error, waitMilliseconds }, 'reconcile failed because of a fault of the program');
     } else {
       logger[isConflict(error) ? 'info' : 'warn']({ err: error, waitMilliseconds }, 'reconcile failed');
     }

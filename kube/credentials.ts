@@ -50,7 +50,7 @@ const OWN_NAME = 'kubernetes.default.svc';
 /**
  * Finds the cluster as kubectl does. The first of these that exists is used: the given file, the files of `KUBECONFIG`, `~/.kube/config`,
  * and the Pod's service account. If `KUBECONFIG` has several files, each entry comes from the first file that has it. The service account
- * has no contexts, so it is not used if `options` names one.
+ * has no contexts, so it is not used if `options` names a context.
  *
  * A Pod that uses the network of its host sometimes cannot resolve names of the cluster. Therefore, if a kubeconfig in a Pod has the server
  * `https://kubernetes.default.svc`, this function uses the address that the kubelet gives to every Pod.

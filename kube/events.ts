@@ -103,8 +103,8 @@ export class EventRecorder<Reason extends string> {
   }
 
   /**
-   * Resolves when all Events were sent, or after `milliseconds`. A process calls this function before it ends. Events that are then still
-   * waiting are dropped and counted.
+   * Resolves when all Events were sent, or after `milliseconds`. A process calls this function before it ends. Events that still wait at
+   * that time are dropped and counted.
    */
   async flush(milliseconds: number): Promise<void> {
     const { promise: late, resolve } = Promise.withResolvers<void>();
@@ -200,8 +200,8 @@ export class EventRecorder<Reason extends string> {
   #forget(key: string, error: unknown): void {
     this.#recorded.delete(key);
     this.#count('failed');
-    // The request normally fails if the Event has expired, or if its namespace is being deleted or no longer exists. Such a failure is not
-    // logged as a warning.
+    // The request is expected to fail if the Event has expired, or if its namespace is being deleted or no longer exists. Therefore such a
+    // failure is not logged as a warning.
     const level = isNotFound(error) || isNamespaceTerminating(error) ? 'debug' : 'warn';
     this.#options.logger[level]({ err: error }, 'event not recorded');
   }

@@ -20,8 +20,9 @@ const LIMIT_BYTES = 16 * 1024 * 1024;
 const TURN_MILLISECONDS = 5;
 
 /**
- * Size in bytes of the pieces of a compressed body. The reader of a list needs less than a millisecond for a piece. The API server sends
- * long lists compressed, which does not slow it down. This process then reads fewer bytes, and therefore needs only half of the CPU time.
+ * Size in bytes of the pieces into which a compressed body is decompressed. The reader of a list needs less than a millisecond for a piece.
+ * The API server compresses long lists without a loss of speed. This process needs only half of the CPU time for a compressed list, because
+ * it reads fewer bytes.
  */
 const DECOMPRESSED_BYTES = 64 * 1024;
 
@@ -51,8 +52,8 @@ export interface Exchanged {
 
 /**
  * Sends a request. The promise rejects with the network's error, or with the signal's reason. It rejects as soon as the signal aborts, even
- * while the request waits for a connection. `onData` takes the pieces of a body with status 200 as they arrive. If `onData` throws, the
- * promise rejects with that error. The promise also rejects if the body of a refusal is too long.
+ * while the request waits for a connection. If the status is 200, `onData` takes the pieces of the body as they arrive. If `onData` throws,
+ * the promise rejects with that error. The promise also rejects if the body of a refusal is too long.
  */
 export async function exchange(
   dispatcher: Dispatcher,

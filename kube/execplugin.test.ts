@@ -141,8 +141,8 @@ it.each([
   [{ apiVersion: 'client.authentication.k8s.io/v1alpha1', command: 'a' }, 'exec.apiVersion'],
   [{ apiVersion }, 'exec.command'],
   [{ apiVersion, command: 'a', args: 'b' }, 'exec.args must be a list'],
-  [{ apiVersion, command: 'a', args: [1] }, 'exec.args must have texts'],
-  [{ apiVersion, command: 'a', env: [{ name: 'A' }] }, 'exec.env must have texts'],
+  [{ apiVersion, command: 'a', args: [1] }, 'exec.args must contain only texts'],
+  [{ apiVersion, command: 'a', env: [{ name: 'A' }] }, 'exec.env must contain only texts'],
   [{ apiVersion, command: 'a', interactiveMode: 'Always' }, 'interactiveMode Always'],
 ])('%j is refused by its field', (exec, words) => {
   expect(() => execPluginIn(exec, folder)).toThrow(words);

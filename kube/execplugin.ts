@@ -178,7 +178,7 @@ function listOf(value: unknown, name: string): readonly unknown[] {
 
 function textOf(value: unknown, name: string): string {
   if (typeof value !== 'string') {
-    throw new Error(`${name} must have texts`);
+    throw new Error(`${name} must contain only texts`);
   }
   return value;
 }

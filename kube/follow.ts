@@ -58,8 +58,9 @@ export async function* follow<T extends KubeObject>(following: Following<T>): As
 }
 
 /**
- * Yields each new version of all objects of a namespace after `resourceVersion`. The caller has `resourceVersion` from a list of these
- * objects. A deleted object is yielded once more. If the API server was unavailable for a long time, all objects are yielded again.
+ * Yields each new version of all objects of a namespace after `resourceVersion`. `resourceVersion` comes from a list of these objects that
+ * the caller has read. A deleted object is yielded once more. If the API server was unavailable for a long time, all objects are yielded
+ * again.
  *
  * @throws the same errors as {@link follow}.
  */

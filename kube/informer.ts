@@ -20,7 +20,7 @@ const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } a
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
 /** Time in milliseconds without data after which a watch is resumed. On a live connection, the server sends a bookmark each minute. */
 const SILENCE_MILLISECONDS = 90_000;
-/** Longest time in milliseconds in which a working watch reports a change that this process made. */
+/** Time limit in milliseconds for a watch to report a change that this process made. A working watch is faster. */
 export const BEHIND_MILLISECONDS = 5_000;
 /** Shortest normal watch in milliseconds. If a watch ends earlier without an event, the server has a fault, and the next watch waits. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
@@ -99,8 +99,8 @@ export class Informer<T extends KubeObject> {
   }
 
   /**
-   * If the cache has not yet reached `resourceVersion`, ends and resumes the watch. Does nothing while all objects are read, because the
-   * read would begin again. Does nothing if the watch began, or its read of all objects ended, less than 5 s ago.
+   * If the cache has not yet reached `resourceVersion`, ends and resumes the watch. Does nothing while all objects are being read, because
+   * the read would have to begin again. Does nothing if the watch began, or its read of all objects ended, less than 5 s ago.
    */
   cutIfStale(resourceVersion: string): void {
     const behind = compareResourceVersions(this.#store.resourceVersion, resourceVersion) < 0;
@@ -286,7 +286,7 @@ export class Informer<T extends KubeObject> {
 
 /**
  * Returns the reason why all objects must be read again. The result is undefined after a lost connection, status 429 or status 503, because
- * the watch can then be resumed.
+ * the watch can be resumed in these cases.
  */
 function relistReasonOf(error: unknown): string | undefined {
   if (error instanceof ApiError) {

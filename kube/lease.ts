@@ -25,7 +25,7 @@ const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, ret
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client with its own transport, so that other requests do not delay it. Set no `guard`: it would refuse a candidate's changes. */
+  /** Client with its own transport, so that other requests do not delay it. It has no `guard`, which would refuse a candidate's changes. */
   client: KubeClient;
   namespace: string;
   name: string;

@@ -34,7 +34,8 @@ export interface ListMeta {
  * Reads the list at the path and calls `visit` for each object. The path includes the query. The objects can lack apiVersion and kind,
  * because API servers leave them out in lists.
  *
- * @throws ApiError when the API server refuses. Then `visit` was not called. @throws the reason of the signal when it aborts.
+ * @throws ApiError when the API server refuses. In this case, `visit` was not called. @throws the reason of the signal when the signal
+ * aborts.
  */
 export async function readList(
   client: KubeClient,
@@ -64,12 +65,15 @@ export class ListSplitter {
   #size = 0;
   /** Number of bytes in `#array` up to the end of the last complete object. */
   #whole = 0;
-  /** Number of open brackets. */
-  #depth = 0;
   /** Number of brackets that are open at the current position in the JSON. */
+  #depth = 0;
+  /** Whether the current position is inside the array of objects. */
   #inArray = false;
   #inString = false;
-  /** Number of open brackets inside the list of managed fields that is being left out. It is 0 outside of such a list. */
+  /**
+   * Depth of the list of managed fields that is being left out: the number of open brackets, including its own. It is 0 outside of such a
+   * list.
+   */
   #leftOut = 0;
   /**
    * Number of bytes to skip at the start of the next piece. It is 1 if the last piece ended with a backslash in a string, because an

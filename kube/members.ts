@@ -64,7 +64,7 @@ export async function removeSubjects(client: KubeClient, role: RoleRef, removed:
 
 /**
  * Writes the list of subjects that `next` returns. `next` either only adds subjects or only removes subjects. Therefore an unchanged number
- * means an unchanged list, and nothing is written.
+ * of subjects means an unchanged list. An unchanged list is not written.
  */
 async function change(
   client: KubeClient,
@@ -141,7 +141,10 @@ export async function createMember(client: KubeClient, ref: AccountRef, role: st
   }
 }
 
-/** Deletes the service account and removes it from the RoleBinding. If the removal fails, a repeated request still does the removal. */
+/**
+ * Deletes the service account, and then removes it from the RoleBinding. If the removal fails, another call of this function still does the
+ * removal, although the service account no longer exists.
+ */
 export async function deleteMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
   const takeRole = async () =>
     await removeSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });

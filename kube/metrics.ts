@@ -190,13 +190,13 @@ function declareClient(registers: Registry[]) {
     }),
     slowPath: new Counter({
       name: 'leader_election_slowpath_total',
-      help: 'Renewals of the lease before which this process had to read the lease again',
+      help: 'Renewals of the lease for which this process first had to read the lease again',
       labelNames: ['name'] as const,
       registers,
     }),
     relists: new Counter({
       name: 'berth_reflector_relists_total',
-      help: 'Full reads of a resource by its reflector, by reason',
+      help: 'Reads of all objects of a resource type, by reason',
       labelNames: ['resource', 'reason'] as const,
       registers,
     }),
@@ -241,7 +241,7 @@ function declareClient(registers: Registry[]) {
     }),
     eventsSent: new Counter({
       name: 'berth_events_total',
-      help: 'Events by result',
+      help: 'Number of Events, by the result of recording them',
       labelNames: ['result'] as const,
       registers,
     }),

@@ -34,7 +34,7 @@ export interface KubeObject {
   metadata: ObjectMeta;
 }
 
-/** `metav1.Condition`. Lists of conditions have the key `type`. */
+/** `metav1.Condition`. A list of conditions contains each `type` at most once. */
 export interface Condition {
   type: string;
   status: 'True' | 'False' | 'Unknown';

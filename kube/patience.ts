@@ -3,7 +3,7 @@ import { type ApiError, isRefusal } from './errors.ts';
 
 /**
  * Time in milliseconds for which a refused token or a missing right counts as temporary. An API server that has just started knows no roles
- * for a few seconds. It reads the keys of an identity provider only every 10 s.
+ * for a few seconds. It reads the public keys of an identity provider only every 10 s.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
@@ -16,8 +16,8 @@ export class Patience {
   }
 
   /**
-   * Returns whether another attempt is useless. That is true if the request itself was refused, or if the token or right has been refused
-   * for too long.
+   * Returns whether another attempt is useless. That is true if the request itself was refused. It is also true if the token or the
+   * caller's rights have been refused for too long.
    */
   endsWith(error: unknown): error is ApiError {
     if (!isRefusal(error)) {

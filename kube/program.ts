@@ -3,7 +3,7 @@ import type { Logger } from 'pino';
 import { ConfigError } from '../base/config.ts';
 import { surviveRejections } from './rejections.ts';
 
-/** Exit code if the configuration or the arguments have a mistake. The caller must correct it. */
+/** Exit code if the configuration or the arguments contain a mistake, which the caller must correct. */
 const EXIT_CONFIGURATION = 2;
 const EXIT_FAILURE = 1;
 
@@ -14,8 +14,8 @@ export interface Running {
 }
 
 /**
- * Starts a program and stops it at SIGTERM or SIGINT. The exit code is then 0, or 1 if the stop fails. `start` gets a function that ends
- * the process at once with a failure.
+ * Starts a program and stops it at SIGTERM or SIGINT. After such a signal, the exit code is 0, or 1 if the stop fails. `start` gets a
+ * function that ends the process at once with a failure.
  *
  * @throws Error of `start`
  */

@@ -73,7 +73,7 @@ export class WorkQueue {
       return;
     }
     this.#cancel(key);
-    // After a longer delay than the longest timer, the key is added too early, which is harmless.
+    // If the delay is longer than the longest timer of Node.js, the key is added too early. This is harmless.
     const timer = setTimeout(() => this.add(key), Math.min(milliseconds, LONGEST_TIMER_MILLISECONDS));
     this.#delayed.set(key, { at, timer });
   }

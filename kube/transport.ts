@@ -46,7 +46,7 @@ export interface Request {
   deadlineMilliseconds?: number | undefined;
   /** Function that is called just before each attempt. If it throws, the request is not sent. */
   beforeSend?: (() => void) | undefined;
-  /** Function that takes the pieces of a body with status 200 as they arrive. The answer then has an empty body. */
+  /** If the status is 200, this function takes the pieces of the body as they arrive. In this case, the `body` of the answer is empty. */
   onData?: ((piece: Buffer) => void) | undefined;
 }
 
@@ -77,9 +77,7 @@ export interface TransportOptions {
  */
 export class Transport {
   readonly host: string;
-  /**
-   * Prefix of each request's path. It is empty if the server is no proxy. It begins with one slash, because `//` would begin a host name.
-   */
+  /** Prefix of each request's path. Empty if the server is not a proxy. It never begins with `//`, because `//` would begin a host name. */
   readonly #root: string;
   #connection: Connection;
   #pool: Pool;

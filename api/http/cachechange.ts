@@ -34,7 +34,7 @@ export interface CacheChange {
   readonly missing: readonly string[];
   /**
    * Returns the new targets of the image's entry. `before` is the entry's present targets. If somebody else changes the entry before the
-   * new targets are stored, call the function again with the targets that the entry then has.
+   * new targets are stored, call the function again with the changed targets.
    */
   readonly change: (before: CacheTargets) => CacheTargets;
   /** Returns one item of the answer for each host. Call this function after `change`, because an item can depend on the new targets. */
@@ -47,8 +47,8 @@ export interface NewEntry {
 }
 
 /**
- * A planned change of an entry: a new entry, or a patch of an existing entry. If Berth must not make the change, `refusal` is the reason
- * instead. The API server refuses the change if somebody else changed the entry at the same time.
+ * A planned change of an entry: a new entry, or a patch of an existing entry. If Berth must not make the change, `refusal` is the reason.
+ * The API server refuses a patch if somebody else changed the entry at the same time.
  */
 export type EntryWrite =
   | { readonly create: NewEntry }
@@ -141,7 +141,7 @@ function addition(known: readonly Host[], missing: readonly string[]): Planned {
 
 /**
  * Plans the removal of an image from the selected hosts. If no host with a selected name exists, the removal counts as done for this name,
- * because a deleted host keeps no image. For a host of another namespace, the answer contains the status 404.
+ * because a deleted host keeps no image. For a host of another namespace, the answer contains the code 404.
  */
 function removal(known: readonly Host[], missing: readonly string[], { exists }: CacheHosts): Planned {
   const gone = new Set(missing.filter((name) => !exists(name)));

@@ -101,7 +101,7 @@ export function listItems(
   const items = new Map<string, ListItem>();
   for (const { status } of hosts) {
     const listed = (status?.images ?? []).flatMap((image) => itemsOf(image, [namespace, defaultNamespace]));
-    // A copy can have the name of its original in the default namespace. The host then names both, but counts once.
+    // An Image can be a copy with the same name as its original in the default namespace. A host that has both counts only once.
     const byKey = new Map(listed.map((item) => [[item.image, item.tag, item.imageId].join(' '), item]));
     for (const [key, item] of byKey) {
       items.set(key, { ...item, nodes: (items.get(key)?.nodes ?? 0) + 1 });
@@ -111,8 +111,9 @@ export function listItems(
 }
 
 /**
- * Returns an item for each Image object in the namespaces and for each tag that names the content. A reference without a tag is an item
- * only if no Image and no tag names the content, because the address in the image storage contains the namespace and name of an Image.
+ * Returns an item for each Image object in the namespaces and for each tag that names the content. A reference without a tag can be an
+ * address in the image storage, which reveals the namespace and name of an Image. Therefore such a reference is an item only if no Image
+ * and no tag names the content.
  */
 function itemsOf(image: CachedContent, namespaces: readonly string[]): ListItem[] {
   const names = image.names ?? [];

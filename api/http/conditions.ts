@@ -10,8 +10,8 @@ export function conditionOf({ status }: WithConditions, type: string): Condition
 }
 
 /**
- * Returns the message of the condition Ready if the object is not ready. The result is undefined if it is ready, or if the message is
- * absent.
+ * Returns the message of the condition Ready if the object is not ready. The result is undefined if the object is ready, or if the message
+ * is absent.
  */
 export function notReadyMessage(object: WithConditions): string | undefined {
   const ready = conditionOf(object, 'Ready');

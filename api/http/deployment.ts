@@ -21,7 +21,7 @@ const FULL_STATUS = 503;
 
 /**
  * Time in milliseconds that the operator needs to notice a new object. If an object is missing, the deployment fails only after this time.
- * The reason is that clients often create a VM config or an image, and immediately deploy a VM from it.
+ * Otherwise, a deployment could fail if a client creates a VM config or an image and immediately deploys a VM from it.
  */
 const LEARNING_MILLISECONDS = 1_000;
 

@@ -34,7 +34,7 @@ const selection = {
   all: z.boolean().optional().meta({ description: 'All hosts of the namespace.' }),
 };
 
-/** Exactly one of these fields must select the hosts. */
+/** Selection of hosts. Exactly one of its fields must select the hosts. */
 export const cacheSelectionSchema = z.object(selection);
 export type CacheSelection = z.infer<typeof cacheSelectionSchema>;
 

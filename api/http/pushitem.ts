@@ -20,8 +20,8 @@ export function pushItem({ metadata, spec, status = {} }: Image): Push {
 }
 
 /**
- * Returns the status of the push. A push first copies the disk. During the copy, the result is the status of the copy. An Image that is
- * finished without a result of the push has failed, for example because the VM was deleted before the copy.
+ * Returns the status of the push. A push first copies the disk. During the copy, the result is the status of the copy. If the Image is
+ * finished but has no result of the push, the push has failed. The cause can be that the VM was deleted before the copy.
  */
 function statusOf(
   result: string | undefined,

@@ -62,7 +62,7 @@ function causeForProvider(claims: Claims, clientID: string, expiry: number | und
   }
   const issued = timeOf(claims['iat']);
   if (expiry === undefined || issued === undefined) {
-    return 'The token does not tell its lifetime. Let the identity provider write the claims exp and iat as numbers';
+    return 'The token does not tell its lifetime. Configure the identity provider so that it writes the claims exp and iat as numbers';
   }
   if (expiry - issued > LIFE_SECONDS) {
     return 'The token is valid for longer than one hour. Shorten the lifetime of ID tokens at the identity provider';

@@ -1,4 +1,4 @@
-/** Plans changes of the credentials of a namespace for registries, for the HTTP API and the `berth` command. */
+/** Plans changes of the registry credentials of a namespace, for the HTTP API and the `berth` command. */
 import {
   entryText,
   PULL_SECRET_KEY,
@@ -43,8 +43,8 @@ export interface Refusal {
 
 /**
  * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The list of Secrets always contains the Secret that Berth creates
- * for the registry. This Secret can exist without an entry, because an earlier removal might have been
- * interrupted after it removed the entry.
+ * for the registry. This Secret can exist without an entry, because an earlier removal might have been interrupted after the entry was
+ * removed.
  */
 export interface Removal {
   readonly entries: Record<string, null>;
@@ -80,7 +80,7 @@ export function additionOf(
   if (new Set([...Object.keys(entries), secretName]).size > REGISTRY_CREDENTIALS_LIMIT) {
     // The credential is refused, because an entry beyond the limit would have no effect.
     const limit = `The namespace already has ${REGISTRY_CREDENTIALS_LIMIT} credentials, which is the largest allowed number`;
-    return { refusal: { message: `${limit}. Remove one first` } };
+    return { refusal: { message: `${limit}. First remove a credential` } };
   }
   const auths = { [server.registry]: { username, password } };
   const content = Buffer.from(JSON.stringify({ auths })).toString('base64');

@@ -1,4 +1,4 @@
-/** Credentials of a namespace for registries, as the HTTP API shows and accepts them. */
+/** The registry credentials of a namespace, as the HTTP API shows and accepts them. */
 import * as z from 'zod';
 import { REGISTRY_USERNAME_LENGTH } from '../v1alpha1/registrycredentials.ts';
 import { text } from '../v1alpha1/schema.ts';

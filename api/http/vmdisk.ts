@@ -14,7 +14,9 @@ export const PUSH_NAME = 'vm-push-';
 export const SAVED_NAME_LENGTH = 63;
 /** Time in seconds after the end of a push until its Image is deleted. In this time, clients can read the result. */
 const PUSH_KEPT_SECONDS = 3_600;
-/** Largest number of attempts to write a commit. The operator writes the status of the Image, so the first attempt can be too late. */
+/**
+ * Largest number of attempts to write a commit. An attempt fails if the operator has written the status of the Image since the last read.
+ */
 const COMMIT_ATTEMPTS = 5;
 
 interface Name {
@@ -31,7 +33,7 @@ interface NewImage<Metadata> {
 export interface CommitAccess {
   readonly config: (name: Name) => Promise<VMConfig | undefined>;
   readonly image: (name: Name) => Promise<Image | undefined>;
-  /** Writes a merge patch. Resolves with undefined if the Image does not have the uid and the resourceVersion in the patch any more. */
+  /** Writes a merge patch. Resolves with undefined if the Image no longer has the uid and the resourceVersion of the patch. */
   readonly write: (name: Name, patch: object) => Promise<Image | undefined>;
 }
 
@@ -100,8 +102,8 @@ export async function requestCommit(
 }
 
 /**
- * Returns the reason why the disk of the VM must not replace the content of the Image now. A commit that has not ended is never replaced,
- * because the operator drops the result of a replaced request.
+ * Returns the reason why the disk of the VM must not replace the content of the Image now. A commit that has not ended is never replaced by
+ * another one, because the operator would drop its result.
  */
 function commitRefusal(image: Image, vm: VM): string | undefined {
   const { name } = vm.metadata;

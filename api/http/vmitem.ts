@@ -31,8 +31,8 @@ const STATUS_BY_PHASE: Readonly<Record<VMPhase, VMItem['status']>> = {
 };
 
 /**
- * Returns the item for a VM. `architectureOf` returns the architecture of a host. The item has the architecture of the VM's host, because
- * the VM's config and image do not always name an architecture.
+ * Returns the item for a VM. `architectureOf` returns the architecture of a host. If the spec of the VM names no architecture, the item
+ * contains the architecture of the VM's host.
  */
 export function vmItem(
   vm: VM,
@@ -57,7 +57,9 @@ export function vmItem(
   };
 }
 
-/** Returns the status that clients get. The operator writes the phase of a VM that is being deleted a moment later. */
+/**
+ * Returns the status that clients get. For a VM that is being deleted, it is Terminating even before the operator has written this phase.
+ */
 function statusOf({ metadata, status }: VM): VMItem['status'] {
   return metadata.deletionTimestamp === undefined ? statusOfPhase(status?.phase) : 'Terminating';
 }
@@ -95,8 +97,8 @@ function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memor
 function portsOf({
   endpoints = [],
 }: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
-  // A VM can itself reserve the port of a service, for example the port of SSH. Then the endpoint has the name of the reserved port, for
-  // example `8822-tcp`, and `purpose` names the service.
+  // A VM can itself reserve the port of a service, for example the port of SSH. In this case, the endpoint has the name of the reserved
+  // port, for example `8822-tcp`, and `purpose` names the service.
   const portOf = (wanted: string) =>
     endpoints.find(({ name, purpose }) => (purpose ?? name) === wanted)?.hostPort;
   const reserved = endpoints

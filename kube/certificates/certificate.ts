@@ -41,8 +41,8 @@ export interface Validity {
 
 const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /**
- * Time in milliseconds between the start of a certificate's validity and its creation. The validity starts early, because a client with a
- * slow clock would otherwise refuse a new certificate.
+ * The validity of a certificate begins this number of milliseconds before the certificate is created. Otherwise, a client with a slow clock
+ * would refuse a new certificate.
  */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
 /** Length of RSA keys in bits. All browsers and Go accept this length. */

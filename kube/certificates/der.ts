@@ -30,8 +30,8 @@ export class DerError extends Error {
 const LONG_TAG = 0x1f;
 const LONG_LENGTH = 0x80;
 /**
- * Largest number of bytes that encode a length. 3 bytes allow 16 MiB, which is more than the API server accepts. A request has only a few
- * hundred bytes.
+ * Largest number of bytes that encode the length of an element. 3 bytes allow 16 MiB, which is more than the API server accepts. A
+ * certificate request has only a few hundred bytes.
  */
 const LENGTH_BYTES_MAXIMUM = 3;
 const HEADER_BYTES = 2;

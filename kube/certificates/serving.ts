@@ -17,7 +17,9 @@ const DAY_MILLISECONDS = 24 * 60 * 60 * 1000;
 /** Part of the validity after which this process replaces a certificate that it made itself. */
 const RENEW_AFTER = 2 / 3;
 
-/** Function that returns the certificate to serve. The server calls it once in each interval, because the certificate can change. */
+/**
+ * Function that returns the certificate to serve. The server calls this function at regular intervals, because the certificate can change.
+ */
 export type CertificateProvider = () => Promise<Certificate>;
 
 /** Returns a provider that reads a certificate and its key from two files, for example of a mounted Secret. The key can be RSA or ECDSA. */
@@ -41,7 +43,10 @@ export function configuredCertificate(
     : certificateFromFiles({ certificateFile, keyFile });
 }
 
-/** Returns a provider that makes a self-signed certificate, valid for `days`. After two thirds of this time it makes a new one. */
+/**
+ * Returns a provider that makes a self-signed certificate. It is valid for `days` days. After two thirds of this time, the provider makes a
+ * new one.
+ */
 export function selfMadeCertificate(o: {
   commonName: string;
   dnsNames: readonly string[];
@@ -124,7 +129,7 @@ export function useCertificate(
   const authorities = clientAuthorities === undefined ? {} : { ca: clientAuthorities };
   const context = { cert: certificate, key, minVersion: 'TLSv1.2', ...authorities } as const;
   // `createSecureContext` throws if key and certificate do not belong together. The call comes before `setSecureContext`, so that the
-  // server then keeps the old certificate.
+  // server keeps its old certificate in this case.
   createSecureContext(context);
   server.setSecureContext(context);
 }

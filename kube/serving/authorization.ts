@@ -22,11 +22,11 @@ export interface AuthorizerLimits {
   /** Largest number of stored answers. The number is limited, because a caller that guesses tokens must not fill the memory. */
   readonly answers: number;
   /**
-   * Largest number of TokenReviews at the same time. SubjectAccessReviews have the same limit. The limit leaves connections for other
-   * requests, because the process has only 64 connections to the API server.
+   * Largest number of TokenReviews that run at the same time. A second limit of the same size applies to SubjectAccessReviews. The limits
+   * leave connections for other requests, because the process has only 64 connections to the API server.
    */
   readonly questions: number;
-  /** Largest number of TokenReviews that wait. SubjectAccessReviews have the same limit. */
+  /** Largest number of TokenReviews that wait to be sent. A second limit of the same size applies to SubjectAccessReviews. */
   readonly waiting: number;
 }
 
@@ -83,7 +83,7 @@ class Answers<V> {
 }
 
 /**
- * Runs TokenReviews and SubjectAccessReviews. It stores each answer for a few seconds, and limits the number of requests at the same time.
+ * Runs TokenReviews and SubjectAccessReviews. Stores each answer for a few seconds, and limits how many requests run at the same time.
  *
  * @throws Error when the API server does not answer.
  */
@@ -125,7 +125,7 @@ export class Authorizer {
 
   /** Returns the user of the token. The result is undefined if the API server does not accept the token. */
   async authenticate(token: string): Promise<User | undefined> {
-    // The key is a hash, because the memory must not contain tokens in plain text.
+    // The key of the stored answer is a hash of the token, because the memory must not contain tokens in plain text.
     const question = createHash('sha256').update(token).digest('base64');
     return await this.#users.ask(question, async () => {
       const review = await this.#client.create(TOKEN_REVIEWS, { metadata: {}, spec: { token } });
@@ -135,8 +135,8 @@ export class Authorizer {
 }
 
 /**
- * Returns the user that a client certificate names. If the certificate has several common names, it is unclear who the user is, so the
- * result is undefined. For example, programs in Go take the last of the common names.
+ * Returns the user that a client certificate names. If the certificate has several common names, the result is undefined, because other
+ * programs could read another user from the same certificate. Programs in Go, for example, take the last common name.
  */
 function userOf(socket: TLSSocket): User | undefined {
   const { CN, O } = socket.getPeerCertificate().subject as { CN?: unknown; O?: string | string[] };

@@ -33,12 +33,14 @@ const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
 const CONNECTIONS = 192;
 
 /**
- * Answers one request. If the handler throws, the error is logged, and the caller gets 500. `url` has the path and the query of the
- * request.
+ * Function that answers one request. If it throws an error other than HttpError, the error is logged, and the caller gets 500. `url`
+ * contains the path and the query of the request.
  */
 export type Handler = (request: IncomingMessage, response: ServerResponse, url: URL) => void | Promise<void>;
 
-/** Error with which a {@link Handler} refuses a request: the caller gets this status and this message for people. It is not logged. */
+/**
+ * Error with which a {@link Handler} refuses a request: the caller gets this status and this message for people. The error is not logged.
+ */
 export class HttpError extends Error {
   override readonly name: string = 'HttpError';
   readonly status: number;
@@ -85,7 +87,7 @@ export function createServer(
       : createHttpsServer({ ...limits, handshakeTimeout: REQUEST_LIMIT_MILLISECONDS, ...tls });
   server.maxConnections = CONNECTIONS;
   server.timeout = STALL_MILLISECONDS;
-  // The server has no listener for `upgrade` (see `upgrades.ts`) and `connect`, because a listener would have to handle the socket's
+  // This function adds no listener for `upgrade` (see `upgrades.ts`) or `connect`, because a listener would have to handle the socket's
   // errors. Without a listener, Node.js answers a request with Upgrade like any other request, and closes the connection after a CONNECT.
   const answers = new WeakMap<Socket, ServerResponse>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
@@ -102,7 +104,7 @@ export function createServer(
     void answer(handle, logger, request, response);
   });
   // Without a listener, an error of accept(2) would end the process, for example when too many files are open.
-  server.on('error', (error: Error) => logger.error({ err: error }, 'connection not taken'));
+  server.on('error', (error: Error) => logger.error({ err: error }, 'a connection could not be accepted'));
   server.on('tlsClientError', (error: Error) => logger.debug({ err: error }, 'TLS handshake failed'));
   return server;
 }
@@ -139,8 +141,8 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
 
 /**
  * Returns the open connections of a server, so that `close` can destroy them. `closeAllConnections` does not close upgraded connections or
- * connections without a request, for example a spare connection of the API server. `close` would wait for such connections until their time
- * limits are over.
+ * connections without a request, for example a spare connection of the API server. Without this list, `close` would wait for such
+ * connections until their time limits are over.
  */
 function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
   const sockets = new Set<Socket>();
@@ -190,13 +192,13 @@ const uploads = new WeakSet<IncomingMessage>();
 
 /**
  * Removes the time limit for the body of this request, for example an upload that takes hours. The handler must end the request if no data
- * arrives for too long. After the answer, the rest of the body has a time limit again.
+ * arrives for too long. When the answer has been sent, the rest of the body has a time limit again.
  */
 export function allowLongBody(request: IncomingMessage, response: ServerResponse): void {
   uploads.add(request);
   response.once('finish', () => {
-    // If the answer was sent before the whole body arrived, the connection is closed after the time limit. Until then, the client can
-    // notice the answer.
+    // If the answer was sent before the whole body arrived, the connection is closed after the time limit. During this time, the client can
+    // read the answer.
     setTimeout(() => request.complete || request.socket.destroy(), REQUEST_LIMIT_MILLISECONDS).unref();
   });
 }
@@ -222,7 +224,7 @@ function limitBody(server: Server | HttpsServer, request: IncomingMessage, respo
     }
   }, REQUEST_LIMIT_MILLISECONDS).unref();
   response.once('close', () => {
-    // After an early answer, for example a refusal, the rest of the body still has the time limit.
+    // If the answer was sent before the whole body of the request arrived, the time limit still applies to the rest of the body.
     if (request.complete || socket.destroyed) {
       clearTimeout(timer);
     }

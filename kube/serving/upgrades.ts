@@ -7,7 +7,7 @@ import type { Logger } from 'pino';
 import { HttpError, urlOf } from './httpserver.ts';
 
 /**
- * Time in milliseconds within which a client must close the connection after the server's last data. Then the server destroys the
+ * Time in milliseconds that a client has to close the connection after the server's last data. After this time, the server destroys the
  * connection.
  */
 const CLOSE_MILLISECONDS = 5_000;
@@ -24,8 +24,8 @@ export interface Upgrade {
 }
 
 /**
- * Handles an upgrade. The server closes the connection when the promise settles. If it rejects with an HttpError before bytes were sent,
- * the client gets this error as the answer. Other errors are logged.
+ * Handles an upgrade. The server closes the connection when the promise settles. If the promise rejects with an HttpError before bytes were
+ * sent, the client gets this error as the answer. Other errors are logged.
  */
 export type UpgradeHandler = (upgrade: Upgrade) => Promise<void>;
 
