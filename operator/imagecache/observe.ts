@@ -98,8 +98,7 @@ function cacheJob(job: Job, pod: Pod | undefined): CacheJob {
 }
 
 /**
- * Returns the outcome of a Job. If the Job is complete, it has succeeded, even if its Pod was removed. Otherwise the Pod has the
- * result.
+ * Returns the outcome of a Job. Usually the Pod of the Job shows the outcome. If the Pod was removed, a complete Job counts as succeeded.
  */
 function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
   const outcome = taskOutcome(job, pod);
