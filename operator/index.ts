@@ -134,9 +134,9 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
 }
 
 /**
- * Creates the controller for certificates. It has one worker, which begins a decision only when the cache contains the worker's previous
- * decision. The reason is that two certificate requests can be for the same host name. The decision about the second request then depends
- * on the first decision.
+ * Creates the controller for certificates. Two certificate requests can be for the same host name, and the decision about the second one
+ * depends on the decision about the first one. Therefore the controller has only one worker. This worker begins a decision only when the
+ * cache contains its previous decision.
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });

@@ -22,7 +22,10 @@ import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts'
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
 /** Largest number of objects that an error message names. The message states how many more objects there are. */
 const NAMES_SHOWN = 10;
-/** Time in milliseconds between checks. A deletion waits until the guest has shut down, which takes at least a few seconds. */
+/**
+ * Time in milliseconds between checks whether deleted objects are gone. A VM is gone after a few seconds at the earliest, because its guest
+ * must first shut down.
+ */
 const LOOK_MILLISECONDS = 1_000;
 const OPERATOR = 'berth-operator';
 const AGENT = 'berth-agent';
@@ -45,11 +48,11 @@ export interface UninstallOptions {
   readonly namespace: string;
   /** Name of the release. The Pods of the release have this name as a label. */
   readonly instance: string;
-  /** Whether to delete existing VMs. If not, the command refuses to continue while VMs exist. */
+  /** True to delete existing VMs. If it is false, the command refuses to continue while VMs exist. */
   readonly drain: boolean;
   /**
-   * Whether the CRDs are also removed. If so, objects of all kinds must be deleted first, because nobody would remove their finalizers
-   * later.
+   * True if the CRDs are also removed. In this case, objects of all kinds must be deleted first, because nobody would remove their
+   * finalizers later.
    */
   readonly allKinds: boolean;
   readonly timeoutMilliseconds: number;
@@ -102,8 +105,8 @@ export async function uninstall(
 
 /**
  * Deletes the rights of the hook, even if the uninstallation failed. Helm deletes these rights only after a success, so the right to delete
- * hosts would otherwise remain. The next run of the hook gets new rights. Each of the two bindings contains the right to delete this
- * binding.
+ * hosts would otherwise remain. The next run of the hook gets new rights. Each of the two bindings also gives the hook the right to delete
+ * this binding.
  */
 async function giveUpRights(
   client: KubeClient,

@@ -99,9 +99,9 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
 }
 
 /**
- * Returns true if the Nodes `node` and `host` belong to the same computer. A computer on which the DaemonSet runs an agent has two Nodes.
- * `node` is the name of the kubelet's Node, and `host` is the name of the agent's Node. The agent makes its name from the kubelet's name:
- * it replaces each dot by a hyphen and adds `suffix`.
+ * Returns true if the Nodes `node` and `host` belong to the same computer. If the DaemonSet runs an agent on a computer, this computer has
+ * two Nodes. `node` is the name of the Node of its kubelet, and `host` is the name of the Node of its agent. The agent derives its name
+ * from the kubelet's name: it replaces each dot by a hyphen and adds `suffix`.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;

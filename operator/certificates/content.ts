@@ -94,8 +94,8 @@ function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal 
 }
 
 /**
- * Refuses a request with a lifetime over the limit. Also refuses a request without a lifetime, because the signer would then grant one
- * year.
+ * Refuses a request whose lifetime exceeds the limit. Also refuses a request that states no lifetime, because the signer grants one year
+ * for such a request.
  */
 function refusalOfLifetime({ expirationSeconds }: Spec): Refusal | undefined {
   return expirationSeconds !== undefined && expirationSeconds <= FIRST_CERTIFICATE_SECONDS

@@ -53,8 +53,8 @@ const NOT_FOR_A_NODE: Refusal = {
 };
 
 /**
- * Returns the name of the host whose agent runs on the node of the token. The agent computes its own name in the same way. The result is a
- * refusal if the token is not bound to exactly one node.
+ * Returns the name of the host whose agent runs on the node to which the token is bound. The agent computes its own name in the same way.
+ * The result is a refusal if the token is not bound to exactly one node.
  */
 function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
   const [node] = bound;

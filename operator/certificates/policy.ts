@@ -34,10 +34,10 @@ export interface ServingQuestion {
   readonly node: Node;
 }
 
-/** Content of a request, or the error when it cannot be read. */
+/** Content of a certificate request, or the error if this content cannot be read. */
 export type Reading = SigningRequest | InvalidSigningRequestError;
 
-/** Requester of a request that Berth might have to decide. */
+/** Requester whose certificate request Berth might have to approve or deny: a joining host or a node. */
 export type Requester =
   | Joining
   /** Requester with the user name of the node `name`. Only the Node object shows whether this node is a host. */
@@ -134,7 +134,7 @@ function decideFirst({ host }: Joining, name: string, { node, rival }: Known): D
     ? { kind: 'approve', message: `Host ${name} joins` }
     : deny(
         'RequestOpen',
-        `Request ${rival} for host ${name} is open or approved. If it is not from the host, run: kubectl delete csr ${rival}`,
+        `Request ${rival} for host ${name} is open or approved. If the host did not create this request, run: kubectl delete csr ${rival}`,
       );
 }
 

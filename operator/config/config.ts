@@ -47,7 +47,8 @@ const metricsSchema = z
   .prefault({});
 
 /**
- * Storage for content that is created in the cluster (copies of VMs' disks, files from web servers). The storage is a registry or a folder.
+ * Storage for content that Berth keeps in the cluster: copies of VMs' disks, uploaded files, and copies of files from web servers. The
+ * storage is a registry or a folder.
  */
 const imageStorageSchema = z
   .strictObject({
@@ -142,8 +143,8 @@ export const configSchema = z.strictObject({
    */
   cacheRetrySeconds: seconds(1, 60),
   /**
-   * Time in seconds. If a host does not report for this time, its VMs become Failed with the reason HostLost. The time starts when the
-   * condition Ready of the Node becomes Unknown.
+   * Time in seconds after which the VMs of a host that does not report become Failed with the reason HostLost. The time starts when the
+   * condition Ready of the host's Node becomes Unknown.
    */
   hostLostTimeoutSeconds: seconds(1, 600),
   hosts: hostsSchema,
@@ -175,7 +176,7 @@ export const configSchema = z.strictObject({
   imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),
   metrics: metricsSchema,
-  /** Metrics of runners: VMs with the label `berth.dev/scale-set`, counted by scale set. */
+  /** Metrics that count the runners of each scale set. A runner is a VM with the label `berth.dev/scale-set`. */
   runnerMetrics: z
     .strictObject({
       enabled: z.boolean().default(false),
@@ -209,7 +210,7 @@ export function isServed(namespace: string, { namespaces }: Pick<OperatorConfig,
 }
 
 /**
- * Reads and checks the file. Without a file, returns the defaults.
+ * Reads and checks the configuration file at `path`. If `path` is undefined, returns the defaults.
  * @throws ConfigError when the file cannot be read or is not valid; the error lists every mistake.
  */
 export function loadConfig(path: string | undefined): OperatorConfig {

@@ -23,7 +23,10 @@ import { type Blocked, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
 
-/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one request can contain several changes. */
+/**
+ * Status changes that nobody waits for are stored at most this many milliseconds later. Because of this delay, one request can store
+ * several changes.
+ */
 const FOLD_MILLISECONDS = 500;
 /**
  * Time in milliseconds between attempts to create a Pod. The creation can fail because of a quota, or because another Pod has the same
@@ -31,8 +34,8 @@ const FOLD_MILLISECONDS = 500;
  */
 const BLOCKED_RECHECK_MILLISECONDS = 10_000;
 /**
- * Reasons for which the operator tries again after {@link BLOCKED_RECHECK_MILLISECONDS}. For all other reasons, a watch shows when the
- * operator can try again.
+ * Reasons why a Pod could not be created. With one of these reasons, the operator tries again after {@link BLOCKED_RECHECK_MILLISECONDS}.
+ * With any other reason, a watch shows when the operator can try again.
  */
 const RECHECKED: ReadonlySet<string> = new Set<Blocked['reason']>(['PodRefused', 'PodNameTaken']);
 
@@ -93,8 +96,8 @@ export class EmulatorReconciler {
   }
 
   /**
-   * Stores the status, either now or after a delay. Returns this delay in milliseconds. The result is undefined if the status was written
-   * or did not change.
+   * Stores the status now, or leaves this to a later reconcile. In the second case, returns the milliseconds until that reconcile. The
+   * result is undefined if the status was stored or did not change.
    */
   async #writeStatus(key: string, emulator: Emulator, status: EmulatorStatus): Promise<number | undefined> {
     const { status: last } = emulator;
@@ -106,7 +109,7 @@ export class EmulatorReconciler {
     });
   }
 
-  /** Deletes a Pod whose Emulator no longer exists, because somebody removed the finalizer of the Emulator by force. */
+  /** Deletes a Pod whose Emulator no longer exists. Such a Pod remains if somebody removed the finalizer of the Emulator by force. */
   async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
     const isEnding = pod.metadata.deletionTimestamp !== undefined;
     if (!isEnding && (await this.#writer.emulatorIsGone(key, pod))) {
@@ -117,8 +120,8 @@ export class EmulatorReconciler {
 }
 
 /**
- * Returns true if the request deletes the Emulator or removes its finalizer. The status is then not stored, because nobody reads it any
- * more.
+ * Returns true if the request deletes the Emulator or removes its finalizer. In both cases the status is not stored, because nobody reads
+ * it any more.
  */
 function isGoing(write: Write | undefined): boolean {
   return write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';

@@ -62,7 +62,8 @@ export function plan(observed: Observed): Plan {
 function withoutVM(observed: Observed, blocked: Blocked): Plan {
   const { emulator, pod } = observed;
   const { spec, status } = emulator;
-  // An Emulator that was created together with its VM has no Pod yet, and must wait for the first run of the VM.
+  // An Emulator without a Pod and without a failure is not deleted. Perhaps it was created together with its VM, and must wait for the
+  // first run of the VM.
   const wasPlaced = pod !== undefined || status?.failure !== undefined;
   if (spec.whenVMStops === 'Delete' && wasPlaced) {
     return { write: { kind: 'deleteEmulator' }, blocked };
@@ -108,7 +109,7 @@ function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Bl
 /**
  * Returns true if the Pod must end even if the VM runs. There are three cases: the Pod is being deleted, the host of the Pod is not the
  * host of the VM, or the emulator was not Running in time. The function uses only facts that are already in the status. An ended Pod of a
- * failed emulator stays, because users can read its log.
+ * failed emulator stays, so that users can read its log.
  */
 function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean {
   if (pod === undefined) {

@@ -22,8 +22,9 @@ export interface Refusal {
 }
 
 /**
- * Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. If the
- * clock of the host is ahead, the time of the next attempt counts from the creation of the Pod. `now` is in milliseconds since the epoch.
+ * Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. The wait
+ * for the next attempt starts at the end of the Pod. If the clock of the host is ahead, the wait starts at the creation of the Pod. `now`
+ * is in milliseconds since the epoch.
  */
 export function refusalOf(pod: Pod | undefined, now: number): Refusal | undefined {
   if (pod === undefined || !hasEnded(pod)) {

@@ -5,7 +5,7 @@ import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulatordefaults.ts';
 export type ResolvedSpec = { readonly [Field in keyof EmulatorSpec]-?: NonNullable<EmulatorSpec[Field]> };
 
 export function resolveSpec(spec: EmulatorSpec): ResolvedSpec {
-  // This expression keeps the default of each field that the spec omits. A field with the value undefined would replace the default, but
-  // the API server stores no such fields.
+  // If the spec omits a field, the default of this field stays. A field with the value undefined would replace the default, but the API
+  // server never stores such a field.
   return { ...EMULATOR_DEFAULTS, ...spec } as ResolvedSpec;
 }

@@ -1,4 +1,4 @@
-/** Writes all objects for the reconcile of an Emulator. The key of the Emulator is `namespace/name`. */
+/** Sends the requests of an Emulator's reconcile that change objects. The key of an Emulator is `namespace/name`. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { API_VERSION, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -42,8 +42,8 @@ export class EmulatorWriter {
 
   /**
    * Executes one request. Returns the observed state after the request.
-   * @throws ApiError for an error that the Emulator's status does not report: the HTTP status 409 or 5xx, or a missing permission of the
-   * operator. A later attempt can succeed.
+   * @throws ApiError for an error that the status of the Emulator does not report: a response with the HTTP code 409 or 5xx, or a missing
+   * permission of the operator. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {

@@ -47,7 +47,7 @@ export class HostApprovals {
   }
 
   /**
-   * Stores the name before the operator approves a certificate for it. Resolves when the name is stored.
+   * Stores the name of a host. The operator must wait until the returned promise resolves before it approves a certificate for this name.
    * @param until latest possible expiry of the certificate, in milliseconds since the epoch
    */
   async remember(name: string, until: number): Promise<void> {

@@ -93,7 +93,7 @@ export class HostReconciler {
 
   /**
    * Removes the list of abandoned machines when the host is Ready again. The list is no longer needed, because a host that is Ready ends
-   * machines without a VM.
+   * every machine whose VM no longer exists.
    */
   async #forgetGivenUp(node: Node): Promise<void> {
     if (node.metadata.annotations?.[GIVEN_UP_ANNOTATION] === undefined || !isReady(node)) {

@@ -38,8 +38,8 @@ export function silentSince(node: Node): number | undefined {
 }
 
 /**
- * Returns the time when the host last began to report, in milliseconds since the epoch. This is the last change of its condition Ready, so
- * it can also be the time when the host became not Ready. The result is 0 if this time is unknown.
+ * Returns the time when the condition Ready of the Node last changed, in milliseconds since the epoch. At this time, the host began to
+ * report, or a reporting host became Ready or not Ready. The result is 0 if the time is unknown.
  */
 function responsiveSince(node: Node | undefined): number {
   const ready = node?.status?.conditions?.find(({ type }) => type === 'Ready');

@@ -67,7 +67,10 @@ export function storedContent(object: HasContent): MachineImageSource | undefine
   return parsed.success ? parsed.data : undefined;
 }
 
-/** Returns true if {@link showsCredentials} is true for a copy of the content that the origin already has. */
+/**
+ * Returns true if `copy` must not refer to the stored content of `origin`, because users of the copy could read credentials.
+ * {@link showsCredentials} contains the rule.
+ */
 export function isKeptFromCopies(origin: Image | ISO, copy: Image | ISO): boolean {
   return showsCredentials(origin, storedContent(origin), copy.metadata.namespace);
 }

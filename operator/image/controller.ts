@@ -234,7 +234,10 @@ export function enqueueImages(
   });
 }
 
-/** Returns a text that changes when the VM first runs, or when it fails. An Image that waits for the disk of the VM can then continue. */
+/**
+ * Returns a text that changes when the VM first runs, and when it fails. Each of these changes can end the wait of an Image for the disk of
+ * the VM.
+ */
 function diskKey(vm: VM | undefined): string {
   const { firstRunningTime, failure } = vm?.status ?? {};
   return `${firstRunningTime} ${failure?.time}`;

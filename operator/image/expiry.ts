@@ -8,8 +8,8 @@ import { isOpen, type ObservedImage } from './observe.ts';
 import type { ImageProgress } from './operation.ts';
 
 /**
- * Reasons of an Image that waits for a VM that does not exist, or that failed and left no disk. The Image might wait forever, because only
- * a user can create the VM again. Therefore the Image counts as finished.
+ * Reasons why an Image cannot get the disk of a VM: the VM does not exist, or the VM failed and left no disk. Only a user can create the VM
+ * again, so the Image might wait forever. Therefore the Image counts as finished.
  */
 const NO_DISK: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'NoMachine']);
 
@@ -22,7 +22,7 @@ export function finishedTime(
   { lastCommit, lastPush }: ImageFacts,
   progress: ImageProgress,
 ): string | undefined {
-  // The VM can be deleted while a Job still copies its disk.
+  // While a Job copies the disk of a VM, the Image is not finished, even if somebody has deleted the VM.
   const isCopying = object.status?.content === undefined && jobs.some(isOpen);
   if (kind !== 'Image' || isCopying || !isFinished(progress)) {
     return undefined;

@@ -24,8 +24,8 @@ export function readFailure(text = ''): Failure {
 }
 
 /**
- * Returns the reason and the message in the text of a failure after which there is no further attempt. The result is undefined if there is
- * no text, or if this release does not know the reason as final.
+ * Returns the reason and the message in the text of a final failure, after which there is no further attempt. The result is undefined if
+ * there is no text. It is also undefined if this release does not know the reason, or does not treat the reason as final.
  */
 export function finalFailure(text: string | undefined): Failure<Reason> | undefined {
   const { reason, message } = readFailure(text);

@@ -90,7 +90,7 @@ function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
   };
 }
 
-/** Reports whether the Job has not ended. */
+/** Returns true if the Job has not ended. */
 export function isOpen({ outcome }: ImageJob): boolean {
   return outcome.kind === 'waiting' || outcome.kind === 'running';
 }
@@ -101,7 +101,9 @@ function isDeploying({ status }: VM): boolean {
   return DEPLOYING.has(status?.phase ?? '');
 }
 
-/** Returns true if the VM names the Image or ISO in its spec, or if the VM's status says that its machine is made from it. */
+/**
+ * Returns true if the VM names the Image or ISO in its spec, or if its status shows that its machine was created from this Image or ISO.
+ */
 function names(vm: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
   const { name, namespace } = object.metadata;
   const named = kind === 'ISO' ? vm.spec.iso : vm.spec.image;
@@ -109,7 +111,8 @@ function names(vm: VM, kind: ObservedImage['kind'], object: Image | ISO): boolea
 }
 
 function isMadeFrom({ spec, status }: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
-  // An Image and an ISO with the same name have the same reference. The status has the reference of the Image if the VM has both.
+  // In the status of a VM, an Image and an ISO with the same name have the same reference. The spec of the VM shows which of them the
+  // status means. If the spec names both, the status contains the reference of the Image.
   const referred = spec.image !== undefined ? 'Image' : spec.iso !== undefined ? 'ISO' : kind;
   const own = imageObjectName(object);
   const reference = status?.image?.reference;

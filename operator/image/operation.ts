@@ -200,7 +200,7 @@ function hostOf(vm: VM | undefined): string | undefined {
   return vm?.status?.firstRunningTime === undefined ? undefined : vm.status.nodeName;
 }
 
-/** Returns why there is no disk to copy. A failed VM never runs again. */
+/** Returns why there is no disk to copy. A VM that has failed never runs again, so users must create it again. */
 function noDisk(vm: VM | undefined, name: string): BlockedImage {
   return vm === undefined
     ? blocked('VMNotFound', `There is no VM ${name} in this namespace`)

@@ -22,8 +22,8 @@ import {
 import { imageStatus } from './status.ts';
 
 /**
- * First wait in milliseconds between attempts to fetch an image. The wait doubles with each failure, up to the limit below. The limit is
- * only ten minutes, so that the operator soon tries a registry again after its outage.
+ * First wait in milliseconds between attempts to fetch an image. The wait doubles with each failure, up to {@link RETRY_CAP_MILLISECONDS}.
+ * This limit is only ten minutes, so that the operator soon tries a registry again after its outage.
  */
 const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
@@ -98,8 +98,8 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
 
 /**
  * Returns the time of the next attempt after a failure, in milliseconds since the epoch. The result is undefined if there will be no
- * further attempt. The status stores a final failure, so this function never gets its Job. The wait starts at the end of the work. If
- * the host reports an end in the future, the wait starts at the creation of the Job.
+ * further attempt. The function is not called after a final failure, because such a failure blocks the operation. The wait starts at the
+ * end of the work. If the host reports an end in the future, the wait starts at the creation of the Job.
  */
 function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
   const isAction = ACTIONS.has(operation);

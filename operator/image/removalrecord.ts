@@ -75,8 +75,8 @@ function targetFile(job: Job): Place | undefined {
 
 /**
  * Returns the file that failed work might have left in the storage, for example because the agent restarted. The file must be removed,
- * because no later attempt replaces it. The function works without the Job of the work, because this Job might no longer exist. The content
- * of a registry or a shared file is never stored.
+ * because no later attempt replaces it. The function works without the Job of the work, because this Job might no longer exist. Content
+ * that a host fetches from a registry or a shared file is never put into the storage.
  */
 function failedFile({ object, config }: ObservedImage): Place | undefined {
   const { contentFailure, uploadFailure = contentFailure } = object.status ?? {};

@@ -119,5 +119,5 @@ export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
 export function overdue({ message }: NodeCacheState, why: string, { config }: ObservedEntry): string {
   const last = why.startsWith(DEADLINE) ? message : why;
   const seconds = config.cache_job_active_deadline_seconds;
-  return `${DEADLINE}: not done within ${seconds} s${last === undefined ? '' : `: ${last}`}`;
+  return `${DEADLINE}: image not fetched within ${seconds} s${last === undefined ? '' : `: ${last}`}`;
 }

@@ -36,8 +36,8 @@ import { type EntryPlan, planEntry } from './plan.ts';
 import { entryBringsFacts } from './status.ts';
 
 /**
- * Longest delay in milliseconds of a request that stores a status without new facts. Hosts end their work one after another, so one delayed
- * request can contain several changes.
+ * Longest time in milliseconds for which a status change can wait if a restarted operator can compute the change again. Hosts end their
+ * work one after another, so one later request can store the changes of several hosts.
  */
 const FOLD_MILLISECONDS = 1_000;
 
@@ -140,13 +140,13 @@ export class ImageCacheReconciler {
     });
   }
 
-  /** Deletes a Job, and with it the Job's Pod in any state. */
+  /** Deletes a Job. Kubernetes then also deletes the Pod of the Job, no matter in which state the Pod is. */
   async #deleteJob({ name, uid }: CacheJob): Promise<void> {
     const { jobs, config } = this.#options;
     const namespace = config.namespaces.system;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
-    // If the cache no longer contains the Job, the watch has already shown the deletion. The Job's uid is then not stored, because no later
-    // event would remove the uid again.
+    // If the cache no longer contains the Job, the watch has already shown the deletion. In that case the uid of the Job is not stored,
+    // because no later event would remove it again.
     if (jobs.cache.get(`${namespace}/${name}`)?.metadata.uid === uid) {
       this.#deletedJobs.add(uid);
     }

@@ -225,7 +225,7 @@ function outdated(context: HostContext): NodeCacheState | undefined {
   const here = digestsIn(listedNames(context) ?? []);
   return digest === undefined || here.length === 0 || here.includes(digest)
     ? undefined
-    : { node: host.name, state: 'Outdated', message: `has ${here[0]}` };
+    : { node: host.name, state: 'Outdated', message: `The host has the outdated image ${here[0]}` };
 }
 
 function planLeaver(context: HostContext): HostPlan {

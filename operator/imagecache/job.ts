@@ -12,7 +12,7 @@ import type { Start } from './plan.ts';
 
 /**
  * Annotation that names the attempt for which the Job was created. The request that stores the Job's result in the entry's status also
- * replaces the attempt there. If the annotation and the status name different attempts, the result is therefore already stored.
+ * changes the attempt in the status. Therefore the result is already stored if the annotation and the status name different attempts.
  */
 export const ATTEMPT_ANNOTATION = 'berth.dev/cache-turn';
 

@@ -108,8 +108,7 @@ function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
 }
 
 /**
- * Returns the outcome of a Job. If the Job is complete, it has succeeded, even if its Pod was removed. Otherwise the Pod has the
- * result.
+ * Returns the outcome of a Job. Usually the Pod of the Job shows the outcome. If the Pod was removed, a complete Job counts as succeeded.
  */
 function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
   const outcome = taskOutcome(job, pod);

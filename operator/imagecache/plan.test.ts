@@ -152,7 +152,9 @@ describe('one host', () => {
     act(world, 'host-0', 'fill');
     minutes(world, 1);
     expect(world.row('host-0')).toMatchObject({ state: 'Failed', failures: 1 });
-    expect(world.row('host-0')?.message).toMatch(/^DeadlineExceeded: not done within 600 s: HostFull/);
+    expect(world.row('host-0')?.message).toMatch(
+      /^DeadlineExceeded: image not fetched within 600 s: HostFull/,
+    );
   });
 
   it('whose slot is taken before its Job is scheduled lets the next host begin, and waits for a slot', () => {
@@ -241,7 +243,11 @@ describe('one host', () => {
     world.addHost('late');
     world.settle(ROUNDS);
     expect(world.entry.status).toMatchObject({ digest: 'sha256:2', outdated: 2, cached: 1, desired: 3 });
-    expect(world.row('host-0')).toEqual({ node: 'host-0', state: 'Outdated', message: 'has sha256:1' });
+    expect(world.row('host-0')).toEqual({
+      node: 'host-0',
+      state: 'Outdated',
+      message: 'The host has the outdated image sha256:1',
+    });
     world.act('refresh', 0);
     world.settle(ROUNDS);
     expect(world.entry.status).toMatchObject({

@@ -48,8 +48,8 @@ export function entryStatus(observed: ObservedEntry, findings: EntryFindings): I
 }
 
 /**
- * Returns the last value of `refreshRequestedAt` for which the work is done. If the image's name contains a digest, there can be no newer
- * image, so the work counts as done immediately.
+ * Returns the last value of `refreshRequestedAt` for which the operator started work. If the image's name contains a digest, there can be
+ * no newer image. Then there is no work to start, and the operator records the value immediately.
  */
 function lastRefresh({ entry, image }: ObservedEntry, { refreshBegins }: EntryFindings): string | undefined {
   const { spec, status } = entry;

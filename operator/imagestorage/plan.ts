@@ -4,8 +4,8 @@ import type { Place } from '../image/place.ts';
 import { isNeeded, type Needs } from './needs.ts';
 
 /**
- * Longest time in milliseconds between two checks whether something needs the content. The operator does not notice a need that exists only
- * between two checks.
+ * Longest time in milliseconds between two checks whether something needs content that is to be removed. The operator does not notice a
+ * need that exists only between two checks.
  */
 const LOOK_MILLISECONDS = 60_000;
 
@@ -35,8 +35,8 @@ export interface ObservedRemovals {
    */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds for which content must be unneeded before it is removed. While an image still named the content, the creation of a
-   * copy or VM might have begun. After this time, the caches show this copy or VM, or its creation has failed.
+   * Time in milliseconds for which content must be unneeded before it is removed. The creation of a copy or VM might have begun just before
+   * the last image stopped naming the content. After this time, the caches show this copy or VM, or its creation has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

@@ -18,8 +18,8 @@ export interface StatusChange {
 export class HeldStatus {
   readonly #options: HeldStatusOptions;
   /**
-   * For each object with a delayed change of its status, the time of this change in milliseconds since the epoch. The map's key is the key
-   * of the object.
+   * Time since which an object has a status change that is not stored yet, in milliseconds since the epoch. The map's key is the key of the
+   * object.
    */
   readonly #since = new Map<string, number>();
 
@@ -28,9 +28,10 @@ export class HeldStatus {
   }
 
   /**
-   * Stores the difference between the statuses `before` and `after`, either now or after a delay.
+   * Stores the difference between the statuses `before` and `after`, unless this change can wait. If it can wait, nothing is stored, and
+   * the caller must call this method again later.
    * @param save stores a merge patch of the status
-   * @returns milliseconds until the status is stored; undefined if the status is already stored or did not change
+   * @returns milliseconds after which the caller must call again; undefined if the status is stored or did not change
    */
   async write(
     key: string,

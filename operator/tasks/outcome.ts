@@ -22,9 +22,8 @@ export type TaskOutcome =
     };
 
 /**
- * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. The Pod is needed because only
- * the Pod states the cause of a failure. The cache can show the end of a Job before the end of its Pod, because Jobs and Pods have separate
- * watches.
+ * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Only the Pod states the cause
+ * of a failure. Jobs and Pods have separate watches, so the cache can show the end of a Job before the end of its Pod.
  */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   const ended = podEnd(pod) ?? jobEnd(job, pod);

@@ -39,7 +39,7 @@ export function credentialsFor(
 
 /**
  * Returns the names of a Pod's pull secrets. The secrets that the VM or Image names come first, because users chose them. The secrets of
- * the namespace follow.
+ * the given `credentials` follow.
  */
 export function pullSecretNames(
   own: readonly string[],

@@ -15,8 +15,8 @@ export interface ImageAccess {
 
 /**
  * Returns the credentials with which a host fetches the images of a VM. `own` contains the pull secrets from the VM's settings. The
- * function adds the pull secrets of the VM's namespace for the registries of the images. It looks up the namespace's credentials only for
- * an image from a registry, because a lookup can cost a request.
+ * function adds the credentials of the VM's namespace for the registries of the images. It looks up these credentials only for an image
+ * from a registry, because a lookup can cost a request.
  */
 export function resolveAccess(
   lookups: Lookups,

@@ -40,10 +40,13 @@ import { deleteMachine } from './steps/retire.ts';
 import type { Outcome, Write } from './steps/step.ts';
 import { VMWriter } from './writes.ts';
 
-/** Names of the indexes that find VMs by an object in their spec: a VMConfig, or an Image or ISO. */
+/** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
 export const VMS_BY_IMAGE = 'image';
-/** Longest delay in milliseconds of status changes that nobody waits for. Because of the delay, one request can contain several changes. */
+/**
+ * Status changes that nobody waits for are stored at most this many milliseconds later. Because of this delay, one request can store
+ * several changes.
+ */
 const FOLD_MILLISECONDS = 500;
 /**
  * Time in milliseconds between attempts to create a Pod while an obstacle prevents this. Obstacles are, for example, a quota, Pod Security,
@@ -179,8 +182,8 @@ export class VMReconciler {
   }
 
   /**
-   * Stores the status, either now or after a delay. Returns this delay in milliseconds. The result is undefined if the status was written
-   * or did not change.
+   * Stores the status now, or leaves this to a later reconcile. In the second case, returns the milliseconds until that reconcile. The
+   * result is undefined if the status was stored or did not change.
    */
   async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
     const { vm, now } = observed;
@@ -223,8 +226,8 @@ function waitOf(outcome: Outcome): number | undefined {
 }
 
 /**
- * Enqueues a VM when the VM, its Pod or its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that has one of
- * its host ports. When one of these objects changes, the waiting VM is enqueued, too.
+ * Enqueues a VM when the VM, its Pod or its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that holds a
+ * host port that the VM requests. When one of these objects changes, the waiting VM is enqueued, too.
  */
 export function enqueueVMs(controller: Controller, sources: Sources): void {
   const { vms, pods, nodes, vmConfigs, images, isos } = sources;

@@ -1,4 +1,4 @@
-/** Computes the next deadline of a VM. The VM must be reconciled then, even if no object changes. */
+/** Computes the next deadline of a VM. At this time, the VM must be reconciled, even if no object changes. */
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';

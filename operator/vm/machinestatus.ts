@@ -53,8 +53,8 @@ function progress(phase: VMPhase, { progressPercent, bytesPerSecond }: MachineRe
 }
 
 /**
- * Returns the guest's own addresses: first those that the host's network gave the guest, then those that the guest reported. The host's
- * address is left out, because the Pod's status contains it if the network gave the guest no address.
+ * Returns the guest's own addresses: first those that the host's network gave the guest, then those that the guest reported. If the network
+ * gave the guest no address, the Pod's status contains the address of the host. The function leaves out this address.
  */
 function guestAddresses({ status = {} }: Pod, { guest }: MachineReport): string[] | undefined {
   const given = (status.podIPs ?? []).map(({ ip }) => ip).filter((address) => address !== status.hostIP);

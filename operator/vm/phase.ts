@@ -33,7 +33,7 @@ export function phaseOf(observed: Observed, facts: Facts): Phase {
   return unreachablePhase(observed, facts) ?? podPhase(pod);
 }
 
-/** Returns the phase of a failed VM: Failed when nothing of the machine remains, and Stopping until then. */
+/** Returns the phase of a failed VM: Stopping while its host must still end the machine, otherwise Failed. */
 function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failure']>): Phase {
   const gone = pod === undefined || hasEnded(pod) || pod.spec.nodeName === undefined;
   const left = gone || node === undefined || failure.reason === 'HostLost';
@@ -45,8 +45,9 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
 }
 
 /**
- * Returns the phase of a VM whose host does not report. The result is undefined while the host reports. Before the timeout, the VM keeps
- * its phase, with the reason HostUnreachable. After the timeout it is Failed, even though its machine might be running.
+ * Returns the phase of a VM whose host does not report. The result is undefined while the host reports, and for a VM that has never run.
+ * Before the timeout, the VM keeps its phase, with the reason HostUnreachable. After the timeout it is Failed, even though its machine
+ * might be running.
  */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   const { node, pod } = observed;

@@ -138,7 +138,10 @@ export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDr
     : { type, status, reason: 'NotReady', message: message ?? otherwise };
 }
 
-/** Returns the agent's report of the machine. The result is empty if there is no report (a simulated host) or it cannot be read. */
+/**
+ * Returns the agent's report of the machine. The result is empty if the report cannot be read, or if there is none, as for a simulated
+ * host.
+ */
 export function machineReport(pod: Pod | undefined): MachineReport {
   return reports.in(podCondition(pod, MACHINE_CONDITION)?.message) ?? {};
 }

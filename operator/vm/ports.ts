@@ -37,7 +37,7 @@ function purposeOf(port: GuestPort, os: System): string | undefined {
   return SERVICES.find((service) => isSame(service, port) && service.of(os))?.purpose;
 }
 
-/** Returns the ports that the VM reserves with a fixed number. */
+/** Returns the ports for which the VM reserves a fixed port of its host. */
 export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePort[] {
   return ports.map(parsePort).flatMap(({ hostPort, ...port }) => {
     return hostPort === undefined

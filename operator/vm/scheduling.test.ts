@@ -102,7 +102,7 @@ describe("the scheduler's reasons, in a short form", () => {
       spec: { taints: [{ key: 'x/y', value: 'true', effect: 'PreferNoSchedule' }] },
     };
     const hosts = [host('a'), host('b', 'berth.dev/nat-unready'), host('c', 'x/y'), host('d', 'x/y'), soft];
-    expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT', '2 tainted x/y']);
+    expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT', '2 with the taint x/y']);
     const nodeSelectorTerms = [
       { matchFields: [{ key: 'metadata.name', operator: 'In' as const, values: ['b'] }] },
     ];

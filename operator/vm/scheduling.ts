@@ -129,7 +129,7 @@ export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   for (const { spec } of hosts.filter((host) => isAskedFor(pod, host))) {
     const taint = spec?.taints?.find((candidate) => keepsOff(candidate, pod));
     if (taint !== undefined) {
-      const text = TAINT_TEXTS[taint.key] ?? `% tainted ${taint.key}`;
+      const text = TAINT_TEXTS[taint.key] ?? `% with the taint ${taint.key}`;
       counts.set(text, (counts.get(text) ?? 0) + 1);
     }
   }

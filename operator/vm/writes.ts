@@ -1,4 +1,4 @@
-/** Writes all objects for the reconcile of a VM. The key of the VM and its Pod is `namespace/name`. */
+/** Sends the requests of a VM's reconcile that change objects. The VM and its Pod have the same key, `namespace/name`. */
 import {
   DESIRED_ANNOTATION,
   GIVEN_UP_ANNOTATION,
@@ -60,8 +60,8 @@ export class VMWriter {
 
   /**
    * Executes one request. Returns the observed state after the request.
-   * @throws ApiError for an error that the VM's status does not report: the HTTP status 409 or 5xx, or a missing permission of the
-   * operator. A later attempt can succeed.
+   * @throws ApiError for an error that the status of the VM does not report: a response with the HTTP code 409 or 5xx, or a missing
+   * permission of the operator. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {

@@ -254,7 +254,7 @@ describe('hosts that do not finish', () => {
       ({ status }) => status?.failed === 1 && status.cached === hosts.length - 1,
       ATTEMPTS,
     );
-    expect(rowOf(failed, 'host-3')?.message).toMatch(/^DeadlineExceeded: not done within 10 s/);
+    expect(rowOf(failed, 'host-3')?.message).toMatch(/^DeadlineExceeded: image not fetched within 10 s/);
     // The operator tries again soon, and the host fails again.
     await waitFor('kubectl get to name the host that fails', async () => {
       const [head, row] = await kubectlGet('-o', 'wide');
@@ -392,7 +392,11 @@ describe('names', () => {
       return status?.outdated === 3 && status.cached === 1;
     });
     expect(entry.status?.digest).toBe(simulator.digest(reference));
-    expect(rowOf(entry, 'host-1')).toEqual({ node: 'host-1', state: 'Outdated', message: `has ${older}` });
+    expect(rowOf(entry, 'host-1')).toEqual({
+      node: 'host-1',
+      state: 'Outdated',
+      message: `The host has the outdated image ${older}`,
+    });
     expect(readyOf(entry)).toMatchObject({ status: 'False', reason: 'Outdated' });
     const before = simulator.done.length;
     const refreshRequestedAt = new Date().toISOString();

@@ -23,7 +23,7 @@ export function retirePod(observed: Observed, _facts: Facts): StepResult {
     : NOTHING;
 }
 
-/** Returns true if the Pod must be deleted. An ended Pod of a failed VM stays until the VM is deleted, because users can read its log. */
+/** Returns true if the Pod must be deleted. An ended Pod of a failed VM stays until the VM is deleted, so that users can read its log. */
 function mustGo(observed: Observed, pod: Pod): boolean {
   const { status } = observed.vm;
   return (status?.attempt ?? 1) > podAttempt(pod) || (status?.failure !== undefined && !hasEnded(pod));
