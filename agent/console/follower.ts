@@ -20,7 +20,7 @@ const RECORD_OVERHEAD_BYTES = 64;
  */
 const STILL_MILLISECONDS = 2_000;
 
-/** Events of a store for its followers. */
+/** Events that a console's store sends to its followers. */
 export interface StoreEvents {
   records: [ConsoleRecord[]];
   closed: [];

@@ -41,7 +41,7 @@ export interface RawPiece {
   bytes: Buffer;
 }
 
-/** Source of a console's bytes, which are read only once. An agent that has restarted continues at the position of the last commit. */
+/** Source of a console's bytes. The position of the last commit is kept in a file, so that an agent that has restarted continues there. */
 interface Source {
   /** Returns the next bytes, at most `length`. The result has no bytes when all bytes have been read. */
   next: (length: number) => RawPiece;
@@ -245,8 +245,8 @@ function readSegment(segments: readonly Segment[], position: number, length: num
 }
 
 /**
- * Returns a piece of a file: at most `length` bytes, from `offset` on. If the file was removed meanwhile, the piece is empty. The caller's
- * next read then uses the remaining files.
+ * Returns a piece of a file: at most `length` bytes, from `offset` on. If the file no longer exists, the piece is empty, and the caller's
+ * next read uses the remaining files.
  */
 function readPiece(path: string, offset: number, length: number): Buffer {
   const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));

@@ -42,8 +42,8 @@ const LOGGING = 'logging';
 export const TERMINAL = 'serial.in';
 
 /**
- * Time limit for the end of the log writer, after the hypervisor has ended. The log writer first stores the rest of two pipes, which hold
- * at most 64 KiB each. This takes a few milliseconds, even on an overloaded host.
+ * Time limit for the log writer to end after the hypervisor has ended. Before it ends, the log writer stores the last output from its two
+ * pipes, at most 64 KiB from each. This takes a few milliseconds, even on an overloaded host.
  */
 const WRITER_TIMEOUT_MILLISECONDS = 2_000;
 const WRITER_INTERVAL_MILLISECONDS = 5;
@@ -56,7 +56,8 @@ const WRITER_INTERVAL_MILLISECONDS = 5;
  */
 const PROGRAM = String.raw`
 my ($limit, $errors, @command) = @ARGV;
-# The agent writes a byte after it has moved this process into its control group. The log writer is then in that group too.
+# The agent sends a byte when it has moved this process into the machine's control group. Only after that, this process forks the log
+# writer, so that the log writer is in the group too.
 sysread(STDIN, my $go, 1) or exit 1;
 pipe(my $serial, my $guest) or die "pipe: $!\n";
 pipe(my $output, my $words) or die "pipe: $!\n";
@@ -65,7 +66,7 @@ if ($writer) {
   open(my $mark, '>', '${LOGGING}') or die "${LOGGING}: $!\n";
   print $mark $writer;
   close $mark;
-  # The command opens both ends of its input, so that the input never ends.
+  # The command's input is a pipe that is open for reading and for writing. So the input never ends.
   open(STDIN, '+<', '${TERMINAL}') or die "${TERMINAL}: $!\n";
   for ([\*STDOUT, $guest], [\*STDERR, $errors eq 'serial' ? $guest : $words]) {
     open($_->[0], '>&', $_->[1]) or die "descriptors: $!\n";
@@ -73,9 +74,9 @@ if ($writer) {
   exec { $command[0] } @command or die "$command[0]: $!\n";
 }
 
-# With the arguments of the command, this process would look like the machine.
+# The log writer gets its own name. Otherwise it would have the arguments of the command, and look like the machine.
 $0 = 'berth-log-writer';
-# The log writer ignores these signals, because it stores the last output of the command and ends after it.
+# The log writer ignores these signals, because it must not end before it has stored the last output of the command.
 $SIG{$_} = 'IGNORE' for qw(HUP INT QUIT TERM PIPE);
 umask 077;
 close $guest;

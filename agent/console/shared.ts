@@ -53,7 +53,7 @@ class Session {
   readonly #over: () => void;
   #ended = false;
 
-  /** `over` is called once, when this session takes no more streams. */
+  /** `over` is called once, when this session ends. An ended session accepts no more streams. */
   constructor(connect: () => Promise<Duplex>, over: () => void) {
     this.#over = over;
     this.#connection = this.#start(connect);

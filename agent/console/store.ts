@@ -120,7 +120,7 @@ export class ConsoleStore implements ConsoleLog {
     }
   }
 
-  /** Moves all output that the guest has written so far into the store. Readers that arrive meanwhile wait for the same move. */
+  /** Moves all waiting output of the console into the store. If another reader comes during the move, that reader waits for its end. */
   async #caughtUp(): Promise<void> {
     this.#catchingUp ??= this.#catchUp().finally(() => {
       this.#catchingUp = undefined;

@@ -15,7 +15,7 @@ import { logsWritten, TERMINAL } from './logwriter.ts';
 
 /** Time between two reads of the log. A user who types does not notice a delay of 20 ms, and a read takes less than 100 µs. */
 const POLL_MILLISECONDS = 20;
-/** Limit of one read. With this limit, one connection reads 3 MiB a second, which is more than a guest prints. */
+/** Limit of one read in bytes. With this limit, one connection can read 3 MiB a second, which is more than a guest prints. */
 const READ_BYTES = 64 * 1024;
 /** Number of reads after which the agent checks whether the machine still runs. The time between two checks is one second. */
 const READS_PER_CHECK = 50;

@@ -1,4 +1,4 @@
-/** `kubectl attach`: the serial console of a machine. */
+/** Serves `kubectl attach`, which connects a caller to the serial console of a machine. */
 import { type Duplex, Transform, Writable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { messageOf } from '../../base/errors.ts';
@@ -33,9 +33,10 @@ export async function attach(
 }
 
 /**
- * Resolves when the caller's input is over, and lets other callers type from then on. The end of the input does not end the session,
- * because a caller can send some lines from a pipe and then only read. If the caller's program is killed, the API server ends the input, but
- * can keep the session for a minute. An error of the input can occur long before the output ends, so this function handles it at once.
+ * Waits for the end of the caller's input, and then lets another caller type. The session continues, because a caller can send some lines
+ * from a pipe and then only read. If a caller's program is killed, the API server ends the input at once, but can keep the session for a
+ * minute. Other callers need not wait for that minute. This function handles errors of the input as soon as they occur, because the output
+ * can end much later.
  */
 async function typeInto(console: Duplex, input: Promise<void> | undefined): Promise<void> {
   await Promise.allSettled([input]);

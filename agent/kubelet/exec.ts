@@ -1,4 +1,4 @@
-/** `kubectl exec`: a command that the guest agent runs. The caller gets the output when the command has ended. */
+/** Serves `kubectl exec`: the guest agent runs a command, and the caller gets the output when the command has ended. */
 import { addAbortSignal, type Readable } from 'node:stream';
 import { StreamRefused } from '../drivers/driver.ts';
 import { type CommandSession, exited, failure, type Status } from './streams/session.ts';

@@ -1,4 +1,4 @@
-/** Logs for `kubectl logs`: the serial console of a VM, or the log of a task (the work of a Job). */
+/** Serves `kubectl logs`, which shows the serial console of a VM or the log of a task (the work of a Job). */
 import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
@@ -35,7 +35,7 @@ class LogRefusedError extends HttpError {
   }
 }
 
-/** Function that returns the text of a console or of a task's log. @throws LogRefusedError when there is no such log. */
+/** Function that returns the text of a console or of a task's log. @throws HttpError when there is no such log. */
 export type LogSource = (request: LogRequest, signal: AbortSignal) => Promise<AsyncIterable<string>>;
 
 const flag = z

@@ -1,4 +1,4 @@
-/** Finds the Pods that callers name. Refusals have the HTTP status 400, because kubectl shows the text of this status unchanged. */
+/** Finds the Pods that callers name. Refusals have the HTTP status 400, because kubectl shows the text of such an answer unchanged. */
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 

@@ -1,4 +1,4 @@
-/** `kubectl port-forward`: connections of a caller to TCP ports of a guest. */
+/** Serves `kubectl port-forward`, which connects a caller to TCP ports of a guest. */
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
@@ -34,8 +34,8 @@ export async function forward(
     await Promise.all([pipeline(data, guest), pipeline(guest, data)]);
     connection.end();
   } catch (error) {
-    // An error with a code means that the caller or the guest has broken the connection. The agent sends no message, because the other side
-    // notices this anyway.
+    // An error with a code means that the caller or the guest has broken the connection. The caller gets no message about such an error,
+    // because the caller notices the end of the connection anyway.
     if (codeOf(error) !== undefined || error instanceof ClientGoneError) {
       connection.end();
       return;
@@ -95,7 +95,7 @@ export class SharedForwards {
     }
   }
 
-  /** Ends the use of a forward by one connection. If no other connection uses the forward, closes the forward. */
+  /** Records that one connection no longer uses a forward. If this was its last connection, closes the forward. */
   async #leave(key: string, shared: Shared): Promise<void> {
     shared.users -= 1;
     if (shared.users > 0) {

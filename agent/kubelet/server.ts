@@ -1,4 +1,4 @@
-/** HTTPS endpoints of a kubelet that the agent serves: logs and streams of machines, metrics, and `/readyz`. */
+/** Serves the HTTPS endpoints of a kubelet: logs and streams of machines, metrics, and `/readyz`. */
 import { readFileSync } from 'node:fs';
 import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Server } from 'node:https';
@@ -62,7 +62,7 @@ interface Route {
 }
 
 export class KubeletServer {
-  /** Whether the host has joined the cluster. The server already answers before the host has joined, and `/readyz` then reports a fault. */
+  /** Whether the host has joined the cluster. The server also answers before that, but `/readyz` reports a fault until that moment. */
   hasJoined = false;
   readonly #options: KubeletServerOptions;
   readonly #server: Server;

@@ -100,7 +100,7 @@ function requireUnreserved(
   }
 }
 
-/** Data for the check whether a machine can use a port: the rules, the address and the reserved ports of all machines. */
+/** Data that is needed to check whether a machine can use a port. */
 export interface PortChecks {
   rules: PortRules;
   /** IPv4 address at which reserved ports are reached; 0.0.0.0 means all addresses. */
@@ -270,8 +270,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the names of ports with a listener. A UDP socket counts only if the previous check also found it, because a UDP client also has
-   * an unconnected socket, but usually only for a short time.
+   * Returns the names of ports with a listener. A UDP socket counts only if the previous check found it too. Otherwise it might be
+   * the socket of a UDP client, and such a socket usually exists only for a short time.
    */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));

@@ -29,7 +29,7 @@ export class NetworkMonitor {
     const registers = [options.metrics];
     this.#repairs = new Counter({
       name: 'berth_agent_network_repairs_total',
-      help: 'Repaired differences in the network of this host.',
+      help: 'Differences between the actual and the wanted network of this host that the agent has repaired.',
       registers,
     });
     this.#checks = new Counter({
@@ -76,10 +76,9 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with a report that includes this machine, or that shows a fault which affects all machines. If a check was already running, it
-   * might have begun before the machine was attached. Its report then does not include the machine, so the function runs a second check. If
-   * the first report shows a fault which affects all machines, there is no second check, because it would be counted as another failed
-   * check.
+   * Resolves with a report that includes this machine, or that shows a fault of all machines. If a check is already running, that check
+   * perhaps began before the machine was attached. If its report does not include the machine, the function runs a second check. After a
+   * report with a fault of all machines, there is no second check. A second check would only be counted as another failed check.
    */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();

@@ -30,15 +30,15 @@ export interface WantedStreams {
 
 export interface Session {
   /**
-   * Signal that aborts when the connection has ended, when it was idle for too long, or when the agent ends. The reason is an Error for the
-   * caller.
+   * Signal that aborts when the connection has ended or was idle for too long, or when the agent ends. The signal's reason is an Error for
+   * the caller.
    */
   signal: AbortSignal;
   /** Resolves when the connection has ended. Never rejects. */
   ended: Promise<void>;
 }
 
-/** Streams of a caller of `exec` or `attach`. A stream is undefined if the caller does not ask for the stream. */
+/** One session of `exec` or `attach`, with its streams. A stream is undefined if the caller does not ask for the stream. */
 export interface CommandSession extends Session {
   stdin: Readable | undefined;
   stdout: Writable | undefined;
@@ -53,7 +53,7 @@ export interface PortConnection {
   port: number;
   data: Duplex;
   /**
-   * Ends the connection. If there is a message, the caller gets it as the reason. The caller's kubectl then usually ends all its
+   * Ends the connection. If there is a message, the caller gets it as the reason. When kubectl gets such a message, it usually ends all its
    * connections.
    */
   end(message?: string): void;
@@ -79,14 +79,14 @@ export class ClientGoneError extends Error {
 }
 
 /**
- * Protocols for `exec` and `attach`, the preferred protocol first. The two protocols differ only over WebSockets. Older protocols are not
- * in the list, because they transfer no exit code.
+ * Protocols for `exec` and `attach`, the preferred protocol first. The two protocols differ only in sessions over WebSockets. Older
+ * protocols are not in the list, because they transfer no exit code.
  */
 export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
 
 /**
- * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas. A pattern that also
- * matches the spaces around a comma could take seconds for a long header of spaces.
+ * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas, because a pattern
+ * that also matches spaces could take seconds for a long header of spaces.
  *
  * @throws HttpError 400 when the client offers none of our protocols.
  */

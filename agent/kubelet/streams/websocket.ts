@@ -29,7 +29,7 @@ const BUFFERED_BYTES = 64 * 1024;
  * and the server notices the loss.
  */
 const PING_MILLISECONDS = 30_000;
-/** Channels of commands. */
+/** Numbers of the channels in a session of `exec` or `attach`. */
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
 /** Channel of protocol v5 whose messages end other channels. Each message contains the number of the channel that ends. */
 const END_CHANNEL = 255;
@@ -212,8 +212,8 @@ export function acceptCommand(
 }
 
 /**
- * Accepts a session for connections to ports, one connection for each `port` of the query. The protocol cannot end one direction of a
- * connection. When the guest ends its direction, the whole connection ends. The session ends with its last connection.
+ * Accepts a session for connections to ports, one connection for each `port` of the query. The protocol cannot end only one direction of a
+ * connection. So when the guest ends its direction, the whole connection ends. When its last connection has ended, the session ends too.
  *
  * @throws HttpError 400 when a port is wrong, the number of ports is wrong, or the client does not offer the agent's protocol.
  */

@@ -1,6 +1,7 @@
 /**
- * Stores the wanted attachments of machines to the NAT network in files, so that they outlive the agent. Attachments of network namespaces
- * are in a separate file. Earlier releases of the agent neither read nor write this file, so it survives a downgrade and a later upgrade.
+ * Stores in files which machines and programs must be attached to the NAT network. So the agent still knows them after a restart. Programs
+ * in network namespaces have a separate file. Earlier releases of the agent neither read nor write this separate file, so it survives a
+ * downgrade and a later upgrade.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -18,7 +19,7 @@ const attachmentSchema = z.object({
   owner: z.object({ uid: z.number().int(), gid: z.number().int() }).optional(),
 });
 
-/** Attachment of a guest by a tap. */
+/** Data of a guest that is attached to the NAT network through a tap of this host. */
 export type Attachment = z.infer<typeof attachmentSchema>;
 
 const namespaceSchema = z.object({
@@ -26,12 +27,12 @@ const namespaceSchema = z.object({
   address: z.string(),
   device: z.string(),
   exposedPort: z.number().int(),
-  /** Uid of the only machine that may connect. */
+  /** Uid of the only machine that may connect to the program; undefined if no machine may connect. */
   peer: z.string().optional(),
   ports: z.array(machinePortSchema),
 });
 
-/** Attachment of a program by a network namespace. */
+/** Data of a program, for example an emulator, that is attached to the NAT network through a network namespace of its own. */
 export type NamespaceAttachment = z.infer<typeof namespaceSchema>;
 
 /** All attachments that the network must have: those of machines and those of programs in network namespaces. */

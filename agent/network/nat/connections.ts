@@ -8,9 +8,9 @@ export interface Owner {
 }
 
 /**
- * Deletes the kernel's tracked connections of machines that had the address of this owner before. Also deletes the tracked UDP connections
- * to the owner's reserved ports, because new rules for forwarding a port apply only to new connections. A UDP connection stays tracked as
- * long as its sender continues to send.
+ * Deletes the kernel's tracked connections of machines that had the owner's address before. Also deletes the tracked UDP connections to the
+ * owner's reserved ports. Without this deletion, the kernel would use the earlier rules for these UDP connections as long as their senders
+ * continue to send.
  *
  * @param hostAddress address at which reserved ports are reached; undefined means every address.
  */

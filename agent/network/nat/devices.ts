@@ -5,8 +5,8 @@ import { ip } from '../commands.ts';
 import { readLinks } from './observe.ts';
 
 /**
- * Deletes a device. The function also succeeds if the device is missing. The kernel might have deleted the device, because the kernel
- * deletes a veth device together with the network namespace of the peer device.
+ * Deletes a device. The function also succeeds if the device is missing. For example, when the kernel deletes a network namespace with one
+ * device of a veth pair, it deletes the other device too.
  */
 export async function deleteDevice(device: string): Promise<void> {
   try {

@@ -59,9 +59,9 @@ export class Dnsmasq {
   }
 
   /**
-   * Takes over a dnsmasq that an earlier agent started. Stops it if its arguments differ from those that the agent needs now: an earlier
-   * release, or an agent with another configuration, started it. Otherwise makes it read the list of machines again, because the earlier
-   * agent perhaps ended between writing the list and telling dnsmasq.
+   * Takes over a dnsmasq that an earlier run of the agent started. If dnsmasq has other arguments than the agent needs now, stops dnsmasq.
+   * Its arguments can differ after an update of the agent or a change of its configuration. Otherwise makes dnsmasq read the list of
+   * machines again. The earlier run perhaps ended after it had written the list, but before it could tell dnsmasq.
    */
   async takeOver(): Promise<void> {
     const parameters = this.#arguments();

@@ -6,7 +6,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 
 export interface NatOptions {
-  /** Folder for the file of attachments. The folder must survive a reboot. The network creates the folder if it is missing. */
+  /** Folder for the files with the attached machines and programs. It must survive a reboot. If it is missing, the network creates it. */
   directory: string;
   /**
    * Folder for dnsmasq's files. The network creates and removes the folder. The parent folders must be readable for all users, because
@@ -26,7 +26,10 @@ export interface NatOptions {
   probeSubnet: string;
   /** IPv4 address of the host at which reserved ports are reached; undefined means every address except loopback. */
   hostAddress?: string;
-  /** IPv4 networks that are blocked for guests. In addition, guests can never reach each other or the host. */
+  /**
+   * IPv4 networks that are blocked for guests. In addition, guests can never reach each other. On the host, they can reach only DHCP, DNS,
+   * ping and their metadata.
+   */
   forbidden: readonly string[];
   /** Largest number of tracked connections of one guest at the same time. */
   connectionsPerGuest: number;
@@ -184,7 +187,7 @@ export function namespacePath({ namespaces }: Layout, device: string): string {
   return join(namespaces.folder, device);
 }
 
-/** Returns the MAC addresses of the device of a network namespace: on the host and in the namespace. */
+/** Returns the MAC addresses of the two devices that connect a network namespace to this host. Both devices have the name `device`. */
 export function namespaceMacs(device: string): { outside: string; inside: string } {
   return { outside: stableMac(`outside ${device}`), inside: stableMac(`inside ${device}`) };
 }

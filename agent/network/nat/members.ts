@@ -1,6 +1,6 @@
 /**
- * Holds the machines and programs that are attached to the NAT network, in memory and in files. Also holds the taps that were deleted while
- * a hypervisor had them open.
+ * Remembers, in memory and in files, which machines and programs are attached to the NAT network. Also remembers, only in memory, which
+ * taps were deleted while a hypervisor had them open.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
@@ -28,8 +28,9 @@ export class Members {
   /** Members that are being detached. Their devices and rules are not wanted any more, but they keep their addresses and ports. */
   readonly #leaving = new Map<string, Member>();
   /**
-   * Uids of members that were added or changed, or that {@link load} has read, because an earlier agent perhaps ended while it attached
-   * them. The kernel can still track connections of earlier owners of their addresses.
+   * Uids of members for whose addresses the kernel perhaps still tracks connections of earlier owners. A member is added here when it is
+   * new or changed. A member that {@link load} reads is added too, because the earlier run of the agent perhaps ended while it attached
+   * this member.
    */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
@@ -134,7 +135,7 @@ export class Members {
     return (this.find(uid) ?? this.#leaving.get(uid))?.address;
   }
 
-  /** Adds or replaces a member. `running` is true if the member already runs. It was then attached completely before its start. */
+  /** Adds or replaces a member. `running` is true if the member already runs. A running member was attached completely before its start. */
   put(member: Member, { running }: Pick<AttachOptions, 'running'>): void {
     if (JSON.stringify(this.find(member.uid)) !== JSON.stringify(member)) {
       this.#unforgotten.add(member.uid);
@@ -150,8 +151,8 @@ export class Members {
   }
 
   /**
-   * Begins to detach a member, and returns the member. Returns it again until {@link remove} has succeeded, so that a failed detachment can
-   * be repeated. Returns undefined if there is no such member.
+   * Begins to detach a member, and returns the member. Later calls also return the member until {@link remove} has succeeded, so that the
+   * caller can repeat a failed detachment. Returns undefined if there is no such member.
    */
   leave(uid: string): Member | undefined {
     const member = this.find(uid) ?? this.#leaving.get(uid);
@@ -164,14 +165,15 @@ export class Members {
     return member;
   }
 
-  /** Ends the detachment of a member: removes it from the files, then from memory. @throws Error when the files cannot be written. */
+  /** Completes the detachment: removes the member from the files, then from memory. @throws Error when the files cannot be written. */
   async remove(uid: string): Promise<void> {
     await this.#write(this.holders.filter((one) => one.uid !== uid));
     this.#leaving.delete(uid);
   }
 
   /**
-   * If the member is new or changed, or perhaps was not attached completely, deletes tracked connections of earlier owners of its address.
+   * Deletes the kernel's tracked connections of earlier owners of the member's address. If they were already deleted and the member has not
+   * changed since then, the function does nothing.
    */
   async forgetFormer(member: Member): Promise<void> {
     if (this.#unforgotten.has(member.uid)) {
@@ -184,7 +186,7 @@ export class Members {
     return new Set(this.holders.map(({ address }) => address));
   }
 
-  /** Returns all members, but without the reserved ports whose names are keys of `withheld`. */
+  /** Returns all members, each without those reserved ports whose names are keys in `withheld`. */
   without(withheld: ReadonlyMap<string, string>): Wanted {
     const leads = (port: MachinePort): boolean => !withheld.has(portName(port));
     const { machines, namespaces } = this.wanted;

@@ -16,7 +16,8 @@ export interface Inside {
 
 export interface NamespacesObserved {
   /**
-   * Contents of the network namespaces. The key is the name of the namespace's file. The value is undefined if the file holds no namespace.
+   * Contents of the network namespaces. The key is the name of the namespace's file. The value is undefined if no namespace is mounted on
+   * the file, or if no attached program has this namespace.
    */
   files: ReadonlyMap<string, Inside | undefined>;
   /**
@@ -151,7 +152,7 @@ function isRouted({ namespaces }: Layout, device: string, routes: readonly Route
   return isThere(gateway) && isThere('default', gateway);
 }
 
-/** Returns the `ip` commands that configure, on this host, the device of a network namespace. */
+/** Returns the `ip` commands that configure the host side of a network namespace: the host's device, and the route to the namespace. */
 export function outsideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
   return [
     `address replace ${namespaces.gateway}/32 dev ${device}`,

@@ -160,9 +160,9 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
 }
 
 /**
- * Returns the script with the rules in a network namespace. Only connections to the exposed port are tracked. Otherwise a program could
- * open connections without end and fill the kernel's memory with entries that no limit of the host counts. Only Berth uses the namespace,
- * so the script replaces all rules in the namespace.
+ * Returns the script with the rules in a network namespace. In the namespace, the kernel tracks only connections to the exposed port. Other
+ * connections would need kernel memory without a limit, because the limits on the host do not apply in the namespace. Only Berth uses the
+ * namespace, so the script replaces all rules in the namespace.
  */
 export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
   return `flush ruleset

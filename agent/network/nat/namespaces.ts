@@ -38,8 +38,8 @@ const READ_ALL =
 const DISABLE_IPV6 = '[ ! -e "$1" ] || echo 1 > "$1"';
 
 /**
- * Configures a network namespace. The input contains commands for `ip`. The two arguments are the paths of the kernel switches for IPv6 and
- * loopback.
+ * Shell script that configures a network namespace. The input contains commands for `ip`. The two arguments are the paths of the kernel
+ * switches for IPv6 and loopback.
  */
 const CONFIGURE = `ip -batch - && { ${DISABLE_IPV6}; } && echo 1 > "$2"`;
 
@@ -145,8 +145,8 @@ export class Namespaces {
   }
 
   /**
-   * Connects a network namespace to this host by a new pair of devices. Before that, the function deletes old devices with the same name.
-   * `found` tells on which sides they exist.
+   * Connects a network namespace to this host through a new pair of devices. Before that, the function deletes old devices with the same
+   * name. `found` tells whether such an old device exists outside and inside the namespace.
    */
   async #createPair(device: string, found: { outside: boolean; inside: boolean }): Promise<void> {
     const path = namespacePath(this.#layout, device);
@@ -187,7 +187,7 @@ async function inNamespace(
   return await run('nsenter', [`--net=${path}`, 'sh', '-c', script, 'sh', ...args], input);
 }
 
-/** Returns whether the file holds a network namespace other than that of this process. */
+/** Returns whether a network namespace is mounted on the file. The namespace of this process does not count. */
 async function holdsNamespace(path: string): Promise<boolean> {
   const [file, own] = await Promise.all([undefinedIf(isMissing, stat(path)), stat(OWN_NAMESPACE)]);
   // The kernel has a separate file system for all namespaces. So the file is a namespace if it is in the same file system as the namespace

@@ -1,4 +1,4 @@
-/** Reads the network devices of this host and its setting for IPv4 forwarding from the kernel. */
+/** Reads from the kernel which network devices this host has, and whether IPv4 forwarding is on. */
 import { readFile } from 'node:fs/promises';
 import * as z from 'zod';
 import { run } from '../commands.ts';

@@ -103,7 +103,7 @@ function planBridge(layout: Layout, links: Links): Repair[] {
   ];
 }
 
-/** Plans to connect a port to the bridge, isolated from the other ports. */
+/** Plans the repairs that connect a port to the bridge and isolate it from the other ports. */
 function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
   if (link?.master !== layout.bridge || !link.isolated) {

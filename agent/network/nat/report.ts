@@ -37,8 +37,8 @@ export interface Evidence extends FailedRepairs {
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
   /**
-   * Names of taps that were deleted and created again while a hypervisor had the old tap open. The guest of such a hypervisor has no
-   * network.
+   * Names of taps that were deleted while a hypervisor had them open, even if a repair has created them again. The guest of such a
+   * hypervisor has no network.
    */
   lostTaps: ReadonlySet<string>;
   /**

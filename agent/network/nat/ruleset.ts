@@ -16,8 +16,8 @@ import {
 } from './rulewords.ts';
 
 /**
- * UDP ports of the host that are forwarded from the outer end of the probe to its inner end. Each test packet uses another port, so
- * that each packet is a new connection.
+ * UDP ports of the host that are forwarded from the outer end of the probe to its inner end. Each test packet goes to a random one of these
+ * ports, so that it begins a new connection.
  */
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 /** UDP port on which both ends of the probe listen for test packets. */
@@ -170,8 +170,8 @@ function portsOf(layout: Layout, attachments: readonly Attachment[]): Port[] {
 }
 
 /**
- * Returns the rules that accept a machine's DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP
- * datagram (RFC 2131). The rule requires the machine's own address there.
+ * Returns the rules that accept the machines' DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP datagram
+ * (RFC 2131). At this byte, the rule of a machine requires the machine's own MAC address.
  */
 function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): string[] {
   return attachments.map(({ tap, macAddress, address }) => {
@@ -183,8 +183,8 @@ function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): 
 /**
  * Returns the table that filters packets of guests at the bridge. A guest can send only ARP packets, DHCP requests, and IPv4 packets to the
  * MAC address of the bridge. The sender's addresses must be the guest's own MAC and IP address. All other packets to several bridge ports
- * (broadcast, multicast) are dropped here. Otherwise the kernel would track them as connections that no limit counts, even if a later rule
- * drops the packets.
+ * (broadcast, multicast) are dropped here. If only a later rule dropped them, the kernel would track them as connections, but the limits of
+ * connections would not count them.
  */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
@@ -246,7 +246,7 @@ export function tablesOf({ table, namespaces }: Layout): string[] {
   return [`inet ${table}`, `bridge ${table}`, `inet ${namespaces.table}`];
 }
 
-/** Returns the script that removes all tables. The script also works if a table does not exist. */
+/** Returns the script that removes all of Berth's tables. The script also works if a table does not exist. */
 export function removalScript(layout: Layout): string {
   return tablesOf(layout)
     .flatMap((table) => [`add table ${table}`, `delete table ${table}`])

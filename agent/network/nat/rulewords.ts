@@ -19,7 +19,7 @@ export function lines(rules: readonly string[]): string {
   return rules.join('\n    ');
 }
 
-/** Returns the elements of the map from reserved host ports to addresses and ports behind this host. */
+/** Returns the elements of an nftables map. Each element maps a reserved host port to the address and port of a guest or program. */
 export function reservations(
   members: readonly { address: string; ports: readonly MachinePort[] }[],
 ): string[] {

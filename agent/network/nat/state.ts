@@ -18,7 +18,7 @@ import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 
 /**
  * Largest number of times that one check repairs the network. One repair can make another repair necessary. For example, a new probe must
- * then be connected. If differences remain after the last repair, more repairs do not help.
+ * be connected to the bridge. If differences remain after this number of times, more repairs would not help.
  */
 const MAXIMUM_ROUNDS = 3;
 

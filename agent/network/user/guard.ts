@@ -1,6 +1,7 @@
 /**
- * Prevents connections from guests of the `user` network to their host, if the agent is root. nftables rules recognise the packets of a
- * hypervisor by its Linux user. Without the guard, a guest reaches all programs on the host's loopback through the address 10.0.2.2.
+ * Contains the guard of the `user` network. If the agent is root, the guard prevents connections from guests to their host. Its nftables
+ * rules recognise the packets of a hypervisor by its Linux user. Without the guard, a guest reaches all programs on the host's loopback
+ * through the address 10.0.2.2.
  */
 import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';

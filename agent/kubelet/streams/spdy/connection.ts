@@ -188,7 +188,8 @@ export class SpdyConnection implements StreamOwner {
       }
       case TYPE.ping: {
         const id = needBytes(body, 4).readUInt32BE(0);
-        // The server answers only odd ids, which are pings of the client. Even ids are the client's answers to pings of the server.
+        // The server answers only pings with an odd id, because they come from the client. A ping with an even id is the client's answer to
+        // a ping of the server.
         if (id % 2 === 1) {
           this.#control(ping(id));
         }

@@ -2,7 +2,7 @@
 import type { Readable } from 'node:stream';
 import { SPDY_DICTIONARY, uint32 } from './dictionary.ts';
 
-/** Error if the peer does not keep to the protocol. The connection then ends. */
+/** Error that is thrown when the peer breaks the protocol. After such an error, the connection ends. */
 export class ProtocolError extends Error {
   override readonly name = 'ProtocolError';
 }
@@ -26,7 +26,7 @@ export type Frame =
   | { kind: 'control'; type: number; flags: number; length: number }
   | { kind: 'data'; stream: number; flags: number; length: number };
 
-/** Parses the first 8 bytes of a frame. @throws ProtocolError when the frame has another version. */
+/** Parses the first 8 bytes of a frame. @throws ProtocolError when a control frame belongs to a protocol version other than 3. */
 export function parseFrame(header: Buffer): Frame {
   const first = header.readUInt16BE(0);
   const flags = header.readUInt8(4);

@@ -83,8 +83,8 @@ export async function acceptCommand(
     }
     streams.set(type, stream);
     if (type !== 'stdin') {
-      // The agent uses only the content of stdin. It reads the other streams to notice their end, and drops their content. This content can
-      // only be the size of the caller's terminal, and a serial console has no size.
+      // The agent uses only the content of stdin. It reads the other streams only to notice their end, and drops what clients send there:
+      // the sizes of their terminals. A serial console has no size, so the agent does not need these sizes.
       stream.resume();
     }
     if (streams.size === names.length) {
