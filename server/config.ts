@@ -10,14 +10,16 @@ const httpsURL = z.url({ protocol: /^https$/ });
 const aliasesSchema = z
   .strictObject({
     /**
-     * Prefix of namespaces that clients send instead of `namespaces.prefix`. An answer to a request with this prefix has this prefix, too.
+     * Prefix of namespaces that clients send instead of `namespaces.prefix`. If a request contains this prefix, the answer to it also
+     * contains this prefix.
      */
     namespacePrefix: z.string().min(1).optional(),
     /** Name that clients send in a path instead of the name of the RoleBinding for the role dev. */
     devRoleBinding: z.string().min(1).optional(),
     /**
-     * Status code of the answer to a deployment that fails because no host has room. Without this field, a deployment waits for room. With
-     * this field, the deployment fails immediately, unless the request has the parameter `whenFull=wait`.
+     * Status code of the answer to a deployment that fails because no host has room. This field also decides about requests without the
+     * parameter `whenFull`. If the field is absent, their deployments wait until a host has room. If it is set, their deployments fail
+     * immediately.
      */
     fullClusterStatus: z.int().min(400).max(599).optional(),
   })
@@ -45,7 +47,7 @@ const clusterSchema = z
     apiEndpoint: httpsURL.optional(),
     /**
      * Certificate of the authority that signed the certificate of the Kubernetes API, as PEM text. Empty if this authority is a public one.
-     * The default is the certificate that the server itself uses.
+     * The default is the certificate with which the server itself checks the Kubernetes API.
      */
     certificateAuthority: z
       .string()

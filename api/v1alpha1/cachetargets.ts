@@ -38,9 +38,9 @@ interface Entry {
 }
 
 /**
- * Returns the entry that has an effect, if several entries are for the same image. It is the entry with the finalizer, because the work for
- * that entry has begun. If no entry has the finalizer, the result is the oldest entry. If two entries were created in the same second, the
- * result is the first by name.
+ * If several entries are for the same image, only one of them has an effect. This function returns that entry. It is the entry with the
+ * finalizer, because the operator has begun the work for that entry. If no entry has the finalizer, the oldest entry is returned. If the
+ * two oldest entries were created in the same second, the one whose name comes first is returned.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

@@ -31,11 +31,11 @@ export function displayFields(dpiMaximum: DisplayDpiMaximum) {
     integer(description, minimum, maximum).optional();
   return {
     displayWidth: field(
-      'Width of the display in pixels. The guest has a screen if at least one display field is set, even if VNC is off. If only other display fields are set, the width is 1920.',
+      'Width of the display in pixels. The guest has a screen if at least one display field is set, even if VNC is off. If this field is omitted but another display field is set, the width is 1920.',
       bounds.displayWidth,
     ),
     displayHeight: field(
-      'Height of the display in pixels. If only other display fields are set, the height is 1080.',
+      'Height of the display in pixels. If this field is omitted but another display field is set, the height is 1080.',
       bounds.displayHeight,
     ),
     displayDPI: field(

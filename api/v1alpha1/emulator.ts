@@ -18,8 +18,8 @@ import { choice, count, documented, immutable, integer, LABEL, report, text, tim
 const SECONDS_PER_DAY = 86_400;
 
 /**
- * Smallest allowed memory of an emulator. An emulator would raise a smaller value to this one, and would then use more memory than its Pod
- * requests.
+ * Smallest allowed memory of an emulator. The emulator program would raise a smaller value to this minimum. It would then use more memory
+ * than the Pod requests.
  */
 const LEAST_MEMORY = '2560Mi';
 
@@ -91,7 +91,7 @@ export const emulatorStatusSchema = z
     firstRunningTime: timestamp('Time when the emulator first ran. This time never changes.').optional(),
     failure: z
       .object({
-        reason: report('One word for programs.', 1024),
+        reason: report('Reason of the failure, as one word for programs.', 1024),
         message: report('Description of the failure, with the last output of the emulator.', 32_768),
         time: timestamp('Time when the operator recorded the failure.'),
       })

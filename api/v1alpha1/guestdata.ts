@@ -21,8 +21,8 @@ const TEXT_RULE = { rule: `!self.matches(r'[${CONTROL}]')`, message: NO_CONTROL 
 /** Largest length of `userData`, in characters. */
 const USER_DATA_LENGTH = 16 * KIBIBYTE;
 /**
- * Largest length of user data from a Secret, in bytes. It can be four times the length of `userData`, because no annotation contains this
- * data. It has a limit, because the agent keeps the data in memory while it makes the disk of the guest.
+ * Largest length of user data from a Secret, in bytes. This limit is higher than the limit of `userData`, because no annotation contains
+ * user data from a Secret. There is a limit, because the agent keeps the user data in memory while it makes the disk of the guest.
  */
 export const SECRET_USER_DATA_BYTES = 64 * KIBIBYTE;
 
@@ -41,7 +41,11 @@ export const userDataSchema = z
 export const userDataSecretSchema = z
   .object({
     name: objectName('Name of a Secret in this namespace.'),
-    key: text('Key in the Secret. Its value is a text of at most 65536 bytes.', 253, /^[-._a-zA-Z0-9]+$/),
+    key: text(
+      'Key of an entry in the Secret. The entry is a text of at most 65536 bytes.',
+      253,
+      /^[-._a-zA-Z0-9]+$/,
+    ),
   })
   .meta({
     description:
@@ -105,14 +109,15 @@ const KEY_TYPES = [
 ];
 
 /**
- * Returns the pattern of a key type and of the start of its key in base64. A binary key begins with the length and the name of its type.
- * Therefore the base64 text of each type has a fixed start.
+ * Returns a pattern for the start of a public key of this type: the name of the type, a space, and the first base64 characters of the key.
+ * These characters are the same for all keys of a type, because a binary key begins with the length and the name of its type.
  */
 function typedKey(type: string): string {
   const length = Buffer.alloc(4);
   length.writeUInt32BE(type.length);
   const start = Buffer.concat([length, Buffer.from(type)]);
-  // The last one or two bytes of the type's name can share a base64 character with the bytes after them. The pattern leaves out such bytes.
+  // A base64 character can contain bits of the type's name and bits of the bytes after the name. The pattern leaves out the last one or two
+  // bytes of the name if such a character contains their bits.
   const known = start.subarray(0, start.length - (start.length % 3)).toString('base64');
   return `${type.replaceAll('.', '[.]')} ${known}`;
 }

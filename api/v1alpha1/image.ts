@@ -92,7 +92,7 @@ function action(description: string) {
       finishedAt: timestamp('Time when the work ended.').optional(),
       result: report('Succeeded or Failed.', 64).optional(),
       reference: text('OCI reference of the result.', 1024).optional(),
-      message: report('For people.', FAILURE_TEXT_LENGTH).optional(),
+      message: report('Description of the result, as text for people.', FAILURE_TEXT_LENGTH).optional(),
     })
     .meta({ description })
     .optional();

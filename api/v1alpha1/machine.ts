@@ -32,8 +32,8 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
 export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
 
 /**
- * One reserved port. `name` is unique in the machine, for example `8822-tcp`. The container of the Pod has the same number as `hostPort`,
- * so that the scheduler keeps this port free on the host.
+ * One reserved port. `name` is unique in the machine, for example `8822-tcp`. The container of the Pod declares the same number as its own
+ * `hostPort`, so that the scheduler places the Pod only on a host where this port is free.
  */
 export const machinePortSchema = z.object({
   name: z.string(),
@@ -95,8 +95,8 @@ export const machineSchema = z.object({
   userData: z.string().optional(),
   userDataSecret: z.object({ name: z.string(), key: z.string() }).optional(),
   /**
-   * OpenSSH public keys for the guest. The field is absent if an earlier release of the operator wrote the document. The machine then gets
-   * no seed disk, because a new seed disk would make the guest act as at its first boot.
+   * OpenSSH public keys for the guest. The field is absent if an earlier release of the operator wrote the document. A machine without this
+   * field gets no seed disk, because a new seed disk would make its guest act as at the first boot.
    */
   sshAuthorizedKeys: z.array(z.string()).optional(),
 });

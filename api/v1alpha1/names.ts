@@ -76,7 +76,7 @@ export const VM_FINALIZER = 'berth.dev/machine';
  * could run and disappear, and the operator would not see it.
  */
 export const POD_FINALIZER = 'berth.dev/observed';
-/** Finalizer of an ImageCacheEntry that makes hosts keep an image. It stays until no host keeps the image for the entry. */
+/** Finalizer of every ImageCacheEntry for which hosts keep an image. It stays until no host keeps the image for the entry. */
 export const CACHE_FINALIZER = 'berth.dev/image-cache';
 
 /** Name of the only container of a machine's Pod. */
@@ -172,10 +172,10 @@ export const NAMESPACE_PREFIX = 'platform-';
 /** ClusterRoles that the operator binds in every served namespace. Each RoleBinding has the name of its role. */
 export const DEV_ROLE = 'berth-role-dev';
 export const ADMIN_ROLE = 'berth-role-admin';
-/** Label of a served namespace. With the value {@link UNMANAGED}, the operator does not change the RoleBindings in the namespace. */
+/** Label of a served namespace. If its value is {@link UNMANAGED}, the operator does not change the RoleBindings in the namespace. */
 export const ROLE_BINDINGS_LABEL = 'berth.dev/role-bindings';
 export const UNMANAGED = 'unmanaged';
-/** Label of a served namespace. With the value `true`, users are allowed to have Pods there. */
+/** Label of a served namespace. If its value is `true`, users are allowed to have Pods in the namespace. */
 export const CUSTOM_PODS_LABEL = 'berth.dev/custom-pods';
 /**
  * Annotation of a RoleBinding that the operator manages: a JSON list of the groups that the operator added from its configuration. When a

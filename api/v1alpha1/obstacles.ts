@@ -5,7 +5,7 @@
 
 /** Text for each obstacle. `%` stands for the number of hosts. */
 export const OBSTACLES = {
-  slot: '% without a free berth',
+  slot: '% without a free slot',
   macosGuests: '% with two macOS guests already',
   sharedDisk: '% whose shared disk is in use',
   cpu: '% short of CPU',
@@ -21,7 +21,7 @@ export type Obstacle = keyof typeof OBSTACLES;
 
 /** Message of the condition Scheduled if no host matches the VM. */
 export const NO_MATCHING_HOST = 'No host has the architecture, name or tag that the VM requests';
-/** Beginning of the message of the condition Scheduled if no host matches the VM, except hosts that have refused it. */
+/** Beginning of the message of the condition Scheduled if every host that matches the VM has refused the VM. */
 export const ALL_REFUSED = 'All hosts that match the VM have refused it';
 /** Message of the scheduler if the cluster has no Node. */
 const NO_NODES = 'no nodes available';

@@ -24,9 +24,9 @@ interface WrittenPort extends GuestPort {
 /** Largest number of reserved ports of one machine. */
 const MAXIMUM_PORTS = 64;
 /**
- * Largest length of the text of a reserved port, in characters. A valid text has at most 15 characters. The limit is larger, because the
- * pattern, and not the limit, must refuse a text that is a little too long. Only the message of the pattern explains the form of a reserved
- * port.
+ * Largest length of the text of a reserved port, in characters. A valid text has at most 15 characters. This limit is higher, so that a
+ * text that is a little too long is refused by the pattern and not by the limit. Only the error message of the pattern explains the form of
+ * a reserved port.
  */
 const PORT_LENGTH = 32;
 

@@ -9,8 +9,8 @@ export const QUANTITY_LENGTH = 32;
 const QUANTITY =
   /^([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE]([+-]?\d{1,32})|([numkMGTPE]|[KMGTPE]i))?$/;
 /**
- * Largest power of ten for which a value is computed. A text with a larger power is refused. A text has at most
- * {@link QUANTITY_LENGTH} characters, so its digits cannot bring the value back into the bounds of any field.
+ * Largest power of ten, positive or negative, for which a value is computed. A text with a larger power is refused. Its value would be
+ * outside the bounds of every field, because a text has too few digits ({@link QUANTITY_LENGTH}) to compensate for such a power.
  */
 const EXPONENT = 99;
 

@@ -17,8 +17,8 @@ export interface Reference {
 const REGISTRY_DEFAULT = 'docker.io';
 const TAG_DEFAULT = 'latest';
 /**
- * Host names of the APIs of registries. The key is the host name in a reference. A registry is listed only if the API has another host name
- * than references contain.
+ * Host names of the APIs of registries. The key is the host name in a reference. A registry is listed only if the host name of its API
+ * differs from the host name in references.
  */
 const API_HOSTS: Readonly<Record<string, string>> = { [REGISTRY_DEFAULT]: 'registry-1.docker.io' };
 

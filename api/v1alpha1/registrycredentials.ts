@@ -31,7 +31,10 @@ const ENTRY_LENGTH = 4096;
 const SERVER_LENGTH = 272;
 const SERVER = /^(https?):\/\/([^/\s@?#]+)\/?$/i;
 const DEFAULT_PORTS = { http: ':80', https: ':443' } as const;
-/** Name of a repository. To check the name of a server, the function below adds this name, and checks that the result is a reference. */
+/**
+ * Example of a repository. To check the host of a server, {@link readServer} appends this repository and checks that the result is a
+ * reference.
+ */
 const REPOSITORY = 'team/image';
 const SECRET_NAME = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 const SECRET_NAME_LENGTH = 253;
@@ -169,8 +172,8 @@ export function insecureServersText(servers: readonly Server[]): string {
 }
 
 /**
- * Reads the annotation `berth.dev/insecure-servers`. If the text is absent or wrong, the result is empty. Then all requests use TLS and
- * check the certificate.
+ * Reads the annotation `berth.dev/insecure-servers`. If the text is absent or wrong, the result is an empty list. With an empty list, all
+ * requests use TLS and check the certificate.
  */
 export function readInsecureServers(text: string | undefined): readonly Server[] {
   return insecureServersSchema.safeParse(parseDocument(text)).data ?? [];

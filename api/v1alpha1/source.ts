@@ -52,7 +52,7 @@ export const sharedFileSchema = z
 
 export const uploadSchema = z
   .object({ maxSize: diskQuantity('maxSize', 'Largest size of the file. The host reserves this space.') })
-  .meta({ description: 'A file that the creator uploads through the HTTP API, raw or qcow2.' });
+  .meta({ description: 'A raw or qcow2 file that the creator uploads through the HTTP API.' });
 
 export const fileRequestSchema = z
   .object({ requestedAt: timestamp('Set a new time to start a download.') })
@@ -137,7 +137,7 @@ export function storedStatus() {
         requestedAt: timestamp('Value of requestedAt to which this result belongs.'),
         finishedAt: timestamp('Time when the work ended.').optional(),
         result: report('Succeeded or Failed.', 64).optional(),
-        message: report('For people.', FAILURE_TEXT_LENGTH).optional(),
+        message: report('Description of the result, as text for people.', FAILURE_TEXT_LENGTH).optional(),
       })
       .meta({ description: 'The last download.' })
       .optional(),

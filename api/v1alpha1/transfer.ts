@@ -13,13 +13,13 @@ import * as z from 'zod';
 
 /** Name of the protocol in the header Upgrade. A changed protocol needs a new name. */
 export const TRANSFER_PROTOCOL = 'berth-transfer-v1';
-/** Length of the longest piece in bytes. */
+/** Largest length of a piece, in bytes. */
 export const PIECE_BYTES = 1024 * 1024;
 /** Length in bytes of the number that comes before each piece. */
 export const LENGTH_BYTES = 4;
 /** Length in bytes of the digest that comes after the last piece. */
 export const DIGEST_BYTES = 32;
-/** Length of the longest answer of the agent in bytes. */
+/** Largest length of the agent's answer, in bytes. */
 export const ANSWER_BYTES = 8 * 1024;
 
 export const transferAnswerSchema = z.object({

@@ -6,11 +6,11 @@ describe("the scheduler's reasons, in a short form", () => {
   it.each([
     [
       '0/1 nodes are available: 1 Insufficient berth.dev/slot. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.',
-      'No host is free: 1 without a free berth',
+      'No host is free: 1 without a free slot',
     ],
     [
       "0/9 nodes are available: 2 Insufficient memory, 3 Insufficient berth.dev/slot, 4 node(s) didn't match Pod's node affinity/selector. preemption: 0/9 nodes are available: 9 No preemption victims found.",
-      'No host is free: 2 short of memory, 3 without a free berth',
+      'No host is free: 2 short of memory, 3 without a free slot',
     ],
     [
       '0/2 nodes are available: 1 node(s) had untolerated taint {berth.dev/nat-unready: true}, 1 node(s) were unschedulable.',

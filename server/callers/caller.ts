@@ -1,6 +1,7 @@
 /**
- * The caller of a request. The server sends the caller's bearer token to the API server, so the API server decides about each call. The
- * connections for these calls have no client certificate, for the reason in {@link Transport.as}.
+ * The caller of a request. The HTTP API sends the caller's bearer token with each request to the API server, so that the API server decides
+ * about the request. The connections for these requests have no client certificate, because the API server prefers a certificate to a
+ * token.
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Registry } from 'prom-client';

@@ -1,6 +1,6 @@
 /**
- * Lists objects with the rights of the caller. Each object becomes an item of the answer immediately, because objects can be much larger
- * than their items.
+ * Lists objects with the rights of the caller. As soon as an object has been read, only its item for the answer is kept, because an object
+ * can be much larger than its item.
  */
 import type { ListQuery } from '../../api/http/list.ts';
 import { undefinedIf } from '../../base/errors.ts';

@@ -1,7 +1,7 @@
 /**
- * Limits the memory for lists that the server reads for callers, because callers choose the number and size of objects. Only a few lists
- * are read at the same time. A list takes a place while it waits or is read, and the number of places is limited. The bytes of all items
- * together are limited, too. A single user cannot take all places or all bytes.
+ * Limits the memory for lists that the server reads for callers, because callers choose the number and size of the objects. Only a few
+ * lists are read at the same time, and the other requests for lists wait. Each request takes a place until its list has been read, and the
+ * number of places is limited. The total size of the items of all lists is limited, too. A single user cannot take all places or all bytes.
  */
 import PQueue from 'p-queue';
 import { StatusError } from '../http/errors.ts';
@@ -13,7 +13,10 @@ const MEBIBYTE = 1024 * 1024;
  * all lists.
  */
 const LISTS = 8;
-/** Largest number of lists that are read or wait. If all these places are taken, a list of 1,000 VMs waits for a few seconds. */
+/**
+ * Largest number of requests for lists that wait or are being answered. If each of these lists contains 1,000 VMs, the last request waits
+ * for a few seconds.
+ */
 const PLACES = LISTS + 256;
 /**
  * Largest number of requests for lists that one user can have, running and waiting. A CI system reads a few dozen lists at the same time.
@@ -45,7 +48,7 @@ export class ListPlaces {
 
   /**
    * Takes a place for a list, waits until the list may be read, and then reads the list. The place becomes free after the read, or when the
-   * client closes the connection. The totals include the bytes of the list's items until `ended` of the caller aborts.
+   * client closes the connection. The limits in bytes include the items of the list until the signal `ended` of the caller aborts.
    *
    * @throws ApiError 401 for unknown callers, who get no place. @throws StatusError 429 when too many lists wait, 408 when the client has
    * closed the connection.

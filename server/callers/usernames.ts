@@ -5,8 +5,8 @@ import type { KubeClient } from '../../kube/client.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 
 /**
- * Time in milliseconds for which a name is stored. In this time, the server finds the name even if the token has expired. API servers also
- * accept a token for this time after it has expired.
+ * Time in milliseconds for which the name of a token's user is stored. During this time, the server does not notice that the token has
+ * expired. This is acceptable, because API servers also accept a token for this long after it has expired.
  */
 const NAME_MILLISECONDS = 10_000;
 /**
@@ -23,8 +23,8 @@ export class Usernames {
   readonly #names = new LRUCache<string, string, KubeClient>({
     max: NAMES,
     ttl: NAME_MILLISECONDS,
-    // The cache might remove this entry to make room for another one while the API server is asked. With this option, the caller still gets
-    // the answer.
+    // While the API server is asked for a name, the cache might remove the entry for this name, to make room for another one. With this
+    // option, the caller still gets the name.
     ignoreFetchAbort: true,
     fetchMethod: async (_hash, _known, { context }) => {
       const { status } = await context.create(SELF_SUBJECT_REVIEWS, { metadata: {} });

@@ -20,8 +20,8 @@ export class PairError extends Error {
 }
 
 /**
- * Returns the certificate and its key if a server can use them now. The file with the certificate can also contain the chain, in order
- * after the certificate. `now` is in milliseconds since 1970.
+ * Returns the certificate and its key if a server can use them now. After the certificate, its file can contain the chain, in which each
+ * certificate is followed by the certificate of its issuer. `now` is in milliseconds since 1970.
  *
  * @throws PairError when a file is not readable, the files do not belong together, or a certificate is not valid now.
  */

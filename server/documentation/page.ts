@@ -4,7 +4,10 @@ import { dirname, join } from 'node:path';
 
 const SCRIPT_TYPE = 'text/javascript; charset=utf-8';
 
-/** Files of the package that browsers can load, with their content types. One of them is the licence of the script. */
+/**
+ * Files of the npm package `swagger-ui-dist` that browsers can load, with their content types. One of the files is the licence of the
+ * script.
+ */
 export const FILES: Readonly<Record<string, string>> = {
   'swagger-ui.css': 'text/css; charset=utf-8',
   'swagger-ui-bundle.js': SCRIPT_TYPE,
@@ -65,8 +68,8 @@ export const SCRIPT = `SwaggerUIBundle({
 const require = createRequire(import.meta.url);
 
 /**
- * Returns the path of a file of the package. Node.js finds the folder of the package by the package's name. This also works in the
- * container image, which contains this folder beside the bundled program.
+ * Returns the path of a file of the npm package `swagger-ui-dist`. Node.js finds the folder of the package by its name. This also works in
+ * the container image, which contains this folder beside the bundled program.
  * @throws Error when the package is not installed.
  */
 export function pathOf(file: string): string {

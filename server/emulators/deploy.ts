@@ -11,8 +11,8 @@ import { EMULATORS, VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
 
 /**
- * Time limit in milliseconds for the deletion of an emulator whose name no client knows. It is less than the 15 s that a stopping process
- * has for all its work.
+ * Time limit in milliseconds for the deletion of an emulator that failed, or whose name no client knows. It is less than the 15 s that a
+ * stopping process has for all its work.
  */
 const DELETE_MILLISECONDS = 10_000;
 
@@ -26,7 +26,8 @@ export interface EmulatorDeploy {
 /**
  * Creates the emulator and resolves with the emulator when it runs. If the time limit of the request passes or the server stops before
  * that, resolves with the current state of the emulator. The deployment then continues. An emulator that fails is deleted. If the client
- * closes the connection before it knows the emulator's name, the emulator is deleted, too. `end` aborts the wait with a {@link WaitEnd}.
+ * closes the connection before it knows the emulator's name, the emulator is deleted, too. The wait ends when the signal of `end` aborts
+ * with a {@link WaitEnd}.
  *
  * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
  */
@@ -78,7 +79,7 @@ async function untilBooted(
   throw new StatusError(409, `Emulator ${created.metadata.name} was deleted before it ran`);
 }
 
-/** Deletes an emulator whose name no client knows. If the deletion fails, the emulator stays until its VM is deleted. */
+/** Deletes an emulator that failed, or whose name no client knows. If the deletion fails, the emulator stays until its VM is deleted. */
 async function deleteUnknown(
   { caller, namespace, logger }: EmulatorDeploy,
   { metadata: { name, uid } }: Emulator,

@@ -55,7 +55,8 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
       },
     },
     async ({ fullCaller, headers, params: { namespace }, body, log }, reply) => {
-      // This check comes before the VM is read. Otherwise a caller without the right could learn the state of the VM.
+      // The right to create emulators is checked before the VM is read. Otherwise a caller without this right could learn the state of the
+      // VM.
       await own.rights.require(headers, { verb: 'create', resource: 'emulators', namespace });
       const caller = fullCaller();
       const request = { caller, namespace, body, logger: log };

@@ -19,8 +19,9 @@ import { refuseMalformed, sendError, StatusError } from './errors.ts';
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
 const CONNECTIONS = 2_048;
 /**
- * Time in milliseconds without data after which a connection is closed. In this time, a handler can send four requests to an API server that
- * does not answer, each with a limit of 30 s, and then answer with 503. {@link UnreadAnswers} limits the time of long answers.
+ * A connection is closed if it transfers no data for this time in milliseconds. The time is long, because a handler can send four requests
+ * to an API server that does not answer. Each of these requests fails after 30 s, and the client must still get the status 503. {@link
+ * UnreadAnswers} limits the time of long answers.
  */
 const STALL_MILLISECONDS = 150_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
@@ -32,8 +33,8 @@ const ANYBODY = '';
 declare module 'fastify' {
   interface FastifyRequest {
     /**
-     * Returns the name of the caller, because some limits hold for each user. @throws ApiError 401 when the API server does not know the
-     * caller.
+     * Returns the name of the caller. Limits that hold for each user need this name. @throws ApiError 401 when the API server does not know
+     * the caller.
      */
     owner?: () => Promise<string>;
   }

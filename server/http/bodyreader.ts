@@ -9,16 +9,16 @@ import { StatusError } from './errors.ts';
 /** Largest body of a request in bytes. Only uploads of files can be larger, because files are not held in memory. */
 export const BODY_BYTES = 1024 * 1024;
 /**
- * Number of bytes at the start of each body that are not added to the total. Bodies of most requests are shorter, so that large bodies of
- * other clients cannot block them. For all 2,048 connections together, these bytes need 16 MiB.
+ * Number of bytes at the start of each body that are not added to the total. Most bodies are shorter than this, so the limit for large
+ * bodies never causes the refusal of such a body. For all 2,048 connections together, these bytes need 16 MiB.
  */
 const FREE_BYTES = 8 * 1024;
 /** Limit in bytes for the total of all bodies that are being read. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 48 * 1024 * 1024;
 
 /**
- * Reports whether the body of a request can have bytes that are added to the total. For a body in chunks the answer is always true, because
- * its length is not known in advance.
+ * Reports whether the body of a request can be longer than {@link FREE_BYTES}. For a body in chunks, the result is always true, because its
+ * length is not known in advance.
  */
 export function mayBeLarge(headers: IncomingHttpHeaders): boolean {
   return headers['transfer-encoding'] !== undefined || Number(headers['content-length'] ?? 0) > FREE_BYTES;

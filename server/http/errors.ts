@@ -58,7 +58,10 @@ export function invalidField(field: string, message: string): StatusError {
   return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
 }
 
-/** Answers data that is not an HTTP request, or a request that is too long or too slow. Afterwards the connection is closed. */
+/**
+ * Sends an error to a client that sent something other than an HTTP request, or a request that is too long or too slow. Then closes the
+ * connection.
+ */
 export function refuseMalformed(error: Error & { code?: string }, socket: Socket): void {
   const { status, message } = MALFORMED[error.code ?? ''] ?? NO_REQUEST;
   if (!socket.writable || error.code === 'ECONNRESET') {
@@ -90,8 +93,9 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   if (wait !== undefined || code === 503 || code === 429) {
     void reply.header('retry-after', wait === undefined ? RETRY_AFTER_SECONDS : Math.ceil(wait / 1000));
   }
-  // By default, Fastify closes the connection after an error in a body. A client that has not sent the whole body could then not read the
-  // answer. Therefore the connection stays open, and the rest of the body is read and dropped until the time limit of the request.
+  // By default, Fastify closes the connection after an error in a request body. A client that is still sending its body could not read the
+  // answer. Therefore the header `Connection: close` is removed, and the connection stays open. The rest of the body is read and dropped
+  // until the time limit of the request.
   void reply.removeHeader('connection');
   void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
 }
@@ -111,7 +115,7 @@ function statusOf(error: unknown, request: FastifyRequest): Status {
   if (error instanceof OwnRefusalError) {
     return failure(
       503,
-      'The Kubernetes API server refuses the account of the HTTP API. The log of the HTTP API has the reason',
+      'The Kubernetes API server refuses the account of the HTTP API. The log of the HTTP API contains the reason',
     );
   }
   if (error instanceof ApiError) {

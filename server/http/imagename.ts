@@ -28,8 +28,8 @@ export function decodedImageName(parameter: string): string {
 
 /**
  * Separates an image name with unencoded slashes from the action after it. If the path does not end with an action, `action` is undefined.
- * An image name that itself ends like an action, for example with `/add`, must have percent-encoded slashes. The whole encoded name is one
- * parameter of an earlier route, so this function does not get such a name.
+ * An image name that itself ends like an action, for example with `/add`, must have percent-encoded slashes. Such an encoded name is one
+ * part of the path, so another route handles it, and this function is not called.
  *
  * @throws StatusError 400 when an encoding in the path is not valid.
  */

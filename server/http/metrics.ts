@@ -4,7 +4,10 @@ import type { App } from './app.ts';
 
 /** Upper bounds of the buckets in seconds. A request for one object takes milliseconds, and a deployment takes minutes. */
 const BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 600];
-/** Label of requests that match no route. Their paths are not used, because clients choose them and could create too many labels. */
+/**
+ * Value of the label `route` for requests that match no route. Their paths are not used as values, because clients could choose too many
+ * different paths.
+ */
 const NO_ROUTE = 'none';
 
 /** Counts requests and measures how long they take. `waiting` returns the number of requests that wait, for example for a VM. */

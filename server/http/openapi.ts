@@ -16,9 +16,11 @@ type Described = ReturnType<typeof jsonSchemaTransformObject>;
 
 declare module 'fastify' {
   interface FastifyContextConfig {
-    /** Names of the fields with files that a route reads from a multipart body. */
+    /** Names of the fields of a multipart body in which the route receives files. */
     files?: readonly string[];
-    /** Schema of the texts that the route reads from this body. All of them are optional, and come before the files. */
+    /**
+     * Schema of the texts that the route reads from the multipart body. All texts are optional. In the body, they come before the files.
+     */
     texts?: z.ZodObject;
   }
 }

@@ -6,7 +6,10 @@ import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
 import { StatusError } from './errors.ts';
 
-/** Time in milliseconds that a stopping server has for its answers. A deletion takes less time. After 30 s, Kubernetes kills the Pod. */
+/**
+ * Time in milliseconds in which a stopping server answers all waiting requests. Some of them first delete a VM or an emulator, which takes
+ * less time than this. The time is shorter than the 30 s after which Kubernetes kills the Pod.
+ */
 const STOP_MILLISECONDS = 15_000;
 
 /** Reason why a wait ended: the client closed the connection (`gone`), the time limit passed (`late`), or the server stops (`stopping`). */
@@ -21,8 +24,8 @@ export class WaitEnd extends Error {
 }
 
 /**
- * Largest share of all waiting requests that one user can have. A namespace has the same largest share. The share is large, because a CI
- * system has one user and deploys a thousand VMs at the same time. The rest is for others.
+ * Part of the places for waiting requests that the requests of one user can take. The requests in one namespace can take the same part. The
+ * part is large, because a CI system deploys a thousand VMs at the same time as one user. The other places are for other users.
  */
 const SHARE = 3 / 4;
 
@@ -109,7 +112,8 @@ export class WaitingRequests {
 
   /**
    * Refuses a request if its user or its namespace already has the largest allowed number of waiting requests. `isOne` returns whether a
-   * waiting request is from this user or namespace. `which` is the part of the message that names them. @throws StatusError 429
+   * waiting request is from this user or in this namespace. `which` is the part of the message that names the user or the namespace.
+   * @throws StatusError 429
    */
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);

@@ -21,13 +21,13 @@ import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 /** Largest number of entries that the server creates. This limit is needed, because entries belong to no namespace and have no quota. */
 const ENTRIES = 1_000;
 /**
- * Largest number of entries that keep images on the hosts of one namespace. With this limit, the members of one namespace cannot take all
- * entries. Few hosts have more images.
+ * Largest number of entries that keep images on the hosts of one namespace. Without this limit, the members of one namespace could create
+ * all {@link ENTRIES} entries. Few hosts keep more images than this.
  */
 const ENTRIES_OF_NAMESPACE = 250;
 /**
- * Time in milliseconds after which the watch surely shows a new entry. Until then, the server keeps the entry in its own memory, so that
- * the limit of its namespace includes the entry.
+ * Time in milliseconds after which the watch surely shows a new entry. Until then, the server itself remembers the new entry, so that the
+ * entry counts in {@link ENTRIES_OF_NAMESPACE}.
  */
 const LEARNING_MILLISECONDS = 60_000;
 /** Largest number of unused entries that one request deletes before it creates an entry. */

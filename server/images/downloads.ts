@@ -47,8 +47,8 @@ const REQUESTS = 5;
 /** Reason that a host reports when all callers of a download have closed their connections. A later download can succeed. */
 const INTERRUPTED = 'DownloadInterrupted';
 /**
- * HTTP status codes for reasons that a later attempt cannot change. After any other reason, a later attempt can succeed, so its code is
- * 503.
+ * HTTP status codes for failures that would occur again in every later attempt, by the reason of the failure. After any other failure, a
+ * later attempt can succeed, so the code is 503.
  */
 const CODES: Readonly<Record<string, number>> = {
   NoImageStorage: 501,
@@ -195,7 +195,8 @@ class Wait {
   }
 
   /**
-   * Connects to the task. The result is undefined if no task accepts this caller now. Then the caller waits for the object's next version.
+   * Connects to the task. The result is undefined if no task accepts this caller now. In this case, the caller waits for the next version
+   * of the object.
    */
   async #connect({ metadata: { namespace, uid } }: Stored): Promise<Socket | undefined> {
     const { caller } = this.#request;
@@ -219,7 +220,7 @@ class Wait {
 
   /**
    * Stores a request for a download in the object. If several callers do this for the same version of the object, only one of them
-   * succeeds. The other callers then wait for the download of that request.
+   * succeeds. The other callers wait for the download that this one caller requested.
    */
   async #ask({ metadata: { name, namespace = '', resourceVersion } }: Stored): Promise<void> {
     this.#requests += 1;

@@ -36,7 +36,7 @@ async function firstLine(chunks: AsyncIterator<Buffer>): Promise<{ line: string;
   while (start.length < ANSWER_BYTES) {
     const chunk = await next(chunks);
     if (chunk === undefined) {
-      // A refusal can have no line end, because it is the last data from a host.
+      // A refusal does not need a line end, because the host closes the connection after it.
       return { line: start.toString('utf8'), rest: Buffer.alloc(0) };
     }
     start = Buffer.concat([start, chunk]);

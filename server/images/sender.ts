@@ -11,8 +11,8 @@ import {
 
 const NO_ANSWER = 'The host ended the transfer without an answer';
 /**
- * Longest time in milliseconds in which the host must read a piece of the file, and in which it must answer after the last piece. It is
- * long, because the host first writes the file from memory to its disk. On a slow disk, this takes minutes.
+ * Time limit in milliseconds for two steps of the host: to read one piece of the file, and to answer after the last piece. The limit is
+ * long, because before its answer, the host must wait until the whole file is on its disk. On a slow disk, this takes minutes.
  */
 const HOST_MILLISECONDS = 600_000;
 
@@ -22,9 +22,9 @@ export class BrokenTransferError extends Error {
 }
 
 /**
- * Sends the file and returns the answer of the host. The host can answer early, for example if its disk is full. `sha256` is the digest
- * that the file must have, in hexadecimal digits. If `sha256` is undefined, the host gets the digest of the sent bytes. At the end, the
- * connection is closed.
+ * Sends the file and returns the answer of the host. The host can answer before it has the whole file, for example if its disk is full.
+ * `sha256` is the digest that the file must have, in hexadecimal digits. If `sha256` is undefined, the host gets the digest of the sent
+ * bytes. Before this function returns or throws, it closes the connection.
  *
  * @throws BrokenTransferError when the host sends no answer, or the error of `file` when the file cannot be read.
  */
@@ -38,7 +38,8 @@ export async function sendFile(
   // If the file cannot be read, nobody waits for `answer`. This line prevents an unhandled rejection of `answer`.
   answer.catch(() => undefined);
   const sent = send(transfer, file, sha256);
-  // After an early answer, nobody waits for `sent`, because a client can pause forever. This line prevents an unhandled rejection.
+  // If the host answers before it has the whole file, nobody waits for `sent`, because the client might never send the rest. This line
+  // prevents an unhandled rejection of `sent`.
   sent.catch(() => undefined);
   try {
     return await Promise.race([
@@ -60,8 +61,8 @@ interface Transfer {
 }
 
 /**
- * Returns the host's answer after sending to the host has failed. A host that answers early ends the connection, so that sending fails. The
- * answer has more information than the error from sending.
+ * Returns the host's answer after the connection ended while the file was sent. A host that refuses the file sends an answer, and closes
+ * the connection if this process does not close it soon. The answer contains the cause, but the error of the connection does not.
  *
  * @throws `error` when it is not an error from sending.
  */

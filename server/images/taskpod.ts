@@ -8,8 +8,8 @@ import { pathOf } from '../../kube/objects.ts';
 import type { Caller } from '../callers/caller.ts';
 
 /**
- * Status codes of refusals that concern the caller. Any other code concerns the host, because a host can refuse with any code, for example
- * 200.
+ * Status codes of refusals that concern the caller. A refusal with any other code counts as a refusal by the host, because a host can
+ * refuse with any code, for example 200.
  */
 export const OF_THE_CALLER: ReadonlySet<number> = new Set([401, 403, 429]);
 

@@ -53,7 +53,7 @@ export function addTransferRoutes(app: App, services: Services): void {
     const object = { params: objectParams, tags: [tag] };
     refuse(app, 'POST', `/remote${one}s/:name/pull`, {
       ...object,
-      summary: 'Not offered',
+      summary: 'Pull a remote image. This is not supported, so the answer is always 501',
       message: NO_REMOTE,
     });
   }
@@ -84,8 +84,8 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
           const bytes = lengthOf(request);
           const read = async () => {
             const form = await readForm(request);
-            // The transfer of the file has no time limit. The texts before the file have a time limit, so that a slow client does not block
-            // one of the few uploads.
+            // The transfer of the file has no time limit. The texts before the file have a time limit, so that a slow client does not take
+            // one of the few places for uploads.
             allowLongBody(request.raw, reply.raw);
             return form;
           };

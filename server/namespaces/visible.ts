@@ -16,8 +16,8 @@ import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /**
- * Largest number of requests about rights at the same time, for all callers. A list needs one request for each namespace. The limit leaves
- * connections for other work.
+ * Largest number of requests about rights at the same time, for all callers. Each list of namespaces needs one such request for each
+ * namespace. The limit leaves connections for other work.
  */
 const QUESTIONS = 16;
 /**
@@ -64,7 +64,7 @@ export class VisibleNamespaces {
     return served.filter((_namespace, index) => seen[index] === true);
   }
 
-  /** Returns whether the caller sees each namespace. If the client closes the connection, no further requests are sent. */
+  /** Returns for each namespace whether the caller sees it. If the client closes the connection, no further requests are sent. */
   async #ask(client: CallerClient, namespaces: readonly string[]): Promise<boolean[]> {
     const user = await client.username();
     const asking = this.#asking.get(user) ?? 0;

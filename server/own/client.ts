@@ -6,7 +6,7 @@ import { OwnRefusalError } from '../http/errors.ts';
 
 /**
  * Pattern of the API server's message if this server lacks a right. The message of a refusal by admission does not match. A refusal by
- * admission concerns the object that the caller chose, so the caller gets it as the answer.
+ * admission concerns the object that the caller chose, so the caller gets this refusal as the answer.
  */
 const LACKS_RIGHT = /forbidden: User "/;
 

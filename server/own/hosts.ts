@@ -28,7 +28,7 @@ export class Hosts {
   }
 
   /**
-   * Returns the host. A host can belong to a namespace that was deleted, and is then found too, so that it can be moved.
+   * Returns the host. A host of a deleted namespace is found, too, so that it can be moved to another namespace.
    *
    * @throws StatusError 404 when the host does not exist or belongs to another namespace.
    */

@@ -1,4 +1,4 @@
-/** Answers 404 to lists of objects in namespaces that do not exist. The API server would answer with an empty list. */
+/** Answers with 404 if a request lists objects in a namespace that does not exist. The API server would answer with an empty list. */
 import { NAMESPACES } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
 import { notFound } from '../http/errors.ts';
@@ -9,9 +9,9 @@ interface Item {
 }
 
 /**
- * Answers a list with 404 if its namespace does not exist. This check begins after the API server has allowed the list, so that callers
- * without rights do not learn whether the namespace exists. A list that contains objects needs no check, because the objects prove that the
- * namespace exists.
+ * Answers a request for a list with 404 if its namespace does not exist. This check begins after the API server has allowed the request, so
+ * that callers without rights do not learn whether the namespace exists. A list that contains objects needs no check, because the objects
+ * prove that the namespace exists.
  */
 export function refuseMissingNamespaces(app: App, own: Pick<Own, 'client' | 'watches'>): void {
   app.addHook('preSerialization', async (request, _reply, payload) => {

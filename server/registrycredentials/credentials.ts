@@ -20,8 +20,8 @@ export async function listCredentials(client: KubeClient, namespace: string) {
 /**
  * Creates the Secret, and then the entry that names the Secret.
  *
- * @throws StatusError 409 when the namespace has too many credentials, or when the registry has a credential and the request does not
- * replace it.
+ * @throws StatusError 409 when the namespace has too many credentials, or when the registry already has a credential and `replace` is not
+ * set.
  */
 export async function addCredential(
   client: KubeClient,
@@ -44,8 +44,8 @@ export async function addCredential(
 }
 
 /**
- * Removes the entries of the registry, and then the Secrets that they name. If the deletion of a Secret fails, a repeated removal deletes
- * it.
+ * Removes the entries of the registry, and then the Secrets that they name. If the deletion of the Secret with the name from Berth fails,
+ * another call deletes that Secret.
  *
  * @throws StatusError or ApiError 404 when there is neither an entry nor a Secret.
  */

@@ -36,8 +36,9 @@ export interface DeploysOptions {
   readonly waiting: WaitingRequests;
   readonly logger: Logger;
   /**
-   * Status code of the answer to a deployment that fails because no host has room, from the setting `http.aliases`. Without it, a
-   * deployment waits for room. With it, the deployment fails immediately, unless the request has the parameter `whenFull=wait`.
+   * Status code of the answer to a deployment that fails because no host has room, from the setting `http.aliases`. This value also decides
+   * about requests without the parameter `whenFull`. If it is undefined, their deployments wait until a host has room. If it is set, their
+   * deployments fail immediately.
    */
   readonly fullStatus: number | undefined;
 }

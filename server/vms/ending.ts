@@ -17,9 +17,9 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
 import { type Ended, progressOf } from '../../api/http/deployment.ts';
 
 /**
- * Time in milliseconds for which the answer of a failed deployment waits until the VM is kept or deleted. One such request takes
- * milliseconds, and the requests of a thousand deployments take a few seconds. The limit is less than the 15 s that a stopping process has
- * for all requests and answers.
+ * Longest time in milliseconds that the answer to a failed deployment is delayed, while the server keeps or deletes the VM. The request
+ * that keeps or deletes one VM takes milliseconds. The requests for a thousand VMs take a few seconds. The limit is less than the 15 s that
+ * a stopping process has for all requests and answers.
  */
 const ANSWER_MILLISECONDS = 10_000;
 /**

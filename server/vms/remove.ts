@@ -14,7 +14,7 @@ import { trimmed } from './trimmed.ts';
 const LIMIT_MILLISECONDS = 600_000;
 
 /**
- * Deletes a VM and resolves when the VM no longer exists. `end` aborts the wait with a {@link WaitEnd}.
+ * Deletes a VM and resolves when the VM no longer exists. The wait ends when the signal of `end` aborts with a {@link WaitEnd}.
  *
  * @throws ApiError when the API server refuses. @throws StatusError 504 when the deletion has not ended in time, 503 when the server stops.
  */

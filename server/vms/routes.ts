@@ -1,4 +1,4 @@
-/** VMs of a namespace. */
+/** Routes for the VMs of a namespace. */
 import type { IncomingHttpHeaders } from 'node:http';
 import { listQuerySchema } from '../../api/http/list.ts';
 import { vmItemSchema, vmListSchema } from '../../api/http/vm.ts';

@@ -126,7 +126,7 @@ describe('vm why', () => {
     const found = await Promise.all([why(port), why(slot), why(tag), why('nameless'), why(quota, SMALL)]);
     expect(found).toEqual([
       ['scheduler', 'Unschedulable', expect.stringMatching(/8822\/TCP is held by.*-> Reserve another port/)],
-      ['scheduler', 'Unschedulable', expect.stringMatching(/without a free berth -> All slots are taken/)],
+      ['scheduler', 'Unschedulable', expect.stringMatching(/without a free slot -> All slots are taken/)],
       ['scheduler', 'Unschedulable', expect.stringMatching(/-> No host has the tag fast:/)],
       ['image', 'ImageNotFound', expect.stringMatching(/absent.* -> Correct the name/)],
       [

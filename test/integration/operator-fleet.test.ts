@@ -58,11 +58,11 @@ describe('40 VMs on 8 hosts with 4 slots each', () => {
       await vms.waitForCondition(name, 'Scheduled', {
         status: 'False',
         reason: 'Unschedulable',
-        message: `No host is free: ${HOSTS} without a free berth`,
+        message: `No host is free: ${HOSTS} without a free slot`,
       });
     }
     const { stdout } = await cluster.kubectl(['get', 'vms', '-n', vms.namespace, '-o', 'wide']);
-    const rows = stdout.split('\n').filter((row) => row.includes('without a free berth'));
+    const rows = stdout.split('\n').filter((row) => row.includes('without a free slot'));
     expect(new Set(rows.map((row) => row.split(/\s+/)[0]))).toEqual(new Set(waiting));
   });
 

@@ -1,4 +1,4 @@
-/** Reasons with which a VM ends. */
+/** Reasons why VMs and Emulators fail. */
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
 /** Places where a failure appears if both VMs and emulators can have the failure. */

@@ -29,8 +29,8 @@ export const FAULTS = {
     seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
     class: 'mendable',
     by: 'agent',
-    says: 'The Secret in spec.userDataSecretRef does not exist, or does not contain the key. The machine waits until both exist',
-    todo: 'Create the Secret with the key',
+    says: 'The Secret in spec.userDataSecretRef does not exist, or has no entry with the given key. The machine waits until the Secret and the entry exist',
+    todo: 'Create the Secret with an entry of this key',
   },
   SecretNotRead: {
     seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },

@@ -58,7 +58,7 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
   ],
   [
     'no slot',
-    { vm: pending('Unschedulable', 'No host is free: 3 without a free berth, 1 cordoned') },
+    { vm: pending('Unschedulable', 'No host is free: 3 without a free slot, 1 cordoned') },
     step('scheduler', 'Unschedulable', /^All slots are taken/),
   ],
   [

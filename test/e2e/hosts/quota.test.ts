@@ -10,7 +10,7 @@ import { BOOT, hypervisorsBelow, SET_UP_MILLISECONDS, STEP, World } from '../../
 
 const TEST_MILLISECONDS = 600_000;
 const NAMES = ['a', 'b', 'c', 'd', 'e'];
-const FULL = 'No host is free: 1 without a free berth';
+const FULL = 'No host is free: 1 without a free slot';
 /** Time limit for a boot. Each look runs kubectl, whose time of the processor the guests lack. */
 const UP = { ...BOOT, intervalMilliseconds: 2_000 };
 
