@@ -33,7 +33,7 @@ export type BootAnswer =
   | { kind: 'booting' }
   /** ADB answers that it requires a key. The agent has no key. */
   | { kind: 'wantsKey' }
-  /** The emulator accepts no connection, closes the connection, or does not answer in time. `message` has the cause. */
+  /** The emulator accepts no connection, closes the connection, or does not answer in time. `message` gives the cause. */
   | { kind: 'silent'; message: string }
   /** The peer does not follow the ADB protocol. */
   | { kind: 'wrong'; message: string };

@@ -50,7 +50,7 @@ export function encodeMessage(
 }
 
 /**
- * Reads the messages of a peer. The generator ends when `bytes` ends between two messages.
+ * Reads the messages of a peer. The generator ends when `bytes` ends directly after a complete message.
  *
  * @throws AdbProtocolError when a header or checksum is wrong, a payload is too long, there are too many messages, or the bytes end within
  * a message.

@@ -84,14 +84,14 @@ export type MachineState =
   /**
    * The hypervisor runs. `guestStarted` means that the virtual CPUs run, as far as the driver knows. The operating system of the guest has
    * perhaps not booted yet. `paused` means that the virtual CPUs are stopped until {@link Driver.unpause}. The cause is a call of
-   * {@link Driver.pause}, or a failed write of the guest to the host's disk, which is full. `display` is absent if the VM asks for no
+   * {@link Driver.pause}, or a write of the guest that failed because the host's disk is full. `display` is absent if the VM asks for no
    * display, or if the driver does not know the display's state yet.
    */
   | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
   | { kind: 'suspended' }
   /**
-   * The machine ended, but the agent did not request the end. `message` has the last lines of the hypervisor's log. The machine stays in
-   * this state until its next start.
+   * The machine ended, but the agent did not request the end. `message` contains the last lines of the hypervisor's log. The machine stays
+   * in this state until the agent starts or stops it.
    */
   | { kind: 'exited'; reason: ExitReason; message: string };
 
@@ -147,7 +147,7 @@ export type GuestAnswer =
   /** The guest agent answers. `facts` is undefined if the caller did not ask for facts. */
   | { kind: 'answers'; facts: GuestFacts | undefined }
   | { kind: 'silent' }
-  /** The guest agent is in use, or the guest is paused. So the question was not sent, or it was interrupted. */
+  /** The guest agent gave no answer, because other work uses it, the guest is paused, or the question was interrupted. */
   | { kind: 'busy' };
 
 /** Command that the guest agent runs in a guest. */
@@ -170,7 +170,7 @@ export interface GuestCommandResult {
   truncated: boolean;
 }
 
-/** Forward of connections from a TCP port of the host's loopback address to a TCP port of a guest. `port` is the port of the host. */
+/** A forward passes connections from a TCP port of the host's loopback address to a TCP port of a guest. `port` is the port of the host. */
 export interface PortForward {
   port: number;
   /** Removes the forward. Connections through the port stay open until the caller or the guest closes them. Never rejects. */
@@ -201,9 +201,9 @@ export interface Driver {
    */
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
-   * Ends a machine. If the guest has a guest agent, the driver first asks it to shut the guest down. If the guest continues to run, the
-   * driver presses the guest's power button. If the process still runs after the grace period, the driver ends it. The signal `hurry`
-   * ends the grace period early, because a Pod's grace period can be shortened. No process is left when the promise resolves. A suspended
+   * Ends a machine. First asks the guest agent, if any, to shut the guest down. If the guest continues to run, the driver presses the
+   * guest's power button. If the process still runs after the grace period, the driver ends the process. The signal `hurry` ends the
+   * grace period early, if the Pod's grace period is shortened meanwhile. No process is left when the promise resolves. A suspended
    * machine loses its suspended memory. A paused machine has no grace period, because its guest does not react to the power button.
    */
   stop(folder: MachineFolder, options: StopOptions): Promise<void>;
@@ -286,15 +286,15 @@ export interface Driver {
    * reason when the signal aborted.
    */
   execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult>;
-  /** Closes the connections and timers of this process. Machines continue to run. */
+  /** Closes the agent's connections to machines, and its timers. The machines continue to run. */
   close(): Promise<void>;
 }
 
 /** A driver of VMs. Only drivers of VMs can run guests of an architecture other than the host's. */
 export interface DriverOfVMs extends Driver {
   /**
-   * Returns the guest architectures that this host can run, with their accelerators. The driver tries each accelerator with a small guest,
-   * and saves the results until the next boot, or a change of the hypervisor or of the agent's rights. A refusal is saved for an hour.
+   * Returns the guest architectures that this host can run, and their accelerators. Tries each accelerator with a small guest. Saves the
+   * results until the next boot, or until the hypervisor or the agent's rights change, or for an hour if an accelerator failed.
    */
   probe(): Promise<Accelerator[]>;
 }

@@ -1,4 +1,7 @@
-/** Makes messages and errors about the end of a program that runs a machine. `words` are the last lines of the program's log. */
+/**
+ * Makes messages and errors about the end of a program that runs a machine. The parameter `words` contains the last lines of the program's
+ * log.
+ */
 import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { ExitStatus } from './launch.ts';
 

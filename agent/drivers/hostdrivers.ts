@@ -61,7 +61,7 @@ export function onMachineChange(
 
 /**
  * Returns the name of the driver for a new machine. For a VM, this is the first driver that can run the VM's architecture. If no driver can
- * run this architecture, the result is the first driver, whose error then gives the reason.
+ * run this architecture, the function chooses the first driver, so that this driver's error tells the user why.
  */
 export function chooseDriver(
   { drivers, architecture }: HostDrivers,

@@ -1,10 +1,13 @@
-/** Finds the process of a machine, and notices the end of this process. The agent started the process, or found it after a restart. */
+/**
+ * Finds the process of a machine, and notices the end of this process. This also works for a process that the agent started before its own
+ * restart.
+ */
 import { findByArgument, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitStatus } from './launch.ts';
 
 /**
  * Time between two checks whether the process lives. The checks are necessary for a process that the agent started before its restart,
- * because such a process is no child of the agent.
+ * because such a process is not a child of the agent.
  */
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 

@@ -23,8 +23,8 @@ export interface EmulatorCommand {
 }
 
 /**
- * Returns the given values as an array. The formatter would put each item of a long array on its own line. This function keeps an option
- * and its values on one line of the code.
+ * Returns the given values as an array. In a long array, the code formatter would put each value on its own line. A call of this function
+ * keeps an option and its values on one line.
  */
 export function words(...values: string[]): string[] {
   return values;
@@ -39,7 +39,8 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
   return [
     command.program,
     ...words('-avd', AVD_NAME, '-id', processMark(command.uid)),
-    // The emulator has no screen, no sound and no snapshot. Each boot is a cold boot, and no state of the running guest is saved.
+    // With these options, the emulator has no screen, no sound and no snapshots. So each boot is a cold boot, and the state of a running
+    // guest is never saved.
     ...words('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),
     // These options prevent reports to the vendor, and helper processes that would outlive the emulator.
     ...words('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
@@ -64,7 +65,10 @@ export const FOLDERS = {
   runtime: 'run',
 } as const;
 
-/** Folder of AVDs in a machine's folder. The folder belongs to root, so that the machine's user cannot replace the AVD by a link. */
+/**
+ * Name of the folder for a machine's Android virtual device (AVD), inside the machine's folder. The folder of the AVD belongs to root, so
+ * that the machine's user cannot replace the AVD by a link.
+ */
 export const AVDS = 'avd';
 
 /**

@@ -20,8 +20,8 @@ const OUTPUT_LIMIT_BYTES = 64 * 1024;
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 
 /**
- * Source code of the Perl program. It uses no Perl modules, so it contains the constants AF_INET and SOCK_STREAM as the numbers 2 and 1.
- * The program tries to connect until the console listens, but only for the given number of seconds.
+ * Source code of the Perl program that connects to the emulator's console. It uses no Perl modules, so it contains the constants AF_INET
+ * and SOCK_STREAM as the numbers 2 and 1. The program tries to connect until the console listens, but only for the given number of seconds.
  */
 const HELPER = String.raw`
 my ($port, $seconds) = @ARGV;
@@ -66,8 +66,8 @@ export function connectInside(namespace: string, seconds: number): Duplex {
     stdio: ['pipe', 'pipe', 'ignore'],
     env: ENVIRONMENT,
   });
-  // If `nsenter` cannot be started, the child process emits an error. An error without a listener would end the agent, so the listener is
-  // added first. The error then ends the stream.
+  // If `nsenter` cannot be started, the child process emits an error. Without a listener, this error would end the agent. So the listener
+  // is added at once, and the error ends only the stream.
   const failed = Promise.withResolvers<Error>();
   child.on('error', failed.resolve);
   const stream = Duplex.from({ readable: child.stdout, writable: child.stdin });
@@ -148,7 +148,7 @@ export class ConsoleClient {
   }
 }
 
-/** Longest part of the console's answer that a message shows, in characters. */
+/** Largest number of characters that a message shows of the console's answer. */
 const SHOWN_CHARACTERS = 200;
 
 function printable(text: string): string {

@@ -23,7 +23,10 @@ const OWN_MODE = 0o700;
 /** Mode of the folder of AVDs. With this mode, the machine's user can read the description of its AVD, but cannot replace it. */
 const AVDS_MODE = 0o755;
 const INI_MODE = 0o644;
-/** Largest number of lock files that are removed before a start. An emulator makes one lock file for each of its disks, and two others. */
+/**
+ * Largest number of lock files that are removed before a start. An emulator makes one lock file for each of its disks, and two other lock
+ * files.
+ */
 const LOCKS_LIMIT = 64;
 const TOKEN_FILE = '.emulator_console_auth_token';
 

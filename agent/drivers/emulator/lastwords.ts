@@ -11,8 +11,8 @@ import type { ExitStatus } from '../launch.ts';
  */
 const TAIL_BYTES = 64 * 1024;
 /**
- * Limits of the log lines in a message: the number of characters, and the number of lines. The lines and other text fit into the message of
- * a Pod's container, which has at most 4096 characters.
+ * Limits of the log lines in a message: the number of characters, and the number of lines. With these limits, the lines and other text fit
+ * into the message of a Pod's container, which can have at most 4096 characters.
  */
 const WORDS_CHARACTERS = 2048;
 const WORDS_LINES = 12;
@@ -20,12 +20,12 @@ const WORDS_LINES = 12;
 const OTHER_LINES = 4;
 
 /**
- * Largest number of characters of a line. The rest of a longer line is cut off, because the time to search a line for keys grows with the
- * square of its length.
+ * Largest number of characters of a line. The rest of a longer line is cut off, because the time to search for ADB keys grows with the
+ * square of the line's length.
  */
 const LINE_CHARACTERS = 4 * 1024;
 
-/** Line of the emulator or of the guest's kernel that names an error. */
+/** Pattern of a log line in which the emulator or the guest's kernel reports an error. */
 const PROBLEM = /^\s*(FATAL|ERROR|PANIC)\b|Kernel panic/;
 /** Pattern of a line that might contain an ADB key. Messages contain no such line, because users show messages to other people. */
 const KEY = /adb[\w.-]*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;

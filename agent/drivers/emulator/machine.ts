@@ -239,7 +239,7 @@ export class EmulatorProcess {
   }
 
   /**
-   * Records the end of the machine's main process and the reason. Ends the processes that have outlived the main process. If several
+   * Records that the machine's main process has ended, and why. Also ends the processes that have outlived the main process. If several
    * callers notice the end at the same time, the work is done only once.
    */
   async #settle(): Promise<EmulatorState> {
@@ -270,7 +270,7 @@ export class EmulatorProcess {
       // After `close`, the folder is perhaps deleted already, so errors are ignored.
       if (!this.#closed) {
         const { uid } = this.#folder;
-        this.#context.logger.error({ uid, err: error }, 'The end of an emulator was not handled');
+        this.#context.logger.error({ uid, err: error }, 'The agent could not record the end of an emulator');
       }
     });
   }

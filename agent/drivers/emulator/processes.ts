@@ -21,8 +21,8 @@ import { MACHINE_PLACE } from './files.ts';
 const THREADS = 1024;
 
 /**
- * Size of an emulator's file system /dev/shm. Containers usually have the same size. This file system is in memory, so its used part counts
- * as memory of the machine.
+ * Size of an emulator's file system /dev/shm. The /dev/shm of a container usually has the same size. This file system is in memory, so its
+ * used part counts as memory of the machine.
  */
 const SHARED_MEMORY = '64m';
 
@@ -36,10 +36,11 @@ const KILL_INTERVAL_MILLISECONDS = 10;
 const ROUNDS = 10;
 
 /**
- * Program in Perl, without modules. The program runs in a separate mount namespace, so that no other process sees its mounts. It mounts the
- * machine's folder at another path. All users of the host can write in /tmp, /var/tmp and /dev/shm. So the program covers these folders
- * with the machine's own mounts. Without the mounts, the machine's files there would outlive the machine, count toward no quota, and be
- * visible to other machines. After that, the program executes the command in its arguments.
+ * Source code of a Perl program that prepares the mounts of a machine. It uses no Perl modules. The program runs in a separate mount
+ * namespace, so that no other process sees its mounts. It mounts the machine's folder at another path. All users of the host can write in
+ * /tmp, /var/tmp and /dev/shm. So the program covers these folders with the machine's own mounts. Without the mounts, the machine's files
+ * there would outlive the machine, count toward no quota, and be visible to other machines. After that, the program executes the command in
+ * its arguments.
  */
 const PLACE = String.raw`
 my ($folder, $place, $temporary, $shared, @command) = @ARGV;
@@ -118,8 +119,8 @@ function limitsOf({ cpu, memoryBytes }: EmulatorLaunchPlan): MachineLimits {
 }
 
 /**
- * Ends all processes of a machine, or sends them a signal. These are the main process, and the processes that the main process started. A
- * started process can outlive the main process, and can leave the main process's process group. No process can leave the machine's control
+ * Ends all processes of a machine, or sends them a signal: the main process, and all processes that the main process started. A started
+ * process can outlive the main process, and can leave the process group of the main process. But no process can leave the machine's control
  * group.
  */
 export class ProcessGroup {

@@ -122,8 +122,8 @@ async function problemOf(options: SdkOptions, sdk: string): Promise<string | und
 }
 
 /**
- * Checks each folder of a path, from the root on. Returns the first folder that is not open to all users; undefined if there is no such
- * folder.
+ * Checks each folder of a path, from the root on. Returns the first folder that some users have no right to enter; undefined if all users
+ * may enter all of these folders.
  */
 async function closedFolder(hostRoot: string, path: string): Promise<string | undefined> {
   const above = dirname(path);

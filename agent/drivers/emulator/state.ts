@@ -3,7 +3,7 @@ import { randomBytes } from 'node:crypto';
 import * as z from 'zod';
 import { endSchema, processSchema, runAsSchema, StateFile } from '../statefile.ts';
 
-/** Name of the state file. The name differs from the name of QEMU's state file, so that each driver finds its own machines. */
+/** Name of the state file. The name differs from the name of QEMU's state file, so that each driver finds only its own machines. */
 export const STATE_FILE = 'emulator.json';
 
 const stateSchema = z.object({

@@ -10,11 +10,11 @@ import { cpuModel, type Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
-/** Name of QEMU's character device behind the guest agent's port. */
+/** Name of QEMU's character device that is connected to the guest agent's port. */
 export const AGENT_CHARDEV = 'agent';
-/** Name of the block node behind the guest's drive. */
+/** Name of the block node in QEMU that reads and writes the machine's disk. */
 export const DISK_NODE = 'disk';
-/** Name of the network behind the guest's network card. */
+/** Name of QEMU's network to which the guest's network card is connected. */
 export const NETWORK = 'net0';
 const VNC_SECRET = 'vnc-password';
 
@@ -128,8 +128,9 @@ function disk(state: MachineFile): string[] {
 }
 
 /**
- * Returns the block node of the machine's disk, for QEMU's programs that run in the machine's folder. The node names the base image and its
- * format. QEMU would otherwise use the names in the disk file, which cannot be trusted.
+ * Returns the description of the machine's disk as a block node of QEMU. A program that gets this description must run in the machine's
+ * folder, because the path of the disk is relative to this folder. The description names the base image and its format. Otherwise QEMU
+ * would use the names in the disk file, which cannot be trusted.
  */
 export function diskNode(state: MachineFile): Record<string, unknown> {
   const backing = state.base === undefined ? null : baseNode(state.base);
@@ -230,8 +231,8 @@ function file(path: string): Record<string, unknown> {
 }
 
 /**
- * Returns the given options as an array. The formatter would put each item of a long array on its own line. This function keeps options
- * that belong together on one line of the code.
+ * Returns the given options as an array. In a long array, the code formatter would put each option on its own line. A call of this function
+ * keeps options that belong together on one line.
  */
 export function options(...parameters: string[]): string[] {
   return parameters;

@@ -30,7 +30,7 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Shortest time between two cleanups during inspections of a machine. An inspection can start a cleanup, which can take seconds. */
+/** Shortest time between two cleanups that inspections of a machine start. A cleanup can take seconds, and delays its inspection. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
  * If a guest does not confirm this number of thaw requests, it gets no more requests to freeze or thaw until its next start. This limits
@@ -261,7 +261,7 @@ export class DiskCopies {
       if (!thawed) {
         return await this.#note({ target: undefined });
       }
-      // While other files of the hypervisor are left, the note stays too, so that they are removed when the machine has ended.
+      // If the snapshot's folder contains other files of the hypervisor, the note stays too, until the machine has ended.
       if (!removed) {
         return await this.#note({ target: undefined, frozen: false, thawsFailed: 0 });
       }

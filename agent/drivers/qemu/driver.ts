@@ -224,7 +224,7 @@ export class QemuDriver implements DriverOfVMs {
     const { machine, copies, dpi, streams } = this.#of(folder);
     const state = await machine.inspect();
     const tidied = Promise.all(machine.isSilent ? [] : [copies.tryTidy(), streams.forwards.tidy()]);
-    // After the end of the hypervisor, its files can take minutes to remove. Steps that need the removal wait for it themselves.
+    // After the hypervisor's end, a cleanup can take minutes, so no inspection waits for it. Steps that need the cleanup wait themselves.
     await (state.kind === 'running' ? tidied : undefined);
     return dpi.addTo(state);
   }

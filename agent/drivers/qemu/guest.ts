@@ -50,7 +50,10 @@ for (const [network, prefix, family] of NOWHERE) {
   nowhere.addSubnet(network, prefix, family);
 }
 
-/** Largest number of interfaces of a guest, and of addresses of one interface. A guest with many containers has a few dozen interfaces. */
+/**
+ * The agent reads at most this number of interfaces of a guest, and of addresses of one interface. A guest with many containers has a few
+ * dozen interfaces.
+ */
 const LIST_LIMIT = 256;
 
 /**

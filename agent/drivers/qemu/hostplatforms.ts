@@ -22,8 +22,8 @@ import {
 import { cacheKey, fileStamp, readPlatforms, savePlatforms } from './platformcache.ts';
 
 /**
- * Time limit to try a guest with a hardware accelerator. The guest powers itself off 0.1 s after its start. If an accelerator needs 5 s, it
- * does not work.
+ * Time limit to try a guest with a hardware accelerator. The guest powers itself off 0.1 s after its start. If it still runs after
+ * 5 s, the accelerator does not work.
  */
 const HARDWARE_TIMEOUT_MILLISECONDS = 5_000;
 /** Time limit to try a guest with emulation. Working emulation can be slow if other programs use the processor. */
@@ -37,8 +37,8 @@ const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
 const LARGE_VNC = { major: 9, minor: 1 };
 
 /**
- * Machine code of the guest that tries amd64: `mov ecx, 50000000; dec ecx; jnz -4`, then `mov al, 0x10; out 0xf4, al; hlt`. The device
- * `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1.
+ * Machine code of the test guest for amd64, which shows whether an accelerator works: `mov ecx, 50000000; dec ecx; jnz -4`, then
+ * `mov al, 0x10; out 0xf4, al; hlt`. The device `isa-debug-exit` turns 0x10 into QEMU's exit code (0x10 << 1) | 1.
  *
  * The loop detects a KVM that is too slow. A processor finishes the loop in hundredths of a second. If this host is itself a virtual
  * machine, KVM sometimes lacks hardware support, and interprets the instructions instead. The loop then takes minutes, and the boot of a
@@ -47,11 +47,14 @@ const LARGE_VNC = { major: 9, minor: 1 };
 const BIOS_GUEST = Buffer.from('66b980f0fa02664975fcb010e6f4f4ebfd', 'hex');
 const BIOS_GUEST_EXIT_CODE = 0x21;
 const SECTOR_BYTES = 512;
-/** Size of the disk with the guest that tries amd64. SeaBIOS does not boot from a disk smaller than one cylinder (516,096 bytes). */
+/**
+ * Size in bytes of the disk from which the test guest for amd64 boots. SeaBIOS does not boot from a disk smaller than one cylinder (516,096
+ * bytes).
+ */
 const BIOS_DISK_BYTES = 4 * 1024 * 1024;
 /**
- * Machine code of the guest that tries arm64: `mov w0, #0x84000008; hvc #0; b .`. The code calls PSCI SYSTEM_OFF, and QEMU ends with code
- * 0.
+ * Machine code of the test guest for arm64, which shows whether an accelerator works: `mov w0, #0x84000008; hvc #0; b .`. The code calls
+ * PSCI SYSTEM_OFF, so QEMU ends with exit code 0.
  */
 const ARM_GUEST = Buffer.from('000180520080b072020000d400000014', 'hex');
 
@@ -75,7 +78,7 @@ export class HostPlatforms {
   async all(): Promise<Platform[]> {
     const binaries = await findBinaries();
     const key = await cacheKey([...binaries.values()]);
-    // There must be no `await` between this check and the assignment, so that requests at the same time share one trial.
+    // There must be no `await` between this check and the assignment, so that simultaneous requests share one trial.
     if (this.#found?.key !== key) {
       this.#found = { key, platforms: findPlatforms(binaries, key, this.#options) };
     }
@@ -169,7 +172,7 @@ async function probeArchitecture(
     if (machineType === undefined) {
       logger.warn(
         { architecture, binary },
-        'This QEMU offers no machine type with a version, so the agent does not use it',
+        'The agent does not use this QEMU, because it offers no machine type with a version',
       );
       return { isRefused: false };
     }
@@ -210,7 +213,7 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
 }
 
 /**
- * Tries a small guest on a platform. Returns undefined if the guest ran and powered itself off. Otherwise returns the reason of the
+ * Tries a small guest on a platform. Returns undefined if the guest ran and powered itself off. Otherwise returns the reason for the
  * failure.
  */
 async function tryGuest(platform: Omit<Platform, 'display'>, work: string): Promise<string | undefined> {

@@ -1,6 +1,6 @@
 /**
- * Watches a running hypervisor, and provides the connections to the hypervisor and to its guest agent. The agent started the hypervisor, or
- * found it after a restart.
+ * Watches a running hypervisor, and provides the connections to the hypervisor and to its guest agent. This can also be a hypervisor that
+ * the agent started before its own restart.
  */
 import type { ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
@@ -16,7 +16,10 @@ import { FILES } from './state.ts';
  */
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
-/** Shortest time between two looks at a hypervisor that has stopped its guest. A hostile hypervisor can report stops without end. */
+/**
+ * Shortest time between two inspections because of reports that the guest stopped. Without this limit, a hostile hypervisor could cause
+ * inspections without end.
+ */
 const STOP_INTERVAL_MILLISECONDS = 1_000;
 
 export interface HypervisorHandlers {
@@ -69,8 +72,8 @@ export class Hypervisor {
   }
 
   /**
-   * Records that QEMU stopped the guest's processors, and returns whether the caller must look at the run state. The run state of a guest
-   * that powered off is known. The result is true at most once per second.
+   * Records that QEMU stopped the guest's processors, and returns whether the caller must look at the run state. The result is false after
+   * a power-off of the guest or a signal to QEMU, because the cause of the stop is known. The result is true at most once per second.
    */
   stops(): boolean {
     const now = performance.now();

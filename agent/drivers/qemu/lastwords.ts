@@ -6,8 +6,8 @@ import { describeExit as describe, startErrorOf, type StartReasons, withWords } 
 import type { ExitStatus } from '../launch.ts';
 
 /**
- * Limits of the log lines in a message: the number of bytes, and the number of lines. The lines and other text fit into the message of a
- * Pod's container, which has at most 4096 characters.
+ * Limits of the log lines in a message: the number of bytes, and the number of lines. With these limits, the lines and other text fit into
+ * the message of a Pod's container, which can have at most 4096 characters.
  */
 const TAIL_BYTES = 2048;
 const TAIL_LINES = 12;
@@ -26,7 +26,7 @@ async function lastWords(folder: string): Promise<string> {
     .join('\n');
 }
 
-/** Message about a hypervisor that used more memory than its limit. The limit is the guest's memory plus the overhead. */
+/** Message about a hypervisor that reached its memory limit. The limit is the guest's memory plus the memory that QEMU itself needs. */
 export const OUT_OF_MEMORY =
   'The hypervisor reached the memory limit of its machine, and the kernel of the host ended it';
 

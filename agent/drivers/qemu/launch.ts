@@ -35,8 +35,8 @@ export interface MachineContext {
 }
 
 /**
- * Environment of the process. No variable names the folder of QEMU's modules (accelerators, displays), because the path of this folder is
- * built into QEMU.
+ * Environment variables of QEMU. No variable names the folder of QEMU's modules (accelerators, displays), because the path of this folder
+ * is built into QEMU.
  */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 /**

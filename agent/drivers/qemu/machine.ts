@@ -56,7 +56,7 @@ export class QemuMachine {
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Whether the hypervisor did not answer the last inspection. A cleanup then only prolongs the inspection, because it needs answers. */
+  /** Whether the hypervisor did not answer the last inspection. If so, no cleanup is started, because it would wait for answers too. */
   get isSilent(): boolean {
     return this.#isSilent;
   }
@@ -73,8 +73,8 @@ export class QemuMachine {
   }
 
   /**
-   * The hypervisor that the agent watches; undefined if the agent watches none. Unlike {@link hypervisor}, this property never begins to
-   * watch a hypervisor. So any step may read this property.
+   * The hypervisor that the agent watches; undefined if the agent watches none. Unlike {@link hypervisor}, this property never makes the
+   * agent watch a hypervisor, so any step may read it.
    */
   get watched(): Hypervisor | undefined {
     return this.#hypervisor;
@@ -188,7 +188,7 @@ export class QemuMachine {
     return await answer;
   }
 
-  /** Ends the process after a failed start or resume, and returns the error. The machine is then stopped, or suspended as before. */
+  /** Ends the process after a failed start or resume, and returns the error. Afterwards the machine is stopped, or still suspended. */
   async #failedStart(cause: unknown): Promise<ReasonedError> {
     const identity = await this.process();
     if (identity !== undefined) {
@@ -253,7 +253,7 @@ export class QemuMachine {
   }
 
   #onEvent(hypervisor: Hypervisor, { event, data }: QmpEvent): void {
-    // QEMU stops a guest that has crashed. The next inspection finds the cause in the run state.
+    // QEMU also stops a guest that has crashed. So a stop causes an inspection, which finds the cause in the run state.
     if (event === 'STOP' && hypervisor.stops()) {
       this.#context.changed(this.#folder.uid);
     }
@@ -292,7 +292,7 @@ export class QemuMachine {
         return;
       }
       const { uid } = this.#folder;
-      this.#context.logger.error({ uid, err: error }, 'An event of a machine was not handled');
+      this.#context.logger.error({ uid, err: error }, 'The agent could not handle an event of a machine');
     });
   }
 }

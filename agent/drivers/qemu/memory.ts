@@ -1,4 +1,6 @@
-/** Saves and restores the memory of a suspended machine. The memory is in a file in the machine's folder, as QEMU's migration stream. */
+/**
+ * Saves and restores the memory of a suspended machine. A file in the machine's folder contains the memory, as a migration stream of QEMU.
+ */
 import { createReadStream, createWriteStream } from 'node:fs';
 import { chmod, rename, rm } from 'node:fs/promises';
 import { createServer, type Server, type Socket } from 'node:net';
@@ -23,8 +25,8 @@ const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
 
 /**
- * Saves the memory of a machine that QMP `stop` has paused. `stop` also flushes the machine's disks, so the memory and the disk have the
- * state of the same moment. When the promise resolves, the memory file is complete and flushed to the host's disk.
+ * Saves the memory of a machine that the QMP command `stop` has paused. This command also flushes the machine's disks, so the memory and
+ * the disk have the state of the same moment. When the promise resolves, the memory file is complete and flushed to the host's disk.
  */
 export async function saveMemory(folder: string, qmp: QmpConnection): Promise<void> {
   const partial = join(folder, `${FILES.memory}.partial`);
@@ -36,7 +38,8 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   try {
     await withSocketPath(folder, FILES.migration, async (path) => await listening(server, path));
     // QEMU does not run as root. So the socket's mode allows all users to connect. QEMU was started in this folder, and reaches the socket
-    // by a relative path. Other users cannot reach the socket, because only root may enter the folder of all machines.
+    // by a relative path. Other users cannot reach the socket, because only root may enter the folder that contains the folders of all
+    // machines.
     await chmod(socketFile, 0o666);
     const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
@@ -53,8 +56,8 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
   const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
   const sent = pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
-  // QEMU closes the connection after the last byte, possibly before the agent does. The agent then gets one of these errors, and ignores
-  // it. QEMU's run state shows whether QEMU has read all bytes.
+  // QEMU closes the connection after the last byte, possibly before the agent does. In this case, the agent gets one of these errors. The
+  // agent ignores the error, because QEMU's run state shows whether QEMU has read all bytes.
   await undefinedIf(hasCode('ERR_STREAM_PREMATURE_CLOSE', 'EPIPE', 'ECONNRESET'), sent);
   while ((await qmp.status()) === 'inmigrate') {
     signal.throwIfAborted();

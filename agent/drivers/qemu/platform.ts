@@ -38,8 +38,8 @@ export const BINARIES: Record<Architecture, string> = {
 };
 
 /**
- * Patterns of QEMU's machine types with a version. If a machine had a type without a version (an alias), an upgrade of QEMU would change
- * the machine's hardware.
+ * Patterns that match only those machine types of QEMU that have a version. If a machine had a type without a version (an alias), an
+ * upgrade of QEMU would change the machine's hardware.
  */
 export const MACHINE_TYPE_PATTERNS: Record<Architecture, RegExp> = {
   amd64: /^(pc-q35-(\d+)\.(\d+)) /,

@@ -1,4 +1,4 @@
-/** Saves the platforms that were tried on this host, so that an agent that starts again need not try them for seconds. */
+/** Saves the platforms that were tried on this host, so that a restarted agent does not spend seconds on trying them again. */
 import { createHash } from 'node:crypto';
 import { mkdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -10,21 +10,21 @@ import { findArmFirmware, type Platform } from './platform.ts';
 /** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
 const CACHE_FORMAT = 3;
 /**
- * Time for which the refusal of an accelerator counts. The cause can be passing, for example a host that is overloaded after its boot. So
- * an agent that starts later tries the accelerator again.
+ * Time for which saved results count if an accelerator did not work. The cause can be temporary, for example an overloaded host after its
+ * boot. So an agent that starts after this time tries the accelerators again.
  */
 const REFUSAL_MILLISECONDS = 3_600_000;
 
 interface Saved {
   key: string;
   platforms: Platform[];
-  /** Time of the trial, in milliseconds since the epoch, if an accelerator was refused. */
+  /** Time of the trial, in milliseconds since the epoch. Absent if no accelerator failed. */
   refusedAt?: number;
 }
 
 /**
- * Returns the key of the results. It changes if the host is booted again, if QEMU in `binaries`, the firmware or /dev/kvm is replaced or
- * gets other rights, and if the agent has another user or other groups.
+ * Returns the key of the saved results. The key changes when the host boots again, and when the agent gets another user or other groups. It
+ * also changes when QEMU in `binaries`, the firmware or /dev/kvm is replaced or gets other rights.
  */
 export async function cacheKey(binaries: readonly string[]): Promise<string> {
   const firmware = await findArmFirmware();
@@ -46,7 +46,7 @@ export async function readPlatforms(dataDirectory: string, key: string): Promise
   return saved.key === key && isCurrent(saved.refusedAt) ? saved.platforms : undefined;
 }
 
-/** Saves the results of a trial. `isRefused` tells whether an accelerator was refused. */
+/** Saves the results of a trial. `isRefused` tells whether an accelerator did not work. */
 export async function savePlatforms(
   dataDirectory: string,
   { isRefused, ...trial }: { key: string; platforms: Platform[]; isRefused: boolean },

@@ -26,7 +26,7 @@ const INTERRUPTED: ReadonlySet<string> = new Set([PAUSED, 'prelaunch', 'postmigr
 
 /**
  * Run states of a guest that cannot continue, with messages for users. QEMU enters `internal-error` if KVM or a device cannot go on, and
- * `guest-panicked` if the guest reports that its kernel crashed. QEMU then waits for ever.
+ * `guest-panicked` if the guest reports that its kernel crashed. In both states, QEMU waits without end.
  */
 const CRASHES: ReadonlyMap<string, string> = new Map([
   ['internal-error', 'The hypervisor stopped the guest after an internal error'],
@@ -34,13 +34,16 @@ const CRASHES: ReadonlyMap<string, string> = new Map([
 ]);
 
 /**
- * Time limit of QEMU's answer during an inspection. The limit is short, because only a few machines are inspected at once. After this time,
- * the connection stays open, because a copy of the disk can use it, and QEMU perhaps only answers late.
+ * Time limit of QEMU's answer during an inspection. The limit is short, because the agent inspects only a few machines at once, so a silent
+ * QEMU delays other machines. When the time is over, the connection stays open, because QEMU perhaps answers late and a copy of the disk
+ * can use the connection.
  */
 const INSPECTION_TIMEOUT_MILLISECONDS = 3_000;
 /** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
-/** Time between two presses of the power button. A guest whose firmware is still running ignores a press. */
+/**
+ * Time between two presses of the power button. One press is not always enough, because a guest whose firmware is still running ignores it.
+ */
 const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
 /**
  * Time within which the guest agent must power off the guest. After this time, Berth's agent also presses the power button. This does no
@@ -152,7 +155,7 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
     }
   } catch (error) {
     const { uid } = hypervisor.folder;
-    logger.debug({ uid, err: error }, 'The hypervisor of a machine did not accept the command quit');
+    logger.debug({ uid, err: error }, 'The hypervisor of a machine did not accept the command "quit"');
   }
   await killForCertain(hypervisor.identity);
 }
@@ -202,7 +205,7 @@ export async function reconcile(
   return 'running';
 }
 
-/** Ends a hypervisor whose guest cannot continue. The recorded end has the text `crash` and the last lines of the hypervisor's log. */
+/** Ends a hypervisor whose guest cannot continue. The recorded message is `crash` and the last lines of the hypervisor's log. */
 async function endCrashed(
   hypervisor: Hypervisor,
   file: StateFile,

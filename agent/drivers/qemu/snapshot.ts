@@ -30,7 +30,7 @@ const VIEW_NODE = 'copy-view';
 const EXPORT = 'copy';
 
 /**
- * Time limit of a guest's write that waits until old content is saved. The limit is below 60 s, because some guests treat their disk as
+ * Time limit for saving the old content while a write of the guest waits. The limit is below 60 s, because some guests treat their disk as
  * broken if a write takes 60 s.
  */
 const WRITE_TIMEOUT_SECONDS = 30;
@@ -41,7 +41,7 @@ const WRITE_TIMEOUT_SECONDS = 30;
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
-/** Reports whether the error means that the folder has other files, or that a folder has the name of the snapshot's file. */
+/** Returns whether the error means that the folder contains other files, or that a folder has the name of a snapshot's file. */
 const isForeign = hasCode('ENOTEMPTY', 'EEXIST', 'ERR_FS_EISDIR');
 
 const blockNodesSchema = z.array(z.object({ 'node-name': z.string().optional() }));

@@ -1,4 +1,4 @@
-/** Creates, reads and writes the folder of a QEMU machine: its state file, and the note about a copy of the disk. */
+/** Reads and writes two files in the folder of a QEMU machine: its state file, and the note about a copy of the disk. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
@@ -111,7 +111,8 @@ export const BEGUN = {
 } as const;
 
 /**
- * Reads a machine's state file. Returns undefined if the file is missing, because the folder is missing or its creation was not finished.
+ * Reads a machine's state file. Returns undefined if the file is missing. This is the case if the folder is missing, or if the creation of
+ * the machine was not finished.
  */
 export async function readMachineFile(folder: string): Promise<MachineFile | undefined> {
   return await readParsed(join(folder, FILES.state), stateSchema);
@@ -147,7 +148,7 @@ export class StateFile extends AnyStateFile<MachineFile> {
 }
 
 const copyNoteSchema = z.object({
-  /** Path of the incomplete copy of the disk. Undefined if the copy is complete. */
+  /** Path of the incomplete copy of the disk. Undefined if there is no incomplete copy. */
   target: z.string().optional(),
   /** Whether the guest's file systems are perhaps frozen. */
   frozen: z.boolean(),

@@ -133,7 +133,7 @@ class PortForwards {
       }
       if (this.#open.size >= FORWARDS) {
         throw new StreamRefused(
-          `The machine already has ${FORWARDS} forwarded ports, which is the limit; close another stream first`,
+          `The machine already has ${FORWARDS} forwarded ports, which is the limit. First close another stream`,
         );
       }
       const port = await this.#add(qmp, guestPort);

@@ -87,9 +87,9 @@ it.each([
   expect(() => readBody({ signature, body: Buffer.from(hex, 'hex') })).toThrow(DBusFormatError);
 });
 
-it('refuses values that are nested too deep', () => {
+it('refuses values that are nested too deeply', () => {
   const body = Buffer.from('017600'.repeat(100), 'hex');
-  expect(() => readBody({ signature: 'v', body })).toThrow('nested too deep');
+  expect(() => readBody({ signature: 'v', body })).toThrow('nested too deeply');
 });
 
 it('ends with an error of its own for every damaged message', () => {

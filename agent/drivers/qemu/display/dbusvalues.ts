@@ -114,7 +114,7 @@ export class Reader {
 
   value(type: string, depth = 0): Value {
     if (depth > NESTING_LIMIT) {
-      throw new DBusFormatError('The values of a message are nested too deep');
+      throw new DBusFormatError('The values of a message are nested too deeply');
     }
     const number = NUMBERS[type];
     if (number !== undefined) {

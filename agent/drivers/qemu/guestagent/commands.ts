@@ -21,8 +21,8 @@ const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
 /** Time limit of a request to thaw. The guest agent executes commands one by one, so a thaw sometimes has to wait for a late freeze. */
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
 /**
- * Largest number of attempts to thaw a guest after a freeze. Each attempt after the first uses a new connection. After an abort there is
- * only one attempt, because a caller waits to stop the guest. A later call of {@link thaw} tries again.
+ * Largest number of attempts to thaw a guest after a freeze. Each attempt after the first uses a new connection. If the copy was aborted,
+ * there is only one attempt, because a step such as a stop can wait for the end of the copy. A later call of {@link thaw} tries again.
  */
 const THAW_ATTEMPTS = 3;
 const PERHAPS_FROZEN =
@@ -31,8 +31,8 @@ const PERHAPS_FROZEN =
 const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
 
 /**
- * Returns whether a program in the guest has opened the guest agent's port. This function needs only one QMP command. If the guest has no
- * guest agent, an attempt to connect would fail only at the end of a time limit.
+ * Returns whether a program in the guest has opened the guest agent's port. This check is fast, because it needs only one QMP command.
+ * Without the check, an attempt to connect to a missing guest agent would last until the end of a time limit.
  */
 export async function hasGuestAgent(qmp: QmpConnection): Promise<boolean> {
   const chardevs = await qmp.ask('query-chardev', chardevsSchema);

@@ -147,8 +147,8 @@ export class GuestConnection {
 
   /**
    * Sends a random number that the guest agent repeats, and returns whether this answer came in time. Answers to earlier clients come
-   * first, and the number shows which answer is for this client. The delimiter makes the guest agent drop an incomplete command that an
-   * earlier client sent.
+   * first, and the number shows which answer is for this client. Before the number, the function sends a delimiter. It makes the guest
+   * agent drop an incomplete command that an earlier client sent.
    */
   async #sync(signal: AbortSignal | undefined): Promise<boolean> {
     const id = randomInt(SYNC_ID_LIMIT);
@@ -187,8 +187,8 @@ export class GuestConnection {
         }
       }
     } catch (error) {
-      // This code runs in an event handler, so no caller can catch its errors. So this function closes the connection, and gives the error
-      // as the reason.
+      // This code runs in an event handler, so no caller can catch its errors. Instead, the function closes the connection, and gives the
+      // error as the reason.
       this.#socket.destroy(error instanceof Error ? error : new Error(String(error)));
     }
   }

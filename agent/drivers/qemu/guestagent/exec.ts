@@ -7,7 +7,7 @@ import { STRING_LIMIT_BYTES } from './answers.ts';
 import type { GuestAgent } from './guestagent.ts';
 import { type GuestConnection, GuestAgentRefusal } from './connection.ts';
 
-/** Limit of a command's input. The guest agent gets the input in one message, and holds it in the guest's memory. */
+/** Limit of a command's input. The guest agent gets the input in one message, and keeps the whole input in the guest's memory. */
 const INPUT_LIMIT_BYTES = 1024 * 1024;
 /**
  * Limit of the bytes that the agent reads for one command. A guest agent sends up to 16 MiB for each of two streams, as base64 in one line.
@@ -19,8 +19,8 @@ const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 /** Time limit of an answer with output. An emulated guest needs 5 s for 22 MB of output. */
 const OUTPUT_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Time that the agent waits over one connection for the end of a command. Most commands end within this time. Meanwhile, other work with
- * the guest agent waits.
+ * Time that the agent keeps its first connection open to wait for the end of a command. Most commands end within this time. The time is
+ * short, because other work with the guest agent waits meanwhile.
  */
 const SHORT_COMMAND_MILLISECONDS = 500;
 /** Time between two checks whether a short command has ended. */

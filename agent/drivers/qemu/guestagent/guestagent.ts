@@ -1,7 +1,7 @@
 /**
  * Gives access to the guest agent of one machine. QEMU serves one client at a time, and the guest agent executes commands one by one. So
- * all work with the guest agent is done in turn. Urgent work comes before all other work. A regular question is asked only when there is no
- * other work.
+ * all work with the guest agent is done in turn. Urgent work comes before all other work. A question whether the guest agent answers is
+ * asked only when there is no other work.
  */
 import { StreamRefused } from '../../driver.ts';
 import { GuestConnection } from './connection.ts';
@@ -104,7 +104,7 @@ export class GuestAgent {
     this.#end.abort(new StreamRefused('The connection to the machine was closed'));
   }
 
-  /** Waits in `queue` until no other work is under way, runs `work`, and then lets the next work of `queue` begin. */
+  /** Waits in `queue` until no other work is under way, runs `work`, and then lets the next waiting work begin. Urgent work comes first. */
   async #inTurn<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
       await new Promise<void>((resolve) => queue.push(resolve));
