@@ -148,10 +148,14 @@ class Segments implements Source {
   }
 
   commit(pending: number): void {
-    if (this.#position === undefined || this.#position - pending === this.#committed) {
+    if (this.#position === undefined) {
       return;
     }
-    const committed = this.#position - pending;
+    // Some bytes of `pending` can come from the single file that was read before the log writer's files.
+    const committed = Math.max(0, this.#position - pending);
+    if (committed === this.#committed) {
+      return;
+    }
     savePosition(this.#file, committed);
     this.#committed = committed;
   }

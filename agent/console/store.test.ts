@@ -293,11 +293,14 @@ describe('the console of the log writer, and agents that come and go', () => {
     store.close();
   });
 
-  it('a line in the middle of which the agent was killed is whole', async () => {
-    appendToSegments(folder, 'one\ntw');
+  it.each([
+    ['of one file', appendToOneFile],
+    ['of the log writer', appendToSegments],
+  ])('a line %s in the middle of which the agent was killed is whole', async (_, append) => {
+    append(folder, 'one\ntw');
     expect(await read()).toBe('one\n');
     store = anotherAgent();
-    appendToSegments(folder, 'o\n');
+    append(folder, 'o\n');
     expect(await read()).toBe('one\ntwo\n');
   });
 

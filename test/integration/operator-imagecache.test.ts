@@ -279,7 +279,7 @@ describe('hosts that do not finish', () => {
     const created = { reference: 'registry.example/tainted:1', targets: { nodes: ['host-4'] } };
     await entries.create('tainted', created);
     const message =
-      'NotScheduled: the Job was not scheduled within 3 s: No host is free: 1 tainted example.com/broken';
+      'NotScheduled: the Job was not scheduled within 3 s: No host is free: 1 with the taint example.com/broken';
     const waiting = await entries.waitFor(
       'tainted',
       'the message to name the taint',

@@ -17,7 +17,7 @@ import { mergeDiff } from '../../operator/objects/mergepatch.ts';
 
 export const LIMIT = 3;
 /** The scheduler's explanation for a Job that is for a full host, translated for people. */
-export const FULL_HOST = 'No host is free: 1 without a free berth';
+export const FULL_HOST = 'No host is free: 1 without a free slot';
 const REFERENCE = 'registry.example/guest:1';
 const config = parseConfig(
   { cacheJobsPerEntry: LIMIT, cache_job_active_deadline_seconds: 600, hostLostTimeoutSeconds: 300 },
