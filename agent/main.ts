@@ -1,6 +1,6 @@
 /**
- * `node agent/main.ts --config FILE`: makes this computer a host of VMs until a signal stops the agent. The VMs continue to run after the
- * agent has stopped.
+ * `node agent/main.ts --config FILE`: runs the agent, which makes this computer a host of VMs. A signal stops the agent, but its VMs
+ * continue to run.
  */
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
@@ -33,8 +33,8 @@ function readArguments(): string {
 async function run(config: AgentConfig): Promise<number> {
   const logger = pino({ level: config.logLevel });
   surviveRejections(logger);
-  // Mode 0711 lets helper programs of other users reach their own folders in the data directory. These users cannot read secrets, because
-  // only the agent's user can read the files and folders with secrets.
+  // Mode 0711 lets helper programs that run as other users reach their own folders in the data directory. These users cannot read secrets,
+  // because only the agent's user can read the files and folders with secrets.
   mkdirSync(config.dataDirectory, { recursive: true, mode: 0o711 });
   // The reserve file must exist before the lock file. On a full disk, the agent empties the reserve file to get space for the lock file.
   keepReserve(config.dataDirectory);

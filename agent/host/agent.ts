@@ -206,8 +206,8 @@ export async function runAgent(
 }
 
 /**
- * Sets up the network, and takes over the machines that continued to run during a restart of the agent. Only then does the image store
- * begin to remove images, because it now knows the images of these machines.
+ * Sets up the network, and takes over the machines that continued to run during a restart of the agent. After that, the image store knows
+ * which images these machines use, so it begins to remove other images.
  */
 async function takeOver(host: Host, { machines }: PodController, signal: AbortSignal): Promise<void> {
   await host.network.setUp();

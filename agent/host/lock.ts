@@ -67,7 +67,8 @@ function isAlive(holder: Holder): boolean {
     if (codeOf(error) !== 'EPERM') {
       return false;
     }
-    // The process belongs to another user. /proc can hide such a process, which is then perhaps the holder.
+    // The process belongs to another user, so /proc may hide it. A hidden process counts as the holder of the lock, because its start time
+    // is unknown.
     if (describe(holder.pid).startTime === '') {
       return true;
     }

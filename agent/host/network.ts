@@ -119,8 +119,8 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
 }
 
 /**
- * Returns the packet filter for guests of the driver `user`. Returns undefined in three cases: guests may reach
- * the host, the system is not Linux, or the agent is not root. Only root can filter by user.
+ * Returns the packet filter for guests of the driver `user`. Returns undefined in three cases: guests may reach the host, the system is not
+ * Linux, or the agent is not root and therefore cannot filter packets.
  */
 function userGuard(
   settings: Extract<NetworkSettings, { driver: 'user' }>,

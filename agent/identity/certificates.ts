@@ -18,8 +18,8 @@ import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
 
 /**
- * Waits between two checks of a certificate request, in milliseconds: the first wait, and the longest wait. A running operator approves the
- * request soon. If the operator is absent, the waits become longer.
+ * First and longest time between two checks of a certificate request, in milliseconds. The first time is short, because a running operator
+ * approves the request soon. If the operator is absent, the times become longer.
  */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
@@ -78,8 +78,8 @@ export function nodeUser(nodeName: string): string {
 /**
  * Makes a key, requests a certificate for it, and waits without a time limit until somebody approves or denies the request.
  *
- * @throws CertificateRefusedError with the reason in the request, when the request is denied or cannot be signed; ApiError when the API
- * server refuses the request, or refuses for more than 20 s to show it.
+ * @throws CertificateRefusedError when the request is denied or cannot be signed; the message contains the reason from the request's
+ * status. ApiError when the API server refuses to create the request, or refuses for more than 20 s to let the agent read it.
  */
 export async function requestCertificate(
   client: KubeClient,
@@ -235,7 +235,7 @@ export function writePair(file: string, pair: Certificate): void {
  * Reports whether a certificate belongs to this Node and is still valid. `address` is the IP address that a serving certificate must have.
  * A client certificate has no addresses, so the address is then undefined.
  *
- * @throws Error when the text of the certificate is no certificate.
+ * @throws Error when the text of the certificate is not a certificate.
  */
 export function isUsable(pair: Certificate | undefined, nodeName: string, address?: string): boolean {
   if (pair === undefined) {
@@ -247,7 +247,7 @@ export function isUsable(pair: Certificate | undefined, nodeName: string, addres
   return isOwn && isForAddress && Date.parse(certificate.validTo) > Date.now();
 }
 
-/** Returns the approved certificate of an earlier start if it is usable with this address, or else a self-signed certificate. */
+/** Returns the approved certificate of an earlier start if it is valid for the configured address; otherwise a self-signed certificate. */
 export async function servingCertificate(
   config: Pick<IdentitySettings, 'dataDirectory' | 'nodeName' | 'address'>,
 ): Promise<Certificate> {

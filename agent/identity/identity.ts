@@ -88,7 +88,7 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
 }
 
 /**
- * Reads the bootstrap kubeconfig. If the file cannot be read, the result is undefined. This is no error, because administrators often
+ * Reads the bootstrap kubeconfig. If the file cannot be read, the result is undefined. This is not an error, because administrators often
  * remove the file after a host has joined.
  */
 async function readBootstrap({ config, logger }: IdentityOptions): Promise<Connection | undefined> {
@@ -193,7 +193,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
     } catch (error) {
       if (error instanceof CertificateRefusedError) {
         // The file with the key is removed, so that the next start uses a new key and makes a new request. After other errors the file
-        // stays, because the request can still be open. It would then block a request with a new key.
+        // stays, because the request can still be open. An open request would block a request with a new key.
         rmSync(joining, { force: true });
       }
       if (isFinal(error)) {

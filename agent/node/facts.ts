@@ -26,7 +26,7 @@ const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
   arm64: 'arm64',
 };
 
-/** Returns this computer's architecture by its name in Go. @throws Error when the architecture is neither `amd64` nor `arm64`. */
+/** Returns this computer's architecture under the name that Go uses. @throws Error when the architecture is neither `amd64` nor `arm64`. */
 export function nativeArchitecture(): Architecture {
   const found = ARCHITECTURES[machine()];
   if (found === undefined) {

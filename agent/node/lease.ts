@@ -34,7 +34,7 @@ export interface LeaseOptions {
   fenceAfterMilliseconds: number;
   /**
    * Returns whether this host has read its Pods again since it was cut off. The function is called after a renewal. Until the result is
-   * true, the host counts as cut off (fenced). A VM whose machine is still on this host might already run on another host.
+   * true, the host counts as cut off (fenced), because VMs of this host might already run on other hosts.
    */
   isUpToDate: (signal: AbortSignal) => Promise<boolean>;
   /**

@@ -21,8 +21,8 @@ import { emulatorCondition, emulatorLabels } from './emulators.ts';
 import type { HostFacts } from './facts.ts';
 
 /**
- * Number of Pods that the Node offers. A kubelet has the same default. This number does not limit machines, because each machine also needs
- * one of the Node's slots (rights to run one machine).
+ * Number of Pods that the Node offers. A kubelet has the same default. The number of machines has a limit of its own: each machine also
+ * needs one of the Node's slots. A slot is the right to run one machine.
  */
 const PODS = 110;
 /**

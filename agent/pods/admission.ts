@@ -1,6 +1,6 @@
 /**
  * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host must check this, because it can get too many
- * Pods. The scheduler can decide with old data or in a race, and a Pod can bypass the scheduler with `spec.nodeName`.
+ * Pods. The scheduler can decide with old data, and a Pod can bypass the scheduler with `spec.nodeName`.
  */
 import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/emulatormachine.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';

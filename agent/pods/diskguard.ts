@@ -9,8 +9,7 @@ import { rest } from '../../base/time.ts';
 /** Time between two checks of the free disk space. In this time, writes at 2 GiB/s use half of the default `images.minimumFree`. */
 const LOOK_MILLISECONDS = 500;
 /**
- * Multiple of `minimumFree`. While more space than this multiple is free, the guard measures no disk sizes, because it will pause no
- * machine soon.
+ * While more than this multiple of `minimumFree` is free, the guard does not measure disk sizes, because it will not pause a machine soon.
  */
 const NEAR_FACTOR = 2;
 /**
@@ -175,8 +174,8 @@ export class DiskGuard {
   }
 
   /**
-   * Lowers `#pauseBelow` if a machine was paused since the last check, so that one pause does not cause the next pause. The guard, an
-   * earlier process of the agent, or QEMU can be the cause of the pause.
+   * Lowers `#pauseBelow` if a machine was paused since the last check, so that one pause does not cause the next pause. It does not matter
+   * whether the guard, an earlier process of the agent, or QEMU paused the machine.
    */
   #noticePauses(machines: readonly GuardedMachine[], free: number, now: number): void {
     const before = this.#pausedSince;

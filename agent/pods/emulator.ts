@@ -32,9 +32,9 @@ export async function createEmulator(
 }
 
 /**
- * Removes the data of an emulator that has failed, and returns the change of its record. The data is removed, because nothing else limits
- * the disk space of failed emulators: they have no slot and count against no quota. Call this function only while no process of the machine
- * lives.
+ * Removes the data of an emulator that has failed, and returns the change to save in its record. The data is removed, because nothing else
+ * limits the disk space of failed emulators: they have no slot and count against no quota. Call this function only while no process of the
+ * machine lives.
  */
 export async function discardFailed(
   host: Host,

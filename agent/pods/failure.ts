@@ -21,8 +21,8 @@ import type { DamagedRecord } from './records.ts';
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
- * Wait in milliseconds after a failure that could not be saved, for example because the disk is full. The record is then as before the step,
- * so the same step follows.
+ * Wait in milliseconds after a failure that could not be saved, for example because the disk is full. The record is still as it was before
+ * the step, so the agent tries the same step again after this wait.
  */
 export const UNSAVED_MILLISECONDS = 10_000;
 /**
@@ -125,7 +125,7 @@ export function failed(reason: Reason, message: string): MachineFailure {
 /** Time for the shutdown of a running guest whose record is unreadable. This time is the default grace period of a deleted Pod. */
 const DAMAGED_GRACE_MILLISECONDS = 30_000;
 
-/** Returns the failure of a machine whose record is unreadable. The agent cannot continue the machine, and does not remove a VM's disk. */
+/** Returns the failure of a machine whose record is unreadable. The agent ends such a machine, but does not remove the disk of a VM. */
 export function recordDamaged(
   { path, message }: Pick<DamagedRecord, 'path' | 'message'>,
   { emulator }: Readonly<MachineDocument>,

@@ -23,12 +23,12 @@ const LONGEST_SILENT_MILLISECONDS = 60_000;
  */
 const FAILURES = 3;
 /**
- * Highest number of unanswered requests in a row after which a guest agent counts as not connected. The number begins with {@link FAILURES}
- * and doubles with each loss of the connection. Otherwise a guest agent that repeatedly stops answering would cause a request to the API
- * server every few seconds. With the highest number, the agent notices after a minute that a guest agent no longer answers.
+ * Upper limit for the number of unanswered requests in a row after which a guest agent counts as not connected. The number starts at
+ * `FAILURES` and doubles with each loss of the connection. Otherwise a guest agent that repeatedly stops answering would cause a request to
+ * the API server every few seconds. At the upper limit, the agent notices after a minute that a guest agent no longer answers.
  */
 const MOST_FAILURES = 60;
-/** Time without a lost connection, in milliseconds, after which {@link FAILURES} applies again. */
+/** If the connection is not lost for this time in milliseconds, {@link FAILURES} unanswered requests suffice again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 /**
  * Time between two requests for facts. The time is long, because facts change seldom, and each change causes a request to the API server.

@@ -224,7 +224,7 @@ export interface Runtime {
   state: MachineState;
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
-  /** Last step if it failed, and the number of its failures in a row. Its next try is not before `notBefore`, by `performance.now()`. */
+  /** The last step if it failed, and its failures in a row. The step waits until `notBefore`, a time of the clock `performance.now()`. */
   failed: { kind: OperationKind; attempts: number; notBefore: number } | undefined;
   /** Cause of the last failed step. The Pod's status shows this cause until a step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;

@@ -251,7 +251,7 @@ export class Machines {
     const { record } = runtime;
     const now = Date.now();
     const consequence = consequenceOf({ kind, error, record, desired: wanted.desired, attempts, now });
-    // The error `VMNotRunning` is no fault, because the agent tries to start an emulator again and again until its VM runs.
+    // `VMNotRunning` is not a fault: the agent tries to start an emulator again and again until the emulator's VM runs.
     const level = reasonIn(error) === 'VMNotRunning' ? 'debug' : 'warn';
     this.#host.logger[level](
       { err: error, uid: record.uid, pod: record.key, step: kind, consequence: consequence.kind },

@@ -32,7 +32,10 @@ export type PodRole =
   | { kind: 'task'; task: Task }
   | ({ kind: 'machine'; desired: Desired; desiredHash: string } & MachineDocument);
 
-/** Number of characters in the hash of the annotation `berth.dev/desired`. 16 characters suffice to distinguish all values in one Pod. */
+/**
+ * Number of characters in the hash of the annotation `berth.dev/desired`. 16 characters suffice to tell apart all values that the
+ * annotation of one Pod ever has.
+ */
 const HASH_LENGTH = 16;
 
 /** Default of Kubernetes for `terminationGracePeriodSeconds`. */

@@ -30,7 +30,7 @@ export function holdsPorts({ failure, released }: Readonly<MachineRecord>): bool
   return failure === undefined || !released;
 }
 
-/** Returns the names of all ports that these machines have. */
+/** Returns the names of all host ports that the given machines occupy. */
 export function namesOfHeld(records: readonly MachineRecord[]): Set<string> {
   const holders = records.filter(holdsPorts);
   return new Set([

@@ -73,8 +73,9 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
 /**
  * Returns the error to throw for a failed start. Another program can take a port after the agent has checked the port and before the
  * machine uses it. If a reserved port of the machine is still taken, the function returns `error` unchanged. Otherwise it returns an error
- * without a reason, so that the agent tries the start again. The agent then replaces the taken ports that it had chosen itself. A reserved
- * port can be taken for only a moment, for example by the check of another agent on this computer.
+ * without a reason, so that the agent tries the start again. A retry helps if the agent itself had chosen the taken port, because the agent
+ * then chooses a different one. A retry also helps if a reserved port was taken for only a moment, for example by the check of another
+ * agent on this computer.
  */
 export async function explainPortTaken(
   host: PortHost,

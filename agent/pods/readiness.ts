@@ -12,11 +12,9 @@ import { portsOf } from './portclaims.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 
-/**
- * Time between two checks: first for a guest that is not ready, then for a ready guest. The first time is short, because users wait for the
- * guest. The second time is the default of a kubelet's readiness probe.
- */
+/** Time from a failed check of a guest to the next check. The time is short, because users wait for the guest. */
 const NOT_READY_MILLISECONDS = 1_000;
+/** Time from a successful check of a guest to the next check. A kubelet's readiness probe has the same default. */
 const READY_MILLISECONDS = 10_000;
 /** Number of consecutive failed checks after which a ready guest counts as not ready. A kubelet's readiness probe has the same default. */
 const FAILURES = 3;
@@ -43,8 +41,8 @@ export interface Target {
 }
 
 /**
- * Way to find the readiness of a machine. `answer`: no check is necessary; the readiness is undefined until the guest agent has answered a
- * request. `probe`: the agent must check the guest.
+ * How to find out whether a machine is ready. `answer`: no port must be checked. The readiness is undefined only until the guest agent has
+ * answered a request. `probe`: a port of the guest must be checked.
  */
 export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
@@ -192,8 +190,8 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 
 /**
  * Returns whether a program in the guest has accepted a connection that the hypervisor forwards. The hypervisor accepts every connection
- * itself, so the function looks for signs that the guest has accepted it. Either the guest sends data, or the guest keeps the connection
- * open until the agent closes its half.
+ * itself, so the function looks for one of two signs. The guest sends data, or it keeps the connection open until the agent closes its
+ * half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {
   const unasked = await next(socket, HOLD_MILLISECONDS);

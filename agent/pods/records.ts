@@ -150,7 +150,7 @@ function damagedPath(path: string): string {
 function readRecord(path: string, uid: string): MachineRecord {
   const { version: _, ...record } = recordSchema.parse(JSON.parse(readFileSync(path, 'utf8')));
   if (record.uid !== uid) {
-    throw new Error(`the file has the record of another machine, ${record.uid}`);
+    throw new Error(`the file contains the record of another machine, ${record.uid}`);
   }
   return record as unknown as MachineRecord;
 }

@@ -149,7 +149,7 @@ async function findMachines({ drivers }: Host): Promise<Found> {
 }
 
 /**
- * Returns a new record for a machine that was found on the host. Perhaps the machine runs, so the record has the Linux user of the
+ * Returns a new record for a machine that was found on the host. The machine may still be running, so the record has the Linux user of the
  * machine's process.
  */
 function foundRecord(

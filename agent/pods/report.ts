@@ -1,4 +1,4 @@
-/** Makes the report about a machine that the agent writes into the Pod's condition for the operator. */
+/** Makes the report about a machine. The agent writes this report into a condition of the Pod, where the operator reads it. */
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { lastWords, MESSAGE_LENGTH } from '../../kube/podstatus.ts';
@@ -11,7 +11,7 @@ const REPORT_MESSAGE_LENGTH = 512;
 const LONGEST_ESCAPE = 6;
 /** Limit of the message about the display, in characters. All messages of the QEMU driver fit into this limit. */
 const DISPLAY_MESSAGE_LENGTH = 320;
-/** Upper limit for the number of characters that the key of the message takes in the report, with quotes and comma. */
+/** Upper limit for the number of characters that the JSON key `message` takes in the report, with quotes and comma. */
 const MESSAGE_KEY_LENGTH = 16;
 
 interface ReportFacts extends Pick<MachineReport, 'message'> {
@@ -57,8 +57,8 @@ function factsOf(
 }
 
 /**
- * Returns the part of the report about the display. The message of this part contains only characters that JSON writes without an escape,
- * so that the machine's whole report is short.
+ * Returns the part of the report that describes the display. The message of this part contains only characters that JSON writes without an
+ * escape, so that the machine's whole report is short.
  */
 function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, 'display'> {
   const display = state.kind === 'running' ? state.display : undefined;

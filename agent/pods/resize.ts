@@ -89,8 +89,8 @@ export function resourceStatus(
 }
 
 /**
- * Returns the claim in the form of a container's requests. If an amount has not changed, the function returns the text of the Pod's spec,
- * because one amount has several texts (`1` and `1000m`).
+ * Returns the claim in the form of a container's requests. An unchanged amount keeps the text of the Pod's spec, because one amount can be
+ * written in several ways (`1` and `1000m`).
  */
 function requestsOf(
   { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,

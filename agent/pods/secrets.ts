@@ -18,8 +18,8 @@ import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import { Keyring } from '../images/oci/credentials.ts';
 
 /**
- * Time limit for retries after the API server refuses a secret. Retries are necessary, because the host can learn of a Pod some
- * milliseconds earlier than the API server's Node authorizer.
+ * Time limit for retries while the API server does not let this host read a Secret. Retries are necessary, because the host can learn of a
+ * Pod some milliseconds earlier than the API server's Node authorizer.
  */
 const LAG_MILLISECONDS = 10_000;
 const LAG_FIRST_MILLISECONDS = 50;

@@ -72,7 +72,7 @@ export class StatusWriter {
     await this.#controller.drained();
   }
 
-  /** Returns the Pod with the status that this agent wrote last, if the watch has not delivered that status yet. */
+  /** Returns the Pod with its newest known status. This is the status that the agent wrote last, if the watch has not delivered it yet. */
   newest(pod: Readonly<Pod>): Readonly<Pod> {
     const uid = pod.metadata.uid ?? '';
     const written = this.#written.get(uid);
@@ -142,8 +142,8 @@ export class StatusWriter {
   }
 
   /**
-   * Deletes the Pod with grace period 0. A Pod with finalizers continues to exist after this deletion. If the grace period of a Pod is
-   * already 0, the function does not delete the Pod again.
+   * Deletes the Pod with grace period 0. If the Pod was already deleted with grace period 0, the function does nothing. A Pod with
+   * finalizers still exists after such a deletion.
    */
   async #finish(pod: Readonly<Pod>): Promise<void> {
     const { uid = '', deletionGracePeriodSeconds } = pod.metadata;
@@ -158,8 +158,8 @@ export class StatusWriter {
 }
 
 /**
- * Returns whether the API server rejects the content of the status. In this case, a retry would fail too. The API server answers 500 if the
- * content does not match the schema, and 422 if the uid is wrong.
+ * Returns whether the API server has rejected the content of a request, so that a retry would fail too. The API server answers 500 if the
+ * status does not match the schema, and 422 if the uid is wrong.
  */
 function isOurMistake(error: unknown): error is Error {
   const untyped = error instanceof ApiError && error.message.includes('failed to create typed patch object');

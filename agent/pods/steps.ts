@@ -148,7 +148,8 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
-  // The machine keeps its slot even if its Pod is deleted while the start is prepared. So the record is saved before the preparation.
+  // With this change, the record shows that the machine occupies its slot. The record is saved before the start is prepared, because the
+  // Pod can be deleted during the preparation.
   host.records.update(record, { released: false });
   const { plan, change } = await prepareStart(host, runtime, operation);
   host.records.update(record, { restartedAt, ...change });

@@ -6,7 +6,8 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineEnd, MachineRecord } from './machine.ts';
 
 /**
- * Returns whether a requested restart or revert is not done yet. `done` is the request time of the last restart or revert that was done.
+ * Returns whether a requested restart or revert is not done yet. `asked` is the time of the last request, and `done` is the time of the
+ * last request that was carried out.
  */
 export function isPending(asked: string | undefined, done: string | undefined): boolean {
   return asked !== undefined && asked !== done;

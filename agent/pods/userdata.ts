@@ -6,7 +6,7 @@ import { messageOf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { readSecret } from './secrets.ts';
 
-/** Key of a Secret. */
+/** Names one value in a Secret: the Secret's namespace and name, and the key of the value. */
 export interface SecretKey {
   readonly namespace: string;
   readonly name: string;
@@ -35,7 +35,7 @@ export async function readUserData(client: Pick<KubeClient, 'get'>, ref: SecretK
   }
   const bytes = Buffer.from(value, 'base64');
   if (bytes.length > SECRET_USER_DATA_BYTES || !isUtf8(bytes)) {
-    const message = `The key ${key} of the Secret ${name} in ${namespace} must have UTF-8 text of at most ${SECRET_USER_DATA_BYTES} bytes`;
+    const message = `The Secret ${name} in ${namespace} must contain UTF-8 text of at most ${SECRET_USER_DATA_BYTES} bytes under the key ${key}`;
     throw new ReasonedError('UserDataInvalid', message);
   }
   return bytes.toString('utf8');

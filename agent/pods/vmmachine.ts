@@ -10,8 +10,8 @@ import type { MachineRecord } from './machine.ts';
 type MachineHost = Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>;
 
 /**
- * Returns the record of the machine of the VM with this uid. If this host has several such records, the function prefers the record of a
- * running machine. Returns undefined if this host has no such record.
+ * Returns the record of a VM's machine. `vmUid` is the VM's uid. If this host has several such records, the function prefers the record of
+ * a running machine. Returns undefined if this host has no such record.
  */
 export function recordOfVM({ records }: Pick<Host, 'records'>, vmUid: string): MachineRecord | undefined {
   const found = records.list().filter(({ machine }) => machine?.vm.uid === vmUid);

@@ -13,7 +13,7 @@ import { needed, type Runtime } from './machine.ts';
 import { vncPortOf } from './portclaims.ts';
 import { readSecret } from './secrets.ts';
 
-/** File with the password in the machine's folder, so that a later start needs no API server. */
+/** Name of the file in the machine's folder that contains the VNC password. Because of this file, a later start needs no API server. */
 const PASSWORD_FILE = 'vnc.password';
 /**
  * Pattern of a VNC password. Its length is exactly eight, because VNC ignores all characters after the eighth. A longer password would be
@@ -38,17 +38,17 @@ export async function readVncPassword(
   }
   const password = Buffer.from(secret.data?.[VNC_SECRET_KEY] ?? '', 'base64').toString('latin1');
   if (!PASSWORD.test(password)) {
-    const message = `The key ${VNC_SECRET_KEY} of the Secret ${name} in ${namespace} must have 8 ASCII characters. Delete the Secret, and the operator creates it again`;
+    const message = `The Secret ${name} in ${namespace} must contain a password of 8 ASCII characters under the key ${VNC_SECRET_KEY}. Delete the Secret, and the operator creates it again`;
     throw new ReasonedError('VNCSecretNotFound', message);
   }
   return password;
 }
 
 /**
- * Returns the password of a machine before its disk is made; undefined if the machine needs no password.
+ * Returns the VNC password of a machine; undefined if the machine needs none. Call this function before the machine's disk is made. Only
+ * until then can the host report a missing Secret, so that the operator creates it again.
  *
- * @throws ReasonedError `VNCSecretNotFound` when there is no password. If somebody deleted the Secret, the operator creates it again only
- * while the host reports this reason.
+ * @throws ReasonedError `VNCSecretNotFound` when there is no password.
  */
 export async function requireVncPassword(host: Host, { record }: Runtime): Promise<string | undefined> {
   return vncPortOf(record) === undefined ? undefined : await host.vncPassword(needed(record.machine).vm);

@@ -251,7 +251,7 @@ async function isHierarchy(path: string): Promise<boolean> {
 }
 
 /**
- * Copies processors and memory nodes from the root to the machine's cpuset. In version 1 of control groups, a new cpuset is empty. It
+ * Gives the machine's cpuset the same processors and memory nodes as the root. In version 1 of control groups, a new cpuset is empty, and
  * accepts no process until it has processors and memory nodes.
  */
 async function inheritCpuset(hierarchy: string, machineUid: string): Promise<void> {

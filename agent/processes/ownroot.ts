@@ -24,13 +24,16 @@ export interface OwnRootOptions {
   logger: Logger;
 }
 
-/** Paths from the environment of the agent's image. `list` is a list of files in the format of `sha256sum`. `script` is machine.sh. */
+/** Paths of two files in the agent's container image. `list` lists files in the format of `sha256sum`. `script` is machine.sh. */
 interface ImageFiles {
   list: string;
   script: string;
 }
 
-/** Prepares the root file system for machines. Returns undefined outside of the agent's image, or if machines end with the container. */
+/**
+ * Prepares the root file system for machines. Returns undefined if the agent does not run in its container image, or if machines end with
+ * the container.
+ */
 export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefined> {
   const { BERTH_MACHINE_FILES: list, BERTH_MACHINE_SCRIPT: script } = process.env;
   if (list === undefined || script === undefined || !(await canOutlive(options.logger))) {

@@ -67,7 +67,7 @@ export function startTimeIn(text: string): string | undefined {
 }
 
 async function startTimeFromPs(pid: number): Promise<string | undefined> {
-  // This error is ignored, because ps exits with 1 if no such process exists.
+  // The exit code 1 of ps is not an error: it means that no such process exists.
   const isNone = (error: unknown): boolean => error instanceof ProgramError && error.exitCode === 1;
   const text = await undefinedIf(isNone, run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM));
   return text?.trim() || undefined;

@@ -43,7 +43,7 @@ describe('users of machines', () => {
       skip('only root has users to give');
     }
     await expect(machineUsers({ first: 0, count: 2 }, logger)).rejects.toThrow(
-      /^The users 0 to 1 of machines\.users overlap with "root:.*" in \/etc\/passwd\. Set another machines\.users\.first$/,
+      /^The users 0 to 1 of machines\.users overlap with "root:.*" in \/etc\/passwd\. Set machines\.users\.first to a different value$/,
     );
     expect(await machineUsers(RANGE, logger)).toBeInstanceOf(MachineUsers);
   });

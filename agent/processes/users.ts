@@ -1,6 +1,6 @@
 /**
- * Gives each machine a separate Linux user. If a guest takes control of its hypervisor, the guest cannot reach files or processes of other
- * machines. Firecracker's jailer, which uses one uid for each machine, and libvirt's `+dac` work the same way.
+ * Gives each machine a separate Linux user. If a guest takes control of its hypervisor, the guest still cannot reach files or processes of
+ * other machines. Firecracker's jailer, which uses one uid for each machine, and libvirt's `+dac` work the same way.
  */
 import { createHash } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
@@ -102,7 +102,7 @@ const ROOTS = ['', '/proc/1/root'];
 /**
  * Checks the range and returns the users. If the agent is not root, the function writes a warning to the log and returns undefined.
  *
- * @throws UserRangeError when the range holds a user or group of this host, or numbers outside the agent's user namespace.
+ * @throws UserRangeError when the range contains a user or group of this host, or numbers outside the agent's user namespace.
  */
 export async function machineUsers(range: UserRange, logger: Logger): Promise<MachineUsers | undefined> {
   if (process.getuid?.() !== 0) {
@@ -118,7 +118,7 @@ export async function machineUsers(range: UserRange, logger: Logger): Promise<Ma
       const clash = overlapIn(name, await textOf(file), range);
       if (clash !== undefined) {
         throw new UserRangeError(
-          `${shown(range)} overlap with "${clash}" in ${file}. Set another machines.users.first`,
+          `${shown(range)} overlap with "${clash}" in ${file}. Set machines.users.first to a different value`,
         );
       }
     }
@@ -142,10 +142,10 @@ export function overlapIn(kind: string, text: string, { first, count }: UserRang
 }
 
 /**
- * Checks that one line of the user namespace's maps contains the whole range. A line is `INSIDE OUTSIDE COUNT`. The initial
- * namespace has one line for all numbers.
+ * Checks that each map of the user namespace (users, groups) has a line that contains the whole range. A line is `INSIDE OUTSIDE COUNT`.
+ * The initial namespace has one line for all numbers.
  *
- * @throws UserRangeError when no line contains the range.
+ * @throws UserRangeError when a map has no such line.
  */
 async function requireMapped(range: UserRange): Promise<void> {
   for (const file of ['/proc/self/uid_map', '/proc/self/gid_map']) {

@@ -1,5 +1,5 @@
 /**
- * Writes the files of a machine's seed (the data that a guest reads at its start) into the machine's folder. The hypervisor opens them
+ * Writes the files of a machine's seed (the data that a guest reads at its start) into the machine's folder. The hypervisor opens the files
  * there.
  */
 import { rm } from 'node:fs/promises';

@@ -24,7 +24,7 @@ import type { TaskContext } from './runner.ts';
 const WAIT_MILLISECONDS = 120_000;
 /**
  * If a caller reads no bytes for this time in milliseconds, the agent closes the connection. The caller is a server that forwards the file
- * to a client. While the client pauses, the server also stops reading.
+ * to a client, so it also reads nothing while the client pauses.
  */
 const IDLE_MILLISECONDS = 60_000;
 /** Longest message of a refusal, in characters. */

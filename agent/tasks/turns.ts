@@ -16,7 +16,7 @@ interface Turn {
  */
 export class TaskTurns {
   readonly #atOnce: number;
-  /** Largest number of tasks of one namespace. */
+  /** Largest number of tasks of one namespace that run at the same time. */
   readonly #share: number;
   readonly #host: PQueue;
   /**

@@ -10,15 +10,15 @@ import { writeSparse } from '../disks/sparse.ts';
 
 /**
  * If the sender sends no data for this time in milliseconds, the agent closes the connection. The sender is a server that forwards the file
- * of a client. While the client pauses, the server also stops sending.
+ * of a client, so it also sends nothing while the client pauses.
  */
 const IDLE_MILLISECONDS = 60_000;
 const SILENT = 'The sender sent nothing for a minute';
 /** After the agent's answer, the sender must close the connection within this time in milliseconds. Otherwise the agent closes it. */
 const CLOSE_MILLISECONDS = 5_000;
 /**
- * Number of pieces after which the agent lets other work run. A chunk of a connection can contain ten thousand pieces of one byte. Without
- * pauses, such a chunk would keep the agent busy for a tenth of a second.
+ * Number of pieces after which the agent lets other work run. One read from a connection can return ten thousand pieces of one byte.
+ * Without pauses, these pieces would keep the agent busy for a tenth of a second.
  */
 const PIECES_AT_ONCE = 256;
 /** Longest message in an answer, in characters. */
@@ -44,8 +44,8 @@ export interface ReceivedFile {
  * Receives the file from the sender, writes it with holes in place of zeros, and syncs it. The function does not answer the sender; {@link
  * answer} does that later.
  *
- * @throws ReasonedError `UploadInterrupted` when the connection ends before the end of the file, `DigestMismatch` when the file has another
- *     digest, or `ImageInvalid` when the file is too large; the signal's reason when the signal aborts.
+ * @throws ReasonedError `UploadInterrupted` when the connection ends before the end of the file, `DigestMismatch` when the digest of the
+ * file is not the digest that the sender states, or `ImageInvalid` when the file is too large; the signal's reason when the signal aborts.
  */
 export async function receiveFile(sender: Socket, receiving: Receiving): Promise<ReceivedFile> {
   const { path, signal } = receiving;
@@ -144,8 +144,8 @@ class ByteSource {
 
   constructor(socket: Socket) {
     this.#socket = socket;
-    // The option `destroyOnReturn` keeps the connection open when the agent stops reading early, because the agent must still send its
-    // answer.
+    // With `destroyOnReturn: false`, the connection stays open when the agent stops reading early. The agent must still send its answer
+    // over this connection.
     this.#chunks = socket.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
   }
 

@@ -147,8 +147,8 @@ interface Ensuring {
 interface Fetched {
   base: BaseImage;
   /**
-   * Reference with the digest that the requested reference names now. This can be the digest of an index of several architectures. The
-   * value is undefined if no registry was asked.
+   * The requested reference in the form that names the image by digest. The digest comes from the registry, and can be that of an index of
+   * several architectures. Undefined if no registry was asked.
    */
   reference: string | undefined;
 }
@@ -174,7 +174,7 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
   return { base, reference };
 }
 
-/** Returns a reference to the same repository that names the content with this digest. */
+/** Returns a reference that names the content with this digest in the repository of `reference`. */
 function withDigest(reference: string, digest: string): string {
   return `${repositoryName(parseReference(reference))}@${digest}`;
 }
