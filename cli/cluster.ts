@@ -1,6 +1,6 @@
 /**
  * Connects to the cluster that the command works with. The libraries for connections and kubeconfig files are imported only when a command
- * needs the cluster. Help, completion and messages about usage mistakes must not wait for these libraries.
+ * needs the cluster. Otherwise help, completion and messages about usage mistakes would have to wait for these libraries.
  */
 import { causeOfRefusal } from '../api/http/refusedtoken.ts';
 import { codeOf, messageOf, undefinedIf } from '../base/errors.ts';
@@ -23,7 +23,10 @@ export interface Cluster {
   /** Connections to the API server for watches, and for streams of VMs. */
   readonly watches: Transport;
   readonly namespace: string;
-  /** Returns the real name of a namespace that a flag names. If the settings define another prefix, the flag may use this prefix. */
+  /**
+   * Returns the name that a namespace has in the cluster. If the settings define the prefix `ci-`, a flag can say `ci-team` instead of
+   * `platform-team`.
+   */
   readonly realNamespace: (name: string) => string;
   readonly connection: Connection;
   /** Address of the HTTP API. It is undefined if the settings have none. */
@@ -76,8 +79,8 @@ export async function withCluster<T>(
 
 /**
  * Returns the namespace from the flag, a variable or the context, in this order. Empty texts are ignored. If none of them names a
- * namespace, returns the default namespace. Scripts for another platform use names of namespaces with another prefix. If the settings
- * define this prefix, flags and variables may use it.
+ * namespace, returns the default namespace. Scripts that were written for another platform can keep the namespace prefix of that platform,
+ * if the settings define this prefix.
  */
 export function namespaceOf(
   { namespace }: Pick<Globals, 'namespace'>,
@@ -90,7 +93,10 @@ export function namespaceOf(
   return named ? realNameOf(named, settings) : context.namespace || DEFAULT_NAMESPACE;
 }
 
-/** Returns the real name of a namespace that a flag or variable names. */
+/**
+ * Returns the name that a namespace has in the cluster. `name` comes from a flag or variable, and can begin with the prefix of the
+ * settings.
+ */
 function realNameOf(name: string, { namespacePrefix }: Settings): string {
   return namespacePrefix === undefined
     ? name
@@ -98,8 +104,8 @@ function realNameOf(name: string, { namespacePrefix }: Settings): string {
 }
 
 /**
- * Checks whether a namespace can have this name, and returns the name. The name can come from an HTTP API, because `login` writes such a
- * name into the kubeconfig. Any other text could change a path, or a command in a shell.
+ * Returns the name if a namespace can have this name. The name can come from an HTTP API, because `login` writes the default namespace of
+ * the HTTP API into the kubeconfig. A wrong name could change the path of a request, or a command in a shell.
  *
  * @throws CommandError when no namespace can have the name.
  */
@@ -136,8 +142,8 @@ export async function connect(
 }
 
 /**
- * Returns an error for the user if the API server refused the token, and the token itself shows the reason. For example, the token has
- * expired. Otherwise the result is undefined.
+ * If the API server refused the token, and the token itself shows the reason (for example, it has expired), returns an error for the user.
+ * Otherwise the result is undefined.
  */
 async function refusalOf(error: unknown, connection: Connection): Promise<CommandError | undefined> {
   if (!(error instanceof ApiError) || error.status !== 401) {

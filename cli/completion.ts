@@ -31,8 +31,8 @@ interface Choice {
 /** Flags that choose the cluster and the namespace whose objects the completion offers. Each flag takes a value. */
 const SOURCE_FLAGS = ['-n', '--namespace', '--context', '--kubeconfig'];
 /**
- * Characters that an offered name may have. A hostile cluster could send characters that have a special meaning in shells. The colon is not
- * allowed, because bash splits words at colons.
+ * Characters of the names that the completion offers. A hostile cluster could send names with characters that have a special meaning in
+ * shells. The completion leaves out such names. The colon is not allowed, because bash splits words at colons.
  */
 const NAME_CHARACTERS = 'A-Za-z0-9._/-';
 

@@ -5,7 +5,7 @@ import type { Terminal } from './terminal.ts';
 
 /**
  * Asks the question, and resolves if the user answers yes. If no person is at a terminal, resolves without a question, because a script
- * could not answer. The variable `CI` also means a script, because some CI systems run scripts in a terminal.
+ * could not answer. Also asks no question if the environment has the variable `CI`, because some CI systems run scripts in a terminal.
  *
  * @throws CommandError when the user does not answer yes; the signal's reason.
  */

@@ -45,8 +45,8 @@ export class Interrupted extends CommandError {
 }
 
 /**
- * Adds the sign-in command to each sentence of the message that ends with the advice `Sign in again`. `name` is the name under which the
- * user started this command.
+ * Adds the sign-in command after the advice `Sign in again`, wherever a sentence of the message ends with this advice. `name` is the name
+ * under which the user started this command.
  */
 export function withLogin(message: string, name: string): string {
   return message.replace(/Sign in again(?=\.|$)/gm, (advice) => `${advice}: ${name} login`);
@@ -67,7 +67,7 @@ const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
 /** Error codes of OpenSSL and Node.js for a faulty certificate. */
 const CERTIFICATE_ERRORS = /CERT|UNABLE_TO_(GET|VERIFY)/;
 
-/** Returns the mistake in the certificate of a server. The result is undefined for other errors. */
+/** If the error is about the certificate of a server, returns the text of the mistake. Otherwise the result is undefined. */
 export function certificateMistake(error: unknown): string | undefined {
   // Node.js adds advice about its own flags after a semicolon. The result leaves out this advice, because this command does not take these
   // flags.

@@ -11,7 +11,7 @@ import { print } from './output.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
-/** Path at the API server with the descriptions of all fields. Each signed-in user may read this path. */
+/** Path under which the API server gives the descriptions of all fields. Each signed-in user may read this path. */
 const PATH = `/openapi/v3/apis/${GROUP}/v1alpha1`;
 
 interface Schema {

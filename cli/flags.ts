@@ -4,8 +4,8 @@ import { quantityOf } from '../api/http/memory.ts';
 import { bytesIn } from '../api/v1alpha1/quantity.ts';
 
 /**
- * Words that users might type instead of `true` and `false`. If such a word follows a flag, the word counts as the value of the flag. The
- * command then refuses this value with a message.
+ * Words that users might type instead of `true` and `false`. If such a word follows a boolean flag, the word counts as the value of the
+ * flag, and the command refuses this value.
  */
 const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;
 
@@ -45,8 +45,8 @@ export function withBooleans(program: Command, args: readonly string[]): string[
 }
 
 /**
- * Returns the long names of the boolean flags in one argument: `--follow`, `-f`, or several letters as in `-it`. The result is undefined
- * for another argument.
+ * Returns the long names of the boolean flags in one argument: `--follow`, `-f`, or several letters as in `-it`. For all other arguments,
+ * the result is undefined.
  */
 function namesIn(arg: string, longs: ReadonlyMap<string, string>): string[] | undefined {
   const words = /^-[a-z]{2,}$/i.test(arg) ? Array.from(arg.slice(1), (letter) => `-${letter}`) : [arg];
@@ -61,8 +61,8 @@ function withLong(arg: string, longs: ReadonlyMap<string, string>): string {
 }
 
 /**
- * Returns the command that the arguments name. Each command has its own flags. For example, `-f` is boolean for `vm logs`, and names a file
- * for `vm create`.
+ * Returns the command that the arguments name. The command decides which flags are boolean. For example, `-f` is boolean for `vm logs`, but
+ * takes the name of a file for `vm create`.
  */
 function commandIn(program: Command, args: readonly string[]): Command {
   let command = program;

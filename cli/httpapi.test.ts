@@ -64,7 +64,7 @@ it('sends the token to the HTTP API of the cluster', async () => {
 it.each([
   [
     'GET /api/v1/nodes not found',
-    /does not have this command, because its release is older than this command$/,
+    /does not support this command, because the HTTP API has an older release$/,
   ],
   ['nodes "a" not found', /^nodes "a" not found$/],
 ])('tells an HTTP API that is too old from an object that is missing: %s', async (message, words) => {

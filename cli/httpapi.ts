@@ -13,10 +13,10 @@ import { CommandError, EXIT, explained } from './errors.ts';
 import { printable } from './text.ts';
 
 const ROOT = '/api/v1';
-/** Request for the facts about the cluster. The HTTP API answers it without a token. */
+/** Request for the facts about the cluster. The HTTP API answers this request even if the request has no token. */
 export const CLUSTER_INFO: ServerRequest = { method: 'GET', path: '/cluster-info' };
 const OLDER =
-  'The HTTP API of the cluster does not have this command, because its release is older than this command';
+  'The HTTP API of the cluster does not support this command, because the HTTP API has an older release';
 /** Message of the HTTP API for a path that it does not have. */
 const NO_SUCH_ROUTE = /^[A-Z]+ \/\S+ not found$/;
 
@@ -29,7 +29,7 @@ export type Server = (request: ServerRequest) => Promise<unknown>;
 
 export interface ServerRequest {
   readonly method: Method;
-  /** Path below `/api/v1`, with encoded parts. */
+  /** Path below `/api/v1`. The parts of the path are encoded as for a URL. */
   readonly path: string;
   readonly body?: object;
 }
@@ -114,9 +114,10 @@ async function answerOf(
 }
 
 /**
- * Checks that the HTTP API belongs to the cluster of the connection. If both name the same server, they must name the same path, because a
- * proxy can serve several clusters, each under its own path. The clusters of a proxy can have the same certificate authority. If they name
- * different servers, the certificate authority must be the same, because an API server can have several addresses.
+ * Checks that the HTTP API belongs to the cluster of the connection. The HTTP API gives an address of its API server, and the connection
+ * has one, too. If both addresses name the same server, they must have the same path, because a proxy can serve several clusters under
+ * different paths. Such clusters can have the same certificate authority. If the addresses name different servers, the certificate
+ * authority must be the same, because one API server can have several addresses.
  *
  * @throws CommandError when the HTTP API belongs to another cluster.
  */
@@ -146,13 +147,14 @@ function pathOf({ pathname }: URL): string {
 }
 
 /**
- * Returns the complete certificates in a PEM text, without white space. The same certificate can have different white space in two files.
+ * Returns the complete certificates in a PEM text. Removes all white space, because the same certificate can have different white space in
+ * two files.
  */
 function certificatesIn(pem: string): string[] {
   return pem.replace(/\s/g, '').match(/-----BEGINCERTIFICATE-----[^-]+-----ENDCERTIFICATE-----/g) ?? [];
 }
 
-/** Returns the path of a resource in the namespace, with encoded parts. */
+/** Returns the path of a resource in the namespace. Encodes the parts as for a URL. */
 export function namespacePath(namespace: string, ...parts: readonly string[]): string {
   return ['', 'namespaces', namespace, ...parts].map(encodeURIComponent).join('/');
 }

@@ -22,8 +22,9 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
   });
 }
 for (const stream of [process.stdout, process.stderr]) {
-  // A program that reads the output can end before it has read everything, for example `head`. Then nobody needs the rest of the output, so
-  // the command succeeds. After any other error, for example of a full disk, the rest of the output is lost, so the command fails.
+  // A program that reads the output can end before it has read everything, for example `head`. In this case, nobody needs the rest of the
+  // output, so the command succeeds. After any other error, for example if the disk is full, the rest of the output is lost, so the command
+  // fails.
   stream.on('error', (error) => process.exit(codeOf(error) === 'EPIPE' ? EXIT.done : EXIT.failed));
 }
 

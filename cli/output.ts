@@ -38,8 +38,8 @@ export interface Listing<R> {
 }
 
 /**
- * Writes the rows in the format. JSON and YAML are always a list, even of one object. In these formats, nothing else is written, because
- * programs can read both output streams together.
+ * Writes the rows in the format. JSON and YAML output is always a list, even if there is only one object. In these formats, the function
+ * does not write to the error stream, because programs can read both output streams together.
  */
 export async function print<R>(terminal: Terminal, format: Format, listing: Listing<R>): Promise<void> {
   const items = listing.rows.map(listing.itemOf);

@@ -58,14 +58,16 @@ async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream, longest
  * @throws Interrupted after Ctrl+C; the signal's reason.
  */
 async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
-  // The raw mode begins before the question. Otherwise the terminal would show the keys of a program that types at the question.
+  // The raw mode begins before the question. Otherwise, if a program types the password as soon as the question appears, the terminal could
+  // show the password.
   const rawMode = new RawMode();
   let password = '';
   try {
     err('Password: ');
-    // Events do not close the standard input, as its iterator would. The end of the raw mode still needs the standard input.
+    // This code listens for events, because an iterator would close the standard input. The standard input must stay open until the raw
+    // mode ends.
     const pieces = on(stdin.setEncoding('utf8'), 'data', { signal, close: ['end'] });
-    // An earlier question has paused the standard input.
+    // An earlier question might have paused the standard input.
     stdin.resume();
     for await (const [piece] of pieces) {
       for (const character of String(piece)) {

@@ -168,7 +168,7 @@ export async function run(args: readonly string[], terminal: Terminal): Promise<
   }
 }
 
-/** Returns the tree of commands. A noun gets its verbs if `hasVerbs` returns true for it. */
+/** Returns the tree of commands. A noun gets its verbs if `hasVerbs` returns true for this noun. */
 export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) => boolean): Promise<Command> {
   const program = new Command(terminal.name)
     .description('Virtual machines of a Kubernetes cluster')
@@ -241,8 +241,8 @@ function addCompletion(program: Command, terminal: Terminal): void {
     .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
     .action(async (name: ShellName) => {
       if (terminal.name.includes(' ')) {
-        // A plug-in of kubectl has a name of two words, for example `kubectl berth`. A shell would read these words in the script as two
-        // commands. The script would then replace the completion of kubectl.
+        // A plug-in of kubectl has a name of two words, for example `kubectl berth`. A shell would read these words as two commands. As a
+        // result, the script would replace the completion of kubectl itself.
         throw new CommandError(
           `A shell cannot complete ${terminal.name}, because kubectl itself completes its plug-ins. Start this command under another name, for example: berth completion ${name}`,
           EXIT.usage,

@@ -1,6 +1,6 @@
 /**
- * Raw mode of the user's terminal. The command then gets every key at once, including Ctrl+C, and the terminal does not show the keys. The
- * raw mode ends with `dispose`, or with the process if other code ends it. For example, a second signal ends the process.
+ * Puts the user's terminal into raw mode. In this mode, the command gets every key at once, including Ctrl+C, and the terminal does not
+ * show the keys. `dispose` ends the raw mode. If the process exits earlier, for example after a second signal, its exit ends the raw mode.
  */
 export class RawMode implements Disposable {
   readonly #restore = (): void => {

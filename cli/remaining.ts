@@ -16,8 +16,8 @@ export function estimator(
   return (percent, text) => {
     const at = clock();
     if (first === undefined || percent < last) {
-      // The progress falls if the work begins again, for example on another host, or if the next step begins. Then the estimate also begins
-      // again.
+      // The progress falls if the work begins again, for example on another host, or if the next step begins. In both cases, the estimate
+      // also begins again.
       first = { percent, at };
     }
     last = percent;

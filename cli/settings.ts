@@ -77,8 +77,8 @@ export function apiURLIn(text: unknown): string | undefined {
 }
 
 /**
- * Reports whether only the server at the address can read requests. Other computers in the network could read a token that is sent without
- * TLS. They could also answer in place of the HTTP API, and name their own server as the API server.
+ * Reports whether only the server at the address can read requests. Without TLS, other computers in the network could read a token in a
+ * request. They could also answer in place of the HTTP API, and name their own server as the API server.
  */
 function isPrivate({ protocol, hostname }: URL): boolean {
   return protocol === 'https:' || (protocol === 'http:' && LOOPBACK.includes(hostname));

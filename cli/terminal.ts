@@ -21,8 +21,8 @@ export interface Terminal {
 
 /**
  * Returns a function that writes texts to the stream. If the stream is a terminal, the function removes the characters that control a
- * terminal. Texts of objects can come from people who are not trusted. Formats do not always escape these characters. JSON, for example,
- * escapes only some of them.
+ * terminal. The texts of objects can contain such characters, because they can come from people who are not trusted. Output formats do not
+ * always escape these characters. JSON, for example, escapes only some of them.
  */
 export function writerTo(stream: Pick<WriteStream, 'isTTY' | 'write'>): (text: string) => void {
   return (text) => void stream.write(stream.isTTY ? printableLines(text) : text);

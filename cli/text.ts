@@ -1,8 +1,8 @@
 /** Prepares texts for terminals. */
 
 /**
- * Characters that can control a terminal, and invisible characters. With an invisible character, two different names could look the same.
- * Texts of objects can come from people who are not trusted.
+ * Characters that can control a terminal, and invisible characters, which can make two different names look the same. They are replaced,
+ * because texts of objects can come from people who are not trusted.
  */
 const CONTROL = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 /** Terminal sequences for colors and for moves of the cursor. */

@@ -8,7 +8,8 @@ import type { Terminal } from './terminal.ts';
 import { type Version, type Versions, versionsOf } from './versions.ts';
 
 /**
- * Time limit for the versions in the cluster. If the cluster does not answer, the user must not wait long for the version of this command.
+ * Time limit for reading the versions in the cluster. If the cluster does not answer, the user must not wait long for the version of this
+ * command.
  */
 const LIMIT_MILLISECONDS = 5_000;
 

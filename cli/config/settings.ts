@@ -14,7 +14,7 @@ import type { Terminal } from '../terminal.ts';
 export async function change(terminal: Terminal, { output }: Globals, apiURL: string): Promise<void> {
   const file = settingsFile(terminal.environment);
   const text = (await undefinedIf(isMissing, readFile(file, 'utf8'))) ?? '';
-  // This line throws if the file has a mistake. Then the file stays unchanged, because the user has to correct the mistake.
+  // This line throws if the file has a mistake. In this case, the file stays as it is, so that the user can correct the mistake.
   await settingsOf(file, text);
   const document = parseDocument(text);
   document.set(API_URL_KEY, apiURL);

@@ -48,8 +48,8 @@ const FLAG_BY_FIELD = {
   'spec.memory': '--memory',
 };
 /**
- * Time limit for the creation of the emulator. An interrupt does not end the request, because the command then could not know whether it
- * has to delete an emulator.
+ * Time limit for the creation of the emulator. An interrupt by the user does not end the request. Otherwise the command could not know
+ * whether the API server created an emulator that the command has to delete.
  */
 const CREATE_MILLISECONDS = 30_000;
 /** Time limit for the deletion of the emulator after a failure. */
@@ -112,7 +112,8 @@ async function createEmulator(
   const { memory, config: _config, ...values } = flags;
   const request = { ...values, name } as EmulatorRequest;
   const { metadata, spec } = emulatorOf(request, cluster.namespace);
-  // This line sets the memory, because the flag gives a quantity. A request of the HTTP API can contain only a number of MiB.
+  // The function that made the spec expects the memory as a number of MiB, as in requests of the HTTP API. The flag gives a quantity, so
+  // this line sets the memory.
   const emulator: Unsaved<Emulator> = { metadata, spec: { ...spec, memory } };
   try {
     return await createNamed(cluster, EMULATORS, emulator, {
@@ -160,7 +161,7 @@ async function untilBooted(
   throw new CommandError(`Emulator ${created.metadata.name} was deleted before it ran`);
 }
 
-/** Deletes the emulator. Returns a new error whose message also tells the result of the deletion. */
+/** Deletes the emulator. Returns a new error whose message consists of the message of `error` and the result of the deletion. */
 async function removed({ client }: Cluster, { metadata }: Emulator, error: CommandError): Promise<Error> {
   const { name, namespace = '', uid } = metadata;
   const signal = AbortSignal.timeout(LAST_WRITE_MILLISECONDS);

@@ -56,7 +56,7 @@ type Result = 'done' | 'waiting' | { readonly failure: string };
 
 interface Wanted {
   readonly work: ImageWork;
-  /** `requestedAt` of the commit or push. It is undefined for a save, because the spec has no such time for it. */
+  /** `requestedAt` of the commit or push. It is undefined for a save, because a save has no `requestedAt` in the spec. */
   readonly requestedAt: string | undefined;
 }
 
@@ -71,8 +71,8 @@ export function resultOf(image: Image, { work, requestedAt }: Wanted): Result {
     return { failure: stalled.message || stalled.reason };
   }
   const result = work === 'save' ? resultOfSave(image) : resultOfAction(image, work, requestedAt);
-  // A save or push has an Image of its own. If this Image is finished without a result, the disk of its VM is lost. The Image of a commit
-  // was finished before.
+  // Each save or push makes its own Image. If this Image is finished without a result, the disk of the VM is lost, so the save or push has
+  // failed. A commit uses an Image that was already finished before the commit.
   return result === 'waiting' && work !== 'commit' && image.status?.finishedTime !== undefined
     ? { failure: notReadyMessage(image) ?? 'the Image is finished without a result' }
     : result;
@@ -83,8 +83,8 @@ function resultOfSave(image: Image): Result {
 }
 
 /**
- * Returns the result of the commit or push that was requested at `wanted`. If the spec has another request by now, the wait must end,
- * because the status might never have a result of the wanted request.
+ * Returns the result of the commit or push that was requested at `wanted`. If the spec now contains a different request, the result is a
+ * failure, because the status might never show the result of the wanted request.
  */
 function resultOfAction(
   { spec, status = {} }: Image,

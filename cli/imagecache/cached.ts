@@ -1,4 +1,7 @@
-/** Reads the cache of images. It consists of the hosts, and of the ImageCacheEntries that keep images on the hosts. */
+/**
+ * Reads the state of the image cache from two kinds of objects: the Nodes of the hosts, and the ImageCacheEntries that keep images on
+ * hosts.
+ */
 import { infoItems, objectInfoItems } from '../../api/http/cacheinfo.ts';
 import type { CacheInfo } from '../../api/http/imagecache.ts';
 import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';

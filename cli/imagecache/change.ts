@@ -37,7 +37,7 @@ interface Change {
   readonly imageNamespace?: string | undefined;
 }
 
-/** Largest number of attempts. An attempt fails if somebody else writes the entry at the same time. */
+/** Largest number of attempts to write an ImageCacheEntry. An attempt fails if somebody else writes the entry at the same time. */
 const ATTEMPTS = 10;
 
 /**

@@ -10,7 +10,7 @@ export function addImageCacheCommands(noun: Command, terminal: Terminal): void {
     .command('list')
     .alias('ls')
     .description('List the images on the hosts of the namespace')
-    .argument('[images...]', 'only these')
+    .argument('[images...]', 'images to list (default: all)')
     .action(async (images: string[], _flags, command: Command) => {
       const { list } = await import('./show.ts');
       await list(terminal, command.optsWithGlobals<Globals>(), images);
@@ -24,7 +24,7 @@ export function addImageCacheCommands(noun: Command, terminal: Terminal): void {
       await info(terminal, command.optsWithGlobals<Globals>(), image);
     });
   for (const [action, description] of [
-    ['add', 'Let hosts keep an image. The command does not wait for the hosts'],
+    ['add', 'Make hosts keep an image. The command does not wait for the hosts'],
     [
       'remove',
       'Remove an image from hosts as soon as no VM there needs the image. The command does not wait for the hosts',

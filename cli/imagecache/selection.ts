@@ -3,7 +3,7 @@ import { isOneSelection } from '../../api/http/cachechange.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { requireTag } from '../node/tags.ts';
 
-/** Selection of hosts by flags. */
+/** Flags that select hosts. */
 export interface Selection {
   readonly nodes?: string[];
   readonly tags?: string[];

@@ -2,7 +2,10 @@
 import { spawn } from 'node:child_process';
 import type { Environment } from '../settings.ts';
 
-/** Opens an address in a browser. The function must not throw, because the terminal also shows the address to the user. */
+/**
+ * Opens an address in a browser. The function must not throw. If no browser opens, the user can still open the address that the terminal
+ * shows.
+ */
 export type OpenBrowser = (address: string) => void;
 
 /**

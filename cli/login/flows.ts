@@ -18,7 +18,7 @@ export interface Prompt {
 }
 
 /**
- * Signs in with a browser on this computer, by an authorization code with PKCE. Resolves with the tokens.
+ * Signs in with a browser on this computer. Uses the authorization code flow of OAuth with PKCE. Resolves with the tokens.
  *
  * @throws CommandError; errors of the library.
  */
@@ -74,7 +74,7 @@ export async function signInByDevice(
   }
   const code = printable(device.user_code);
   say(
-    `Open this address on any computer, and compare or enter the code ${code}:\n\n  ${printable(address)}\n\n`,
+    `Open this address on any computer. Enter the code ${code}, or check that the page shows this code:\n\n  ${printable(address)}\n\n`,
   );
   const limited = withLimit(signal);
   try {
@@ -85,7 +85,7 @@ export async function signInByDevice(
   }
 }
 
-/** Returns a signal that aborts with `signal`, or when the time limit for a sign-in is over. */
+/** Returns a signal that aborts when `signal` aborts, or when the time limit for a sign-in is over. */
 function withLimit(signal: AbortSignal): AbortSignal {
   const late = new AbortController();
   const minutes = SIGN_IN_MILLISECONDS / 60_000;

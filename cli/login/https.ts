@@ -40,7 +40,8 @@ export function fetchFrom({ who, authority, signal }: FetchOptions): Fetch {
         agent: false,
         signal: limits,
       });
-      // Without a listener, the error would end the process. The code below gets the error too, because `once` or `textOf` rejects.
+      // Without a listener, an error of the request would end the process. The listener does nothing, because the code below also gets the
+      // error: `once` or `textOf` rejects.
       sent.on('error', () => undefined);
       sent.end(body === undefined || body === null ? undefined : String(body as string | URLSearchParams));
       const [answer] = (await once(sent, 'response')) as [IncomingMessage];

@@ -43,7 +43,8 @@ export async function readKubeconfig(file: string): Promise<Kubeconfig> {
 
 /**
  * Changes the kubeconfig atomically, and returns the result of `change`. Creates missing folders. Afterwards, only the owner can read the
- * file. kubectl uses the same lock file, unless the path is a link.
+ * file. This function and kubectl use the same lock file, so they do not write at the same time. If the path is a link, kubectl uses a
+ * different lock file.
  *
  * @throws errors of {@link readKubeconfig} and of `change`; the signal's reason.
  */

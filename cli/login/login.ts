@@ -21,7 +21,8 @@ export interface LoginFlags extends TargetFlags {
 }
 
 /**
- * Signs in, and writes the session and the context for it. If the API server refuses the user, nothing is written.
+ * Signs in. Then writes the session, and a context of the kubeconfig that uses the session. If the API server refuses the user, writes
+ * nothing.
  *
  * @throws CommandError.
  */
@@ -46,7 +47,7 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
   await reportUser(terminal, globals, { place, user, target, hasRefresh: tokens.refreshToken !== undefined });
 }
 
-/** Returns the cluster, user and namespace that the kubeconfig gets for a context. */
+/** Returns the cluster, user and namespace that the command writes into the kubeconfig for a context. */
 export function entriesFor({ address, namespace }: Target, user: ContextEntries['user']): ContextEntries {
   return { cluster: clusterEntry(address), user, namespace };
 }

@@ -1,4 +1,4 @@
-/** Ends the sign-in on this computer and at the identity provider. */
+/** Signs the user out on this computer and at the identity provider. */
 import { undefinedIf } from '../../base/errors.ts';
 import { CommandError, Interrupted } from '../errors.ts';
 import type { Globals } from '../globals.ts';

@@ -4,7 +4,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo, Socket } from 'node:net';
 
 const PATH = '/callback';
-/** Time limit for a browser to send its request, or to take its answer. */
+/** Time limit for a browser to send its request, or to read the answer. */
 const REQUEST_MILLISECONDS = 10_000;
 /** Largest number of connections. A browser opens two or three connections, so many more can only come from other programs. */
 const CONNECTIONS = 8;
@@ -85,7 +85,7 @@ export class Loopback implements AsyncDisposable {
         socket.destroy();
       }
     }
-    // A browser that does not take its answer must not delay the end of the command for long.
+    // A browser that does not read the answer must not delay the end of the command for long.
     setTimeout(() => this.#taken?.destroy(), REQUEST_MILLISECONDS).unref();
     await closed;
   }

@@ -13,16 +13,20 @@ import type { Session, Tokens } from './session.ts';
 
 /** Largest number of characters of a provider's text in a message. Longer texts are cut. */
 const WORDS_CHARACTERS = 300;
-/** Scope with which a provider gives refresh tokens. */
+/** Scope that a client must request to get refresh tokens. */
 const OFFLINE = 'offline_access';
 
-/** Next steps of the user for errors of OAuth. For other errors, the user has to read the text of the provider. */
+/**
+ * Messages for the user, by the error code of OAuth. They tell the cause or the next step. For other error codes, the user has to read the
+ * text of the provider.
+ */
 const ACTIONS: Readonly<Record<string, string>> = {
   access_denied: 'The sign-in was refused. Sign in again and agree, or ask an admin of the identity provider',
   expired_token: 'The code expired before you signed in. Sign in again',
   invalid_grant: 'The session has ended. Sign in again',
   invalid_client: 'The identity provider does not know this client. Check the client ID',
-  invalid_scope: 'The identity provider does not offer these scopes. Check server.config.cluster.scopes',
+  invalid_scope:
+    'The identity provider does not offer these scopes. Check the chart value server.config.cluster.scopes',
   unauthorized_client: 'The identity provider does not allow this client to sign in this way',
   unsupported_grant_type: 'The identity provider does not offer this way to sign in',
 };
@@ -37,7 +41,7 @@ export interface OpenIDProvider {
 }
 
 /**
- * Runs `work` with a client of the provider, and resolves with its result.
+ * Runs `work` with a client of the provider, and resolves with the result of `work`.
  *
  * @throws CommandError that names the next step; the signal's reason.
  */
@@ -87,8 +91,8 @@ export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHe
 }
 
 /**
- * Returns the error for the user. Its message contains the text of the provider's error. It never contains a whole answer of the provider,
- * because an answer could contain a token.
+ * Returns the error for the user. Its message contains the text of the provider's error. The message never contains a whole answer of the
+ * provider, because an answer could contain a token.
  */
 function explained(error: unknown, issuer: string): unknown {
   const causes = causesOf(error);

@@ -3,8 +3,8 @@ import { access, constants } from 'node:fs/promises';
 import { isSea } from 'node:sea';
 
 /**
- * Returns the program and its first arguments. If the script is executable, the program is the script itself, and not Node.js. The path of
- * the script stays valid after an update of Node.js.
+ * Returns the program and its first arguments. If the script of this command is executable, the program is the script and not Node.js. An
+ * update of Node.js can change the path of Node.js, but not the path of the script.
  */
 export async function selfCommand(): Promise<readonly [string, ...string[]]> {
   const [, file = ''] = process.argv;

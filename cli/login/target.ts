@@ -148,7 +148,8 @@ function infoIn(document: unknown): Omit<Target, 'authority'> {
 }
 
 /**
- * Returns the namespace if its name is allowed. The namespace gets into the kubeconfig, and other programs can pass it to a shell.
+ * Returns the namespace if its name is allowed. The check is necessary because the name is written into the kubeconfig, and other programs
+ * can pass the name to a shell.
  *
  * @throws Error for a name that no namespace can have.
  */

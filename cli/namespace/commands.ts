@@ -28,7 +28,7 @@ export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
     .description(
       'Delete namespaces with all their objects. The command refuses namespaces that have hosts or VMs',
     )
-    .argument('<names...>', 'their names')
+    .argument('<names...>', 'names of the namespaces')
     .action(async (names: string[], _flags, command: Command) => {
       const { remove } = await import('./namespaces.ts');
       await remove(terminal, command.optsWithGlobals<Globals>(), names);

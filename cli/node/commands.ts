@@ -12,9 +12,9 @@ export function addNodeCommands(noun: Command, terminal: Terminal): void {
     .command('list')
     .alias('ls')
     .description('List the hosts of the namespace')
-    .argument('[names...]', 'only these')
+    .argument('[names...]', 'names of the hosts to list (default: all)')
     .action(show);
-  noun.command('get').description('Show hosts').argument('<names...>', 'their names').action(show);
+  noun.command('get').description('Show hosts').argument('<names...>', 'names of the hosts').action(show);
   for (const [verb, description, isSet] of [
     ['tag', 'Add a tag to a host. A host can have at most 64 tags', true],
     [

@@ -40,7 +40,7 @@ export function meantHost(mistyped: string, names: readonly string[]): string {
   return similar === undefined ? '' : `. Did you mean ${similar}?`;
 }
 
-/** Refuses names that no Node can have. Such a name could lead to another path of a server. @throws CommandError. */
+/** Refuses names that no Node can have. Such a name could change the path of a request. @throws CommandError. */
 export function requireHostName(name: string, namespace: string): void {
   if (!isObjectName(name)) {
     throw hostNotFound(name, namespace);

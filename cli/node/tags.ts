@@ -28,7 +28,7 @@ export async function changeTag(
         await relabelHost(cluster, name, (host) => {
           const planned = tagLabels(host, change);
           if ('refusal' in planned) {
-            throw new CommandError(`${planned.refusal}. Remove a tag with node untag first`);
+            throw new CommandError(`${planned.refusal}. First remove a tag with \`berth node untag\``);
           }
           return planned.labels;
         }),

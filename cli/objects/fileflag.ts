@@ -17,7 +17,7 @@ export function addFileFlag(command: Command): Command {
 /**
  * Returns the file if the flags name one. Otherwise the result is undefined.
  *
- * @throws CommandError for a file together with a name or with other flags.
+ * @throws CommandError when the flags name a file, but the command line also contains a name or other flags.
  */
 export function fileIn(name: string | undefined, { filename, ...flags }: FileFlag): string | undefined {
   if (filename === undefined) {

@@ -1,4 +1,4 @@
-/** Creates objects from a file in the form of kubectl. The file has one or more documents of YAML or JSON. */
+/** Creates objects from a file in the form that kubectl uses: one or more documents of YAML or JSON. */
 import { createReadStream } from 'node:fs';
 import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';

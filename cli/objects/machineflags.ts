@@ -44,10 +44,15 @@ export function addMachineFlags(command: Command): Command {
       'memory, for example 512Mi, 4Gi or 4G; a number without a unit is in GiB',
       memoryIn,
     )
-    .option('--node <host>', 'the only allowed host')
+    .option('--node <host>', 'the only host that may run the VM')
     .option('--tag <tag>', 'prefer hosts with this tag')
     .addOption(new BooleanFlag('--tag-required', 'use only hosts with the tag of --tag'))
-    .addOption(new Option('--scheduler <way>', 'how hosts are filled').choices(['default', 'most-allocated']))
+    .addOption(
+      new Option(
+        '--scheduler <way>',
+        'how to choose the host: spread VMs over the hosts, or fill one host after the other',
+      ).choices(['default', 'most-allocated']),
+    )
     .option('--display-width <pixels>', 'width of the display', wholeNumber)
     .option('--display-height <pixels>', 'height of the display', wholeNumber)
     .option('--display-dpi <number>', 'dots per inch of the display', wholeNumber)
@@ -55,8 +60,8 @@ export function addMachineFlags(command: Command): Command {
 }
 
 /**
- * Returns the fields of a request, except the memory. A request has the memory as a number of GiB, but the flag has a quantity. Therefore
- * the caller adds the memory itself.
+ * Returns the fields of a request to the HTTP API, except the memory. Such a request gives the memory as a number of GiB, but the flag
+ * gives a quantity. Therefore the caller sets the memory.
  */
 export function machineRequest(flags: MachineFlags): MachineRequest {
   const { image, iso, cpu, node, tag, tagRequired, scheduler, displayWidth, displayHeight } = flags;

@@ -15,7 +15,7 @@ export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Te
     .command('list')
     .alias('ls')
     .description(`List ${kind.plural}`)
-    .argument('[names...]', 'only these')
+    .argument('[names...]', `names of the ${kind.plural} to list (default: all)`)
     .addOption(new BooleanFlag('--watch', 'show changes until you press Ctrl+C'))
     .action(async (names: string[], flags: { watch?: boolean }, command: Command) => {
       if (flags.watch !== true) {
@@ -25,11 +25,15 @@ export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Te
       const { watchList } = await import('./watch.ts');
       await watchList(terminal, command.optsWithGlobals<Globals>(), kind, names);
     });
-  noun.command('get').description(`Show ${kind.plural}`).argument('<names...>', 'their names').action(show);
+  noun
+    .command('get')
+    .description(`Show ${kind.plural}`)
+    .argument('<names...>', `names of the ${kind.plural}`)
+    .action(show);
   noun
     .command('delete')
     .description(`Delete ${kind.plural} and wait until they are completely removed`)
-    .argument('<names...>', 'their names')
+    .argument('<names...>', `names of the ${kind.plural}`)
     .addOption(new BooleanFlag('--wait', 'whether to wait for the complete removal (default: true)'))
     .action(async (names: string[], { wait = true }: { wait?: boolean }, command: Command) => {
       const { remove } = await import('./remove.ts');

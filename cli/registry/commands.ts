@@ -34,7 +34,7 @@ export function addRegistryCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('delete')
     .description('Delete the credentials for registries')
-    .argument('<servers...>', 'their URLs')
+    .argument('<servers...>', 'URLs of the registries')
     .action(async (servers: string[], _flags, command: Command) => {
       const { remove } = await import('./credentials.ts');
       await remove(terminal, command.optsWithGlobals<Globals>(), servers);

@@ -1,4 +1,4 @@
-/** Lists, adds and deletes the credentials of a namespace for registries. */
+/** Lists, adds and deletes credentials for registries. The credentials belong to a namespace. */
 import { additionOf, registryItems, removalOf } from '../../api/http/registrychange.ts';
 import {
   readServer,
@@ -42,7 +42,11 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
   });
 }
 
-/** Creates the Secret, and then the entry that names the Secret. @throws CommandError; ApiError. */
+/**
+ * Adds a credential: creates its Secret, and then writes the entry of the ConfigMap that names the Secret.
+ *
+ * @throws CommandError; ApiError.
+ */
 export async function add(
   terminal: Terminal,
   globals: Globals,
@@ -81,7 +85,11 @@ export async function remove(terminal: Terminal, globals: Globals, urls: readonl
   });
 }
 
-/** Removes the entries of the registry, and then their Secrets. @throws CommandError when there is neither an entry nor a Secret. */
+/**
+ * Removes the entries of the registry from the ConfigMap, and then deletes their Secrets.
+ *
+ * @throws CommandError when there is neither an entry nor a Secret.
+ */
 async function removeOne({ client, namespace }: Cluster, url: string, server: Server): Promise<void> {
   const { entries, secretNames } = removalOf(await readData(client, mapIn(namespace)), server);
   if (Object.keys(entries).length > 0) {

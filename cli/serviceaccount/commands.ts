@@ -17,7 +17,7 @@ export function addServiceAccountCommands(noun: Command, terminal: Terminal): vo
   noun
     .command('create')
     .description('Create service accounts with the role dev in the namespace')
-    .argument('<names...>', 'their names')
+    .argument('<names...>', 'names of the service accounts')
     .action(async (names: string[], _flags, command: Command) => {
       const { create } = await import('./accounts.ts');
       await create(terminal, command.optsWithGlobals<Globals>(), names);
@@ -25,7 +25,7 @@ export function addServiceAccountCommands(noun: Command, terminal: Terminal): vo
   noun
     .command('delete')
     .description('Delete service accounts. All their tokens become invalid')
-    .argument('<names...>', 'their names')
+    .argument('<names...>', 'names of the service accounts')
     .action(async (names: string[], _flags, command: Command) => {
       const { remove } = await import('./accounts.ts');
       await remove(terminal, command.optsWithGlobals<Globals>(), names);

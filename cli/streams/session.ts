@@ -1,4 +1,7 @@
-/** Runs a session with a command or the console of a VM. It connects the streams of this process, and reads the result. */
+/**
+ * Runs a session with a command in a VM, or with the console of a VM. Connects the session to the input and output of this process, and
+ * reads the result of the session.
+ */
 import type { Readable, Transform } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
@@ -91,7 +94,7 @@ async function follow(channels: Channels, { tty, input, leave }: SessionRequest)
     return hasLeft ? 'left' : status;
   } finally {
     terminal?.[Symbol.dispose]();
-    // After the session, nobody needs more input. This line stops reading the standard input, because the process could otherwise not end.
+    // After the session, nobody needs more input. This line stops reading the standard input, because otherwise the process could not end.
     enough.abort();
     await outcome;
   }

@@ -1,4 +1,4 @@
-/** Reads the message of a host about a stream. */
+/** Reads the message that a host sends about a stream. */
 import type { Readable } from 'node:stream';
 
 /** Largest part of a message that is kept, in bytes. Hosts send one or two sentences, or a Status of a few hundred bytes. */

@@ -1,4 +1,4 @@
-/** Writes a support bundle. This is one archive that describes the state of Berth and has no secrets. */
+/** Writes a support bundle. A support bundle is an archive that describes the state of Berth and contains no secrets. */
 import { open, rm } from 'node:fs/promises';
 import { promisify } from 'node:util';
 import { gzip } from 'node:zlib';
@@ -62,8 +62,8 @@ function defaultName(): string {
 }
 
 /**
- * Returns the namespace to read. The result is undefined if no flag names a namespace, and the user may read all namespaces. The first
- * request also shows whether the token is valid.
+ * Returns the namespace to read. The result is undefined if no flag names a namespace, and the user may read all namespaces. To find this
+ * out, the function reads VMs. So it also fails if the token is not valid.
  */
 async function scope(
   { client, namespace }: Cluster,

@@ -38,8 +38,8 @@ export class Reader {
   }
 
   /**
-   * Returns objects of the kind for which `isWanted` returns true. If `namespace` is given, returns only its objects. The result is
-   * undefined if the objects could not be read.
+   * Reads the objects of a kind, and returns the objects for which `isWanted` returns true. If `namespace` is given, reads only the objects
+   * of this namespace. The result is undefined if the objects could not be read.
    */
   async objects<T extends KubeObject>(
     type: Resource<T>,

@@ -13,8 +13,8 @@ import {
 export const REMOVED = '[removed]';
 
 /**
- * Fields whose whole content comes from users, or can be a secret. The command never reads Secrets. If a list contains a Secret
- * nevertheless, the Secret loses its field `data`.
+ * Fields that are removed, because their whole content comes from users, or can be a secret. The command never reads Secrets. If a list
+ * contains a Secret nevertheless, the field `data` of the Secret is removed.
  */
 const REMOVED_FIELDS: ReadonlySet<string> = new Set([
   'userData',
@@ -69,18 +69,19 @@ const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
  */
 const MARKS = /[.!…#*~^-]{1,3}$/;
 
-/** Pattern for the key of a secret: a word such as `password`, and the rest of the key after this word. */
+/** Pattern for the name of a field or flag whose value is a secret: a word such as `password`, and the rest of the name. */
 const KEY = String.raw`(?:passw(?:or)?d|pwd|passphrase|(?<![a-z])pass(?![a-z])|secret|token|credential|api[-_]?key|access[-_]?key|private[-_]?key|key-data|signature)[\w.-]{0,128}`;
 
 /**
  * Pattern for a value in double quotes. Quotes inside the value are escaped. If the value is in JSON inside of JSON, the quotes around the
- * value are escaped, too. The opening quote and the closing quote then have the same number of backslashes.
+ * value are escaped, too: the opening quote and the closing quote have the same number of backslashes.
  */
 const QUOTED = String.raw`"(?:[^"\\]|\\[\s\S])*(?:"|$)|(?<escape>\\{1,15})"[\s\S]*?(?<!\\)\k<escape>"`;
 
 /**
- * Patterns of secrets, in the order in which they are removed. A host can write any log, so the time for each pattern must be linear in the
- * length of the text. Therefore, if two adjacent repetitions in a pattern can match the same characters, one of them has a limit.
+ * Patterns of secrets, in the order in which they are applied. A hostile host could write a log that makes a slow pattern run for a very
+ * long time. Therefore the time for each pattern must be linear in the length of the text: if two adjacent repetitions in a pattern can
+ * match the same characters, one of them has a limit.
  */
 const FORMS: readonly (readonly [RegExp, string])[] = [
   [
@@ -91,7 +92,7 @@ const FORMS: readonly (readonly [RegExp, string])[] = [
     /\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\]+/gi,
     `$1$2${REMOVED}`,
   ],
-  // Credentials of registries in the configuration of Docker.
+  // This pattern removes the credentials of registries from configuration files of Docker.
   [/(["']auth\\*["']\s*:\s*\\*["'])[^"'\\]+/g, `$1${REMOVED}`],
   [/\b(bearer|basic)\s+[\w.~+/=-]{6,}/gi, `$1 ${REMOVED}`],
   [/\beyJ[\w-]{5,}(?:\.[\w-]*)*/g, REMOVED],

@@ -1,4 +1,4 @@
-/** Turns the flags of a deployment into a VM, with the same code as the HTTP API uses for the body of a request. */
+/** Turns the flags of a deployment into a VM, with the code that the HTTP API also uses for the body of a request. */
 import type { VMDeployBody } from '../../api/http/vmdeploy.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
 import { CommandError, EXIT } from '../errors.ts';

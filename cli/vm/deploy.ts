@@ -1,6 +1,7 @@
 /**
  * Deploys VMs. If a deployment fails, the command deletes the VM, because a script might not know the name of the VM. Until the deployment
- * ends, the VM has the annotation `berth.dev/answer-by`. If the command is killed during the deployment, the operator deletes the VM.
+ * ends, the VM has the annotation `berth.dev/answer-by`. With this annotation, the operator deletes the VM if the command is killed during
+ * the deployment.
  */
 import { conditionOf } from '../../api/http/conditions.ts';
 import { progressOf, settledState } from '../../api/http/deployment.ts';
@@ -124,7 +125,7 @@ async function untilRunning(
   throw new CommandError(`VM ${from.name} was deleted before it ran`);
 }
 
-/** Removes the annotation from the VM, so that the operator does not delete the VM. Returns the new version. */
+/** Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM. Returns the new version of the VM. */
 async function keep({ client }: Cluster, vm: VM, signal: AbortSignal): Promise<VM> {
   const patch = { metadata: { uid: vm.metadata.uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
   return await client.mergePatch<VM>(VMS, refOf(vm), patch, { signal });

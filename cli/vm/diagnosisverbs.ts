@@ -11,7 +11,7 @@ const LIMIT_MILLISECONDS = 600_000;
 export function addDiagnosisVerbs(noun: Command, terminal: Terminal): void {
   noun
     .command('wait')
-    .description('Wait until VMs have a state')
+    .description('Wait until VMs reach a state')
     .argument('<names...>', 'names of the VMs')
     .addOption(
       new Option('--for <state>', 'running, ready, stopped, suspended, deleted or condition=TYPE')

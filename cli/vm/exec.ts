@@ -22,7 +22,7 @@ export async function exec(
   { name, command, stdin, tty }: Execution,
 ): Promise<void> {
   if (tty && !process.stdin.isTTY) {
-    throw new CommandError('--tty: the standard input is no terminal. Leave out -t', EXIT.usage);
+    throw new CommandError('--tty: the standard input is not a terminal. Leave out -t', EXIT.usage);
   }
   const input = stdin || tty;
   const { signal } = terminal;

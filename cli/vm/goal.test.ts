@@ -45,7 +45,7 @@ it.each([
     { phase: 'Stopped' },
     { powerState: 'Stopped' },
     {},
-    'has the powerState Stopped. Start the VM with vm start',
+    'has the powerState Stopped. Start the VM with `vm start`',
   ],
   [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
 ])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {
@@ -54,9 +54,9 @@ it.each([
 });
 
 it.each([
-  ['stopped', 'Suspended', 'Stop the VM with vm stop'],
-  ['suspended', 'Running', 'Suspend the VM with vm suspend'],
-  ['suspended', 'Stopped', 'Suspend the VM with vm suspend'],
+  ['stopped', 'Suspended', 'Stop the VM with `vm stop`'],
+  ['suspended', 'Running', 'Suspend the VM with `vm suspend`'],
+  ['suspended', 'Stopped', 'Suspend the VM with `vm suspend`'],
 ])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
   expect(reached(vm({ phase: 'Running' }, { powerState }), goalIn(goal))).toEqual({
     failure: `VM mac has the powerState ${powerState}. ${advice}`,

@@ -15,10 +15,10 @@ export type Goal =
  * if the VM has another value. With the value `Running`, a VM can also reach `stopped`, because its guest can shut down.
  */
 const POWER = {
-  running: { fit: ['Running'], advice: 'Start the VM with vm start' },
-  ready: { fit: ['Running'], advice: 'Start the VM with vm start' },
-  stopped: { fit: ['Running', 'Stopped'], advice: 'Stop the VM with vm stop' },
-  suspended: { fit: ['Suspended'], advice: 'Suspend the VM with vm suspend' },
+  running: { fit: ['Running'], advice: 'Start the VM with `vm start`' },
+  ready: { fit: ['Running'], advice: 'Start the VM with `vm start`' },
+  stopped: { fit: ['Running', 'Stopped'], advice: 'Stop the VM with `vm stop`' },
+  suspended: { fit: ['Suspended'], advice: 'Suspend the VM with `vm suspend`' },
 } as const;
 
 /** Whether the VM has reached the goal. `failure` is the reason why the VM cannot reach the goal. */

@@ -33,7 +33,7 @@ export const VM_KIND: Kind<VM> = {
   isShared: false,
 };
 
-/** Returns a column that shows a field of the item in JSON. */
+/** Returns a column that shows one field of the VM, with the value that the HTTP API gives for this field. */
 function ofItem(header: string, value: (item: VMItem) => string | number | undefined): Column<VM> {
   return { header, value: (vm) => value(vmItem(vm)) };
 }

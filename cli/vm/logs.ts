@@ -1,4 +1,4 @@
-/** Shows the output of a VM on its serial console. */
+/** Shows the text that a VM writes to its serial console. */
 import { once } from 'node:events';
 import { StringDecoder } from 'node:string_decoder';
 import { withCluster } from '../cluster.ts';

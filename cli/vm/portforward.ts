@@ -13,7 +13,7 @@ import type { PortPair } from './portpair.ts';
 
 /** Address that only programs on this computer can reach. */
 const LOOPBACK = '127.0.0.1';
-/** Largest number of connections at the same time. A host allows even fewer streams of one VM. */
+/** Largest number of connections to one local port at the same time. The host also has a limit for each VM, and this limit is lower. */
 const CONNECTIONS = 64;
 
 /**
@@ -114,7 +114,7 @@ export class Forwards implements AsyncDisposable {
   /** Carries one connection. Never rejects. */
   async #carry(socket: Socket, port: number): Promise<void> {
     const { signal } = this.#stop;
-    // The pipelines in `carry` handle errors of the socket. Until they begin, an error without this listener would end the process.
+    // Without this listener, an error of the socket would end the process. Later, the pipelines in `carry` handle such errors.
     socket.on('error', () => undefined);
     const { name } = this.#vm.metadata;
     try {

@@ -52,7 +52,7 @@ interface SessionFlags {
 function addLogs(noun: Command, terminal: Terminal): void {
   noun
     .command('logs')
-    .description('Show the output of a VM on its serial console')
+    .description('Show the text that a VM writes to its serial console')
     .argument('<name>', 'name of the VM')
     .addOption(new BooleanFlag('-f, --follow', 'continue with the text that the VM writes later'))
     .option('--tail <lines>', 'only the last lines', wholeNumber)

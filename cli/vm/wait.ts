@@ -1,4 +1,4 @@
-/** Waits until VMs have a state. */
+/** Waits until VMs reach a state. */
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { follow } from '../../kube/follow.ts';

@@ -52,6 +52,7 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
     throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
   }
   const spec = vmConfigSpec({ ...machineRequest(flags), type });
-  // This line sets the memory, because the flag gives a quantity. A request of the HTTP API can contain only a number of GiB.
+  // The function that made the spec expects the memory as a number of GiB, as in requests of the HTTP API. The flag gives a quantity, so
+  // this line sets the memory.
   return { metadata: { name }, spec: { ...spec, memory } };
 }

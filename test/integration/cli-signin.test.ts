@@ -266,7 +266,7 @@ it('a person signs in by a code on another machine, and the HTTP API is not need
     flags: ['--device', '--issuer', provider.issuer, '--client-id', CLIENT],
   });
   expect([code, out]).toEqual([0, expect.stringMatching(/^Signed in as dev@berth\.test\. .*"people"/)]);
-  expect(err).toMatch(/enter the code [A-Z]{4}-[A-Z]{4}:/);
+  expect(err).toMatch(/Enter the code [A-Z]{4}-[A-Z]{4}, or /);
   expect((await berth(['vm', 'list'], { kubeconfig: file })).code).toBe(0);
   const changed = await readFile(file, 'utf8');
   expect(changed).toMatch(/^# mine\n/);

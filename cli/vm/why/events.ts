@@ -40,8 +40,9 @@ async function firstEvents(pages: AsyncGenerator<{ items: Event[] }>): Promise<E
 }
 
 /**
- * Returns the Events of this VM and its Pods, in the same order. An earlier VM might have had the name. Events of a VM have its UID, so a
- * host whose clock is behind loses none of them. Each attempt has another Pod, so Events of Pods count from the creation of the VM on.
+ * Returns the Events of this VM and its Pods, in the same order. Other Events in `events` can belong to an earlier VM with the same name.
+ * Events of the VM are found by its UID, so a wrong clock of a host does not matter. Each attempt to run the VM has its own Pod, so Events
+ * of Pods are found by their time: they are not older than the VM.
  */
 export function ownEvents(events: readonly Event[], { metadata }: VM): Event[] {
   const created = Date.parse(metadata.creationTimestamp ?? '');

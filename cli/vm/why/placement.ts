@@ -16,7 +16,7 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
   cpu: 'Ask for fewer processors, delete VMs, or add hosts',
   memory: 'Ask for less memory, delete VMs, or add hosts',
   disk: 'Ask for a smaller disk, delete VMs, or add hosts',
-  port: 'Reserve another port of the host, or delete the VM that holds the current port',
+  port: 'Reserve another port of the host, or delete the VM that uses the requested port',
   nat: 'The network of a host is broken: an admin has to repair the host, and its Node shows the fault',
   dedicated: 'At least one host is dedicated to another namespace: ask an admin for a host of this namespace',
   unreachable: 'At least one host does not report: an admin has to look at the host and its agent',
@@ -31,7 +31,7 @@ export function placementAdvice(message: string, { pod, nodes }: Seen): string[]
   }
   if (message.startsWith(ALL_REFUSED)) {
     return [
-      'Each host refused the VM once: fix the causes and create the VM again, or add a host that matches it',
+      'Each host refused the VM once: fix the causes and create the VM again, or add a host that matches the VM',
     ];
   }
   const obstacles = obstaclesIn(message);
