@@ -79,7 +79,7 @@ async function writeFile(
   for await (const part of partsOf(source)) {
     signal.throwIfAborted();
     if (bytes + part.length > limitBytes) {
-      throw new ReasonedError('ImageInvalid', `The file is larger than the announced ${limitBytes} bytes`);
+      throw new ReasonedError('ImageInvalid', `The file is larger than its limit of ${limitBytes} bytes`);
     }
     hash.update(part);
     await writeSparse({ file, fresh: true }, part, bytes);

@@ -17,7 +17,7 @@ async function move(to: string | undefined, ...looks: HostPod[][]) {
 it('refuses to move a host with machines, and names some of them', async () => {
   const many = Array.from({ length: 7 }, (_, index) => machine('platform-a', `vm-${index}`));
   const [refusal, written] = await move('platform-b', many);
-  expect(refusal).toMatch(/^Host host-1 still runs VMs: platform-a\/vm-0, .*platform-a\/vm-4 and 2 more$/);
+  expect(refusal).toMatch(/^Host host-1 still runs VMs or emulators: platform-a\/vm-0, .*platform-a\/vm-4 and 2 more$/);
   expect(written).toEqual([]);
   expect(await move(undefined, [machine('platform-a', 'done', 'Succeeded')])).toEqual([
     undefined,
@@ -27,7 +27,7 @@ it('refuses to move a host with machines, and names some of them', async () => {
 
 it('gives the host back when a machine of the former namespace came meanwhile', async () => {
   const [refusal, written] = await move('platform-b', [], [machine('platform-a', 'late')]);
-  expect(refusal).toBe('Host host-1 still runs VMs: platform-a/late');
+  expect(refusal).toBe('Host host-1 still runs VMs or emulators: platform-a/late');
   expect(written).toEqual(['platform-b', 'platform-a']);
   expect(await move('platform-b', [], [machine('platform-b', 'first')])).toEqual([undefined, ['platform-b']]);
 });

@@ -63,5 +63,5 @@ function refusalOf(host: string, pods: readonly HostPod[]): string | undefined {
   }
   const names = machines.slice(0, NAMED).map(({ metadata }) => `${metadata.namespace}/${metadata.name}`);
   const more = machines.length > NAMED ? ` and ${machines.length - NAMED} more` : '';
-  return `Host ${host} still runs VMs: ${names.join(', ')}${more}`;
+  return `Host ${host} still runs VMs or emulators: ${names.join(', ')}${more}`;
 }

@@ -86,17 +86,18 @@ export async function remove(terminal: Terminal, globals: Globals, urls: readonl
 }
 
 /**
- * Removes the entries of the registry from the ConfigMap, and then deletes their Secrets.
+ * Deletes the Secrets of the registry, and then removes their entries from the ConfigMap. If a request fails, the command can be repeated,
+ * because the entries still contain the names of the Secrets.
  *
  * @throws CommandError when there is neither an entry nor a Secret.
  */
 async function removeOne({ client, namespace }: Cluster, url: string, server: Server): Promise<void> {
   const { entries, secretNames } = removalOf(await readData(client, mapIn(namespace)), server);
   if (Object.keys(entries).length > 0) {
-    await writeData(client, mapIn(namespace), entries);
     for (const name of secretNames) {
       await client.delete(SECRETS, { namespace, name });
     }
+    await writeData(client, mapIn(namespace), entries);
     return;
   }
   try {

@@ -153,7 +153,7 @@ describe('one host', () => {
     minutes(world, 1);
     expect(world.row('host-0')).toMatchObject({ state: 'Failed', failures: 1 });
     expect(world.row('host-0')?.message).toMatch(
-      /^DeadlineExceeded: image not fetched within 600 s: HostFull/,
+      /^DeadlineExceeded: image not fetched within 600 s: NotScheduled/,
     );
   });
 

@@ -120,7 +120,7 @@ function readiness(
   if (outdated.length === wanted.length && outdated.length > 0) {
     return no(
       'Outdated',
-      `${count}. ${outdated.length} hosts have an older image. Set spec.refreshRequestedAt to fetch the newer image`,
+      `${count}. ${outdated.length} of ${targets.size} have an older image. Set spec.refreshRequestedAt to fetch the newer image`,
     );
   }
   if (wanted.length > 0) {

@@ -44,8 +44,8 @@ export async function addCredential(
 }
 
 /**
- * Removes the entries of the registry, and then the Secrets that they name. If the deletion of the Secret with the name from Berth fails,
- * another call deletes that Secret.
+ * Deletes the Secrets of the registry, and then the entries that name them. If a request fails, another call can continue, because the
+ * entries still contain the names of the Secrets.
  *
  * @throws StatusError or ApiError 404 when there is neither an entry nor a Secret.
  */
@@ -57,10 +57,10 @@ export async function removeCredential(client: KubeClient, namespace: string, ur
     await deleteAs(client, SECRETS, { namespace, name });
     return;
   }
-  await writeData(client, mapIn(namespace), entries);
   for (const name of secretNames) {
     await client.delete(SECRETS, { namespace, name });
   }
+  await writeData(client, mapIn(namespace), entries);
 }
 
 function mapIn(namespace: string) {

@@ -203,7 +203,7 @@ describe('node namespace', () => {
     const refused = await command.run(giveBack, { environment });
     expect([refused.code, refused.err]).toEqual([
       1,
-      `error: Host ${third} still runs VMs: ${other}/machine\n`,
+      `error: Host ${third} still runs VMs or emulators: ${other}/machine\n`,
     ]);
     await cluster.client().delete(PODS, { namespace: other, name: 'machine' }, { gracePeriodSeconds: 0 });
     expect((await command.run(giveBack, { environment })).out).toBe(

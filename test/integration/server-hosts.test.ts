@@ -261,7 +261,7 @@ it('gives a host to a namespace and takes it back, but not while VMs run there',
   const refused = await move(namespace, DEFAULT);
   expect([refused.status, refused.body.message]).toEqual([
     409,
-    `Host ${SECOND} still runs VMs: ${namespace}/machine`,
+    `Host ${SECOND} still runs VMs or emulators: ${namespace}/machine`,
   ]);
   // In another namespace the answer does not name the machine.
   expect((await move(DEFAULT, namespace)).status).toBe(404);

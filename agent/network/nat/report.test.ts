@@ -86,6 +86,7 @@ test('failed repairs are named as far as a message has room, and the others are 
 test('a failed repair of a namespace concerns no machine but its own, and precludes only its further repairs', () => {
   const failures = new Failures({ namespaces: { prefix: 'bn' } } as Layout);
   failures.add({ kind: 'createPair', device: 'bn1' }, 'it failed');
+  failures.add({ kind: 'raiseDevice', device: 'bn1' }, 'it failed too');
   const told = 'Network namespace bn1 was not connected to this host, and it failed';
   expect(failures.areGeneral).toBe(false);
   expect(failures.described()).toEqual({

@@ -177,7 +177,7 @@ export class Failures {
   add(repair: Repair, why: string): void {
     const failure = `${describeDifference(this.#layout, repair)}, and ${why}`;
     if ('device' in repair && repair.device.startsWith(this.#layout.namespaces.prefix)) {
-      this.#namespaces.set(repair.device, failure);
+      this.#namespaces.set(repair.device, this.#namespaces.get(repair.device) ?? failure);
     } else {
       this.#general.push(failure);
     }
