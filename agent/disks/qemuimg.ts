@@ -23,9 +23,10 @@ const FIRST_FILE = 3;
 /** Time limit of qemu-img calls that write only metadata. To create or enlarge a qcow2 file of 100 GiB, such a call takes about 14 ms. */
 const METADATA_LIMITS = { timeoutMilliseconds: 30_000 };
 /**
- * Limits of a call that reads a header. Such a call normally takes milliseconds, but a hostile header can keep the program busy forever.
+ * Limits of a call that reads a header. Such a call normally takes milliseconds. A hostile header can keep the program busy forever, and
+ * then reaches the limit of CPU time. A call that reaches the time limit instead was delayed by an overloaded host.
  */
-const INFO_LIMITS = { timeoutMilliseconds: 10_000, addressSpaceBytes: 1024 ** 3 };
+const INFO_LIMITS = { timeoutMilliseconds: 60_000, addressSpaceBytes: 1024 ** 3, cpuSeconds: 10 };
 /** Pattern of the progress in the output of qemu-img, such as ` (12.34/100%)\r`. */
 const PROGRESS = /\((\d+(?:\.\d+)?)\/100%\)/g;
 
@@ -48,6 +49,8 @@ interface Options {
   timeoutMilliseconds?: number;
   /** Limit of the process's address space, in bytes. */
   addressSpaceBytes?: number;
+  /** Limit of the process's CPU time. The kernel ends the process with SIGXCPU at this limit, and with SIGKILL at twice this limit. */
+  cpuSeconds?: number;
 }
 
 /**
@@ -165,21 +168,14 @@ export async function convertToRaw(
   signal.throwIfAborted();
 }
 
-export interface Extent {
-  start: number;
-  length: number;
-}
-
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });
+export type Extent = Pick<z.infer<typeof extentSchema>, 'start' | 'length'>;
 
 /**
  * Yields the parts of a raw disk that are not holes, in ascending order. The function does not return a list, because a list of all parts
  * could be too large for the memory. @throws ProgramError when qemu-img fails.
  */
-export async function* dataExtents(
-  path: string,
-  signal: AbortSignal,
-): AsyncGenerator<Extent, void, undefined> {
+export async function* dataExtents(path: string, signal: AbortSignal): AsyncGenerator<Extent, void> {
   const parameters = ['-f', 'raw', '--output=json', path];
   const { output, ended, end } = startQemuImg(['map', ...parameters], { signal });
   try {
@@ -230,11 +226,13 @@ function commandOf(
   return [program, rest, all];
 }
 
-function limited(command: string[], { addressSpaceBytes = ADDRESS_SPACE_BYTES }: Options): string[] {
+function limited(command: string[], options: Options): string[] {
+  const { addressSpaceBytes = ADDRESS_SPACE_BYTES, cpuSeconds } = options;
   if (process.platform !== 'linux') {
     return command;
   }
-  return ['prlimit', `--as=${addressSpaceBytes}`, '--core=0', `--nofile=${OPEN_FILES}`, ...command];
+  const cpu = cpuSeconds === undefined ? [] : [`--cpu=${cpuSeconds}:${2 * cpuSeconds}`];
+  return ['prlimit', `--as=${addressSpaceBytes}`, '--core=0', `--nofile=${OPEN_FILES}`, ...cpu, ...command];
 }
 
 /** Lowers the priority of a long copy, so that guests get the processor first. */

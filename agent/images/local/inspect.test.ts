@@ -7,7 +7,9 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { inspectImage } from './inspect.ts';
 
 /** Time limit of `qemu-img info`, which is not configurable. */
-const LIMIT_MILLISECONDS = 10_000;
+const LIMIT_MILLISECONDS = 60_000;
+/** Limit of its CPU time, in seconds. */
+const CPU_SECONDS = 10;
 
 describe('a qcow2 file, when qemu-img', () => {
   let folder: string;
@@ -63,7 +65,14 @@ describe('a qcow2 file, when qemu-img', () => {
     await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
   });
 
-  it('never ends, is ImageInvalid', async () => {
+  it('needs too much CPU time, is ImageInvalid', async ({ skip }) => {
+    skip(process.platform !== 'linux', 'only Linux has prlimit');
+    await replace(`test "$(ulimit -t)" = ${CPU_SECONDS} && kill -XCPU $$`);
+    const message = expect.stringContaining('ended with SIGXCPU') as string;
+    await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
+  });
+
+  it('waits without end, is not called invalid', async () => {
     await replace('exec /bin/sleep 600');
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
     const inspected = inspectImage(path);
@@ -72,6 +81,6 @@ describe('a qcow2 file, when qemu-img', () => {
       await immediate();
     }
     vi.advanceTimersByTime(LIMIT_MILLISECONDS);
-    await expect(inspected).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    await expect(inspected).rejects.toMatchObject({ name: 'ProgramError', exceeded: 'time' });
   });
 });

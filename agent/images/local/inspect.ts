@@ -18,8 +18,8 @@ const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 /** Exit code of qemu-img when it cannot use an image. */
 const REFUSED_EXIT_CODE = 1;
 /**
- * Signals that end a program because the program itself failed, for example because it read a wrong address. If such a signal ends
- * qemu-img, the content of the image is the cause.
+ * Signals that end a program because the program itself failed, for example because it read a wrong address. The kernel sends SIGXCPU to a
+ * program that reached its limit of CPU time. If such a signal ends qemu-img, the content of the image is the cause.
  */
 const CRASHES: ReadonlySet<string | undefined> = new Set([
   'SIGABRT',
@@ -27,6 +27,7 @@ const CRASHES: ReadonlySet<string | undefined> = new Set([
   'SIGSEGV',
   'SIGBUS',
   'SIGFPE',
+  'SIGXCPU',
 ]);
 const READABLE_BY_OTHERS = 0o004;
 const READABLE_BY_GROUP = 0o040;
@@ -135,12 +136,12 @@ async function infoOf(
 /**
  * Returns whether the image caused the failure of qemu-img. qemu-img refuses an unusable image. A hostile image can also make qemu-img
  * crash, run forever, or write without end. All other failures are failures of this host. For example, qemu-img is not installed, or the
- * host killed it because there was too little memory.
+ * host killed it because there was too little memory, or the host was too busy to run it.
  */
 function isRefusal(error: unknown): error is ProgramError {
   return (
     error instanceof ProgramError &&
-    (error.exitCode === REFUSED_EXIT_CODE || error.exceeded !== undefined || CRASHES.has(error.killedBy))
+    (error.exitCode === REFUSED_EXIT_CODE || error.exceeded === 'output' || CRASHES.has(error.killedBy))
   );
 }
 
