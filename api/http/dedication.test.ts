@@ -17,7 +17,9 @@ async function move(to: string | undefined, ...looks: HostPod[][]) {
 it('refuses to move a host with machines, and names some of them', async () => {
   const many = Array.from({ length: 7 }, (_, index) => machine('platform-a', `vm-${index}`));
   const [refusal, written] = await move('platform-b', many);
-  expect(refusal).toMatch(/^Host host-1 still runs VMs or emulators: platform-a\/vm-0, .*platform-a\/vm-4 and 2 more$/);
+  expect(refusal).toMatch(
+    /^Host host-1 still runs VMs or emulators: platform-a\/vm-0, .*platform-a\/vm-4 and 2 more$/,
+  );
   expect(written).toEqual([]);
   expect(await move(undefined, [machine('platform-a', 'done', 'Succeeded')])).toEqual([
     undefined,
