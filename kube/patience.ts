@@ -3,7 +3,8 @@ import { type ApiError, isRefusal } from './errors.ts';
 
 /**
  * Time in milliseconds for which the refusal of a token or a missing right counts as temporary. An API server that has just started knows
- * no roles for a few seconds, and reads the public keys of an identity provider only every 10 s. Until it has both, it refuses valid callers.
+ * no roles for a few seconds, and reads the public keys of an identity provider only every 10 s. Until it has both, it refuses valid
+ * callers.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
