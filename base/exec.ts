@@ -61,7 +61,7 @@ export class ProgramError extends Error {
   readonly code: string | undefined;
   /** Signal that ended the program. It is undefined if the program ended by itself or was not started. */
   readonly killedBy: NodeJS.Signals | undefined;
-  /** The limit, time or output, that the program exceeded. Undefined if the program failed for another reason. */
+  /** Limit that the program exceeded: `time` or `output`. Undefined if the program failed for another reason. */
   readonly exceeded: 'time' | 'output' | undefined;
 
   constructor(
@@ -108,8 +108,8 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   // The program can fail while the caller still reads the output and does not wait for `ended` yet. Without this line, the failure would be
   // an unhandled rejection.
   ended.catch(() => undefined);
-  // If a program ends before it has read its whole input, the write to its input fails. This error is ignored, because the
-  // program's standard error has the reason.
+  // If a program ends before it has read its whole input, the write to its input fails. This error is ignored, because the reason why the
+  // program ended is in its standard error.
   child.stdin?.on('error', () => undefined);
   child.stdin?.end(input);
   if (signal?.aborted === true) {

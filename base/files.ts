@@ -9,8 +9,8 @@ import { withReserve } from './reserve.ts';
 /** File mode: only the owner is allowed to read and write the file. */
 const MODE = 0o600;
 /**
- * Time limit in milliseconds for the removal of folders. A program of Berth makes few files in a folder, but a hostile user of a folder can
- * make millions.
+ * Time limit in milliseconds for the removal of folders. It is long, because a hostile user of a folder can make millions of files there.
+ * The programs of Berth make only few files in a folder.
  */
 const REMOVE_TIMEOUT_MILLISECONDS = 300_000;
 

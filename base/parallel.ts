@@ -2,9 +2,9 @@
 import PQueue from 'p-queue';
 
 /**
- * Calls `work` for each item, in the order of the items. At most `width` calls run at a time. `worker` is a number from 0 to `width` - 1.
- * Calls that run at the same time have different numbers. Therefore a caller can, for example, use one buffer for each number. After the
- * first failure, no further call begins, and this function aborts the signal of the running calls.
+ * Calls `work` for each item, in the order of the items. At most `width` calls run at a time. Each call gets a number from 0 to `width` - 1
+ * as `worker`. Calls that run at the same time get different numbers, so `work` can, for example, use one buffer for each number. After
+ * the first failure, no further call begins, and this function aborts the signal of the running calls.
  *
  * @throws the reason of `signal` if it aborted. Otherwise throws the first failure of `work` or `items`. In both cases, all calls have
  * ended before the function throws.

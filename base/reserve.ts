@@ -32,7 +32,8 @@ export function keepReserve(folder: string): void {
  * Calls `write` again after `write` failed with `error`. Before the call, this function empties the reserve file to free disk space. After
  * the call, it refills the file.
  *
- * @throws `error` when the disk is not full, or when the file system of `folder` has no reserve. Otherwise the error of the second call.
+ * @throws `error` when the disk is not full, or when the file system of `folder` has no reserve; the error of the second call when that
+ * call fails, too.
  */
 export function withReserve(folder: string, error: unknown, write: () => void): void {
   const path = isDiskFull(error) ? reserves.get(statSync(folder).dev) : undefined;
@@ -48,8 +49,8 @@ export function withReserve(folder: string, error: unknown, write: () => void): 
 }
 
 /**
- * Refills the reserve file as far as the disk has space. The bytes are random, because some file systems compress other bytes, and the file
- * would then reserve less space.
+ * Refills the reserve file as far as the disk has space. The bytes are random, because some file systems compress files. Random bytes
+ * cannot be compressed, so the file reserves as much space as it has bytes.
  */
 function fill(path: string): void {
   const missing = RESERVE_BYTES - (statSync(path, { throwIfNoEntry: false })?.size ?? 0);

@@ -9,8 +9,8 @@ export class SingleFlight<T> {
   readonly #flights = new Map<string, SharedWork<T>>();
 
   /**
-   * Begins the work of a key, or joins the work if it is under way. Returns the result. `joined` is false for the caller that began the
-   * work.
+   * Begins the work of a key, or joins the work if it is under way. Resolves with the result of the work. `joined` is false for the
+   * caller that began the work, and true for the others.
    *
    * @throws the reason of `signal` when `signal` aborts. The work itself continues if other callers wait for its result.
    */

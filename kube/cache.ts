@@ -175,8 +175,8 @@ export class Store<T extends KubeObject> implements Cache<T> {
   }
 
   /**
-   * Returns the values of the object for an index. If the function of the index throws, the result is empty, so that one object does not
-   * stop the watch.
+   * Returns the values under which an index lists the object. If the function of the index throws, the result is empty, so that one object
+   * does not stop the watch.
    */
   #valuesOf(valuesOf: Index<T>['valuesOf'], object: T): readonly string[] {
     try {
@@ -220,8 +220,8 @@ function guard(object: object): void {
 }
 
 /**
- * Freezes an object at all levels. A `for in` loop takes half the time of a loop over a list of the values, because no list must be
- * created.
+ * Freezes an object at all levels. The loop uses `for in`, which creates no list of the values. Therefore it takes half the time of a loop
+ * over such a list.
  */
 function deepFreeze(value: object): void {
   for (const key in value) {

@@ -90,7 +90,7 @@ export async function openChannels(
 
 /** The channels of one connection. */
 export class Channels {
-  /** Resolves when the connection has ended. All channels end with it, but a reader can still read the data that has arrived. */
+  /** Resolves when the connection and all its channels have ended. A reader can still read the data that has arrived before. */
   readonly ended: Promise<ChannelsEnd>;
   readonly #socket: WebSocket;
   readonly #hasEnds: boolean;

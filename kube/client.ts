@@ -57,9 +57,9 @@ export class KubeClient {
   readonly transport: Transport;
   /**
    * Function that is called just before each request that changes an object. If the function returns false, the request is not sent, and
-   * the call rejects with a FencedError. A process that is allowed to change objects only as the leader sets this function. The system can
-   * suspend the process until its lease has expired. Without this function, the process would still change objects when it continues. The
-   * function must only check the local clock, because every request that changes an object waits for it.
+   * the call rejects with a FencedError. A process sets this function if only the leader is allowed to change objects. The system can
+   * suspend the leader until its lease has expired. Without this function, the process would still change objects when it continues. The
+   * function must only check the local clock, because every request that changes an object waits for the function.
    */
   guard: (() => boolean) | undefined;
 

@@ -9,7 +9,7 @@ interface ConfigMapRef {
   name: string;
 }
 
-/** Returns the values. If the ConfigMap does not exist, the result is empty. @throws ApiError when the API server refuses. */
+/** Returns the values of a ConfigMap. If it does not exist, the result is empty. @throws ApiError when the API server refuses. */
 export async function readData(
   client: KubeClient,
   ref: ConfigMapRef,

@@ -14,9 +14,10 @@ interface Written {
 }
 
 /**
- * Remembers the newest resourceVersion that this process wrote, separately for each key of a controller and each informer. Record only
- * changes of objects that match the informer's selectors. The informer gets no events about other objects. If a change of another object
- * were recorded, the key would not be reconciled before the next bookmark.
+ * Remembers the newest resourceVersion that this process wrote, separately for each key of a controller and each informer. A key is
+ * reconciled only after the informer's cache has reached the recorded resourceVersion. Record only changes of objects that match the
+ * informer's selectors. The informer gets no events about other objects. After a change of such an object, the key would wait for the next
+ * bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();

@@ -30,7 +30,7 @@ export interface Connection {
   token?: string | undefined;
   /** File with the token. It is read again from time to time, because the token is renewed. The file has precedence over `token`. */
   tokenFile?: string | undefined;
-  /** Function that gets a token from a credential plug-in. The plug-in has precedence over the other tokens. */
+  /** Function that gets a token from a credential plug-in. The plug-in has precedence over `tokenFile` and `token`. */
   tokenPlugin?: TokenPlugin | undefined;
   /** Namespace of the kubeconfig's context, or of the Pod. */
   namespace?: string | undefined;

@@ -219,7 +219,7 @@ export class EventRecorder<Reason extends string> {
     return true;
   }
 
-  /** Sends one Event at a time. Many Events can therefore be sent late, but they do not delay the changes that they describe. */
+  /** Sends the waiting Events one at a time. If many wait, some are sent late. The changes that the Events describe are not delayed. */
   async #drain(): Promise<void> {
     this.#isSending = true;
     for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {

@@ -21,8 +21,8 @@ const TURN_MILLISECONDS = 5;
 
 /**
  * Size in bytes of the pieces into which a compressed body is decompressed. The reader of a list needs less than a millisecond for a piece.
- * The API server compresses long lists without a loss of speed. This process needs only half of the CPU time for a compressed list, because
- * it reads fewer bytes.
+ * Lists are requested in compressed form, because the API server compresses long lists without a loss of speed. This process then reads
+ * fewer bytes, and needs only half of the CPU time.
  */
 const DECOMPRESSED_BYTES = 64 * 1024;
 

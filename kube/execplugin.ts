@@ -46,7 +46,7 @@ export interface PluginCluster {
   readonly 'tls-server-name': string | undefined;
   /** PEM text in base64. */
   readonly 'certificate-authority-data': string | undefined;
-  /** Content of the kubeconfig that is meant for plug-ins, unchanged. */
+  /** The part of the kubeconfig that is meant for plug-ins, unchanged. */
   readonly config: unknown;
 }
 

@@ -1,4 +1,4 @@
-/** Follows the versions of one object, or of all objects of a type in a namespace. */
+/** Yields the new versions of one object, or of all objects of a type in a namespace. */
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';

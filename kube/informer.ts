@@ -88,7 +88,7 @@ export class Informer<T extends KubeObject> {
     this.#store = new Store<T>(this.#logger, options.indexes, options.transform);
     this.cache = this.#store;
     this.synced = this.#syncedResolvers.promise;
-    // If no caller waits for the first read, its rejection must not become an unhandled error. Callers that wait still get the rejection.
+    // `synced` can reject while no caller waits for it. This line handles the rejection. Callers that wait for `synced` still get it.
     this.synced.catch((error: unknown) =>
       this.#logger.debug({ err: error }, 'the informer was stopped before its first read'),
     );

@@ -25,7 +25,7 @@ const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, ret
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client with its own transport, so that other requests do not delay it. It has no `guard`, which would refuse a candidate's changes. */
+  /** Client with its own transport, which other requests cannot delay. It has no `guard`, because a guard refuses changes of candidates. */
   client: KubeClient;
   namespace: string;
   name: string;
@@ -33,7 +33,7 @@ export interface LeaderElectionOptions {
   identity: string;
   lease?: Partial<LeaseTimings>;
   logger: Logger;
-  /** When this signal aborts, a candidate gives up. A leader renews the lease until it has finished its work and calls `release`. */
+  /** When this signal aborts, a candidate gives up. A leader still renews the lease until its work has ended and it calls `release`. */
   signal: AbortSignal;
   metrics: Registry;
   onStartedLeading: () => void;

@@ -76,8 +76,8 @@ export class ListSplitter {
    */
   #leftOut = 0;
   /**
-   * Number of bytes to skip at the start of the next piece. It is 1 if the last piece ended with a backslash in a string, because an
-   * escaped quote does not end the string.
+   * Number of bytes to skip at the start of the next piece. It is 1 if the last piece ended with a backslash in a string. In that case, the
+   * next byte can be an escaped quote, which does not end the string.
    */
   #skip = 0;
 
@@ -157,7 +157,7 @@ export class ListSplitter {
     return at;
   }
 
-  /** Adds the bytes from `from` to `end` to the array of the objects or to the rest of the list. Returns `end`. */
+  /** Appends a part of the piece to `#array` or to `#rest`. The part begins at `from` and ends before `end`. Returns `end`. */
   #hand(piece: Buffer, from: number, end: number): number {
     if (this.#leftOut > 0) {
       return end;

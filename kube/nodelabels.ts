@@ -3,7 +3,7 @@ import type { KubeClient } from './client.ts';
 import { type Node, NODES } from './core.ts';
 import { isConflict } from './errors.ts';
 
-/** Largest number of attempts to write a Node. A kubelet writes its Node every few seconds at most, so a second conflict is rare. */
+/** Largest number of attempts to write a Node. A kubelet seldom writes its Node twice in a few seconds, so a second conflict is rare. */
 const ATTEMPTS = 5;
 
 /**

@@ -1,9 +1,10 @@
-/** Decides whether an error of the API server is final. Earlier requests of the same caller succeeded, so a refusal can be temporary. */
+/** Decides whether an error of the API server is final. If earlier requests of the caller succeeded, a refusal can be temporary. */
 import { type ApiError, isRefusal } from './errors.ts';
 
 /**
- * Time in milliseconds for which a refused token or a missing right counts as temporary. An API server that has just started knows no roles
- * for a few seconds. It reads the public keys of an identity provider only every 10 s.
+ * Time in milliseconds for which the refusal of a token or a missing right counts as temporary. An API server that has just started knows
+ * no roles for a few seconds, and reads the public keys of an identity provider only every 10 s. Until it has both, it refuses valid
+ * callers.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
@@ -16,8 +17,8 @@ export class Patience {
   }
 
   /**
-   * Returns whether another attempt is useless. That is true if the request itself was refused. It is also true if the token or the
-   * caller's rights have been refused for too long.
+   * Returns whether another attempt is useless. If the API server refused the token (401) or the caller lacks a right (403), the result is
+   * true only after 20 s with such refusals. After other refusals, the result is true at once. After other errors, it is false.
    */
   endsWith(error: unknown): error is ApiError {
     if (!isRefusal(error)) {

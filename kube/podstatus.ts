@@ -13,8 +13,8 @@ export function lastWords(text: string, length = MESSAGE_LENGTH): string {
 }
 
 /**
- * Returns the status of a Pod that gets no machine on this host. The Pod stays Pending, because a ReplicaSet would replace a failed Pod
- * within milliseconds.
+ * Returns the status of a Pod that gets no machine on this host. The Pod stays Pending and does not fail, because a ReplicaSet would
+ * replace a failed Pod within milliseconds, again and again.
  */
 export function parkedStatus(
   pod: Pod,

@@ -18,8 +18,8 @@ const TCP_KEEP_ALIVE_MILLISECONDS = 5_000;
  */
 const IDLE_CONNECTION_MILLISECONDS = 60_000;
 /**
- * Largest number of connections. Each watch needs a connection, and other requests share the rest. The API server handles 600 requests at
- * the same time for all clients.
+ * Largest number of connections. Each watch needs a connection, and other requests share the rest. The number is far below the 600 requests
+ * that the API server handles at the same time for all clients.
  */
 const CONNECTIONS = 64;
 /** Largest number of watches on one HTTP/2 connection. The API server allows 100 streams. */

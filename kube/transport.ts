@@ -122,7 +122,7 @@ export class Transport {
   async request(request: Request): Promise<Answer> {
     const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
     signal?.throwIfAborted();
-    // A credential plug-in can ask a person to sign in. Therefore this wait is not part of the time limit, and the plug-in has its own.
+    // A credential plug-in can ask a person to sign in. Therefore it has its own time limit, and the request's time limit begins later.
     await this.#token.token();
     const limit = new AbortController();
     const onAbort = () => limit.abort(signal?.reason);

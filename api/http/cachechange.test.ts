@@ -105,7 +105,7 @@ describe('entryWrite', () => {
       refusal: 'The ImageCacheEntry mine is being deleted. Try again later',
     });
     expect(entryWrite(entry({}), { reference: 'registry.example/other:1' }, add)).toEqual({
-      refusal: 'The ImageCacheEntry mine names another image. Delete this entry',
+      refusal: 'The ImageCacheEntry mine names another image. Delete this entry and try again',
     });
   });
 });

@@ -62,7 +62,7 @@ export function entryName(reference: string): string {
 
 /** Returns the error message for a change that failed at every attempt, because other clients changed the entry at the same time. */
 export function changedByOthers(reference: string): string {
-  return `Other clients change the cache of ${reference} at the same time. Try again`;
+  return `Other clients are changing the cache of ${reference}. Try again`;
 }
 
 /**
@@ -89,7 +89,7 @@ export function entryWrite(
     return { refusal: `The ImageCacheEntry ${name} is being deleted. Try again later` };
   }
   if (referenceOf(entry) !== reference) {
-    return { refusal: `The ImageCacheEntry ${name} names another image. Delete this entry` };
+    return { refusal: `The ImageCacheEntry ${name} names another image. Delete this entry and try again` };
   }
   const { nodes, excludeNodes } = targets;
   return { name, patch: { metadata: { resourceVersion }, spec: { targets: { nodes, excludeNodes } } } };

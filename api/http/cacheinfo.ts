@@ -111,9 +111,9 @@ export function listItems(
 }
 
 /**
- * Returns an item for each Image object in the namespaces and for each tag that names the content. A reference without a tag can be an
- * address in the image storage, which reveals the namespace and name of an Image. Therefore such a reference is an item only if no Image
- * and no tag names the content.
+ * Returns an item for each Image object in the namespaces and for each tag that names the content. A reference without a tag gets an item
+ * only if neither an Image nor a tag names the content. Such a reference can be an address in the image storage, and this address
+ * reveals the namespace and name of an Image.
  */
 function itemsOf(image: CachedContent, namespaces: readonly string[]): ListItem[] {
   const names = image.names ?? [];

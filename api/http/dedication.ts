@@ -7,7 +7,7 @@ import { hasEnded, type HostPod } from './host.ts';
  * namespace.
  */
 export const MACHINES_SELECTOR = `${WORKLOAD_LABEL} in (vm,emulator)`;
-/** Largest number of machines that the message of a refusal names. */
+/** The message of a refusal names at most this number of machines. */
 const NAMED = 5;
 
 export interface Dedication {

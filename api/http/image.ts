@@ -83,5 +83,5 @@ export const copyRequestSchema = z
   })
   .refine(hasName, NEEDS_NAME);
 
-/** The description is required. To remove the stored description, clients send an empty text. */
+/** Body of a request that replaces a description. To remove the stored description, clients send an empty text. */
 export const descriptionRequestSchema = z.object({ description: descriptionSchema });

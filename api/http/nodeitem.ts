@@ -52,7 +52,7 @@ function usedOf(pods: readonly HostPod[]): { cpu: number; memory: number; slots:
   return used;
 }
 
-/** Returns a quantity of CPU in thousandths. The API server writes fractions of a CPU with the suffix `m`. */
+/** Converts a quantity of CPU to a number of thousandths of a CPU. The API server writes fractions of a CPU with the suffix `m`. */
 function millisOf(quantity = '0'): number {
   return quantity.endsWith('m') ? numberOf(quantity.slice(0, -1)) : numberOf(quantity) * 1000;
 }

@@ -34,8 +34,8 @@ function claimsOf(token: string): Claims {
 
 /**
  * Returns the reason why the API server refuses the token. `now` is in seconds since 1970. The result is undefined if the token does not
- * show a reason. The result contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It quotes no
- * part of the token.
+ * show a reason. The result contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It contains
+ * no part of the token.
  */
 export function causeOfRefusal(token: string, signIn: SignIn, now = Date.now() / 1000): string | undefined {
   const claims = claimsOf(token);

@@ -13,11 +13,14 @@ export const vmItemSchema = z
     image: z.string().optional(),
     gpuPassthrough: z.boolean(),
     deployDate: z.string().optional().meta({ description: 'RFC 3339 time at which the VM was created.' }),
-    ssh: z.int().optional().meta({ description: 'Port for SSH.' }),
-    vnc: z.int().optional().meta({ description: 'VNC port of the screen, on the host.' }),
-    screenshare: z.int().optional().meta({ description: 'Port for screen sharing.' }),
+    ssh: z.int().optional().meta({ description: 'Host port for SSH.' }),
+    vnc: z.int().optional().meta({ description: 'Host port for VNC.' }),
+    screenshare: z.int().optional().meta({ description: 'Host port for screen sharing.' }),
     status: z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Suspended', 'Terminating']),
-    reservedPorts: z.string().optional().meta({ description: 'Reserved ports, for example 8080:80/tcp.' }),
+    reservedPorts: z
+      .string()
+      .optional()
+      .meta({ description: 'Reserved ports as HOST:GUEST/PROTOCOL, for example 8080:80/tcp.' }),
     powerState: z.string().optional(),
     owner: z.string().optional().meta({ description: 'User who made the VM.' }),
     architecture: z.string().optional(),

@@ -98,12 +98,12 @@ export async function requestCommit(
       return { image };
     }
   }
-  return { refusal: `Other clients change Image ${name} at the same time. Try again` };
+  return { refusal: `Other clients are changing Image ${name}. Try again` };
 }
 
 /**
- * Returns the reason why the disk of the VM must not replace the content of the Image now. A commit that has not ended is never replaced by
- * another one, because the operator would drop its result.
+ * Returns the reason why the disk of the VM must not replace the content of the Image now. If a new commit replaced a commit that has not
+ * ended, the operator would drop the result of the earlier commit.
  */
 function commitRefusal(image: Image, vm: VM): string | undefined {
   const { name } = vm.metadata;

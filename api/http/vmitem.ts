@@ -58,7 +58,7 @@ export function vmItem(
 }
 
 /**
- * Returns the status that clients get. For a VM that is being deleted, it is Terminating even before the operator has written this phase.
+ * Returns the status that clients get. If a VM is being deleted, the status is Terminating even before the operator has written this phase.
  */
 function statusOf({ metadata, status }: VM): VMItem['status'] {
   return metadata.deletionTimestamp === undefined ? statusOfPhase(status?.phase) : 'Terminating';
@@ -97,8 +97,8 @@ function sizeOf(spec: VM['spec'], status: VMStatus): Pick<VMItem, 'cpu' | 'memor
 function portsOf({
   endpoints = [],
 }: VMStatus): Pick<VMItem, 'ssh' | 'vnc' | 'screenshare' | 'reservedPorts'> {
-  // A VM can itself reserve the port of a service, for example the port of SSH. In this case, the endpoint has the name of the reserved
-  // port, for example `8822-tcp`, and `purpose` names the service.
+  // A VM can reserve a fixed host port for the guest port of a service, for example of SSH. In this case, the endpoint is named after the
+  // host port, for example `8822-tcp`, and `purpose` names the service.
   const portOf = (wanted: string) =>
     endpoints.find(({ name, purpose }) => (purpose ?? name) === wanted)?.hostPort;
   const reserved = endpoints

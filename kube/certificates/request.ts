@@ -110,7 +110,7 @@ function derOf(pem: string): Buffer {
   const base64 = PEM.exec(pem)?.[1]?.replaceAll('\n', '');
   if (base64 === undefined) {
     throw invalid(
-      'it must be exactly one PEM block CERTIFICATE REQUEST, with nothing before, in or after it',
+      'it must be exactly one PEM block CERTIFICATE REQUEST, with no other text before, inside or after the block',
     );
   }
   const der = Buffer.from(base64, 'base64');
@@ -177,7 +177,7 @@ function readNames(attributes: Element): Element[] | undefined {
   }
   const [extensions] = childrenOf(values, 1, 'extensionRequest');
   const [extension] = childrenOf(extensions, 1, 'the list of extensions');
-  const [id, value] = childrenOf(extension, 2, 'an extension that is not critical');
+  const [id, value] = childrenOf(extension, 2, 'an extension, which must not be critical,');
   if (!id.raw.equals(SUBJECT_ALTERNATIVE_NAME)) {
     throw invalid('it must have no extension other than subjectAltName');
   }

@@ -22,8 +22,8 @@ export interface AuthorizerLimits {
   /** Largest number of stored answers. The number is limited, because a caller that guesses tokens must not fill the memory. */
   readonly answers: number;
   /**
-   * Largest number of TokenReviews that run at the same time. A second limit of the same size applies to SubjectAccessReviews. The limits
-   * leave connections for other requests, because the process has only 64 connections to the API server.
+   * Largest number of TokenReviews that run at the same time. A second limit of the same size applies to SubjectAccessReviews. The process
+   * has only 64 connections to the API server, and the limits leave some of them for other requests.
    */
   readonly questions: number;
   /** Largest number of TokenReviews that wait to be sent. A second limit of the same size applies to SubjectAccessReviews. */

@@ -11,7 +11,7 @@ import { runtimeMetrics } from '../metrics.ts';
 import { type CertificateProvider, serveCertificate } from '../certificates/serving.ts';
 
 export interface MetricsServerOptions {
-  /** Address of the server: `host:port`, or `:port` for every address of the host. Port 0 chooses a free port. */
+  /** Address of the server: `host:port`, or `:port` for every address of the host. If the port is 0, the system chooses a free port. */
   listen: string;
   metrics: Registry;
   /** Checks the callers. A caller needs the right to `get` the path `/metrics`. */

@@ -109,7 +109,7 @@ export function createServer(
   return server;
 }
 
-/** Starts to listen. `address` is `host:port`, `[v6]:port`, or `:port`, which means every address. Port 0 chooses a free port. */
+/** Starts to listen. `address` is `host:port`, `[v6]:port`, or `:port`, which means every address. Port 0 means any free port. */
 export async function listen(server: Server | HttpsServer, address: string): Promise<ListeningServer> {
   const { host, port } = parseAddress(address);
   const sockets = openSockets(server);
@@ -197,8 +197,8 @@ const uploads = new WeakSet<IncomingMessage>();
 export function allowLongBody(request: IncomingMessage, response: ServerResponse): void {
   uploads.add(request);
   response.once('finish', () => {
-    // If the answer was sent before the whole body arrived, the connection is closed after the time limit. During this time, the client can
-    // read the answer.
+    // If the answer was sent before the whole body of the request arrived, the connection is closed after the time limit. Until then, the
+    // client can read the answer.
     setTimeout(() => request.complete || request.socket.destroy(), REQUEST_LIMIT_MILLISECONDS).unref();
   });
 }

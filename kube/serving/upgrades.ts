@@ -24,8 +24,8 @@ export interface Upgrade {
 }
 
 /**
- * Handles an upgrade. The server closes the connection when the promise settles. If the promise rejects with an HttpError before bytes were
- * sent, the client gets this error as the answer. Other errors are logged.
+ * Handles an upgrade. The server closes the connection when the promise settles. If the promise rejects with an HttpError before the
+ * handler has sent data, the client gets this error as the answer. Other errors are logged.
  */
 export type UpgradeHandler = (upgrade: Upgrade) => Promise<void>;
 

@@ -126,7 +126,7 @@ it('a commit is refused if others change the image before each attempt', async (
   const { client, writes } = world({ image: {}, changes });
   await expect(commit(client, REF)).rejects.toMatchObject({
     status: 409,
-    message: 'Other clients change Image base at the same time. Try again',
+    message: 'Other clients are changing Image base. Try again',
   });
   expect(writes).toEqual([]);
 });
