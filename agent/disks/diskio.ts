@@ -29,16 +29,16 @@ const STEP_BYTES = 16;
  */
 const ENTRIES_LIMIT = 2_000;
 
-/** Returns the bytes that a file uses on its disk. The result is less than the file's length if the file has holes. */
+/** Returns the number of bytes that a file uses on the disk. The result is less than the file's length if the file has holes. */
 export async function allocatedBytes(path: string): Promise<number> {
   return (await stat(path)).blocks * STAT_BLOCK_BYTES;
 }
 
 /**
- * Returns the bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, and this user can create
- * any entries in it. Therefore the function does not follow links, and counts 0 bytes for an entry that it cannot read. In each subfolder,
- * the function counts at most 2,000 entries, upper levels first. The limit is separate for each subfolder. So even if one subfolder has
- * very many entries, the function counts the disks in the other subfolders.
+ * Returns the number of bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, and this user
+ * can create any entries in it. Therefore the function does not follow links, and counts 0 bytes for an entry that it cannot read. In each
+ * subfolder, the function counts at most 2,000 entries, upper levels first. The limit is separate for each subfolder. So even if one
+ * subfolder has very many entries, the function counts the disks in the other subfolders.
  */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;

@@ -5,7 +5,7 @@
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
-/** A match is an instruction to repeat earlier output. This is the largest distance in bytes from a match back to that output. */
+/** Largest distance in bytes from a match back to the output that it repeats. A match is an instruction to repeat earlier output. */
 const WINDOW_BYTES = 64 * 1024;
 /** Size of one piece of output in bytes. Decoding such a piece takes only a few milliseconds. Other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;
@@ -16,8 +16,8 @@ const LONG = 15;
 const SHORT_COPY = 32;
 
 /**
- * A sequence is a token, literals and a match. If the lengths of literals and match fit into the token, the decoder reads at most
- * `SHORT_INPUT_BYTES` and writes at most `SHORT_OUTPUT_BYTES`. `SHORT_INPUT_BYTES` includes the first byte of the next sequence.
+ * Largest numbers of bytes that the decoder reads and writes for a short sequence. A sequence is a token, literals and a match. It is short
+ * if the lengths of literals and match fit into the token. `SHORT_INPUT_BYTES` includes the first byte of the next sequence.
  */
 const SHORT_INPUT_BYTES = 1 + 14 + 2 + 1;
 const SHORT_OUTPUT_BYTES = 14 + 14 + MIN_MATCH;

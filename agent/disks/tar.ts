@@ -148,7 +148,7 @@ function checksum(block: Buffer): number {
   return sum;
 }
 
-/** Parses a number in a header. If the first bit is set, the bytes after the first byte are big-endian. Otherwise they are octal digits. */
+/** Parses a number in a header: octal digits or, if the first bit is set, a big-endian number after the first byte. */
 function number(field: Buffer): number {
   if (((field[0] ?? 0) & 0x80) === 0) {
     const digits = text(field).trim();

@@ -24,7 +24,7 @@ const MAGIC_BYTES = 6;
 
 const PIECE_BYTES = 1024 * 1024;
 /**
- * Compressed content may always unpack to this number of bytes, even if the content is very small. The content is one file from a web
+ * Unpacked size in bytes that is accepted even if the compressed content is very small. The compressed content is one file from a web
  * server, or all layers of one container image together. Most of a disk is empty, so a small file can become a large disk. This does no
  * harm, because the zeros use no space on the host's disk.
  */

@@ -99,7 +99,7 @@ export class Publisher {
     const { answer } = await ask(this.#options.registries, { reference, keyring }, isRemoved);
     return answer
       ? undefined
-      : `The registry of ${registry}/${name} does not allow deletes: allow them in its configuration`;
+      : `The registry of ${registry}/${name} does not allow deletions: allow them in its configuration`;
   }
 
   /** Publishes a disk to a registry. Does not send blobs that the registry already has. */
@@ -171,8 +171,8 @@ export class Publisher {
   }
 
   /**
-   * Allows only the agent and the group `readers` to read a file. The group is for programs that read disks. The agent passes them the file
-   * already open.
+   * Allows only the agent and the group `readers` to read a file. Programs that read disks run in this group. They need no access to the
+   * folder of the file, because the agent passes them the file already open.
    */
   async #keepFromOthers(file: string): Promise<void> {
     const { readers } = this.#options;

@@ -52,9 +52,9 @@ export interface ImageStore {
    * @throws ReasonedError when the image cannot be used.
    */
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
-  /** Records that a machine was cloned from this file. The agent calls this function at its start for machines that already exist. */
+  /** Records that a machine was cloned from the file `path`. The agent calls this function at its start for existing machines. */
   adopt(holder: Holder, path: string): void;
-  /** Records that the holder has completed its clone. The holder still needs the file, but {@link remove} no longer waits. */
+  /** Records that the holder has cloned the image. It still needs the image, but {@link remove} no longer waits for this holder. */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
@@ -66,7 +66,7 @@ export interface ImageStore {
   remove(holder: Holder, signal: AbortSignal): Promise<void>;
   /** Removes fetches that are not running and images that nobody needs, until at least `minimumFree` bytes of the disk are free. */
   relieve(): Promise<void>;
-  /** Runs `work` with `bytes` of disk space reserved in `folder`. @throws ReasonedError `DiskFull` if there is too little space. */
+  /** Reserves `bytes` bytes of disk space in `folder`, and runs `work`. @throws ReasonedError `DiskFull` if there is too little space. */
   withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,
@@ -169,8 +169,8 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // A request can state another format than earlier requests. So the file is inspected again, except for a known qcow2 file with
-      // `Auto`.
+      // A request can state another format than earlier requests, so the file is inspected again. This is not necessary if the request
+      // states `Auto` and the file is known to be qcow2.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);

@@ -27,9 +27,9 @@ import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
 /**
- * Size limit of a configuration in bytes. A disk has at most 20,000 layers, and each layer takes about 90 bytes of the configuration.
- * Chunks with the same content share a layer, but each chunk has an entry of its own in the configuration. The rest of the limit is for
- * these entries.
+ * Size limit, in bytes, of the configuration of a disk. A disk has at most 20,000 layers. Each layer takes about 90 bytes with its first
+ * chunk, so all layers take about 1.8 MB. The rest of the limit is for further chunks that share a layer, because each chunk has an entry
+ * of its own.
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
@@ -41,7 +41,10 @@ const WINDOW_LOG = 26;
 const PIECE_BYTES = 256 * 1024;
 /** Bytes that are written at a time. Smaller writes would be slower, because the disk needs some time for each write. */
 const WRITE_BYTES = 1024 * 1024;
-/** Bytes that {@link digestOf} hashes at a time. One such piece takes less than a millisecond, and other work runs between two pieces. */
+/**
+ * Number of bytes that {@link digestOf} hashes at a time. Hashing them takes less than a millisecond. The agent can do other work before
+ * the next bytes are hashed.
+ */
 const HASH_BYTES = 1024 * 1024;
 
 interface RemoteChunk extends Chunk {
@@ -97,8 +100,8 @@ interface Work {
   /** Buffer that collects decoded bytes until there are enough to write. Undefined if the file does not support direct writes. */
   piece: Buffer | undefined;
   /**
-   * Buffer for the compressed layers that one worker fetches. The worker uses the same buffer for all its chunks. If each chunk had a new
-   * buffer, several old buffers would be in memory until the garbage collector frees them.
+   * Buffer into which one worker fetches the compressed content of its chunks, one chunk after the other. If each chunk had a new buffer,
+   * several old buffers would be in memory until the garbage collector frees them.
    */
   room: Buffer;
   options: PullOptions;
@@ -215,7 +218,7 @@ async function fetchChunk({ repository, room, options }: Work, { descriptor }: R
 }
 
 /**
- * Decodes a layer and writes its content at the offset of the chunk on the disk. When the promise resolves, the content is
+ * Decodes the layer of a chunk, and writes the content at the chunk's offset on the disk. The promise resolves only after the content was
  * verified.
  */
 async function writeDecoded(

@@ -12,16 +12,19 @@ import { inParallel } from '../../../base/parallel.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
 /**
- * Size of a part in bytes. If the agent is killed, it loses at most this many bytes of each part that it is fetching. A part is large
- * enough that the cost of its request is small compared with the transfer.
+ * Size, in bytes, of the parts in which a blob is fetched. If the agent is killed, only the unfinished parts are fetched again. Parts are
+ * large enough that the cost of a request is small compared with the transfer of a part.
  */
 export const PART_BYTES = 16 * 1024 * 1024;
 /**
- * Number of parts of a blob that are fetched at the same time. In measurements, more connections were not faster. Registries also
- * limit the number of connections.
+ * Number of parts of a blob that are fetched at the same time, each over its own connection. In measurements, more connections were not
+ * faster. Registries also limit the number of connections.
  */
 const CONNECTIONS = 4;
-/** Bytes that are read and hashed at a time. One such piece takes less than a millisecond, and other work runs between two pieces. */
+/**
+ * Number of bytes that are read and hashed at a time. Hashing them takes less than a millisecond. The agent can do other work before the
+ * next bytes are hashed.
+ */
 const PIECE_BYTES = 1024 * 1024;
 
 export interface BlobSource {
@@ -108,7 +111,8 @@ class ArrivingBlob {
   }
 
   /**
-   * Yields the bytes that no earlier reader has read. Waits for each piece until it has arrived. A new call stops all earlier readers.
+   * Returns a new reader, which yields the bytes that no earlier reader has read. The reader waits for each piece until the piece has
+   * arrived. Each call stops all earlier readers.
    *
    * @throws Error that was given to {@link fail}.
    */

@@ -82,7 +82,8 @@ interface DiskChunk {
 }
 
 /**
- * Returns the chunks that are not zeros, with their offsets and lengths on the disk in bytes. `layers` is the number of layers.
+ * Returns the chunks that the `map` of a disk lists, with their offsets and lengths on the disk in bytes. All other chunks contain only
+ * zeros. `layers` is the number of layers in the manifest.
  *
  * @throws ReasonedError `ImageInvalid` when the map breaks a rule of the layout.
  */
@@ -105,8 +106,8 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
 /**
  * Checks the number, types and sizes of the layers.
  *
- * @throws ReasonedError `ImageInvalid` when there are too many layers, their number differs from the number of digests, or a layer
- * is not a chunk.
+ * @throws ReasonedError `ImageInvalid` when there are too many layers, their number differs from the number of digests, or a layer has the
+ * wrong type or is too large.
  */
 export function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;

@@ -1,4 +1,7 @@
-/** A journal that records the finished parts of long work. If the agent is killed, a later call continues the work after these parts. */
+/**
+ * A journal that records the finished parts of long work. If the agent is killed, a later call does only the parts that are not in the
+ * journal.
+ */
 import { type FileHandle, mkdir, open, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { sync } from '../../../base/files.ts';
@@ -29,8 +32,8 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
   const lines = await linesOf(path);
   if (lines?.[0] === key) {
     const file = await open(path, 'a', 0o600);
-    // If the agent was killed during a write, the last line is incomplete. This line is removed. Otherwise the next entry would be appended
-    // to it.
+    // If the agent was killed during a write, the last line can be incomplete. An incomplete line is removed, because otherwise the next
+    // entry would be appended to it.
     await file.truncate(lines.reduce((length, line) => length + Buffer.byteLength(line) + 1, 0));
     return new FileJournal(file, lines.slice(1), false);
   }

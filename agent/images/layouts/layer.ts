@@ -141,7 +141,7 @@ class Walk {
     }
   }
 
-  /** Returns whether this layer has the disk. Adds the names that the layer hides to `covering`. */
+  /** Adds to `covering` the names that the layer hides. Returns whether the layer has the disk. */
   finish(): boolean {
     for (const name of this.#hides) {
       this.#covering.hidden.add(name);

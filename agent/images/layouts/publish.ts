@@ -190,8 +190,8 @@ async function publishChunks(
 }
 
 /**
- * Buffers of one worker. The worker uses the same buffers for all its chunks. If each chunk had new buffers, several old buffers would be
- * in memory until the garbage collector frees them.
+ * Buffers in which one worker reads and compresses a chunk. The worker uses the same buffers for all its chunks. If each chunk had new
+ * buffers, several old buffers would be in memory until the garbage collector frees them.
  */
 class Room {
   readonly raw: Buffer;

@@ -10,9 +10,9 @@ import { printable } from '../oci/manifests.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
 /**
- * The folder in which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues. If
- * the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records the progress. This
- * file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk (`chunks.json`,
+ * The folder into which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues.
+ * If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records the progress.
+ * This file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk (`chunks.json`,
  * `nvram.bin`).
  */
 export interface PullTarget {
@@ -95,7 +95,7 @@ export function checkArchitecture(
     return;
   }
   const found = printable(said);
-  const advice = ARCHITECTURES.has(said) ? `, or set the architecture ${found}` : '';
+  const advice = ARCHITECTURES.has(said) ? `, or set the architecture to ${found}` : '';
   throw new ReasonedError(
     'ImageArchitectureMismatch',
     `${name} is an image for ${found}, and the machine is ${wanted}: use an image for ${wanted}${advice}`,

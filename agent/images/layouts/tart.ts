@@ -56,8 +56,8 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
   }
   const { config, nvram, layers, size } = partsOf(manifest);
   const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
-  // The check uses the configuration that Tart stores in a layer. The other configuration, which the manifest names in its field `config`,
-  // is useless here, because Tart always writes arm64 into it.
+  // The check of the architecture uses the configuration that Tart stores in a layer. The manifest names another configuration in its field
+  // `config`. It is useless here, because Tart always writes arm64 into it.
   checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
   const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
   return {
@@ -250,8 +250,8 @@ class LayerDecoding {
     this.#hash.update(piece);
     await writeSparse(this.#disk, piece, this.#position);
     this.#position += piece.length;
-    // This pause lets other work run. Zeros need not be written, so the code might not wait for the disk while it decodes many zeros.
-    // Without the pause, the decoding would then block all other work.
+    // This pause lets other work run. Often, zeros need not be written, so a layer with many zeros can be decoded without any wait for the
+    // disk. Without the pause, the decoding of such a layer would block all other work.
     await turn();
   }
 }

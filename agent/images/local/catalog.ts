@@ -210,9 +210,8 @@ export class Catalog {
   }
 
   /**
-   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. Within
-   * these images, and within the others, larger images come first. Images of equal size are in the order of their names. The times of the
-   * last use do not matter.
+   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. The other
+   * images follow. In each of these two groups, larger images come first, and images of equal size are in the order of their names.
    */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({

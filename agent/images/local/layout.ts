@@ -170,7 +170,10 @@ export class Layout {
     await unlessMissing(utimes(join(this.folder(id), METADATA), time, time));
   }
 
-  /** Allows the programs that inspect the disk to read it. If the agent stops after this step, the next request resumes the fetch. */
+  /**
+   * Allows the programs that inspect an image to read its disk. The fetch is not yet complete: if the agent stops after this step, the next
+   * request resumes the fetch.
+   */
   async letRead(disk: string): Promise<void> {
     await chmod(disk, DISK_MODES.unfinished);
     if (this.#readers !== undefined) {

@@ -97,7 +97,10 @@ export class Space {
     }
   }
 
-  /** Runs `work`. While `work` runs, the folder of a fetch is not removed to free disk space. Unlike {@link within}, reserves no space. */
+  /**
+   * Runs `work`. In the meantime, `folder`, the folder of a fetch, is not removed to free disk space. Unlike {@link within}, reserves no
+   * space.
+   */
   async keeping<T>(folder: string, work: () => Promise<T>): Promise<T> {
     const claim = { folder, bytes: 0 };
     // The claim waits in the queue, because a removal that is under way might have chosen this folder already.
@@ -124,7 +127,7 @@ export class Space {
     await this.#making.run(() => this.#relieve());
   }
 
-  /** Returns the bytes that images take, including unfinished fetches. */
+  /** Returns the number of bytes that images take on the disk, including unfinished fetches. */
   async used(): Promise<number> {
     const { catalog, layout } = this.#options;
     const partials = await layout.partials();
@@ -155,8 +158,8 @@ export class Space {
 
   /**
    * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
-   * The configured budget limits only claims in the folder of the images. Claims of tasks in other folders are not limited by the budget,
-   * and do not reduce it.
+   * The configured limit for all images (`budget`) applies only to claims in the folder of the images. Claims of tasks in other folders do
+   * not count towards this limit.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
     const others = [...this.#claims].filter((other) => other !== claim);

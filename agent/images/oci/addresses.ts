@@ -98,7 +98,8 @@ export class Addresses {
         connectAnywhere(target, callback);
         return;
       }
-      // undici connects to an IP address without a look-up, so this code checks the address.
+      // The look-up of a host name checks the addresses that it finds. undici connects to an IP address without a look-up, so the address
+      // is checked here.
       const address = target.hostname.replace(/^\[|\]$/g, '');
       const refusal = isIP(address) === 0 ? undefined : this.refusal(address);
       if (refusal === undefined) {

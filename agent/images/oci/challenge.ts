@@ -16,7 +16,7 @@ const SPACE = /[ \t]*/y;
 const SEPARATORS = /[ \t,]*/y;
 const EQUALS = /[ \t]*=[ \t]*/y;
 const QUOTED = /"((?:[^"\\]|\\.)*)"/y;
-/** Pattern of a single value. Some schemes, such as Negotiate, have such a value in place of parameters. */
+/** Pattern of the single value that some schemes, such as Negotiate, have in place of parameters. */
 const TOKEN68 = /[\w.~+/-]+=*(?=[ \t]*(?:,|$))/y;
 
 /**

@@ -29,8 +29,8 @@ interface Key {
   host: string;
   port: string;
   /**
-   * Segments of the path that follows the host in the name of the entry. The credential is valid only for repositories whose path begins
-   * with these segments.
+   * Segments of the path in the name of a Docker configuration's entry, for example `team` in `registry.example/team`. The credential is
+   * valid only for repositories whose path begins with these segments.
    */
   path: string[];
   credential: Credential;

@@ -13,8 +13,8 @@ const FIRST_MILLISECONDS = 250;
 const CAP_MILLISECONDS = 4_000;
 const JITTER = 0.2;
 /**
- * A server can request a wait with `Retry-After`. This is the longest accepted wait in milliseconds. If the server requests a longer wait,
- * the caller receives the failure.
+ * Longest wait, in milliseconds, that is accepted when a server requests a wait with `Retry-After`. If the server requests a longer wait,
+ * the caller receives the failure at once.
  */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 30_000;
 /**
@@ -161,8 +161,8 @@ export function retryAfterMilliseconds(header: string | string[] | undefined): n
 }
 
 /**
- * Returns the message of an error. If the message is empty, returns `code`. The message is empty in an AggregateError, which means that all
- * addresses of a host name failed.
+ * Returns the message of an error, or `code` if the message is empty. An AggregateError has an empty message. It means that the connection
+ * to every address of a host name failed.
  */
 function textOf(error: unknown, code: string): string {
   return error instanceof Error && error.message !== '' ? error.message : code || String(error);

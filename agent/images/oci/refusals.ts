@@ -7,9 +7,12 @@ import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError
 import { printable } from './manifests.ts';
 import type { Response } from './transport.ts';
 
-/** Size limit, in bytes, of the body of a refusal. Lists of errors are smaller than this limit, and a larger body is ignored. */
+/**
+ * Size limit, in bytes, of the body of a refusal. The body usually contains a list of errors, which is smaller than this limit. A larger
+ * body is ignored.
+ */
 const ERROR_BODY_BYTES = 64 * 1024;
-/** A message shows at most this number of characters of a server's own message. */
+/** An error message shows at most this number of characters of the text that a server sent. */
 const MESSAGE_LENGTH = 300;
 
 const errorsSchema = z.object({

@@ -19,9 +19,9 @@ export interface InsecureServers {
 }
 
 /**
- * Returns the prefix for the names and keys of data from a registry. The prefix is empty for a secure connection. The name of a namespace
- * contains no slash, so two namespaces never share a name or key. No reference can contain `!`. So a reference without a prefix never
- * equals a name with the prefix of an insecure connection.
+ * Returns the prefix for the names and keys of data from a registry. The prefix is `insecure!NAMESPACE/` for an insecure connection, and
+ * empty for a secure one. The name of a namespace contains no slash, so two namespaces never share a name or key. No reference can contain
+ * `!`, so a reference without the prefix never equals a name with the prefix.
  */
 export function scopeOf(route: InsecureRoute | undefined): string {
   return route === undefined ? '' : `insecure!${route.namespace}/`;

@@ -48,8 +48,8 @@ export interface Need {
   scope: string;
   credential: Credential | undefined;
   /**
-   * Prefix of names for data from an insecure connection. Empty if the registry proves its identity. A token is reused only for requests
-   * with the same prefix.
+   * Prefix that keeps data from insecure connections apart. It is empty if the registry proves its identity. A token is reused only for
+   * requests with the same prefix.
    */
   trust: string;
   /** Text at the beginning of error messages. */

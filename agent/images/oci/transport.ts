@@ -20,8 +20,8 @@ const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
 /** Time in milliseconds without data after which the agent aborts a transfer. The agent then resumes the transfer. */
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /**
- * Largest number of connections to each server. Four connections are enough to fully use a host with 2 cores. The limit is higher, because
- * several images can come from one server at once.
+ * Largest number of connections to each server. The download of one image needs only four connections to fully use a host with 2 cores. The
+ * limit is higher, because several images can come from one server at once.
  */
 const CONNECTIONS_PER_HOST = 32;
 const REDIRECT_LIMIT = 5;
@@ -61,7 +61,7 @@ export interface Response {
   status: number;
   headers: Dispatcher.ResponseData['headers'];
   body: Dispatcher.ResponseData['body'];
-  /** URL of the server's answer, after all redirects. */
+  /** URL from which the answer came, after all redirects. */
   url: URL;
 }
 

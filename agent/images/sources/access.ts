@@ -36,7 +36,7 @@ export interface Opened<T> {
  * Calls `question` with one fitting credential after another, until the repository accepts a credential. If no credential fits, calls
  * `question` once without a credential.
  *
- * @throws ReasonedError when the repository accepts no call.
+ * @throws ReasonedError when the repository denies access in all calls, or when a call fails for another reason.
  */
 export async function ask<T>(
   registries: Registries,

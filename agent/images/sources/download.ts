@@ -132,7 +132,7 @@ class Download {
 
   async #fetch(): Promise<void> {
     const { options } = this.#parts;
-    // If the existing bytes belong to another version, the download begins again. So progress counts from the beginning of the file.
+    // Progress is counted from byte 0, because the download begins again if the existing bytes belong to another version of the file.
     const attempts = new Attempts();
     for (;;) {
       try {

@@ -19,7 +19,7 @@ import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
 import { sharedId } from '../local/layout.ts';
 
-/** Largest number of remembered digests. The digest of any other file is computed again when it is needed. */
+/** Largest number of files whose digests are remembered. The digest of any other file is computed again when it is needed. */
 const DIGESTS_LIMIT = 256;
 
 export interface FileRequest extends ImageRequest {
@@ -88,7 +88,8 @@ export class FileSource {
 }
 
 /**
- * Returns the real path of `path`, which is relative to the roots. If several roots contain the file, the first root is used.
+ * Returns the real path (absolute and without links) of the file `path` below one of the roots. If several roots contain the file, the
+ * first root is used.
  *
  * @throws ReasonedError when no root contains the file, or a link leads out of its root.
  */

@@ -68,7 +68,8 @@ export function originName(reference: Reference, keyring: Keyring | undefined): 
 }
 
 /**
- * Returns the names under which the store can find an image after this request. `object` is the name of the Image or ISO object.
+ * Returns the names under which later requests can find the image of `source` in the store. `object` is the name of the Image or ISO
+ * object.
  *
  * @throws ReasonedError `ImageSourceUnsupported` when a reference is wrong.
  */
