@@ -127,7 +127,7 @@ describe('a registry that allows no deletes', () => {
   it('reports it as a fault that is not tried again', async () => {
     const host = publisher({ registry });
     const made = await store(host, version(registry, 'one'));
-    expect(await host.remove(place(made), signal)).toMatch(/storage\/platform-ci\/golden.*allow deletes/);
+    expect(await host.remove(place(made), signal)).toMatch(/storage\/platform-ci\/golden.*allow deletions/);
     expect(await has(registry, made)).toBe(true);
   });
 });
