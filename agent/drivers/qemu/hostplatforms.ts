@@ -100,8 +100,9 @@ export class HostPlatforms {
   }
 
   /**
-   * Returns the platform for guests of an architecture. If `architecture` is undefined, the guests have the default architecture. @throws
-   * ReasonedError when the host cannot run guests of that architecture.
+   * Returns the platform for guests of an architecture. If `architecture` is undefined, the guests have the default architecture.
+   *
+   * @throws ReasonedError when the host cannot run guests of that architecture.
    */
   async of(architecture: Architecture | undefined): Promise<Platform> {
     const native = this.#options.architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
