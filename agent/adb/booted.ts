@@ -82,12 +82,12 @@ async function converse(socket: Socket): Promise<BootAnswer> {
   demand(welcome, ['CNXN']);
   socket.write(encodeMessage('OPEN', STREAM, 0, QUESTION));
   const opened = demand(await next(messages), ['OKAY', 'CLSE']);
-  // ADB can refuse the command while Android boots, so a refusal counts as empty output.
+  // ADB can refuse to run `getprop` while Android boots, so a refusal counts as empty output.
   const output = opened.command === 'CLSE' ? '' : await outputOf(socket, messages, opened.arg0);
   return { kind: output.trim() === '1' ? 'booted' : 'booting' };
 }
 
-/** Returns the output of the command. `remote` is the number that the peer gave to the stream. */
+/** Returns the whole output of `getprop`. `remote` is the number that the peer gave to the stream of this output. */
 async function outputOf(
   socket: Socket,
   messages: AsyncGenerator<AdbMessage, void>,

@@ -110,7 +110,7 @@ export interface Accelerator {
 
 export interface StopOptions {
   graceMilliseconds: number;
-  /** Signal that ends the grace period early. */
+  /** If this signal aborts, the grace period ends early. */
   hurry?: AbortSignal;
 }
 
@@ -136,7 +136,7 @@ export class StreamRefused extends Error {
   override readonly name = 'StreamRefused';
 }
 
-/** Question to a guest agent: does it answer? If `facts` is true, the question also asks for facts about the guest. */
+/** Question that checks whether a guest agent answers. If `facts` is true, the question also asks for facts about the guest. */
 export interface GuestQuestion {
   facts: boolean;
   signal: AbortSignal;
@@ -147,7 +147,7 @@ export type GuestAnswer =
   /** The guest agent answers. `facts` is undefined if the caller did not ask for facts. */
   | { kind: 'answers'; facts: GuestFacts | undefined }
   | { kind: 'silent' }
-  /** The guest agent gave no answer, because other work uses it, the guest is paused, or the question was interrupted. */
+  /** There is no answer, because other work uses the guest agent, the guest is paused, or the question was interrupted. */
   | { kind: 'busy' };
 
 /** Command that the guest agent runs in a guest. */
@@ -157,7 +157,7 @@ export interface GuestCommand {
   arguments: readonly string[];
   /** Standard input, at most 1 MiB. */
   input?: Buffer;
-  /** Signal that ends the wait for the command. The command itself continues in the guest. */
+  /** If this signal aborts, the caller no longer waits for the command, but the command continues in the guest. */
   signal: AbortSignal;
 }
 
@@ -170,16 +170,14 @@ export interface GuestCommandResult {
   truncated: boolean;
 }
 
-/** A forward passes connections from a TCP port of the host's loopback address to a TCP port of a guest. `port` is the port of the host. */
+/** A forward passes TCP connections from a host port on the loopback address to a guest port. `port` is the host port. */
 export interface PortForward {
   port: number;
-  /** Removes the forward. Connections through the port stay open until the caller or the guest closes them. Never rejects. */
+  /** Removes the forward. Connections through the forward stay open until the caller or the guest closes them. Never rejects. */
   close(): Promise<void>;
 }
 
-/**
- * The names of the system images for emulators on this host (see {@link systemImageName}), or the reason why the host runs no emulators.
- */
+/** Names of this host's system images for emulators (see {@link systemImageName}), or the reason why the host runs no emulators. */
 export type EmulatorOffer =
   | { kind: 'offered'; systemImages: readonly string[] }
   | { kind: 'none'; message: string };
@@ -202,8 +200,8 @@ export interface Driver {
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
    * Ends a machine. First asks the guest agent, if any, to shut the guest down. If the guest continues to run, the driver presses the
-   * guest's power button. If the process still runs after the grace period, the driver ends the process. The signal `hurry` ends the
-   * grace period early, if the Pod's grace period is shortened meanwhile. No process is left when the promise resolves. A suspended
+   * guest's power button. If the process still runs after the grace period, the driver ends the process. If the signal `hurry` aborts,
+   * because the Pod's grace period was shortened, the grace period ends early. No process is left when the promise resolves. A suspended
    * machine loses its suspended memory. A paused machine has no grace period, because its guest does not react to the power button.
    */
   stop(folder: MachineFolder, options: StopOptions): Promise<void>;
@@ -221,7 +219,7 @@ export interface Driver {
    * machine stays suspended. @throws ReasonedError when the machine does not resume.
    */
   resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
-  /** Creates the disk of a stopped machine again, as {@link create} does. */
+  /** Replaces the disk of a stopped machine with a new disk, as {@link create} makes it. */
   revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
   /** Returns an upper limit of the bytes that {@link copyDisk} would write if it were called now. */
   copyBytes(folder: MachineFolder): Promise<number>;
@@ -265,9 +263,9 @@ export interface Driver {
   /** Connects to the VNC server of a running machine. @throws StreamRefused when the machine does not run or has no screen. */
   connectScreen(folder: MachineFolder): Promise<Duplex>;
   /**
-   * Opens a TCP port on the host's loopback address, and forwards its connections to the TCP port `guestPort` of the guest. The port stays
-   * open until the caller closes the forward. The function is for guests whose network is inside the hypervisor, because such guests have
-   * no address on the host.
+   * Opens a TCP port of the host on the loopback address, and forwards its connections to the TCP port `guestPort` of the guest. The host
+   * port stays open until the caller closes the forward. The function is for guests whose network is inside the hypervisor, because such
+   * guests have no address on the host.
    *
    * @throws StreamRefused when the machine does not run, its network is not inside the hypervisor, or it has too many forwards.
    */
@@ -275,7 +273,7 @@ export interface Driver {
   /**
    * Asks the guest agent of a running machine a question. Calls of this function may overlap with other calls. Other work with the guest
    * agent has priority. If the guest has no guest agent, the result is `silent`. The promise rejects when the hypervisor does not answer,
-   * or the guest agent stops answering.
+   * or the guest agent stops answering during the question.
    */
   askGuest(folder: MachineFolder, question: GuestQuestion): Promise<GuestAnswer>;
   /**
@@ -294,7 +292,8 @@ export interface Driver {
 export interface DriverOfVMs extends Driver {
   /**
    * Returns the guest architectures that this host can run, and their accelerators. Tries each accelerator with a small guest. Saves the
-   * results until the next boot, or until the hypervisor or the agent's rights change, or for an hour if an accelerator failed.
+   * results. They are valid until the host boots again, or the hypervisor or the agent's rights change. After a failure of an accelerator,
+   * they are valid for at most an hour.
    */
   probe(): Promise<Accelerator[]>;
 }

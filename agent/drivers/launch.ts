@@ -90,8 +90,8 @@ async function forgetOomScore(pid: number): Promise<void> {
   if (process.platform !== 'linux') {
     return;
   }
-  // These errors are ignored. One cause is that the agent is not root, so it has no right to lower the score. The other cause is that the
-  // process has just ended. The caller notices this, because the process does not answer.
+  // The score cannot be written if the agent is not root and has no right to lower it, or if the process has just ended. Both errors are
+  // ignored. The caller notices an ended process, because this process does not answer.
   await undefinedIf(
     hasCode('EACCES', 'EPERM', 'ENOENT', 'ESRCH'),
     writeFile(`/proc/${pid}/oom_score_adj`, '0'),

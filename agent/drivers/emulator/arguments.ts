@@ -47,8 +47,8 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
     // With `-accel on`, the emulator ends at once with an error if it cannot use virtualization.
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
-    // `-port` sets the port of the console. The port of ADB is the next higher number. If another program uses the port, the emulator ends.
-    // The option `-ports` is not used, because with it some versions of the emulator do not report that the port is in use. With
+    // `-port` sets the port of the console. The port of ADB is the next higher number. If another program uses the console's port, the
+    // emulator ends. The option `-ports` is not used, because with it some versions of the emulator do not report such a conflict. With
     // `-skip-adb-auth`, ADB requires no key. This is safe, because the machine's network protects ADB. No option turns on gRPC, because the
     // emulator would serve gRPC without a password.
     ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),

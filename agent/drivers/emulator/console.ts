@@ -148,7 +148,7 @@ export class ConsoleClient {
   }
 }
 
-/** Largest number of characters that a message shows of the console's answer. */
+/** An error message shows at most this number of characters of the console's answer. */
 const SHOWN_CHARACTERS = 200;
 
 function printable(text: string): string {
@@ -156,8 +156,8 @@ function printable(text: string): string {
 }
 
 /**
- * Asks the emulator to end, as `adb emu kill` does. The console requires `token` before this command. The emulator reads the token from a
- * file in its home folder.
+ * Asks the emulator to end, as `adb emu kill` does. Before this command, the console requires a token. `token` must be the text that the
+ * emulator has read from a file in its home folder.
  *
  * @throws ConsoleError when the console does not accept the command.
  */

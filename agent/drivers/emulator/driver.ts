@@ -55,7 +55,7 @@ export interface EmulatorDriverOptions {
   dataDirectory: string;
   /** Folder of the Android SDK on this host. If the configuration names no SDK, the field is undefined and the host offers no emulators. */
   sdk: string | undefined;
-  /** Path of the emulator's program on this host. Undefined means `emulator/emulator` in the SDK. */
+  /** Path of the emulator's program on this host. If undefined, the driver uses the program `emulator/emulator` in the SDK. */
   program: string | undefined;
   /** Architecture of guests. The default is the architecture of this host. */
   architecture?: Architecture | undefined;

@@ -6,8 +6,8 @@ import { describeExit as describe, startErrorOf, type StartReasons, withWords } 
 import type { ExitStatus } from '../launch.ts';
 
 /**
- * Size in bytes of the last part of the log, in which the agent looks for errors. The part is large, because many lines of the guest's
- * kernel can follow an error.
+ * Number of bytes at the end of the log in which the agent looks for errors. The number is large, because many lines of the guest's kernel
+ * can follow an error.
  */
 const TAIL_BYTES = 64 * 1024;
 /**
@@ -43,8 +43,8 @@ export function choose(output: string): string {
 }
 
 /**
- * Returns the last lines of the output of one start. `from` is the log position at which the output of this start begins. Call this
- * function when the emulator has ended.
+ * Returns the lines that explain best why the emulator ended, from its output since its last start. `from` is the log position at which
+ * this output begins. Call this function when the emulator has ended.
  */
 async function lastWords(folder: string, from: number): Promise<string> {
   await logsWritten(folder);
@@ -81,7 +81,7 @@ const REASONS: StartReasons = [
   [/cannot allocate memory|cannot set up guest memory/i, 'OutOfMemory'],
 ];
 
-/** Calls {@link startErrorOf} with the last lines of the emulator's log, and returns the error of the failed start. */
+/** Returns the error of a failed start, which {@link startErrorOf} makes from `what` and the last lines of the emulator's log. */
 export async function startError(folder: string, from: number, what: string): Promise<ReasonedError> {
   return startErrorOf(what, await lastWords(folder, from), REASONS);
 }

@@ -119,9 +119,9 @@ function limitsOf({ cpu, memoryBytes }: EmulatorLaunchPlan): MachineLimits {
 }
 
 /**
- * Ends all processes of a machine, or sends them a signal: the main process, and all processes that the main process started. A started
- * process can outlive the main process, and can leave the process group of the main process. But no process can leave the machine's control
- * group.
+ * Ends all processes of a machine, or sends a signal to all of them. They are the main process, and all processes that the main process
+ * started. A started process can outlive the main process, and can leave the process group of the main process. But no process can leave
+ * the machine's control group.
  */
 export class ProcessGroup {
   readonly #folder: MachineFolder;

@@ -15,7 +15,7 @@ export type Architecture = Accelerator['architecture'];
 export interface SdkOptions {
   /** Folder of the SDK, or undefined if the configuration names none. */
   sdk: string | undefined;
-  /** Path of the emulator's program, or undefined for `emulator/emulator` in the SDK. */
+  /** Path of the emulator's program. If undefined, the program is `emulator/emulator` in the SDK. */
   program: string | undefined;
   /** Architecture of guests. */
   architecture: Architecture;

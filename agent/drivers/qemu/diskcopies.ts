@@ -30,12 +30,11 @@ import {
   writeCopyNote,
 } from './state.ts';
 
-/** Shortest time between two cleanups that inspections of a machine start. A cleanup can take seconds, and delays its inspection. */
+/** Inspections of a machine start at most one cleanup in this time. A cleanup can take seconds, and delays the inspection. */
 const TIDY_INTERVAL_MILLISECONDS = 30_000;
 /**
- * If a guest does not confirm this number of thaw requests, it gets no more requests to freeze or thaw until its next start. This limits
- * the work that a hostile guest can cause. {@link TIDY_INTERVAL_MILLISECONDS} pass between two requests, so a slow guest has about five
- * minutes to confirm.
+ * If this number of thaw requests stay unconfirmed, the guest gets no more requests to freeze or thaw until its next start. This limits the
+ * work that a hostile guest can cause. The requests come about 30 s apart, so a slow guest has about five minutes to confirm one.
  */
 const THAW_LIMIT = 10;
 
@@ -43,7 +42,7 @@ export class DiskCopies {
   readonly #folder: MachineFolder;
   readonly #machine: QemuMachine;
   readonly #context: MachineContext;
-  /** Promises of the copies that run or wait. The key of each promise is the controller that aborts the copy. */
+  /** Promises of the copies that run or wait. The key of each promise is the `AbortController` of its copy. */
   readonly #copies = new Map<AbortController, Promise<unknown>>();
   readonly #serial = new Serial();
   #copying = false;
@@ -57,7 +56,7 @@ export class DiskCopies {
     this.#context = context;
   }
 
-  /** Runs `work` after all copies that were requested before. Copies that are requested later wait until `work` has ended. */
+  /** Runs `work` when all copies that were requested before it have ended. Copies that are requested later wait until `work` has ended. */
   async exclusively<T>(work: () => Promise<T>): Promise<T> {
     return await this.#serial.run(work);
   }
@@ -83,8 +82,9 @@ export class DiskCopies {
   }
 
   /**
-   * Removes the files and QEMU objects that an ended copy has left, for example because the agent died during the copy. It is no error if
-   * the guest does not confirm the thaw of its file systems. In this case, the next call requests the thaw again.
+   * Removes the files and QEMU objects that an ended copy has left, for example because the agent died during the copy. Also thaws the
+   * guest's file systems if they are perhaps frozen. If the guest does not confirm the thaw, the function does not fail, and its next call
+   * requests the thaw again.
    */
   async tidy(): Promise<void> {
     if (this.#tidied) {
@@ -201,7 +201,7 @@ export class DiskCopies {
     return frozen ? 'FileSystem' : 'Crash';
   }
 
-  /** Runs `work` while the guest's file systems are frozen, or without a freeze if the guest has left too many thaws unconfirmed. */
+  /** Runs `work` while the guest's file systems are frozen. After {@link THAW_LIMIT} unconfirmed thaws, runs `work` without a freeze. */
   async #whileFrozen(agent: GuestAgent, signal: AbortSignal, work: () => Promise<void>): Promise<Freeze> {
     const { path } = this.#folder;
     if (((await readCopyNote(path))?.thawsFailed ?? 0) >= THAW_LIMIT) {
@@ -261,7 +261,7 @@ export class DiskCopies {
       if (!thawed) {
         return await this.#note({ target: undefined });
       }
-      // If the snapshot's folder contains other files of the hypervisor, the note stays too, until the machine has ended.
+      // If other files of the hypervisor keep the snapshot's folder from being removed, the note stays until the machine has ended.
       if (!removed) {
         return await this.#note({ target: undefined, frozen: false, thawsFailed: 0 });
       }

@@ -18,7 +18,7 @@ const DBUS_DISPLAY: readonly string[] = [
 
 type Launched = NonNullable<MachineFile['launched']>;
 
-/** Returns the content of the field `launched` in the state file of a machine that starts without a saved state of its guest. */
+/** Returns the content of the field `launched` in the state file of a machine that starts. For a resume, use {@link resumedWith}. */
 export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
   const { runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);

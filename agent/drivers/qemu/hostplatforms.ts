@@ -65,7 +65,10 @@ export interface HostPlatformsOptions {
   architecture?: Architecture | undefined;
 }
 
-/** Finds the platforms of this host. The platforms are tried only at the first request, because the trial takes seconds. */
+/**
+ * Finds the platforms of this host: guest architectures, each with a working accelerator. They are tried only at the first request, because
+ * the trial takes seconds.
+ */
 export class HostPlatforms {
   readonly #options: HostPlatformsOptions;
   #found: { key: string; platforms: Promise<Platform[]> } | undefined;
@@ -97,8 +100,9 @@ export class HostPlatforms {
   }
 
   /**
-   * Returns the platform of an architecture; undefined means the default architecture. @throws ReasonedError when the host cannot run
-   * guests of that architecture.
+   * Returns the platform for guests of an architecture. If `architecture` is undefined, the guests have the default architecture.
+   *
+   * @throws ReasonedError when the host cannot run guests of that architecture.
    */
   async of(architecture: Architecture | undefined): Promise<Platform> {
     const native = this.#options.architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');

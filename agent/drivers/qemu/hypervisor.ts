@@ -1,6 +1,6 @@
 /**
- * Watches a running hypervisor, and provides the connections to the hypervisor and to its guest agent. This can also be a hypervisor that
- * the agent started before its own restart.
+ * Watches a running hypervisor, and provides the connections to the hypervisor and to its guest agent. The agent perhaps started the
+ * hypervisor before the agent's own restart.
  */
 import type { ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
@@ -17,8 +17,8 @@ import { FILES } from './state.ts';
 const ADOPT_TIMEOUT_MILLISECONDS = 3_000;
 
 /**
- * Shortest time between two inspections because of reports that the guest stopped. Without this limit, a hostile hypervisor could cause
- * inspections without end.
+ * Shortest time between two inspections that the agent makes because QEMU reports a stop of the guest's processors. Without this limit, a
+ * hostile hypervisor could cause inspections without end.
  */
 const STOP_INTERVAL_MILLISECONDS = 1_000;
 

@@ -46,7 +46,7 @@ export async function exitMessage(folder: string, what: string): Promise<string>
   return withWords(what, await lastWords(folder));
 }
 
-/** The patterns match error messages of QEMU 7.2 to 10. */
+/** Patterns of QEMU's error messages, each with the reason of the failed start. They match the messages of QEMU 7.2 to 10. */
 const REASONS: StartReasons = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],
@@ -56,7 +56,7 @@ const REASONS: StartReasons = [
   ],
 ];
 
-/** Calls {@link startErrorOf} with the last lines of the hypervisor's log, and returns the error of the failed start. */
+/** Returns the error of a failed start, which {@link startErrorOf} makes from `what` and the last lines of the hypervisor's log. */
 export async function startError(folder: string, what: string): Promise<ReasonedError> {
   return startErrorOf(what, await lastWords(folder), REASONS);
 }

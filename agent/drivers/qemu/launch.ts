@@ -35,8 +35,8 @@ export interface MachineContext {
 }
 
 /**
- * Environment variables of QEMU. No variable names the folder of QEMU's modules (accelerators, displays), because the path of this folder
- * is built into QEMU.
+ * Environment variables of QEMU. They need not contain the folder of QEMU's modules (accelerators, displays), because the path of this
+ * folder is built into QEMU.
  */
 const ENVIRONMENT = { PATH: '/usr/sbin:/usr/bin:/sbin:/bin', LC_ALL: 'C' };
 /**
@@ -55,8 +55,9 @@ export async function requireLogWriter(): Promise<void> {
     const timeoutMilliseconds = INTERPRETER_TIMEOUT_MILLISECONDS;
     await run(interpreter, ['-e', '1'], { environment: ENVIRONMENT, timeoutMilliseconds });
   } catch (error) {
-    const why = `The program that writes the logs of machines cannot run. Install ${interpreter} in one of the folders ${ENVIRONMENT.PATH}`;
-    throw new Error(`${why}: ${messageOf(error)}`, { cause: error });
+    const why = `The program that writes the logs of machines cannot run: ${messageOf(error)}`;
+    const advice = `Install ${interpreter} in one of the folders ${ENVIRONMENT.PATH}`;
+    throw new Error(`${why}. ${advice}`, { cause: error });
   }
 }
 

@@ -10,8 +10,8 @@ import { findArmFirmware, type Platform } from './platform.ts';
 /** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
 const CACHE_FORMAT = 3;
 /**
- * Time for which saved results count if an accelerator did not work. The cause can be temporary, for example an overloaded host after its
- * boot. So an agent that starts after this time tries the accelerators again.
+ * If an accelerator did not work, the agent uses the saved results only for this time. After that, a starting agent tries the accelerators
+ * again. The cause of the failure can be temporary, for example an overloaded host after its boot.
  */
 const REFUSAL_MILLISECONDS = 3_600_000;
 
@@ -24,7 +24,7 @@ interface Saved {
 
 /**
  * Returns the key of the saved results. The key changes when the host boots again, and when the agent gets another user or other groups. It
- * also changes when QEMU in `binaries`, the firmware or /dev/kvm is replaced or gets other rights.
+ * also changes when a QEMU program of `binaries`, the firmware or /dev/kvm is replaced or gets other rights.
  */
 export async function cacheKey(binaries: readonly string[]): Promise<string> {
   const firmware = await findArmFirmware();
@@ -34,7 +34,7 @@ export async function cacheKey(binaries: readonly string[]): Promise<string> {
   return createHash('sha256').update(text).digest('hex');
 }
 
-/** Returns a text that changes with the file at `path`, its owner and its mode. Returns undefined if there is no file. */
+/** Returns a text that changes when the file at `path`, its owner or its mode changes. Returns undefined if there is no file. */
 export async function fileStamp(path: string): Promise<string | undefined> {
   const found = await undefinedIf(isMissing, stat(path));
   return found && `${path}:${found.size}:${found.mtimeMs}:${found.ctimeMs}`;

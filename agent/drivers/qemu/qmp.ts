@@ -81,7 +81,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
 
   /**
    * Connects to QEMU and leaves QMP's negotiation mode. Tries again until QEMU listens, `signal` aborts or the time is over. QEMU serves
-   * one client at a time. So if another client is connected, the function waits until QEMU serves this connection.
+   * one client at a time. So if another client is connected, the function waits until QEMU serves the new connection.
    *
    * @throws QmpError when QEMU does not answer.
    */

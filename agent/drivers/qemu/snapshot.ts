@@ -41,7 +41,7 @@ const WRITE_TIMEOUT_SECONDS = 30;
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
-/** Returns whether the error means that the folder contains other files, or that a folder has the name of a snapshot's file. */
+/** Returns whether a removal failed because the snapshot's folder contains other files, or a folder with the name of one of its files. */
 const isForeign = hasCode('ENOTEMPTY', 'EEXIST', 'ERR_FS_EISDIR');
 
 const blockNodesSchema = z.array(z.object({ 'node-name': z.string().optional() }));
@@ -110,7 +110,7 @@ export async function serveSnapshot(qmp: QmpConnection): Promise<Record<string, 
   return { driver: 'raw', file: { driver: 'nbd', export: EXPORT, server } };
 }
 
-/** Connects the guest's drive to its disk again, and removes all parts of a snapshot, even of an incomplete one. */
+/** Connects the guest's drive to its disk again, and removes all parts of the snapshot, even if the snapshot is incomplete. */
 export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
   await endExport(qmp);
   const known = await qmp.ask('query-named-block-nodes', blockNodesSchema, { flat: true });
@@ -158,7 +158,7 @@ export async function removeSnapshotFiles(folder: string, isLive: boolean): Prom
 async function makeFiles(folder: string, sizeBytes: number, runAs: RunAs | undefined): Promise<void> {
   if (!(await removeSnapshotFiles(folder, true))) {
     throw new Error(
-      `The hypervisor has put other files into the folder ${FOLDER} of its machine, which is only for snapshots`,
+      `The hypervisor has put other files into the folder "${FOLDER}", which is only for snapshots`,
     );
   }
   await mkdir(join(folder, FOLDER), { mode: 0o700 });

@@ -24,7 +24,8 @@ const ADDRESS = '127.0.0.1';
  */
 const FORWARDS = 16;
 /**
- * Limit of attempts to open a port. Another program can take a free port before QEMU does, but this hardly happens three times in a row.
+ * Largest number of attempts to open a host port. Another program can take a free port before QEMU does, but this hardly happens three
+ * times in a row.
  */
 const ATTEMPTS = 3;
 /** Limit of the text of QEMU's error. Normally this text is one sentence. */
@@ -110,10 +111,10 @@ class PortForwards {
   readonly #machine: QemuMachine;
   readonly #logger: Logger;
   readonly #serial = new Serial();
-  /** QEMU process that opened the ports. When this process ends, the kernel closes the ports. */
+  /** QEMU process that opened the host ports. When this process ends, the kernel closes these ports. */
   #process: ProcessIdentity | undefined;
   readonly #open = new Set<number>();
-  /** Ports to remove: ports that the agent opened before its restart, and ports whose removal failed. */
+  /** Host ports to remove, for example because the agent opened them before its restart, or because their removal failed. */
   readonly #unwanted = new Set<number>();
 
   constructor(uid: string, machine: QemuMachine, logger: Logger) {
@@ -122,7 +123,7 @@ class PortForwards {
     this.#logger = logger;
   }
 
-  /** Opens a port that leads to a port of the guest. @throws StreamRefused as {@link Driver.forwardPort} does. */
+  /** Opens a host port that leads to the port `guestPort` of the guest. @throws StreamRefused as {@link Driver.forwardPort} does. */
   async open(guestPort: number): Promise<PortForward> {
     return await this.#serial.run(async () => {
       await this.#removeUnwanted();
@@ -133,7 +134,7 @@ class PortForwards {
       }
       if (this.#open.size >= FORWARDS) {
         throw new StreamRefused(
-          `The machine already has ${FORWARDS} forwarded ports, which is the limit. First close another stream`,
+          `The machine already has ${FORWARDS} forwarded ports, which is the limit. First close another stream to a port of the machine`,
         );
       }
       const port = await this.#add(qmp, guestPort);
@@ -142,8 +143,8 @@ class PortForwards {
   }
 
   /**
-   * Removes ports that are no longer needed: ports that the agent opened before its restart, and ports whose removal failed. An error is
-   * only logged, because the next call tries again.
+   * Removes host ports that are no longer needed. The agent opened them before its restart, or their removal failed. An error is only
+   * logged, because the next call tries again.
    */
   async tidy(): Promise<void> {
     if (this.#process === undefined || this.#unwanted.size > 0) {
@@ -155,7 +156,8 @@ class PortForwards {
     let answer = '';
     for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
       const port = await freePort();
-      // The port is written into the state file before QEMU opens it. So if the agent dies, the agent removes the port after its restart.
+      // The host port is written into the state file before QEMU opens the port. So if the agent dies, the agent removes the port after its
+      // restart.
       this.#unwanted.add(port);
       await this.#note();
       answer = await command(qmp, `hostfwd_add ${NETWORK} tcp:${ADDRESS}:${port}-:${guestPort}`);
@@ -233,7 +235,7 @@ function isSame(one: ProcessIdentity | undefined, other: ProcessIdentity | undef
 
 /**
  * Returns a port that is free now. The kernel chooses the port from its range for outgoing connections. VMs rarely use a `hostPort` in this
- * range, so the port seldom conflicts with one.
+ * range, so the chosen port seldom conflicts with a `hostPort`.
  */
 async function freePort(): Promise<number> {
   const server = createServer().listen(0, ADDRESS);

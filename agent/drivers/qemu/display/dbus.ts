@@ -9,7 +9,7 @@ export const MESSAGE_LIMIT_BYTES = 64 * 1024;
 const LITTLE_ENDIAN = 0x6c;
 const PROTOCOL_VERSION = 1;
 const FIXED_HEADER_BYTES = 16;
-/** Position of a number in each message. The number gives the length of the header's fields, which follow the number as an array. */
+/** Position of the number that gives the length of the header's fields in bytes. The fields follow this number as an array. */
 const FIELDS_POSITION = 12;
 
 export const MESSAGE_TYPE = { call: 1, answer: 2, error: 3, signal: 4 } as const;

@@ -88,7 +88,7 @@ export class Writer {
   }
 }
 
-/** Reads values of a message from a position on. */
+/** Reads the values of a message one after the other. The first value begins at the position `at`. */
 export class Reader {
   at: number;
   readonly #bytes: Buffer;

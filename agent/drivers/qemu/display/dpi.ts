@@ -37,7 +37,7 @@ const SETTLE_MILLISECONDS = 300;
 /** Limit of the text of an error in the VM's condition. The log of the agent has the whole error. */
 const FAULT_LIMIT_CHARACTERS = 100;
 const NO_DBUS =
-  'QEMU on the host has no D-Bus display, or the VM was started with another graphics card. Upgrade QEMU, then stop and start the VM';
+  'QEMU on the host has no D-Bus display, or QEMU cannot set the DPI of the VM’s graphics card. Upgrade QEMU, then stop and start the VM';
 
 const propertiesSchema = z.tuple([z.array(z.tuple([z.string(), z.unknown()]))]);
 const sizeSchema = z.object({ Width: z.number().int().min(1), Height: z.number().int().min(1) });
@@ -266,7 +266,7 @@ export class FollowedSize {
     this.#isSettled = false;
   }
 
-  /** Returns whether the DPI must be set for a size that the screen has now. */
+  /** Returns whether the DPI must be set. `size` is the present size of the screen. */
   counts(size: Size): boolean {
     this.#isSettled ||= isSame(size, this.#wanted) || isSame(size, this.#last);
     if (!this.#isSettled || !isPossible(size)) {

@@ -13,7 +13,7 @@ import { FILES } from '../state.ts';
 const SENDMSG: Readonly<Partial<Record<string, number>>> = { x64: 46, arm64: 211 };
 /** Number of the file descriptor of the socket in the Perl program. The program sends this file descriptor to QEMU. */
 const PASSED_DESCRIPTOR = 3;
-/** Time limit of the program. The program ends after about 10 ms, or after seconds on an overloaded host. */
+/** Time limit of the Perl program that sends the socket. It normally ends after about 10 ms, or after seconds on an overloaded host. */
 const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the text that the Perl program prints about an error, in characters. */
 const WORDS_LIMIT_CHARACTERS = 500;

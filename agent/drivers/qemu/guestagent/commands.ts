@@ -22,7 +22,8 @@ const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
 /**
  * Largest number of attempts to thaw a guest after a freeze. Each attempt after the first uses a new connection. If the copy was aborted,
- * there is only one attempt, because a step such as a stop can wait for the end of the copy. A later call of {@link thaw} tries again.
+ * there is only one attempt, because another step, for example a stop, perhaps waits until the copy has ended. A later call of {@link thaw}
+ * tries again.
  */
 const THAW_ATTEMPTS = 3;
 const PERHAPS_FROZEN =

@@ -48,7 +48,7 @@ export class GuestAgentRefusal extends Error {
   override readonly name = 'GuestAgentRefusal';
 }
 
-/** Connection to a guest agent that has just answered. */
+/** Connection to a guest agent. {@link GuestConnection.open} creates a connection only if the guest agent answers. */
 export class GuestConnection {
   readonly #socket: Socket;
   readonly #reader = new AnswerReader();
@@ -147,8 +147,8 @@ export class GuestConnection {
 
   /**
    * Sends a random number that the guest agent repeats, and returns whether this answer came in time. Answers to earlier clients come
-   * first, and the number shows which answer is for this client. Before the number, the function sends a delimiter. It makes the guest
-   * agent drop an incomplete command that an earlier client sent.
+   * first, and the number shows which answer is for this client. Before the number, the function sends a delimiter. The delimiter makes the
+   * guest agent drop an incomplete command that an earlier client sent.
    */
   async #sync(signal: AbortSignal | undefined): Promise<boolean> {
     const id = randomInt(SYNC_ID_LIMIT);
