@@ -47,7 +47,7 @@ const tag = z
   .max(63)
   .regex(
     /^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$/,
-    'Use letters, digits, "-", "_" and ".", with a letter or digit first and last',
+    'Use letters, digits, "-", "_" and ".", with a letter or digit at both ends',
   );
 const path = z.string().min(1);
 const bytes = z.string().transform((text, context) => {
@@ -197,7 +197,7 @@ export const configSchema = z
 
 export type AgentConfig = z.infer<typeof configSchema>;
 
-/** Returns the configured rules for reserved ports. The rules also deny the agent's own port, so no machine can reserve it. */
+/** Returns the configured rules for reserved host ports. The rules also deny `kubelet.port`, so no machine can reserve the agent's port. */
 export function portRules({ ports, kubelet }: AgentConfig): PortRules {
   return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
 }
@@ -207,8 +207,8 @@ type Environment = Readonly<Record<string, string | undefined>>;
 /**
  * Reads and checks a configuration file. Relative paths are relative to the folder of the file. If the file does not set `nodeName`, the
  * environment variable BERTH_NODE_NAME is used. If the file does not set `address`, BERTH_ADDRESS is used. A DaemonSet needs these
- * variables, because it has one file for all hosts. If the agent runs as root, the file must name the network's driver. Otherwise the
- * default driver is `user`.
+ * variables, because it has one file for all hosts. If the agent runs as root, the file must name the network driver. If the agent does not
+ * run as root, the default driver is `user`.
  *
  * @throws ConfigError when the file cannot be read or has mistakes.
  */

@@ -79,7 +79,7 @@ export function nodeUser(nodeName: string): string {
  * Makes a key, requests a certificate for it, and waits without a time limit until somebody approves or denies the request.
  *
  * @throws CertificateRefusedError when the request is denied or cannot be signed; the message contains the reason from the request's
- * status. ApiError when the API server refuses to create the request, or refuses for more than 20 s to let the agent read it.
+ * status. ApiError when the API server refuses to create the request, or refuses for more than 20 s to let the agent read the request.
  */
 export async function requestCertificate(
   client: KubeClient,
@@ -233,7 +233,7 @@ export function writePair(file: string, pair: Certificate): void {
 
 /**
  * Reports whether a certificate belongs to this Node and is still valid. `address` is the IP address that a serving certificate must have.
- * A client certificate has no addresses, so the address is then undefined.
+ * For a client certificate, `address` is undefined, because a client certificate has no addresses.
  *
  * @throws Error when the text of the certificate is not a certificate.
  */

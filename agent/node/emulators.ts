@@ -34,7 +34,7 @@ interface Settings {
 /** Regularly finds out whether this host can run emulators, and which system images these emulators can use. */
 export class EmulatorOffers {
   readonly #ask: () => Promise<EmulatorOffer>;
-  /** The read of the SDK that is under way. While a folder does not answer, no second read begins. */
+  /** The read of the SDK that is under way. No second read begins before this read has ended, even if the SDK's folder does not answer. */
   #asked: Promise<EmulatorOffer> | undefined;
   #last: EmulatorOffer | undefined;
 

@@ -21,8 +21,8 @@ import { emulatorCondition, emulatorLabels } from './emulators.ts';
 import type { HostFacts } from './facts.ts';
 
 /**
- * Number of Pods that the Node offers. A kubelet has the same default. The number of machines has a limit of its own: each machine also
- * needs one of the Node's slots. A slot is the right to run one machine.
+ * Number of Pods that the Node offers. By default, a kubelet offers the same number. The number of machines has a limit of its own: each
+ * machine also needs one of the Node's slots. A slot is the right to run one machine.
  */
 const PODS = 110;
 /**
@@ -234,8 +234,8 @@ export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: num
 }
 
 /**
- * Reports whether `current` has all values of `wanted`. If `current` has no value for a field, its value counts as `empty`, because the API
- * server leaves out empty values.
+ * Reports whether `current` has all values of `wanted`. If `current` lacks a field, the field counts as having the value `empty`, because
+ * the API server leaves out empty values.
  */
 function contains(current: object | undefined, wanted: object, empty?: unknown): boolean {
   const fields: Record<string, unknown> = { ...current };

@@ -151,7 +151,7 @@ function refuse(
   const taken = claim.ports.find((port) => others.some((other) => other.ports.includes(port)));
   return taken === undefined
     ? undefined
-    : refused('PortTaken', `Another machine of this host has the port ${taken}`);
+    : refused('PortTaken', `Another machine of this host uses the host port ${taken}`);
 }
 
 function refused(reason: RefusalReason, message: string): Admission & { kind: 'refused' } {
@@ -219,8 +219,8 @@ function heldBy(record: Readonly<MachineRecord>): Claim {
 }
 
 /**
- * Returns the claims of all other Pods whose tasks run. This includes a Pod in phase Running whose task began before a restart of the
- * agent, because the agent starts this task again.
+ * Returns the claims of all Pods whose tasks run, except the claim of `pod`. The result includes a Pod in phase Running whose task began
+ * before a restart of the agent, because the agent starts this task again.
  */
 function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {
   return pods

@@ -9,9 +9,12 @@ import type { MachineRecord, Runtime } from './machine.ts';
 
 /** Time between two requests to ADB while Android boots or does not answer. Each request is a short connection. */
 const BOOTING_MILLISECONDS = 2_000;
-/** Time between two requests to ADB while Android answers. A kubelet's readiness probe has the same default. */
+/** Time between two requests to ADB while Android answers. By default, a kubelet's readiness probe has the same period. */
 const BOOTED_MILLISECONDS = 10_000;
-/** Number of failed requests in a row after which a booted Android counts as not ready. A kubelet has the same default. */
+/**
+ * Number of failed requests in a row after which a booted Android counts as not ready. By default, a kubelet's readiness probe allows the
+ * same number.
+ */
 const FAILURES = 3;
 /**
  * Largest value of the patience, a number that multiplies {@link FAILURES}. The patience doubles each time that failed requests change the

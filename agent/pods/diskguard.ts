@@ -174,8 +174,8 @@ export class DiskGuard {
   }
 
   /**
-   * Lowers `#pauseBelow` if a machine was paused since the last check, so that one pause does not cause the next pause. It does not matter
-   * whether the guard, an earlier process of the agent, or QEMU paused the machine.
+   * Lowers the limit `#pauseBelow` if a machine was paused since the last check, so that one pause does not cause the next pause. It does
+   * not matter whether the guard, an earlier process of the agent, or QEMU paused the machine.
    */
   #noticePauses(machines: readonly GuardedMachine[], free: number, now: number): void {
     const before = this.#pausedSince;

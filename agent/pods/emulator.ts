@@ -14,7 +14,7 @@ import { holdPorts } from './ports.ts';
 import { grantedSize } from './resize.ts';
 import { requireRunningVM } from './vmmachine.ts';
 
-/** Chooses the port of an emulator with exposure Host, and creates the emulator's folder. */
+/** Chooses the host port of an emulator with exposure Host, and creates the emulator's folder. */
 export async function createEmulator(
   host: Host,
   { record, folder, state }: Runtime,

@@ -32,8 +32,8 @@ export const UNSAVED_MILLISECONDS = 10_000;
 const FIRST_RUN_ATTEMPTS = 4;
 
 /**
- * Time between two starts of an emulator whose VM does not run. The time is short, because a try costs little, and the VM can run again at
- * any time, for example after a reboot of the host.
+ * Time between two attempts to start an emulator whose VM does not run. The time is short, because an attempt costs little, and the VM can
+ * run again at any time.
  */
 const VM_AWAITED_MILLISECONDS = 2_000;
 
@@ -130,7 +130,7 @@ export function recordDamaged(
   { path, message }: Pick<DamagedRecord, 'path' | 'message'>,
   { emulator }: Readonly<MachineDocument>,
 ): MachineFailure {
-  const disk = emulator === undefined ? '. Its disk stays on the host until the VM is deleted' : '';
+  const disk = emulator === undefined ? '. The disk stays on the host until the VM is deleted' : '';
   return {
     reason: 'RecordDamaged',
     message: `The agent's record of this machine cannot be read (${path}: ${message})${disk}`,

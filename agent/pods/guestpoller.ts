@@ -8,18 +8,18 @@ import { GuestLoops, type LoopOptions } from './loops.ts';
 import type { Runtime } from './machine.ts';
 import { lastReport } from './pod.ts';
 
-/** Time between two requests to a guest agent that answers. A kubelet's readiness probe has the same default. */
+/** Time between two requests to a guest agent that answers. By default, a kubelet's readiness probe has the same period. */
 const CONNECTED_MILLISECONDS = 10_000;
 /**
  * Time between two requests to a guest agent that does not answer. If the VM's readiness depends on the guest agent, this time stays the
- * same, because users wait. Otherwise the time doubles with each request. So the agent soon finds a guest agent after a boot, and a guest
- * without a guest agent costs nearly nothing.
+ * same, because users wait for the VM. Otherwise the time doubles with each request. So a guest agent is found soon after a boot, and a
+ * guest without a guest agent costs nearly nothing.
  */
 const SILENT_MILLISECONDS = 1_000;
 const LONGEST_SILENT_MILLISECONDS = 60_000;
 /**
- * Number of unanswered requests in a row after which a guest agent counts as not connected. A kubelet's readiness probe has the same
- * default.
+ * Number of unanswered requests in a row after which a guest agent counts as not connected. By default, a kubelet's readiness probe allows
+ * the same number.
  */
 const FAILURES = 3;
 /**

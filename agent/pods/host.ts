@@ -29,7 +29,7 @@ export interface Host extends HostDrivers {
   readonly address: string;
   /** Address at which the agent reaches the host ports that are reserved for machines. */
   readonly forwardAddress: string;
-  /** Ranges from which the agent chooses ports. */
+  /** Ranges from which the agent chooses host ports. */
   readonly ports: PortRanges;
   /** Returns the Pods in the agent's cache that are bound to this host. */
   boundPods(): readonly Readonly<Pod>[];

@@ -152,8 +152,8 @@ export interface Wanted {
   /** The Pod that wants this state. Undefined if the Pod no longer exists. */
   pod: Readonly<Pod> | undefined;
   /**
-   * Content of the annotation `berth.dev/desired`. Undefined if the Pod no longer exists or its annotations are unreadable. The machine
-   * then stays as it is until it ends or is deleted.
+   * Content of the annotation `berth.dev/desired`. Undefined if the Pod no longer exists or its annotations are unreadable. While the field
+   * is undefined, the machine stays as it is until it ends or is deleted.
    */
   desired: Desired | undefined;
   /** Hash of `desired`. The Pod's status contains the hash when the machine is as `desired` demands. */
@@ -198,7 +198,7 @@ export type Step =
 /** Kinds of steps that take long and run in the background. */
 export type OperationKind = Exclude<Step['kind'], 'settled' | 'wait' | 'note' | 'fail'>;
 
-/** Long step of a machine that is under way. A machine has at most one operation at a time. */
+/** A machine's long step that is under way. A machine has at most one operation at a time. */
 export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMilliseconds'> {
   readonly kind: OperationKind;
   phase: MachinePhase;
@@ -224,7 +224,9 @@ export interface Runtime {
   state: MachineState;
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
-  /** The last step if it failed, and its failures in a row. The step waits until `notBefore`, a time of the clock `performance.now()`. */
+  /**
+   * The last step if it failed, and its failures in a row. Its next try waits until `notBefore`, a time of the clock `performance.now()`.
+   */
   failed: { kind: OperationKind; attempts: number; notBefore: number } | undefined;
   /** Cause of the last failed step. The Pod's status shows this cause until a step succeeds. */
   trouble: { reason: Reason | undefined; message: string } | undefined;

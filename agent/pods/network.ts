@@ -54,8 +54,8 @@ export async function connectNamespace(
 }
 
 /**
- * Returns the options for the network namespace of an emulator. The machine of its VM has the right to connect, even if the emulator has
- * the exposure Host.
+ * Returns the options for the network namespace of an emulator. The machine of the emulator's VM has the right to connect, even if the
+ * emulator has the exposure Host.
  */
 export function namespaceOptions(
   host: Pick<Host, 'records'>,
@@ -70,7 +70,8 @@ export function namespaceOptions(
 }
 
 /**
- * Attaches the machine with the function `once`, and resolves when the network works. `once` is called again after a repair of the network.
+ * Attaches the machine with the function `once`, and resolves when the network works. If `once` fails, the agent checks and repairs the
+ * network, and calls `once` a second time. There is no second call if the error is about reserved ports.
  */
 async function connectBy<Connection extends { address: string | undefined }>(
   host: Host,

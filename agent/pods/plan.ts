@@ -42,7 +42,7 @@ export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Run
   networkFault: string | undefined;
   /** Request of the disk guard to pause or continue the machine. */
   diskWish: DiskWish | undefined;
-  /** Message if the machine cannot be suspended, because its memory does not fit on the host's disk. Undefined if it fits. */
+  /** Message if the machine cannot be suspended, because its memory does not fit on the host's disk. Undefined if the memory fits. */
   noRoomToSuspend: string | undefined;
 }
 
@@ -81,8 +81,8 @@ function live(situation: Situation, now: number): Step {
 }
 
 /**
- * Returns the step `pause` or `unpause` if the disk guard requests it. Returns undefined if the machine is already in the requested state.
- * Other planned steps have priority.
+ * Returns the step that the disk guard requests: `pause` or `unpause`. Returns undefined if there is no request, or if the machine is
+ * already in the requested state. Other planned steps have priority.
  */
 function forDisk({ state, diskWish }: Situation): Step | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
@@ -100,7 +100,7 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
 
 /**
  * Returns whether an emulator still has its Linux user. A failed emulator keeps the user until its data is removed. So the planner plans
- * this removal as long as the failed emulator has a user, even if it has never started.
+ * this removal as long as the failed emulator has a user, even if the emulator has never started.
  */
 function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;
@@ -130,8 +130,8 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
 }
 
 /**
- * Returns the changes for a record that does not yet show that the machine runs or has ended. If the record is up to date, returns
- * undefined.
+ * If the record does not yet show that the machine runs or has ended, returns the changes for the record. If the record is up to date,
+ * returns undefined.
  */
 function noticed(situation: Situation, now: number): Partial<MachineRecord> | undefined {
   const { record, state } = situation;
@@ -225,10 +225,11 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
   const policy = desired.restartPolicy;
   if (policy === 'Always' || (policy === 'OnFailure' && end.how === 'Crashed')) {
     const until = end.at + backoff(record.endsInARow);
-    // If the end is in the future, the clock of the host was set back. A wait until then could be endless.
+    // If the time of the machine's end is in the future, the clock of the host was set back. In this case the machine starts at once,
+    // because a wait could be endless.
     return now >= until || now < end.at ? { kind: 'start' } : { kind: 'wait', until };
   }
-  // An emulator has no state Stopped in which it keeps its slot. So if an emulator ends by itself, this is a failure.
+  // An emulator has no state Stopped in which it keeps its slot. So an emulator that ends by itself has failed.
   const mayRest = end.how === 'GuestShutdown' && record.emulator === undefined;
   return mayRest ? SETTLED : { kind: 'fail', failure: failed('Crashed', end.message) };
 }

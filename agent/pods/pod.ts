@@ -41,7 +41,8 @@ const HASH_LENGTH = 16;
 /** Default of Kubernetes for `terminationGracePeriodSeconds`. */
 const GRACE_SECONDS = 30;
 /**
- * Longest grace period, in seconds (24.8 days). Kubernetes allows longer ones, but the drivers wait with one timer, which cannot be longer.
+ * Longest grace period that the agent allows, in seconds (24.8 days). Kubernetes allows longer periods. But the drivers wait with a single
+ * timer, which cannot wait longer than this.
  */
 const LONGEST_GRACE_SECONDS = Math.floor(LONGEST_TIMER_MILLISECONDS / 1000);
 

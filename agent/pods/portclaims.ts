@@ -1,4 +1,4 @@
-/** Finds out which ports of the host belong to which machine. The data comes from the machines' records. */
+/** Finds out which host ports belong to which machine. The data comes from the machines' records. */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
@@ -7,24 +7,24 @@ import type { MachineDocument, MachineRecord } from './machine.ts';
 
 const ADB_OF_EMULATOR: AutomaticPort = { purpose: 'emulators', protocol: 'TCP', guestPort: ADB_PORT };
 
-/** Returns the ports of a machine's guest for which this host chooses the host ports. */
+/** Returns the ports of a machine for which this host chooses the host ports: guest ports, and the port of the screen (guest port 0). */
 export function automaticPortsOf({ machine, emulator }: Readonly<MachineDocument>): readonly AutomaticPort[] {
   return emulator?.exposure === 'Host' ? [ADB_OF_EMULATOR] : (machine?.automaticPorts ?? []);
 }
 
-/** Returns all ports that lead into a machine's guest: the ports that its VM names, and the ports that this host chose. */
+/** Returns all host ports that lead into a machine's guest: the host ports that its VM names, and the host ports that this host chose. */
 export function portsOf({ machine, automaticPorts }: Readonly<MachineRecord>): MachinePort[] {
   return [...(machine?.ports ?? []), ...automaticPorts.filter(({ guestPort }) => guestPort !== 0)];
 }
 
-/** Returns the port on which the hypervisor serves the machine's screen; undefined if its VM asks for no such port. */
+/** Returns the host port on which the hypervisor serves the machine's screen; undefined if the VM of the machine asks for no such port. */
 export function vncPortOf({ automaticPorts }: Readonly<MachineRecord>): number | undefined {
   return automaticPorts.find(({ guestPort }) => guestPort === 0)?.hostPort;
 }
 
 /**
- * Returns whether the machine still occupies its ports. A machine keeps its ports until it is removed, or until it has failed and has no
- * process.
+ * Returns whether the machine still occupies its host ports. A machine keeps its host ports until it is removed, or until it has failed and
+ * has no process.
  */
 export function holdsPorts({ failure, released }: Readonly<MachineRecord>): boolean {
   return failure === undefined || !released;
@@ -39,17 +39,17 @@ export function namesOfHeld(records: readonly MachineRecord[]): Set<string> {
   ]);
 }
 
-/** Returns the name of a claimed port. For example, the name of `TCP/8822` is `8822-tcp`. */
+/** Returns the name of a claimed host port. For example, the name of `TCP/8822` is `8822-tcp`. */
 export function nameOfClaim(claimed: string): string {
   const [protocol = '', hostPort = ''] = claimed.split('/');
   return `${hostPort}-${protocol.toLowerCase()}`;
 }
 
 /**
- * Returns why a Pod waits for a port that this host chose for another machine; undefined if the Pod does not wait. The message does not
- * name VMs and emulators of other namespaces, because users must not learn these names.
+ * If a Pod waits for a host port that this host chose for another machine, returns a message about the wait. Otherwise returns undefined.
+ * The message does not name VMs and emulators of other namespaces, because users must not learn these names.
  *
- * @param claimed reserved ports of the Pod, in the form `TCP/8822`.
+ * @param claimed host ports that the Pod reserves, in the form `TCP/8822`.
  */
 export function awaitedPort(
   { metadata: { uid, namespace } }: Readonly<Pod>,

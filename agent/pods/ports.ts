@@ -16,8 +16,8 @@ import { automaticPortsOf, nameOfClaim, namesOfHeld } from './portclaims.ts';
 type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
 
 /**
- * Chooses the machine's automatic ports and saves them in its record, before the machine uses them. The machine keeps the ports that it
- * has, unless another program uses them. Call this function only while the machine has no process.
+ * Chooses the host ports for the machine's `automaticPorts`, and saves them in the record before the machine uses them. The machine keeps
+ * the host ports that it already has, unless another program uses them. Call this function only while the machine has no process.
  *
  * @throws ReasonedError `NoFreePort` when a range has no free port left.
  */
@@ -60,8 +60,8 @@ function saveChoice(host: PortHost, record: MachineRecord, planned: MachinePort[
 }
 
 /**
- * Returns the names of all ports that other machines have or will get, and of the ports that this machine reserves. A machine keeps its
- * ports until it is removed or has failed.
+ * Returns the names of all host ports that other machines have or will get, and of the host ports that this machine reserves. A machine
+ * keeps its host ports until it is removed or has failed.
  */
 function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: MachineRecord): Set<string> {
   const others = records.list().filter((record) => record.uid !== uid);

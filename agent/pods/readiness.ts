@@ -14,9 +14,12 @@ type Readiness = NonNullable<Runtime['readiness']>;
 
 /** Time from a failed check of a guest to the next check. The time is short, because users wait for the guest. */
 const NOT_READY_MILLISECONDS = 1_000;
-/** Time from a successful check of a guest to the next check. A kubelet's readiness probe has the same default. */
+/** Time from a successful check of a guest to the next check. By default, a kubelet's readiness probe has the same period. */
 const READY_MILLISECONDS = 10_000;
-/** Number of consecutive failed checks after which a ready guest counts as not ready. A kubelet's readiness probe has the same default. */
+/**
+ * Number of consecutive failed checks after which a ready guest counts as not ready. By default, a kubelet's readiness probe allows the
+ * same number.
+ */
 const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /**
@@ -41,8 +44,8 @@ export interface Target {
 }
 
 /**
- * How to find out whether a machine is ready. `answer`: no port must be checked. The readiness is undefined only until the guest agent has
- * answered a request. `probe`: a port of the guest must be checked.
+ * How to find out whether a machine is ready. `answer`: the agent need not check a port. The field `readiness` is undefined only until the
+ * guest agent has answered a request. `probe`: the agent must check a port of the guest.
  */
 export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
@@ -51,8 +54,8 @@ export type Question =
 const READY: Readiness = { ready: true, message: '' };
 
 /**
- * Returns the way to find the machine's readiness. If the address of the guest is unknown, the check uses a host port that is reserved
- * for the machine. `forwardAddress` is the address at which the agent reaches that port.
+ * Returns how to find out whether the machine is ready. If the address of the guest is unknown, the check uses a host port that is reserved
+ * for the machine. `forwardAddress` is the address at which the agent reaches that host port.
  */
 export function questionFor(
   machine: Machine,
@@ -67,7 +70,7 @@ export function questionFor(
     return { kind: 'answer', readiness: guest && readinessOf(guest) };
   }
   if (readiness.port === undefined) {
-    return unready('The VM has no port for the check. Set readiness.port');
+    return unready('The VM has no port for the readiness check. Set readiness.port');
   }
   const { port } = readiness;
   if (guestAddress !== undefined) {
@@ -76,7 +79,7 @@ export function questionFor(
   const reserved = ports.find((one) => one.guestPort === port && one.protocol === 'TCP');
   return reserved === undefined
     ? unready(
-        `The guest port ${port} cannot be checked: no reserved port leads to it, and the address of the guest is not known yet`,
+        `The guest port ${port} cannot be checked: no reserved host port leads to it, and the address of the guest is not known yet`,
       )
     : {
         kind: 'probe',
@@ -190,8 +193,8 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 
 /**
  * Returns whether a program in the guest has accepted a connection that the hypervisor forwards. The hypervisor accepts every connection
- * itself, so the function looks for one of two signs. The guest sends data, or it keeps the connection open until the agent closes its
- * half.
+ * itself, so the function looks for one of two signs. The guest sends data, or the guest keeps the connection open until the agent has
+ * closed the agent's half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {
   const unasked = await next(socket, HOLD_MILLISECONDS);

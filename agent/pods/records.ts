@@ -66,7 +66,7 @@ export class RecordStore {
   readonly #records = new Map<string, MachineRecord>();
 
   /**
-   * Creates the folder and reads its records. Unreadable files are in {@link damaged}.
+   * Creates the folder if it does not exist, and reads the records in it. Unreadable files are in {@link damaged}.
    *
    * @throws Error when the folder cannot be created or listed.
    */
@@ -101,7 +101,7 @@ export class RecordStore {
     return this.list().filter((record) => record.key === key);
   }
 
-  /** Writes the record and syncs the file before it returns, because later steps rely on the record. */
+  /** Writes the record to its file, and returns only after the file is synced, because later steps rely on the record. */
   save(record: MachineRecord): void {
     this.#write(record);
     this.#records.set(record.uid, record);

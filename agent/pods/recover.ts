@@ -108,7 +108,10 @@ export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): 
   }
 }
 
-/** Returns the ports that the host chose for a machine, from the last report in its Pod. Ports that another machine has are left out. */
+/**
+ * Returns the host ports that this host chose for a machine, as the last report in the machine's Pod lists them. Host ports that another
+ * machine has are left out.
+ */
 function portsInReport(
   { records, ports }: Host,
   record: MachineRecord,
@@ -136,7 +139,8 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
 
 /**
  * Machines of all drivers of this host, with the name of their driver. The key is the machine's uid. The QEMU driver lists the folders of
- * all drivers. If two drivers list the same machine, the later driver in the map has priority.
+ * all drivers, so two drivers can list the same machine. In this case, the driver that comes later in the host's map of drivers has
+ * priority.
  */
 type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
 

@@ -5,11 +5,11 @@ import { lastWords, MESSAGE_LENGTH } from '../../kube/podstatus.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 import { holdsPorts } from './portclaims.ts';
 
-/** Limit of the message in the report, in characters. */
+/** Largest length of the message in the report, in characters. */
 const REPORT_MESSAGE_LENGTH = 512;
 /** Largest number of characters that JSON needs for one escaped character. */
 const LONGEST_ESCAPE = 6;
-/** Limit of the message about the display, in characters. All messages of the QEMU driver fit into this limit. */
+/** Largest length of the message about the display, in characters. No message of the QEMU driver is longer. */
 const DISPLAY_MESSAGE_LENGTH = 320;
 /** Upper limit for the number of characters that the JSON key `message` takes in the report, with quotes and comma. */
 const MESSAGE_KEY_LENGTH = 16;
@@ -71,7 +71,7 @@ function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, '
 
 /**
  * Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` is the host's address for connections to
- * ports that lead to machines.
+ * host ports that lead to machines.
  */
 function adbOf({ record, state, address }: Readonly<Runtime>, forwardAddress: string): MachineReport['adb'] {
   if (record.emulator === undefined || state.kind !== 'running') {

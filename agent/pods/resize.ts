@@ -114,8 +114,8 @@ function actualClaim(record: Readonly<MachineRecord>): Claim {
 }
 
 /**
- * Returns the same conditions as a kubelet. `PodResizePending` means that the new size is not allocated. `PodResizeInProgress` means
- * that the allocated size waits for the machine's next start.
+ * Returns the conditions with which a kubelet also shows a resize. `PodResizePending` means that the new size is not allocated.
+ * `PodResizeInProgress` means that the allocated size waits for the machine's next start.
  */
 export function resizeConditions(
   record: Readonly<MachineRecord>,

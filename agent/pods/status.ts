@@ -46,7 +46,7 @@ interface DiskTrouble {
 /** Exit code 128 + SIGKILL. A kubelet uses the same code for processes that it killed. */
 const KILLED_EXIT_CODE = 137;
 
-/** Phases in which the machine has a process. The container's state is then `running`. */
+/** Phases in which the machine has a process. In these phases, the container's state is `running`. */
 const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
   'Running',
   'Stopping',

@@ -37,7 +37,7 @@ async function create(host: Host, runtime: Runtime, operation: Operation): Promi
     : createEmulator(host, runtime, emulator));
 }
 
-/** Chooses the machine's ports, fetches the images that it boots from, and creates its disk. */
+/** Chooses the machine's host ports, fetches the images that it boots from, and creates its disk. */
 async function createVm(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {

@@ -45,8 +45,8 @@ export async function readVncPassword(
 }
 
 /**
- * Returns the VNC password of a machine; undefined if the machine needs none. Call this function before the machine's disk is made. Only
- * until then can the host report a missing Secret, so that the operator creates it again.
+ * Returns the VNC password of a machine; undefined if the machine needs none. Call this function before the machine's disk is made. After
+ * that, the host cannot report a missing Secret, and the operator does not create the Secret again.
  *
  * @throws ReasonedError `VNCSecretNotFound` when there is no password.
  */

@@ -1,7 +1,7 @@
 /**
- * Control groups of machines: one per machine and hierarchy, outside the agent's own group. So when a container runtime or a service
- * manager ends all processes of the agent's group, the machines continue to run. Without root, or if control groups are not writable,
- * machines run without a group.
+ * Puts each machine into control groups of its own, one in each hierarchy, outside the agent's group. So when a container runtime or a
+ * service manager ends all processes of the agent's group, the machines continue to run. Without root, or if control groups are not
+ * writable, machines run without a group.
  */
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -148,7 +148,7 @@ export class MachineCgroups {
   async forbidForks(machineUid: string): Promise<void> {
     for (const { path, controllers } of await this.#roots()) {
       if (controllers.includes('pids')) {
-        // Errors of the system are ignored, because the group might be missing.
+        // If the file cannot be written, the error is ignored, because the machine might run without a control group in this hierarchy.
         await undefinedIf(isOfSystem, writeFile(join(path, GROUP, machineUid, 'pids.max'), '0'));
       }
     }

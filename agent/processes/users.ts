@@ -29,7 +29,7 @@ export function processUser(isRoot: boolean, own: RunAs | undefined): RunAs | un
   return isRoot ? (own ?? SHARED_RUN_AS) : undefined;
 }
 
-/** Error for a range that cannot be used on this host. */
+/** Error for a range of user ids that cannot be used on this host. */
 export class UserRangeError extends Error {
   override readonly name = 'UserRangeError';
 }
@@ -63,7 +63,7 @@ export class MachineUsers {
         return { uid: number, gid: number };
       }
     }
-    throw new UserRangeError(`Machines use all ${offered} users. Set a larger machines.users.count`);
+    throw new UserRangeError(`Machines use all ${offered} users. Set machines.users.count to a larger value`);
   }
 }
 

@@ -18,7 +18,7 @@ import { answer, receiveFile } from './upload.ts';
 const WAIT_MILLISECONDS = 120_000;
 /** Progress of the task in percent when the file has arrived. The rest of the progress is for storing the file. */
 const RECEIVED_PERCENT = 50;
-/** Mode of the received file. Only its owner root and the group of the user that reads images can read it. */
+/** Mode of the received file. Only root (the owner) and the group of the user that reads images can read the file. */
 const FILE_MODE = 0o440;
 
 type ReceiveTask = Task & { type: 'receive' };

@@ -49,7 +49,9 @@ export function isOver({ kind }: TaskState): boolean {
   return kind === 'succeeded' || kind === 'failed';
 }
 
-/** Function that does the work of a task. If it fails, the status of the task's Pod has the `reason` and the message of the error. */
+/**
+ * Function that does the work of a task. If the function fails, the task's Pod shows the reason and the message of the error in its status.
+ */
 export type TaskWork = (task: Task, context: TaskContext) => Promise<TaskReport>;
 
 interface Running {

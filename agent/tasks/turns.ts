@@ -31,7 +31,7 @@ export class TaskTurns {
     this.#host = new PQueue({ concurrency: atOnce });
   }
 
-  /** Waits for a place, and then runs `work`. @throws the error of `work`, or the signal's reason. */
+  /** Waits for a place, and then runs `work`. @throws the error of `work`; the signal's reason when the signal aborts. */
   async take({ namespace, signal, onWait }: Turn, work: () => Promise<void>): Promise<void> {
     const queue = this.#namespaces.get(namespace) ?? this.#queueFor(namespace);
     if (queue.pending >= this.#share) {

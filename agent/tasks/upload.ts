@@ -17,8 +17,8 @@ const SILENT = 'The sender sent nothing for a minute';
 /** After the agent's answer, the sender must close the connection within this time in milliseconds. Otherwise the agent closes it. */
 const CLOSE_MILLISECONDS = 5_000;
 /**
- * Number of pieces after which the agent lets other work run. One read from a connection can return ten thousand pieces of one byte.
- * Without pauses, these pieces would keep the agent busy for a tenth of a second.
+ * Number of pieces of the file after which the agent lets other work run. One read from a connection can return ten thousand pieces of one
+ * byte. Without pauses, these pieces would keep the agent busy for a tenth of a second.
  */
 const PIECES_AT_ONCE = 256;
 /** Longest message in an answer, in characters. */

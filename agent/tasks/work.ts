@@ -61,8 +61,8 @@ async function cache(
 }
 
 /**
- * Fetches an image, and stores it in the target of the task. A task without a target only checks that the image can be fetched. Its report
- * contains the image's digest, sizes and reference.
+ * Fetches an image, and stores it in the target of the task. A task without a target only checks that the image can be fetched. The report
+ * of such a task contains the image's digest, sizes and reference.
  */
 async function importImage(
   host: TaskHost,
@@ -147,7 +147,7 @@ interface Ensuring {
 interface Fetched {
   base: BaseImage;
   /**
-   * The requested reference in the form that names the image by digest. The digest comes from the registry, and can be that of an index of
+   * Reference with the requested repository and the digest that the registry returned. This digest can be the digest of an index for
    * several architectures. Undefined if no registry was asked.
    */
   reference: string | undefined;
