@@ -94,7 +94,7 @@ sub begin {
   return 1;
 }
 
-# If the disk is full, these bytes are lost, so that the guest never waits.
+# Appends bytes to a log. If the disk is full, the bytes are lost, so that the guest never waits.
 sub keep {
   my ($log, $bytes) = @_;
   return if $log->{size} + length($bytes) > $limit && !begin($log, $log->{start} + $log->{size});

@@ -120,7 +120,10 @@ export class ConsoleStore implements ConsoleLog {
     }
   }
 
-  /** Moves all waiting output of the console into the store. If another reader comes during the move, that reader waits for its end. */
+  /**
+   * Moves all waiting output of the console into the store. If another reader comes during the move, that reader waits for the end of the
+   * same move.
+   */
   async #caughtUp(): Promise<void> {
     this.#catchingUp ??= this.#catchUp().finally(() => {
       this.#catchingUp = undefined;

@@ -3,8 +3,8 @@ import { HttpError } from '../../kube/serving/httpserver.ts';
 
 /**
  * Largest number of open logs on this host. Open streams have the same limit. Each open log or stream needs a connection, some open files
- * and up to 1 MiB of memory. A `port-forward` needs up to 8 MiB: 64 KiB for each direction of 64 connections. An `exec` needs up to 8 MiB
- * for the output of its command.
+ * and, in most cases, up to 1 MiB of memory. There are two exceptions. A `port-forward` needs up to 8 MiB: 64 KiB for each direction of 64
+ * connections. An `exec` needs up to 8 MiB for the output of its command.
  */
 const HOST_LIMIT = 64;
 /**

@@ -1,4 +1,7 @@
-/** Finds the Pods that callers name. Refusals have the HTTP status 400, because kubectl shows the text of such an answer unchanged. */
+/**
+ * Finds the Pods that callers name. Refusals have the HTTP status 400, because kubectl shows the text of a response with this status
+ * unchanged.
+ */
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 

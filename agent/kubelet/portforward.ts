@@ -48,8 +48,8 @@ export async function forward(
 }
 
 /**
- * Connects to a port. `guestPort` is the port in the guest, which error messages show. @throws StreamRefused when nothing accepts the
- * connection.
+ * Connects to `port` of `host`, which leads to a port of the guest. Error messages name the port of the guest, `guestPort`. @throws
+ * StreamRefused when nothing accepts the connection.
  */
 export async function connectGuest(host: string, port: number, guestPort: number): Promise<Socket> {
   const keepAlive = { keepAlive: true, keepAliveInitialDelay: KEEP_ALIVE_MILLISECONDS };

@@ -130,8 +130,8 @@ export class KubeletServer {
   }
 
   /**
-   * Checks the identity and the permission of the caller. @throws HttpError 401 when neither the client authority nor a
-   * TokenReview knows the caller, or 403 when the caller has no permission.
+   * Checks the identity and the permission of the caller. @throws HttpError 401 when the caller has neither a certificate of a trusted
+   * authority nor a token that a TokenReview accepts; HttpError 403 when the caller has no permission.
    */
   async #admit(request: IncomingMessage, subresource: Subresource, verb: 'create' | 'get'): Promise<void> {
     const { authorizer, nodeName } = this.#options;
@@ -198,7 +198,7 @@ export class KubeletServer {
 
 /**
  * Returns the certificate authorities for callers' certificates. If no file is configured, the list is empty. The result is never
- * undefined, because Node.js would then trust the public authorities.
+ * undefined, because Node.js trusts the public authorities if the list is undefined.
  */
 function authoritiesIn(file: string | undefined): Buffer[] {
   return file === undefined ? [] : [readFileSync(file)];

@@ -15,7 +15,7 @@ import type { StreamRequest } from './streamrequest.ts';
 export interface StreamTarget {
   /** Connects to the serial console. Several connections can read the console of a machine, but only one can send input. */
   console(input: boolean): Promise<Duplex>;
-  /** Connects to a TCP port of the guest, or to the screen. */
+  /** Connects to a TCP port of the guest. The port {@link SCREEN_PORT} stands for the screen of the machine. */
   port(port: number): Promise<Duplex>;
   execute(command: GuestCommand): Promise<GuestCommandResult>;
 }

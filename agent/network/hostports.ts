@@ -31,7 +31,7 @@ function describePort(port: MachinePort): string {
   return `${port.hostPort}/${port.protocol}`;
 }
 
-/** Checks that the configuration allows all ports. @throws ReasonedError `PortNotReservable` when the configuration denies one. */
+/** Checks that the configuration allows all ports. @throws ReasonedError `PortNotReservable` when it forbids a port. */
 function requireReservable(rules: PortRules, ports: readonly MachinePort[]): void {
   const message = faultsOf(rules, ports);
   if (message !== undefined) {
@@ -49,7 +49,7 @@ export function faultsOf(rules: PortRules, ports: readonly MachinePort[]): strin
   return faults.length === 0 ? undefined : `${denied}: ${faults.join('; ')}`;
 }
 
-/** Returns why a port is forbidden, or undefined if it is allowed. `ports.reservable` does not apply to ports that the host chose. */
+/** Returns why a port is forbidden; undefined if it is allowed. The setting `ports.reservable` does not limit ports that the host chose. */
 function faultOf(rules: PortRules, { automatic, hostPort }: MachinePort): string | undefined {
   return automatic === true ? whyDenied(rules, hostPort) : whyNotReservable(rules, hostPort);
 }
@@ -80,8 +80,8 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. A test bind does not always find such a port. In the network `nat`, no socket
- * listens on reserved ports. In the network `user`, QEMU might still be starting.
+ * Checks that no other machine reserves one of the ports. An attempt to bind a port does not always show such a reservation. In the network
+ * `nat`, no socket listens on reserved ports. In the network `user`, the other machine's QEMU might still be starting.
  *
  * @param reserved reserved ports of all machines, by uid.
  * @throws ReasonedError `PortTaken` with the port. The message does not name the other machine, because another tenant might own it.
@@ -140,7 +140,7 @@ export async function isUsable(uid: string, port: MachinePort, checks: PortCheck
   }
 }
 
-/** Socket of the host that is bound to a reserved port. It would receive the port's packets if the host did not forward them to a guest. */
+/** Listening socket of this host. It would receive the packets to its port if the host did not forward these packets to a guest. */
 interface Listener {
   /** Name of the port in the form of {@link portName}. */
   name: string;
@@ -206,8 +206,8 @@ function parseLine(line: string): Line | undefined {
 }
 
 /**
- * Reads the listening sockets of one list in /proc/net. A TCP list begins with all listening sockets. The function stops at the first
- * connected socket, because a host can have thousands of connected sockets.
+ * Reads the listening sockets of one list in /proc/net. In a TCP list, all listening sockets come first. The function stops at the first
+ * connected socket, because a host can have thousands of them.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
@@ -237,7 +237,7 @@ async function listeners(list: (typeof LISTS)[number], reached: string | undefin
     .map(({ port, inode }) => ({ name: portName({ hostPort: port, protocol: list.protocol }), inode }));
 }
 
-/** Watches the reserved ports of machines that run. */
+/** Checks whether the reserved ports of attached machines are still allowed and free. */
 export class PortWatch {
   readonly #reached: string | undefined;
   readonly #rules: PortRules;

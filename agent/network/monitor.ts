@@ -1,4 +1,6 @@
-/** Checks the host's network for machines at a fixed interval. Each check also repairs the network and gives a report to `onReport`. */
+/**
+ * Checks the network of this host's machines at a fixed interval. Each check also repairs the network, and passes a report to `onReport`.
+ */
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import { Counter, type Registry } from 'prom-client';
@@ -76,9 +78,10 @@ export class NetworkMonitor {
   }
 
   /**
-   * Resolves with a report that includes this machine, or that shows a fault of all machines. If a check is already running, that check
-   * perhaps began before the machine was attached. If its report does not include the machine, the function runs a second check. After a
-   * report with a fault of all machines, there is no second check. A second check would only be counted as another failed check.
+   * Resolves with a report that includes this machine, or that shows a fault which affects all machines. A check that is already running
+   * perhaps began before the machine was attached, so its report can lack the machine. If the report lacks the machine, the function runs a
+   * second check. If the report shows a fault which affects all machines, the function runs no second check, because {@link faultyChecks}
+   * would count the same fault twice.
    */
   async checkOf(uid: string): Promise<NetworkReport> {
     const report = await this.check();

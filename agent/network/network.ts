@@ -15,7 +15,7 @@ interface GuestCard {
   address: string | undefined;
 }
 
-/** Reserved port on which the hypervisor itself listens. */
+/** Reserved host port on which the hypervisor itself listens, and the guest port to which the hypervisor forwards connections. */
 export interface Forward {
   protocol: MachinePort['protocol'];
   /** IPv4 address of this host; 0.0.0.0 means all addresses. */
@@ -33,7 +33,7 @@ export type GuestNetwork =
 
 /**
  * Connection of a program that runs in a network namespace of its own, for example an emulator. The program listens only on the loopback
- * address of the namespace. The network translates connections to `address` and the exposed port to that loopback address.
+ * address of the namespace. The network forwards connections from the exposed port at `address` to the program at that loopback address.
  */
 export interface NamespaceNetwork {
   kind: 'namespace';
@@ -58,8 +58,8 @@ export interface NamespaceOptions {
   /** Ports of this host that lead to the exposed port. */
   ports: MachinePort[];
   /**
-   * True if an earlier run of the agent started the program and the program still runs. The driver then does not check whether the ports
-   * are free.
+   * True if an earlier run of the agent started the program and the program still runs. In this case, the driver does not check whether the
+   * ports are free.
    */
   running?: boolean;
 }
@@ -74,7 +74,7 @@ export interface AttachOptions {
    */
   runAs?: RunAs;
   /**
-   * True if an earlier run of the agent started the machine and the machine still runs. The driver then does not check whether the
+   * True if an earlier run of the agent started the machine and the machine still runs. In this case, the driver does not check whether the
    * machine's ports are free, because the hypervisor can already be listening on them.
    */
   running?: boolean;
@@ -89,9 +89,9 @@ export interface NetworkHealth {
 
 /** Result of one {@link Network.check}. */
 export interface NetworkReport {
-  /** Whether the network has no fault that affects all machines. */
+  /** True if no fault affects all machines. */
   healthy: boolean;
-  /** One message for each repaired difference; empty if there was no difference. */
+  /** Messages about the differences from the wanted network that the check found and repaired, one message for each difference. */
   repaired: string[];
   /** Messages about remaining faults, each with the cause. */
   faults: string[];
@@ -125,7 +125,8 @@ export interface Network {
   /** Returns whether the machine could use the port. The port must be allowed, and no other machine or program may use it. */
   isUsable(uid: string, port: MachinePort): Promise<boolean>;
   /**
-   * Removes the attachment completely: tap, rules, lease and tracked connections. Idempotent.
+   * Removes the attachment of a machine or program completely, for example a machine's tap, rules, lease and tracked connections.
+   * Idempotent.
    *
    * @throws Error when a part could not be removed. The next call removes the rest.
    */

@@ -8,8 +8,9 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { bounds, type PortRanges, type PortRules, whyDenied } from '../../api/v1alpha1/reservable.ts';
 
 /**
- * `kept` are the ports that the host chose for a machine before. `isHeld` takes the {@link portName} of a port, and returns whether another
- * machine or program uses the port.
+ * Facts for the choice of host ports. `kept` are the host ports that were chosen for the machine before. `isHeld` takes the name of a host
+ * port (see {@link portName}), and returns whether this host port is unusable: in use by another machine or program, or denied by the
+ * configuration.
  */
 export interface Ledger {
   kept: readonly MachinePort[];
@@ -17,10 +18,10 @@ export interface Ledger {
 }
 
 /**
- * Returns one host port for each guest port, in the same order. The machine keeps a port that it had before, unless the port now has
- * another holder (a machine or program that uses it). For each other guest port, the function chooses the highest free port of the range.
+ * Returns one host port for each guest port, in the same order. A guest port keeps the host port that it had before, unless this host port
+ * is now unusable. For each other guest port, the function chooses the highest usable host port of the range.
  *
- * @throws ReasonedError `NoFreePort`, which names the range, when all ports of a range have holders.
+ * @throws ReasonedError `NoFreePort`, which names the range, when no host port of a range is usable.
  */
 export function planPorts(
   asked: readonly AutomaticPort[],
@@ -29,7 +30,7 @@ export function planPorts(
 ): MachinePort[] {
   const given = new Set<string>();
   const isTaken = (name: string): boolean => given.has(name) || isHeld(name);
-  // The ports that the machine keeps are chosen first, so that no other guest port gets one of these ports.
+  // The host ports that the machine keeps are assigned first, so that no other guest port gets one of these host ports.
   const stays = asked.map((one) => {
     const port = kept.find((had) => leadsTo(had, one) && !isTaken(portName(had)));
     return port && note(given, port);
@@ -47,11 +48,11 @@ function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boo
 }
 
 /**
- * Returns the host ports that the host reported for each guest port. The result is empty if a port is missing, is outside its range, or has
- * a holder (a machine or program that uses the port). A shorter list would be wrong, because its order must match the order of the guest
- * ports.
+ * Returns the reported host port of each guest port, in the order of the guest ports. If a host port is missing, is outside its range, or
+ * is held by another machine, the result is empty. The function does not leave out only this host port, because the order would then no
+ * longer match.
  *
- * @param isHeld returns whether the port with this {@link portName} has a holder.
+ * @param isHeld returns whether another machine holds the host port with this {@link portName}.
  */
 export function reportedPorts(
   asked: readonly AutomaticPort[],
@@ -68,10 +69,10 @@ export function reportedPorts(
   return areDistinct && ports.length === asked.length ? ports : [];
 }
 
-/** Purposes that each have a separate range of ports. */
+/** Purposes of guest ports. Each of these purposes has a separate range of host ports. */
 const SETTINGS = ['ssh', 'screen', 'vnc', 'emulators'] as const;
 
-/** Returns the range for a guest port: the name of the setting, the text of the range, and its first and last port. */
+/** Returns the range of host ports for a guest port: the name of its setting, the range as text, and the first and last host port. */
 function rangeOf({ purpose }: AutomaticPort, ranges: PortRanges) {
   const setting = SETTINGS.find((one) => one === purpose) ?? 'automatic';
   const [first, last] = bounds(ranges[setting]) ?? [1, 0];
@@ -91,7 +92,7 @@ function choose(asked: AutomaticPort, isHeld: (name: string) => boolean, ranges:
     }
   }
   const { protocol, guestPort } = asked;
-  const range = `${text} (${last - first + 1} ports, ports.${setting} of the agent)`;
+  const range = `${text} (${last - first + 1} ports; the agent's setting is ports.${setting})`;
   const what = guestPort === 0 ? 'for VNC' : `for the guest port ${guestPort}`;
   const message = `No ${protocol} port ${what} is free on this host in the range ${range}`;
   throw new ReasonedError('NoFreePort', message);

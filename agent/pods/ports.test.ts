@@ -242,7 +242,7 @@ describe('ports that the host chooses', () => {
     await expect(holdPorts(host as unknown as Host, recordOf(podOf('a'), [SSH]))).rejects.toMatchObject({
       reason: 'NoFreePort',
       message:
-        'No TCP port for the guest port 22 is free on this host in the range 9000-9003 (4 ports, ports.ssh of the agent)',
+        "No TCP port for the guest port 22 is free on this host in the range 9000-9003 (4 ports; the agent's setting is ports.ssh)",
     });
   });
 });

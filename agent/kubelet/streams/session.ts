@@ -86,7 +86,7 @@ export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.ch
 
 /**
  * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas, because a pattern
- * that also matches spaces could take seconds for a long header of spaces.
+ * that also matches spaces could take seconds for a long header that consists of spaces.
  *
  * @throws HttpError 400 when the client offers none of our protocols.
  */

@@ -213,7 +213,7 @@ export function acceptCommand(
 
 /**
  * Accepts a session for connections to ports, one connection for each `port` of the query. The protocol cannot end only one direction of a
- * connection. So when the guest ends its direction, the whole connection ends. When its last connection has ended, the session ends too.
+ * connection. So when the guest ends its direction, the whole connection ends. The session ends when all its connections have ended.
  *
  * @throws HttpError 400 when a port is wrong, the number of ports is wrong, or the client does not offer the agent's protocol.
  */

@@ -54,8 +54,8 @@ export class AttachmentFiles {
   }
 
   /**
-   * Reads the attachments. A missing file counts as empty. An invalid file must not count as empty, because running machines could then
-   * lose their network.
+   * Reads the attachments. A missing file counts as empty. An invalid file must not count as empty, because otherwise running machines
+   * could lose their network.
    *
    * @throws Error when a file is invalid.
    */

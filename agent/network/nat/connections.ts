@@ -8,9 +8,9 @@ export interface Owner {
 }
 
 /**
- * Deletes the kernel's tracked connections of machines that had the owner's address before. Also deletes the tracked UDP connections to the
- * owner's reserved ports. Without this deletion, the kernel would use the earlier rules for these UDP connections as long as their senders
- * continue to send.
+ * Deletes the kernel's tracked connections from and to `address`. They can belong to a machine that had this address before. Also deletes
+ * the tracked UDP connections to the reserved host ports in `ports`. Otherwise the kernel would apply earlier rules to such a UDP
+ * connection as long as its sender continues to send.
  *
  * @param hostAddress address at which reserved ports are reached; undefined means every address.
  */

@@ -5,8 +5,8 @@ import { ip } from '../commands.ts';
 import { readLinks } from './observe.ts';
 
 /**
- * Deletes a device. The function also succeeds if the device is missing. For example, when the kernel deletes a network namespace with one
- * device of a veth pair, it deletes the other device too.
+ * Deletes a network device. The function also succeeds if the device is missing, because the kernel can have deleted it. For example, if a
+ * network namespace contains one device of a veth pair, the kernel deletes both devices together with the namespace.
  */
 export async function deleteDevice(device: string): Promise<void> {
   try {
@@ -18,7 +18,7 @@ export async function deleteDevice(device: string): Promise<void> {
   }
 }
 
-/** Switches IPv6 off for a device. A missing file means that the kernel has no IPv6. */
+/** Switches IPv6 off for a device. If the file of this switch is missing, the kernel has no IPv6, and the function does nothing. */
 export async function disableIPv6(device: string): Promise<void> {
   await undefinedIf(isMissing, writeFile(`/proc/sys/net/ipv6/conf/${device}/disable_ipv6`, '1'));
 }

@@ -43,8 +43,8 @@ export class Dnsmasq {
   }
 
   /**
-   * Returns the pid of the running dnsmasq; undefined if dnsmasq does not run. The function recognizes dnsmasq by the path of the pid file
-   * in its command line, because another process can have the same pid.
+   * Returns the pid of the running dnsmasq; undefined if dnsmasq does not run. The pid in an old file can belong to another process by now.
+   * So the function checks that the command line of the process contains the path of the pid file.
    */
   async pid(): Promise<number | undefined> {
     return (await this.#running())?.pid;
@@ -59,9 +59,9 @@ export class Dnsmasq {
   }
 
   /**
-   * Takes over a dnsmasq that an earlier run of the agent started. If dnsmasq has other arguments than the agent needs now, stops dnsmasq.
-   * Its arguments can differ after an update of the agent or a change of its configuration. Otherwise makes dnsmasq read the list of
-   * machines again. The earlier run perhaps ended after it had written the list, but before it could tell dnsmasq.
+   * Takes over a dnsmasq that an earlier run of the agent started. If the arguments of dnsmasq are still correct, makes dnsmasq read the
+   * list of machines again. The earlier run perhaps wrote the list, but ended before it could tell dnsmasq. If the arguments differ, stops
+   * dnsmasq. They can differ after an update of the agent or a change of its configuration.
    */
   async takeOver(): Promise<void> {
     const parameters = this.#arguments();
@@ -81,7 +81,7 @@ export class Dnsmasq {
     return (await undefinedIf(isMissing, readFile(this.#hostsFile, 'utf8'))) === hostsText(attachments);
   }
 
-  /** Writes the list of machines. If dnsmasq runs, this also makes dnsmasq read the list. */
+  /** Writes the list of machines. If dnsmasq runs, also makes dnsmasq read the list. */
   async tell(attachments: readonly Attachment[]): Promise<void> {
     await mkdir(this.#directory, { recursive: true, mode: 0o755 });
     await writeWhole(this.#hostsFile, hostsText(attachments), 0o644);

@@ -35,8 +35,8 @@ export interface Subject {
 type Verdict = 'drop' | 'accept' | 'next';
 
 /**
- * Limit of nested nftables chains. The kernel allows fewer nested chains, so only an endless loop after a parsing error can reach this
- * limit.
+ * Largest depth to which nested nftables chains are followed. The kernel allows less depth, so only an endless loop after a parsing error
+ * can reach this limit.
  */
 const MAXIMUM_DEPTH = 20;
 

@@ -87,9 +87,9 @@ export interface NamespaceLayout {
 }
 
 /**
- * Address of the host on the link to each network namespace. All these links have the same address, because packets with this address never
- * leave the link. The address is outside the configured subnets. If it were inside, an earlier release of the agent, which does not know
- * these devices, would report an overlap and not start.
+ * Address of the host on the link to each network namespace. The host can have the same address on all these links, because packets with
+ * this address never leave their link. The address is outside the configured subnets. If it were inside, an earlier release of the agent,
+ * which does not know these devices, would report an overlap and not start.
  */
 const NAMESPACE_GATEWAY = '169.254.213.1';
 

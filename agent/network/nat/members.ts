@@ -28,9 +28,9 @@ export class Members {
   /** Members that are being detached. Their devices and rules are not wanted any more, but they keep their addresses and ports. */
   readonly #leaving = new Map<string, Member>();
   /**
-   * Uids of members for whose addresses the kernel perhaps still tracks connections of earlier owners. A member is added here when it is
-   * new or changed. A member that {@link load} reads is added too, because the earlier run of the agent perhaps ended while it attached
-   * this member.
+   * Uids of members for which {@link forgetFormer} must still delete tracked connections of machines that had the same address before. A
+   * member is added here when it is new or changed. A member that {@link load} reads is added too, because the earlier run of the agent
+   * perhaps ended while it attached this member.
    */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
@@ -135,7 +135,10 @@ export class Members {
     return (this.find(uid) ?? this.#leaving.get(uid))?.address;
   }
 
-  /** Adds or replaces a member. `running` is true if the member already runs. A running member was attached completely before its start. */
+  /**
+   * Adds or replaces a member. `running` is true if the member already runs. If a running member is unchanged, {@link forgetFormer} has
+   * nothing to do, because the member was attached completely before its start.
+   */
   put(member: Member, { running }: Pick<AttachOptions, 'running'>): void {
     if (JSON.stringify(this.find(member.uid)) !== JSON.stringify(member)) {
       this.#unforgotten.add(member.uid);
@@ -172,8 +175,8 @@ export class Members {
   }
 
   /**
-   * Deletes the kernel's tracked connections of earlier owners of the member's address. If they were already deleted and the member has not
-   * changed since then, the function does nothing.
+   * Deletes the kernel's tracked connections of machines that had the member's address before. If these connections were already deleted
+   * and the member has not changed since then, the function does nothing.
    */
   async forgetFormer(member: Member): Promise<void> {
     if (this.#unforgotten.has(member.uid)) {

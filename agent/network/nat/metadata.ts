@@ -80,7 +80,7 @@ export class MetadataServer {
     return (server.address() as AddressInfo).port;
   }
 
-  /** Ends the connections of a machine at once, so that the next owner of the machine's address does not get the rest of an answer. */
+  /** Ends the connections of a machine at once, so that the next machine with the same address does not get the rest of an answer. */
   forget(uid: string): void {
     for (const [socket, owner] of this.#connections) {
       if (owner === uid) {

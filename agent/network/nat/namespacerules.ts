@@ -1,7 +1,7 @@
 /**
  * Makes the nftables scripts for the network namespaces of programs. An nftables table on the host determines which senders can reach a
- * namespace, and which addresses the program in the namespace can reach. Rules in the namespace forward the namespace's exposed port to the
- * program on loopback.
+ * namespace, and which addresses the program in the namespace can reach. Rules in the namespace forward connections to the namespace's
+ * exposed port to the program on loopback.
  */
 import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
@@ -36,7 +36,10 @@ function leadingToProgram({ address, exposedPort, ports }: NamespaceAttachment) 
   return { address, ports: ports.map((port) => ({ ...port, guestPort: exposedPort })) };
 }
 
-/** Returns a rule for each reserved port. The rule accepts only packets whose original target was the reserved port of the host. */
+/**
+ * Returns one rule for each reserved host port. The rule accepts packets to the exposed port only if their original target was this host
+ * port.
+ */
 function admissions(namespaces: readonly NamespaceAttachment[]): string[] {
   return namespaces.flatMap((one) =>
     one.ports.map(({ hostPort }) => `${exposed(one)} ct original proto-dst ${hostPort} accept`),
@@ -160,9 +163,9 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
 }
 
 /**
- * Returns the script with the rules in a network namespace. In the namespace, the kernel tracks only connections to the exposed port. Other
- * connections would need kernel memory without a limit, because the limits on the host do not apply in the namespace. Only Berth uses the
- * namespace, so the script replaces all rules in the namespace.
+ * Returns the script with the rules in a network namespace. In the namespace, the kernel tracks only connections to the exposed port. The
+ * tracking of other connections would need kernel memory without a limit, because the limits on the host do not apply in the namespace.
+ * Only Berth uses the namespace, so the script replaces all rules in the namespace.
  */
 export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
   return `flush ruleset

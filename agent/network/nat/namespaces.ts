@@ -105,7 +105,7 @@ export class Namespaces {
     };
   }
 
-  /** Performs a repair. If the repair has `ip` commands for this host's network namespace, the caller must run these commands. */
+  /** Performs a repair, except its `ip` commands for this host's own network namespace. The caller must run those commands first. */
   async perform(
     repair: NamespaceRepair,
     wanted: readonly NamespaceAttachment[],

@@ -235,8 +235,8 @@ export class NatNetwork implements Network {
   /**
    * Repairs the whole network.
    *
-   * @throws ReasonedError `NetworkUnavailable` when a repair fails. The function ignores failed repairs of network namespaces, except the
-   * namespace of `device`.
+   * @throws ReasonedError `NetworkUnavailable` when a repair fails. A failed repair of a network namespace is ignored, unless the namespace
+   * has the device with the name `device`.
    */
   async #converge(device?: string): Promise<Convergence['observed']> {
     const { failedRepair, failedNamespaces, observed } = await this.#repair();

@@ -42,7 +42,7 @@ export type Repair =
   | { kind: 'startDnsmasq' }
   | { kind: 'openMetadata' };
 
-/** Returns the kind of Berth's device with this name; undefined if no device of Berth has such a name. */
+/** Returns the kind that a device with this name must have; undefined if Berth uses no device with such a name. */
 function kindOf({ bridge, probe, tapPrefix, namespaces }: Layout, name: string): string | undefined {
   if (name === bridge) {
     return 'bridge';
@@ -103,7 +103,7 @@ function planBridge(layout: Layout, links: Links): Repair[] {
   ];
 }
 
-/** Plans the repairs that connect a port to the bridge and isolate it from the other ports. */
+/** Plans the repairs that make a device a port of the bridge, and isolate this port from the bridge's other ports. */
 function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
   if (link?.master !== layout.bridge || !link.isolated) {

@@ -187,7 +187,7 @@ export class Probe {
     packet: { payload: Buffer; port: number; address: string },
     answered: Promise<boolean>,
   ): Promise<boolean> {
-    // Errors (no route, or a rule that rejects) are ignored here, because the missing answer shows the loss.
+    // Errors (no route, or a rule that rejects the packet) are ignored here, because the missing answer shows the loss.
     socket?.send(packet.payload, packet.port, packet.address, () => undefined);
     return answered;
   }
@@ -219,9 +219,9 @@ interface EndpointOptions {
 
 /**
  * Creates one end of the probe: an unnamed network namespace with one device and one UDP socket. A short-lived child process in the
- * namespace creates the socket and passes it to this process. Then this process can send and receive in that namespace without a child
- * process. The namespace exists as long as the socket, so nothing remains when the agent dies. The peer device is in the namespace of this
- * process, and stays down.
+ * namespace creates the socket and passes it to this process. Afterwards, this process can send and receive in that namespace without a
+ * child process. The namespace exists as long as the socket, so nothing remains when the agent dies. The peer of the namespace's device is
+ * in the namespace of this process. This function does not bring the peer up.
  *
  * @throws ReasonedError `NetworkUnavailable` when the child does not pass a socket; ProgramError when a network command fails.
  */

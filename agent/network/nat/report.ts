@@ -61,7 +61,7 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
 interface Member extends Subject {
   uid: string;
   ports: readonly MachinePort[];
-  /** Word for the connected program in messages: `guest` or `program`. */
+  /** Word that messages use for the connected guest or program: `guest` or `program`. */
   what: string;
   /** Fault of the connection itself; undefined if there is none. */
   fault: string | undefined;
@@ -82,8 +82,9 @@ function program(one: NamespaceAttachment, { lostNamespaces, failedNamespaces }:
 }
 
 /**
- * Returns the network fault of one machine. If nftables chains of other programs stop the machine's packets, that is a fault. Chains
- * that also stop the probe's test packets are ignored here, because the loss of test packets is reported separately.
+ * Returns the network fault of one machine; undefined if there is none. If nftables chains of other programs drop the machine's packets,
+ * that is a fault. Chains that also drop the probe's test packets (`probed`) are ignored here, because the loss of test packets is reported
+ * separately.
  */
 function machineFault(one: Member, evidence: Evidence, probed: Set<string>): string | undefined {
   const known = evidence.foreignDevices.get(one.port) ?? one.fault;

@@ -16,8 +16,8 @@ import {
 } from './rulewords.ts';
 
 /**
- * UDP ports of the host that are forwarded from the outer end of the probe to its inner end. Each test packet goes to a random one of these
- * ports, so that it begins a new connection.
+ * UDP ports of the host at which packets from the outer end of the probe are forwarded to its inner end. Each test packet goes to a random
+ * one of these ports, so that it begins a new connection.
  */
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 /** UDP port on which both ends of the probe listen for test packets. */
@@ -48,9 +48,9 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
 }
 
 /**
- * Limit of a guest's connections to its metadata per second, after an initial burst. The burst lets a guest read all values one by one at
- * its start. The limit is necessary, because each connection takes processor time of the agent. A busy agent would renew the Lease of its
- * Node too late.
+ * Largest number of connections to its metadata that a guest can open per second, after an initial burst. The burst lets a guest read all
+ * values one by one at its start. The limit is necessary, because each connection takes processor time of the agent. A busy agent would
+ * renew the Lease of its Node too late.
  */
 const METADATA_CONNECTIONS_PER_SECOND = 5;
 const METADATA_BURST = 128;
@@ -183,8 +183,8 @@ function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): 
 /**
  * Returns the table that filters packets of guests at the bridge. A guest can send only ARP packets, DHCP requests, and IPv4 packets to the
  * MAC address of the bridge. The sender's addresses must be the guest's own MAC and IP address. All other packets to several bridge ports
- * (broadcast, multicast) are dropped here. If only a later rule dropped them, the kernel would track them as connections, but the limits of
- * connections would not count them.
+ * (broadcast, multicast) are dropped here. If only a later rule dropped such packets, the kernel would track them as connections that do
+ * not count towards the guest's limit.
  */
 function bridged(layout: Layout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
@@ -229,8 +229,8 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
 }
 
 /**
- * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. If `hasMetadata` is false, guests cannot reach
- * their metadata, because another program might be listening on the port of the metadata server.
+ * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. If `hasMetadata` is false, the metadata server
+ * does not listen. In this case, the rules let no guest reach the server's port, because another program might be listening there.
  */
 export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const tables = [

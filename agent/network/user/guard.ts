@@ -59,9 +59,9 @@ export class UserGuard {
       await this.hold();
     } catch (error) {
       const message =
-        'The agent cannot load the rules that keep guests from the addresses of this host. ' +
-        'It needs nftables (package nftables) and the right to administer the network. ' +
-        `If you trust all guests, set network.guestsMayReachHost to true. Error: ${messageOf(error)}`;
+        'The agent cannot load the rules that prevent guests from reaching the addresses of this host. ' +
+        'The agent needs nftables (package nftables) and the right to administer the network. ' +
+        `If you trust all guests, set network.guestsMayReachHost to true instead. The load failed with: ${messageOf(error)}`;
       throw new ReasonedError('NetworkUnavailable', message, { cause: error });
     }
   }
@@ -88,8 +88,8 @@ function removal(table: string): string {
 }
 
 /**
- * Returns the nftables script of the guard. The rules accept replies of guests, because clients on the host can connect to reserved ports
- * over loopback.
+ * Returns the nftables script of the guard. Clients on the host can connect to reserved ports over loopback, so the rules accept the
+ * replies of guests to these clients.
  */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [

@@ -1,6 +1,6 @@
 /**
- * Connects guests with QEMU's user-mode network. This network needs no root, and uses only QEMU's own sockets on the host. The network is
- * meant for a first try on a laptop.
+ * Connects guests with QEMU's user-mode network. This network does not need the rights of root, and uses only QEMU's own sockets on the
+ * host. The network is meant for a first try on a laptop.
  *
  * The user-mode network alone does not protect the host. A guest can reach everything that the Linux user of QEMU can reach. At the address
  * 10.0.2.2, a guest reaches the host's loopback. QEMU can prevent this only if it gives the guest no network at all. If the agent is root,
@@ -95,7 +95,7 @@ export class UserNetwork implements Network {
       const repaired = (await this.#guard?.hold()) ? ['The nftables rules were missing or changed'] : [];
       return { ...report, healthy: true, repaired, faults: [] };
     } catch (error) {
-      const fault = `The nftables rules that keep guests from the addresses of this host could not be checked or loaded: ${messageOf(error)}`;
+      const fault = `The nftables rules that prevent guests from reaching the addresses of this host could not be checked or loaded: ${messageOf(error)}`;
       return { ...report, healthy: false, repaired: [], faults: [fault] };
     }
   }

@@ -66,8 +66,8 @@ export function dataHeader(stream: number, flags: number, length: number): Buffe
 /** First bytes of the compressed data of a connection: the header of zlib, with the checksum of the dictionary. */
 const ZLIB_BEGIN = Buffer.concat([Buffer.from([0x78, 0xbb]), uint32(adler32(SPDY_DICTIONARY))]);
 /**
- * Compressed block for a frame without headers. It consists of two stored blocks of deflate: one with the number of headers (0), and an
- * empty one. Without the empty block, the client waits for more bytes.
+ * Compressed form of an empty list of headers, for a frame without headers. It consists of two stored blocks of deflate: one with the
+ * number of headers (0), and an empty one. Without the empty block, the client waits for more bytes.
  */
 const NO_HEADERS = Buffer.from([0, 4, 0, 0xfb, 0xff, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff]);
 
@@ -84,7 +84,7 @@ export function ping(id: number): Buffer {
   return control(TYPE.ping, uint32(id));
 }
 
-/** Returns the frame that ends a connection. `last` is the id of the last stream that was accepted. */
+/** Returns the frame that ends a connection. `last` is the id of the last stream that the client has opened. */
 export function goAway(last: number, reason: number): Buffer {
   return control(TYPE.goAway, Buffer.concat([uint32(last), uint32(reason)]));
 }

@@ -61,7 +61,7 @@ function accept(
 }
 
 /**
- * Accepts a session for `exec` or `attach`. @throws HttpError 400 when the request is wrong, or when the client does not open the announced
+ * Accepts a session for `exec` or `attach`. @throws HttpError 400 when the client offers no known protocol, or does not open the announced
  * streams.
  */
 export async function acceptCommand(
