@@ -28,9 +28,7 @@ export function lockDataDirectory(directory: string): () => void {
       if (holder !== undefined && isAlive(holder)) {
         throw new LockedError(`An agent with pid ${holder.pid} already uses the data directory ${directory}`);
       }
-      renameSync(file, `${own}.stale`);
-      rmSync(`${own}.stale`);
-      if (!tryLink(own, file)) {
+      if (!removeStale(file, `${own}.stale`) || !tryLink(own, file)) {
         throw new LockedError(`Another agent has just started with the data directory ${directory}`);
       }
     }
@@ -38,6 +36,21 @@ export function lockDataDirectory(directory: string): () => void {
     rmSync(own, { force: true });
   }
   return () => rmSync(file, { force: true });
+}
+
+/**
+ * Removes a lock file whose holder has ended. Returns false if another agent has replaced the file meanwhile, and then puts back the file
+ * of that agent.
+ */
+function removeStale(file: string, aside: string): boolean {
+  renameSync(file, aside);
+  const moved = readHolder(aside);
+  const isReplaced = moved !== undefined && isAlive(moved);
+  if (isReplaced) {
+    tryLink(aside, file);
+  }
+  rmSync(aside);
+  return !isReplaced;
 }
 
 function tryLink(from: string, to: string): boolean {

@@ -111,7 +111,7 @@ export class DisplayDpi {
     const backoff = new Backoff(RETRY);
     while (!signal.aborted) {
       try {
-        await this.#serve(screen, screen.display, { how, signal });
+        await this.#serve(screen, screen.display, { how, signal, onServing: () => backoff.reset() });
       } catch (error) {
         if (!signal.aborted) {
           this.#context.logger.warn(
@@ -125,11 +125,14 @@ export class DisplayDpi {
     }
   }
 
-  /** Sets the DPI, and sets it again when the size of the screen changes. Resolves when the connection is closed or the signal aborts. */
+  /**
+   * Sets the DPI, and sets it again when the size of the screen changes. Calls `onServing` when the DPI is set. Resolves when the connection
+   * is closed or the signal aborts.
+   */
   async #serve(
     screen: Screen,
     display: Display,
-    { how, signal }: { how: 'started' | 'found'; signal: AbortSignal },
+    { how, signal, onServing }: { how: 'started' | 'found'; signal: AbortSignal; onServing: () => void },
   ): Promise<void> {
     const qmp = await this.#machine.watched?.qmp();
     const dbus = await connectDisplay(this.#folder.path, signal);
@@ -144,6 +147,7 @@ export class DisplayDpi {
         await setSize(dbus, display, display.dpi);
       }
       this.#show(screen);
+      onServing();
       let isFirst = how === 'found';
       await eachChange(dbus, signal, async () => {
         const size = await sizeOf(dbus);
