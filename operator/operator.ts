@@ -116,8 +116,8 @@ export class Operator {
   }
 
   /**
-   * Starts an operator. Resolves when the servers listen. At that time, the caches can be empty. When the caches are filled, the operator
-   * takes part in the leader election.
+   * Starts an operator. Resolves when the servers listen. At that time, the caches can still be empty. When the caches are filled, the
+   * operator takes part in the leader election.
    */
   static async start(start: OperatorStart): Promise<Operator> {
     const connection = await loadConnection({ kubeconfigPath: start.kubeconfigPath });

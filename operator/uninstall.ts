@@ -105,8 +105,8 @@ export async function uninstall(
 
 /**
  * Deletes the rights of the hook, even if the uninstallation failed. Helm deletes these rights only after a success, so the right to delete
- * hosts would otherwise remain. The next run of the hook gets new rights. Each of the two bindings also gives the hook the right to delete
- * this binding.
+ * hosts would otherwise remain. The next run of the hook gets new rights. Two bindings give the hook its rights. Each binding includes the
+ * right to delete itself.
  */
 async function giveUpRights(
   client: KubeClient,
@@ -117,8 +117,8 @@ async function giveUpRights(
     await client.delete(ROLE_BINDINGS, { namespace, name: RIGHTS });
     await client.delete(CLUSTER_ROLE_BINDINGS, { name: RIGHTS });
   } catch (error) {
-    // The error is only logged. If it were thrown, it would replace the error that states why Berth was not removed, which is more
-    // important.
+    // The error is only logged. If it were thrown, it would replace a more important error: the error that states why Berth was not
+    // removed.
     logger.warn(
       { err: error },
       `The rights of the hook could not be removed. Delete the ClusterRoleBinding ${RIGHTS} and the RoleBinding ${RIGHTS}`,

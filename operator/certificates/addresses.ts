@@ -78,7 +78,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
   if (!isAllowed(address, addressCIDRs)) {
     return {
       reason: 'AddressNotAllowed',
-      message: `The address ${address} is not allowed for hosts. The setting hosts.addressCIDRs of the operator allows ${addressCIDRs.join(', ')}. A loopback, link-local or multicast address is allowed only by a CIDR within the range of such addresses`,
+      message: `The address ${address} is not allowed for hosts. The setting hosts.addressCIDRs of the operator allows ${addressCIDRs.join(', ')}. A loopback, link-local or multicast address needs a CIDR that contains only such addresses, for example 127.0.0.0/8`,
     };
   }
   if (o.apiServer.includes(address) || o.serviceCIDRs.some((cidr) => contains(cidr, address))) {
@@ -100,8 +100,8 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
 
 /**
  * Returns true if the Nodes `node` and `host` belong to the same computer. If the DaemonSet runs an agent on a computer, this computer has
- * two Nodes. `node` is the name of the Node of its kubelet, and `host` is the name of the Node of its agent. The agent derives its name
- * from the kubelet's name: it replaces each dot by a hyphen and adds `suffix`.
+ * two Nodes. `node` is the name of the kubelet's Node, and `host` is the name of the agent's Node. The agent derives its name from the
+ * kubelet's name: it replaces each dot by a hyphen and adds `suffix`.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
   return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;

@@ -94,14 +94,14 @@ function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal 
 }
 
 /**
- * Refuses a request whose lifetime exceeds the limit. Also refuses a request that states no lifetime, because the signer grants one year
- * for such a request.
+ * Refuses a request for a certificate whose lifetime exceeds the limit. Also refuses a request that states no lifetime, because the signer
+ * would then grant one year.
  */
 function refusalOfLifetime({ expirationSeconds }: Spec): Refusal | undefined {
   return expirationSeconds !== undefined && expirationSeconds <= FIRST_CERTIFICATE_SECONDS
     ? undefined
     : {
         reason: 'InvalidLifetime',
-        message: `The first certificate of a host must have spec.expirationSeconds of at most ${FIRST_CERTIFICATE_SECONDS}, but the request has ${expirationSeconds ?? 'none'}`,
+        message: `The request for the first certificate of a host must have spec.expirationSeconds of at most ${FIRST_CERTIFICATE_SECONDS}, but this request has ${expirationSeconds ?? 'none'}`,
       };
 }

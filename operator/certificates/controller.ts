@@ -23,9 +23,9 @@ import { decide, decideServing, type Decision, nodeToKnow, type Reading, request
 import { surroundings } from './surroundings.ts';
 
 /**
- * Time in milliseconds after which a request is checked again if its requester has no Node. A host creates a missing Node within a second,
- * so the next check finds this Node. If the requester is not a host, the checks end when the control plane removes the request, within a
- * day.
+ * Time in milliseconds after which a request is checked again if its requester has no Node. If the requester is a host, it creates its
+ * missing Node within a second, so the next check finds this Node. If the requester is not a host, the checks end when the control plane
+ * removes the request, within a day.
  */
 const NODE_LOOK_MILLISECONDS = 10_000;
 const REQUESTS_BY_USER = 'user';

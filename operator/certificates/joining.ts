@@ -12,7 +12,9 @@ import { CLIENT_SIGNER, type Refusal } from './content.ts';
  * node. No client can set it.
  */
 const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
-/** Beginning of the name of a bootstrap token's group. The rest of the group's name is the name of the token's host. */
+/**
+ * Beginning of the name of a bootstrap token's group. The rest of the group's name is the name of the host for which the token is valid.
+ */
 const NAME_GROUP_PREFIX = bootstrapGroupOf('');
 
 /** Requester with a credential for joining the cluster as a host. */
@@ -53,8 +55,8 @@ const NOT_FOR_A_NODE: Refusal = {
 };
 
 /**
- * Returns the name of the host whose agent runs on the node to which the token is bound. The agent computes its own name in the same way.
- * The result is a refusal if the token is not bound to exactly one node.
+ * Returns the name of the host whose agent runs on the node to which the token is bound. The agent computes the host's name in the same
+ * way. The result is a refusal if the token is not bound to exactly one node.
  */
 function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
   const [node] = bound;

@@ -24,7 +24,10 @@ export type Decision =
   | ({ readonly kind: 'deny' } & Refusal)
   /** The request does not come from a Berth host, so Berth does not judge it. */
   | { readonly kind: 'ignore' }
-  /** The requester has no Node at the moment, so Berth cannot know whether it is a host. A host creates its Node again at once. */
+  /**
+   * The requester has no Node at the moment, so Berth cannot know whether the requester is a host. Berth waits, because a host would create
+   * its Node again at once.
+   */
   | { readonly kind: 'wait' };
 
 /** A host's valid request for its own serving certificate. The addresses in the request are not yet checked: see {@link decideServing}. */

@@ -60,8 +60,8 @@ const imageStorageSchema = z
     /** True to store content below the storage folder that every host mounts (`images.storageFolder` of its agent). */
     folder: z.literal(true).optional(),
     /**
-     * Time in seconds for which content stays when nothing needs it any more. It must be at least two minutes, the duration of the longest
-     * reconcile. Otherwise the operator could remove content that a running reconcile is about to record in a status.
+     * Time in seconds for which content stays when nothing needs it any more. It should be at least two minutes, the duration of the
+     * longest reconcile. Otherwise the operator could remove content that a running reconcile is about to record in a status.
      */
     keepSeconds: seconds(1, 600),
   })
@@ -166,8 +166,8 @@ export const configSchema = z.strictObject({
    */
   diskRequestRatio: z.number().gt(0).max(1).default(0.2),
   /**
-   * PriorityClass of every machine's Pod. All these Pods have the same class, so no VM preempts another VM. With this class, the Pod of a
-   * DaemonSet cannot preempt a VM either.
+   * PriorityClass of every machine's Pod. All these Pods have the same class, so no VM preempts another VM. With the default class, the Pod
+   * of a DaemonSet cannot preempt a VM either.
    */
   priorityClassName: z.string().default('system-node-critical'),
   defaults: defaultsSchema,

@@ -24,7 +24,7 @@ import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
 
 /**
- * Status changes that nobody waits for are stored at most this many milliseconds later. Because of this delay, one request can store
+ * Longest time in milliseconds for which a status change that nobody waits for is delayed. Because of the delay, one request can store
  * several changes.
  */
 const FOLD_MILLISECONDS = 500;

@@ -40,8 +40,9 @@ function failureOf(observed: Observed): Failure | undefined {
 }
 
 /**
- * Returns the failure in the status while this failure still applies. A timeout applies until the VM stops, because the operator itself
- * deletes the Pod after a timeout. Any other failure applies until somebody deletes the ended Pod. A refusal by the host is not a failure.
+ * Returns the failure that the status records, while this failure still applies. A timeout applies until the VM stops, because the operator
+ * itself deletes the Pod after a timeout. Any other failure applies until somebody deletes the ended Pod. A refusal by the host is not a
+ * failure.
  */
 function recordedFailure({ emulator, pod, now }: Observed): Failure | undefined {
   const recorded = emulator.status?.failure;

@@ -17,9 +17,9 @@ export interface HostFault {
 }
 
 /**
- * Returns the reason why this host cannot run the Emulator. The result is undefined if the host can run it. Simulated hosts and hosts of
- * earlier releases have no condition about emulators. The operator assumes that such a host can run every Emulator of an allowed
- * architecture.
+ * Returns the reason why this host cannot run the Emulator. The result is undefined if the host can run the Emulator. The Nodes of
+ * simulated hosts, and of hosts with an earlier release, have no condition about emulators. If the architecture of such a host is allowed,
+ * the operator assumes that the host can run every Emulator.
  */
 export function hostFault(
   node: Node | undefined,
@@ -71,7 +71,9 @@ function systemImagesOf({ metadata: { labels = {} } }: Readonly<Node>): string[]
     .map((label) => label.slice(SYSTEM_IMAGE_LABEL_PREFIX.length));
 }
 
-/** Returns true if the host's list of system images changed. This list is in the labels of the Node, which `hostStateChanged` ignores. */
+/**
+ * Returns true if the host's list of system images changed. The list is in the labels of the Node, and `hostStateChanged` ignores labels.
+ */
 export function systemImagesChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
   return before === undefined || !equal(systemImagesOf(before), systemImagesOf(after));
 }

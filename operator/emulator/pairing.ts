@@ -41,8 +41,8 @@ export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' |
   if (hasStopped(vm) || hasStoppedMeanwhile(observed)) {
     return { kind: 'ended', message };
   }
-  // The cache of Pods can lag behind the status of the VM. Therefore the Emulator's Pod stays even if the VM's Pod is missing or does not
-  // belong to the VM. If the VM has really lost its Pod, the next status of the VM shows this.
+  // The cache of Pods can lag behind the status of the VM. Therefore the Emulator's Pod stays even if the cache has no Pod of this VM, or
+  // only the Pod of an earlier VM. If the VM has really lost its Pod, the next status of the VM shows this.
   return besideHost(vm, isOfVM(vmPod, vm) ? vmPod : undefined, message);
 }
 

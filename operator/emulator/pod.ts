@@ -103,7 +103,7 @@ function identityOf({ metadata: { namespace = '', name, uid = '' } }: Emulator |
   return { namespace, name, uid };
 }
 
-/** Returns the content of the annotation `berth.dev/desired`, which never changes. */
+/** Returns the content of the annotation `berth.dev/desired`. For an Emulator, this content never changes. */
 function buildDesired({ spec }: Emulator): Desired {
   const { cpu, memory } = resolveSpec(spec);
   return { power: 'Running', restartPolicy: 'Never', cpu, memoryBytes: Number(parseQuantity(memory)) };

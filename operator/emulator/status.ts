@@ -14,7 +14,7 @@ import { type EmulatorPhase, type Phase, phaseOf } from './phase.ts';
 import type { Blocked } from './plan.ts';
 import { hostOfPod } from './pod.ts';
 
-/** Phases of a deployment. `kubectl wait` and kstatus must continue to wait in these phases. */
+/** Phases in which an Emulator is being deployed. `kubectl wait` and kstatus must continue to wait in these phases. */
 const DEPLOYMENT: ReadonlySet<string | undefined> = new Set<EmulatorPhase>([
   'Pending',
   'Scheduled',

@@ -1,4 +1,4 @@
-/** Sends the requests of an Emulator's reconcile that change objects. The key of an Emulator is `namespace/name`. */
+/** Sends the requests with which the reconcile of an Emulator changes objects. The key of an Emulator is `namespace/name`. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { API_VERSION, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';

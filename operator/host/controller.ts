@@ -92,8 +92,8 @@ export class HostReconciler {
   }
 
   /**
-   * Removes the list of abandoned machines when the host is Ready again. The list is no longer needed, because a host that is Ready ends
-   * every machine whose VM no longer exists.
+   * Removes the list of abandoned machines from a Node when its host is Ready again. The list is then no longer needed, because a Ready
+   * host ends every machine whose VM no longer exists.
    */
   async #forgetGivenUp(node: Node): Promise<void> {
     if (node.metadata.annotations?.[GIVEN_UP_ANNOTATION] === undefined || !isReady(node)) {

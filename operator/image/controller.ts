@@ -33,7 +33,10 @@ import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './rem
 
 /** Finalizer of Images and ISOs. It delays a deletion while a host prepares a VM from the image. */
 const IMAGE_FINALIZER = 'berth.dev/image';
-/** Time in milliseconds between checks of a deletion that waits for VMs to be deployed. Changes of VMs do not trigger this check. */
+/**
+ * Time in milliseconds between two checks whether an image can be deleted. Its deletion waits until no VM is being deployed from it.
+ * Changes of VMs do not trigger this check.
+ */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
 /**
  * Time in milliseconds until the next attempt after a quota or an admission rule refused a Job. The operator must try again, because no
@@ -187,7 +190,7 @@ export class ImageReconciler {
 
 /**
  * Returns functions that find the Images or ISOs to reconcile when another object changes. Each function returns keys (`namespace/name`).
- * It searches all Images or ISOs, which takes little time, because there are far fewer Images than VMs.
+ * Some of the functions search all Images or ISOs. This takes little time, because there are far fewer Images than VMs.
  */
 export function imagesAffected({
   kind,

@@ -19,7 +19,7 @@ export const ATTEMPT_LABEL = 'berth.dev/attempt';
 /** Annotation of a commit, push or download Job. Its value is the `requestedAt` of this action in the spec. */
 export const REQUESTED_AT_ANNOTATION = 'berth.dev/requested-at';
 
-/** Job of the image: the values of its labels and annotations, and its outcome. */
+/** A Job that works for the image, with the values of the Job's labels and annotations, and with its outcome. */
 export interface ImageJob {
   readonly job: Job;
   readonly operation: string;

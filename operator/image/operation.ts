@@ -172,8 +172,8 @@ interface Saving {
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
-  // For a commit, `version` contains the requested time and the current tag or file name. The new tag or file name depends on `version`.
-  // Therefore the new name always differs from the current name, even if the same time is requested again.
+  // For a commit, `version` contains the commit's `requestedAt` and the current tag or file name. The new tag or file name depends on
+  // `version`. Therefore the new name always differs from the current name, even if another commit has the same `requestedAt`.
   const version =
     requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);

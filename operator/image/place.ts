@@ -7,7 +7,7 @@ import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
-/** Place of an image's content in the storage: a manifest with its digest, or a file. */
+/** Place of an image's content in the storage: an artifact with its digest, or a file. */
 export type Place = StorageTarget;
 
 /** Returns the place of the content in the configured image storage. The result is undefined if the content is stored elsewhere. */

@@ -1,6 +1,6 @@
 /**
- * Records that content is to be removed: one suspended Job for each place. The Job is in the operator's own namespace, so that it outlives
- * the image and the image's namespace. Only these Jobs remove content from the image storage.
+ * Records that content is to be removed: one suspended Job for each place (a file or an artifact in the image storage). The Job is in the
+ * operator's own namespace, so that it outlives the image and the image's namespace. Only these Jobs remove content from the image storage.
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
@@ -74,9 +74,9 @@ function targetFile(job: Job): Place | undefined {
 }
 
 /**
- * Returns the file that failed work might have left in the storage, for example because the agent restarted. The file must be removed,
- * because no later attempt replaces it. The function works without the Job of the work, because this Job might no longer exist. Content
- * that a host fetches from a registry or a shared file is never put into the storage.
+ * Returns the file that a failed Job might have left in the storage, for example because the agent restarted. The file must be removed,
+ * because no later attempt replaces it. The function does not read the failed Job, because this Job might no longer exist. If the source is
+ * a registry or a shared file, the result is undefined, because such content is never put into the storage.
  */
 function failedFile({ object, config }: ObservedImage): Place | undefined {
   const { contentFailure, uploadFailure = contentFailure } = object.status ?? {};

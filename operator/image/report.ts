@@ -77,7 +77,10 @@ function storedFault(target: StorageTarget, report: TaskReport): string | undefi
     : (digestFault(report) ?? pinnedFault(target.reference, report));
 }
 
-/** Checks a report of stored content: its `reference` must end with its `digest`. */
+/**
+ * Checks a report about an artifact. The reported `reference` must name the requested repository, and end with the reported `digest` if
+ * there is one.
+ */
 function pinnedFault(asked: string, report: TaskReport): string | undefined {
   const { reference = '', digest } = report;
   const isSame = digest === undefined || reference.endsWith(`@${digest}`);

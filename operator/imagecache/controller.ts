@@ -228,8 +228,8 @@ function namesOf(node: Readonly<Node> | undefined): Set<string> {
 }
 
 /**
- * Returns the references with which entries request an image: a tag, a digest, or the name of an Image or ISO. `changed` is a text of
- * {@link namesOf}.
+ * Returns the references with which entries request an image: a tag, a digest, or the name of an Image or ISO. `changed` is a text that
+ * {@link namesOf} returned.
  */
 function referencesIn(changed: string): string[] {
   const [name = ''] = changed.split(' ');

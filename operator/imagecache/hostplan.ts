@@ -161,7 +161,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Queues the host, and makes it a holder in the next status. A restarted operator then knows that the host must remove the image later. */
+/** Queues the host, and makes it a holder in the next status, so a restarted operator knows that the host must remove the image. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {
@@ -283,7 +283,7 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
 }
 
 /**
- * Returns true if a deleted entry must no longer wait for the host. That is the case when the host was not Ready for
+ * Returns true if the deletion of the entry need not wait for the host any longer, because the host was not Ready for
  * `hostLostTimeoutSeconds`. A parked Job remains, and removes the image if the host returns.
  */
 function isLost(context: HostContext): boolean {

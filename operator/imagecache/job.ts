@@ -54,8 +54,8 @@ export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | 
       namespace: config.namespaces.system,
       labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
       annotations: { [ATTEMPT_ANNOTATION]: attemptKey(start.row) },
-      // The Job of a removal has no owner reference to the entry. If the entry is deleted while the host is lost, the Job must continue to
-      // exist.
+      // The Job of a removal has no owner reference to the entry. Therefore this Job continues to exist if the entry is deleted while the
+      // host is lost.
       ...(isCaching && {
         ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
       }),

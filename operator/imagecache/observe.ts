@@ -18,7 +18,7 @@ import { resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
 
-/** Names of the indexes of caches that this controller uses. */
+/** Names of the indexes with which this controller finds ImageCacheEntries in the cache. */
 export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
@@ -99,7 +99,10 @@ function cacheJob({ nodes }: EntrySources, job: Job, pod: Pod | undefined): Cach
   };
 }
 
-/** Returns the scheduler's explanation why the Pod has no host. Undefined if the scheduler has not tried, or has found the host. */
+/**
+ * Returns the scheduler's explanation why the Pod has no host. The result is undefined if the scheduler has not decided yet, or has
+ * accepted the host.
+ */
 function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
   const condition = podCondition(pod, 'PodScheduled');
   return condition?.status === 'False'

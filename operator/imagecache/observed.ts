@@ -28,7 +28,7 @@ export interface CacheJob {
   /** Whether the Job waits for a lost host. The Job removes the image when the host returns. */
   readonly isParked: boolean;
   readonly isScheduled: boolean;
-  /** Explanation of the scheduler, translated for people, why the Job cannot run on the host yet. */
+  /** Reason why the Job cannot run on the host yet: the scheduler's explanation, translated for people. */
   readonly obstacle: string | undefined;
   readonly outcome: TaskOutcome;
 }

@@ -89,8 +89,8 @@ function contextOf(
   if (host === undefined) {
     return { row: undefined, isHeld: false, deletes: jobs };
   }
-  // A host with a remaining cache Job counts as a holder, even if the entry's status does not contain the host. That is the case if the
-  // Node was deleted and created again. The Job might still have put the image on the host.
+  // A host with a remaining cache Job counts as a holder, even if the entry's status does not contain the host. The status does not contain
+  // the host if its Node was deleted and created again. The Job might already have put the image on the host.
   const isHeld = holders.has(node) || jobs.some(({ type }) => type === 'cache');
   return { observed, host, row: rows.get(node), isHeld, jobs };
 }

@@ -48,8 +48,8 @@ export function entryStatus(observed: ObservedEntry, findings: EntryFindings): I
 }
 
 /**
- * Returns the last value of `refreshRequestedAt` for which the operator started work. If the image's name contains a digest, there can be
- * no newer image. Then there is no work to start, and the operator records the value immediately.
+ * Returns the last value of `refreshRequestedAt` for which the operator started a refresh. If the image's name contains a digest, no newer
+ * image can exist. In this case there is nothing to refresh, and the operator records the value immediately.
  */
 function lastRefresh({ entry, image }: ObservedEntry, { refreshBegins }: EntryFindings): string | undefined {
   const { spec, status } = entry;
@@ -146,8 +146,8 @@ export function entryBringsFacts(
   return (
     !equal(ownFacts(last), ownFacts(next)) ||
     rows.some(({ node }) => !equal(before.get(node), after.get(node))) ||
-    // When a host has finished its check for a newer image, its row disappears. This change must be stored, because the host's Node shows
-    // only its images, not the end of the check.
+    // When a host has finished its check for a newer image, its row disappears. This change must be stored at once, because the Node shows
+    // only the host's images, not the end of the check.
     known.some(({ node, refresh }) => refresh === true && !after.has(node))
   );
 }

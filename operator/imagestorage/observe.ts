@@ -1,6 +1,6 @@
 /**
- * Reads which content is to be removed, and which content is needed. Just before a removal, the needed content is read again from the API
- * server, not from the cache.
+ * Reads which content is to be removed, and which content is needed. Just before a removal, the Images, ISOs and Pods that need content are
+ * read again from the API server, not from the cache.
  */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';

@@ -28,8 +28,8 @@ export class HeldStatus {
   }
 
   /**
-   * Stores the difference between the statuses `before` and `after`, unless this change can wait. If it can wait, nothing is stored, and
-   * the caller must call this method again later.
+   * Stores the difference between the statuses `before` and `after`. A change that can wait is stored only after `holdMilliseconds`. Before
+   * that, this method stores nothing, and the caller must call it again later.
    * @param save stores a merge patch of the status
    * @returns milliseconds after which the caller must call again; undefined if the status is stored or did not change
    */

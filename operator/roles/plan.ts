@@ -80,8 +80,8 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
 }
 
 /**
- * Returns the groups that the operator added, as an annotation of the RoleBinding names them. The annotation can contain any text, because
- * everybody who is allowed to write the RoleBinding can also write its annotation.
+ * Returns the groups that the operator added. An annotation of the RoleBinding contains their names. The annotation can contain any text,
+ * because everybody who is allowed to write the RoleBinding can also write its annotation.
  */
 function groupsAdded({ metadata }: RoleBinding): string[] {
   try {

@@ -89,7 +89,7 @@ function podSpec(options: TaskJobOptions): PodSpec {
 /** Cache of parsed tasks, by Job object. Each reconcile needs the task, and a Job object in the informer's cache never changes. */
 const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
 
-/** Returns the task that a Job was created for. The result is undefined if it cannot be read. */
+/** Returns the task that a Job was created for. The result is undefined if the task cannot be read. */
 export function taskOf(job: Job): Task | undefined {
   const known = tasks.get(job);
   if (known !== undefined) {

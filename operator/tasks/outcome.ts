@@ -23,7 +23,8 @@ export type TaskOutcome =
 
 /**
  * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Only the Pod states the cause
- * of a failure. Jobs and Pods have separate watches, so the cache can show the end of a Job before the end of its Pod.
+ * of a failure. Jobs and Pods have separate watches, so the cache can show the end of a Job before the end of its Pod. A Job that failed
+ * because of its Pod does not count as ended until the cache shows the end of the Pod.
  */
 export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   const ended = podEnd(pod) ?? jobEnd(job, pod);

@@ -6,8 +6,8 @@ import type { Job } from '../../kube/job.ts';
 import type { KubeObject, ObjectMeta } from '../../kube/objects.ts';
 
 /**
- * Label of Jobs and their Pods. Its value is the `uid` of the ImageCacheEntry that the task is for. The Job of a removal has no owner
- * reference to this entry, because the Job can exist longer than the entry.
+ * Label of Jobs and their Pods. Its value is the `uid` of the ImageCacheEntry that the task is for. The Job of a removal has this label but
+ * no owner reference to the entry, because this Job can exist longer than the entry.
  */
 export const ENTRY_UID_LABEL = 'berth.dev/cache-entry-uid';
 /** Label of Jobs and their Pods. Its value is the name of the ImageCacheEntry that the task is for. Only people read this label. */

@@ -69,8 +69,9 @@ export function isReleasable(observed: Observed, pod: Pod): boolean {
 }
 
 /**
- * Returns a substitute for the VM of a Pod, if that VM no longer exists. The substitute has a deletion time, so the Pod ends under the same
- * conditions as the Pod of a VM that is being deleted. `uid` is the uid of the VM, and `now` is the time in milliseconds since the epoch.
+ * Returns a substitute for a VM that no longer exists, although its Pod still exists. The substitute has a deletion time, so the Pod ends
+ * under the same conditions as the Pod of a VM that is being deleted. `uid` is the uid of the VM, and `now` is the time in milliseconds
+ * since the epoch.
  */
 export function goneVM({ metadata }: Pod, uid: string, now: number): VM {
   const { name, namespace = '' } = metadata;

@@ -30,7 +30,7 @@ export function unsuspendedByDisk(pod: Pod | undefined): ConditionDraft | undefi
     : { type: 'Reconciling', status: 'True', reason: NO_ROOM_TO_SUSPEND, message };
 }
 
-/** Returns the disk problem in the last status; undefined without a problem. */
+/** Returns the disk problem that a status reports. The result is undefined if the status reports no such problem. */
 export function toldTrouble(status: VMStatus | undefined): { reason: Reason; message: string } | undefined {
   for (const reason of REASONS) {
     const condition = status?.conditions?.find((one) => one.reason === reason);

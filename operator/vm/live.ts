@@ -31,8 +31,8 @@ interface Question {
 
 /**
  * Returns the observed state with the current VMConfig, Image and ISO of the VM from the API server. Each object takes one GET, and a
- * second one if the first namespace does not contain the object. The credentials take one GET if an image comes from a registry. VMs that
- * are deployed at the same time share their GETs.
+ * second one in the default namespace if the VM's namespace does not contain the object. The credentials take one GET if an image comes
+ * from a registry. VMs that are deployed at the same time share their GETs.
  *
  * @throws ApiError when a request fails
  */

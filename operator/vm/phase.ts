@@ -46,8 +46,8 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
 
 /**
  * Returns the phase of a VM whose host does not report. The result is undefined while the host reports, and for a VM that has never run.
- * Before the timeout, the VM keeps its phase, with the reason HostUnreachable. After the timeout it is Failed, even though its machine
- * might be running.
+ * For `hostLostTimeoutSeconds`, the VM keeps its phase, with the reason HostUnreachable. After that time, the VM is Failed, even though its
+ * machine might be running.
  */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
   const { node, pod } = observed;

@@ -187,8 +187,8 @@ function buildSpec(options: PodOptions): PodSpec {
 }
 
 /**
- * Returns the ports of the Pod: the reserved ports, and the port of the screen. The port of the screen is reachable only with `kubectl
- * port-forward`.
+ * Returns the ports of the Pod: the reserved host ports, and the port of the screen. The port of the screen is not a host port. It is
+ * reachable only with `kubectl port-forward`.
  */
 function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]['ports']> {
   const reserved = reservedPorts(resolved).map(({ name, protocol, hostPort }) => ({
@@ -245,8 +245,8 @@ function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
 }
 
 /**
- * Returns affinity to other VMs for the policy `MostAllocated`, which prefers hosts that already run VMs. The operator uses affinity,
- * because a single Pod cannot choose another strategy of the scheduler.
+ * Returns affinity to other VMs if the placement's strategy is `MostAllocated`. This strategy prefers hosts that already run VMs. The
+ * operator uses affinity for this, because a single Pod cannot change the strategy of the scheduler.
  */
 function packTogether(resolved: Resolved): Pick<NonNullable<PodSpec['affinity']>, 'podAffinity'> {
   if (resolved.placement.strategy !== 'MostAllocated') {

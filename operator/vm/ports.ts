@@ -1,4 +1,7 @@
-/** Computes the ports of a VM's machine: the reserved ports, the ports that its host chooses, and the endpoints in the status of the VM. */
+/**
+ * Computes the host ports of a VM's machine: those that the VM reserves, and those that its host chooses. Also computes the endpoints in
+ * the status of the VM.
+ */
 import type { AutomaticPort, Machine, MachinePort, MachineReport } from '../../api/v1alpha1/machine.ts';
 import { type GuestPort, parsePort, portName } from '../../api/v1alpha1/ports.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -10,17 +13,17 @@ type System = Machine['os'];
 export interface WantedPorts {
   readonly os: System;
   readonly networkMode: 'NAT' | 'Bridge';
-  /** Ports as users write them, for example `8822:22` or `:22`. */
+  /** Ports as users write them: `8822:22` reserves host port 8822 for guest port 22. With `:22`, the host chooses the host port. */
   readonly ports: readonly string[];
-  /** Whether SSH and screen sharing get ports of the host, even if `ports` does not list them. */
+  /** Whether SSH and screen sharing get host ports, even if `ports` does not list their guest ports. */
   readonly automaticPorts: boolean;
-  /** Whether the screen is also served on a port of the host. */
+  /** Whether the screen is also served on a host port. */
   readonly vncHostPort: boolean;
 }
 
 /**
- * Ports on which the services of a guest listen by default. Each service has a separate range of host ports, and an endpoint with a fixed
- * name.
+ * Guest ports on which the services of a guest listen by default. Each service has a separate range of host ports, and an endpoint with a
+ * fixed name.
  */
 const SERVICES: readonly (GuestPort & { purpose: string; of: (os: System) => boolean })[] = [
   { purpose: 'ssh', protocol: 'TCP', guestPort: 22, of: () => true },
@@ -37,7 +40,7 @@ function purposeOf(port: GuestPort, os: System): string | undefined {
   return SERVICES.find((service) => isSame(service, port) && service.of(os))?.purpose;
 }
 
-/** Returns the ports for which the VM reserves a fixed port of its host. */
+/** Returns the host ports that the VM reserves, each with the guest port to which it leads. */
 export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePort[] {
   return ports.map(parsePort).flatMap(({ hostPort, ...port }) => {
     return hostPort === undefined
@@ -54,8 +57,8 @@ export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePor
 }
 
 /**
- * Returns the guest's ports for which the host chooses ports. A service gets no second port if the VM's own list contains the port of the
- * service.
+ * Returns the guest ports for which the host chooses a host port. If `ports` lists the guest port of a service, the service gets only the
+ * host port of that list entry.
  */
 export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
   const { os } = wishes;
@@ -72,8 +75,8 @@ export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
 }
 
 /**
- * Returns the endpoints of the machine on its host. The reserved ports come first, then the ports that the host chose. The host reports its
- * ports in the order of `automaticPorts`.
+ * Returns the endpoints of the machine on its host. The reserved host ports come first, then the host ports that the host chose. The host
+ * reports the chosen ports in the order of `automaticPorts`.
  */
 export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[] {
   const { ports, automaticPorts: asked = [] } = machine;

@@ -43,7 +43,8 @@ export interface Resolved extends WantedPorts, ImageAccess {
 }
 
 /**
- * Reason why a VM cannot be resolved. With `wait`, the missing object can be created later. With `terminal`, the VM can never be resolved.
+ * Reason why the settings of a VM cannot be resolved. With `wait`, they might be resolved later, for example when a missing object is
+ * created. With `terminal`, they can never be resolved.
  */
 export interface Unresolved {
   readonly kind: 'wait' | 'terminal';
@@ -137,9 +138,7 @@ function portsNeedNAT({ ports, networkMode }: Resolved): Unresolved | undefined 
   return { kind: 'terminal', reason: 'PortsNeedNAT', message };
 }
 
-/**
- * Refuses a network mode that no network driver of hosts supports. Otherwise the machine would get another network than the VM requests.
- */
+/** Refuses a network mode that no host supports. Otherwise the machine would get another network than the VM requests. */
 function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
   if (networkMode === 'NAT') {
     return undefined;

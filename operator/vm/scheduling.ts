@@ -24,9 +24,9 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
  */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /**
- * Pattern of the reason that the scheduler of Kubernetes 1.36 gives for every taint. This reason does not name the taint, and its number
- * also counts nodes that are not Berth hosts. Therefore the operator reads the taints from the Nodes. Earlier versions of Kubernetes name
- * the taint.
+ * Pattern of the reason that the scheduler of Kubernetes 1.36 gives for every taint. This reason does not name the taint, and the number of
+ * nodes in it includes nodes that are not Berth hosts. Therefore the operator reads the taints from the Nodes. Earlier versions of
+ * Kubernetes name the taint.
  */
 const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
 /** Beginning of the scheduler's text about claims and preemption. The text is cut off there, because Berth uses neither. */

@@ -1,6 +1,7 @@
 /**
- * Determines the size of a machine. The requests of its Pod contain this size, because the scheduler and ResourceQuota read the requests.
- * Only `pods/resize` changes the requests. The operator tells the agent exactly this size, never a larger one.
+ * Determines the size of a machine. The resource requests of its Pod contain this size, because the scheduler and ResourceQuota read them.
+ * After the Pod's creation, only `pods/resize` changes the resource requests. The operator tells the agent exactly this size, never a
+ * larger one.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';

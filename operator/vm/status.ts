@@ -1,4 +1,4 @@
-/** Computes the whole status of a VM from the observed state and the facts that are written once. */
+/** Computes the whole status of a VM from the observed state and the facts (see facts.ts). */
 import { timestamp } from '../../base/time.ts';
 import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';

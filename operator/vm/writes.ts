@@ -1,4 +1,4 @@
-/** Sends the requests of a VM's reconcile that change objects. The VM and its Pod have the same key, `namespace/name`. */
+/** Sends the requests with which the reconcile of a VM changes objects. The VM and its Pod have the same key, `namespace/name`. */
 import {
   DESIRED_ANNOTATION,
   GIVEN_UP_ANNOTATION,
@@ -154,7 +154,7 @@ export class VMWriter {
 
   /**
    * Returns the observed state with the existing Pod if this Pod has the VM's uid. Such a Pod is orphaned: it has lost only its owner
-   * reference. A Pod with another uid is never adopted.
+   * reference. A Pod with the uid of another VM is never adopted.
    */
   async #existingPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
@@ -174,7 +174,7 @@ export class VMWriter {
 
   /**
    * Stores the MAC addresses on the Node. The request fails if the Node has changed since it was read. Without this check, the request
-   * could overwrite the address of another VM that was abandoned on the same host.
+   * could overwrite the address of another machine that was abandoned on the same host.
    */
   async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {

@@ -14,7 +14,7 @@ export function needsPod({ pod }: Observed, { failure, firstRunningTime }: Facts
   return pod === undefined && failure === undefined && firstRunningTime === undefined;
 }
 
-/** Resolves the VM and creates its Pod, unless the VM has a Pod, ran before or has failed. */
+/** Resolves the settings of the VM and creates its Pod, unless the VM has a Pod, ran before or has failed. */
 export function deploy(observed: Observed, facts: Facts): StepResult {
   const { vm, nameTakenBy, config, clusterUid, random } = observed;
   if (!needsPod(observed, facts)) {

@@ -36,8 +36,8 @@ export function createVncSecret({ vm, random }: Observed): Write {
 }
 
 /**
- * Creates the Secret again while the host reports that it is missing. An attempt has no effect while the Secret of an earlier VM of the
- * same name exists.
+ * Creates the Secret with the VNC password again while the host reports that this Secret is missing. An attempt has no effect while the
+ * Secret of an earlier VM of the same name exists.
  */
 export function ensureVncSecret(observed: Observed, { failure }: Facts): StepResult {
   const { pod } = observed;
