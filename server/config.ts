@@ -1,4 +1,6 @@
-/** Configuration of the HTTP API: one YAML file, which is checked at start. An error lists every mistake with its path. */
+/**
+ * Configuration of the HTTP API: one YAML file, which is checked at start. An error lists every mistake, with the path of the wrong field.
+ */
 import * as z from 'zod';
 import { checkConfig, readConfig } from '../base/config.ts';
 import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../base/certificatefiles.ts';
@@ -18,8 +20,8 @@ const aliasesSchema = z
     devRoleBinding: z.string().min(1).optional(),
     /**
      * Status code of the answer to a deployment that fails because no host has room. This field also decides about requests without the
-     * parameter `whenFull`. If the field is absent, their deployments wait until a host has room. If it is set, their deployments fail
-     * immediately.
+     * parameter `whenFull`. If the field is absent, such a request waits until a host has room. If the field is set, such a request fails
+     * immediately when no host has room.
      */
     fullClusterStatus: z.int().min(400).max(599).optional(),
   })
@@ -30,8 +32,8 @@ const httpSchema = z
     /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
     address: z.string().default(':8443'),
     /**
-     * Whether clients use TLS. Without TLS, everybody on the network can read the tokens of clients. Another program must then encrypt the
-     * connections.
+     * Whether clients use TLS. If not, another program must encrypt the connections, because otherwise everybody on the network can read
+     * the tokens of clients.
      */
     tls: z.boolean().default(true),
     ...certificateFields(['berth-server.berth-system.svc', 'localhost']),

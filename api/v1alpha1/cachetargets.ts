@@ -1,6 +1,6 @@
 /**
- * Reads from ImageCacheEntries the normalized name of the image, and the hosts that should have the image. If several entries name the same
- * image, this code also decides which of them has an effect.
+ * Reads two facts from an ImageCacheEntry: the normalized name of its image, and whether a host should have the image. If several entries
+ * name the same image, this code also decides which of them has an effect.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
 import type { ObjectMeta } from './metadata.ts';
@@ -38,9 +38,9 @@ interface Entry {
 }
 
 /**
- * If several entries are for the same image, only one of them has an effect. This function returns that entry. It is the entry with the
- * finalizer, because the operator has begun the work for that entry. If no entry has the finalizer, the oldest entry is returned. If the
- * two oldest entries were created in the same second, the one whose name comes first is returned.
+ * Returns the only one of `entries` that has an effect. All `entries` must be for the same image. The entry with the finalizer is returned,
+ * because the operator has begun the work for that entry. If no entry has the finalizer, the oldest entry is returned. If the two oldest
+ * entries were created in the same second, the one whose name comes first is returned.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

@@ -1,7 +1,10 @@
 /** Bounds of a machine's display: width and height in pixels, and DPI (dots per inch). */
 import { integer } from './schema.ts';
 
-/** Largest allowed DPI (dots per inch) of a display. The administrator chooses it at installation. All other bounds are always the same. */
+/**
+ * Largest allowed DPI (dots per inch) of a display. The administrator chooses it at installation. The other bounds of a display cannot be
+ * chosen.
+ */
 export type DisplayDpiMaximum = 240 | 320;
 export const DEFAULT_DISPLAY_DPI_MAXIMUM: DisplayDpiMaximum = 240;
 

@@ -9,7 +9,10 @@ import * as z from 'zod';
 /** Version of an emulator's annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod (`AgentTooOld`). */
 export const EMULATOR_API_VERSION = 'emulator.berth.dev/v1';
 
-/** Pattern of the name of an Android platform, device or image type. Such names become parts of paths and of configuration files. */
+/**
+ * Pattern of the name of an Android platform, device or image type. It allows no slashes and no spaces, because such names become parts of
+ * paths and of configuration files.
+ */
 export const ANDROID_NAME = /^[A-Za-z0-9][-A-Za-z0-9_.]*$/;
 /**
  * Names of devices that users can choose. The list is repeated here, because the SDK contains it only in a Java program, which Berth does

@@ -116,8 +116,8 @@ function typedKey(type: string): string {
   const length = Buffer.alloc(4);
   length.writeUInt32BE(type.length);
   const start = Buffer.concat([length, Buffer.from(type)]);
-  // A base64 character can contain bits of the type's name and bits of the bytes after the name. The pattern leaves out the last one or two
-  // bytes of the name if such a character contains their bits.
+  // Base64 encodes three bytes together. The last one or two bytes of the type's name can be encoded together with bytes after the name.
+  // The pattern leaves out such bytes, because their characters are not the same for all keys.
   const known = start.subarray(0, start.length - (start.length % 3)).toString('base64');
   return `${type.replaceAll('.', '[.]')} ${known}`;
 }
@@ -126,8 +126,8 @@ const SSH_KEY_PATTERN = `^(${KEY_TYPES.map(typedKey).join('|')})[A-Za-z0-9+/]{20
 const SSH_KEY = new RegExp(SSH_KEY_PATTERN);
 const SSH_KEYS = 32;
 /**
- * Largest length of one key in characters. The text of the longest RSA key from OpenSSH (16384 bits) has 2772 characters, without the
- * comment.
+ * Largest length of one key in characters. The longest RSA key from OpenSSH (16384 bits) has 2772 characters. The limit leaves room for a
+ * comment after the key.
  */
 const SSH_KEY_LENGTH = 3 * KIBIBYTE;
 const SSH_KEYS_JSON_BYTES = 32 * KIBIBYTE;

@@ -17,7 +17,10 @@ export interface KindContent {
   spec: z.ZodType;
   /** Schema of the status. It is absent if objects of the kind have no status, for example a VMConfig. */
   status?: z.ZodType;
-  /** CEL rules for the whole object. Rules for parts of the object cannot read `self.metadata.name`. */
+  /**
+   * CEL rules for the whole object. Rules about `self.metadata.name` must be here, because rules for parts of the object cannot read the
+   * name.
+   */
   rules: readonly CelRule[];
   columns: readonly PrinterColumn[];
 }
@@ -30,8 +33,8 @@ export interface KindDefinition extends KindContent {
 }
 
 /**
- * Returns a CEL rule: the name of an object must have at most `maximum` characters. If `o.dots` is false, the rule also forbids dots. Some
- * kinds need this, because their Pods have the same names as the objects.
+ * Returns a CEL rule: the name of an object must have at most `maximum` characters. If `o.dots` is false, the rule also forbids dots. For
+ * example, a VM must not have a dot in its name, because its Pod has the same name, and only Pods of emulators have a dot in their names.
  */
 export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   const noDots = o.dots ? '' : " && !self.metadata.name.contains('.')";

@@ -32,8 +32,8 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
 export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
 
 /**
- * One reserved port. `name` is unique in the machine, for example `8822-tcp`. The container of the Pod declares the same number as its own
- * `hostPort`, so that the scheduler places the Pod only on a host where this port is free.
+ * One reserved port. `name` is unique in the machine, for example `8822-tcp`. The container of the Pod declares the host port, too, so that
+ * the scheduler places the Pod only on a host where this port is free.
  */
 export const machinePortSchema = z.object({
   name: z.string(),
@@ -45,7 +45,7 @@ export const machinePortSchema = z.object({
 });
 export type MachinePort = z.infer<typeof machinePortSchema>;
 
-/** Port of the guest for which the agent chooses a port of the host. */
+/** Port of the guest for which the agent chooses a host port. */
 const automaticPortSchema = z.object({
   protocol: z.enum(['TCP', 'UDP']),
   /** Port in the guest. It is 0 for the purpose `vnc`, because the hypervisor, not the guest, serves the screen. */
@@ -58,7 +58,7 @@ const automaticPortSchema = z.object({
 });
 export type AutomaticPort = z.infer<typeof automaticPortSchema>;
 
-/** Largest number of automatic ports of one machine: 64 ports of the user, and one port each for SSH, screen sharing and VNC. */
+/** Largest number of automatic ports of one machine: 64 ports that the user reserves, and one port each for SSH, screen sharing and VNC. */
 const MAXIMUM_AUTOMATIC_PORTS = 67;
 
 /**
@@ -84,7 +84,7 @@ export const machineSchema = z.object({
   network: z.object({ mode: z.enum(['NAT', 'Bridge']) }),
   ports: z.array(machinePortSchema),
   /**
-   * Ports of the guest for which the agent chooses ports of the host. The field is absent if an earlier release of the operator wrote the
+   * Ports of the guest for which the agent chooses host ports. The field is absent if an earlier release of the operator wrote the
    * document.
    */
   automaticPorts: z.array(automaticPortSchema).max(MAXIMUM_AUTOMATIC_PORTS).optional(),
@@ -171,11 +171,11 @@ export type GuestFacts = z.infer<typeof guestFactsSchema>;
 
 /**
  * The report that the agent writes as JSON into the message of the Pod condition `berth.dev/Machine`. The report contains the hash of the
- * last `berth.dev/desired` that the machine fulfils. The hash is necessary, because a change of an annotation does not change the Pod's
- * generation. The report also contains the finished actions, and facts for the VM's status.
+ * last `berth.dev/desired` that the machine fulfils. The operator needs this hash, because the Pod's generation does not change when an
+ * annotation changes. The report also contains the finished actions, and facts for the VM's status.
  */
 export const machineReportSchema = z.object({
-  /** The first 16 hexadecimal digits of the SHA-256 of the annotation `berth.dev/desired`. The machine now fulfils this annotation. */
+  /** Hash of the annotation `berth.dev/desired` that the machine now fulfils: the first 16 hexadecimal digits of its SHA-256. */
   desiredHash: reported(z.string()),
   restartedAt: reported(timeText),
   revertedAt: reported(timeText),

@@ -123,7 +123,8 @@ export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
 /**
  * Condition that the agent writes to its Node: whether the host can run emulators. If the status is False, the message gives the reason.
- * Simulated hosts do not have the condition. If a host does not have it, the operator does not check whether the host can run emulators.
+ * Simulated hosts do not have the condition. For a host without the condition, the operator does not check whether the host can run
+ * emulators.
  */
 export const EMULATORS_CONDITION = 'berth.dev/Emulators';
 /**

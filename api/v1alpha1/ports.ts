@@ -1,6 +1,6 @@
 /**
- * Reserved ports: `[NODE_PORT]:VM_PORT` with an optional `/tcp` or `/udp` in upper or lower case. The default is TCP. If the node port is
- * absent, the agent of the host chooses one.
+ * Reserved ports. Users write `[NODE_PORT]:VM_PORT` with an optional `/tcp` or `/udp` in upper or lower case. The default is TCP. NODE_PORT
+ * is the port of the host, and VM_PORT is the port of the guest. If NODE_PORT is absent, the agent of the host chooses the port.
  */
 import * as z from 'zod';
 import { documented } from './schema.ts';
@@ -16,7 +16,7 @@ interface PortReservation extends GuestPort {
   hostPort: number;
 }
 
-/** A reserved port as users write it. If `hostPort` is undefined, the agent of the host chooses a port. */
+/** A reserved port as users write it. If `hostPort` is undefined, the agent of the host chooses the host port. */
 interface WrittenPort extends GuestPort {
   hostPort: number | undefined;
 }

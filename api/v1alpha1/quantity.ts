@@ -32,7 +32,7 @@ const DECIMAL_SUFFIXES: readonly string[] = ['', 'k', 'M', 'G', 'T', 'P', 'E'];
 export type Quantity = string | number;
 
 /**
- * Returns the bytes of a quantity. A fraction of a byte is rounded away from zero, as in Kubernetes.
+ * Returns the number of bytes that a quantity stands for. A fraction of a byte is rounded away from zero, as in Kubernetes.
  * @throws RangeError when the text is not a quantity.
  */
 export function parseQuantity(quantity: Quantity): bigint {
@@ -43,7 +43,7 @@ export function parseQuantity(quantity: Quantity): bigint {
   return bytes;
 }
 
-/** Returns the bytes of a quantity. The result is undefined if the text is not a quantity. */
+/** Returns the number of bytes that a quantity stands for. The result is undefined if the text is not a quantity. */
 export function bytesIn(text: string): bigint | undefined {
   const match = QUANTITY.exec(text);
   if (match === null) {
@@ -59,7 +59,10 @@ export function bytesIn(text: string): bigint | undefined {
   return sign === '-' ? -bytes : bytes;
 }
 
-/** Returns the bytes of a decimal number with a suffix and a power of ten. A fraction of a byte is rounded up. */
+/**
+ * Returns a number of bytes: the decimal number `digits`, multiplied by the value of a binary `suffix` and by ten to the power `ten`. A
+ * fraction of a byte is rounded up.
+ */
 function scaledUp(digits: string, suffix: string, ten: number): bigint {
   const [whole = '', fraction = ''] = digits.split('.');
   const power = ten - fraction.length;

@@ -1,4 +1,4 @@
-/** Reads references of images: their form, their normalized spelling, and their parts. */
+/** Normalizes and checks references of images, and splits them into their parts. */
 import { ReasonedError } from './reasons.ts';
 
 /** Largest length of a reference or name, in characters. */

@@ -39,8 +39,8 @@ const REPOSITORY = 'team/image';
 const SECRET_NAME = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
 const SECRET_NAME_LENGTH = 253;
 /**
- * Number of hexadecimal digits of the hash in the name of a Secret. With these 96 bits, the names of two registries practically never have
- * the same hash.
+ * Number of hexadecimal digits of the hash in the name of a Secret. With 24 digits (96 bits), the names of two registries practically never
+ * have the same hash.
  */
 const HASH_DIGITS = 24;
 
@@ -58,7 +58,10 @@ export type Server = Readonly<z.infer<typeof serverSchema>>;
  */
 const insecureServersSchema = z.array(serverSchema).max(2);
 
-/** Credential for one server. A namespace has at most one credential for a registry: http and https share it. */
+/**
+ * Credential for one server. A namespace has at most one credential for each registry. The http and the https address of a registry share
+ * this credential.
+ */
 export interface RegistryCredential extends Server {
   /** Name of the Secret in the same namespace. */
   readonly secretName: string;

@@ -104,7 +104,7 @@ export function immutable(...fields: string[]): CelRule[] {
   }));
 }
 
-/** Returns a rule for `spec`. At most one of `fields` may be set. If `required` is true, exactly one must be set. */
+/** Returns a CEL rule for an object with these `fields`: at most one of them may be set, or exactly one if `required` is true. */
 export function oneOf(fields: readonly string[], required: boolean): CelRule {
   const set = fields.map((field) => `has(self.${field})`).join(', ');
   const names = `${fields.slice(0, -1).join(', ')} and ${fields.at(-1)}`;

@@ -50,8 +50,8 @@ function bound(schema: BoundedSchema, value: unknown): unknown {
 }
 
 /**
- * This function uses a loop, because a loop takes only a fifth of the time that `Object.entries` and `Object.fromEntries` take. The time
- * matters, because every reconciliation computes a whole status.
+ * Returns a copy of an object with each field bounded. This function uses a loop, because a loop takes only a fifth of the time that
+ * `Object.entries` and `Object.fromEntries` take. The time matters, because every reconciliation computes a whole status.
  */
 function boundFields(schema: BoundedSchema, value: Record<string, unknown>): Record<string, unknown> {
   const bounded: Record<string, unknown> = {};

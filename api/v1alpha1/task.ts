@@ -90,7 +90,7 @@ export const taskSchema = z.discriminatedUnion('type', [
 export type Task = z.infer<typeof taskSchema>;
 
 export const taskReportSchema = z.object({
-  /** Percentage from 0 to 100 of the bytes that are already transferred. */
+  /** Progress of the transfer, as a percentage from 0 to 100. */
   progressPercent: z.number().int().min(0).max(100).optional(),
   /** Digest of the image's manifest, or of the image's file. */
   digest: z.string().optional(),

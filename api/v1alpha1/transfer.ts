@@ -1,6 +1,7 @@
 /**
- * The protocols for files between a caller and the task of an upload or a download. The caller sends `POST pods/attach` with an upgrade to
- * {@link TRANSFER_PROTOCOL}. The API server passes the upgrade and all later bytes to the agent of the host, and does not read them.
+ * The protocols with which a caller sends a file to the task of an upload, or receives a file from the task of a download. The caller sends
+ * `POST pods/attach` with an upgrade to {@link TRANSFER_PROTOCOL}. The API server passes the upgrade and all later bytes to the agent of
+ * the host, and does not read them.
  *
  * In an upload, the caller sends the file in pieces. Before each piece, the caller sends the length of the piece as four bytes, big endian.
  * After the last piece, the caller sends the length 0, then the SHA-256 of the file. Therefore a broken connection never looks like the end

@@ -1,7 +1,7 @@
 /**
- * The caller of a request. The HTTP API sends the caller's bearer token with each request to the API server, so that the API server decides
- * about the request. The connections for these requests have no client certificate, because the API server prefers a certificate to a
- * token.
+ * Callers of the HTTP API. When a caller's request needs the API server, the HTTP API sends the caller's bearer token to the API server,
+ * which decides whether the caller has the necessary right. The connections to the API server have no client certificate, because the API
+ * server prefers a certificate to a token.
  */
 import type { IncomingHttpHeaders } from 'node:http';
 import type { Registry } from 'prom-client';
@@ -51,7 +51,10 @@ export class Callers {
   readonly #watches: Transport;
   readonly #usernames = new Usernames();
 
-  /** `connection` contains the address of the API server. Its credentials are not used, because each call has the token of its caller. */
+  /**
+   * `connection` contains the address of the API server. The credentials in `connection` are not used, because each request has the token
+   * of its caller.
+   */
   constructor({ server, serverName, certificateAuthority }: Connection, metrics: Registry) {
     const address = { server, serverName, certificateAuthority };
     this.#transport = new Transport(address, { metrics, userAgent: 'berth-server' });
@@ -82,7 +85,12 @@ export class Callers {
   }
 }
 
-/** Returns the bearer token. The word Bearer is accepted twice, because the Swagger page adds it and many users type it, too. */
+/**
+ * Returns the bearer token. Its header can contain the word Bearer twice, because the Swagger page adds this word, and many users type the
+ * word, too.
+ *
+ * @throws StatusError 401 when the request has no bearer token, or a token that is too long.
+ */
 export function tokenOf({ authorization = '' }: IncomingHttpHeaders): string {
   const token = /^(?:Bearer +){1,2}([-\w.~+/]+=*) *$/i.exec(authorization)?.[1];
   if (token === undefined || token.length > TOKEN_LENGTH) {

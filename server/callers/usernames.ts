@@ -23,7 +23,7 @@ export class Usernames {
   readonly #names = new LRUCache<string, string, KubeClient>({
     max: NAMES,
     ttl: NAME_MILLISECONDS,
-    // While the API server is asked for a name, the cache might remove the entry for this name, to make room for another one. With this
+    // While the API server is asked for a name, the cache might remove the entry for this name, to make room for another entry. With this
     // option, the caller still gets the name.
     ignoreFetchAbort: true,
     fetchMethod: async (_hash, _known, { context }) => {

@@ -20,8 +20,8 @@ export class PairError extends Error {
 }
 
 /**
- * Returns the certificate and its key if a server can use them now. After the certificate, its file can contain the chain, in which each
- * certificate is followed by the certificate of its issuer. `now` is in milliseconds since 1970.
+ * Returns the certificate and its key if a server can use them now. The text of the certificate can also contain the chain: after each
+ * certificate comes the certificate of its issuer. `now` is in milliseconds since 1970.
  *
  * @throws PairError when a file is not readable, the files do not belong together, or a certificate is not valid now.
  */
@@ -81,7 +81,7 @@ function keyIn(pem: string): KeyObject {
   try {
     key = createPrivateKey(pem);
   } catch {
-    // The message does not contain the library's message, because that can quote the key.
+    // The library's message is left out here, because it can quote the key.
     throw new PairError(
       'keyPath',
       'the private key is not readable. It must be in PEM form and must not have a passphrase',

@@ -46,7 +46,7 @@ export class UploadedCertificate {
     });
   }
 
-  /** Starts to watch the Secret. Resolves when the Secret was read, or after the longest wait. */
+  /** Starts to watch the Secret. Resolves when the Secret has been read, but after {@link START_MILLISECONDS} at the latest. */
   async start(signal: AbortSignal): Promise<void> {
     this.#informer.start(signal);
     const read = this.#informer.synced.catch(() => undefined);
@@ -60,7 +60,7 @@ export class UploadedCertificate {
     return async () => this.#current() ?? (await other());
   }
 
-  /** Stores the pair. All replicas serve it within seconds. @throws PairError when no server can use it. */
+  /** Stores the certificate and its key. All replicas use them within seconds. @throws PairError when no server can use them. */
   async store(pair: Certificate): Promise<void> {
     const { certificate, key } = checkedPair(pair);
     const data = { [CERTIFICATE_KEY]: encoded(certificate), [PRIVATE_KEY_KEY]: encoded(key) };

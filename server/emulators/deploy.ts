@@ -25,9 +25,9 @@ export interface EmulatorDeploy {
 
 /**
  * Creates the emulator and resolves with the emulator when it runs. If the time limit of the request passes or the server stops before
- * that, resolves with the current state of the emulator. The deployment then continues. An emulator that fails is deleted. If the client
- * closes the connection before it knows the emulator's name, the emulator is deleted, too. The wait ends when the signal of `end` aborts
- * with a {@link WaitEnd}.
+ * that, the promise resolves with the current state of the emulator, and the deployment continues. An emulator that fails is deleted. If
+ * the client closes the connection before it knows the name of the emulator, the emulator is deleted, too. The wait ends when the signal of
+ * `end` aborts with a {@link WaitEnd}.
  *
  * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
  */

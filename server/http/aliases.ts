@@ -1,6 +1,6 @@
 /**
- * Replaces aliases. An alias is a name that is fixed in the code of clients. If a request has an alias in its path or body, the answer has
- * the same alias. Without the setting `http.aliases`, there are no aliases.
+ * Replaces each alias in a request with the real name. An alias is a name that is fixed in the code of clients. If a request has the alias
+ * of a namespace in its path or body, the answer has the same alias. Without the setting `http.aliases`, there are no aliases.
  */
 import type { FastifyRequest } from 'fastify';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';

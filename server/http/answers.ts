@@ -3,17 +3,17 @@ import type { ServerResponse } from 'node:http';
 import { StatusError } from './errors.ts';
 
 /**
- * Size in bytes up to which an answer is not counted. Usually, only the OpenAPI document and lists of several hundred VMs or more are
- * longer.
+ * Size in bytes up to which an answer does not count in the limits of unread answers. Usually, only the OpenAPI document and lists of
+ * several hundred VMs or more are longer.
  */
 const FREE_BYTES = 64 * 1024;
-/** Limit in bytes for the sum of all counted answers. The container of the server has 512 MiB of memory. */
+/** Limit in bytes for all unread answers longer than {@link FREE_BYTES}. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 96 * 1024 * 1024;
 /** Limit in bytes for the answers of one user: three of the longest lists. The rest is for other users. */
 const OWNER_BYTES = TOTAL_BYTES / 4;
 /**
- * Time limit in milliseconds for a counted answer. A client with 1.2 Mbit/s gets the longest list in this time. For a list of 10,000
- * VMs, half of this speed is enough.
+ * Time in milliseconds in which a client must read an answer longer than {@link FREE_BYTES}. A client with 1.2 Mbit/s gets the longest list
+ * in this time. For a list of 10,000 VMs, half of this speed is enough.
  */
 const ANSWER_MILLISECONDS = 60_000;
 
@@ -36,7 +36,7 @@ export class UnreadAnswers {
     if ((this.#owners.get(owner) ?? 0) + bytes > OWNER_BYTES) {
       throw new StatusError(
         429,
-        'Clients of this user have too many unread long answers. Read or close them, or try again later',
+        'Clients of this user have too many unread long answers. Read these answers or close their connections, or try again later',
       );
     }
     if (this.#bytes + bytes > TOTAL_BYTES) {

@@ -19,9 +19,9 @@ import { refuseMalformed, sendError, StatusError } from './errors.ts';
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
 const CONNECTIONS = 2_048;
 /**
- * A connection is closed if it transfers no data for this time in milliseconds. The time is long, because a handler can send four requests
- * to an API server that does not answer. Each of these requests fails after 30 s, and the client must still get the status 503. {@link
- * UnreadAnswers} limits the time of long answers.
+ * A client's connection is closed if it transfers no data for this time in milliseconds. The time is long, because a handler can send four
+ * requests to an API server that does not answer. Each of these four requests fails after 30 s, and the client must still get the status
+ * 503. {@link UnreadAnswers} limits the time of long answers.
  */
 const STALL_MILLISECONDS = 150_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */

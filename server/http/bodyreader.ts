@@ -9,8 +9,8 @@ import { StatusError } from './errors.ts';
 /** Largest body of a request in bytes. Only uploads of files can be larger, because files are not held in memory. */
 export const BODY_BYTES = 1024 * 1024;
 /**
- * Number of bytes at the start of each body that are not added to the total. Most bodies are shorter than this, so the limit for large
- * bodies never causes the refusal of such a body. For all 2,048 connections together, these bytes need 16 MiB.
+ * Number of bytes at the start of each body that do not count in {@link TOTAL_BYTES}. Most bodies are shorter than this number, so they are
+ * never refused because of that limit. For all 2,048 connections together, these bytes need 16 MiB.
  */
 const FREE_BYTES = 8 * 1024;
 /** Limit in bytes for the total of all bodies that are being read. The container of the server has 512 MiB of memory. */

@@ -8,7 +8,7 @@ export const NAMESPACES_PATH = '/api/v1/namespaces';
 export const namespaceParams = z.object({ namespace: text('Namespace.', 63, LABEL) });
 
 /**
- * Schema of the names of a namespace and of an object in it. Every name of an object is accepted here, so that a request with an impossible
- * name gets the same answer as a request for a missing object.
+ * Schema of the names of a namespace and of an object in it. This schema accepts an object name that no object can have. A request with
+ * such a name then gets the same answer as a request for a missing object.
  */
 export const objectParams = namespaceParams.extend({ name: z.string().min(1) });

@@ -24,8 +24,8 @@ export class WaitEnd extends Error {
 }
 
 /**
- * Part of the places for waiting requests that the requests of one user can take. The requests in one namespace can take the same part. The
- * part is large, because a CI system deploys a thousand VMs at the same time as one user. The other places are for other users.
+ * Largest share of the places for waiting requests that one user can take. The requests in one namespace can take the same share. The share
+ * is large, because a CI system deploys a thousand VMs at the same time as one user. The other places are for other users.
  */
 const SHARE = 3 / 4;
 

@@ -26,7 +26,10 @@ import { cachedImage, imageToCache, type Named } from './image.ts';
 const IMAGES_PATH = '/api/v1/namespaces/:namespace/cache/images';
 const tags = ['Image cache'];
 const imageParams = namespaceParams.extend({ image: z.string().min(1) });
-/** Parameters of a path that ends with an image name with unencoded slashes. The parameter `*` contains this last part of the path. */
+/**
+ * Parameters of a path in which the slashes of the image name are not encoded. The parameter `*` contains the image name, and the action if
+ * the path ends with an action.
+ */
 const restParams = namespaceParams.extend({ '*': z.string().min(1) });
 /** Status code of answers that contain a status for each host, because the work can fail on some hosts and succeed on others. */
 const MULTI_STATUS = 207;

@@ -115,7 +115,8 @@ async function begin(request: DownloadRequest, object: Stored, signal: AbortSign
   const wait = new Wait(request, limit);
   let connection: Socket | undefined;
   const onEnd = (): void => void connection?.destroy(limit.reason as Error);
-  // This listener applies the time limit only until the first bytes arrive. Later only the end of the response ends the transfer.
+  // This listener closes the connection when the time limit passes or the signal aborts. It is removed when the first bytes arrive, because
+  // the time limit does not apply to the rest of the transfer.
   limit.addEventListener('abort', onEnd, { once: true });
   try {
     connection = await wait.forHost(object);
@@ -251,8 +252,8 @@ class Wait {
 }
 
 /**
- * Reports whether the error means that the task has just ended, or that its host does not answer now. Status codes of a host cannot be
- * trusted, because a host can refuse with any code, for example 200.
+ * Reports whether the error means that the task has just ended, or that its host does not answer now. All status codes except {@link
+ * OF_THE_CALLER} have this meaning, because a host can refuse with any code, for example 200.
  */
 function isPassing(error: unknown): error is ApiError {
   return error instanceof ApiError && !OF_THE_CALLER.has(error.status);

@@ -61,10 +61,11 @@ interface Transfer {
 }
 
 /**
- * Returns the host's answer after the connection ended while the file was sent. A host that refuses the file sends an answer, and closes
- * the connection if this process does not close it soon. The answer contains the cause, but the error of the connection does not.
+ * Returns the host's answer when the connection ended before the whole file was sent. A host that refuses the file sends an answer with the
+ * cause. If this process does not close the connection soon after that, the host closes it. The error of the connection does not contain
+ * the cause.
  *
- * @throws `error` when it is not an error from sending.
+ * @throws `error` when it is not an error from sending. @throws BrokenTransferError when the host sent no answer.
  */
 async function afterFailure(answer: Promise<TransferAnswer>, error: unknown): Promise<TransferAnswer> {
   if (error instanceof BrokenTransferError) {
@@ -103,8 +104,8 @@ async function inTime<T>(connection: Duplex, work: Promise<T>): Promise<T> {
 }
 
 /**
- * Sends one piece and resolves when its bytes have left this process. The caller waits for this before it reads more of the file. Therefore
- * a slow host only slows down the client, and the file does not fill the memory.
+ * Sends one piece and resolves when its bytes have left this process. The calling function waits for this before it reads more of the file.
+ * Therefore a slow host only slows down the client, and the file does not fill the memory.
  */
 async function write(connection: Duplex, length: number, bytes: Buffer): Promise<void> {
   const head = Buffer.alloc(LENGTH_BYTES);

@@ -27,7 +27,8 @@ export function isTask({ metadata, status }: Pod): boolean {
 /**
  * Connects to the task of the Pod with the rights of `caller`. The code that calls this function must handle the errors of the connection.
  *
- * @throws ApiError when the API server or the host refuses, the signal's reason when the signal aborts, or the network's error.
+ * @throws ApiError when the API server or the host refuses, the signal's reason when the signal aborts, or another error when the
+ * connection fails.
  */
 export async function attach({ client }: Caller, { metadata }: Pod, signal: AbortSignal): Promise<Socket> {
   const { name, namespace = '' } = metadata;

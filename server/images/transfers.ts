@@ -85,7 +85,7 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
           const read = async () => {
             const form = await readForm(request);
             // The transfer of the file has no time limit. The texts before the file have a time limit, so that a slow client does not take
-            // one of the few places for uploads.
+            // one of the few places for uploads for long.
             allowLongBody(request.raw, reply.raw);
             return form;
           };

@@ -27,7 +27,7 @@ export const UPLOAD_LIMITS = {
  * transfer. Therefore the server ends the transfer first, and can tell the client the reason.
  */
 const SILENCE_MILLISECONDS = 50_000;
-/** An answer shows at most this number of characters from the name of a part. */
+/** An answer shows at most this number of characters from the name of a part of the body. */
 const NAME_LENGTH = 100;
 /** Endings of file names. They are removed if the name of the object is made from the file name. */
 const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
@@ -98,8 +98,8 @@ export async function readForm(request: FastifyRequest): Promise<UploadForm> {
 }
 
 /**
- * Reads the parts of a body. By default, the library drops a part that it cannot read, and continues. This class throws an error with the
- * name of the part instead.
+ * Reads the parts of a body. By default, the multipart library drops a part that it cannot read, and continues. This class throws an error
+ * with the name of the part instead.
  */
 class Parts {
   readonly #parts: AsyncIterator<Multipart>;
@@ -192,8 +192,8 @@ async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
 }
 
 /**
- * Returns the refusal for an error. The library's errors about exceeded limits have a status code. An error without a status code gets the
- * code 400.
+ * Returns the refusal for an error. The multipart library's errors about exceeded limits have a status code. An error without a status code
+ * gets the code 400.
  */
 function refusalFor(error: unknown): Error {
   if (error instanceof StatusError) {
@@ -205,8 +205,8 @@ function refusalFor(error: unknown): Error {
 }
 
 /**
- * Checks the texts of the upload. `filename` is empty if the client sent no file name. A part with the type `application/octet-stream`
- * counts as a file even without a file name.
+ * Checks the texts of the upload. `filename` is empty if the client sent no file name. This is possible, because a part with the type
+ * `application/octet-stream` counts as a file even without a file name.
  */
 function formOf(texts: Record<string, unknown>, filename = ''): Omit<UploadForm, 'file'> {
   const { data, error } = uploadTextsSchema.safeParse(normalizeBody(uploadTextsSchema, texts));

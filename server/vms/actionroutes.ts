@@ -74,7 +74,7 @@ function addPowerRoutes(app: App): void {
     `${VM}/exec/:command`,
     {
       schema: {
-        summary: 'Start, stop, suspend, resume or revert a VM, without a body',
+        summary: 'Start, stop, suspend, resume or revert a VM. The request has no body',
         tags,
         params: objectParams.extend(execParams),
         response: succeeds,

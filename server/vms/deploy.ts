@@ -37,8 +37,8 @@ export interface DeploysOptions {
   readonly logger: Logger;
   /**
    * Status code of the answer to a deployment that fails because no host has room, from the setting `http.aliases`. This value also decides
-   * about requests without the parameter `whenFull`. If it is undefined, their deployments wait until a host has room. If it is set, their
-   * deployments fail immediately.
+   * about requests without the parameter `whenFull`. If the value is undefined, such a request waits until a host has room. If the value is
+   * set, such a request fails immediately when no host has room.
    */
   readonly fullStatus: number | undefined;
 }
@@ -77,7 +77,12 @@ export class Deploys {
     });
   }
 
-  /** Waits until the created VM runs. If it does not run, deletes or keeps it. @throws the error for the caller */
+  /**
+   * Waits until the created VM runs. If the wait ends before the VM runs, the VM is deleted, except in the case that {@link Deploys.deploy}
+   * describes.
+   *
+   * @throws the error for the caller
+   */
   async #answer(request: DeployRequest, created: VM, signal: AbortSignal): Promise<VM> {
     const { caller, body } = request;
     const { logger, fullStatus } = this.#options;

@@ -6,7 +6,10 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type NamespacedRef, getAs } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 
-/** Writes the command into the VM. The host executes the command later. @throws StatusError 409 when the VM's state does not allow it. */
+/**
+ * Writes the command into the VM object, so that the host executes it later. @throws StatusError 409 when the state of the VM does not
+ * allow the command.
+ */
 export async function command(client: KubeClient, ref: NamespacedRef, word: Command): Promise<void> {
   const change = powerChange(await getAs(client, VMS, ref), word);
   if ('refusal' in change) {

@@ -34,7 +34,7 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         response: { 200: vmListSchema },
       },
       // The items are not checked against the schema of the answer, because `itemOf` already creates them with the right type. A check of a
-      // thousand items would take longer than writing them.
+      // thousand items would take longer than their conversion to JSON.
       serializerCompiler: () => JSON.stringify,
     },
     async ({ caller, params, query }) => await listAs(caller(), VMS, { ...params, ...query }, itemOf),

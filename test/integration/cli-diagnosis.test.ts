@@ -180,7 +180,7 @@ describe('vm why', () => {
       ['image', 'PullSecretMissing', expect.stringMatching(/regcred.* -> Create the secret/)],
       ['image', 'DiskFull', expect.stringMatching(/9 GB.* -> Free space/)],
       ['network', 'NATSelfHealFailed', expect.stringMatching(/rule 7.* -> Remove the rule/)],
-      ['machine', 'StartFailed', expect.stringMatching(/accelerator.* -> Read the message/)],
+      ['machine', 'StartFailed', expect.stringMatching(/accelerator.* -> Read the condition’s message/)],
       ['guest', 'NotReady', expect.stringMatching(/port 22.* -> .*console of the guest/)],
       ['host', 'HostUnreachable', expect.stringMatching(/silent.* -> Look at the host/)],
     ]);
@@ -192,7 +192,9 @@ describe('vm why', () => {
     expect(out).toMatch(/^VM unstarted \(Failed\): qemu: no such {2}\[2Jaccelerator\n/);
     expect(out).toMatch(/^ {2}scheduler +ok +Host rack$/m);
     expect(out).toMatch(/^ {2}machine +problem +StartFailed$/m);
-    expect(out).toMatch(/What to do:\n {2}Read the message, and check the hypervisor on the host\.\n/);
+    expect(out).toMatch(
+      /What to do:\n {2}Read the condition’s message, and check the hypervisor on the host\.\n/,
+    );
     // A host often gets a VM in the second in which the VM was created.
     expect(out).toMatch(/^ {2}\S+ +Scheduled +The VM was placed on host rack \(attempt 1\)$/m);
     expect(await berth('vm', 'why', 'absent')).toMatchObject({

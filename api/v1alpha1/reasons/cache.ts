@@ -50,14 +50,14 @@ export const CACHE_REASONS = {
     class: 'passing',
     by: 'operator',
     says: 'A host failed to fetch the image and tries again',
-    todo: 'Read the message',
+    todo: 'Read the message of the Event',
   },
   RemovingFailed: {
     seen: { ImageCacheEntry: ['Event'] },
     class: 'passing',
     by: 'operator',
     says: 'A host failed to remove the image and tries again',
-    todo: 'Read the message',
+    todo: 'Read the message of the Event',
   },
   Outdated: {
     seen: { ImageCacheEntry: ['Ready', 'Event'] },

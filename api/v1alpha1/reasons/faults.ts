@@ -78,7 +78,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent and operator',
     says: 'The machine is not suspended, because the disk of its host has no space for the memory of the machine',
-    todo: 'Delete files on the disk of the host. The machine is suspended when the disk has enough space',
+    todo: 'Delete files on the disk of the host. The machine is then suspended automatically',
   },
   ResizeDeferred: {
     seen: { VM: ['RestartRequired'] },

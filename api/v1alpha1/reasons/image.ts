@@ -24,7 +24,7 @@ export const IMAGE_REASONS = {
     class: 'passing',
     by: 'operator',
     says: 'The Image or ISO has no content yet, or its URL must not be shown in the namespace of the VM',
-    todo: 'Read the message, and look at the status of the Image or ISO',
+    todo: 'Read the condition’s message, and look at the status of the Image or ISO',
   },
   ImageSourceUnsupported: {
     seen: { ...FETCH, ImageCacheEntry: ['Ready', 'Event', 'status.nodes'] },
@@ -59,7 +59,7 @@ export const IMAGE_REASONS = {
     class: 'passing',
     by: 'agent',
     says: 'The server does not answer, or the transfer was interrupted and could not be resumed',
-    todo: 'Read the message, and check that the host reaches the server',
+    todo: 'Read the condition’s message, and check that the host reaches the server',
   },
   ImageAccessDenied: {
     seen: FETCH,
@@ -125,14 +125,14 @@ export const IMAGE_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'The commit failed, so the content of the image was not replaced with the disk of the VM',
-    todo: 'Read the message, then set a new spec.commit.requestedAt',
+    todo: 'Read the message of the Event, then set a new spec.commit.requestedAt',
   },
   PushFailed: {
     seen: { Image: ['Event'] },
     class: 'final',
     by: 'operator',
     says: 'The push of the image to the registry failed',
-    todo: 'Read the message, then set a new spec.push.requestedAt',
+    todo: 'Read the message of the Event, then set a new spec.push.requestedAt',
   },
   Deploying: {
     seen: { Image: ['InUse'] },
@@ -236,7 +236,7 @@ export const IMAGE_REASONS = {
     class: 'passing',
     by: 'agent and operator',
     says: 'The work on the image failed, and the host reported no reason that the operator knows',
-    todo: 'Read the message, and look at the log of the Pod',
+    todo: 'Read the condition’s message, and look at the log of the Pod',
   },
   NoMachine: {
     seen: TASK,
@@ -264,7 +264,7 @@ export const IMAGE_REASONS = {
     class: 'passing',
     by: 'agent',
     says: 'The disk of the machine could not be copied',
-    todo: 'Read the message, and check the disk of the host',
+    todo: 'Read the condition’s message, and check the disk of the host',
   },
   StorageKeepsContent: {
     seen: { Image: ['Event'] },

@@ -180,7 +180,7 @@ export const STATES = {
     class: 'mendable',
     by: 'agent',
     says: 'The guest has the width and height that the VM asks for, but not the DPI',
-    todo: 'Read the message. To set the DPI, a host needs QEMU 7.2 or later with its D-Bus display',
+    todo: 'Read the condition’s message. A host can set the DPI only with QEMU 7.2 or later and the D-Bus display of QEMU',
   },
   ScreenCropped: {
     seen: { VM: ['DisplayReady'] },

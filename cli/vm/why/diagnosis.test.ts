@@ -174,7 +174,7 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
         status: { conditions: [condition('Ready', 'False', 'DiskFull', 'no room')] },
       } as never,
     },
-    step('image', 'ImageNotReady', /^Read the message, and look at the status/),
+    step('image', 'ImageNotReady', /^Read the condition’s message, and look at the status/),
   ],
   [
     'a guest that has shut down',
@@ -242,7 +242,7 @@ it('writes one page without characters that control a terminal', () => {
   const page = pageOf(diagnosis, events, Date.parse(TIME) + 300_000);
   expect(page).toMatch(/^VM mac \(Failed\): qemu: {2}\[2J bad\n/);
   expect(page).toMatch(/^ {2}machine +problem +StartFailed$/m);
-  expect(page).toMatch(/What to do:\n {2}Read the message/);
+  expect(page).toMatch(/What to do:\n {2}Read the condition’s message/);
   expect(page).toMatch(/^ {2}5m +StartFailed +a b \(3 times\)$/m);
   expect(page.split('\n').length).toBeLessThan(40);
 });
