@@ -78,9 +78,9 @@ export async function withCluster<T>(
 }
 
 /**
- * Returns the namespace from the flag, a variable or the context, in this order. Empty texts are ignored. If none of them names a
- * namespace, returns the default namespace. Scripts that were written for another platform can keep the namespace prefix of that platform,
- * if the settings define this prefix.
+ * Returns the namespace of the command. The flag has precedence over environment variables, and these have precedence over the context. An
+ * empty text counts as absent. If nothing names a namespace, returns the default namespace. Scripts that were written for another platform
+ * can keep the namespace prefix of that platform, if the settings define this prefix.
  */
 export function namespaceOf(
   { namespace }: Pick<Globals, 'namespace'>,
@@ -94,8 +94,8 @@ export function namespaceOf(
 }
 
 /**
- * Returns the name that a namespace has in the cluster. `name` comes from a flag or variable, and can begin with the prefix of the
- * settings.
+ * Returns the name that a namespace has in the cluster. `name` comes from a flag or variable, and can begin with the prefix that the
+ * settings define.
  */
 function realNameOf(name: string, { namespacePrefix }: Settings): string {
   return namespacePrefix === undefined
@@ -104,8 +104,8 @@ function realNameOf(name: string, { namespacePrefix }: Settings): string {
 }
 
 /**
- * Returns the name if a namespace can have this name. The name can come from an HTTP API, because `login` writes the default namespace of
- * the HTTP API into the kubeconfig. A wrong name could change the path of a request, or a command in a shell.
+ * Returns the name if a namespace can have this name. Other names are refused, because they could change the path of a request, or a
+ * command in a shell. Such a name can come from an HTTP API: `login` writes the default namespace of the HTTP API into the kubeconfig.
  *
  * @throws CommandError when no namespace can have the name.
  */

@@ -1,6 +1,6 @@
 /**
- * Writes scripts with which shells complete commands, flags and names of objects. Commands and flags come from the tree of commands. For
- * names of objects, a script runs the verb `list` of the noun.
+ * Writes scripts with which shells complete commands, flags and names of objects. Commands and flags come from the tree of commands. To
+ * find the names of objects, a script runs a command such as `vm list`.
  */
 import type { Command } from 'commander';
 import type { ShellName } from './shells.ts';
@@ -14,7 +14,7 @@ interface Word {
 /** Whether one name or several names of objects can follow the command. */
 type Names = 'one' | 'several';
 
-/** Place in the tree of commands. `path` has the names of the commands up to this place, with a space before each name. */
+/** Place in the tree of commands. `path` contains the names of the commands up to this place, with a space before each name. */
 interface Place {
   readonly path: string;
   readonly words: readonly Word[];
@@ -31,8 +31,8 @@ interface Choice {
 /** Flags that choose the cluster and the namespace whose objects the completion offers. Each flag takes a value. */
 const SOURCE_FLAGS = ['-n', '--namespace', '--context', '--kubeconfig'];
 /**
- * Characters of the names that the completion offers. A hostile cluster could send names with characters that have a special meaning in
- * shells. The completion leaves out such names. The colon is not allowed, because bash splits words at colons.
+ * The completion offers only names that consist of these characters. A hostile cluster could send names with characters that have a special
+ * meaning in shells. The colon is not allowed, because bash splits words at colons.
  */
 const NAME_CHARACTERS = 'A-Za-z0-9._/-';
 
@@ -121,7 +121,7 @@ function pathsWith(places: readonly Place[], wanted: Names): string {
 
 /**
  * Returns the code of a function for bash and zsh. The function writes the names of the objects of a noun such as `vm`. `words` is shell
- * code for the words between the command and the word at the cursor.
+ * code for the words between the name of this command and the word at the cursor.
  */
 function namesFunction(name: string, words: string): string {
   return `${functionOf(name)}_names() {

@@ -7,7 +7,7 @@ import type { Terminal } from './terminal.ts';
  * Asks the question, and resolves if the user answers yes. If no person is at a terminal, resolves without a question, because a script
  * could not answer. Also asks no question if the environment has the variable `CI`, because some CI systems run scripts in a terminal.
  *
- * @throws CommandError when the user does not answer yes; the signal's reason.
+ * @throws CommandError when the user does not answer yes; the signal's reason when the signal aborts.
  */
 export async function confirm(
   { environment, err, isForPeople, signal }: Terminal,
@@ -27,7 +27,11 @@ export async function confirm(
   }
 }
 
-/** Returns the next line that the user types. If the input ends without a line, the result is empty. @throws the signal's reason. */
+/**
+ * Returns the next line that the user types. If the input ends without a line, the result is empty.
+ *
+ * @throws the signal's reason when the signal aborts.
+ */
 async function lineOf(stdin: NodeJS.ReadStream, signal: AbortSignal): Promise<string> {
   try {
     const events = ['data', 'end'].map(async (event) => (await once(stdin, event, { signal })) as unknown[]);

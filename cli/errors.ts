@@ -67,7 +67,7 @@ const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
 /** Error codes of OpenSSL and Node.js for a faulty certificate. */
 const CERTIFICATE_ERRORS = /CERT|UNABLE_TO_(GET|VERIFY)/;
 
-/** If the error is about the certificate of a server, returns the text of the mistake. Otherwise the result is undefined. */
+/** If the error is about the certificate of a server, returns a text that describes the mistake. Otherwise the result is undefined. */
 export function certificateMistake(error: unknown): string | undefined {
   // Node.js adds advice about its own flags after a semicolon. The result leaves out this advice, because this command does not take these
   // flags.
@@ -94,8 +94,8 @@ function exitCodeFor(error: unknown): ExitCode {
     return error.exitCode;
   }
   if (error instanceof CredentialError) {
-    // If the identity provider does not answer, the credential plug-in of this command ends with the exit code `noAnswer`. A new sign-in
-    // would not help in this case.
+    // If the identity provider does not answer, the credential plug-in of this command ends with the exit code `noAnswer`. In this case,
+    // the result is not `denied`, because a new sign-in would not help.
     return error.exitCode === EXIT.noAnswer ? EXIT.noAnswer : EXIT.denied;
   }
   return isUnreachable(error) ? EXIT.noAnswer : EXIT.failed;
@@ -125,8 +125,8 @@ function wordsOf(error: ApiError): string {
 }
 
 /**
- * Returns an error of the connection as a CommandError with the address of the server. Returns other errors unchanged. `source` names the
- * place from which the address and the certificate authority come.
+ * Turns an error of the connection into a CommandError whose message contains the address of the server. Returns other errors unchanged.
+ * `source` names the place from which the address and the certificate authority come.
  */
 export function explained(error: unknown, server: string, source: string): unknown {
   const { message } = error as Error;

@@ -9,7 +9,7 @@ import { bytesIn } from '../api/v1alpha1/quantity.ts';
  */
 const NEAR_BOOLEAN = /^(yes|no|on|off|0|1)$/i;
 
-/** Flag that is true if it has no value. It also takes the values `true` and `false`. */
+/** Flag that is true if the user types it without a value. It also takes the values `true` and `false`. */
 export class BooleanFlag extends Option {
   constructor(name: string, description: string) {
     super(`${name} <true|false>`, description);

@@ -35,10 +35,10 @@ export interface ServerRequest {
 }
 
 /**
- * Resolves with the result of `direct`, which asks the API server. If the user lacks the right there, resolves with the result of `ask`,
- * which asks the HTTP API.
+ * Resolves with the result of `direct`, which asks the API server. If the API server refuses because the user lacks a right, resolves with
+ * the result of `ask`, which asks the HTTP API.
  *
- * @throws errors of `direct` and `ask`; CommandError when the user lacks the right and the HTTP API cannot be used.
+ * @throws errors of `direct` and `ask`; CommandError when the user lacks a right and the HTTP API cannot be used.
  */
 export async function directOrAsked<T>(
   { apiURL, connection }: Cluster,
@@ -83,8 +83,8 @@ async function withServer<T>(
     { ...options, metrics: new Registry() },
   );
   try {
-    // The settings apply to all contexts, so the HTTP API in the settings might belong to another cluster. This request has no token,
-    // because the token of one cluster must not reach the server of another cluster.
+    // The settings apply to all contexts, so the HTTP API in the settings might belong to another cluster. The request that checks the
+    // cluster has no token, because the token of one cluster must not reach the server of another cluster.
     const info = await answerOf(new KubeClient(stranger), CLUSTER_INFO, signal);
     requireSameCluster(info, connection, apiURL);
     const client = new KubeClient(member);
@@ -115,8 +115,8 @@ async function answerOf(
 
 /**
  * Checks that the HTTP API belongs to the cluster of the connection. The HTTP API gives an address of its API server, and the connection
- * has one, too. If both addresses name the same server, they must have the same path, because a proxy can serve several clusters under
- * different paths. Such clusters can have the same certificate authority. If the addresses name different servers, the certificate
+ * contains the address of an API server, too. If both addresses name the same server, they must have the same path, because a proxy can
+ * serve several clusters under different paths with one certificate authority. If the addresses name different servers, the certificate
  * authority must be the same, because one API server can have several addresses.
  *
  * @throws CommandError when the HTTP API belongs to another cluster.

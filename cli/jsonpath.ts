@@ -1,7 +1,7 @@
 /**
- * Templates in the form of `kubectl -o jsonpath=…`. A template has these parts: text, `{.field.field}`, `{['field']}`, `{[0]}`, `{[-1]}`,
- * `{[*]}`, `{"text"}`, and `{range PATH}…{end}`. Other parts of kubectl's templates, for example filters and slices, are refused. For these
- * parts, users can pass JSON to a program like jq.
+ * Reads and fills templates in the form of `kubectl -o jsonpath=…`. A template can contain these parts: text, `{.field.field}`,
+ * `{['field']}`, `{[0]}`, `{[-1]}`, `{[*]}`, `{"text"}`, and `{range PATH}…{end}`. Other parts of kubectl's templates, for example filters
+ * and slices, are refused. Users who need such parts can pass JSON to a program like jq.
  */
 
 type Step = { readonly field: string } | { readonly index: number } | 'all';
@@ -19,7 +19,7 @@ const QUOTED_FIELD = /^\[(?:'([^'\]]+)'|"([^"\]]+)")\]/;
 const INDEX = /^\[(-?\d{1,9})\]/;
 const ALL = /^(?:\[\*\]|\.\*)/;
 
-/** Returns the template in the text. @throws Error that names the part that is wrong or not supported. */
+/** Returns the template that the text describes. @throws Error that names the part that is wrong or not supported. */
 export function templateIn(text: string): Template {
   const pieces = piecesOf(text);
   const template = partsIn(pieces);

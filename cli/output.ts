@@ -4,7 +4,7 @@ import type { Terminal } from './terminal.ts';
 import { aligned, printable } from './text.ts';
 
 export const FORMATS = ['table', 'wide', 'json', 'yaml', 'name'] as const;
-/** Beginning of a format with a template. */
+/** Beginning of a value of `--output` that contains a template. */
 export const JSONPATH = 'jsonpath=';
 export type Format = (typeof FORMATS)[number] | `${typeof JSONPATH}${string}`;
 

@@ -15,7 +15,7 @@ const BACKSPACE = /[\b\u007f]/;
  * Returns the first line of the standard input if `fromInput` is true. Otherwise asks a person for the password and returns the typed text.
  * `word` names the password in messages, and `longest` is the largest number of characters.
  *
- * @throws CommandError when there is no terminal, or when the length is wrong; Interrupted.
+ * @throws CommandError when there is no terminal, or when the length is wrong; Interrupted when the user interrupts the command.
  */
 export async function readPassword(
   terminal: Terminal,
@@ -55,7 +55,7 @@ async function firstLine({ signal }: Terminal, stdin: NodeJS.ReadStream, longest
 /**
  * Returns the text that a person types. The terminal is in raw mode, so it does not show the text.
  *
- * @throws Interrupted after Ctrl+C; the signal's reason.
+ * @throws Interrupted after Ctrl+C; the signal's reason when the signal aborts.
  */
 async function typed({ err, signal }: Terminal, stdin: NodeJS.ReadStream): Promise<string> {
   // The raw mode begins before the question. Otherwise, if a program types the password as soon as the question appears, the terminal could

@@ -1,6 +1,6 @@
 /**
- * Makes the tree of commands and runs a command. Only nouns that the arguments name get their verbs, because it takes longer to make all
- * verbs than to run most commands.
+ * Makes the tree of commands and runs a command. Most commands consist of a noun and a verb, for example `vm list`. Only the nouns that the
+ * arguments name get their verbs, because it takes longer to make all verbs than to run most commands.
  */
 import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';

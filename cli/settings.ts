@@ -6,7 +6,7 @@ import { homeFolder } from '../base/home.ts';
 import { CommandError, EXIT } from './errors.ts';
 
 export interface Settings {
-  /** Name of an environment variable that holds the namespace. `BERTH_NAMESPACE` has precedence over this variable. */
+  /** Name of an environment variable that contains the namespace. `BERTH_NAMESPACE` has precedence over this variable. */
   readonly namespaceVariable?: string;
   /**
    * Prefix that flags and variables may use instead of `platform-` at the start of a namespace's name. With `ci-`, the name `ci-team` means

@@ -8,14 +8,14 @@ import type { Terminal } from './terminal.ts';
 import { type Version, type Versions, versionsOf } from './versions.ts';
 
 /**
- * Time limit for reading the versions in the cluster. If the cluster does not answer, the user must not wait long for the version of this
- * command.
+ * Time limit for reading the versions in the cluster. The limit is short, so that users soon see the version of this command even if the
+ * cluster does not answer.
  */
 const LIMIT_MILLISECONDS = 5_000;
 
 /**
- * Writes the versions. If the cluster does not answer, writes only the version of this command. In the table formats, also writes the
- * reason to the standard error.
+ * Writes the versions. If the cluster does not answer, writes only the version of this command. In the table formats, also writes to the
+ * standard error why versions are missing.
  */
 export async function showVersions(terminal: Terminal, globals: Globals): Promise<void> {
   const { versions, problems } = await readVersions(terminal, globals);

@@ -21,10 +21,13 @@ import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
 const COMPONENT = 'app.kubernetes.io/component';
-/** Parts of Berth that run as Deployments, by the name in their labels. */
+/** Names of Berth's parts that run as Deployments, as in the labels of the Deployments. */
 const PARTS: readonly string[] = ['operator', 'server'];
 const DAY_MILLISECONDS = 24 * 3_600_000;
-/** Time limit of the daily comparison of versions. The user already has the result of the command, and waits only for this comparison. */
+/**
+ * Time limit of the daily comparison of versions. The limit is short, because the user already has the result of the command, and waits
+ * only for this comparison.
+ */
 const LOOK_MILLISECONDS = 2_000;
 
 interface Deployment extends KubeObject {
@@ -52,7 +55,7 @@ export interface Versions {
 }
 
 /**
- * Returns the versions that the user may read. If a part cannot be read, the result has a sentence about it, and no error is thrown.
+ * Returns the versions that the user may read. If the version of a part cannot be read, `problems` contains a sentence about this part.
  *
  * @throws ApiError with status 401; errors of the connection.
  */
@@ -123,7 +126,7 @@ export function warningOf(versions: readonly Version[], own = VERSION): string |
   const other = versions.find(({ version }) => /^\d/.test(version) && minorOf(version) !== minorOf(own));
   return other === undefined
     ? undefined
-    : `warning: this command has release ${minorOf(own)}, and ${other.name} has ${minorOf(other.version)}. Install the command of the cluster's release`;
+    : `warning: this command has release ${minorOf(own)}, and ${other.name} has ${minorOf(other.version)}. Install the release of this command that matches the cluster`;
 }
 
 function minorOf(version: string): string {
@@ -146,7 +149,7 @@ export async function remind({ environment, err }: Terminal, cluster: Cluster): 
     return;
   }
   const asked = versionsOf(cluster, AbortSignal.timeout(LOOK_MILLISECONDS));
-  // The command has already done its work, so an error of the comparison must not make it fail.
+  // The command has already done its work, so an error of the comparison must not make the command fail.
   const found = await undefinedIf(() => true, asked);
   const warning = warningOf(found?.versions ?? []);
   if (warning !== undefined) {

@@ -48,8 +48,8 @@ const FLAG_BY_FIELD = {
   'spec.memory': '--memory',
 };
 /**
- * Time limit for the creation of the emulator. An interrupt by the user does not end the request. Otherwise the command could not know
- * whether the API server created an emulator that the command has to delete.
+ * Time limit for the request that creates the emulator. An interrupt by the user does not end this request. Otherwise the command could not
+ * know whether the API server created an emulator that the command has to delete.
  */
 const CREATE_MILLISECONDS = 30_000;
 /** Time limit for the deletion of the emulator after a failure. */
@@ -127,7 +127,7 @@ async function createEmulator(
 /**
  * Resolves with the emulator when it runs. If `late` aborts first, resolves with the last known version of the emulator.
  *
- * @throws EmulatorFailure; CommandError when the emulator was deleted; the signal's reason.
+ * @throws EmulatorFailure when the emulator will not run; CommandError when it was deleted; the reason of `signal` when `signal` aborts.
  */
 async function untilBooted(
   { client, watches }: Cluster,

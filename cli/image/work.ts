@@ -71,8 +71,8 @@ export function resultOf(image: Image, { work, requestedAt }: Wanted): Result {
     return { failure: stalled.message || stalled.reason };
   }
   const result = work === 'save' ? resultOfSave(image) : resultOfAction(image, work, requestedAt);
-  // Each save or push makes its own Image. If this Image is finished without a result, the disk of the VM is lost, so the save or push has
-  // failed. A commit uses an Image that was already finished before the commit.
+  // Each save or push makes a new Image. If this Image has a `finishedTime` but no result, the disk of the VM is lost, so the save or push
+  // has failed. A commit changes an existing Image, whose `finishedTime` can be older than the commit.
   return result === 'waiting' && work !== 'commit' && image.status?.finishedTime !== undefined
     ? { failure: notReadyMessage(image) ?? 'the Image is finished without a result' }
     : result;

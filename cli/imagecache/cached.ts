@@ -33,7 +33,10 @@ export async function readCache(cluster: Cluster, signal: AbortSignal): Promise<
   return { hosts, entries };
 }
 
-/** Returns the entry that keeps the image with this normalized name. */
+/**
+ * Returns the ImageCacheEntry for the image with this normalized name. If there are several such entries, returns the one that has an
+ * effect.
+ */
 export function entryFor(
   entries: readonly ImageCacheEntry[],
   reference: string,

@@ -1,4 +1,4 @@
-/** Adds images to the image cache of hosts, and removes images from it. */
+/** Adds images to the image cache of hosts, and removes images from this cache. */
 import {
   cacheChange,
   type CachedSource,
@@ -33,7 +33,7 @@ interface Change {
   readonly action: 'add' | 'remove';
   readonly image: string;
   readonly selection: Selection;
-  /** Namespace of the Image object, if it exists. */
+  /** Namespace of the Image object. Absent if the image is in a registry, or if the Image object does not exist. */
   readonly imageNamespace?: string | undefined;
 }
 
@@ -88,7 +88,7 @@ async function namespaceOfImage(
   }
 }
 
-/** Changes the entry of the image, as the HTTP API does. */
+/** Changes the ImageCacheEntry of the image at the API server, by the same rules as the HTTP API. */
 async function changeDirectly(
   cluster: Cluster,
   change: Change,
@@ -99,8 +99,8 @@ async function changeDirectly(
     const own = hostsOf(hosts, cluster.namespace);
     const source = sourceOf(change, entries, cluster.namespace);
     const reference = referenceOf({ spec: source });
-    // If the image has no entry yet, the name of its new entry is computed from the image. The entry of another image might already have
-    // this name. In this case, the code finds that other entry, so that the error message can name it.
+    // If the image has no entry yet, the name of its new entry is computed from the name of the image. The entry of another image might
+    // already have this name. In this case, the code finds that other entry, so that the error message can name it.
     const entry =
       entryFor(entries, reference) ?? entries.find(({ metadata }) => metadata.name === entryName(reference));
     const names = new Set(hosts.map(({ metadata }) => metadata.name));
@@ -123,8 +123,8 @@ async function changeDirectly(
 }
 
 /**
- * Returns the image whose entry changes. A removal changes the entry for the Image of this namespace, if such an entry exists. Otherwise
- * the removal changes the entry for the Image of the default namespace.
+ * Returns the image whose entry changes. A removal changes the entry for the Image of `namespace`, if such an entry exists. Otherwise the
+ * removal changes the entry for the Image of the default namespace.
  */
 function sourceOf(
   { action, image, imageNamespace = DEFAULT_NAMESPACE }: Change,

@@ -13,7 +13,7 @@ export interface Selection {
 /**
  * Returns the selection. Removes spaces at the start and the end of the names.
  *
- * @throws CommandError when no flag or more than one flag selects hosts, or when no host can have one of the tags.
+ * @throws CommandError when no flag or more than one flag selects hosts, or when a tag has a wrong form.
  */
 export function selectionIn(flags: Selection): Selection {
   if (!isOneSelection(flags)) {

@@ -9,8 +9,8 @@ import type { Environment } from '../settings.ts';
 export type OpenBrowser = (address: string) => void;
 
 /**
- * Returns the program that opens an address, and its arguments. The result is undefined if the user has no browser on this computer, for
- * example on a server or in a session over SSH.
+ * Returns the program that opens an address in a browser, and the arguments of this program. The result is undefined if the user has no
+ * browser on this computer, for example on a server or in a session over SSH.
  */
 export function browserCommand(
   { BROWSER: own = '', SSH_CONNECTION: remote, DISPLAY: display, WAYLAND_DISPLAY: wayland }: Environment,

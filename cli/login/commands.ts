@@ -47,7 +47,7 @@ export function addUserCommands(noun: Command, terminal: Terminal): void {
 
 export function addCredential(command: Command, terminal: Terminal): void {
   command
-    .requiredOption('--session <file>', 'session of the user')
+    .requiredOption('--session <file>', 'file with the session of the user')
     .action(async ({ session }: { session: string }) => {
       const { credential } = await import('./credential.ts');
       await credential(terminal, session);

@@ -8,7 +8,7 @@ const API_VERSIONS = ['client.authentication.k8s.io/v1', 'client.authentication.
 /**
  * Reads the session in `file`, and writes its ID token to the standard output. If necessary, renews the session first.
  *
- * @throws CommandError that names the next step; the signal's reason.
+ * @throws CommandError that names the next step; the signal's reason when the signal aborts.
  */
 export async function credential(
   { environment: { KUBERNETES_EXEC_INFO: request }, out, signal }: Terminal,

@@ -6,7 +6,10 @@ import { Loopback } from './loopback.ts';
 import { type OpenIDProvider, tokensOf } from './provider.ts';
 import type { Tokens } from './session.ts';
 
-/** Time limit for a sign-in. People might have to find a password and a second factor. The code for a device can expire earlier. */
+/**
+ * Time limit for a sign-in. The limit is long, because people might have to find a password and a second factor. The code for a device can
+ * expire before this limit.
+ */
 const SIGN_IN_MILLISECONDS = 600_000;
 
 export interface Prompt {

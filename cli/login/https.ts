@@ -7,7 +7,7 @@ import { certificateMistake, CommandError, EXIT } from '../errors.ts';
 
 /** Time limit of one request and its answer. It is short, because people wait for the answer. */
 export const ANSWER_MILLISECONDS = 20_000;
-/** Largest answer in bytes. The keys and metadata of a provider have about 10 KiB. */
+/** Largest answer in bytes. The keys and metadata of an identity provider are about 10 KiB long. */
 const ANSWER_LIMIT_BYTES = 1024 * 1024;
 /** Statuses whose answers have no body. */
 const EMPTY: readonly number[] = [101, 204, 205, 304];

@@ -10,7 +10,7 @@ import { QUOTING } from '../output.ts';
 
 /**
  * Age after which the lock of a kubeconfig counts as left behind by a killed process. A change takes only milliseconds, so a running
- * process never holds the lock for this time.
+ * process never holds the lock that long.
  */
 const STALE_MILLISECONDS = 30_000;
 /** Argument of the credential plug-in. By this argument, the command recognizes its own entries in a kubeconfig. */
@@ -43,10 +43,10 @@ export async function readKubeconfig(file: string): Promise<Kubeconfig> {
 
 /**
  * Changes the kubeconfig atomically, and returns the result of `change`. Creates missing folders. Afterwards, only the owner can read the
- * file. This function and kubectl use the same lock file, so they do not write at the same time. If the path is a link, kubectl uses a
- * different lock file.
+ * file. This function and kubectl use the same lock file, so they do not write at the same time. The exception is a path that is a link:
+ * for such a path, kubectl uses a different lock file.
  *
- * @throws errors of {@link readKubeconfig} and of `change`; the signal's reason.
+ * @throws errors of {@link readKubeconfig} and of `change`; the signal's reason when the signal aborts.
  */
 export async function changeKubeconfig<T>(
   file: string,
@@ -161,8 +161,8 @@ export class Kubeconfig {
   }
 
   /**
-   * Returns the name for the context's entry in the list of clusters or users. If no other context uses the existing entry, its name stays.
-   * Otherwise returns a name that no entry has.
+   * Returns the name for the context's entry in the list of clusters or users. If the context already has an entry that no other context
+   * uses, returns the name of this entry. Otherwise returns a name that no entry has.
    */
   #entryName(kind: 'cluster' | 'user', context: string): string {
     const used = this.entry('context', context)?.[kind];

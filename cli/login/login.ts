@@ -21,8 +21,8 @@ export interface LoginFlags extends TargetFlags {
 }
 
 /**
- * Signs in. Then writes the session, and a context of the kubeconfig that uses the session. If the API server refuses the user, writes
- * nothing.
+ * Signs in. Then writes the session, and writes a context that uses the session into the kubeconfig. If the API server refuses the user,
+ * writes nothing.
  *
  * @throws CommandError.
  */

@@ -4,7 +4,7 @@ import { createServer, type IncomingMessage, type Server, type ServerResponse } 
 import type { AddressInfo, Socket } from 'node:net';
 
 const PATH = '/callback';
-/** Time limit for a browser to send its request, or to read the answer. */
+/** Time limit for a browser to send its request, or to read the response of this server. */
 const REQUEST_MILLISECONDS = 10_000;
 /** Largest number of connections. A browser opens two or three connections, so many more can only come from other programs. */
 const CONNECTIONS = 8;
@@ -46,8 +46,8 @@ export class Loopback implements AsyncDisposable {
   }
 
   /**
-   * Listens on a free port. Only a request with this `state` counts as the answer, because only the provider and the user's browser know
-   * the `state`.
+   * Listens on a free port. Only a request with this `state` counts as the answer of the identity provider, because only this provider and
+   * the user's browser know the `state`.
    */
   static async open(state: string): Promise<Loopback> {
     const loopback = new Loopback(state);
@@ -61,7 +61,7 @@ export class Loopback implements AsyncDisposable {
     return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}${PATH}`;
   }
 
-  /** Resolves with the request of the browser. @throws the signal's reason. */
+  /** Resolves with the request of the browser. @throws the signal's reason when the signal aborts. */
   async arrival(signal: AbortSignal): Promise<Arrival> {
     const onAbort = () => this.#arrival.reject(signal.reason as Error);
     signal.addEventListener('abort', onAbort, { once: true });
@@ -85,7 +85,7 @@ export class Loopback implements AsyncDisposable {
         socket.destroy();
       }
     }
-    // A browser that does not read the answer must not delay the end of the command for long.
+    // A browser that does not read the response must not delay the end of the command for long.
     setTimeout(() => this.#taken?.destroy(), REQUEST_MILLISECONDS).unref();
     await closed;
   }

@@ -43,7 +43,7 @@ export interface OpenIDProvider {
 /**
  * Runs `work` with a client of the provider, and resolves with the result of `work`.
  *
- * @throws CommandError that names the next step; the signal's reason.
+ * @throws CommandError that names the next step; the signal's reason when the signal aborts.
  */
 export async function withProvider<T>(
   { issuer, clientID, authority }: Address,
@@ -112,7 +112,7 @@ function explained(error: unknown, issuer: string): unknown {
   }
   const words = causes.map(messageOf).join(': ').slice(0, WORDS_CHARACTERS);
   return new CommandError(
-    `The identity provider ${issuer} gave an answer that cannot be used: ${words}. Check the issuer and the client ID, and compare the clocks`,
+    `The identity provider ${issuer} gave an answer that cannot be used: ${words}. Check the issuer and the client ID, and compare the clocks of this computer and the identity provider`,
   );
 }
 

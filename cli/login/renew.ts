@@ -14,7 +14,7 @@ import {
  * Returns the session in `file`, with an ID token that has not expired. Only one process at a time asks the provider, because many
  * providers accept a refresh token only once. The other processes find the new token in the file.
  *
- * @throws CommandError that names the next step; the signal's reason.
+ * @throws CommandError that names the next step; the signal's reason when the signal aborts.
  */
 export async function freshSession(file: string, signal: AbortSignal): Promise<Session> {
   const known = await readSession(file);

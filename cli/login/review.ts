@@ -46,7 +46,7 @@ export async function userOf(
   }
 }
 
-/** Next step if the token does not show the reason of the refusal. */
+/** Next step for the user if the token does not show why the API server refused it. */
 const UNKNOWN_CAUSE =
   'Ask an admin to compare issuer, client ID and groups of the identity provider with the configuration of the API server';
 

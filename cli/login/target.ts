@@ -39,7 +39,8 @@ export interface Target {
 }
 
 /**
- * Returns the cluster and its provider. A flag has precedence over the HTTP API. The kubeconfig is used only if no HTTP API is known.
+ * Returns the cluster and its identity provider. A flag has precedence over the HTTP API. The kubeconfig is used only if no HTTP API is
+ * known.
  *
  * @throws CommandError.
  */
@@ -75,8 +76,8 @@ async function authorityIn(file: string | undefined): Promise<string | undefined
 }
 
 /**
- * Returns the API server that the flag `--server` names. Without this flag, returns the API server of the context. If the context does not
- * exist, returns the API server of the current context.
+ * Returns the API server that the flag `--server` names. Without this flag, returns the API server of the context with the name `context`.
+ * If this context does not exist, returns the API server of the current context.
  *
  * @throws CommandError when there is no API server.
  */

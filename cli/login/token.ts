@@ -46,7 +46,7 @@ export async function setToken(
   globals: Globals,
   { token: typed, flags }: { token: string; flags: TargetFlags },
 ): Promise<void> {
-  // Other users of the computer can see the arguments of a command, but not its standard input.
+  // The token can also come from the standard input, because other users of the computer can see the arguments of a command.
   const given =
     typed === INPUT
       ? await readPassword(terminal, true, { word: 'token', longest: TOKEN_CHARACTERS })

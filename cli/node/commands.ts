@@ -39,7 +39,7 @@ export function addNodeCommands(noun: Command, terminal: Terminal): void {
       'Give a host of the namespace to another namespace. The command is refused while a VM runs on the host',
     )
     .argument('<name>', 'name of the host')
-    .argument('<target>', 'namespace that receives the host. To return the host, give the default namespace')
+    .argument('<target>', 'namespace that receives the host. To return the host, name the default namespace')
     .action(async (name: string, target: string, _flags, command: Command) => {
       const { giveHost } = await import('./namespace.ts');
       await giveHost(terminal, command.optsWithGlobals<Globals>(), { name, target });

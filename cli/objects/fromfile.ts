@@ -103,7 +103,7 @@ async function textOf(file: string): Promise<string> {
 }
 
 /**
- * Returns the object with its namespace. As in kubectl, the object and the flag must not name different namespaces.
+ * Returns the object with its namespace. As in kubectl, the object and the flag `--namespace` must not name different namespaces.
  *
  * @throws CommandError when they name different namespaces.
  */

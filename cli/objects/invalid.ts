@@ -33,8 +33,8 @@ function refusedIn(error: unknown): Refused[] {
 }
 
 /**
- * Returns the fields that the API server does not know. The API server names these fields only in the text of the message, and not in the
- * causes.
+ * Returns the fields that the API server does not know. The API server names these fields only in the text of the message, and not in its
+ * list of causes.
  */
 function unknownIn(text: string): Refused[] {
   const message =

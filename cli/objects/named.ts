@@ -30,7 +30,8 @@ export async function getNamed<T extends KubeObject>(
   try {
     return await client.get(type, { namespace, name }, { signal });
   } catch (error) {
-    // The API server also answers with status 404 if it does not have the kind. In this case, its message does not contain the name.
+    // The API server also answers with status 404 if it does not have the kind. In this case, the message does not contain the name of the
+    // object.
     if (!isNotFound(error) || !error.message.includes(`"${name}"`)) {
       throw error;
     }

@@ -43,7 +43,7 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
 }
 
 /**
- * Adds a credential: creates its Secret, and then writes the entry of the ConfigMap that names the Secret.
+ * Adds a credential: creates its Secret, and then adds an entry with the name of the Secret to the ConfigMap.
  *
  * @throws CommandError; ApiError.
  */

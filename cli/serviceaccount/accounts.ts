@@ -1,4 +1,4 @@
-/** Lists, creates and deletes service accounts. A service account gets the role dev in its namespace. */
+/** Lists, creates and deletes service accounts. A new service account gets the role dev in its namespace. */
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';

@@ -14,7 +14,7 @@ export interface TokenFlags {
 }
 
 /**
- * Makes a token and writes it. In the format `table`, nothing else is written, so that scripts can read the token.
+ * Makes a token and writes it. In the formats `table` and `wide`, the output contains only the token, so that scripts can read it.
  *
  * @throws CommandError; ApiError.
  */

@@ -14,8 +14,8 @@ const CHANNEL = { data: 0, error: 1 } as const;
 const PORT_BYTES = 2;
 /**
  * Time without data after which a half-open connection ends. A connection is half-open if one end has closed its direction and the other
- * end has not. The protocol cannot tell the guest that the caller has closed its direction, so the guest might never close its own. Guests
- * usually answer within this time.
+ * end has not. The protocol cannot tell the guest that the caller has closed its direction, so the guest might never close its direction.
+ * Guests usually answer within this time.
  */
 const HALF_OPEN_MILLISECONDS = 10_000;
 /** Close code that a WebSocket reports if the connection is lost before either end has closed it. */
@@ -29,7 +29,7 @@ interface Ends {
 /**
  * Carries the data of one connection until both ends have closed it.
  *
- * @throws CommandError with the message of the host, or when the connection is lost; ApiError; the signal's reason.
+ * @throws CommandError with the message of the host, or when the connection is lost; ApiError; the signal's reason when the signal aborts.
  */
 export async function carry(
   cluster: Cluster,

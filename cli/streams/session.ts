@@ -40,7 +40,12 @@ interface Status {
   readonly details?: { readonly causes?: readonly { readonly reason?: string; readonly message?: string }[] };
 }
 
-/** Runs the session. @throws ProgramEnded with the exit code of the command if it is not 0; CommandError; ApiError; the signal's reason. */
+/**
+ * Runs the session.
+ *
+ * @throws ProgramEnded with the exit code of the command if it is not 0; CommandError; ApiError; the signal's reason when the signal
+ * aborts.
+ */
 export async function runSession(
   { watches }: Cluster,
   request: SessionRequest,

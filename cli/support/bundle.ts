@@ -62,8 +62,10 @@ function defaultName(): string {
 }
 
 /**
- * Returns the namespace to read. The result is undefined if no flag names a namespace, and the user may read all namespaces. To find this
- * out, the function reads VMs. So it also fails if the token is not valid.
+ * Returns the namespace to read. If no flag names a namespace and the user may read all namespaces, the result is undefined. The function
+ * reads VMs to find out what the user may read.
+ *
+ * @throws ApiError when the user may not read the VMs of the namespace, or when the token is not valid.
  */
 async function scope(
   { client, namespace }: Cluster,

@@ -7,7 +7,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 
-/** Largest number of objects of one kind. 2,000 VMs have about 10 MB of JSON. */
+/** Largest number of objects that one read returns. The JSON of 2,000 VMs is about 10 MB long. */
 const OBJECTS = 2_000;
 /** Largest size of one text, which is a log or the metrics of a host. A hostile host could send data without end. */
 export const TEXT_BYTES = 1024 * 1024;
@@ -105,7 +105,7 @@ export class Reader {
   #count(bytes: number): void {
     this.#bytes += bytes;
     if (this.#bytes > TOTAL_BYTES) {
-      throw new Error(`The bundle already has ${TOTAL_BYTES} bytes`);
+      throw new Error(`The bundle has reached its limit of ${TOTAL_BYTES} bytes`);
     }
   }
 }

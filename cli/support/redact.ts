@@ -64,8 +64,8 @@ const REMEMBERED = 100_000;
 const DEPTH = 40;
 const PART = /[^\s"'`=:,;/?&@()[\]{}<>\\|]+/g;
 /**
- * Punctuation marks at the end of a part of a text. They can belong to the sentence around a secret value, and not to the value itself. The
- * pattern limits the number of marks, so that the time of a match is linear in the length of the text.
+ * Pattern for punctuation marks at the end of a word. If the word is a secret value, the marks can belong to the sentence around the value,
+ * and not to the value itself. The pattern limits the number of marks, so that the time of a match is linear in the length of the text.
  */
 const MARKS = /[.!…#*~^-]{1,3}$/;
 

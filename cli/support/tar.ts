@@ -12,7 +12,7 @@ const NAME_LENGTH = 100;
 const CHECKSUM = { at: 148, length: 8 } as const;
 
 /**
- * Returns the archive. All files have the mode 0600. The modification time of all files is `seconds`, counted from the epoch.
+ * Returns the archive. All files have the mode 0600. `seconds` is the modification time of all files, in seconds since the epoch.
  *
  * @throws RangeError when a name is too long.
  */

@@ -65,8 +65,9 @@ function check({ image, iso, config, timeout }: DeployFlags): void {
 }
 
 /**
- * Returns the VM that the body describes. `answerBy` is in milliseconds since the epoch. The memory comes from the flag, because the flag
- * gives a quantity, and a body can contain only a number of GiB.
+ * Returns the VM that the body describes. `answerBy` is a time in milliseconds since the epoch. The operator deletes the VM at this time if
+ * the deployment has not ended before. The memory comes from the flag, because the flag gives a quantity, and a body can contain only a
+ * number of GiB.
  */
 export function vmFrom(
   body: VMDeployBody,

@@ -25,8 +25,8 @@ import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
 /**
- * After the time limit of the deployment, the command must keep or delete the VM within this time. Otherwise the operator deletes the VM.
- * The time is longer than the difference between the clocks of this computer and of the operator.
+ * Time between the time limit of a deployment and the deletion of the VM by the operator. Within this time, the command keeps or deletes
+ * the VM by itself. The time is longer than the difference between the clocks of this computer and of the operator.
  */
 const ANSWER_MILLISECONDS = 60_000;
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
@@ -100,9 +100,9 @@ async function createVM(cluster: Cluster, vm: ReturnType<typeof vmFrom>, signal:
 }
 
 /**
- * Follows the VM until it runs. `latest` receives its last known version.
+ * Follows the VM until it runs. `latest` receives the last known version of the VM.
  *
- * @throws CommandError when the VM will not run; the signal's reason.
+ * @throws CommandError when the VM will not run; the signal's reason when the signal aborts.
  */
 async function untilRunning(
   { client, watches }: Cluster,
@@ -166,7 +166,7 @@ function failureOf(
   return new CommandError(message.includes(left) ? message : `${message}. ${left}`, exitCode);
 }
 
-/** Returns a line about the current work of the host. If the VM has no host yet, the line has the reason. */
+/** Returns a line about the current work of the host. If the VM has no host yet, the line says why. */
 export function lineOf({ metadata, status = {} }: VM, estimate: ReturnType<typeof estimator>): string {
   const { progress, progressPercent: percent, phase = 'Pending' } = status;
   const scheduled = conditionOf({ status }, 'Scheduled');

@@ -13,7 +13,7 @@ import type { PortPair } from './portpair.ts';
 
 /** Address that only programs on this computer can reach. */
 const LOOPBACK = '127.0.0.1';
-/** Largest number of connections to one local port at the same time. The host also has a limit for each VM, and this limit is lower. */
+/** Largest number of connections to one local port at the same time. The host allows even fewer connections to one VM. */
 const CONNECTIONS = 64;
 
 /**
@@ -80,7 +80,7 @@ export class Forwards implements AsyncDisposable {
     } catch (error) {
       throw new CommandError(
         codeOf(error) === 'EADDRINUSE'
-          ? `Port ${local} of this computer is in use. Choose another one, or :${remote} for a free one`
+          ? `Port ${local} of this computer is in use. Choose another local port, or :${remote} for a free local port`
           : `Port ${local} of this computer: ${messageOf(error)}`,
       );
     }
@@ -155,7 +155,7 @@ export class Forwards implements AsyncDisposable {
   }
 }
 
-/** Reason to end the forwarding of all ports, because no connection can work any more. `cause` is the error for the user. */
+/** Error after which no connection can work any more, so the forwarding of all ports ends. `cause` is the error for the user. */
 class FinalError extends Error {
   override readonly name = 'FinalError';
 }

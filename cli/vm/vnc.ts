@@ -25,8 +25,8 @@ const VIEWERS: readonly Viewer[] = [
 ];
 
 /**
- * Opens a viewer, and writes the address for other viewers. Resolves when the user closes the viewer or ends this command. Some programs
- * only start a viewer, and then end at once. The end of such a program does not end this command.
+ * Opens a viewer, and writes the address of the screen for other viewers. Resolves when the user closes the viewer or ends this command.
+ * Some programs only start a viewer, and then end at once. The end of such a program does not end this command.
  */
 export async function vnc(terminal: Terminal, globals: Globals, name: string): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {

@@ -62,7 +62,11 @@ interface Following {
   readonly show: (line: string) => void;
 }
 
-/** Returns the VM when it has reached the goal. @throws CommandError when it cannot reach the goal; ApiError; the signal's reason. */
+/**
+ * Returns the VM when it has reached the goal.
+ *
+ * @throws CommandError when it cannot reach the goal; ApiError; the signal's reason when the signal aborts.
+ */
 async function until(
   { client, watches }: Cluster,
   goal: Goal,

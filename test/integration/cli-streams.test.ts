@@ -269,7 +269,7 @@ describe('port-forward', () => {
   it.each([
     [`${SILENT_PORT}:70000`, 2, 'A port must be a number from 1 to 65535'],
     ['1:2:3', 2, 'LOCAL:REMOTE'],
-    ['IN_USE', 1, 'of this computer is in use. Choose another one, or :22 for a free one'],
+    ['IN_USE', 1, 'of this computer is in use. Choose another local port, or :22 for a free local port'],
   ])('refuses %s', async (text, code, message) => {
     const pair = text === 'IN_USE' ? `${portOf(guest)}:22` : text;
     expect(await berth('port-forward', VM, pair)).toEqual({

@@ -5,7 +5,7 @@ import { type Event, EVENTS } from '../../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../../kube/errors.ts';
 import type { Cluster } from '../../cluster.ts';
 
-/** Largest number of Events of the namespace that are read. 5,000 Events have about 5 MB. */
+/** Largest number of Events that are read from the namespace. 5,000 Events are about 5 MB long. */
 const EVENTS_READ = 5_000;
 
 /**
@@ -40,9 +40,9 @@ async function firstEvents(pages: AsyncGenerator<{ items: Event[] }>): Promise<E
 }
 
 /**
- * Returns the Events of this VM and its Pods, in the same order. Other Events in `events` can belong to an earlier VM with the same name.
- * Events of the VM are found by its UID, so a wrong clock of a host does not matter. Each attempt to run the VM has its own Pod, so Events
- * of Pods are found by their time: they are not older than the VM.
+ * Returns those of the `events` that belong to this VM and its Pods, in the same order. Other Events in `events` can belong to an earlier
+ * VM with the same name. Events of the VM are found by its UID, so a wrong clock of a host does not matter. Each attempt to run the VM has
+ * its own Pod, so Events of Pods are found by their time: they are not older than the VM.
  */
 export function ownEvents(events: readonly Event[], { metadata }: VM): Event[] {
   const created = Date.parse(metadata.creationTimestamp ?? '');
@@ -52,14 +52,14 @@ export function ownEvents(events: readonly Event[], { metadata }: VM): Event[] {
   });
 }
 
-/** Returns the time of the last observation in RFC 3339. */
+/** Returns the time at which the Event was last observed, in RFC 3339. */
 export function timeOf({ eventTime, metadata, series }: Event): string {
   return series?.lastObservedTime || eventTime || metadata.creationTimestamp || '';
 }
 
 /**
- * Returns the time of the last observation in milliseconds since 1970. Times cannot be compared as texts, because creation times have no
- * fractions of a second.
+ * Returns the time at which the Event was last observed, in milliseconds since 1970. Times cannot be compared as texts, because creation
+ * times have no fractions of a second.
  */
 function instantOf(event: Event): number {
   return Date.parse(timeOf(event));
