@@ -52,6 +52,6 @@ export const nodeTagSchema = z
 
 export const nodeNamespaceSchema = z.object({
   namespace: namespaceName(
-    'Namespace that gets the host. To end the dedication of a host, give the default namespace.',
+    'Namespace that gets the host. To end the dedication of a host, name the default namespace.',
   ),
 });

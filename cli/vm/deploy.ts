@@ -158,7 +158,7 @@ function failureOf(
   if (minutes !== undefined) {
     const limit = minutes === 1 ? '1 minute' : `${minutes} minutes`;
     return new CommandError(
-      `VM ${name} did not run within ${limit}. ${left}. It waited for: ${progressOf(vm)}`,
+      `VM ${name} did not run within ${limit}. ${left}. The VM waited for: ${progressOf(vm)}`,
       EXIT.noAnswer,
     );
   }

@@ -56,8 +56,13 @@ it('writes nothing with a token that is no longer valid', async () => {
 });
 
 it.each<[unknown, boolean, number, string]>([
-  [new WaitEnd('late'), true, 504, 'VM mac did not run within 1 minute. VM mac was deleted. It waited for: '],
-  [new WaitEnd('late'), false, 504, `. The operator deletes VM mac at ${TIME}. It waited for: `],
+  [
+    new WaitEnd('late'),
+    true,
+    504,
+    'VM mac did not run within 1 minute. VM mac was deleted. The VM waited for: ',
+  ],
+  [new WaitEnd('late'), false, 504, `. The operator deletes VM mac at ${TIME}. The VM waited for: `],
   [new WaitEnd('stopping'), true, 503, 'The HTTP API is stopping. VM mac was deleted. Try again'],
   [
     UNAUTHORIZED,

@@ -93,7 +93,7 @@ export function answerOf(
     return error.why === 'late'
       ? new StatusError(
           504,
-          `VM ${vm.metadata.name} did not run within ${minutes === 1 ? '1 minute' : `${minutes} minutes`}. ${left}. It waited for: ${progressOf(vm)}`,
+          `VM ${vm.metadata.name} did not run within ${minutes === 1 ? '1 minute' : `${minutes} minutes`}. ${left}. The VM waited for: ${progressOf(vm)}`,
         )
       : new StatusError(503, `The HTTP API is stopping. ${left}. Try again`);
   }

@@ -220,7 +220,7 @@ describe('a deployment', () => {
     expect([code, err]).toEqual([
       5,
       expect.stringMatching(
-        /^error: VM late did not run within 1 minute\. VM late was deleted\. It waited for: .*host/,
+        /^error: VM late did not run within 1 minute\. VM late was deleted\. The VM waited for: .*host/,
       ),
     ]);
     await vms.waitUntilGone('late');
