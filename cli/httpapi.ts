@@ -114,10 +114,10 @@ async function answerOf(
 }
 
 /**
- * Checks that the HTTP API belongs to the cluster of the connection. The HTTP API gives an address of its API server, and the connection
- * contains the address of an API server, too. If both addresses name the same server, they must have the same path, because a proxy can
- * serve several clusters under different paths with one certificate authority. If the addresses name different servers, the certificate
- * authority must be the same, because one API server can have several addresses.
+ * Checks that the HTTP API belongs to the cluster of the connection. The HTTP API tells the URL and the certificate authority of its API
+ * server, and the connection contains both, too. If the URLs have the same host, their paths must be equal. The certificate authority would
+ * prove nothing then, because one proxy can serve several clusters under different paths. If the hosts differ, the certificate authorities
+ * must be equal, because one API server can have several addresses.
  *
  * @throws CommandError when the HTTP API belongs to another cluster.
  */

@@ -111,7 +111,7 @@ async function bindingOf(client: KubeClient, role: RoleRef): Promise<RoleBinding
 function requireRole(binding: RoleBinding | undefined, role: RoleRef): void {
   const { kind, name } = binding?.roleRef ?? { kind: 'ClusterRole', name: role.name };
   if (kind !== 'ClusterRole' || name !== role.name) {
-    const message = `RoleBinding ${role.name} binds ${kind} ${name}. Delete this RoleBinding. The operator then creates a correct one`;
+    const message = `RoleBinding ${role.name} binds ${kind} ${name} instead of ClusterRole ${role.name}. Delete this RoleBinding. The operator then creates a correct one`;
     throw new ApiError(message, { status: 409, reason: 'Conflict' });
   }
 }

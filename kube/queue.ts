@@ -79,8 +79,8 @@ export class WorkQueue {
   }
 
   /**
-   * Returns the next key, or undefined if no key is ready. Among urgent keys, and among other keys, the key that was added first is taken
-   * first. The caller must call `done` with the key after the work.
+   * Returns the next key, or undefined if no key is ready. The key comes from the urgent keys or from the other keys, and is the one that was
+   * added first there. The caller must call `done` with the key after the work.
    */
   take(): Ready | undefined {
     const turnOfOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;

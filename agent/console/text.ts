@@ -42,7 +42,7 @@ export class ConsoleText {
   }
 
   /**
-   * Returns a line feed for an unfinished line. If the rest of the line comes later, the rest becomes a separate line. If only a line feed
+   * Returns a line feed if the last line is unfinished, otherwise an empty text. If the rest of the line comes later, the rest becomes a separate line. If only a line feed
    * comes later, the text gets no second line feed.
    */
   endLine(): string {

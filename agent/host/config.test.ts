@@ -164,7 +164,7 @@ test('name and address from the environment where the file leaves them out, as a
 });
 
 describe('folders of shared files hold nothing of the agent', () => {
-  const WHY = 'overlap. Users who make Images could then read files of the agent';
+  const WHY = 'overlap. Because of this, users who make Images could read files of the agent';
   const images = (roots: string, rest = ''): readonly string[] =>
     mistakes(`${LEAST}images: { sharedRoots: [${roots}]${rest} }\n`);
 
@@ -208,7 +208,7 @@ describe('the SDK for emulators', () => {
   test.each(['data', '.', 'data/sdk'])('%s overlaps with dataDirectory data', (sdk) => {
     const folders = `${join(directory, sdk)} and dataDirectory (${join(directory, 'data')})`;
     expect(mistakes(`${LEAST}emulator: { sdk: ${sdk} }\n`)).toEqual([
-      `emulator.sdk: ${folders} overlap. Emulators could then read files of the agent`,
+      `emulator.sdk: ${folders} overlap. Because of this, emulators could read files of the agent`,
     ]);
   });
 });

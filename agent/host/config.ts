@@ -126,8 +126,8 @@ export const configSchema = z
         /** Largest space of all images together, in bytes. If absent, only the size of the disk limits the images. */
         budget: bytes.optional(),
         /**
-         * Bytes that images leave free on the host's disk, because the disks of machines grow. If less space is free, the agent removes
-         * images or fetches none, and the host gets no more VMs.
+         * Bytes of the host's disk that must stay free of images, because the disks of machines grow. If less space is free, the agent
+         * removes images or fetches none, and the host gets no more VMs.
          */
         minimumFree: bytes.prefault('2Gi'),
         /** Folder of the cluster's image storage, as a path on this host. Absent if the storage is not a folder. */

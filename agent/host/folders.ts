@@ -21,12 +21,12 @@ export function folderMistakes({ dataDirectory, images, emulator }: Folders): st
     Object.entries(own)
       .filter(([, other]) => overlap(realPath(folder), realPath(other)))
       .map(([name, other]) => `${setting}: ${folder} and ${name} (${other}) overlap. ${consequence}`);
-  const shared = 'Users who make Images could then read files of the agent';
+  const shared = 'Because of this, users who make Images could read files of the agent';
   return [
     ...sharedRoots.flatMap((root) => mistakes('images.sharedRoots', root, shared)),
     ...(emulator === undefined
       ? []
-      : mistakes('emulator.sdk', emulator.sdk, 'Emulators could then read files of the agent')),
+      : mistakes('emulator.sdk', emulator.sdk, 'Because of this, emulators could read files of the agent')),
   ];
 }
 

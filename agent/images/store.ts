@@ -60,7 +60,7 @@ export interface ImageStore {
   release(holder: Holder): void;
   /**
    * Removes the images that only this cache entry needed. If a machine has fetched such an image but not yet cloned it, the function waits
-   * for the clone. If machines run from an image, the function removes only the image's names at once. The image's file is removed when the
+   * for the clone. If machines run from an image, the function at first removes only the image's names. The image's file is removed when the
    * last of these machines releases it.
    */
   remove(holder: Holder, signal: AbortSignal): Promise<void>;

@@ -214,7 +214,7 @@ describe('an emulator beside its running VM', () => {
     const other = { ...podOf(DOCUMENT), metadata: { uid: 'other', name: 'other', namespace: NAMESPACE } };
     const foreign = { ...other, metadata: { ...other.metadata, namespace: 'platform-else' } };
     const records = test.host.records.list();
-    const held = (by: string) => `Port 5555/TCP is held by ${by}, because this host chose the port for it`;
+    const held = (by: string) => `Port 5555/TCP is held by ${by}, for which this host chose the port`;
     expect(awaitedPort(other, ['TCP/5555'], records)).toBe(held('emulator phone'));
     expect(awaitedPort(foreign, ['TCP/5555'], records)).toBe(held('an emulator of another namespace'));
   });

@@ -61,7 +61,7 @@ export function awaitedPort(
     const taken = other.automaticPorts.find((port) => wanted.includes(portName(port)));
     if (taken !== undefined) {
       const holder = holderFor(namespace, other);
-      return `Port ${taken.hostPort}/${taken.protocol} is held by ${holder}, because this host chose the port for it`;
+      return `Port ${taken.hostPort}/${taken.protocol} is held by ${holder}, for which this host chose the port`;
     }
   }
   return undefined;

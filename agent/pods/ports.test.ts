@@ -253,7 +253,7 @@ test('a Pod waits for a chosen port of another machine, and does not learn of ot
   const pod = podOf('wants', 9003);
   const claimed = claimOf(pod).ports;
   expect(awaitedPort(pod, claimed, [holder])).toBe(
-    'Port 9003/TCP is held by VM holder, because this host chose the port for it',
+    'Port 9003/TCP is held by VM holder, for which this host chose the port',
   );
   const foreign = { ...pod, metadata: { ...pod.metadata, namespace: 'platform-qa' } };
   expect(awaitedPort(foreign, claimed, [holder])).toContain('held by a VM of another namespace');

@@ -279,7 +279,7 @@ async function removeGroup(group: string): Promise<void> {
   }
 }
 
-/** Removes the group that contains the groups of all machines, if it is empty. */
+/** Removes a control group, if it contains neither processes nor other control groups. */
 async function removeIfEmpty(group: string): Promise<void> {
   await undefinedIf(hasCode('EBUSY', 'ENOTEMPTY', 'ENOENT'), rmdir(group));
 }

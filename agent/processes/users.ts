@@ -143,7 +143,7 @@ export function overlapIn(kind: string, text: string, { first, count }: UserRang
 
 /**
  * Checks that each map of the user namespace (users, groups) has a line that contains the whole range. A line is `INSIDE OUTSIDE COUNT`.
- * The initial namespace has one line for all numbers.
+ * In the initial namespace, this check always succeeds, because one line contains all numbers.
  *
  * @throws UserRangeError when a map has no such line.
  */

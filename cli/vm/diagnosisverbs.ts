@@ -5,7 +5,7 @@ import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import { type Goal, goalIn } from './goal.ts';
 
-/** Default time limit of a wait, as for a deployment. */
+/** Default time limit of a wait. A deployment of a VM has the same default. */
 const LIMIT_MILLISECONDS = 600_000;
 
 export function addDiagnosisVerbs(noun: Command, terminal: Terminal): void {

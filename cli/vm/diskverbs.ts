@@ -5,7 +5,7 @@ import { BooleanFlag, diskSizeIn } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 
-/** Default time limit for a copy of a disk. In a slow network, a copy of about 100 GB takes this time. */
+/** Default time limit for a copy of a disk. It is long enough for about 100 GB in a slow network. */
 const LIMIT_MILLISECONDS = 3_600_000;
 
 interface WorkFlags {

@@ -34,8 +34,8 @@ const REMOVAL_SECONDS = 900;
 /** Time in seconds for which a Job waits for a lost host. If the host returns after this time, nobody removes the image from the host. */
 export const PARKED_SECONDS = 30 * 24 * 3600;
 /**
- * Number of retries of a parked Job, which waits for a lost host. It is the default of Kubernetes. The Job controller does these retries,
- * because the operator plans no work for a deleted entry.
+ * Number of retries of a parked Job. A parked Job belongs to a deleted entry, and waits for a lost host. The operator plans no work for a
+ * deleted entry, so the Job controller repeats the work. The number is the default of Kubernetes.
  */
 const PARKED_RETRIES = 6;
 

@@ -65,8 +65,8 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
   const kept = subjects.filter((subject) => !isGroup(subject) || !stale.has(subject.name));
   const present = new Set(kept.filter(isGroup).map(({ name }) => name));
   const missing = groups.filter((name) => !present.has(name));
-  // `own` has only the groups that the operator added. If a person added a group first, this group stays, even if somebody later removes it
-  // from the configuration.
+  // `own` contains only the groups that the operator added to the RoleBinding. A group that a person added first is not in `own`. So the
+  // operator never removes this group, even if somebody later removes it from the configuration.
   const own = groups.filter((name) => missing.includes(name) || added.includes(name));
   const recorded = JSON.stringify(own);
   const isSame = kept.length === subjects.length && missing.length === 0;

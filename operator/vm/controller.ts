@@ -44,8 +44,8 @@ import { VMWriter } from './writes.ts';
 export const VMS_BY_CONFIG = 'config';
 export const VMS_BY_IMAGE = 'image';
 /**
- * Longest time in milliseconds for which a status change that nobody waits for is delayed. Because of the delay, one request can store
- * several changes.
+ * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
+ * changes.
  */
 const FOLD_MILLISECONDS = 500;
 /**

@@ -203,7 +203,7 @@ it('leaves places to others when one user reads many lists', async () => {
   await vi.waitFor(() => expect(queries).toHaveLength(8), WAIT);
   await expect(read('busy')).rejects.toMatchObject({
     status: 429,
-    message: expect.stringMatching(/^The limit of 66 requests for lists of user busy /),
+    message: expect.stringMatching(/^User busy has reached the limit of 66 requests for lists /),
   });
   const other = read('other');
   open.resolve();

@@ -71,12 +71,15 @@ export class ListPlaces {
 
   #refuse(user: string): void {
     if (this.#all.places >= PLACES) {
-      throw new StatusError(429, `The limit of ${PLACES} requests for lists is reached. Try again later`);
+      throw new StatusError(
+        429,
+        `The limit of ${PLACES} requests for lists at the same time is reached. Try again later`,
+      );
     }
     if (this.#useOf(user).places >= USER_PLACES) {
       throw new StatusError(
         429,
-        `The limit of ${USER_PLACES} requests for lists of user ${user} is reached. Try again later`,
+        `User ${user} has reached the limit of ${USER_PLACES} requests for lists at the same time. Try again later`,
       );
     }
   }

@@ -27,7 +27,7 @@ const STALL_MILLISECONDS = 150_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
 
-/** Name of the user under which answers to requests without a token are counted. */
+/** Name of the user in the count of answers, for requests without a token. */
 const ANYBODY = '';
 
 declare module 'fastify' {

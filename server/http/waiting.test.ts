@@ -28,7 +28,7 @@ it('ends a deployment whose client is gone, and refuses more than its limit', as
   );
   await expect(waiting.run(response(), { user: 'dan', namespace: 'dan' }, untilEnd)).rejects.toMatchObject({
     status: 429,
-    message: '3 requests wait already. Try again later',
+    message: '3 requests are already waiting. Try again later',
   });
   connections[0]?.connection.emit('close');
   expect(await answers[0]).toBe('gone');
@@ -48,7 +48,7 @@ it('gives one user three quarters of the places, and names the bound', async () 
     waiting.run(response(), { user: 'ann', namespace: 'ann' }, async () => 'accepted'),
   ).rejects.toMatchObject({
     status: 429,
-    message: '3 requests of user ann wait already. Try again later',
+    message: '3 requests of user ann are already waiting. Try again later',
   });
   void waiting.run(response(), { user: 'ben', namespace: 'ben' }, untilEnd);
   first?.emit('close');
@@ -65,7 +65,7 @@ it('gives the members of one namespace three quarters of the places', async () =
     waiting.run(response(), { user: 'dan', namespace: 'ci' }, async () => 'accepted'),
   ).rejects.toMatchObject({
     status: 429,
-    message: '3 requests in namespace ci wait already. Try again later',
+    message: '3 requests in namespace ci are already waiting. Try again later',
   });
   expect(await waiting.run(response(), { user: 'ann', namespace: 'other' }, async () => 'accepted')).toBe(
     'accepted',

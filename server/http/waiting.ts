@@ -104,7 +104,7 @@ export class WaitingRequests {
       throw new StatusError(503, 'The HTTP API is stopping. Try again');
     }
     if (this.#waiting.size >= this.#limit) {
-      throw new StatusError(429, `${this.#limit} requests wait already. Try again later`);
+      throw new StatusError(429, `${this.#limit} requests are already waiting. Try again later`);
     }
     this.#refuseMore(`of user ${user}`, (one) => one.user === user);
     this.#refuseMore(`in namespace ${namespace}`, (one) => one.namespace === namespace);
@@ -118,7 +118,7 @@ export class WaitingRequests {
   #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
     const share = Math.floor(this.#limit * SHARE);
     if ([...this.#waiting.values()].filter(isOne).length >= share) {
-      throw new StatusError(429, `${share} requests ${which} wait already. Try again later`);
+      throw new StatusError(429, `${share} requests ${which} are already waiting. Try again later`);
     }
   }
 }

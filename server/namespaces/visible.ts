@@ -26,8 +26,8 @@ const QUESTIONS = 16;
  */
 const QUESTIONS_WAITING = 8_192;
 /**
- * Largest number of requests about rights that wait or are under way for one user. While a user has more of them, the server refuses
- * further calls of this user that list namespaces. Other users can still list namespaces.
+ * Number of questions about the rights of one user, waiting or under way, above which the server refuses further calls of this user that
+ * list namespaces. Other users can still list namespaces.
  */
 const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 

@@ -37,7 +37,7 @@ export interface RegistrySettings {
 }
 
 export interface RegistriesOptions extends AddressRules {
-  /** Registries that need settings. Any address is allowed for these registries. */
+  /** Registries with settings. An administrator has named them, so the agent may connect to them at any IP address. */
   registries: readonly RegistrySettings[];
 }
 

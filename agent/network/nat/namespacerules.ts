@@ -57,8 +57,8 @@ function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceA
 
 /**
  * Returns the host's nftables table for network namespaces. The result is empty if there are no network namespaces. This table is separate
- * from the other tables, because the agent can be downgraded. An earlier release replaces the other tables with tables that have no rules
- * for namespaces. It does not change this separate table, so programs that continue to run stay confined. The rules check a packet's target
+ * from the other tables, so that it survives a downgrade of the agent. An earlier release replaces the other tables with tables that have
+ * no rules for namespaces. It does not change this table, so programs that continue to run stay confined. The rules check a packet's target
  * before and after address translation. The second check is necessary, because rules of other programs can translate a permitted address
  * (for example of a Service) into a forbidden address.
  */

@@ -259,7 +259,7 @@ describe('a port that the host chose', () => {
     await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'reserves', { ports: [port] })));
     const waits = await waitForPod('reserves', 'PortTaken', (pod) => waiting(pod) === 'PortTaken');
     expect(waits.status?.containerStatuses?.[0]?.state?.waiting?.message).toBe(
-      'Port 9122/TCP is held by VM chooses, because this host chose the port for it',
+      'Port 9122/TCP is held by VM chooses, for which this host chose the port',
     );
     const attached = host.network.attachments.get(metadata.uid ?? '');
     expect(attached?.ports).toEqual([{ ...port, automatic: true }]);

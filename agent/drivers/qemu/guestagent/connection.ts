@@ -193,7 +193,7 @@ export class GuestConnection {
     }
   }
 
-  /** Handles a line from the guest. @throws Error when the line is not an answer, or too many lines answer no command. */
+  /** Handles a line from the guest. @throws Error when the line is not an answer, or when too many lines came without a command. */
   #receive(line: string): void {
     this.#unaskedLines += 1;
     if (this.#unaskedLines > UNASKED_LINES) {
