@@ -151,8 +151,8 @@ class Segments implements Source {
     if (this.#position === undefined) {
       return;
     }
-    // The difference can be negative, because some of the pending bytes can come from the single file that was read before the log writer's
-    // files.
+    // `pending` can be larger than the position, because some of the pending bytes can come from the single file that was read before the
+    // log writer's files.
     const committed = Math.max(0, this.#position - pending);
     if (committed === this.#committed) {
       return;
@@ -218,8 +218,8 @@ class AppendedFile implements Source {
     if (this.#position >= RAW_LIMIT_BYTES) {
       this.#empty(this.#position);
     }
-    // The difference can be negative, because the file has perhaps just been emptied. Pending bytes that were in the file before can no
-    // longer be read.
+    // `pending` can be larger than the position, because the file has perhaps just been emptied. Pending bytes that were in the file before
+    // can no longer be read.
     savePosition(this.#file, Math.max(0, this.#position - pending));
   }
 

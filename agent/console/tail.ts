@@ -5,8 +5,8 @@ import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { appendedLog, listSegments, type LogName } from './logwriter.ts';
 
 /**
- * Returns the last bytes of a log as text: at most `limitBytes`, and none before the position `from`. Call this function when the log
- * writer has ended (`logsWritten`).
+ * Returns the last bytes of a log as text. The text begins at the position `from` or later, and has at most `limitBytes`. Before the call,
+ * wait with `logsWritten` until the log writer has ended.
  */
 export async function logTail(folder: string, log: LogName, limitBytes: number, from = 0): Promise<string> {
   const segments = listSegments(folder, log);

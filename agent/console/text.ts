@@ -42,8 +42,8 @@ export class ConsoleText {
   }
 
   /**
-   * Returns a line feed if the last line is unfinished, otherwise an empty text. If the rest of the line comes later, the rest becomes a separate line. If only a line feed
-   * comes later, the text gets no second line feed.
+   * Ends the unfinished line and returns the line feed for it. Call this function only while {@link isOpen} is true. If the rest of the
+   * line comes later, the rest becomes a separate line. If only the line feed comes later, the text gets no second line feed.
    */
   endLine(): string {
     this.#open = false;

@@ -28,7 +28,7 @@ export class OpenLimit {
   }
 
   /**
-   * Runs `work`, and counts it as an open log or stream of the Pod until it ends. `name` is the name of the Pod.
+   * Runs `work`. Until the work ends, it counts as an open log or stream of the Pod. `name` is the name of the Pod.
    *
    * @throws HttpError 429 when the Pod, its namespace or the host has too many open logs or streams.
    */

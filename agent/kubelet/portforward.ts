@@ -14,8 +14,8 @@ import { ClientGoneError, type PortConnection } from './streams/session.ts';
  */
 const CONNECT_MILLISECONDS = 10_000;
 /**
- * Time without data on a connection after which the kernel sends a packet to the guest. The packet checks whether the guest still has the
- * connection. If the guest does not answer, the kernel closes the connection 10 s later.
+ * If a connection transfers no data for this time, the kernel sends a packet to the guest. The packet checks whether the guest still has
+ * the connection. If the guest does not answer, the kernel closes the connection 10 s later.
  */
 const KEEP_ALIVE_MILLISECONDS = 30_000;
 

@@ -169,7 +169,7 @@ export class StreamServer {
   }
 }
 
-/** @throws HttpError 400 when the console cannot be used. */
+/** Connects to the console of a machine. @throws HttpError 400 when the machine refuses the connection. */
 async function openConsole(target: StreamTarget, input: boolean): Promise<Duplex> {
   try {
     const console = await target.console(input);

@@ -32,7 +32,8 @@ export type StreamTargets = (request: StreamRequest) => StreamTarget;
 /**
  * Function that finds the task of a request. The result is another function, which passes a caller's connection to this task.
  *
- * @throws HttpError 400 when the Pod is not on this host. The returned function throws HttpError 400 when the task waits for no connection.
+ * @throws HttpError 400 when the Pod is not on this host. The returned function throws HttpError 400 when the task does not wait for a
+ * connection.
  */
 export type Transfers = (request: StreamRequest) => (caller: Socket) => void;
 

@@ -39,8 +39,8 @@ export async function ip(commands: readonly string[]): Promise<void> {
 }
 
 /**
- * Largest number of runs of the program conntrack for one deletion. If another program or the kernel removes a connection during a run,
- * conntrack fails. The next run can succeed, because conntrack then no longer sees this connection.
+ * Largest number of times that the program conntrack is run to delete the connections of one filter. If another program or the kernel
+ * removes one of these connections during a run, conntrack fails. The next run no longer finds this connection, so it can succeed.
  */
 const FORGET_PASSES = 5;
 

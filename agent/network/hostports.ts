@@ -80,11 +80,11 @@ async function requireFreePorts(address: string, ports: readonly MachinePort[]):
 }
 
 /**
- * Checks that no other machine reserves one of the ports. An attempt to bind a port does not always show such a reservation. In the network
- * `nat`, no socket listens on reserved ports. In the network `user`, the other machine's QEMU might still be starting.
+ * Checks that no other machine reserves one of the ports. An attempt to bind a port is not sufficient. In the network
+ * `nat`, no socket listens on reserved ports. In the network `user`, QEMU does not listen on the ports until it has started.
  *
  * @param reserved reserved ports of all machines, by uid.
- * @throws ReasonedError `PortTaken` with the port. The message does not name the other machine, because another tenant might own it.
+ * @throws ReasonedError `PortTaken`, which names the port but not the other machine, because another tenant might own that machine.
  */
 function requireUnreserved(
   uid: string,
@@ -149,8 +149,8 @@ interface Listener {
 }
 
 /**
- * Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code that the list shows for a socket
- * that accepts packets from any peer: a listening TCP socket, or an unconnected UDP socket.
+ * Lists of sockets in /proc/net (see `proc_net_tcp` in the kernel's documentation). `state` is the code of the sockets that accept packets
+ * from any peer: listening TCP sockets, or unconnected UDP sockets.
  */
 const LISTS = [
   { file: 'tcp', protocol: 'TCP', state: '0A' },
@@ -206,8 +206,8 @@ function parseLine(line: string): Line | undefined {
 }
 
 /**
- * Reads the listening sockets of one list in /proc/net. In a TCP list, all listening sockets come first. The function stops at the first
- * connected socket, because a host can have thousands of them.
+ * Reads the listening sockets of one list in /proc/net. A TCP list begins with all listening sockets. Thousands of connected sockets can
+ * follow, so the function stops at the first connected socket.
  */
 async function listening(list: (typeof LISTS)[number]): Promise<Line[]> {
   const file = await open(`/proc/self/net/${list.file}`);
@@ -270,8 +270,8 @@ export class PortWatch {
   }
 
   /**
-   * Returns the names of ports with a listener. A UDP socket counts only if the previous check found it too. Otherwise it might be
-   * the socket of a UDP client, and such a socket usually exists only for a short time.
+   * Returns the names of ports with a listener. A UDP socket counts as a listener only if the previous check found the same socket. A UDP
+   * socket that exists only for a short time usually belongs to a client.
    */
   async #held(): Promise<Set<string>> {
     const lists = await Promise.all(LISTS.map((list) => listeners(list, this.#reached)));
@@ -283,7 +283,7 @@ export class PortWatch {
   }
 
   /**
-   * Tries to bind the port. Returns a fault if the port is in use, and undefined otherwise. The lists of sockets are not sufficient,
+   * Tries to bind the port. Returns a fault if the port is in use, and undefined otherwise. The lists in /proc/net are not sufficient,
    * because they do not show whether an IPv6 socket also accepts IPv4.
    */
   async #whyTaken(port: MachinePort): Promise<string | undefined> {

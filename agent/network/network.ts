@@ -33,13 +33,13 @@ export type GuestNetwork =
 
 /**
  * Connection of a program that runs in a network namespace of its own, for example an emulator. The program listens only on the loopback
- * address of the namespace. The network forwards connections from the exposed port at `address` to the program at that loopback address.
+ * address of the namespace. If a client connects to the exposed port at `address`, the network forwards the connection to the program.
  */
 export interface NamespaceNetwork {
   kind: 'namespace';
   /** Path of the network namespace, for `nsenter --net=PATH`. */
   path: string;
-  /** IPv4 address of the network namespace. The paired machine and this host connect to this address. */
+  /** IPv4 address of the network namespace. This host, and the machine that may use the program, connect to this address. */
   address: string;
   /** IPv4 address of the DNS server that the program can use. */
   dnsServer: string;

@@ -48,9 +48,9 @@ function leadsTo(port: MachinePort, { protocol, guestPort }: AutomaticPort): boo
 }
 
 /**
- * Returns the reported host port of each guest port, in the order of the guest ports. If a host port is missing, is outside its range, or
- * is held by another machine, the result is empty. The function does not leave out only this host port, because the order would then no
- * longer match.
+ * Returns the host ports of a machine's guest ports, as the last report on the machine lists them in the order of the guest ports. If the
+ * report lacks a host port, or lists one that is outside its range or held by another machine, the result is empty. If only this host port
+ * were left out, the other host ports could get the wrong guest ports.
  *
  * @param isHeld returns whether another machine holds the host port with this {@link portName}.
  */

@@ -74,8 +74,8 @@ export interface ProbeLayout {
 /** Names and addresses of the network namespaces of programs, for example emulators. */
 export interface NamespaceLayout {
   /**
-   * Prefix of the names of the devices that connect network namespaces to this host. Both devices of a pair have the same name: the device
-   * on the host and the device in the namespace.
+   * Prefix of the names of the devices that connect network namespaces to this host. For each namespace there are two devices with the same
+   * name: one on the host, and one in the namespace.
    */
   prefix: string;
   /** Folder with a file for each network namespace. The file has the name of the namespace's device. */

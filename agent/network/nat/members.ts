@@ -28,9 +28,9 @@ export class Members {
   /** Members that are being detached. Their devices and rules are not wanted any more, but they keep their addresses and ports. */
   readonly #leaving = new Map<string, Member>();
   /**
-   * Uids of members for which {@link forgetFormer} must still delete tracked connections of machines that had the same address before. A
-   * member is added here when it is new or changed. A member that {@link load} reads is added too, because the earlier run of the agent
-   * perhaps ended while it attached this member.
+   * Uids of members whose address other machines might have had before. For these members, {@link forgetFormer} must still delete the
+   * tracked connections of those machines. A member is added here when it is new or changed. Members that {@link load} reads are added too,
+   * because the earlier run of the agent perhaps ended while it attached them.
    */
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
@@ -189,7 +189,7 @@ export class Members {
     return new Set(this.holders.map(({ address }) => address));
   }
 
-  /** Returns all members, each without those reserved ports whose names are keys in `withheld`. */
+  /** Returns all members. Reserved ports whose names are keys in `withheld` are left out. */
   without(withheld: ReadonlyMap<string, string>): Wanted {
     const leads = (port: MachinePort): boolean => !withheld.has(portName(port));
     const { machines, namespaces } = this.wanted;

@@ -172,7 +172,7 @@ export function insideCommands({ namespaces }: Layout, { device, address }: Conn
   ];
 }
 
-/** Sentences for users. Each sentence names the difference between actual and wanted state that a repair removes. */
+/** Sentences for users. Each sentence says why a repair is necessary. */
 const DIFFERENCES: {
   [K in NamespaceRepair['kind']]: (repair: Extract<NamespaceRepair, { kind: K }>) => string;
 } = {
@@ -190,7 +190,7 @@ export function isOfNamespace(repair: { kind: string }): repair is NamespaceRepa
   return repair.kind in DIFFERENCES;
 }
 
-/** Returns a sentence for users about the difference between actual and wanted state that a repair removes. */
+/** Returns a sentence for users that says why the repair is necessary, for example that a device was missing. */
 export function describeNamespaceDifference(repair: NamespaceRepair): string {
   return (DIFFERENCES[repair.kind] as (repair: NamespaceRepair) => string)(repair);
 }

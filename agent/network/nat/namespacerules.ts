@@ -21,8 +21,8 @@ function exposed({ address, exposedPort }: NamespaceAttachment): string {
 }
 
 /**
- * Returns one part of an nftables rule for each network namespace whose paired machine is attached to the NAT network. Each part matches
- * the packets from the paired machine to the exposed port of the namespace.
+ * Returns conditions for nftables rules, one for each network namespace to which an attached machine may connect. A condition matches the
+ * packets from this machine to the exposed port of the namespace.
  */
 export function peerMatches({ machines, namespaces }: Wanted): string[] {
   return namespaces.flatMap((one) => {

@@ -146,7 +146,7 @@ export class Namespaces {
 
   /**
    * Connects a network namespace to this host through a new pair of devices. Before that, the function deletes old devices with the same
-   * name. `found` tells whether such an old device exists outside and inside the namespace.
+   * name. `found` tells whether an old device exists on the host (`outside`), and whether one exists in the namespace (`inside`).
    */
   async #createPair(device: string, found: { outside: boolean; inside: boolean }): Promise<void> {
     const path = namespacePath(this.#layout, device);
@@ -155,8 +155,7 @@ export class Namespaces {
       await deleteDevice(device);
     }
     if (found.inside) {
-      // The device in the network namespace might be gone already. If it was the other end of the device that was just deleted, the kernel
-      // has deleted both ends.
+      // The device in the network namespace might be gone already, because the kernel deletes both devices of a pair together.
       await inNamespace(path, DELETE_DEVICE, [device]);
     }
     const ends = [
@@ -190,8 +189,8 @@ async function inNamespace(
 /** Returns whether a network namespace is mounted on the file. The namespace of this process does not count. */
 async function holdsNamespace(path: string): Promise<boolean> {
   const [file, own] = await Promise.all([undefinedIf(isMissing, stat(path)), stat(OWN_NAMESPACE)]);
-  // The kernel has a separate file system for all namespaces. So the file is a namespace if it is in the same file system as the namespace
-  // of this process.
+  // All namespaces are in one file system of the kernel, and nothing else is in it. So the file is a namespace if it is in the same file
+  // system as the namespace of this process.
   return file !== undefined && file.dev === own.dev && file.ino !== own.ino;
 }
 

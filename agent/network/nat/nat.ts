@@ -54,7 +54,7 @@ export class NatNetwork implements Network {
   readonly #metadata: MetadataServer;
   readonly #taps = new TapWatch();
   /**
-   * Names of the devices of network namespaces that a repair created again. A program that was already running stays in the former
+   * Network namespaces that a repair created again, each by the name of its device. A program that was already running stays in the former
    * namespace, and has no network there.
    */
   readonly #lostNamespaces = new Set<string>();
@@ -235,8 +235,8 @@ export class NatNetwork implements Network {
   /**
    * Repairs the whole network.
    *
-   * @throws ReasonedError `NetworkUnavailable` when a repair fails. A failed repair of a network namespace is ignored, unless the namespace
-   * has the device with the name `device`.
+   * @throws ReasonedError `NetworkUnavailable` when a repair fails. A failed repair of a network namespace is ignored, unless `device` is
+   * the name of the namespace's device.
    */
   async #converge(device?: string): Promise<Convergence['observed']> {
     const { failedRepair, failedNamespaces, observed } = await this.#repair();

@@ -203,7 +203,7 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
   }
 }
 
-/** Returns a sentence for users about the difference between actual and wanted state that a repair removes. */
+/** Returns a sentence for users that says why the repair is necessary, for example that a device was missing. */
 export function describeDifference(layout: Layout, repair: Repair): string {
   switch (repair.kind) {
     case 'removeDevice':

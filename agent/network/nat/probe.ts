@@ -265,7 +265,7 @@ function handedOver(child: ChildProcess): Promise<Socket> {
       if (handle instanceof Socket) {
         resolve(handle);
       } else {
-        fail('unshare sent no socket');
+        fail('unshare did not send a socket');
       }
     });
   });

@@ -42,8 +42,8 @@ export interface Evidence extends FailedRepairs {
    */
   lostTaps: ReadonlySet<string>;
   /**
-   * Names of the devices of network namespaces that a repair created again. A program that continues to run in the former namespace has no
-   * network.
+   * Network namespaces that a repair created again, each by the name of its device. A program that continues to run in the former namespace
+   * has no network.
    */
   lostNamespaces: ReadonlySet<string>;
   /** Reasons why reserved ports are not forwarded. The key is the port's name. */

@@ -16,16 +16,16 @@ import {
 } from './rulewords.ts';
 
 /**
- * UDP ports of the host at which packets from the outer end of the probe are forwarded to its inner end. Each test packet goes to a random
- * one of these ports, so that it begins a new connection.
+ * UDP ports of the host. The host forwards packets that reach these ports from the outer end of the probe to the inner end. Each test
+ * packet goes to a random one of these ports, so that it begins a new connection.
  */
 export const PROBE_PORTS = { first: 20_000, last: 29_999 };
 /** UDP port on which both ends of the probe listen for test packets. */
 export const PROBE_PORT = 20_000;
 
 /**
- * Returns a rule for each reserved port. The rule accepts packets that came to the host port and were translated to the guest port. If
- * rules of another program translate packets to a guest, the rule does not accept these packets.
+ * Returns a rule for each reserved port. The rule accepts packets that came to the host port and were translated to the guest port. It does
+ * not accept packets that another program's rules translated from other ports.
  */
 function admissions(attachments: readonly Attachment[]): string[] {
   return attachments.flatMap((one) =>
@@ -48,9 +48,9 @@ function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachmen
 }
 
 /**
- * Largest number of connections to its metadata that a guest can open per second, after an initial burst. The burst lets a guest read all
- * values one by one at its start. The limit is necessary, because each connection takes processor time of the agent. A busy agent would
- * renew the Lease of its Node too late.
+ * Largest number of connections per second that a guest can open to the metadata server, after an initial burst. The burst lets a guest
+ * read all values one by one at its start. The limit is necessary, because each connection takes processor time of the agent. A busy agent
+ * would renew the Lease of its Node too late.
  */
 const METADATA_CONNECTIONS_PER_SECOND = 5;
 const METADATA_BURST = 128;
