@@ -69,7 +69,7 @@ export class ConsoleLines {
   gap(bytes: number, now: Date): ConsoleRecord[] {
     const text = clean(this.#partial + this.#decoder.end());
     this.#begin();
-    const missing = `[${bytes} bytes of the console were lost, because the agent did not read them in time]`;
+    const missing = `[${bytes} bytes of the console were lost, because the agent did not read them in time, or the host crashed]`;
     return [text, missing].map((line) => ({ time: now.toISOString(), ended: true, text: line }));
   }
 

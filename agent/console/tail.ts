@@ -11,11 +11,12 @@ import { appendedLog, listSegments, type LogName } from './logwriter.ts';
 export async function logTail(folder: string, log: LogName, limitBytes: number, from = 0): Promise<string> {
   const segments = listSegments(folder, log);
   const files = segments.length > 0 ? segments : [{ start: 0, path: join(folder, appendedLog(log)) }];
-  let tail = '';
+  let tail = Buffer.alloc(0);
   for (const { start, path } of files) {
-    tail = (tail + (await tailOf(path, limitBytes, Math.max(0, from - start)))).slice(-limitBytes);
+    const next = await tailOf(path, limitBytes, Math.max(0, from - start));
+    tail = Buffer.concat([tail, next]).subarray(-limitBytes);
   }
-  return tail;
+  return tail.toString('utf8');
 }
 
 /** Returns the position after the last byte of a log. */
@@ -25,17 +26,17 @@ export async function logEnd(folder: string, log: LogName): Promise<number> {
   return last === undefined ? 0 : last.start + (found?.size ?? 0);
 }
 
-async function tailOf(path: string, limitBytes: number, from: number): Promise<string> {
+async function tailOf(path: string, limitBytes: number, from: number): Promise<Buffer> {
   const handle = await undefinedIf(isMissing, open(path, 'r'));
   if (handle === undefined) {
-    return '';
+    return Buffer.alloc(0);
   }
   try {
     const { size } = await handle.stat();
     const start = Math.max(from, size - limitBytes);
     const length = Math.max(0, size - start);
     const { buffer, bytesRead } = await handle.read(Buffer.alloc(length), 0, length, start);
-    return buffer.toString('utf8', 0, bytesRead);
+    return buffer.subarray(0, bytesRead);
   } finally {
     await handle.close();
   }
