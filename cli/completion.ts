@@ -22,7 +22,7 @@ interface Place {
   readonly names?: Names;
 }
 
-/** Flag that takes one value of a fixed list. */
+/** Flag whose value must come from a fixed list. */
 interface Choice {
   readonly flags: readonly string[];
   readonly values: readonly string[];
@@ -70,8 +70,8 @@ function placesOf(command: Command, path: string, inherited: readonly Word[]): P
 }
 
 /**
- * Returns whether one name or several names of existing objects can follow the command. The result is undefined if no name can follow, or
- * if the noun has no verb `list` that could find names.
+ * Returns whether one name or several names of existing objects can follow the command. The result is undefined if no name can follow. It
+ * is also undefined if the noun lacks the verb `list`, because the script finds names with this verb.
  */
 function namesOf(command: Command): Names | undefined {
   const [first] = command.registeredArguments;

@@ -5,8 +5,8 @@ const UNITS: Readonly<Record<string, number>> = { s: 1_000, m: 60_000, h: 3_600_
 /** Longest duration that users can give. Timers of Node.js cannot wait longer than 24 days, so the maximum must not exceed 24 days. */
 const MAXIMUM_MILLISECONDS = 7 * 24 * 3_600_000;
 /**
- * A duration of at least this number of seconds is shown in minutes. A duration of at least this number of minutes is shown in hours. The
- * larger unit is then precise enough.
+ * A duration of at least this number of seconds is shown in minutes. A duration of at least this number of minutes is shown in hours. For a
+ * shorter duration, the larger unit would be too imprecise.
  */
 const MANY = 120;
 

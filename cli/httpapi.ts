@@ -115,9 +115,9 @@ async function answerOf(
 
 /**
  * Checks that the HTTP API belongs to the cluster of the connection. The HTTP API tells the URL and the certificate authority of its API
- * server, and the connection contains both, too. If the URLs have the same host, their paths must be equal. The certificate authority would
- * prove nothing then, because one proxy can serve several clusters under different paths. If the hosts differ, the certificate authorities
- * must be equal, because one API server can have several addresses.
+ * server. The function compares them with the URL and the certificate authority of the connection. If both URLs name the same server, their
+ * paths must be equal, because a server can be a proxy with a different path for each cluster. If the URLs name different servers, the
+ * certificate authorities must be equal, because one API server can have several addresses.
  *
  * @throws CommandError when the HTTP API belongs to another cluster.
  */

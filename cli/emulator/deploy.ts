@@ -112,8 +112,8 @@ async function createEmulator(
   const { memory, config: _config, ...values } = flags;
   const request = { ...values, name } as EmulatorRequest;
   const { metadata, spec } = emulatorOf(request, cluster.namespace);
-  // The function that made the spec expects the memory as a number of MiB, as in requests of the HTTP API. The flag gives a quantity, so
-  // this line sets the memory.
+  // The function that made the spec can only set a memory that is given as a number of MiB, as in requests to the HTTP API. The flag gives
+  // the memory as a quantity, so this line sets the memory.
   const emulator: Unsaved<Emulator> = { metadata, spec: { ...spec, memory } };
   try {
     return await createNamed(cluster, EMULATORS, emulator, {

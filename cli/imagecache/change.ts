@@ -100,7 +100,7 @@ async function changeDirectly(
     const source = sourceOf(change, entries, cluster.namespace);
     const reference = referenceOf({ spec: source });
     // If the image has no entry yet, the name of its new entry is computed from the name of the image. The entry of another image might
-    // already have this name. In this case, the code finds that other entry, so that the error message can name it.
+    // already have this computed name. In this case, the change is refused, and the code finds the other entry for the error message.
     const entry =
       entryFor(entries, reference) ?? entries.find(({ metadata }) => metadata.name === entryName(reference));
     const names = new Set(hosts.map(({ metadata }) => metadata.name));
@@ -123,8 +123,8 @@ async function changeDirectly(
 }
 
 /**
- * Returns the image whose entry changes. A removal changes the entry for the Image of `namespace`, if such an entry exists. Otherwise the
- * removal changes the entry for the Image of the default namespace.
+ * Returns the image whose ImageCacheEntry changes. For the removal of an Image, the result is the Image of `namespace` if that Image has an
+ * entry. Otherwise the result is the Image of the default namespace.
  */
 function sourceOf(
   { action, image, imageNamespace = DEFAULT_NAMESPACE }: Change,
@@ -172,8 +172,8 @@ async function write(
 }
 
 /**
- * Asks the HTTP API to change the cache. Before that, this function checks the names of the selected hosts. Without this check, the HTTP
- * API would change the existing hosts even if some of the names are wrong.
+ * Asks the HTTP API to change the cache. Before that, this function checks the names of the selected hosts. Without this check, one wrong
+ * name would not prevent the change on the other hosts.
  */
 async function ask(
   server: Server,

@@ -77,7 +77,7 @@ async function readList(cluster: Cluster, signal: AbortSignal): Promise<ListItem
   );
 }
 
-/** Returns the items of the list that describe the named image. @throws CommandError when no host has the image. */
+/** Returns those of the items that belong to the named image. @throws CommandError when no host has the image. */
 function namedIn(items: readonly ListItem[], name: string, namespace: string): ListItem[] {
   const reference = referenceIn(name) ?? name;
   const named = items.filter(({ image, tag, imageId }) =>

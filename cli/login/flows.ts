@@ -77,7 +77,7 @@ export async function signInByDevice(
   }
   const code = printable(device.user_code);
   say(
-    `Open this address on any computer. Enter the code ${code}, or check that the page shows this code:\n\n  ${printable(address)}\n\n`,
+    `Sign in with a browser on any computer. Enter the code ${code}, or check that the page shows this code. Open this address:\n\n  ${printable(address)}\n\n`,
   );
   const limited = withLimit(signal);
   try {

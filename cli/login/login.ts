@@ -21,8 +21,8 @@ export interface LoginFlags extends TargetFlags {
 }
 
 /**
- * Signs in. Then writes the session, and writes a context that uses the session into the kubeconfig. If the API server refuses the user,
- * writes nothing.
+ * Signs in, and then writes two files: the session, and the kubeconfig with a context that uses the session. If the API server refuses the
+ * user, writes neither file.
  *
  * @throws CommandError.
  */
@@ -55,7 +55,7 @@ export function entriesFor({ address, namespace }: Target, user: ContextEntries[
 function addressIn({ issuer, clientID, authority }: Target): Address {
   if (issuer === undefined) {
     throw new CommandError(
-      'The cluster names no identity provider. Give one with --issuer and --client-id, or use the token of a service account: berth user set-token TOKEN',
+      'The cluster does not name an identity provider. Name one with --issuer and --client-id, or use the token of a service account: berth user set-token TOKEN',
       EXIT.usage,
     );
   }

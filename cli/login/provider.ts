@@ -17,8 +17,8 @@ const WORDS_CHARACTERS = 300;
 const OFFLINE = 'offline_access';
 
 /**
- * Messages for the user, by the error code of OAuth. They tell the cause or the next step. For other error codes, the user has to read the
- * text of the provider.
+ * Messages for the user. Each key is an error code of OAuth, and its message tells the cause or the next step. For other error codes, the
+ * user has to read the text of the provider.
  */
 const ACTIONS: Readonly<Record<string, string>> = {
   access_denied: 'The sign-in was refused. Sign in again and agree, or ask an admin of the identity provider',

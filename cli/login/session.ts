@@ -16,8 +16,8 @@ import type { Place } from './place.ts';
  */
 const STALE_MILLISECONDS = 60_000;
 /**
- * A token is renewed before it expires. The time between the renewal and the expiry is a part of the token's lifetime or a number of
- * milliseconds, whichever is shorter.
+ * A token is renewed before it expires. The time between the renewal and the expiry is a fixed fraction of the token's lifetime or a fixed
+ * number of milliseconds, whichever is shorter.
  */
 const MARGIN = { part: 0.2, milliseconds: 60_000 };
 

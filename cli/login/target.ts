@@ -119,7 +119,7 @@ async function askHTTPAPI(
     return infoIn(await answer.json());
   } catch (error) {
     throw new CommandError(
-      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url, or the settings: ${name} config view`,
+      `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url or the settings, which \`${name} config view\` shows`,
     );
   }
 }

@@ -74,8 +74,8 @@ export async function runSession(
 async function follow(channels: Channels, { tty, input, leave }: SessionRequest): Promise<string> {
   let hasLeft = false;
   for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
-    // The host should not write to this channel. This line drops everything that the host writes there. Otherwise a hostile host could fill
-    // the channel, and a full channel stops all other channels.
+    // Through this channel, the host only receives. If the host writes to the channel nevertheless, this line drops the data. Otherwise a
+    // hostile host could fill the channel, and a full channel stops all other channels.
     channels.channel(unread).resume();
   }
   const end = (): void => {

@@ -87,8 +87,8 @@ export function inFlags(error: unknown): unknown {
 }
 
 /**
- * Returns an object whose field `items` is a list of keys with their values. In this form, even `items` is allowed as a key of the
- * metadata.
+ * Returns the metadata as an object with the field `items`, which is a list of keys with their values. In this form, a key of the metadata
+ * can have any name, even `items`.
  */
 function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
   return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };

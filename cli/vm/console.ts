@@ -7,8 +7,8 @@ import { runSession } from '../streams/session.ts';
 import type { Terminal } from '../terminal.ts';
 
 /**
- * The character of Ctrl+]. The agent also ends the session when it receives this character. This command ends the session by itself,
- * because the user must be able to leave even when the connection hangs.
+ * The character of Ctrl+], with which the user leaves the console. The agent also ends the session when it receives this character. The
+ * command does not rely on the agent, because the user must be able to leave even when the connection hangs.
  */
 const LEAVE = 0x1d;
 

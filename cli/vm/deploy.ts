@@ -25,8 +25,8 @@ import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
 /**
- * Time between the time limit of a deployment and the deletion of the VM by the operator. Within this time, the command keeps or deletes
- * the VM by itself. The time is longer than the difference between the clocks of this computer and of the operator.
+ * The operator deletes a VM this long after the time limit of its deployment. Before that, the command itself keeps or deletes the VM. The
+ * time is longer than the difference between the clocks of this computer and of the operator.
  */
 const ANSWER_MILLISECONDS = 60_000;
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */

@@ -52,7 +52,7 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
     throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
   }
   const spec = vmConfigSpec({ ...machineRequest(flags), type });
-  // The function that made the spec expects the memory as a number of GiB, as in requests of the HTTP API. The flag gives a quantity, so
-  // this line sets the memory.
+  // The function that made the spec can only set a memory that is given as a number of GiB, as in requests to the HTTP API. The flag gives
+  // the memory as a quantity, so this line sets the memory.
   return { metadata: { name }, spec: { ...spec, memory } };
 }

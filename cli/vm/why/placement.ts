@@ -27,7 +27,7 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
 export function placementAdvice(message: string, { pod, nodes }: Seen): string[] {
   const hosts = nodes?.filter(({ metadata }) => metadata.labels?.[HOST_KEY] !== undefined);
   if (hosts?.length === 0) {
-    return ['The cluster has no hosts: add one, see docs/operate/hosts.md'];
+    return ['The cluster has no hosts: add one as docs/operate/hosts.md describes'];
   }
   if (message.startsWith(ALL_REFUSED)) {
     return [
