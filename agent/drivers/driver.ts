@@ -200,9 +200,9 @@ export interface Driver {
   start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /**
    * Ends a machine. First asks the guest agent, if any, to shut the guest down. If the guest continues to run, the driver presses the
-   * guest's power button. If the process still runs after the grace period, the driver ends the process. If the signal `hurry` aborts,
-   * because the Pod's grace period was shortened, the grace period ends early. No process is left when the promise resolves. A suspended
-   * machine loses its suspended memory. A paused machine has no grace period, because its guest does not react to the power button.
+   * guest's power button. If the process still runs after the grace period, the driver ends the process. The grace period ends early if the
+   * signal `hurry` aborts, for example because the Pod's grace period was shortened. No process is left when the promise resolves. A
+   * suspended machine loses its saved memory. A paused machine has no grace period, because its guest ignores the power button.
    */
   stop(folder: MachineFolder, options: StopOptions): Promise<void>;
   /**
@@ -221,7 +221,7 @@ export interface Driver {
   resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
   /** Replaces the disk of a stopped machine with a new disk, as {@link create} makes it. */
   revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
-  /** Returns an upper limit of the bytes that {@link copyDisk} would write if it were called now. */
+  /** Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. */
   copyBytes(folder: MachineFolder): Promise<number>;
   /**
    * Copies the machine's whole disk, as it is at one moment, into a raw file with holes. `target` is the file's absolute path, on any file
@@ -253,8 +253,8 @@ export interface Driver {
   console(folder: MachineFolder): ConsoleLog;
   /**
    * Connects to the serial console of a running machine. The stream gives the guest's output from now on. If `input` is true, the stream
-   * also takes input for the guest. A machine can have any number of streams, but only one of them can take input. A stream ends with the
-   * machine's process. If a reader is too slow, its stream ends with an error, because the guest must not wait for readers.
+   * also takes input for the guest. A machine can have any number of streams, but only one of them can take input. A stream ends when the
+   * machine's process ends. If a reader is too slow, its stream ends with an error, because the guest must not wait for readers.
    *
    * @throws StreamRefused when the machine does not run, another stream takes input, or an early release of the agent started the machine
    * without input for its console.
@@ -267,7 +267,8 @@ export interface Driver {
    * port stays open until the caller closes the forward. The function is for guests whose network is inside the hypervisor, because such
    * guests have no address on the host.
    *
-   * @throws StreamRefused when the machine does not run, its network is not inside the hypervisor, or it has too many forwards.
+   * @throws StreamRefused when the machine does not run, the machine's network is not inside the hypervisor, or the machine has too many
+   * forwards.
    */
   forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward>;
   /**

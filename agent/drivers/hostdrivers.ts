@@ -76,7 +76,7 @@ export function chooseDriver(
   return names.find((name) => acceleratorIn(drivers.get(name), wanted) !== undefined) ?? first;
 }
 
-/** Returns the accelerator with which the machine's driver runs the machine; undefined if the driver cannot run it. */
+/** Returns the accelerator with which the machine's driver runs the machine; undefined if the driver cannot run the machine. */
 export function acceleratorOf(
   { drivers, architecture }: HostDrivers,
   { driver, machine }: MachineWithDriver,

@@ -10,7 +10,7 @@ import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
 import { identify, type ProcessIdentity } from '../processes/process.ts';
 import type { MachineFolder } from './driver.ts';
 
-/** Exit status of a process that this agent started. The agent gets no exit status of a process that it started before its own restart. */
+/** Exit status of a machine's process. If the agent restarts while the process runs, the agent never gets the exit status. */
 export interface ExitStatus {
   code: number | null;
   signal: NodeJS.Signals | null;
@@ -25,8 +25,8 @@ export interface LaunchOptions {
   /** Name of the program in messages: `hypervisor` or `emulator`. */
   name: string;
   /**
-   * The whole command line, which includes the command line from `withLogWriter`. Each program of this command must start the next program
-   * by `exec`, so that the first process itself becomes the machine's process.
+   * The whole command line, which includes the command line from `withLogWriter`. Each program of this command line must start the next
+   * program by `exec`, so that the first process itself becomes the machine's process.
    */
   command: readonly [string, ...string[]];
   environment: NodeJS.ProcessEnv;

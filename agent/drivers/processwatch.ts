@@ -12,8 +12,8 @@ import type { ExitStatus } from './launch.ts';
 const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 
 /**
- * Returns the live process of a machine; undefined if the machine has none. `state` is the content of the machine's state file. If the
- * agent died before it wrote the process into the state file, the function searches for a process with the argument `mark`.
+ * Returns the live process of a machine; undefined if no process of the machine lives. `state` is the content of the machine's state file.
+ * If the agent died before it wrote the process into the state file, the function searches for a process with the argument `mark`.
  */
 export async function liveProcess(
   state: { live: boolean; process?: ProcessIdentity | undefined } | undefined,

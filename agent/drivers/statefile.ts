@@ -28,8 +28,8 @@ export async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise
 }
 
 /**
- * Returns the state of a machine that was found on the host; undefined if its file is missing or cannot be read. An error is only logged,
- * because every later step of this machine reports the same error again.
+ * Returns the state of a machine that was found on the host; undefined if the machine's state file is missing or cannot be read. An error
+ * is only logged, because every later step of this machine reports the same error again.
  */
 export async function stateOfFound<State>(
   reading: Promise<State | undefined>,

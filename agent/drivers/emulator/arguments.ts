@@ -49,8 +49,8 @@ export function commandLine(command: EmulatorCommand): [string, ...string[]] {
     ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
     // `-port` sets the port of the console. The port of ADB is the next higher number. If another program uses the console's port, the
     // emulator ends. The option `-ports` is not used, because with it some versions of the emulator do not report such a conflict. With
-    // `-skip-adb-auth`, ADB requires no key. This is safe, because the machine's network protects ADB. No option turns on gRPC, because the
-    // emulator would serve gRPC without a password.
+    // `-skip-adb-auth`, ADB requires no key. This is safe, because the machine's network protects ADB. gRPC stays off, because the emulator
+    // would serve gRPC without a password.
     ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
     ...words('-dns-server', command.dnsServer, '-show-kernel'),
   ];
@@ -66,8 +66,8 @@ export const FOLDERS = {
 } as const;
 
 /**
- * Name of the folder for a machine's Android virtual device (AVD), inside the machine's folder. The folder of the AVD belongs to root, so
- * that the machine's user cannot replace the AVD by a link.
+ * Name of the folder in a machine's folder that contains the machine's Android virtual device (AVD). This folder belongs to root, so that
+ * the machine's user cannot replace the AVD by a link.
  */
 export const AVDS = 'avd';
 

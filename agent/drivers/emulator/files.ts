@@ -1,7 +1,7 @@
 /**
- * Makes and removes the files of an emulator's machine. The machine's folder and its folder of AVDs belong to root. The folders inside
- * these two folders belong to the machine's user, who can put anything there, for example links. So the agent, which is root, only creates
- * and removes direct entries of the user's folders. The agent does so only while no process of the user lives.
+ * Makes and removes the files of an emulator's machine. The machine's folder and its folder of AVDs belong to root. All other folders
+ * inside these two folders belong to the machine's user, who can put anything there, for example links. So the agent, which is root, only
+ * creates and removes direct entries of the user's folders. The agent does so only while no process of the user lives.
  */
 import { lchown, mkdir, open, readdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -32,7 +32,7 @@ const TOKEN_FILE = '.emulator_console_auth_token';
 
 /**
  * Removes the AVD and the folders of the machine's user if they exist, and creates them again. @throws ReasonedError `CreateFailed` when
- * the device is unknown.
+ * Berth does not know the emulator's device.
  */
 export async function makeFiles(
   folder: string,

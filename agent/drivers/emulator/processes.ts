@@ -39,8 +39,8 @@ const ROUNDS = 10;
  * Source code of a Perl program that prepares the mounts of a machine. It uses no Perl modules. The program runs in a separate mount
  * namespace, so that no other process sees its mounts. It mounts the machine's folder at another path. All users of the host can write in
  * /tmp, /var/tmp and /dev/shm. So the program covers these folders with the machine's own mounts. Without the mounts, the machine's files
- * there would outlive the machine, count toward no quota, and be visible to other machines. After that, the program executes the command in
- * its arguments.
+ * there would outlive the machine, and other machines could see them. The files would also not count toward any quota. After that, the
+ * program executes the command in its arguments.
  */
 const PLACE = String.raw`
 my ($folder, $place, $temporary, $shared, @command) = @ARGV;
@@ -119,7 +119,7 @@ function limitsOf({ cpu, memoryBytes }: EmulatorLaunchPlan): MachineLimits {
 }
 
 /**
- * Ends all processes of a machine, or sends a signal to all of them. They are the main process, and all processes that the main process
+ * Ends all processes of a machine, or sends a signal to all of them. These are the main process, and all processes that the main process
  * started. A started process can outlive the main process, and can leave the process group of the main process. But no process can leave
  * the machine's control group.
  */

@@ -165,8 +165,8 @@ function serial(): string[] {
 
 /**
  * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices. In
- * early releases of the agent, a machine without VNC had no screen. If such a machine has a screen now, the screen comes after the network
- * card, so that the address of the network card stays the same.
+ * early releases of the agent, a machine without VNC had no screen. If a machine without VNC has a screen now, the screen comes after the
+ * network card, so that the address of the network card stays the same.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;
@@ -218,7 +218,7 @@ function backend(network: GuestNetwork): string {
     ({ protocol, hostAddress, hostPort, guestPort }) =>
       `hostfwd=${protocol.toLowerCase()}:${hostAddress}:${hostPort}-:${guestPort}`,
   );
-  // IPv6 is off. Otherwise QEMU would give the guest an IPv6 address with which the guest can reach nothing on most hosts.
+  // IPv6 is off. Otherwise QEMU would give the guest an IPv6 address that does not work on most hosts.
   return ['user', `id=${NETWORK}`, 'ipv6=off', ...forwards].join(',');
 }
 

@@ -56,7 +56,7 @@ export class DiskCopies {
     this.#context = context;
   }
 
-  /** Runs `work` when all copies that were requested before it have ended. Copies that are requested later wait until `work` has ended. */
+  /** Runs `work` when all earlier copies have ended. Copies that are requested after this call wait until `work` has ended. */
   async exclusively<T>(work: () => Promise<T>): Promise<T> {
     return await this.#serial.run(work);
   }
@@ -261,7 +261,7 @@ export class DiskCopies {
       if (!thawed) {
         return await this.#note({ target: undefined });
       }
-      // If other files of the hypervisor keep the snapshot's folder from being removed, the note stays until the machine has ended.
+      // If other files of the hypervisor prevent the removal of the snapshot's folder, the note stays until the machine has ended.
       if (!removed) {
         return await this.#note({ target: undefined, frozen: false, thawsFailed: 0 });
       }

@@ -47,7 +47,7 @@ export interface QemuDriverOptions {
   logger: Logger;
   /** Architecture of machines that name no architecture. The default is the host's own architecture. */
   architecture?: 'amd64' | 'arm64' | undefined;
-  /** Root directory for the processes of machines, which must outlive the agent's container. */
+  /** Root directory for the processes of machines. These processes must outlive the agent's container. */
   ownRoot?: OwnRoot | undefined;
   /** Linux group (gid) with the right to read images. Undefined if the agent is not root. */
   readers?: number | undefined;

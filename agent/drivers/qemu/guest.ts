@@ -129,8 +129,8 @@ export class MachineGuest {
 }
 
 /**
- * Asks the guest agent for the guest's addresses, operating system and host name. Facts that the guest does not report correctly are
- * absent. @throws Error when the guest agent does not answer in time.
+ * Asks the guest agent for the guest's addresses, operating system and host name. Facts that the guest does not report correctly are left
+ * out of the result. @throws Error when the guest agent does not answer in time.
  */
 async function readFacts(connection: GuestConnection, signal: AbortSignal): Promise<GuestFacts> {
   const ask = async <T>(command: string, schema: z.ZodType<T>): Promise<T | undefined> =>

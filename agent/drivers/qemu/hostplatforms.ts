@@ -91,8 +91,8 @@ export class HostPlatforms {
       found = await platforms;
       return found;
     } finally {
-      // If QEMU runs no guest at all, perhaps because its upgrade is under way, the next request looks again. Working platforms are kept,
-      // because a trial beside running guests can fail although the accelerator works.
+      // If QEMU runs no guest at all, perhaps because its upgrade is under way, the next request tries the platforms again. Working
+      // platforms are kept, because a trial beside running guests can fail although the accelerator works.
       if (found.length === 0 && binaries.size > 0 && this.#found?.platforms === platforms) {
         this.#found = undefined;
       }
@@ -115,7 +115,10 @@ export class HostPlatforms {
   }
 }
 
-/** Returns the saved results of an earlier trial with the same key. If there are none, tries the platforms and saves the results. */
+/**
+ * Returns the saved results of an earlier trial with the same key. If there are no such results, tries the platforms and saves the new
+ * results.
+ */
 async function findPlatforms(
   binaries: ReadonlyMap<Architecture, string>,
   key: string,

@@ -70,8 +70,8 @@ export interface MachineStart {
 }
 
 /**
- * Checks the machine's disk, makes the machine's user its owner, and starts the process. @throws ReasonedError when the check refuses
- * the disk or the process does not start.
+ * Checks the machine's disk, makes the machine's user the owner of the disk, and starts the process. @throws ReasonedError when the check
+ * refuses the disk or the process does not start.
  */
 export async function launchMachine(
   folder: MachineFolder,

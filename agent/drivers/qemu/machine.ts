@@ -56,7 +56,7 @@ export class QemuMachine {
     return state.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Whether the hypervisor did not answer the last inspection. If so, no cleanup is started, because a cleanup would wait too. */
+  /** Whether the hypervisor did not answer the last inspection. If so, no cleanup is started, because a cleanup needs answers too. */
   get isSilent(): boolean {
     return this.#isSilent;
   }

@@ -23,8 +23,9 @@ interface Saved {
 }
 
 /**
- * Returns the key of the saved results. The key changes when the host boots again, and when the agent gets another user or other groups. It
- * also changes when a QEMU program of `binaries`, the firmware or /dev/kvm is replaced or gets other rights.
+ * Returns the key under which results are saved. Results with another key are no longer used. The key changes when the host boots again,
+ * and when the agent gets another user or other groups. The key also changes when a QEMU program of `binaries`, the firmware or /dev/kvm is
+ * replaced or gets other rights.
  */
 export async function cacheKey(binaries: readonly string[]): Promise<string> {
   const firmware = await findArmFirmware();

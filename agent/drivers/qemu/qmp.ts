@@ -26,8 +26,8 @@ export interface QmpEvent {
 /** Limit of one line. The longest answers, lists of block nodes, have a few dozen KiB. */
 const LINE_LIMIT_BYTES = 1024 * 1024;
 /**
- * Limit of the characters in all lines that answer no command, within {@link UNASKED_MILLISECONDS}. A working QEMU stays below this limit,
- * because QEMU limits the rate of frequent events.
+ * Largest number of characters that QEMU may send within {@link UNASKED_MILLISECONDS} in lines that are not answers to commands. A working
+ * QEMU stays below this limit, because QEMU limits the rate of frequent events.
  */
 const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
@@ -187,8 +187,8 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   }
 
   /**
-   * Handles a line from QEMU. An error ends the connection. @throws Error when the line is not a message, or when too many lines
-   * answer no command.
+   * Handles a line from QEMU. An error ends the connection. @throws Error when the line is not a message, or when too many lines came
+   * without a command.
    */
   #receive(line: string): void {
     const message = messageSchema.parse(JSON.parse(line));
@@ -216,7 +216,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     }
     this.#unasked.characters += characters;
     if (this.#unasked.characters > UNASKED_LIMIT_CHARACTERS) {
-      throw new Error('QEMU sent too many messages that answer no command');
+      throw new Error('QEMU sent too many messages that are not answers to commands');
     }
   }
 

@@ -1,6 +1,6 @@
 /**
  * Pauses, continues and ends guests by commands that change QEMU's run state. Also completes a step that the agent left unfinished when it
- * died. After its guest has powered off, QEMU stays in the run state `shutdown` until it gets the command `quit`.
+ * died. QEMU does not end when its guest has powered off. It stays in the run state `shutdown` until the agent sends the command `quit`.
  */
 import type { Logger } from 'pino';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
@@ -34,9 +34,8 @@ const CRASHES: ReadonlyMap<string, string> = new Map([
 ]);
 
 /**
- * Time limit of QEMU's answer during an inspection. The limit is short, because the agent inspects only a few machines at once, so a silent
- * QEMU delays other machines. When the time is over, the connection stays open, because QEMU perhaps answers late and a copy of the disk
- * can use the connection.
+ * Time limit of QEMU's answer during an inspection. The agent inspects only a few machines at once, and a silent QEMU delays the others. So
+ * the limit is short. The connection stays open after the time limit, because a copy of the disk can use it, and QEMU can still answer.
  */
 const INSPECTION_TIMEOUT_MILLISECONDS = 3_000;
 /** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
@@ -211,7 +210,7 @@ async function endCrashed(
   file: StateFile,
   { crash, logger }: { crash: string; logger: Logger },
 ): Promise<void> {
-  // Without this call, the report of the process's exit would record the end first, with a message that does not name the cause.
+  // Without this call, the handler of the process's exit would record the end first, with a message that does not name the cause.
   hypervisor.expectExit();
   await quit(hypervisor, logger);
   const message = await exitMessage(hypervisor.folder.path, crash);
@@ -220,8 +219,8 @@ async function endCrashed(
 
 /**
  * Corrects the recorded end of a machine. If QEMU gets a termination signal just before the agent connects, the agent misses QEMU's event
- * about the signal. It then wrongly records that the guest powered off. If the log of the ended hypervisor names a signal, this function
- * removes the wrong record.
+ * about the signal. In this case, the agent wrongly records that the guest powered off. If the log of the ended hypervisor names a signal,
+ * this function removes the wrong record.
  */
 async function correctEnd(folder: string, file: StateFile): Promise<void> {
   if (await wasEndedBySignal(folder)) {
@@ -248,8 +247,8 @@ async function recordEnd(file: StateFile, end: NonNullable<MachineFile['end']>):
 }
 
 /**
- * Returns the change of the state file when the machine's process has ended. If nobody requested the end, it is a crash, and `message`
- * describes the crash.
+ * Returns the change to write into the state file after the machine's process has ended. If nobody requested the end, the end is a crash,
+ * and `message` describes the crash.
  */
 export function processEnded(known: MachineFile, message: string): StateChange {
   if (!known.live) {

@@ -30,8 +30,8 @@ const VIEW_NODE = 'copy-view';
 const EXPORT = 'copy';
 
 /**
- * Time limit for saving the old content while a write of the guest waits. The limit is below 60 s, because some guests treat their disk as
- * broken if a write takes 60 s.
+ * Time limit for the filter to save old content before the guest overwrites it. The write of the guest waits meanwhile. The limit is below
+ * 60 s, because some guests treat their disk as broken if a write takes 60 s.
  */
 const WRITE_TIMEOUT_SECONDS = 30;
 /**
@@ -41,7 +41,7 @@ const WRITE_TIMEOUT_SECONDS = 30;
 const EXPORT_END_TIMEOUT_MILLISECONDS = 10_000;
 const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 
-/** Returns whether a removal failed because the snapshot's folder contains other files, or a folder with the name of one of its files. */
+/** Returns whether a removal failed because the snapshot's folder contains entries that do not belong to the snapshot. */
 const isForeign = hasCode('ENOTEMPTY', 'EEXIST', 'ERR_FS_EISDIR');
 
 const blockNodesSchema = z.array(z.object({ 'node-name': z.string().optional() }));
@@ -131,8 +131,9 @@ export async function dropSnapshot(qmp: QmpConnection): Promise<void> {
 
 /**
  * Removes the snapshot's folder, and returns whether it is removed. A hostile hypervisor can put any files into the folder. While the
- * hypervisor lives (`isLive`), only the snapshot's own files are removed, by their names, because new files can follow without end. The
- * folder stays if it has other files. If the hypervisor has ended, all files are removed. The function follows no links.
+ * hypervisor lives (`isLive`), only the snapshot's own files are removed, by their names. A removal of all files might never end, because
+ * the hypervisor can add new files meanwhile. The folder stays if it has other files. If the hypervisor has ended, all files are removed.
+ * The function follows no links.
  *
  * @throws Error when a file cannot be removed.
  */

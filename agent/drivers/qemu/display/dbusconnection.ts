@@ -98,8 +98,8 @@ export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] 
   }
 
   /**
-   * Handles a message from QEMU. The caller closes the connection after an error. @throws DBusError when QEMU sends too many bytes that
-   * answer no call.
+   * Handles a message from QEMU. The caller closes the connection after an error. @throws DBusError when QEMU sends too many bytes in
+   * unsolicited messages.
    */
   #take(message: Message): void {
     const pending = message.answers === undefined ? undefined : this.#pending.get(message.answers);
@@ -127,7 +127,7 @@ export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] 
     }
     this.#unasked.bytes += bytes;
     if (this.#unasked.bytes > UNASKED_LIMIT_BYTES) {
-      throw new DBusError('QEMU sent too many D-Bus messages that answer no call');
+      throw new DBusError('QEMU sent too many D-Bus messages that are not answers to calls');
     }
   }
 

@@ -285,7 +285,9 @@ function isSame(one: Size, other: Size): boolean {
   return one.width === other.width && one.height === other.height;
 }
 
-/** Returns false for text screens, which have at most 400 lines of pixels, and for sizes that no guest has. */
+/**
+ * Returns whether a graphical screen can have this size. The result is false for text screens, which have at most 400 lines of pixels.
+ */
 function isPossible({ width, height }: Size): boolean {
   const { displayWidth, displayHeight } = displayBounds();
   return (

@@ -20,7 +20,7 @@ const WORDS_LIMIT_CHARACTERS = 500;
 
 /**
  * Source code of the Perl program that sends the socket to QEMU. Like the log writer's program, it uses no Perl module. The program opens
- * its own QMP connection, because QEMU accepts an open file only for commands over the same connection.
+ * its own QMP connection, because only commands over the same connection can use a file descriptor that was sent to QEMU.
  */
 const PROGRAM = String.raw`
 my ($path, $sendmsg, $passed) = @ARGV;

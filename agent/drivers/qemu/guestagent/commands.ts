@@ -21,9 +21,9 @@ const FREEZE_TIMEOUT_MILLISECONDS = 8_000;
 /** Time limit of a request to thaw. The guest agent executes commands one by one, so a thaw sometimes has to wait for a late freeze. */
 const THAW_TIMEOUT_MILLISECONDS = 10_000;
 /**
- * Largest number of attempts to thaw a guest after a freeze. Each attempt after the first uses a new connection. If the copy was aborted,
- * there is only one attempt, because another step, for example a stop, perhaps waits until the copy has ended. A later call of {@link thaw}
- * tries again.
+ * Largest number of attempts to thaw a guest that was frozen for a copy of its disk. Each attempt after the first uses a new connection. If
+ * the copy was aborted, there is only one attempt, because another step, for example a stop, perhaps waits until the copy has ended. A
+ * later call of {@link thaw} tries again.
  */
 const THAW_ATTEMPTS = 3;
 const PERHAPS_FROZEN =

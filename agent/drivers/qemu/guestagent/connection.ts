@@ -22,8 +22,9 @@ const SYNC_ID_LIMIT = 2 ** 48 - 1;
  */
 const RECEIVE_LIMIT_BYTES = 1024 * 1024;
 /**
- * Largest number of lines in a row that answer no command. If the guest agent did not run for a long time, it first sends a few hundred
- * answers to earlier clients. The limit protects the agent's processor time from a hostile guest that sends millions of short lines.
+ * Largest number of lines in a row that are not answers to commands. If the guest agent did not run for a long time, it first sends a few
+ * hundred answers to earlier clients. The limit protects the agent's processor time from a hostile guest that sends millions of short
+ * lines.
  */
 const UNASKED_LINES = 1_024;
 /** Limit of an error's text. An error of a guest agent is one sentence. A longer text is cut before it is logged. */
@@ -43,7 +44,7 @@ export interface CommandOptions {
   signal?: AbortSignal | undefined;
 }
 
-/** Error of a command that the guest agent answered with an error. */
+/** Error that is thrown when the guest agent answers a command with an error. */
 export class GuestAgentRefusal extends Error {
   override readonly name = 'GuestAgentRefusal';
 }
@@ -197,7 +198,7 @@ export class GuestConnection {
   #receive(line: string): void {
     this.#unaskedLines += 1;
     if (this.#unaskedLines > UNASKED_LINES) {
-      throw new Error(`the guest agent sent more than ${UNASKED_LINES} lines that answer no command`);
+      throw new Error(`the guest agent sent more than ${UNASKED_LINES} lines that are not answers`);
     }
     if (line === '') {
       return;

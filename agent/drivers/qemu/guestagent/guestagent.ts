@@ -32,8 +32,8 @@ export class GuestAgent {
   readonly #waiting: (() => void)[] = [];
   #question: AbortController | undefined;
   /**
-   * Controller whose abort interrupts the work that is under way. Undefined if no work is under way, or if this work is urgent or is a
-   * question.
+   * Controller whose abort interrupts the work that is under way. Undefined if the work under way is urgent or a question, or if no work is
+   * under way.
    */
   #interrupt: AbortController | undefined;
 
