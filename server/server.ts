@@ -38,7 +38,10 @@ import { WaitingRequests } from './http/waiting.ts';
  */
 const ANSWER_MILLISECONDS = 15_000;
 
-/** Limits for reviews of tokens. They are high, because CI systems can call with hundreds of tokens at the same time. */
+/**
+ * Limits for the requests that ask the API server about tokens and rights. They are high, because CI systems can call with hundreds of
+ * tokens at the same time.
+ */
 const CALLERS = { answers: 8_192, questions: 16, waiting: 1_024 };
 
 export interface ServerStart {

@@ -38,9 +38,9 @@ interface Entry {
 }
 
 /**
- * Returns the only one of `entries` that has an effect. All `entries` must be for the same image. The entry with the finalizer is returned,
- * because the operator has begun the work for that entry. If no entry has the finalizer, the oldest entry is returned. If the two oldest
- * entries were created in the same second, the one whose name comes first is returned.
+ * Returns the only one of `entries` that has an effect. All `entries` must be for the same image. If the operator has begun work for an
+ * entry, the entry has the finalizer {@link CACHE_FINALIZER}, and this entry is returned. Otherwise the oldest entry is returned. If the
+ * two oldest entries were created in the same second, the one whose name comes first is returned.
  */
 export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept | undefined {
   return entries.toSorted((one, other) => (rank(one) < rank(other) ? -1 : 1))[0];

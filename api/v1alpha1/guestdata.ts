@@ -72,8 +72,9 @@ const KEYS = 'keys of guestMetadata must have 1 to 253 letters, digits, dots, da
 const NO_STANDARD_KEY = `guestMetadata must not have the keys ${STANDARD_METADATA.join(', ')}, which every guest has`;
 const TOO_MUCH_METADATA = `guestMetadata must have at most ${METADATA_JSON_BYTES} bytes as JSON text`;
 /**
- * CEL expression for the number of bytes of one entry in JSON text. `strings.quote` adds quotes, and one character for each escape, as JSON
- * does. The key needs no escapes. The 4 stands for the two quotes of the key, the colon and the comma.
+ * CEL expression for the number of bytes that one entry of `guestMetadata` needs in JSON text. `strings.quote` adds the same characters to
+ * a value as JSON: two quotes, and one character for each escape. A key needs no escapes. The 4 stands for the two quotes of the key, the
+ * colon and the comma.
  */
 const ENTRY_BYTES = 'k.size() + 4 + bytes(self[k]).size() + strings.quote(self[k]).size() - self[k].size()';
 

@@ -95,8 +95,9 @@ export const machineSchema = z.object({
   userData: z.string().optional(),
   userDataSecret: z.object({ name: z.string(), key: z.string() }).optional(),
   /**
-   * OpenSSH public keys for the guest. The field is absent if an earlier release of the operator wrote the document. A machine without this
-   * field gets no seed disk, because a new seed disk would make its guest act as at the first boot.
+   * OpenSSH public keys for the guest. The field is absent if an earlier release of the operator wrote the document. Without this field,
+   * the machine gets no seed disk (the disk with the data for the guest). With a new seed disk, a guest that has already booted would act
+   * as at its first boot.
    */
   sshAuthorizedKeys: z.array(z.string()).optional(),
 });

@@ -159,8 +159,8 @@ export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
  */
 export const ANSWER_BY_ANNOTATION = 'berth.dev/answer-by';
 /**
- * Annotation of an object. Its value is the name of the user who created the object. Admission refuses any other name and every later
- * change.
+ * Annotation of an object. Its value is the name of the user who created the object. An admission policy lets users write only their own
+ * name, and refuses every later change of the annotation.
  */
 export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
 

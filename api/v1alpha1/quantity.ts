@@ -3,8 +3,8 @@
 /** Largest length of a quantity's text, in characters. */
 export const QUANTITY_LENGTH = 32;
 /**
- * Pattern of the texts that the API server accepts as a quantity. A number or an exponent can have 32 digits, because it can begin with
- * many zeros.
+ * Pattern of the texts that the API server accepts as a quantity. It allows 32 digits in a number or an exponent, because the first digits
+ * can be zeros.
  */
 const QUANTITY =
   /^([+-]?)(\d{1,32}(?:\.\d{0,32})?|\.\d{1,32})(?:[eE]([+-]?\d{1,32})|([numkMGTPE]|[KMGTPE]i))?$/;

@@ -132,8 +132,8 @@ const readinessSchema = z
   );
 
 /**
- * Returns the schemas of the fields that a VM can take from its VMConfig. No schema has a default. The API server would store such a
- * default in the VM, and the value of the VMConfig would then have no effect.
+ * Returns the schemas of the fields that a VM can take from its VMConfig. No schema has a default, because the API server would store the
+ * default in the VM. The value of the VMConfig would then have no effect.
  */
 export function machineFields(dpiMaximum: DisplayDpiMaximum) {
   return {

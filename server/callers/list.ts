@@ -25,7 +25,7 @@ export interface ListOf<I> {
 
 /**
  * Returns one page of the list if `limit` is set, and otherwise the whole list. If `itemOf` returns undefined for an object, the list
- * leaves the object out. `reader` is the client that reads for the caller.
+ * leaves the object out. `reader` is the client that sends the requests; by default, it is the client of the caller.
  *
  * @throws ApiError when the API server refuses. @throws StatusError from {@link ListPlaces.run} and {@link Hold}.
  */

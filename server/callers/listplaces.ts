@@ -19,8 +19,8 @@ const LISTS = 8;
  */
 const PLACES = LISTS + 256;
 /**
- * Largest number of requests for lists that one user can have, running and waiting. A CI system reads a few dozen lists at the same time.
- * The limit leaves places for other users.
+ * Largest number of lists that one user can request at the same time. Requests that wait count, too. A CI system reads a few dozen lists at
+ * the same time. The limit leaves places for other users.
  */
 const USER_PLACES = PLACES / 4;
 /** Largest list of items, in bytes of JSON: about 20,000 VMs. In memory, the items can need several times this number of bytes. */
@@ -50,8 +50,8 @@ export class ListPlaces {
    * Takes a place for a list, waits until the list may be read, and then reads the list. The place becomes free after the read, or when the
    * client closes the connection. The limits in bytes include the items of the list until the signal `ended` of the caller aborts.
    *
-   * @throws ApiError 401 for unknown callers, who get no place. @throws StatusError 429 when too many lists wait, 408 when the client has
-   * closed the connection.
+   * @throws ApiError 401 when the API server does not know the caller. @throws StatusError 429 when too many lists wait, 408 when the
+   * client has closed the connection.
    */
   async run<T>(
     caller: Pick<CallerClient, 'username' | 'ended'>,

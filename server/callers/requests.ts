@@ -22,8 +22,8 @@ declare module 'fastify' {
 const GONE = new StatusError(408, 'The client closed the connection');
 
 /**
- * Adds the caller to each request. A request without a token is refused before its body is read. Only routes with `security: []` in their
- * schema need no token. A large body is read only if the API server knows the caller.
+ * Adds the caller to each request. A request without a token is refused before its body is read, unless the schema of its route has
+ * `security: []`. A large body is read only if the API server knows the caller.
  */
 export function addCallers(app: App, callers: Callers): void {
   app.decorateRequest('caller');

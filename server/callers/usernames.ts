@@ -10,8 +10,8 @@ import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
  */
 const NAME_MILLISECONDS = 10_000;
 /**
- * Largest number of stored names. CI systems can call with hundreds of tokens at the same time. If there are more callers than this number,
- * the server asks the API server more often.
+ * Largest number of stored names. CI systems can call with hundreds of tokens at the same time. If more tokens are in use, some names are
+ * not stored, and the server asks the API server more often.
  */
 const NAMES = 8_192;
 

@@ -14,9 +14,9 @@ const NAME = 'berth-server-certificate';
 const CERTIFICATE_KEY = 'tls.crt';
 const PRIVATE_KEY_KEY = 'tls.key';
 /**
- * Longest time in milliseconds that a starting server waits for the Secret. After this time, the server starts with its other certificate,
- * which comes from files or is self-made. The wait is short, because clients must be able to read cluster-info even if the API server does
- * not answer.
+ * Longest time in milliseconds that a starting server waits for the Secret with the uploaded certificate. After this time, the server
+ * starts with a certificate from files, or with a self-made one. The wait is short, because clients must be able to read cluster-info even
+ * if the API server does not answer.
  */
 const START_MILLISECONDS = 5_000;
 

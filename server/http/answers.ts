@@ -9,7 +9,9 @@ import { StatusError } from './errors.ts';
 const FREE_BYTES = 64 * 1024;
 /** Limit in bytes for all unread answers longer than {@link FREE_BYTES}. The container of the server has 512 MiB of memory. */
 const TOTAL_BYTES = 96 * 1024 * 1024;
-/** Limit in bytes for the answers of one user: three of the longest lists. The rest is for other users. */
+/**
+ * Limit in bytes for the unread answers of one user. Three of the longest lists fit. The rest of {@link TOTAL_BYTES} is for other users.
+ */
 const OWNER_BYTES = TOTAL_BYTES / 4;
 /**
  * Time in milliseconds in which a client must read an answer longer than {@link FREE_BYTES}. A client with 1.2 Mbit/s gets the longest list

@@ -27,7 +27,7 @@ const STALL_MILLISECONDS = 150_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
 
-/** Name of the user in the count of answers, for requests without a token. */
+/** User name under which the unread answers to requests without a token are counted. */
 const ANYBODY = '';
 
 declare module 'fastify' {
@@ -111,7 +111,8 @@ function readBodies(app: App): void {
   });
   app.addHook('preValidation', (request, _reply, next) => {
     const schema = bodySchemaOf(request);
-    // If no schema describes the body, no handler reads it. It is dropped, because it would stay in memory while the request waits.
+    // If no schema describes the body, no handler reads it. Such a body is dropped, so that it does not stay in memory while the request
+    // waits.
     request.body = schema === undefined ? undefined : normalizeBody(schema, request.body);
     next();
   });

@@ -25,7 +25,7 @@ export class WaitEnd extends Error {
 
 /**
  * Largest share of the places for waiting requests that one user can take. The requests in one namespace can take the same share. The share
- * is large, because a CI system deploys a thousand VMs at the same time as one user. The other places are for other users.
+ * is large, because a CI system is one user, and can deploy a thousand VMs at the same time. The other places are for other users.
  */
 const SHARE = 3 / 4;
 

@@ -74,7 +74,7 @@ export class Entries {
     throw new StatusError(409, changedByOthers(reference));
   }
 
-  /** Writes the entry. Resolves with false if somebody else wrote it at the same time, so that another attempt can succeed. */
+  /** Writes the entry. Resolves with false if somebody else wrote the entry at the same time. In this case, another attempt can succeed. */
   async #write(write: EntryWrite, own: ReadonlySet<string>): Promise<boolean> {
     if ('refusal' in write) {
       throw new StatusError(409, write.refusal);
@@ -100,7 +100,7 @@ export class Entries {
   }
 
   /**
-   * Checks that another entry for the hosts in `own` is allowed. @throws StatusError 403 when too many entries keep images on these hosts.
+   * Checks that one more entry for the hosts in `own` is allowed. @throws StatusError 403 when too many entries keep images on these hosts.
    */
   #requireShare(own: ReadonlySet<string>): void {
     const known = this.#ownEntries();

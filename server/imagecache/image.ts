@@ -18,7 +18,8 @@ export interface Named {
 }
 
 /**
- * Returns the image to cache. An Image object is read with the rights of the caller, from the namespace or else from the default namespace.
+ * Returns the image to cache. An Image object is read with the rights of the caller. If the namespace has no Image of this name, the one in
+ * the default namespace is read.
  *
  * @throws StatusError 422 when the reference is wrong, and 404 when the Image object does not exist.
  */

@@ -88,7 +88,7 @@ class ImageCache {
       namespace,
     });
     if (!isOneSelection(selection)) {
-      throw new StatusError(400, 'exactly one of nodes, tags and all is required');
+      throw new StatusError(400, 'exactly one of the fields `nodes`, `tags` and `all` must be set');
     }
     const source =
       action === 'remove'

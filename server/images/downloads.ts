@@ -47,8 +47,8 @@ const REQUESTS = 5;
 /** Reason that a host reports when all callers of a download have closed their connections. A later download can succeed. */
 const INTERRUPTED = 'DownloadInterrupted';
 /**
- * HTTP status codes for failures that would occur again in every later attempt, by the reason of the failure. After any other failure, a
- * later attempt can succeed, so the code is 503.
+ * HTTP status codes for failures that would occur again in every later attempt. The key is the reason of the failure. After any other
+ * failure, a later attempt can succeed, so the code is 503.
  */
 const CODES: Readonly<Record<string, number>> = {
   NoImageStorage: 501,
@@ -259,7 +259,7 @@ function isPassing(error: unknown): error is ApiError {
   return error instanceof ApiError && !OF_THE_CALLER.has(error.status);
 }
 
-/** Ignores an error that means that the task has ended. @throws StatusError 503 when the host does not answer. @throws all other errors. */
+/** Ignores the error if the task has ended. @throws StatusError 503 when the host does not answer. @throws every other error unchanged. */
 function refuseLost(error: unknown): undefined {
   if (!isPassing(error)) {
     throw error;

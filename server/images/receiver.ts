@@ -18,7 +18,8 @@ export interface ReceivedFile {
  * @throws StatusError 503 when the host refuses, or ends the connection before the first byte.
  */
 export async function receiveFile(connection: Readable): Promise<ReceivedFile> {
-  // The iterator reports errors only while it is read. Without this listener, an error at another time would end the process.
+  // The iterator over the received data reports an error only during a read. Without this listener, an error at another time would end the
+  // process.
   connection.on('error', () => undefined);
   const chunks = connection.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
   const { line, rest } = await firstLine(chunks);

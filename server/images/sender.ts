@@ -61,11 +61,10 @@ interface Transfer {
 }
 
 /**
- * Returns the host's answer when the connection ended before the whole file was sent. A host that refuses the file sends an answer with the
- * cause. If this process does not close the connection soon after that, the host closes it. The error of the connection does not contain
- * the cause.
+ * Returns the host's answer after the sending has failed with `error`. A host that refuses the file sends an answer with the cause before
+ * it closes the connection. `error` does not contain this cause.
  *
- * @throws `error` when it is not an error from sending. @throws BrokenTransferError when the host sent no answer.
+ * @throws `error` when the file could not be read. @throws BrokenTransferError when the host sent no answer.
  */
 async function afterFailure(answer: Promise<TransferAnswer>, error: unknown): Promise<TransferAnswer> {
   if (error instanceof BrokenTransferError) {

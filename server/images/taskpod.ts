@@ -14,8 +14,8 @@ import type { Caller } from '../callers/caller.ts';
 export const OF_THE_CALLER: ReadonlySet<number> = new Set([401, 403, 429]);
 
 /**
- * Reports whether the Pod runs a task. The owner must be a Job. Labels prove nothing, because a host can create mirror Pods with any label,
- * but not with a Job as their owner.
+ * Reports whether the Pod runs a task. The owner of such a Pod is a Job. The labels of a Pod prove nothing, because a host can create
+ * mirror Pods with any label, but not with a Job as their owner.
  */
 export function isTask({ metadata, status }: Pod): boolean {
   const isOfJob = metadata.ownerReferences?.some(

@@ -41,7 +41,7 @@ export function addTransferRoutes(app: App, services: Services): void {
       },
     },
     async ({ caller, params }) => {
-      // This request only checks the rights: the API server refuses it if the caller may not list the images of the namespace.
+      // This request only checks the rights: the API server refuses it if the caller is not allowed to list the images of the namespace.
       await listAs(caller(), IMAGES, { ...params, limit: 1 }, ({ metadata }) => metadata.name);
       return { items: [] };
     },

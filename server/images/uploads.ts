@@ -60,8 +60,9 @@ export class Uploads {
   }
 
   /**
-   * Resolves with the object when a host has the whole file with the right digest. After that, the host copies the file to the image
-   * storage. Callers without the right to create the object are refused before they take one of the few places for uploads.
+   * Uploads the file as a new object. Resolves with this object when a host has the whole file with the right digest. After that, the host
+   * copies the file to the image storage. Callers without the right to create the object are refused before they take one of the few places
+   * for uploads.
    *
    * @throws StatusError or ApiError with the answer for the caller. Before that, the object is deleted, if possible.
    */

@@ -16,18 +16,18 @@ import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /**
- * Largest number of requests about rights at the same time, for all callers. Each list of namespaces needs one such request for each
- * namespace. The limit leaves connections for other work.
+ * Largest number of access reviews that run at the same time, for all callers. In an access review, the API server says whether a caller
+ * has a right. A list of namespaces needs one access review for each namespace. The limit leaves connections for other work.
  */
 const QUESTIONS = 16;
 /**
- * Largest number of requests about rights that wait, for all callers. While more of them wait, the server refuses further lists of
- * namespaces to callers who have no right to list all namespaces.
+ * Limit for the waiting access reviews of all callers. If more are waiting, the server refuses a list of namespaces to a caller who has no
+ * right to list all namespaces, because that list needs access reviews.
  */
 const QUESTIONS_WAITING = 8_192;
 /**
- * Number of questions about the rights of one user, waiting or under way, above which the server refuses further calls of this user that
- * list namespaces. Other users can still list namespaces.
+ * Limit for the access reviews of one user that wait or run. If a user has more, the server refuses further lists of namespaces to this
+ * user, but not to other users.
  */
 const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 
@@ -35,7 +35,7 @@ export class VisibleNamespaces {
   readonly #watches: Pick<Watches, 'namespaces' | 'namespace'>;
   readonly #isServed: (name: string) => boolean;
   readonly #questions = new PQueue({ concurrency: QUESTIONS });
-  /** Number of requests about rights that wait or are under way for each user. */
+  /** Number of access reviews of each user that wait or run. */
   readonly #asking = new Map<string, number>();
 
   constructor(watches: Pick<Watches, 'namespaces' | 'namespace'>, isServed: (name: string) => boolean) {
@@ -46,7 +46,7 @@ export class VisibleNamespaces {
   /**
    * Returns the served namespaces that the caller sees, in the order of their names.
    *
-   * @throws ApiError when the API server refuses. @throws StatusError 429 when too many requests about rights wait.
+   * @throws ApiError when the API server refuses. @throws StatusError 429 when too many access reviews wait.
    */
   async list(client: CallerClient): Promise<Readonly<Namespace>[]> {
     const { items } = (await undefinedIf(isForbidden, listAs(client, NAMESPACES, {}, trimmed))) ?? {};
@@ -64,7 +64,7 @@ export class VisibleNamespaces {
     return served.filter((_namespace, index) => seen[index] === true);
   }
 
-  /** Returns for each namespace whether the caller sees it. If the client closes the connection, no further requests are sent. */
+  /** Returns for each namespace whether the caller sees it. If the client closes the connection, no further access reviews are sent. */
   async #ask(client: CallerClient, namespaces: readonly string[]): Promise<boolean[]> {
     const user = await client.username();
     const asking = this.#asking.get(user) ?? 0;

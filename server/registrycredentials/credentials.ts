@@ -44,8 +44,8 @@ export async function addCredential(
 }
 
 /**
- * Deletes the Secrets of the registry, and then the entries that name them. If a request fails, another call can continue, because the
- * entries still contain the names of the Secrets.
+ * Deletes the Secrets of the registry, and then the entries that name them. If a request fails, a later call can finish the removal,
+ * because the entries still contain the names of the Secrets.
  *
  * @throws StatusError or ApiError 404 when there is neither an entry nor a Secret.
  */

@@ -49,9 +49,9 @@ export async function keep(client: KubeClient, vm: VM, signal: AbortSignal): Pro
 }
 
 /**
- * Ends a deployment that has failed. If `stays` is true, keeps the VM, otherwise deletes it. Resolves with true when the request has
- * succeeded or the VM no longer exists, and with false when the request has failed. If the request takes too long, the promise also
- * resolves with false, and the request continues in the background.
+ * Ends a deployment that has failed: keeps the VM if `stays` is true, and deletes it otherwise. Resolves with true when the VM has been
+ * kept or deleted, or no longer exists. Resolves with false when the request to the API server fails or takes too long. A request that
+ * takes too long continues in the background.
  */
 export async function settle(
   client: KubeClient,

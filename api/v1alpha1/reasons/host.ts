@@ -137,7 +137,7 @@ export const HOST_REASONS = {
     seen: DENIED,
     class: 'final',
     by: 'operator',
-    says: 'The bootstrap token is for no host or for several hosts. It must be for exactly one host',
+    says: 'The bootstrap token is not for exactly one host: it names no host, or several hosts',
     todo: 'Run `make host-token` to make a token',
   },
   TokenNotBoundToNode: {

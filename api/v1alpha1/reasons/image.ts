@@ -23,7 +23,7 @@ export const IMAGE_REASONS = {
     seen: { VM: ['ImageReady', 'Ready', 'Event'], ImageCacheEntry: ['Ready', 'Event'] },
     class: 'passing',
     by: 'operator',
-    says: 'The Image or ISO has no content yet, or its URL must not be shown in the namespace of the VM',
+    says: 'The Image or ISO has no content yet. Or it is in another namespace than the VM, and its URL can contain credentials',
     todo: 'Read the condition’s message, and look at the status of the Image or ISO',
   },
   ImageSourceUnsupported: {
@@ -138,7 +138,7 @@ export const IMAGE_REASONS = {
     seen: { Image: ['InUse'] },
     class: 'passing',
     by: 'operator',
-    says: 'The image is being deleted. It remains until the deployment of the VMs that the message names has ended',
+    says: 'The deletion of the image waits until the VMs that the message names are deployed',
   },
   SourceUnsupported: {
     seen: BLOCKED,
@@ -186,7 +186,7 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'mendable',
     by: 'operator',
-    says: 'The copy would show the URL of the original to users of another namespace. The query of this URL can contain credentials',
+    says: 'The image is not copied, because the copy would show the URL of the original to users of another namespace. The query of this URL can contain credentials',
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {
