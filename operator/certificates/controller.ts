@@ -80,7 +80,8 @@ export class CertificateReconciler {
       'judged a certificate request',
     );
     if (decision.kind === 'approve' && host !== undefined && csr.spec.signerName === CLIENT_SIGNER) {
-      // The name is stored before the approval, so that a crash between these two requests cannot lose an approved name.
+      // First the host's name is stored, then the certificate request is approved. In this order, a crash between the two steps cannot lose
+      // the name of an approved host.
       const seconds = csr.spec.expirationSeconds ?? SIGNERS_OWN_SECONDS;
       await this.#options.approvals.remember(host, this.#options.clock() + seconds * 1000);
     }

@@ -55,8 +55,9 @@ const NOT_FOR_A_NODE: Refusal = {
 };
 
 /**
- * Returns the name of the host whose agent runs on the node to which the token is bound. The agent computes the host's name in the same
- * way. The result is a refusal if the token is not bound to exactly one node.
+ * Returns the name of the host to which an agent's token belongs. The token is bound to the node on which the agent runs. The agent derives
+ * the host's name from the name of this node, and this function derives it in the same way. The result is a refusal if the token is not
+ * bound to exactly one node.
  */
 function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
   const [node] = bound;

@@ -30,7 +30,10 @@ export type Decision =
    */
   | { readonly kind: 'wait' };
 
-/** A host's valid request for its own serving certificate. The addresses in the request are not yet checked: see {@link decideServing}. */
+/**
+ * A host's request for its own serving certificate. The request is valid, except that its addresses are not checked yet: see
+ * {@link decideServing}.
+ */
 export interface ServingQuestion {
   readonly kind: 'serving';
   readonly addresses: readonly string[];
@@ -137,7 +140,7 @@ function decideFirst({ host }: Joining, name: string, { node, rival }: Known): D
     ? { kind: 'approve', message: `Host ${name} joins` }
     : deny(
         'RequestOpen',
-        `Request ${rival} for host ${name} is open or approved. If the host did not create this request, run: kubectl delete csr ${rival}`,
+        `Another request for host ${name}, ${rival}, is open or approved. If the host did not create that request, run: kubectl delete csr ${rival}`,
       );
 }
 

@@ -199,8 +199,8 @@ export const configSchema = z.strictObject({
 export type OperatorConfig = z.infer<typeof configSchema>;
 
 /**
- * Returns true if Berth handles the VMs of a namespace, with all objects that belong to these VMs. The system namespace is never served,
- * because users with rights in this namespace could act as the operator.
+ * Returns true if Berth handles the VMs of a namespace, with all objects that belong to these VMs. The system namespace is never served.
+ * Users get rights in served namespaces, and users with rights in the system namespace could act as the operator.
  */
 export function isServed(namespace: string, { namespaces }: Pick<OperatorConfig, 'namespaces'>): boolean {
   return (

@@ -24,8 +24,8 @@ import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
 
 /**
- * Longest time in milliseconds for which a status change that nobody waits for is delayed. Because of the delay, one request can store
- * several changes.
+ * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
+ * changes.
  */
 const FOLD_MILLISECONDS = 500;
 /**
@@ -140,7 +140,7 @@ export function enqueueEmulators(controller: Controller, sources: Sources): void
   );
   vms.cache.onChange(({ object }) => ofVM(keyOf(object)));
   // The VM's Pod is watched in addition to the VM, because only the Pod reports every stop of the machine. The VM's status can miss a short
-  // stop. The keys of the VM and its Pod are equal.
+  // stop. A VM and its Pod have the same key, so the key of the Pod finds the Emulators of the VM.
   pods.cache.onChange(({ object }) => ofVM(keyOf(object)));
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {

@@ -74,7 +74,8 @@ function madeByJob({ object, jobs, now }: ObservedImage): Partial<ImageFacts> {
   if (job?.outcome.kind !== 'failed') {
     return {};
   }
-  // The status stores a failure after which there is no further attempt, because the Job is deleted later.
+  // The status stores a final failure, because the Job that reports the failure is deleted later. After a final failure there is no further
+  // attempt.
   const failure = failureText(job.outcome);
   if (job.operation === 'upload') {
     return { uploadFailure: failure };

@@ -50,8 +50,8 @@ export function folderKey(path: string): string {
 }
 
 /**
- * Returns the reference without tag and digest. An invalid reference is returned unchanged, because no content can be stored
- * under it.
+ * Returns the reference without tag and digest. An invalid reference is returned unchanged. This is harmless, because no content can be
+ * stored under an invalid reference.
  */
 export function repositoryOf(reference: string): string {
   const parts = readReference(reference);

@@ -118,7 +118,8 @@ export function isRemoval({ metadata }: Job): boolean {
 }
 
 /**
- * Returns the place whose content a Job must remove. The result is undefined if the Job's task is not a removal, even if its label says so.
+ * Returns the place whose content a Job must remove. The result is undefined if the Job's task is not a removal, even if the Job has the
+ * label of a removal.
  */
 export function recordedPlace(job: Job): Place | undefined {
   const task = taskOf(job);

@@ -48,7 +48,7 @@ export function reportFault(task: Task | undefined, report: TaskReport): string 
     case undefined:
       return 'sent a report, but the operator cannot read the task of the Job';
     default:
-      // There is nothing to check, because reports of other types of tasks name no content.
+      // A report about a task of any other type does not name content, so there is nothing to check.
       return undefined;
   }
 }

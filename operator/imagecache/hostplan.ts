@@ -161,7 +161,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Queues the host, and makes it a holder in the next status, so a restarted operator knows that the host must remove the image. */
+/** Queues the host. The next status names it as a holder, so a restarted operator knows that the host must remove the image later. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {

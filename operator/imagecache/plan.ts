@@ -110,8 +110,8 @@ function isRefreshAsked({ entry: { spec, status }, image, duplicateOf }: Observe
 }
 
 /**
- * Returns the work to start, within the limit of Jobs for one entry. Hosts that have waited longest come first. The limit does not count
- * parked Jobs, because they wait for lost hosts and do not use the registry.
+ * Returns the work to start, within the limit of Jobs for one entry. Hosts that have waited longest come first. Parked Jobs
+ * wait for lost hosts and do not use the registry. Therefore they do not count towards the limit.
  */
 function startsOf(observed: ObservedEntry, plans: readonly Named[], deletes: readonly CacheJob[]): Start[] {
   const { jobs, config } = observed;

@@ -14,7 +14,7 @@ import { isCached, type ObservedEntry } from './observed.ts';
 export interface EntryFindings {
   readonly targets: ReadonlySet<string>;
   readonly digest: string | undefined;
-  /** Rows of the hosts that are not in the state that the entry wants. A row is the state of one host in the entry's status. */
+  /** Rows for the entry's status. A row states that a host still has work for the entry, failed, or has an outdated image. */
   readonly rows: readonly NodeCacheState[];
   readonly holders: readonly string[];
   readonly refreshBegins: boolean;

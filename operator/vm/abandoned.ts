@@ -15,7 +15,7 @@ import { isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasRun, machineOf, terminated } from './podstate.ts';
 
-/** Index of Nodes by the MAC addresses of the machines that the operator abandoned on their hosts. */
+/** Index of Nodes. The keys of a Node are the MAC addresses of the machines that the operator abandoned on this Node's host. */
 export const NODES_BY_GIVEN_UP = 'givenUp';
 
 const addressesSchema = z.array(z.string());
@@ -33,9 +33,9 @@ export function macAddressOf(pod: Pod): string | undefined {
 }
 
 /**
- * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address to store. No
- * address is stored if somebody fenced the host (its Node was deleted or is out of service), because the machines have then ended. No
- * address is stored either if the Pod never showed that its machine ran, because the host itself ends such a machine.
+ * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address to store. It is
+ * also undefined in two other cases. If somebody fenced the host (its Node was deleted or is out of service), its machines have ended. If
+ * the Pod never showed that its machine ran, the host itself ends the machine.
  */
 export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);

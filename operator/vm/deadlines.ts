@@ -35,9 +35,9 @@ export function finishedAndDue(observed: Observed): number | undefined {
 const ANSWER_BY = timestamp('Time until which the client that deployed the VM waits for an answer.');
 
 /**
- * Returns the time until which the client that deployed the VM waits for an answer, in milliseconds since the epoch. The client writes this
- * time into an annotation. The result is undefined if no client waits. Admission refuses a value that is not a time. If the annotation has
- * such a value anyway, the operator ignores it and does not delete the VM.
+ * Returns the time until which the client that deployed the VM waits for an answer, in milliseconds since the epoch. After this time, the
+ * operator deletes the VM. The client writes the time into an annotation. The result is undefined if the annotation is missing, or if its
+ * value is not a time. Usually admission refuses a value that is not a time.
  */
 export function answerBy({ vm }: Observed): number | undefined {
   const text = vm.metadata.annotations?.[ANSWER_BY_ANNOTATION];

@@ -165,7 +165,7 @@ function mayPlaceAgain(observed: Observed, facts: Facts, pod: Pod, end: End): bo
   return isRefusal(end) && facts.avoidedNodes.length < MAXIMUM_REPLACEMENTS && !needsHostOf(observed, pod);
 }
 
-/** Returns true if the VM or its VMConfig names the host of the Pod in `placement.node`. The VM can then run on no other host. */
+/** Returns true if `placement.node` of the VM or its VMConfig names the host of the Pod. In this case, the VM can run only on this host. */
 function needsHostOf(observed: Observed, { spec: { nodeName } }: Pod): boolean {
   const node = observed.vm.spec.placement?.node ?? findConfig(observed)?.spec.placement?.node;
   return node !== undefined && node === nodeName;

@@ -52,8 +52,8 @@ export interface Observed {
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
   readonly lookups: Lookups;
   /**
-   * Returns a text that describes the VM that holds a host port. `port` has the form `8822/TCP`. The message of a VM that waits for this
-   * port contains the text.
+   * Returns a description of the VM that holds a host port, for the message of another VM that waits for this port. `port` has the form
+   * `8822/TCP`.
    */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */

@@ -139,8 +139,8 @@ export function readyByPod(pod: Pod | undefined, otherwise: string): ConditionDr
 }
 
 /**
- * Returns the agent's report of the machine. The result is empty if the report cannot be read, or if there is none, as for a simulated
- * host.
+ * Returns the agent's report of the machine. The result is empty if there is no report or if the report cannot be read. For example, a
+ * simulated host does not report.
  */
 export function machineReport(pod: Pod | undefined): MachineReport {
   return reports.in(podCondition(pod, MACHINE_CONDITION)?.message) ?? {};

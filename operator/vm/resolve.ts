@@ -220,7 +220,7 @@ function resolvedImage(
   const message =
     content === undefined
       ? `${kind} ${name} has no content yet. Look at its status`
-      : `The Pod of this VM would show the URL of ${kind} ${name}, which is in the namespace ${object.metadata.namespace}, to users of another namespace. The query of the URL can contain credentials. Set imageStorage in the configuration of the operator, so that Pods do not need the URL. If the ${kind} is Ready already, then create it again`;
+      : `The VM cannot use ${kind} ${name} of the namespace ${object.metadata.namespace}. The URL of the ${kind} can contain credentials, and the Pod of the VM would show this URL to users of another namespace. Set imageStorage in the configuration of the operator, so that Pods do not need the URL. If the ${kind} is already Ready, create it again`;
   return { kind: 'wait', reason: 'ImageNotReady', message };
 }
 

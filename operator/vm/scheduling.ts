@@ -40,7 +40,7 @@ export interface SchedulingReason {
 
 /** Facts that the scheduler's message does not contain. */
 export interface SchedulingHints {
-  /** Returns a text that describes the VM that holds a reserved port. `port` has the form `8822/TCP`. */
+  /** Returns a description of the VM that holds a host port. `port` has the form `8822/TCP`. */
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. The message for people names their taints. */
   readonly hosts: () => readonly Node[];

@@ -1,7 +1,7 @@
 /**
  * Determines the size of a machine. The resource requests of its Pod contain this size, because the scheduler and ResourceQuota read them.
- * After the Pod's creation, only `pods/resize` changes the resource requests. The operator tells the agent exactly this size, never a
- * larger one.
+ * After the Pod's creation, only `pods/resize` changes the resource requests. The operator always tells the agent the size in the resource
+ * requests, never a larger size.
  */
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
@@ -38,7 +38,7 @@ export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory:
 
 /**
  * Returns the quantity of disk space that the Pod of a VM requests from its host: `diskRequestRatio` multiplied by the larger of the disk's
- * size and the image's size. The request never changes after the creation of the Pod, because Kubernetes resizes no disk.
+ * size and the image's size. Kubernetes cannot change the disk request of an existing Pod.
  */
 export function diskRequest(
   { diskSizeBytes, imageSizeBytes }: Pick<Resolved, 'diskSizeBytes' | 'imageSizeBytes'>,
