@@ -17,8 +17,8 @@ const OWN_MEMORY_BYTES = 64 * 1024;
  */
 const ALIGNMENT_BYTES = 4096;
 /**
- * Distance in bytes between two addresses that the search for an aligned address tries. The memory of a buffer begins at a multiple of 16
- * bytes. Therefore the search tries every address that can be aligned.
+ * The search for an aligned address goes forward by this number of bytes at each step. The memory of a buffer begins at a multiple of 16
+ * bytes, so no aligned address lies between two steps.
  */
 const STEP_BYTES = 16;
 
@@ -35,10 +35,10 @@ export async function allocatedBytes(path: string): Promise<number> {
 }
 
 /**
- * Returns the number of bytes that all files in a folder use on the disk. A subfolder can belong to the user of an emulator, and this user
- * can create any entries in it. Therefore the function does not follow links, and counts 0 bytes for an entry that it cannot read. In each
- * subfolder, the function counts at most 2,000 entries, upper levels first. The limit is separate for each subfolder. So even if one
- * subfolder has very many entries, the function counts the disks in the other subfolders.
+ * Returns the number of bytes that all files in a folder use on the disk. A subfolder can belong to the Linux user that runs an emulator.
+ * This user can create any entries in the subfolder. Therefore the function does not follow links, and counts 0 bytes for an entry that it
+ * cannot read. In each subfolder, the function counts at most 2,000 entries, upper levels first. The limit is separate for each subfolder.
+ * So even if one subfolder has very many entries, the function counts the disks in the other subfolders.
  */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;

@@ -5,7 +5,7 @@
  */
 import { BlockHeader, invalid } from './lz4header.ts';
 
-/** Largest distance in bytes from a match back to the output that it repeats. A match is an instruction to repeat earlier output. */
+/** A match is an instruction to repeat earlier output. The repeated output begins at most this number of bytes before the match. */
 const WINDOW_BYTES = 64 * 1024;
 /** Size of one piece of output in bytes. Decoding such a piece takes only a few milliseconds. Other work runs between two pieces. */
 const PIECE_BYTES = 1024 * 1024;

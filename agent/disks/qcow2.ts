@@ -159,14 +159,14 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
       header.size > BigInt(DISK_LIMIT_BYTES) || header.size % BigInt(SECTOR_BYTES) !== 0n,
       `claims a size of ${header.size} bytes, which is too large or not a multiple of ${SECTOR_BYTES}`,
     ],
-    [l1Bytes > L1_LIMIT_BYTES, `claims ${header.l1Entries} entries in its L1 table, but QEMU reads fewer`],
+    [l1Bytes > L1_LIMIT_BYTES, `claims ${header.l1Entries} entries in its L1 table, which is more than QEMU reads`],
     [
       !isWithin(header.l1Offset, BigInt(l1Bytes)),
       'claims an L1 table that reaches beyond the end of the file',
     ],
     [
       refcountBytes > BigInt(REFCOUNT_TABLE_LIMIT_BYTES),
-      `claims ${header.refcountClusters} clusters of reference counts, but QEMU reads fewer`,
+      `claims ${header.refcountClusters} clusters of reference counts, which is more than QEMU reads`,
     ],
     [
       !isWithin(header.refcountOffset, refcountBytes),

@@ -23,8 +23,8 @@ const FIRST_FILE = 3;
 /** Time limit of qemu-img calls that write only metadata. To create or enlarge a qcow2 file of 100 GiB, such a call takes about 14 ms. */
 const METADATA_LIMITS = { timeoutMilliseconds: 30_000 };
 /**
- * Limits of a call that reads a header. Such a call normally takes milliseconds. A hostile header can keep the program busy forever, and
- * then reaches the limit of CPU time. A call that reaches the time limit instead was delayed by an overloaded host.
+ * Limits of a call that reads a header. Such a call normally takes milliseconds. A hostile header can make qemu-img run without
+ * end. The limit of CPU time stops such a call. If a call reaches the time limit instead, the cause is an overloaded host.
  */
 const INFO_LIMITS = { timeoutMilliseconds: 60_000, addressSpaceBytes: 1024 ** 3, cpuSeconds: 10 };
 /** Pattern of the progress in the output of qemu-img, such as ` (12.34/100%)\r`. */
@@ -198,9 +198,9 @@ export async function* dataExtents(path: string, signal: AbortSignal): AsyncGene
 }
 
 /**
- * Returns a value for the option `--object` of qemu-img. The agent later finds the process by this value in its arguments. The value
- * defines a throttle group with the id `mark`. No disk uses this group. Its only purpose is to mark the process, because qemu-img has no
- * option for this.
+ * Returns a value for the option `--object` of qemu-img. The agent later finds the qemu-img process by this value, which is one of the
+ * process's arguments. The value defines a throttle group with the id `mark`. No disk uses this group. It only marks the process, because
+ * qemu-img has no option for a mark.
  */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;

@@ -21,15 +21,15 @@ export function isZero(bytes: Buffer): boolean {
 
 export interface SparseFile {
   file: FileHandle;
-  /** True if the file contained no data before these writes. If so, blocks of zeros need not be written. */
+  /** True if the file contained no data before the caller's first write. If so, blocks of zeros need not be written. */
   fresh: boolean;
   /** The same file, opened for direct writes. The bytes of a direct write must be in one of the buffers {@link DirectFile.rooms}. */
   direct?: DirectFile | undefined;
 }
 
 /**
- * Writes `bytes` at `position` of the file. Skips a block of zeros if the file already has zeros in its place. The caller may reuse `bytes`
- * when the promise resolves.
+ * Writes `bytes` at `position` of the file. Skips a block of zeros if the file already contains only zeros at the position of this block.
+ * The caller may reuse `bytes` when the promise resolves.
  */
 export async function writeSparse(target: SparseFile, bytes: Buffer, position: number): Promise<void> {
   let dataFrom: number | undefined;

@@ -104,7 +104,7 @@ export interface HostImageStoreOptions extends SpaceLimits {
    * are always added.
    */
   ownAddresses?: readonly string[];
-  /** Servers for which any address is allowed. A `credentialsFile` is for the cluster's own storage only. */
+  /** Servers to which the agent may connect at any IP address. A `credentialsFile` is for the cluster's own storage only. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock?: () => number;

@@ -27,9 +27,9 @@ import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
 /**
- * Size limit, in bytes, of the configuration of a disk. A disk has at most 20,000 layers. Each layer takes about 90 bytes with its first
- * chunk, so all layers take about 1.8 MB. The rest of the limit is for further chunks that share a layer, because each chunk has an entry
- * of its own.
+ * Size limit, in bytes, of the configuration of a disk. A disk has at most 20,000 layers. A layer and the entry of its first chunk take
+ * about 90 bytes, so all layers take about 1.8 MB. If several chunks share a layer, each further chunk needs an entry of its own. The rest
+ * of the limit is for these entries.
  */
 const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
 /**
@@ -37,9 +37,9 @@ const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
  * The limit saves memory, because several layers are decoded at once.
  */
 const WINDOW_LOG = 26;
-/** Bytes that are decoded and hashed at a time. */
+/** Number of bytes that are decoded and hashed at a time. */
 const PIECE_BYTES = 256 * 1024;
-/** Bytes that are written at a time. Smaller writes would be slower, because the disk needs some time for each write. */
+/** Number of bytes that are written at a time. Smaller writes would be slower, because the disk needs some time for each write. */
 const WRITE_BYTES = 1024 * 1024;
 /**
  * Number of bytes that {@link digestOf} hashes at a time. Hashing them takes less than a millisecond. The agent can do other work before

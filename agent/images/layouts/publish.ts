@@ -25,7 +25,7 @@ import { isZero, readAll } from '../../disks/sparse.ts';
 /** Compression level of zstd. Do not change it: all blobs would change, and content that registries already have would be sent again. */
 const COMPRESSION_LEVEL = 3;
 const COMPRESSION = {
-  /** Bytes of compressed output that are copied at a time. */
+  /** Number of bytes of compressed output that are copied at a time. */
   chunkSize: 256 * 1024,
   params: {
     [constants.ZSTD_c_compressionLevel]: COMPRESSION_LEVEL,
@@ -34,7 +34,7 @@ const COMPRESSION = {
   },
 };
 
-/** Bytes that are passed to the connection at a time. */
+/** Number of bytes that are passed to the connection at a time. */
 const UPLOAD_BYTES = 256 * 1024;
 /**
  * Largest number of chunks that are published at the same time. Each chunk needs memory for its uncompressed and its compressed content,
@@ -67,7 +67,7 @@ export interface PublishOptions {
 export interface PublishedDisk {
   /** Digest of the manifest. */
   digest: string;
-  /** Bytes that the artifact takes in the registry when no other artifact shares its chunks. */
+  /** Number of bytes that the artifact takes in the registry if no other artifact shares its chunks. */
   storageBytes: number;
 }
 

@@ -10,10 +10,10 @@ import { printable } from '../oci/manifests.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
 
 /**
- * The folder into which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues.
- * If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records the progress.
- * This file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk (`chunks.json`,
- * `nvram.bin`).
+ * The folder into which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues
+ * the work there. If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records
+ * the progress. This file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk
+ * (`chunks.json`, `nvram.bin`).
  */
 export interface PullTarget {
   folder: string;

@@ -57,7 +57,7 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
   const { config, nvram, layers, size } = partsOf(manifest);
   const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
   // The check of the architecture uses the configuration that Tart stores in a layer. The manifest names another configuration in its field
-  // `config`. It is useless here, because Tart always writes arm64 into it.
+  // `config`. That other configuration is useless here, because Tart always writes arm64 into it.
   checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
   const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
   return {

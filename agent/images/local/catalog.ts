@@ -10,13 +10,13 @@ import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
 /**
- * Largest number of shared files that the catalog keeps although no machine, cache entry or task needs them. The catalog can keep many of
- * them, because the store uses shared files without a copy, and they take no disk space in the store.
+ * The catalog keeps at most this number of shared files that no machine, cache entry or task needs. The number can be large, because
+ * shared files are used without a copy, so they take no disk space in the store.
  */
 const SHARED_LIMIT = 256;
 /**
- * Largest number of names of one image. If there are more names, only the latest are kept. More names for the same content come from a
- * mistake or an attack.
+ * An image keeps at most this number of names, and loses the oldest first. More names for the same content come from a mistake or an
+ * attack.
  */
 const NAMES_LIMIT = 64;
 /** Prefix of the names of Image and ISO objects. All other names are references, which begin with the host of a registry. */

@@ -19,7 +19,7 @@ const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 const REFUSED_EXIT_CODE = 1;
 /**
  * Signals that end a program because the program itself failed, for example because it read a wrong address. The kernel sends SIGXCPU to a
- * program that reached its limit of CPU time. If such a signal ends qemu-img, the content of the image is the cause.
+ * program that reached its limit of CPU time. If one of these signals ends qemu-img, the content of the image is the cause.
  */
 const CRASHES: ReadonlySet<string | undefined> = new Set([
   'SIGABRT',

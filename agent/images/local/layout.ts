@@ -189,8 +189,8 @@ export class Layout {
   }
 
   /**
-   * Moves the folder of a finished fetch to the folder of its image. The move is synchronous, so that no other code runs between the
-   * caller's check and the move.
+   * Moves the folder of a finished fetch to the folder of its image. The caller first checks that the store does not have this image yet.
+   * The move is synchronous, so that no other code runs between this check and the move.
    */
   place(partial: string, id: ImageId): void {
     renameSync(partial, this.folder(id));

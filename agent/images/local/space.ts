@@ -98,8 +98,8 @@ export class Space {
   }
 
   /**
-   * Runs `work`. In the meantime, `folder`, the folder of a fetch, is not removed to free disk space. Unlike {@link within}, reserves no
-   * space.
+   * Runs `work`, and protects `folder`, the folder of a fetch. While `work` runs, this folder stays even if disk space is needed. Unlike
+   * {@link within}, the function reserves no space.
    */
   async keeping<T>(folder: string, work: () => Promise<T>): Promise<T> {
     const claim = { folder, bytes: 0 };

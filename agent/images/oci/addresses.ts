@@ -20,7 +20,7 @@ export interface AddressRules {
    * interfaces are always added.
    */
   ownAddresses?: readonly string[];
-  /** Servers for which any address is allowed. `host` has the same form as in a reference to an image: `registry.example:5000`. */
+  /** Servers to which the agent may connect at any IP address. `host` has the form `registry.example:5000`, as in the name of an image. */
   registries?: readonly { host: string }[];
 }
 

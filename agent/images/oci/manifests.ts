@@ -104,7 +104,7 @@ const mediaTypeSchema = z.looseObject({ mediaType: z.string().default('') });
 
 /**
  * Returns the media type of a manifest. Both the manifest itself and the header `Content-Type` can state this type. If they state different
- * types of manifests, the function refuses the manifest, because two readers could see two different images.
+ * types of manifests, the function refuses the manifest, because two programs could read it as two different images.
  *
  * @throws ReasonedError `ImageInvalid` when the types differ.
  */

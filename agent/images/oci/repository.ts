@@ -258,7 +258,7 @@ async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): P
 
 async function put(session: Session, blob: UploadBlob, location: URL, signal: AbortSignal): Promise<void> {
   const at = new URL(location);
-  // The parameter is appended as text, because the registry might have signed the existing query, whose text must not change.
+  // The parameter `digest` is appended as text, so that the existing query stays unchanged. The registry might have signed this query.
   at.search += `${at.search === '' ? '?' : '&'}digest=${encodeURIComponent(blob.digest)}`;
   const headers = { 'content-type': 'application/octet-stream', 'content-length': String(blob.size) };
   const response = await session.once(

@@ -48,8 +48,8 @@ export interface Need {
   scope: string;
   credential: Credential | undefined;
   /**
-   * Prefix that keeps data from insecure connections apart. It is empty if the registry proves its identity. A token is reused only for
-   * requests with the same prefix.
+   * Prefix of the key under which the token is stored. The prefix is empty if the registry proves its identity. It keeps tokens from
+   * insecure connections apart, because a token is reused only for requests with the same prefix.
    */
   trust: string;
   /** Text at the beginning of error messages. */
@@ -104,7 +104,7 @@ export class Tokens {
       return undefined;
     }
     const known = this.#entries.get(keyOf(need))?.header;
-    // Another request has renewed the header in the meantime, so its new value is used.
+    // If another request has stored a new header in the meantime, this header is used.
     if (known !== undefined && known !== sent) {
       return known;
     }

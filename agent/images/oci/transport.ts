@@ -17,7 +17,7 @@ const CONNECT_TIMEOUT_MILLISECONDS = 15_000;
  * gigabytes before it answers.
  */
 const HEADERS_TIMEOUT_MILLISECONDS = 120_000;
-/** Time in milliseconds without data after which the agent aborts a transfer. The agent then resumes the transfer. */
+/** If no data arrives for this time in milliseconds, the agent aborts the transfer, and then resumes it. */
 const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 /**
  * Largest number of connections to each server. The download of one image needs only four connections to fully use a host with 2 cores. The

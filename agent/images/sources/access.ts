@@ -16,7 +16,7 @@ import type { Repository } from '../oci/types.ts';
  * were revoked or the repository became private in the meantime.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
-/** Largest number of remembered permissions. If there are more, the agent forgets the oldest permission and must request it again. */
+/** The agent remembers at most this number of permissions, and forgets the oldest first. It must request a forgotten permission again. */
 const REMEMBERED_LIMIT = 4_096;
 
 /**

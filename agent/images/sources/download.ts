@@ -22,7 +22,7 @@ import type { Response, Transport } from '../oci/transport.ts';
 
 /** Size limit of a download: 1 TiB. The limit is larger than any image of a desktop system, and stops a download that would never end. */
 const SIZE_LIMIT_BYTES = 1024 ** 4;
-/** Bytes of an existing file that are read at a time. */
+/** Number of bytes of an existing file that are read at a time. */
 const READ_BYTES = 1024 ** 2;
 /** HTTP statuses after which the download can continue or restart. 416 means that the requested part begins beyond the file's end. */
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
@@ -132,7 +132,7 @@ class Download {
 
   async #fetch(): Promise<void> {
     const { options } = this.#parts;
-    // Progress is counted from byte 0, because the download begins again if the existing bytes belong to another version of the file.
+    // Progress counts from byte 0 of the file, not from the end of the existing bytes, because the download can begin again at byte 0.
     const attempts = new Attempts();
     for (;;) {
       try {

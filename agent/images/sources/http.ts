@@ -22,8 +22,8 @@ import { download } from './download.ts';
 
 const SHA256 = /^[0-9a-f]{64}$/;
 /**
- * Largest number of URLs that are remembered for one image. If there are more, only the latest are kept. For any other URL, the agent
- * fetches the image again.
+ * The store remembers at most this number of URLs for one image, and forgets the oldest first. If a request names a forgotten URL, the
+ * agent fetches the image again.
  */
 const URLS_LIMIT = 64;
 

@@ -21,8 +21,8 @@ import type { ResolvedManifest } from '../oci/types.ts';
  */
 const DIGESTS_LIMIT = 16;
 /**
- * Largest number of repositories that are remembered for one image. If there are more, only the latest are kept. For any other repository,
- * the agent fetches the image again.
+ * The store remembers at most this number of repositories for one image, and forgets the oldest first. If a request names a forgotten
+ * repository, the agent fetches the image again.
  */
 const ORIGINS_LIMIT = 64;
 
@@ -52,8 +52,8 @@ export function noteOrigin(stored: Stored, seen: Origin): boolean {
 }
 
 /**
- * Returns the prefix for an image's id, for its names, and for the names of its repositories. The prefix is empty if the connection to the
- * registry is secure. If it is insecure, the prefix restricts the image to the requester's namespace.
+ * Returns the prefix for an image's id, for its names, and for the names of its repositories. If the connection to the registry is secure,
+ * the prefix is empty. If the connection is insecure, the prefix restricts the image to the requester's namespace.
  */
 export function scopeFor({ registry }: Reference, keyring: Keyring | undefined): string {
   return scopeOf(keyring?.routeTo(registry));

@@ -31,8 +31,8 @@ import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } fr
  */
 const BASES_LIMIT = 8;
 /**
- * Time limit in milliseconds for the request that asks a registry whether everybody has the right to use an image. The limit is short,
- * because a positive answer only saves a download.
+ * A pull waits at most this time, in milliseconds, until a registry confirms that everybody has the right to use an image. The time is
+ * short, because a confirmation only saves a download.
  */
 const OPEN_TIMEOUT_MILLISECONDS = 5_000;
 
@@ -94,8 +94,8 @@ export class RegistrySource {
         return stored;
       });
     } catch (error) {
-      // The registry no longer finds the digest of the stored image. The tag might now name another image, so the registry must resolve the
-      // tag.
+      // If the registry no longer finds the digest of the stored image, the tag might now name another image. So the registry must resolve
+      // the tag.
       if (error instanceof ReasonedError && error.reason === 'ImageNotFound') {
         return undefined;
       }
@@ -214,8 +214,8 @@ export class RegistrySource {
   }
 
   /**
-   * Returns a function that finds content in images of this host. The function searches only images of the same repository, and images that
-   * everybody has the right to use. Otherwise a digest alone could give access to another user's image.
+   * Returns a function that finds content in images of this host. It searches only images that came from `repository`, and images that
+   * everybody has the right to use. Otherwise a user who knows only a digest could get the content of another user's image.
    */
   async #contentFor(repository: string, signal: AbortSignal): Promise<ContentLookup> {
     const { catalog } = this.#parts;
