@@ -159,7 +159,10 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
       header.size > BigInt(DISK_LIMIT_BYTES) || header.size % BigInt(SECTOR_BYTES) !== 0n,
       `claims a size of ${header.size} bytes, which is too large or not a multiple of ${SECTOR_BYTES}`,
     ],
-    [l1Bytes > L1_LIMIT_BYTES, `claims ${header.l1Entries} entries in its L1 table, which is more than QEMU reads`],
+    [
+      l1Bytes > L1_LIMIT_BYTES,
+      `claims ${header.l1Entries} entries in its L1 table, which is more than QEMU reads`,
+    ],
     [
       !isWithin(header.l1Offset, BigInt(l1Bytes)),
       'claims an L1 table that reaches beyond the end of the file',

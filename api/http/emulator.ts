@@ -50,7 +50,7 @@ export const emulatorRequestSchema = z
     name: text('Name of the emulator. When omitted, a name is generated.', 63, LABEL).optional(),
     platform: androidName('Android platform. android-36 when omitted.'),
     device: choice('Device to emulate. pixel_9 when omitted.', EMULATOR_DEVICES).optional(),
-    deviceProfile: choice('Another key for `device`.', EMULATOR_DEVICES).optional(),
+    deviceProfile: choice('Another name of the field `device`.', EMULATOR_DEVICES).optional(),
     imageType: androidName('Type of the system image. google_apis when omitted.'),
     cpu: whole(1, 256).optional().meta({ description: 'Number of virtual processors. 2 when omitted.' }),
     memory: whole(MEMORY.minimum, MEMORY.maximum)

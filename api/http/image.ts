@@ -47,7 +47,7 @@ const NAME_LENGTH = 63;
 
 const nameFields = {
   imageName: objectName('Name of the new object.').max(NAME_LENGTH).optional(),
-  name: objectName('Another key for `imageName`.').max(NAME_LENGTH).optional(),
+  name: objectName('Another name of the field `imageName`.').max(NAME_LENGTH).optional(),
 };
 
 interface Named {
@@ -76,7 +76,7 @@ export const generateRequestSchema = z
 export const copyRequestSchema = z
   .object({
     ...nameFields,
-    destination: objectName('Another key for `imageName`.').max(NAME_LENGTH).optional(),
+    destination: objectName('Another name of the field `imageName`.').max(NAME_LENGTH).optional(),
     description: descriptionSchema
       .optional()
       .meta({ description: 'Description of the copy. The description of the source when omitted.' }),

@@ -18,8 +18,8 @@ const commandSchema = z.enum(COMMANDS);
 export const execBody = z
   .object({
     command: commandSchema.optional(),
-    action: commandSchema.optional().meta({ description: 'Another key for command.' }),
-    operation: commandSchema.optional().meta({ description: 'Another key for command.' }),
+    action: commandSchema.optional().meta({ description: 'Another name of the field `command`.' }),
+    operation: commandSchema.optional().meta({ description: 'Another name of the field `command`.' }),
   })
   .refine(({ command, action, operation }) => (command ?? action ?? operation) !== undefined, {
     error: 'is required',

@@ -37,7 +37,7 @@ export const uploadTextsSchema = z.object({
   imageName: objectName(
     'Name of the new object. The default is the name of the file without its ending.',
   ).optional(),
-  name: objectName('Another key for `imageName`.').optional(),
+  name: objectName('Another name of the field `imageName`.').optional(),
   description: descriptionSchema.optional(),
   type: architectureSchema.optional(),
   sha256: sha256('SHA-256 of the file, in lower-case hexadecimal.').optional(),

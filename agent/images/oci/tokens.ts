@@ -78,7 +78,7 @@ export class Tokens {
    */
   async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
     if (need.credential?.type === 'registryToken') {
-      return bearer(need.credential.token, need.what);
+      return bearer(need.credential.token, `The registry token for ${need.what}`);
     }
     const entry = this.#entries.get(keyOf(need));
     if (entry === undefined) {

@@ -97,7 +97,7 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
   if (roots.length === 0) {
     throw new ReasonedError(
       'ImageSourceUnsupported',
-      'This host has no folder for shared files: set images.sharedRoots in its configuration',
+      'This host has no folder with this file. Set images.sharedRoots in its configuration, or images.storageFolder for files of the image storage',
     );
   }
   for (const root of roots) {
