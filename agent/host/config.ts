@@ -76,8 +76,8 @@ export const configSchema = z
     nodeName,
     dataDirectory: path,
     /**
-     * Kubeconfig for clusters that sign no certificates for nodes. The agent uses this kubeconfig unchanged. Unlike the user of a node's
-     * certificate, the user of this kubeconfig is not restricted to this host's Node.
+     * Kubeconfig for clusters that do not sign certificates for nodes. The agent uses this kubeconfig unchanged. Unlike the user of a
+     * node's certificate, the user of this kubeconfig is not restricted to this host's Node.
      */
     kubeconfig: path.optional(),
     /** Kubeconfig that the agent uses only to join. Afterwards the agent uses the credentials in the data directory. */
@@ -126,8 +126,8 @@ export const configSchema = z
         /** Largest space of all images together, in bytes. If absent, only the size of the disk limits the images. */
         budget: bytes.optional(),
         /**
-         * Bytes of the host's disk that must stay free of images, because the disks of machines grow. If less space is free, the agent
-         * removes images or fetches none, and the host gets no more VMs.
+         * Number of bytes that images must leave free on the host's disk, because the disks of machines grow. If less space is free, the
+         * agent removes images or does not fetch more images, and the host gets no more VMs.
          */
         minimumFree: bytes.prefault('2Gi'),
         /** Folder of the cluster's image storage, as a path on this host. Absent if the storage is not a folder. */

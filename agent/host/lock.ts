@@ -39,8 +39,8 @@ export function lockDataDirectory(directory: string): () => void {
 }
 
 /**
- * Removes a lock file whose holder has ended. Returns false if another agent has replaced the file meanwhile, and then puts back the file
- * of that agent.
+ * Removes a lock file whose holder has ended. If another agent has replaced the file meanwhile, the function keeps the file of that agent
+ * and returns false.
  */
 function removeStale(file: string, aside: string): boolean {
   renameSync(file, aside);

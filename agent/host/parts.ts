@@ -73,7 +73,8 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
 }
 
 /**
- * Returns the ranges of user ids of machines. The last entry is the shared user of machines that an earlier version of the agent started.
+ * Returns the ranges of user ids of machines. The last entry is the user id that earlier versions of the agent used for all
+ * machines. This id is included, because such machines can still run.
  */
 function userNumbers({ machines: { users } }: AgentConfig): string[] {
   return [`${users.first}-${users.first + users.count - 1}`, String(SHARED_RUN_AS.uid)];

@@ -18,8 +18,8 @@ import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
 
 /**
- * First and longest time between two checks of a certificate request, in milliseconds. The first time is short, because a running operator
- * approves the request soon. If the operator is absent, the times become longer.
+ * Time between the first two checks of a certificate request, in milliseconds. This time is short, because a running operator approves the
+ * request soon. If the operator is absent, the times between later checks become longer, up to {@link LOOK_CAP_MILLISECONDS}.
  */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
@@ -178,8 +178,8 @@ async function waitForCertificate(
 }
 
 /**
- * Reports whether the error means that asking again would not help until a person acts. If the API server cannot be reached or is too busy,
- * the result is false, because the request can still be approved.
+ * Reports whether the error of a certificate request is final, so that a new attempt cannot succeed before a person acts. An error is not
+ * final if the API server cannot be reached or is too busy, because the request can still be approved.
  */
 export function isFinal(error: unknown): boolean {
   return isRefusal(error) || error instanceof CertificateRefusedError;

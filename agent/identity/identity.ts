@@ -192,8 +192,8 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
       return await requestCertificate(client, request, o.signal);
     } catch (error) {
       if (error instanceof CertificateRefusedError) {
-        // The file with the key is removed, so that the next start uses a new key and makes a new request. After other errors the file
-        // stays, because the request can still be open. An open request would block a request with a new key.
+        // The cluster has refused the request. Without this file, the next start uses a new key and makes a new request. After other
+        // errors the file stays, because the request can still be open, and an open request would block a request with a new key.
         rmSync(joining, { force: true });
       }
       if (isFinal(error)) {

@@ -14,8 +14,8 @@ const LEASE_SECONDS = 40;
 const RENEW_MILLISECONDS = 10_000;
 const RETRY_MILLISECONDS = 2_000;
 /**
- * Number of renewals that must fit into the time after which a host without contact counts as cut off (fenced). If only one renewal fitted,
- * a single failure would fence the host. A kubelet has the same number.
+ * Smallest number of attempts to renew the Lease before a host counts as cut off (fenced). If there were only one attempt, a single failure
+ * would fence the host. A kubelet has the same number.
  */
 const RENEWALS_PER_FENCE = 4;
 /**

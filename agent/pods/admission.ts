@@ -20,8 +20,8 @@ type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 export type Admission =
   | { kind: 'admitted' }
   /**
-   * The Pod waits for another machine's port, for resources of a machine that is being removed, or until the operator has set the host's
-   * number of slots.
+   * The Pod must wait. Another machine occupies one of the Pod's host ports, or a machine that is being removed still occupies resources,
+   * or the operator has not set the host's number of slots.
    */
   | { kind: 'wait'; reason?: Reason; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };
@@ -178,7 +178,7 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
     : admission;
 }
 
-/** Returns the claims of all machines and tasks except those of this Pod, as `alive` and `leaving` for {@link admit}. */
+/** Returns the claims of all machines and tasks, except the claim of this Pod. {@link admit} takes the result as `alive` and `leaving`. */
 export function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,

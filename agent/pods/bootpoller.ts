@@ -17,9 +17,10 @@ const BOOTED_MILLISECONDS = 10_000;
  */
 const FAILURES = 3;
 /**
- * Largest value of the patience, a number that multiplies {@link FAILURES}. The patience doubles each time that failed requests change the
- * readiness. Otherwise an Android that repeatedly stops answering would cause a request to the API server every few seconds. With the
- * largest patience, the agent notices after two minutes that Android no longer answers.
+ * Largest value of the patience. The patience is a factor: the agent multiplies {@link FAILURES}, the needed number of failed requests, by
+ * this factor. The patience doubles each time that failed requests change the readiness. Otherwise an Android that repeatedly stops
+ * answering would cause a request to the API server every few seconds. With the largest patience, the agent notices after two minutes that
+ * Android no longer answers.
  */
 const MOST_PATIENCE = 20;
 /** If failed requests do not change the readiness for this time, the patience (see {@link MOST_PATIENCE}) is 1 again. */
@@ -33,7 +34,7 @@ const BOOTING: Readonly<Record<Exclude<BootAnswer['kind'], 'booted'>, string>> =
   silent: 'Android is booting; ADB does not answer yet',
   booting: 'Android is booting; ADB answers, and the boot is not complete yet',
   wantsKey:
-    'ADB requires a key, so the host cannot see whether Android has booted; use a system image whose ADB requires no key',
+    'ADB requires a key, so the host cannot see whether Android has booted; use a system image whose ADB does not require a key',
   wrong: `Android is booting; port ${ADB_PORT} answers, but not as ADB`,
 };
 const LOST: typeof BOOTING = {
@@ -120,7 +121,7 @@ class Answers {
   /** Number of answers in a row that have the same kind as the last answer. */
   #same = 0;
   #last: BootAnswer['kind'] | undefined;
-  /** Factor that multiplies the number of failed requests in a row after which the readiness changes. */
+  /** A ready Android counts as not ready after {@link FAILURES} times this number of failed requests in a row. */
   #patience = 1;
   /** Time at which failed requests last changed the readiness, in milliseconds since the start of this process. */
   #changedAt = 0;

@@ -152,7 +152,7 @@ export class PodController {
     return next === undefined ? undefined : { requeueAfterMilliseconds: Math.max(1, next - Date.now()) };
   }
 
-  /** If this host's Lease has expired, ends the machines whose Pods the API server does not show as running. Needs no list of Pods. */
+  /** If the host's Lease has expired, ends machines that the API server does not show as running. Works before the Pods are listed. */
   async #fence(key: string): Promise<undefined> {
     for (const record of this.#host.records.ofKey(key)) {
       if (this.#host.fenced() && !record.acknowledged) {

@@ -33,8 +33,8 @@ export async function createEmulator(
 
 /**
  * Removes the data of an emulator that has failed, and returns the change to save in its record. The data is removed, because nothing else
- * limits the disk space of failed emulators: they have no slot and count against no quota. Call this function only while no process of the
- * machine lives.
+ * limits the disk space of failed emulators: they do not use slots or quota. Call this function only after all processes of the
+ * machine have ended.
  */
 export async function discardFailed(
   host: Host,

@@ -142,8 +142,8 @@ class Poll {
   }
 
   /**
-   * Returns the state of the guest after a missing answer. If no guest agent has ever answered and no user waits for one, the result is
-   * undefined.
+   * Returns the state of the guest after a request without an answer. The result is undefined if the guest agent has never answered, and
+   * users do not wait for the guest agent.
    */
   #silent(guest: Runtime['guest']): Runtime['guest'] {
     this.#failures += 1;

@@ -48,7 +48,7 @@ export function launchPlan(
   return { ...machinePlan(host, record, operation), ...size, network };
 }
 
-/** Returns the size with which a machine is started. The machine's disk is never smaller than its image. */
+/** Returns the size with which a machine is started. If the planned disk is smaller than the image, the disk size is that of the image. */
 function sizeOf({ cpu, memoryBytes, guest }: VmLaunchPlan, { base }: MachineRecord): StartedSize {
   const diskSizeBytes = Math.max(guest.diskSizeBytes ?? 0, base?.virtualSizeBytes ?? 0);
   return { cpu, memoryBytes, ...(diskSizeBytes > 0 && { diskSizeBytes }) };

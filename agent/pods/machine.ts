@@ -225,7 +225,8 @@ export interface Runtime {
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
   /**
-   * The last step if it failed, and its failures in a row. Its next try waits until `notBefore`, a time of the clock `performance.now()`.
+   * Set if the last step failed. `attempts` is the number of failures of this step in a row. The next try waits until `notBefore`, a time
+   * of the clock `performance.now()`.
    */
   failed: { kind: OperationKind; attempts: number; notBefore: number } | undefined;
   /** Cause of the last failed step. The Pod's status shows this cause until a step succeeds. */
@@ -287,8 +288,8 @@ export function suspendedBytes({ startedWith, claim, machine }: Readonly<Machine
 }
 
 /**
- * Returns the value if it is defined. Long steps use this function for values from a machine's document. Such values are always defined,
- * because long steps are planned only for machines with a document.
+ * Checks that a value is defined, and returns it. Long steps use this function for values from a machine's document. The check should never
+ * fail, because long steps are planned only for machines with a document.
  * @throws TypeError when the value is undefined.
  */
 export function needed<T>(value: T | undefined): T {

@@ -54,8 +54,8 @@ export async function connectNamespace(
 }
 
 /**
- * Returns the options for the network namespace of an emulator. The machine of the emulator's VM has the right to connect, even if the
- * emulator has the exposure Host.
+ * Returns the options for the network namespace of an emulator. The machine of the emulator's VM may always connect to ADB. The exposure
+ * Host adds a host port for ADB, but does not take this right from the machine.
  */
 export function namespaceOptions(
   host: Pick<Host, 'records'>,
@@ -96,7 +96,8 @@ async function connectBy<Connection extends { address: string | undefined }>(
 }
 
 /**
- * Returns the network fault that prevents a start. The function ignores a fault that only this machine has, if the machine has run before.
+ * Returns the network fault that prevents a start. This is a fault of the whole network. If the machine has never run, a fault of
+ * this machine alone also prevents the start.
  */
 function networkFault(report: NetworkReport, { uid, everRan }: MachineRecord): string | undefined {
   if (!report.healthy) {

@@ -14,8 +14,8 @@ import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted }
 import { isPending, offChange, restsAfter } from './stops.ts';
 
 /**
- * Wait before the second restart of a machine that ends repeatedly. The first restart is immediate. A kubelet has the same wait and the
- * same longest wait.
+ * Wait before the second restart of a machine that ends repeatedly. The first restart is immediate. Later waits become longer, up to
+ * {@link RESTART_BACKOFF_CAP_MILLISECONDS}. A kubelet has the same two values.
  */
 const RESTART_BACKOFF_MILLISECONDS = 10_000;
 const RESTART_BACKOFF_CAP_MILLISECONDS = 300_000;

@@ -7,7 +7,7 @@ import type { MachineDocument, MachineRecord } from './machine.ts';
 
 const ADB_OF_EMULATOR: AutomaticPort = { purpose: 'emulators', protocol: 'TCP', guestPort: ADB_PORT };
 
-/** Returns the ports of a machine for which this host chooses the host ports: guest ports, and the port of the screen (guest port 0). */
+/** Returns a machine's guest ports for which this host chooses host ports. The guest port 0 stands for the machine's screen. */
 export function automaticPortsOf({ machine, emulator }: Readonly<MachineDocument>): readonly AutomaticPort[] {
   return emulator?.exposure === 'Host' ? [ADB_OF_EMULATOR] : (machine?.automaticPorts ?? []);
 }
@@ -17,7 +17,7 @@ export function portsOf({ machine, automaticPorts }: Readonly<MachineRecord>): M
   return [...(machine?.ports ?? []), ...automaticPorts.filter(({ guestPort }) => guestPort !== 0)];
 }
 
-/** Returns the host port on which the hypervisor serves the machine's screen; undefined if the VM of the machine asks for no such port. */
+/** Returns the host port on which the hypervisor serves the machine's screen. Undefined if the screen has no host port. */
 export function vncPortOf({ automaticPorts }: Readonly<MachineRecord>): number | undefined {
   return automaticPorts.find(({ guestPort }) => guestPort === 0)?.hostPort;
 }

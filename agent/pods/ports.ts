@@ -53,15 +53,15 @@ function saveChoice(host: PortHost, record: MachineRecord, planned: MachinePort[
   if (before !== '') {
     host.logger.warn(
       { uid: record.uid, before, after },
-      'A machine gets other ports, because another program uses one of its ports',
+      'A machine gets different host ports, because another program uses one of its earlier host ports',
     );
   }
   host.records.update(record, { automaticPorts: planned });
 }
 
 /**
- * Returns the names of all host ports that other machines have or will get, and of the host ports that this machine reserves. A machine
- * keeps its host ports until it is removed or has failed.
+ * Returns the names of all host ports that the agent must not choose for a machine: the host ports of other machines, the host ports that
+ * other Pods of this host reserve, and the host ports that the machine itself reserves.
  */
 function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: MachineRecord): Set<string> {
   const others = records.list().filter((record) => record.uid !== uid);

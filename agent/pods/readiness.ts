@@ -44,8 +44,9 @@ export interface Target {
 }
 
 /**
- * How to find out whether a machine is ready. `answer`: the agent need not check a port. The field `readiness` is undefined only until the
- * guest agent has answered a request. `probe`: the agent must check a port of the guest.
+ * How to find out whether a machine is ready. If `kind` is `probe`, the agent must check a port of the guest. If `kind` is `answer`, the
+ * field `readiness` has the result, and no port is checked. `readiness` is undefined if it depends on the guest agent, and the guest agent
+ * has not answered yet.
  */
 export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
@@ -193,7 +194,7 @@ async function answers({ host, port, forwarded }: Target): Promise<boolean> {
 
 /**
  * Returns whether a program in the guest has accepted a connection that the hypervisor forwards. The hypervisor accepts every connection
- * itself, so the function looks for one of two signs. The guest sends data, or the guest keeps the connection open until the agent has
+ * itself, so the function looks for one of two signs: the guest sends data, or the guest keeps the connection open until the agent has
  * closed the agent's half.
  */
 async function isHeld(socket: Socket): Promise<boolean> {

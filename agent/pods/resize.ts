@@ -114,8 +114,8 @@ function actualClaim(record: Readonly<MachineRecord>): Claim {
 }
 
 /**
- * Returns the conditions with which a kubelet also shows a resize. `PodResizePending` means that the new size is not allocated.
- * `PodResizeInProgress` means that the allocated size waits for the machine's next start.
+ * Returns the conditions that show a resize. A kubelet uses the same conditions. `PodResizePending` means that the new size is not
+ * allocated. `PodResizeInProgress` means that the new size is allocated, but the machine gets it only at its next start.
  */
 export function resizeConditions(
   record: Readonly<MachineRecord>,

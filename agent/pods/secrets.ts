@@ -1,6 +1,6 @@
 /**
- * Reads Secrets that a Pod names, and the credentials in its pull secrets. The agent has the rights of a Node, so it can read only Secrets
- * that Pods of its Node name.
+ * Reads the Secrets to which a Pod refers, and the credentials in its pull secrets. The agent has the rights of a Node. Therefore it can
+ * read a Secret only if a Pod of this Node refers to the Secret.
  */
 import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';

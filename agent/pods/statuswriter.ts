@@ -47,7 +47,7 @@ export class StatusWriter {
   readonly #options: StatusWriterOptions;
   readonly #controller: Controller;
   readonly #wishes = new Map<string, StatusWish>();
-  /** The API server's answer to the last request that wrote the status of each Pod. The key is the Pod's uid. */
+  /** For each Pod, the API server's answer to the last request that wrote the Pod's status. The key is the Pod's uid. */
   readonly #written = new Map<string, Pod>();
   /** Uids of the Pods that this agent has deleted with grace period 0. */
   readonly #finished = new Set<string>();

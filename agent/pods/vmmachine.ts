@@ -18,7 +18,7 @@ export function recordOfVM({ records }: Pick<Host, 'records'>, vmUid: string): M
   return found.find(({ running }) => running) ?? found[0];
 }
 
-/** Returns the machine of the VM with this uid; undefined if this host has none. */
+/** Returns the machine of the VM with this uid. Undefined if the VM has no machine on this host. */
 export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | undefined {
   const record = recordOfVM(host, vmUid);
   if (record?.machine === undefined) {

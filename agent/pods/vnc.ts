@@ -38,15 +38,15 @@ export async function readVncPassword(
   }
   const password = Buffer.from(secret.data?.[VNC_SECRET_KEY] ?? '', 'base64').toString('latin1');
   if (!PASSWORD.test(password)) {
-    const message = `The Secret ${name} in ${namespace} must contain a password of 8 ASCII characters under the key ${VNC_SECRET_KEY}. Delete the Secret, and the operator creates it again`;
+    const message = `The Secret ${name} in ${namespace} must contain a password of 8 ASCII characters under the key ${VNC_SECRET_KEY}. Delete the Secret so that the operator creates it again`;
     throw new ReasonedError('VNCSecretNotFound', message);
   }
   return password;
 }
 
 /**
- * Returns the VNC password of a machine; undefined if the machine needs none. Call this function before the machine's disk is made. After
- * that, the host cannot report a missing Secret, and the operator does not create the Secret again.
+ * Returns the VNC password of a machine; undefined if the machine does not need a password. Call this function before the machine's disk is
+ * made. After that, the host cannot report a missing Secret, and the operator does not create the Secret again.
  *
  * @throws ReasonedError `VNCSecretNotFound` when there is no password.
  */

@@ -17,7 +17,7 @@ export interface UserRange {
 
 /**
  * User of the machines that earlier versions of the agent started. Those versions had one user for all machines. Debian's policy
- * reserves the range of this number (65000–65533), so no package uses it.
+ * reserves the range of this number (65000–65533), so no package uses this number.
  */
 export const SHARED_RUN_AS: RunAs = { uid: 65_107, gid: 65_107 };
 

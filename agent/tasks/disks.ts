@@ -30,7 +30,7 @@ export interface DiskHost {
   users?: MachineUsers | undefined;
   /** Returns the machine of a VM by the VM's uid, or undefined if the machine is not on this host. */
   machineOf: (vmUid: string) => MachineOnHost | undefined;
-  /** Architecture that is assumed for a guest if its machine states none. */
+  /** Architecture of a guest if the document of its machine does not state an architecture. */
   architecture: 'amd64' | 'arm64';
 }
 

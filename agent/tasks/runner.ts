@@ -58,7 +58,7 @@ interface Running {
   state: TaskState;
   readonly key: string;
   readonly abort: AbortController;
-  /** Controller whose abort removes the task from the queue. The abort has no effect after the task has begun. */
+  /** An abort of this controller removes the task from the queue. After the task has begun, such an abort has no effect. */
   readonly leave: AbortController;
   readonly console: ConsoleStore;
   /**

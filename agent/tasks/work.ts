@@ -148,7 +148,7 @@ interface Fetched {
   base: BaseImage;
   /**
    * Reference with the requested repository and the digest that the registry returned. This digest can be the digest of an index for
-   * several architectures. Undefined if no registry was asked.
+   * several architectures. Undefined if the agent did not ask a registry about the image.
    */
   reference: string | undefined;
 }
