@@ -1,7 +1,7 @@
 /** Settings for the certificate of a server. The configuration files of the operator and of the HTTP API contain these settings. */
 import * as z from 'zod';
 
-/** Paths of PEM files. Set both paths or none. */
+/** Paths of two PEM files: a certificate and its private key. Set both paths or none. */
 export interface CertificateFiles {
   certificateFile?: string | undefined;
   keyFile?: string | undefined;
@@ -19,7 +19,7 @@ export function certificateFields(dnsNames: string[]) {
      */
     certificateFile: z.string().optional(),
     keyFile: z.string().optional(),
-    /** DNS names in the server's own certificate. The server creates this certificate only if no paths are set. */
+    /** DNS names in the certificate that the server creates. They have no effect if `certificateFile` and `keyFile` are set. */
     dnsNames: z.array(z.string()).default(dnsNames),
   };
 }

@@ -39,8 +39,8 @@ export function soonest(...moments: readonly (number | undefined)[]): number | u
 }
 
 /**
- * Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server removes fractions of a second, so with fractions its
- * answer would differ from the written object.
+ * Formats a time as RFC 3339 with whole seconds, like `metav1.Time`. The API server removes fractions of a second. If Berth wrote
+ * fractions, the object in the API server's answer would differ from the written object.
  */
 export function timestamp(millisecondsSince1970: number): string {
   return `${new Date(millisecondsSince1970).toISOString().slice(0, 19)}Z`;

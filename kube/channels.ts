@@ -1,6 +1,7 @@
 /**
- * WebSockets to Pods through the API server, for `exec`, `attach` and `portforward`. The first byte of each message is the number of its
- * channel. The code uses the library `ws`, because the WebSockets of `@kubernetes/client-node` do not wait for slow readers.
+ * WebSockets to Pods through the API server, for `exec`, `attach` and `portforward`. One WebSocket carries several channels, and the first
+ * byte of each message is the number of its channel. The code uses the library `ws`, because the WebSockets of `@kubernetes/client-node` do
+ * not wait for slow readers.
  */
 import { Duplex } from 'node:stream';
 import { WebSocket } from 'ws';
@@ -139,8 +140,8 @@ export class Channels {
   }
 
   #ping(): void {
-    // While a reader is slow, this process reads nothing from the connection, not even answers to pings. Therefore it sends no pings during
-    // this time.
+    // While a reader is slow, this process reads nothing from the connection, not even answers to pings. Pings during this time would seem
+    // to have no answer, and the connection would count as lost. Therefore none are sent.
     if (this.#full.size > 0) {
       return;
     }

@@ -57,9 +57,9 @@ export class KubeClient {
   readonly transport: Transport;
   /**
    * Function that is called just before each request that changes an object. If the function returns false, the request is not sent, and
-   * the call rejects with a FencedError. A process sets this function if only the leader is allowed to change objects. The system can
-   * suspend the leader until its lease has expired. Without this function, the process would still change objects when it continues. The
-   * function must only check the local clock, because every request that changes an object waits for the function.
+   * the call rejects with a FencedError. A process sets this function if only the leader is allowed to change objects. If the operating
+   * system suspends the leader for a long time, its lease expires. Without this function, the former leader would still change objects when
+   * it continues. The function must only check the local clock, because every request that changes an object waits for the function.
    */
   guard: (() => boolean) | undefined;
 
@@ -162,8 +162,8 @@ export class KubeClient {
   }
 
   /**
-   * Deletes an object. If the object does not exist, the call succeeds. If its uid or resourceVersion differs from `options`, the server
-   * answers with 409.
+   * Deletes an object. If the object does not exist, the call succeeds. If its uid or resourceVersion differs from the value in `options`,
+   * the server answers with 409.
    */
   async delete<T extends KubeObject>(
     type: Resource<T>,

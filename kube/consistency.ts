@@ -16,8 +16,8 @@ interface Written {
 /**
  * Remembers the newest resourceVersion that this process wrote, separately for each key of a controller and each informer. A key is
  * reconciled only after the informer's cache has reached the recorded resourceVersion. Record only changes of objects that match the
- * informer's selectors. The informer gets no events about other objects. After a change of such an object, the key would wait for the next
- * bookmark.
+ * informer's selectors. The informer gets no events about other objects, so a recorded change of another object would delay the key until
+ * the next bookmark.
  */
 export class Consistency {
   readonly #written = new Map<string, Map<Follower, Written>>();

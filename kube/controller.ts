@@ -72,7 +72,10 @@ export class Controller {
     runtimeMetrics(options.metrics).beforeScrape.add(() => this.#observeQueue());
   }
 
-  /** Adds a key. An urgent key is handled before others, so that the controller reports finished steps before it begins other steps. */
+  /**
+   * Adds a key. Urgent keys are usually handled before other keys. Callers set `urgent` if a step might have finished, so that the
+   * controller reports finished steps before it begins other steps.
+   */
   enqueue(key: string, options: { urgent?: boolean } = {}): void {
     if (!this.#stopped) {
       this.#metrics.adds.inc();
@@ -113,8 +116,8 @@ export class Controller {
 
   /**
    * Starts the next reconciles after a microtask, for two reasons. First, a cache calls its handlers before it stores the resourceVersion
-   * of a change. After the microtask, the version is stored. Without the microtask, the controller would delay a key that this process
-   * itself changed, because the cache would seem to lack this change. Second, several changes of one key cause only one reconcile.
+   * of a change. After the microtask, the version is stored. Without the microtask, the controller would delay the key of an object that
+   * this process changed, because the cache would seem to lack this change. Second, several changes of one object cause only one reconcile.
    */
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {

@@ -52,10 +52,10 @@ const OWN_NAME = 'kubernetes.default.svc';
  * and the Pod's service account. If `KUBECONFIG` has several files, each entry comes from the first file that has it. The service account
  * has no contexts, so it is not used if `options` names a context.
  *
- * A Pod that uses the network of its host sometimes cannot resolve names of the cluster. Therefore, if a kubeconfig in a Pod has the server
- * `https://kubernetes.default.svc`, this function uses the address that the kubelet gives to every Pod.
+ * A Pod that uses the network of its host sometimes cannot resolve the cluster's DNS names. Therefore, inside a Pod, this function replaces
+ * the server `https://kubernetes.default.svc` of a kubeconfig. It uses the address in the variables that the kubelet sets in every Pod.
  *
- * @throws Error with the path in the message when something is missing or wrong.
+ * @throws Error with the path of the file in the message when something is missing or wrong.
  */
 export async function loadConnection(options: LoadOptions = {}): Promise<Connection> {
   const environment = options.environment ?? process.env;
@@ -213,7 +213,7 @@ function refuseUnsupported(file: string, cluster: Cluster, user: User | undefine
   }
 }
 
-/** Reads the field `tokenFile` of a user. This is the name that kubectl uses, but the parser of client-node does not know it. */
+/** Reads the field `tokenFile` of a user, as kubectl does. The parser of client-node does not read this field: it expects `token-file`. */
 function tokenFileOf(users: unknown, name: string): string | undefined {
   const entries = Array.isArray(users) ? (users as { name?: string; user?: { tokenFile?: string } }[]) : [];
   return entries.find((entry) => entry.name === name)?.user?.tokenFile;
@@ -233,8 +233,8 @@ async function userCredentials(
 }
 
 /**
- * Returns the description of the cluster that plug-ins get. This function reads the extension for plug-ins itself, because the parser of
- * client-node ignores the extension.
+ * Returns a description of the cluster for credential plug-ins. This function reads the extension for plug-ins itself, because the parser
+ * of client-node ignores the extension.
  */
 function pluginClusterOf(
   { name, server, tlsServerName }: Cluster,

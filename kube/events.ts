@@ -103,8 +103,8 @@ export class EventRecorder<Reason extends string> {
   }
 
   /**
-   * Resolves when all Events were sent, or after `milliseconds`. A process calls this function before it ends. Events that still wait at
-   * that time are dropped and counted.
+   * Resolves when all Events were sent, or after `milliseconds`. Events that still wait after this time are dropped and counted. A process
+   * calls this function before it ends.
    */
   async flush(milliseconds: number): Promise<void> {
     const { promise: late, resolve } = Promise.withResolvers<void>();
@@ -136,7 +136,7 @@ export class EventRecorder<Reason extends string> {
     const now = this.#clock();
     const { promise: ref, resolve } = Promise.withResolvers<Ref | undefined>();
     this.#recorded.set(key, { ref, count: 1, lastObserved: now, patching: false });
-    // The body is built now, not when the Event is sent. Otherwise the waiting job would keep the whole object in memory.
+    // The request's body is built now, not when the request is sent. Otherwise the whole object would stay in memory until then.
     const body = this.#body(regarding, text, now);
     const sent = this.#send(async () => {
       try {

@@ -14,15 +14,15 @@ const LIMIT_BYTES = 16 * 1024 * 1024;
 
 /**
  * Time in milliseconds for which this process reads bodies in one turn of the event loop. After this time, the reading continues in the
- * next turn. Without this limit, one connection can deliver 2 MiB in a turn, and a server needs about 20 ms to read them. A pause after
- * each piece would double the time for reading a long list.
+ * next turn. Without this limit, one connection can deliver 2 MiB in a turn, and reading them takes about 20 ms. The limit is not shorter,
+ * because a pause after each piece would double the time for reading a long list.
  */
 const TURN_MILLISECONDS = 5;
 
 /**
  * Size in bytes of the pieces into which a compressed body is decompressed. The reader of a list needs less than a millisecond for a piece.
- * Lists are requested in compressed form, because the API server compresses long lists without a loss of speed. This process then reads
- * fewer bytes, and needs only half of the CPU time.
+ * Lists are requested in compressed form, because the API server compresses long lists without a loss of speed. A compressed list has fewer
+ * bytes, so this process needs only half of the CPU time to read it.
  */
 const DECOMPRESSED_BYTES = 64 * 1024;
 

@@ -108,8 +108,8 @@ describe('a plug-in', () => {
 
   it.each([
     ['a failure', 'echo "sign in again" >&2; exit 3', /plugin.* ended with code 3: sign in again$/],
-    ['no JSON', 'echo secret-token', /wrote no JSON$/],
-    ['another kind', `echo '{"status":{"token":"secret-token"}}'`, /wrote no ExecCredential of .*\/v1$/],
+    ['no JSON', 'echo secret-token', /wrote output that is not JSON$/],
+    ['another kind', `echo '{"status":{"token":"secret-token"}}'`, /is not an ExecCredential of .*\/v1$/],
     ['no token', answer(''), /gave no token/],
     ['a token of two lines', answer('secret-token\\nx'), /gave no token/],
     [

@@ -40,7 +40,7 @@ export interface ExecPlugin {
   readonly provideClusterInfo: boolean;
 }
 
-/** Description of a kubeconfig's cluster that plug-ins get, with the field names of `ExecCredential`. Undefined fields are left out. */
+/** Description of a kubeconfig's cluster for plug-ins, with the field names of `ExecCredential`. Undefined fields are left out. */
 export interface PluginCluster {
   readonly server: string;
   readonly 'tls-server-name': string | undefined;
@@ -145,15 +145,17 @@ function credentialIn(output: string, apiVersion: string, name: string): Credent
   try {
     document = JSON.parse(output);
   } catch {
-    throw new CredentialError(`${name} wrote no JSON`);
+    throw new CredentialError(`${name} wrote output that is not JSON`);
   }
   const answer = fieldsOf(document);
   if (answer['kind'] !== 'ExecCredential' || answer['apiVersion'] !== apiVersion) {
-    throw new CredentialError(`${name} wrote no ExecCredential of ${apiVersion}`);
+    throw new CredentialError(`${name} wrote output that is not an ExecCredential of ${apiVersion}`);
   }
   const { token, expirationTimestamp } = fieldsOf(answer['status']);
   if (typeof token !== 'string' || !TOKEN.test(token)) {
-    throw new CredentialError(`${name} gave no token. Client certificates of plug-ins are not supported`);
+    throw new CredentialError(
+      `${name} gave no token. Plug-ins that give a client certificate instead are not supported`,
+    );
   }
   if (expirationTimestamp === undefined || expirationTimestamp === null) {
     return { token, end: Infinity };

@@ -180,8 +180,8 @@ async function* watch<T extends KubeObject>(
 }
 
 /**
- * Parses the lines in a chunk and returns their events. A generator keeps its variables in memory while it waits. Therefore this work,
- * which needs whole lines and objects, is in a function that does not wait.
+ * Parses the lines in a chunk and returns their events. {@link watch} does not do this work itself, because it is a generator, which keeps
+ * its variables in memory while it waits. These variables would contain whole lines and objects.
  */
 function eventsIn<T extends KubeObject>(
   lines: LineSplitter,

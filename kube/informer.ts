@@ -22,7 +22,7 @@ const WATCH_SECONDS = { least: 300, spread: 300 } as const;
 const SILENCE_MILLISECONDS = 90_000;
 /** Time limit in milliseconds for a watch to report a change that this process made. A working watch is faster. */
 export const BEHIND_MILLISECONDS = 5_000;
-/** Shortest normal watch in milliseconds. If a watch ends earlier without an event, the server has a fault, and the next watch waits. */
+/** Shortest duration of a normal watch in milliseconds. If a watch ends earlier without an event, the next watch begins after a wait. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
 
 const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';

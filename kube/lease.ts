@@ -25,7 +25,7 @@ const LEASE_TIMINGS: LeaseTimings = { duration: 9_000, renewDeadline: 6_000, ret
 const REQUEST_RETRIES = 2;
 
 export interface LeaderElectionOptions {
-  /** Client with its own transport, which other requests cannot delay. It has no `guard`, because a guard refuses changes of candidates. */
+  /** Client with its own transport, which other requests cannot delay. It has no `guard`, because a guard lets only the leader write. */
   client: KubeClient;
   namespace: string;
   name: string;

@@ -2,9 +2,9 @@
 import { type ApiError, isRefusal } from './errors.ts';
 
 /**
- * Time in milliseconds for which the refusal of a token or a missing right counts as temporary. An API server that has just started knows
- * no roles for a few seconds, and reads the public keys of an identity provider only every 10 s. Until it has both, it refuses valid
- * callers.
+ * Time in milliseconds for which a refusal counts as temporary if its cause is the token or a missing right. An API server that has just
+ * started knows no roles for a few seconds, and reads the public keys of an identity provider only every 10 s. Until it has both, it
+ * refuses valid callers.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
@@ -18,7 +18,8 @@ export class Patience {
 
   /**
    * Returns whether another attempt is useless. If the API server refused the token (401) or the caller lacks a right (403), the result is
-   * true only after 20 s with such refusals. After other refusals, the result is true at once. After other errors, it is false.
+   * true only after 20 s with such refusals. After any other refusal, the result is true at once. After an error that is not a refusal, it
+   * is false.
    */
   endsWith(error: unknown): error is ApiError {
     if (!isRefusal(error)) {

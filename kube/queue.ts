@@ -19,7 +19,8 @@ export interface Ready {
 /**
  * Work queue of keys. A key is in the queue at most once, and no worker gets a key that another worker still works on. If a key is added
  * while a worker works on it, it becomes ready after that work. If a key is added with several delays, the earliest applies. Urgent keys
- * are usually taken before others. Otherwise the key that was added first is taken first.
+ * are usually taken before other keys. Of several urgent keys, the first one that was added is taken first. The same applies to several
+ * keys that are not urgent.
  */
 export class WorkQueue {
   readonly #urgent = new Map<string, number>();
@@ -79,8 +80,8 @@ export class WorkQueue {
   }
 
   /**
-   * Returns the next key, or undefined if no key is ready. The key comes from the urgent keys or from the other keys, and is the one that was
-   * added first there. The caller must call `done` with the key after the work.
+   * Returns the next key, in the order that {@link WorkQueue} describes. The result is undefined if no key is ready. The caller must call
+   * `done` with the key after the work.
    */
   take(): Ready | undefined {
     const turnOfOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;

@@ -10,9 +10,9 @@ export function unhandledRejections(): number {
 
 /**
  * Logs rejected promises that no code handles, with their stacks, and lets the process continue. By default, Node.js ends the process after
- * such a rejection. With this default, if the code for a connection lacks a handler, one caller could end the operator or an agent again
- * and again. A rejection ends only its own chain of promises, so the other parts of the process are not damaged. An uncaught exception
- * still ends the process, because it might have left shared data half changed.
+ * such a rejection. With this default, one missing handler in the code for connections would let a caller end the operator or an agent
+ * again and again. A rejection ends only its own chain of promises, so the other parts of the process are not damaged. An uncaught
+ * exception still ends the process, because it might have left shared data half changed.
  */
 export function surviveRejections(logger: Logger): void {
   process.on('unhandledRejection', (reason) => {

@@ -97,7 +97,8 @@ export class Transport {
   }
 
   /**
-   * Returns a transport that sends the token of another user over the same connections. Close only the original transport.
+   * Returns a transport that sends the token of another user over the same connections. The caller must not close the returned transport,
+   * because it shares its connections with the original transport.
    *
    * @throws Error when the connections have a client certificate. The API server prefers a certificate to a token, so the requests would
    * have the rights of the certificate.

@@ -30,7 +30,7 @@ export interface CacheHosts {
 export interface CacheChange {
   /** Names of all hosts of the namespace. */
   readonly own: ReadonlySet<string>;
-  /** Selected names that no host of the namespace has. */
+  /** Selected names that do not belong to hosts of the namespace. */
   readonly missing: readonly string[];
   /**
    * Returns the new targets of the image's entry. `before` is the entry's present targets. If somebody else changes the entry before the

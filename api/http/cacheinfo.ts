@@ -111,9 +111,9 @@ export function listItems(
 }
 
 /**
- * Returns an item for each Image object in the namespaces and for each tag that names the content. A reference without a tag gets an item
- * only if neither an Image nor a tag names the content. Such a reference can be an address in the image storage, and this address
- * reveals the namespace and name of an Image.
+ * Returns an item for each Image object in the namespaces and for each tag among the names of `image`. If one of the names is a tag or
+ * belongs to an Image object, references without a tag get no items. Such a reference can be an address in the image storage, and this
+ * address would reveal the namespace and name of an Image.
  */
 function itemsOf(image: CachedContent, namespaces: readonly string[]): ListItem[] {
   const names = image.names ?? [];

@@ -12,7 +12,7 @@ const NAMED = 5;
 
 export interface Dedication {
   readonly host: string;
-  /** Namespace to which the host is dedicated before the change. If undefined, the host must not be dedicated to a namespace. */
+  /** Namespace to which the host is dedicated before the change. It is undefined if the host is not dedicated. */
   readonly from: string | undefined;
   /** Namespace that gets the host. If undefined, the host is no longer dedicated. */
   readonly to: string | undefined;

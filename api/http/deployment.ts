@@ -45,9 +45,9 @@ export interface Ended {
 export type DeploymentState = 'done' | 'waiting' | Ended;
 
 /**
- * Returns the state of the deployment, and the VM object that shows this state. The operator might not know a new object yet. Therefore, if
- * an object seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with undefined if the VM is gone.
- * If somebody has created another VM with the same name in the meantime, the function ignores that VM.
+ * Returns the state of the deployment, and the VM object that shows this state. The operator might not know a new VMConfig or image yet.
+ * Therefore, if one of these objects seems to be missing, the function waits a moment and reads the VM again. `readAgain` resolves with
+ * undefined if the VM is gone. If somebody has created another VM with the same name in the meantime, the function ignores that VM.
  *
  * @throws the error of `readAgain`; the signal's reason when the signal aborts.
  */

@@ -20,7 +20,7 @@ export const registryCredentialRequestSchema = z.object({
   username: text('Name of the user.', REGISTRY_USERNAME_LENGTH),
   password: text('Password of the user.', PASSWORD_LENGTH),
   allowInsecure: z.boolean().optional().meta({
-    description: 'Whether to allow a registry without TLS, or without a check of its certificate.',
+    description: 'Whether Berth may use the registry without TLS, or without checking its certificate.',
   }),
   replace: z.boolean().optional().meta({ description: 'Whether to replace the credential of the registry.' }),
 });

@@ -102,8 +102,8 @@ export async function requestCommit(
 }
 
 /**
- * Returns the reason why the disk of the VM must not replace the content of the Image now. If a new commit replaced a commit that has not
- * ended, the operator would drop the result of the earlier commit.
+ * Returns the reason why the disk of the VM must not replace the content of the Image now. One such reason is an earlier commit that has
+ * not ended, because a new commit would make the operator drop the result of the earlier one.
  */
 function commitRefusal(image: Image, vm: VM): string | undefined {
   const { name } = vm.metadata;
@@ -154,7 +154,8 @@ export function resizeChange(
   { metadata: { name, uid }, spec, status }: VM,
   wanted: string,
 ): { patch: object } | { refusal: string } {
-  // The function compares both sizes, because the size in `spec` is larger while the host has not yet done an earlier resize.
+  // The function compares `wanted` with the size in the status and with the size in `spec`. While the host has not yet done an earlier
+  // resize, the size in `spec` is larger than the size in the status.
   const larger = [status?.resources?.diskSize, spec.diskSize].find(
     (size) => size !== undefined && parseQuantity(size) > parseQuantity(wanted),
   );

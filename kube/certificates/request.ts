@@ -1,8 +1,8 @@
 /**
- * Reads the certificate requests (PKCS#10, RFC 2986) of hosts. The approver must understand a request exactly as the signer does. The
- * signer is written in Go: it uses the last of several common names, joins several extension requests, and skips text around PEM blocks.
- * Therefore this file accepts only requests that are encoded as agents encode them. To check this, it encodes the content again and
- * compares the result with the request, byte for byte.
+ * Reads the certificate requests (PKCS#10, RFC 2986) of hosts. Berth approves a request, and Kubernetes signs it. Both must understand the
+ * request in the same way. The code of Kubernetes uses the last of several common names, joins several extension requests, and skips text
+ * around PEM blocks. Therefore this file accepts only requests that are encoded as agents encode them. To check this, it encodes the
+ * content again and compares the result with the request, byte for byte.
  */
 import { createPublicKey, verify } from 'node:crypto';
 import { DerError, type Element, encode, readElements, TAGS } from './der.ts';

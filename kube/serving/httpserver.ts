@@ -265,7 +265,7 @@ export function urlOf(target: string): URL | null {
   return URL.parse(target.startsWith('/') ? `http://localhost${target}` : target);
 }
 
-/** Splits an address into host and port. @throws Error when the text has none of the forms `host:port`, `[v6]:port` and `:port`. */
+/** Splits an address into host and port. @throws Error when the text is not `host:port`, `[v6]:port` or `:port`. */
 function parseAddress(address: string): { host: string; port: number } {
   const match = /^(?:\[([^\]]+)\]|([^:]*)):(\d{1,5})$/.exec(address);
   const port = Number(match?.[3]);
