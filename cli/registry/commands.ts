@@ -23,7 +23,7 @@ export function addRegistryCommands(noun: Command, terminal: Terminal): void {
     .addOption(
       new BooleanFlag(
         '--allow-insecure',
-        'allow a registry without TLS, or without a check of its certificate',
+        'use the registry without TLS, or without checking its certificate',
       ),
     )
     .addOption(new BooleanFlag('--replace', 'replace the credential of the registry'))
