@@ -79,7 +79,7 @@ class Exchange implements Dispatcher.DispatchHandler {
   #abortedFor: Error | undefined;
   #statusCode = 0;
   #headers: IncomingHttpHeaders = {};
-  /** Decompresses the body. It is absent if the body is not compressed. */
+  /** Stream that decompresses the body. Undefined if the body is not compressed. */
   #gunzip: Gunzip | undefined;
   readonly #chunks: Buffer[] = [];
   #bytes = 0;

@@ -190,7 +190,7 @@ function declareClient(registers: Registry[]) {
     }),
     slowPath: new Counter({
       name: 'leader_election_slowpath_total',
-      help: 'Lease renewals before which this process had to read the lease again',
+      help: 'Number of lease renewals for which this process first had to read the lease again',
       labelNames: ['name'] as const,
       registers,
     }),

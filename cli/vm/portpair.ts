@@ -12,8 +12,8 @@ export interface PortPair {
 const PORTS = 65_535;
 
 /**
- * Returns `before` and one more pair. The text is `LOCAL:REMOTE`, `REMOTE` for the same port on both sides, or `:REMOTE` for a free local
- * port.
+ * Reads a pair of ports from the text, and returns `before` with this pair added. The text is `LOCAL:REMOTE`, `REMOTE` for the same port on
+ * both sides, or `:REMOTE` for a free local port.
  *
  * @throws InvalidArgumentError when the text has another form.
  */

@@ -35,8 +35,9 @@ export interface ObservedRemovals {
    */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds for which content must be unneeded before it is removed. The creation of a copy or VM might have begun just before
-   * the last image stopped naming the content. After this time, the caches show this copy or VM, or its creation has failed.
+   * Time in milliseconds for which content must be unneeded before it is removed. A copy or VM that needs the content might still be in
+   * creation when the last image with this content goes away, and the caches do not show it yet. When the time is over, the caches show
+   * this copy or VM, or its creation has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

@@ -32,7 +32,7 @@ const NAME_LENGTH = 100;
 /** Endings of file names. They are removed if the name of the object is made from the file name. */
 const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
 
-/** Texts of an upload. They must come before the file. */
+/** Text fields of an upload form. In the body of the request, they must come before the file. */
 export const uploadTextsSchema = z.object({
   imageName: objectName(
     'Name of the new object. The default is the name of the file without its ending.',

@@ -1,7 +1,8 @@
 /**
  * Makes and removes the files of an emulator's machine. The machine's folder and its folder of AVDs belong to root. All other folders
- * inside these two folders belong to the machine's user, who can put anything there, for example links. So the agent, which is root, only
- * creates and removes direct entries of the user's folders. The agent does so only while no process of the user lives.
+ * inside these two folders belong to the machine's user, who can put anything there. For example, a link could lead the agent, which is
+ * root, to a file outside. So the agent follows no path deeper into the user's folders: it creates and removes only their direct entries.
+ * The agent does so only while no process of the user lives.
  */
 import { lchown, mkdir, open, readdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';

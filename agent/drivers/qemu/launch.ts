@@ -28,8 +28,8 @@ export interface MachineContext {
   readers: number | undefined;
   changed: (uid: string) => void;
   /**
-   * Begins to store the console of a running machine, and to set the DPI of its screen. `found` means that the agent started the machine
-   * before its own restart.
+   * Begins to store the console of a running machine, and to set the DPI of its screen. `found` means that the machine
+   * was already running when the agent restarted.
    */
   follow: (folder: MachineFolder, how: 'started' | 'found') => void;
 }

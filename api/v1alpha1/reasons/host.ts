@@ -159,6 +159,6 @@ export const HOST_REASONS = {
     class: 'passing',
     by: 'operator',
     says: 'Another request for the same host is open or approved',
-    todo: 'If the host did not create that other request, delete the request',
+    todo: 'If the host did not create the other request, delete that other request',
   },
 } as const;

@@ -161,7 +161,7 @@ export const STATES = {
     seen: { VM: ['NetworkReady', 'UserDataReady'] },
     class: 'state',
     by: 'operator',
-    says: 'The host reported the state of the network or user data of the VM, but gave no reason',
+    says: 'The host reported the state of the VM’s network or user data, but not the reason for this state',
   },
   Connected: {
     seen: { VM: ['GuestAgentConnected'] },
