@@ -186,7 +186,7 @@ export const IMAGE_REASONS = {
     seen: BLOCKED,
     class: 'mendable',
     by: 'operator',
-    says: 'The image is not copied, because the copy would show the URL of the original to users of another namespace. The query of this URL can contain credentials',
+    says: 'The image is not copied. The copy would show the URL of the original, which can contain credentials, to users of another namespace',
     todo: 'Set imageStorage in the configuration of the operator; then the content is stored and can be copied',
   },
   VMNotFound: {
