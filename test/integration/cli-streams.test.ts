@@ -165,7 +165,7 @@ describe('exec', () => {
     ],
     ['a VM that does not run', ['off', '--', 'true'], 1, 'VM off is Stopped. Start the VM with `vm start`'],
     ['a VM without a machine', ['lost', '--', 'true'], 1, 'VM lost has no machine yet'],
-    ['a terminal without one', ['-t', VM, '--', 'true'], 2, '--tty: the standard input is no terminal'],
+    ['a terminal without one', ['-t', VM, '--', 'true'], 2, '--tty: the standard input is not a terminal'],
     ['no command', [VM], 2, "missing required argument 'command'"],
   ])('refuses %s', async (_, args, code, message) => {
     expect(await berth('exec', ...args)).toEqual({ code, out: '', err: expect.stringContaining(message) });
