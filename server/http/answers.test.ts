@@ -40,8 +40,9 @@ afterAll(async () => {
   await running?.close();
 });
 
-async function get(path: string, user = 'ann'): Promise<Response> {
-  return await fetch(`http://127.0.0.1:${running.port}${path}`, { headers: { 'X-User': user } });
+async function get(path: string, user = 'ann', signal?: AbortSignal): Promise<Response> {
+  const url = `http://127.0.0.1:${running.port}${path}`;
+  return await fetch(url, { headers: { 'X-User': user }, ...(signal && { signal }) });
 }
 
 /** Asks for a long answer, and reads only its start. */
@@ -75,7 +76,7 @@ it('refuses long answers while clients read too slowly, and gives short ones all
 it('does not count the answers of clients that are gone', async () => {
   for (let count = 0; count < 5; count += 1) {
     const gone = new AbortController();
-    const answer = fetch(`http://127.0.0.1:${running.port}/late`, { signal: gone.signal });
+    const answer = get('/late', 'ann', gone.signal);
     await vi.waitFor(() => expect(asked).toBe(count + 1), WAIT);
     gone.abort();
     await expect(answer).rejects.toThrow(/aborted/);
