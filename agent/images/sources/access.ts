@@ -63,6 +63,11 @@ export class Access {
   readonly #clock: () => number;
   /** Times at which registries gave permissions, as `#clock` returned them. The key contains the repository and the credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
+  /**
+   * Times at which registries gave no answer to {@link isStillOpen}. The key contains the repository and the digest. These times are apart
+   * from the permissions, because a failure must not give access to other images of the repository.
+   */
+  readonly #unanswered = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */
   constructor(registries: Registries, clock: () => number = () => performance.now()) {
@@ -86,9 +91,8 @@ export class Access {
    * credentials in `keyring`.
    */
   isKnown(reference: Reference, keyring?: Keyring): boolean {
-    const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
     return [undefined, ...credentialsFor(reference, keyring)].some((credential) => {
-      return (this.#seen.peek(keyOf(reference, credential, keyring)) ?? Number.NEGATIVE_INFINITY) > oldest;
+      return this.#isRecent(this.#seen.peek(keyOf(reference, credential, keyring)));
     });
   }
 
@@ -98,7 +102,8 @@ export class Access {
    * registry's previous answer. The agent sends the next request no sooner than {@link REMEMBERED_MILLISECONDS} after such a failure.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
-    if (this.isKnown(reference)) {
+    const unanswered = `${keyOf(reference, undefined)} ${digest}`;
+    if (this.isKnown(reference) || this.#isRecent(this.#unanswered.peek(unanswered))) {
       return true;
     }
     try {
@@ -110,9 +115,13 @@ export class Access {
       if (CLOSED.has(error.reason)) {
         return false;
       }
-      this.#seen.set(keyOf(reference, undefined), this.#clock());
+      this.#unanswered.set(unanswered, this.#clock());
     }
     return true;
+  }
+
+  #isRecent(time = Number.NEGATIVE_INFINITY): boolean {
+    return time > this.#clock() - REMEMBERED_MILLISECONDS;
   }
 }
 
