@@ -1,7 +1,7 @@
 import { beforeEach, describe, expect, it } from 'vitest';
 import { parseReference } from '../../../api/v1alpha1/reference.ts';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { Keyring } from '../oci/credentials.ts';
+import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { type Credential, Keyring } from '../oci/credentials.ts';
 import type { Registries } from '../oci/repository.ts';
 import { Access, REMEMBERED_MILLISECONDS } from './access.ts';
 
@@ -63,5 +63,43 @@ describe('the failure of a registry', () => {
     now = REMEMBERED_MILLISECONDS;
     await access.isStillOpen(OTHER, 'sha256:a', signal);
     expect(asked).toEqual(['sha256:a', 'sha256:b', 'sha256:a']);
+  });
+});
+
+describe('an image for which there are several pull secrets', () => {
+  const keyring = Keyring.parse(
+    ['first', 'second'].map((username) => {
+      return JSON.stringify({ auths: { [OTHER.registry]: { username, password: 'p' } } });
+    }),
+  );
+
+  /** Asks with both pull secrets. `reasons` are the reasons of their errors. A missing reason means that the secret fits. */
+  async function askWith(reasons: Record<string, Reason>): Promise<Credential | undefined> {
+    const repository = (_reference: unknown, { username }: { username: string }) => ({ name: username });
+    const access = new Access({ repository } as unknown as Registries);
+    const { credential } = await access.ask(OTHER, keyring, async ({ name }) => {
+      const reason = reasons[name];
+      if (reason !== undefined) {
+        throw new ReasonedError(reason, name);
+      }
+    });
+    return credential;
+  }
+
+  it.each(['ImageAccessDenied', 'ImageNotFound'] as const)(
+    'is found after %s for the first',
+    async (first) => {
+      expect(await askWith({ first })).toMatchObject({ username: 'second' });
+    },
+  );
+
+  it.each([
+    ['ImageNotFound', 'ImageAccessDenied', 'first'],
+    ['ImageAccessDenied', 'ImageNotFound', 'second'],
+    ['ImageNotFound', 'ImageNotFound', 'first'],
+    ['ImageAccessDenied', 'ImageAccessDenied', 'first'],
+    ['ImageFetchFailed', 'ImageNotFound', 'first'],
+  ] as const)('and %s and %s fails with the error that says most', async (first, second, message) => {
+    await expect(askWith({ first, second })).rejects.toMatchObject({ message });
   });
 });

@@ -20,8 +20,8 @@ export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 const REMEMBERED_LIMIT = 4_096;
 
 /**
- * Reasons of the errors that a request for a private image can cause if the request contains no credentials. `ImageNotFound` is among them,
- * because some registries answer that a private image does not exist.
+ * Reasons of the errors that a request for a private image can cause if its credentials are missing or not sufficient. `ImageNotFound` is
+ * among them, because some registries answer that a private image does not exist.
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
@@ -36,26 +36,28 @@ export interface Opened<T> {
  * Calls `question` with one fitting credential after another, until the repository accepts a credential. If no credential fits, calls
  * `question` once without a credential.
  *
- * @throws ReasonedError when the repository denies access in all calls, or when a call fails for another reason.
+ * @throws ReasonedError when the repository denies access or finds no image in all calls, or when a call fails for another reason.
  */
 export async function ask<T>(
   registries: Registries,
   { reference, keyring }: { reference: Reference; keyring: Keyring | undefined },
   question: (repository: Repository) => Promise<T>,
 ): Promise<Opened<T>> {
-  let denial: ReasonedError | undefined;
+  const refusals: ReasonedError[] = [];
   for (const credential of credentialsFor(reference, keyring)) {
     const repository = registries.repository(reference, credential, keyring?.routeTo(reference.registry));
     try {
       return { answer: await question(repository), repository, credential };
     } catch (error) {
-      if (!(error instanceof ReasonedError) || error.reason !== 'ImageAccessDenied') {
+      if (!(error instanceof ReasonedError) || !CLOSED.has(error.reason)) {
         throw error;
       }
-      denial ??= error;
+      refusals.push(error);
     }
   }
-  throw denial ?? new TypeError('No credential was tried');
+  // If a registry denies access to some credentials, the others usually have access, and then their answer says more.
+  const notFound = refusals.find(({ reason }) => reason === 'ImageNotFound');
+  throw notFound ?? refusals[0] ?? new TypeError('No credential was tried');
 }
 
 export class Access {
