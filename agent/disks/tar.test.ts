@@ -118,6 +118,15 @@ describe('a tar archive', () => {
     expect(paths).toHaveLength(6);
   });
 
+  it('is refused when it has too many headers, even if it has no entry', async () => {
+    const headers = entry({ name: '././@LongLink', type: 'K' });
+    const piece = Buffer.alloc(headers.length * 1000, headers);
+    async function* pieces(): AsyncGenerator<Buffer> {
+      yield* Array<Buffer>(401).fill(piece);
+    }
+    await expect(readTar(pieces()).next()).rejects.toThrow('it has more than 400000 headers');
+  });
+
   it('recognises sparse entries of both kinds', async () => {
     const content = pax({ 'GNU.sparse.major': '1', 'GNU.sparse.name': 'disk/a' });
     const sparse = Buffer.concat([
@@ -154,6 +163,11 @@ describe('a tar archive', () => {
       'is 10 MiB long',
       entry({ name: 'p', type: 'x', size: Buffer.from('00050000000\0') }),
       'has 10485760 bytes',
+    ],
+    [
+      'has 129 attributes',
+      entry({ name: 'p', type: 'x', content: '6 a=b\n'.repeat(129) }),
+      'more than 128 PAX attributes',
     ],
     [
       'has broken attributes',

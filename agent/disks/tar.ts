@@ -1,9 +1,22 @@
 /** Reads untrusted tar archives (ustar, GNU and PAX) as a stream, with the checks that safe extraction needs. */
+import { ByteReader } from './bytereader.ts';
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;
+/**
+ * Largest number of entries in the archive of a layer. Layers with disks have only a few entries. Without the limit, a small hostile layer
+ * could keep the agent busy for a long time: a compressed entry takes almost no space, but the agent needs about 30 µs to read it.
+ */
+export const ENTRIES_LIMIT = 200_000;
+/**
+ * Largest number of headers in an archive. A header with attributes of an entry costs as much time as the entry itself. An entry rarely has
+ * more than one.
+ */
+const HEADERS_LIMIT = 2 * ENTRIES_LIMIT;
 /** Size limit, in bytes, of one long name or of the PAX attributes of one entry. In real archives, neither is longer than a path. */
-const EXTENSION_LIMIT_BYTES = 1024 * 1024;
+const EXTENSION_LIMIT_BYTES = 64 * 1024;
+/** Largest number of PAX attributes in one header. Real headers have fewer than 20, and a hostile one could have 16,000. */
+const ATTRIBUTES_LIMIT = 128;
 
 type EntryType = 'file' | 'folder' | 'link' | 'device' | 'sparse' | 'other';
 
@@ -42,11 +55,12 @@ const TYPES: Record<string, EntryType> = {
 /**
  * Yields the entries of an archive. Reads `source` to its end, even after the last entry, so that the caller can hash all bytes.
  *
- * @throws DiskError when the archive is broken, or when the path of an entry is absolute or contains `..`.
+ * @throws DiskError when the archive is broken or has too many headers, or when the path of an entry is absolute or contains `..`.
  */
 export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<TarEntry, void, undefined> {
   const reader = new ByteReader(source);
   let extension: Extension = {};
+  let headers = 0;
   for (;;) {
     const block = await reader.read(BLOCK_BYTES);
     if (block.length < BLOCK_BYTES) {
@@ -54,6 +68,10 @@ export async function* readTar(source: AsyncIterable<Buffer>): AsyncGenerator<Ta
     }
     if (isEnd(block)) {
       break;
+    }
+    headers += 1;
+    if (headers > HEADERS_LIMIT) {
+      throw invalid(`it has more than ${HEADERS_LIMIT} headers`);
     }
     const header = parseHeader(block);
     if (EXTENSIONS.has(header.type)) {
@@ -196,7 +214,12 @@ async function readExtension(reader: ByteReader, { type, size }: Header): Promis
 /** Parses PAX attributes: records of the form `length key=value\n`. `length` counts all bytes of the record, including its own digits. */
 function paxExtension(content: Buffer): Extension {
   const extension: Extension = {};
+  let attributes = 0;
   for (let at = 0; at < content.length; ) {
+    attributes += 1;
+    if (attributes > ATTRIBUTES_LIMIT) {
+      throw invalid(`a header has more than ${ATTRIBUTES_LIMIT} PAX attributes`);
+    }
     const space = content.indexOf(0x20, at);
     const length = Number(content.toString('latin1', at, space));
     const end = at + length;
@@ -249,52 +272,4 @@ export function shown(path: string): string {
 
 function invalid(what: string): DiskError {
   return new DiskError('invalid', `The layer is not a usable tar archive: ${what}`);
-}
-
-/** Reads a given number of bytes at a time from a source that delivers pieces of any size. */
-class ByteReader {
-  readonly #source: AsyncIterator<Buffer>;
-  #rest: Buffer = Buffer.alloc(0);
-
-  constructor(source: AsyncIterable<Buffer>) {
-    this.#source = source[Symbol.asyncIterator]();
-  }
-
-  /** Reads `count` bytes, or fewer at the end of the source. Use small counts only, because the result holds all bytes in memory. */
-  async read(count: number): Promise<Buffer> {
-    const parts: Buffer[] = [];
-    let missing = count;
-    while (missing > 0) {
-      const bytes = await this.some(missing);
-      if (bytes.length === 0) {
-        break;
-      }
-      parts.push(bytes);
-      missing -= bytes.length;
-    }
-    return parts.length === 1 && parts[0] !== undefined ? parts[0] : Buffer.concat(parts);
-  }
-
-  /** Returns the next bytes of the source: at least 1 and at most `limit`, or none if the source has ended. */
-  async some(limit: number): Promise<Buffer> {
-    while (this.#rest.length === 0) {
-      const { done, value } = await this.#source.next();
-      if (done === true) {
-        return Buffer.alloc(0);
-      }
-      this.#rest = value;
-    }
-    const bytes = this.#rest.subarray(0, limit);
-    this.#rest = this.#rest.subarray(bytes.length);
-    return bytes;
-  }
-
-  /** Reads the rest of the source and drops it. */
-  async drain(): Promise<void> {
-    this.#rest = Buffer.alloc(0);
-    let isDone = false;
-    while (!isDone) {
-      isDone = (await this.#source.next()).done === true;
-    }
-  }
 }

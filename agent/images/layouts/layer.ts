@@ -5,18 +5,13 @@ import { Readable } from 'node:stream';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
-import { readTar, shown, type TarEntry } from '../../disks/tar.ts';
+import { ENTRIES_LIMIT, readTar, shown, type TarEntry } from '../../disks/tar.ts';
 import { compressionOf, decode, tooLarge } from '../../disks/unpack.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 
 /** Number of bytes that are written at a time. */
 const WRITE_BYTES = 1024 * 1024;
-/**
- * Largest number of entries in the archive of a layer. Layers with disks have only a few entries. Without the limit, a small hostile layer
- * could keep the agent busy for a long time: a compressed entry takes almost no space, but the agent needs about 30 µs to read it.
- */
-const ENTRIES_LIMIT = 200_000;
 /** Largest number of files below /disk that one layer may hide in lower layers. A correct image has only one file below /disk. */
 const HIDDEN_LIMIT = 64;
 

@@ -1,18 +1,23 @@
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { expect, it, onTestFinished } from 'vitest';
+import { expect, it, onTestFinished, vi } from 'vitest';
 import type { Catalog } from './catalog.ts';
 import { Layout } from './layout.ts';
 import { Space } from './space.ts';
 
 const MEBIBYTE = 1024 ** 2;
 
-it('the budget is for images: the copy of a task needs none of it, and takes none of it', async () => {
+async function prepared(): Promise<{ data: string; layout: Layout }> {
   const data = await mkdtemp(join(tmpdir(), 'berth-space-'));
   onTestFinished(async () => await rm(data, { recursive: true }));
   const layout = new Layout(data);
   await layout.prepare();
+  return { data, layout };
+}
+
+it('the budget is for images: the copy of a task needs none of it, and takes none of it', async () => {
+  const { data, layout } = await prepared();
   const held = [{ metadata: { sizeBytes: 10 * MEBIBYTE } }];
   const catalog = { all: () => held, evictable: () => [] } as unknown as Catalog;
   const onEviction = (): void => undefined;
@@ -27,4 +32,50 @@ it('the budget is for images: the copy of a task needs none of it, and takes non
   const full = { reason: 'DiskFull' };
   await expect(within(image, 4, whileFetching)).rejects.toMatchObject(full);
   await expect(within(image, 6)).rejects.toMatchObject(full);
+});
+
+it('the budget ends a fetch that takes more than it reserved, if no image can be removed, and no other fetch', async () => {
+  vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+  onTestFinished(() => void vi.useRealTimers());
+  const { layout } = await prepared();
+  const images = [{ metadata: { sizeBytes: 10 * MEBIBYTE } }];
+  const catalog = { all: () => images, evictable: () => images, discard: async () => void images.pop() };
+  const options = { layout, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
+  const space = new Space({ ...options, budget: 15 * MEBIBYTE, minimumFree: 0 });
+  const aborted = new Set<string>();
+  const end = new AbortController();
+
+  async function fetching(name: string, mebibytes: number): Promise<void> {
+    const { folder } = layout.partial(name);
+    await space.within({ folder, bytes: mebibytes * MEBIBYTE }, end.signal, async ({ signal }) => {
+      await layout.beginPartial(folder);
+      await new Promise((_resolve, reject) => {
+        signal.addEventListener('abort', () => {
+          aborted.add(name);
+          reject(signal.reason as Error);
+        });
+      });
+    });
+  }
+
+  async function afterUnpacking(mebibytes: number): Promise<string[]> {
+    await writeFile(layout.partial('small').disk, Buffer.alloc(mebibytes * MEBIBYTE, 1));
+    await vi.advanceTimersByTimeAsync(1000);
+    // This call waits for the checks that are under way.
+    await space.relieve();
+    return [...aborted];
+  }
+
+  const fetches = Promise.allSettled([fetching('other', 2), fetching('small', 1)]);
+  await vi.waitUntil(async () => (await layout.partials()).length === 2);
+  expect(await afterUnpacking(2)).toEqual([]);
+  expect(images).toHaveLength(1);
+  expect(await afterUnpacking(6)).toEqual([]);
+  expect(images).toHaveLength(0);
+  expect(await afterUnpacking(16)).toEqual(['small']);
+  end.abort(new Error('the test is over'));
+  expect(await fetches).toMatchObject([
+    { reason: { message: 'the test is over' } },
+    { reason: { reason: 'DiskFull', message: expect.stringContaining('15728640 bytes for all images') } },
+  ]);
 });

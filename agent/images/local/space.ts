@@ -11,7 +11,7 @@ import type { Layout } from './layout.ts';
 
 /**
  * Interval in milliseconds between checks of the free disk space during a fetch. The checks are necessary because the disks of machines
- * grow during a fetch. The interval is short enough: in one second, even the fastest disk writes less than the smallest reserve of free
+ * grow during a fetch, and because an image can unpack to more bytes than it reserved. The interval is short enough: in one second, even the fastest disk writes less than the smallest reserve of free
  * space.
  */
 const WATCH_MILLISECONDS = 1_000;
@@ -41,8 +41,8 @@ interface Claim {
 
 export interface Watched {
   /**
-   * Signal that aborts when the caller aborts the work, or when the host's disk becomes full. The disk can become full despite the
-   * reservation.
+   * Signal that aborts when the caller aborts the work, or when the host's disk or the budget becomes full. Both can become full despite
+   * the reservation.
    */
   signal: AbortSignal;
   /**
@@ -85,7 +85,7 @@ export class Space {
       });
     };
     await need(claim.bytes);
-    const watch = setInterval(() => void this.#watch(full), WATCH_MILLISECONDS);
+    const watch = setInterval(() => void this.#watch(claim, full), WATCH_MILLISECONDS);
     try {
       return await work({ signal: AbortSignal.any([signal, full.signal]), need });
     } catch (error) {
@@ -158,21 +158,34 @@ export class Space {
 
   /**
    * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
-   * The configured limit for all images (`budget`) applies only to claims in the folder of the images. Claims of tasks in other folders do
-   * not count towards this limit.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
     const others = [...this.#claims].filter((other) => other !== claim);
     const byDisk = (await this.#free()) - (await totalRemaining(others));
-    const byBudget = this.#isOfImages(claim) ? await this.#budgetLeft(others) : Number.POSITIVE_INFINITY;
-    const free = Math.min(byDisk, byBudget);
+    const free = Math.min(byDisk, await this.#budgetLeft(claim));
     return { lacking: (await remaining(claim)) - free, free: Math.max(0, free) };
   }
 
-  async #budgetLeft(others: readonly Claim[]): Promise<number> {
-    const { budget = Number.POSITIVE_INFINITY } = this.#options;
-    const promised = await totalRemaining(others.filter((other) => this.#isOfImages(other)));
-    return budget - (await this.used()) - promised;
+  /**
+   * Returns how many bytes of the configured limit for all images (`budget`) are left for a claim. The limit applies only to claims in the
+   * folder of the images. Claims of tasks in other folders do not count towards it.
+   */
+  async #budgetLeft(claim: Claim): Promise<number> {
+    const { budget } = this.#options;
+    if (budget === undefined || !this.#isOfImages(claim)) {
+      return Number.POSITIVE_INFINITY;
+    }
+    const others = [...this.#claims].filter((other) => other !== claim && this.#isOfImages(other));
+    return budget - (await this.used()) - (await totalRemaining(others));
+  }
+
+  /**
+   * Does the same as {@link #budgetLeft} for a claim whose work has written more bytes than it reserved. Other claims have all bytes left,
+   * because they must not end when one claim takes too much.
+   */
+  async #excessLeft(claim: Claim): Promise<number> {
+    const isExceeded = (await folderBytes(claim.folder)) > claim.bytes;
+    return isExceeded ? await this.#budgetLeft(claim) : Number.POSITIVE_INFINITY;
   }
 
   #isOfImages({ folder }: Claim): boolean {
@@ -189,19 +202,20 @@ export class Space {
     return bavail * bsize - minimumFree;
   }
 
-  async #watch(full: AbortController): Promise<void> {
+  async #watch(claim: Claim, full: AbortController): Promise<void> {
     try {
       await this.#making.run(async () => {
-        if (full.signal.aborted || (await this.#relieve())) {
+        if (full.signal.aborted) {
           return;
         }
-        const { minimumFree } = this.#options;
-        full.abort(
-          new ReasonedError(
-            'DiskFull',
-            `Less than ${minimumFree} bytes are free on the disk with the images of this host`,
-          ),
-        );
+        const { minimumFree, budget } = this.#options;
+        if (!(await this.#relieve())) {
+          const what = `Less than ${minimumFree} bytes are free on the disk with the images of this host`;
+          full.abort(new ReasonedError('DiskFull', what));
+        } else if (!(await this.#relieve(() => this.#excessLeft(claim)))) {
+          const what = `The image takes more than the expected ${claim.bytes} bytes, and exceeds the ${budget} bytes for all images on this host`;
+          full.abort(new ReasonedError('DiskFull', what));
+        }
       });
     } catch (error) {
       full.abort(error);
@@ -209,16 +223,16 @@ export class Space {
   }
 
   /**
-   * Removes fetches and images until `minimumFree` bytes are free. Returns false when too little space is free and nothing is left to
-   * remove.
+   * Removes fetches and images until `left` returns no negative number. By default, this means that `minimumFree` bytes are free. Returns
+   * false when too little space is free and nothing is left to remove.
    */
-  async #relieve(): Promise<boolean> {
-    if ((await this.#free()) >= 0) {
+  async #relieve(left = () => this.#free()): Promise<boolean> {
+    if ((await left()) >= 0) {
       return true;
     }
     for (const { remove } of await this.#evictables(undefined)) {
       await remove();
-      if ((await this.#free()) >= 0) {
+      if ((await left()) >= 0) {
         return true;
       }
     }

@@ -73,8 +73,9 @@ export class Tokens {
   }
 
   /**
-   * Returns the value of `Authorization` for the first try of a request. Returns undefined if the registry's requirement is not known yet.
-   * In this case, the client sends the first try without the header, and the registry's answer states the requirement.
+   * Returns the value of `Authorization` for the first try of a request. Returns undefined if the registry's requirement is not known yet,
+   * or if the token server gives no new token. In this case, the client sends the first try without the header, and the registry's answer
+   * states the requirement.
    */
   async current(need: Need, signal: AbortSignal): Promise<string | undefined> {
     if (need.credential?.type === 'registryToken') {
@@ -87,7 +88,16 @@ export class Tokens {
     if (performance.now() < entry.expiresAt) {
       return entry.header;
     }
-    return await this.#fetch(need, entry.challenge, signal);
+    try {
+      return await this.#fetch(need, entry.challenge, signal);
+    } catch (error) {
+      if (signal.aborted || !(error instanceof ReasonedError)) {
+        throw error;
+      }
+      // The registry might use another token server by now, and only its answer to a request without a token states the current one.
+      this.#entries.delete(keyOf(need));
+      return undefined;
+    }
   }
 
   /**

@@ -1,8 +1,9 @@
-import { describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it } from 'vitest';
 import { parseReference } from '../../../api/v1alpha1/reference.ts';
-import { Keyring } from '../oci/credentials.ts';
+import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { type Credential, Keyring } from '../oci/credentials.ts';
 import type { Registries } from '../oci/repository.ts';
-import { Access } from './access.ts';
+import { Access, REMEMBERED_MILLISECONDS } from './access.ts';
 
 const REFERENCE = parseReference('old.example:5000/team/base:1');
 const OTHER = parseReference('registry.example/team/base:1');
@@ -26,5 +27,79 @@ describe('the permission of a registry that proves nothing', () => {
     const access = new Access(registries, () => 0);
     await access.ask(OTHER, marked('platform-a'), () => Promise.resolve('yes'));
     expect(access.isKnown(OTHER)).toBe(true);
+  });
+});
+
+describe('the failure of a registry', () => {
+  const { signal } = new AbortController();
+  let now: number;
+  let asked: string[];
+  const head = async (digest: string): Promise<string> => {
+    asked.push(digest);
+    throw new ReasonedError('ImageFetchFailed', 'registry.example answered 503');
+  };
+  const registries = { repository: () => ({ head }) } as unknown as Registries;
+
+  beforeEach(() => {
+    now = 0;
+    asked = [];
+  });
+
+  it('keeps an image open that was open, and opens nothing else in the repository', async () => {
+    const access = new Access(registries, () => now);
+    expect(await access.isStillOpen(OTHER, 'sha256:a', signal)).toBe(true);
+    expect(access.isKnown(OTHER)).toBe(false);
+    expect(access.isKnown(OTHER, Keyring.parse([]))).toBe(false);
+  });
+
+  it('saves further requests for the same image for some minutes', async () => {
+    const access = new Access(registries, () => now);
+    for (const digest of ['sha256:a', 'sha256:a', 'sha256:b']) {
+      expect(await access.isStillOpen(OTHER, digest, signal)).toBe(true);
+    }
+    now = REMEMBERED_MILLISECONDS - 1;
+    await access.isStillOpen(OTHER, 'sha256:a', signal);
+    expect(asked).toEqual(['sha256:a', 'sha256:b']);
+    now = REMEMBERED_MILLISECONDS;
+    await access.isStillOpen(OTHER, 'sha256:a', signal);
+    expect(asked).toEqual(['sha256:a', 'sha256:b', 'sha256:a']);
+  });
+});
+
+describe('an image for which there are several pull secrets', () => {
+  const keyring = Keyring.parse(
+    ['first', 'second'].map((username) => {
+      return JSON.stringify({ auths: { [OTHER.registry]: { username, password: 'p' } } });
+    }),
+  );
+
+  /** Asks with both pull secrets. `reasons` are the reasons of their errors. A missing reason means that the secret fits. */
+  async function askWith(reasons: Record<string, Reason>): Promise<Credential | undefined> {
+    const repository = (_reference: unknown, { username }: { username: string }) => ({ name: username });
+    const access = new Access({ repository } as unknown as Registries);
+    const { credential } = await access.ask(OTHER, keyring, async ({ name }) => {
+      const reason = reasons[name];
+      if (reason !== undefined) {
+        throw new ReasonedError(reason, name);
+      }
+    });
+    return credential;
+  }
+
+  it.each(['ImageAccessDenied', 'ImageNotFound'] as const)(
+    'is found after %s for the first',
+    async (first) => {
+      expect(await askWith({ first })).toMatchObject({ username: 'second' });
+    },
+  );
+
+  it.each([
+    ['ImageNotFound', 'ImageAccessDenied', 'first'],
+    ['ImageAccessDenied', 'ImageNotFound', 'second'],
+    ['ImageNotFound', 'ImageNotFound', 'first'],
+    ['ImageAccessDenied', 'ImageAccessDenied', 'first'],
+    ['ImageFetchFailed', 'ImageNotFound', 'first'],
+  ] as const)('and %s and %s fails with the error that says most', async (first, second, message) => {
+    await expect(askWith({ first, second })).rejects.toMatchObject({ message });
   });
 });

@@ -20,8 +20,8 @@ export const REMEMBERED_MILLISECONDS = 5 * 60_000;
 const REMEMBERED_LIMIT = 4_096;
 
 /**
- * Reasons of the errors that a request for a private image can cause if the request contains no credentials. `ImageNotFound` is among them,
- * because some registries answer that a private image does not exist.
+ * Reasons of the errors that a request for a private image can cause if its credentials are missing or not sufficient. `ImageNotFound` is
+ * among them, because some registries answer that a private image does not exist.
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
@@ -36,26 +36,28 @@ export interface Opened<T> {
  * Calls `question` with one fitting credential after another, until the repository accepts a credential. If no credential fits, calls
  * `question` once without a credential.
  *
- * @throws ReasonedError when the repository denies access in all calls, or when a call fails for another reason.
+ * @throws ReasonedError when the repository denies access or finds no image in all calls, or when a call fails for another reason.
  */
 export async function ask<T>(
   registries: Registries,
   { reference, keyring }: { reference: Reference; keyring: Keyring | undefined },
   question: (repository: Repository) => Promise<T>,
 ): Promise<Opened<T>> {
-  let denial: ReasonedError | undefined;
+  const refusals: ReasonedError[] = [];
   for (const credential of credentialsFor(reference, keyring)) {
     const repository = registries.repository(reference, credential, keyring?.routeTo(reference.registry));
     try {
       return { answer: await question(repository), repository, credential };
     } catch (error) {
-      if (!(error instanceof ReasonedError) || error.reason !== 'ImageAccessDenied') {
+      if (!(error instanceof ReasonedError) || !CLOSED.has(error.reason)) {
         throw error;
       }
-      denial ??= error;
+      refusals.push(error);
     }
   }
-  throw denial ?? new TypeError('No credential was tried');
+  // If a registry denies access to some credentials, the others usually have access, and then their answer says more.
+  const notFound = refusals.find(({ reason }) => reason === 'ImageNotFound');
+  throw notFound ?? refusals[0] ?? new TypeError('No credential was tried');
 }
 
 export class Access {
@@ -63,6 +65,11 @@ export class Access {
   readonly #clock: () => number;
   /** Times at which registries gave permissions, as `#clock` returned them. The key contains the repository and the credential. */
   readonly #seen = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
+  /**
+   * Times at which registries gave no answer to {@link isStillOpen}. The key contains the repository and the digest. These times are apart
+   * from the permissions, because a failure must not give access to other images of the repository.
+   */
+  readonly #unanswered = new LRUCache<string, number>({ max: REMEMBERED_LIMIT });
 
   /** `clock` returns milliseconds since an arbitrary moment, and never goes back. */
   constructor(registries: Registries, clock: () => number = () => performance.now()) {
@@ -86,9 +93,8 @@ export class Access {
    * credentials in `keyring`.
    */
   isKnown(reference: Reference, keyring?: Keyring): boolean {
-    const oldest = this.#clock() - REMEMBERED_MILLISECONDS;
     return [undefined, ...credentialsFor(reference, keyring)].some((credential) => {
-      return (this.#seen.peek(keyOf(reference, credential, keyring)) ?? Number.NEGATIVE_INFINITY) > oldest;
+      return this.#isRecent(this.#seen.peek(keyOf(reference, credential, keyring)));
     });
   }
 
@@ -98,7 +104,8 @@ export class Access {
    * registry's previous answer. The agent sends the next request no sooner than {@link REMEMBERED_MILLISECONDS} after such a failure.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
-    if (this.isKnown(reference)) {
+    const unanswered = `${keyOf(reference, undefined)} ${digest}`;
+    if (this.isKnown(reference) || this.#isRecent(this.#unanswered.peek(unanswered))) {
       return true;
     }
     try {
@@ -110,9 +117,13 @@ export class Access {
       if (CLOSED.has(error.reason)) {
         return false;
       }
-      this.#seen.set(keyOf(reference, undefined), this.#clock());
+      this.#unanswered.set(unanswered, this.#clock());
     }
     return true;
+  }
+
+  #isRecent(time = Number.NEGATIVE_INFINITY): boolean {
+    return time > this.#clock() - REMEMBERED_MILLISECONDS;
   }
 }
 
