@@ -36,7 +36,12 @@ it('gives the host back when a machine of the former namespace came meanwhile', 
 
 it('gives the host back when the machines cannot be read again, and reports that error', async () => {
   const written: (string | undefined)[] = [];
-  const machines = async () => (written.length === 0 ? [] : Promise.reject(new Error('unreachable')));
+  const machines = async () => {
+    if (written.length > 0) {
+      throw new Error('unreachable');
+    }
+    return [];
+  };
   const label = async (_from: string | undefined, next: string | undefined) => {
     written.push(next);
     if (written.length > 1) {

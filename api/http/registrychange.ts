@@ -77,7 +77,7 @@ export function additionOf(
     return { refusal: { alreadyExists: true, message } };
   }
   const secretName = registrySecretName(server.registry);
-  const left = new Set(Object.keys(entries)).difference(new Set(known)).add(secretName);
+  const left = new Set(Object.keys(entries).filter((name) => !known.includes(name))).add(secretName);
   if (left.size > REGISTRY_CREDENTIALS_LIMIT) {
     // The credential is refused, because an entry beyond the limit would have no effect.
     const limit = `The namespace already has ${REGISTRY_CREDENTIALS_LIMIT} credentials, which is the largest allowed number`;
