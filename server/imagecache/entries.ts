@@ -121,8 +121,8 @@ export class Entries {
   }
 
   /**
-   * Deletes some entries that no longer keep an image on any host. An entry that names only hosts that do not exist is one of them, but only
-   * while the cache is full. The Node of a host can be deleted for a moment, and then its entries are still needed.
+   * Deletes some entries that no longer keep an image on any host. An entry that names only hosts that do not exist is one of them, but
+   * only while the cache is full. The Node of a host can be deleted for a moment, and then its entries are still needed.
    *
    * @throws StatusError 403 when too many entries are left.
    */
