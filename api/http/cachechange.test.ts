@@ -78,6 +78,15 @@ describe('cacheChange', () => {
       ['gone', 200],
     ]);
   });
+
+  it('forgets hosts that do not exist when an entry has too many names, and not before', () => {
+    const planned = cacheChange('add', hosts, { nodes: 'a' });
+    const full = [...Array.from({ length: 4_095 }, (_, index) => `gone-${index}`), 'elsewhere'];
+    expect(planned.change({ nodes: full })).toMatchObject({ nodes: ['elsewhere', 'a'] });
+    expect(planned.change({ nodes: ['gone'] })).toMatchObject({ nodes: ['gone', 'a'] });
+    const removed = cacheChange('remove', hosts, { nodes: 'a' }).change({ all: true, excludeNodes: full });
+    expect(removed).toMatchObject({ all: true, nodes: [], excludeNodes: ['elsewhere', 'a'] });
+  });
 });
 
 describe('entryWrite', () => {

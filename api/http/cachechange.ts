@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
 import { type CacheTargets, referenceOf } from '../v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, ImageCacheEntrySpec } from '../v1alpha1/imagecacheentry.ts';
-import { type Host, isEmpty, withHosts, withoutHosts, withoutNames } from './cachehosts.ts';
+import { type Host, isEmpty, withHosts, withinLimit, withoutHosts, withoutNames } from './cachehosts.ts';
 import { type HostNode, tagsOf } from './host.ts';
 import type { CacheResult, CacheSelection } from './imagecache.ts';
 
@@ -116,11 +116,8 @@ export function cacheChange(
     .map((node) => ({ name: node.metadata.name, tags: new Set(tagsOf(node)) }));
   const own = new Set(hosts.own.map(({ metadata }) => metadata.name));
   const missing = [...left];
-  return {
-    own,
-    missing,
-    ...(action === 'add' ? addition(known, missing) : removal(known, missing, hosts)),
-  };
+  const { change, result } = action === 'add' ? addition(known, missing) : removal(known, missing, hosts);
+  return { own, missing, change: (before) => withinLimit(change(before), hosts.exists), result };
 }
 
 function addition(known: readonly Host[], missing: readonly string[]): Planned {

@@ -1,5 +1,5 @@
 /** Adds single hosts to the targets of an ImageCacheEntry, or removes single hosts from the targets. All functions are pure. */
-import type { CacheTargets } from '../v1alpha1/cachetargets.ts';
+import { type CacheTargets, NODES_LIMIT } from '../v1alpha1/cachetargets.ts';
 
 export interface Host {
   readonly name: string;
@@ -78,6 +78,18 @@ export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>):
   const { nodes = [] } = targets;
   const kept = nodes.filter((name) => !names.has(name));
   return kept.length === nodes.length ? targets : { ...targets, nodes: kept };
+}
+
+/**
+ * Removes from a list that is longer than allowed the names of hosts that do not exist. Otherwise the list keeps these names, because the
+ * Node of a host can be deleted for a moment. Such a host loses its name only if a change happens in that moment.
+ */
+export function withinLimit(targets: CacheTargets, exists: (name: string) => boolean): CacheTargets {
+  const { nodes = [], excludeNodes = [] } = targets;
+  const kept = (names: string[]) => (names.length > NODES_LIMIT ? names.filter(exists) : names);
+  return Math.max(nodes.length, excludeNodes.length) > NODES_LIMIT
+    ? { ...targets, nodes: kept(nodes), excludeNodes: kept(excludeNodes) }
+    : targets;
 }
 
 /** Returns true if the targets can never select a host, not even a host that is added later. */

@@ -33,3 +33,32 @@ it('gives the host back when a machine of the former namespace came meanwhile', 
   expect(written).toEqual(['platform-b', 'platform-a']);
   expect(await move('platform-b', [], [machine('platform-b', 'first')])).toEqual([undefined, ['platform-b']]);
 });
+
+it('gives the host back when the machines cannot be read again, and reports that error', async () => {
+  const written: (string | undefined)[] = [];
+  const machines = async () => {
+    if (written.length > 0) {
+      throw new Error('unreachable');
+    }
+    return [];
+  };
+  const label = async (_from: string | undefined, next: string | undefined) => {
+    written.push(next);
+    if (written.length > 1) {
+      throw new Error('the way back failed');
+    }
+  };
+  const dedication = { host: 'host-1', from: undefined, to: 'platform-b' };
+  await expect(dedicate({ machines, label }, dedication)).rejects.toThrow('unreachable');
+  expect(written).toEqual(['platform-b', undefined]);
+});
+
+it('removes the label of a host that stays in the default namespace, also while machines run', async () => {
+  const written: unknown[] = [];
+  const machines = async () => [machine('platform-a', 'runs')];
+  const label = async (...change: unknown[]) => void written.push(change);
+  const move = async (namespace: string | undefined) =>
+    await dedicate({ machines, label }, { host: 'host-1', from: namespace, to: namespace });
+  expect([await move('platform-a'), written]).toEqual([undefined, []]);
+  expect([await move(undefined), written]).toEqual([undefined, [[undefined, undefined]]]);
+});

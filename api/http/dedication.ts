@@ -32,7 +32,10 @@ export interface DedicatedHost {
 /**
  * Moves the host from one namespace to another, if no machine runs on the host. If machines prevent the move, resolves with a message that
  * names them. After the change of the namespace, the function reads the machines again, because a machine might have been placed on the
- * host in the meantime. If there is such a machine, the host returns to its former namespace.
+ * host in the meantime. If there is such a machine, or if this second read fails, the host returns to its former namespace.
+ *
+ * If the host stays in its namespace, nothing changes. But if this is the default namespace, the label with its name is removed, because
+ * this label keeps the host from the machines of other namespaces.
  *
  * @throws errors of {@link DedicatedHost}.
  */
@@ -40,6 +43,12 @@ export async function dedicate(
   { machines, label }: DedicatedHost,
   { host, from, to }: Dedication,
 ): Promise<string | undefined> {
+  if (from === to) {
+    if (to === undefined) {
+      await label(from, to);
+    }
+    return undefined;
+  }
   const before = refusalOf(host, await machines());
   if (before !== undefined) {
     return before;
@@ -48,8 +57,15 @@ export async function dedicate(
   if (to === undefined) {
     return undefined;
   }
-  const strangers = (await machines()).filter(({ metadata }) => metadata.namespace !== to);
-  const after = refusalOf(host, strangers);
+  let after: string | undefined;
+  try {
+    const strangers = (await machines()).filter(({ metadata }) => metadata.namespace !== to);
+    after = refusalOf(host, strangers);
+  } catch (error) {
+    // The first error tells why the host has not moved. An error of the way back would hide it.
+    await label(to, from).catch(() => undefined);
+    throw error;
+  }
   if (after !== undefined) {
     await label(to, from);
   }

@@ -17,7 +17,7 @@ interface UnsavedEmulator {
 }
 
 /** Failure that ended the start of an emulator. The emulator does not run. */
-interface Failed {
+export interface Failed {
   readonly reason: string;
   readonly message: string;
 }

@@ -1,5 +1,6 @@
 import { expect, it } from 'vitest';
 import type { HostNode, HostPod } from './host.ts';
+import { nodeItemSchema } from './node.ts';
 import { nodeItem } from './nodeitem.ts';
 
 const NODE: HostNode = {
@@ -55,3 +56,13 @@ it('shows an overfull or unknown host without negative numbers', () => {
     phase: 'NOT READY',
   });
 });
+
+it.each(['1e100', 'much', '9223372036854775807', '99999999999999999999E', '-5'])(
+  'shows a host that writes the quantity %s in its own status',
+  (quantity) => {
+    const allocatable = { cpu: quantity, memory: quantity, 'berth.dev/slot': quantity };
+    const item = nodeItem({ ...NODE, status: { allocatable } }, [], 'platform-ci');
+    expect(nodeItemSchema.safeParse(item).error).toBeUndefined();
+    expect(Math.min(item.allocatableCpu, item.slots, item.slotsFree)).toBeGreaterThanOrEqual(0);
+  },
+);

@@ -1,6 +1,6 @@
 /** Turns the Node of a host into the item that the HTTP API and the `berth` command show. */
 import { SLOT_RESOURCE } from '../v1alpha1/names.ts';
-import { parseQuantity } from '../v1alpha1/quantity.ts';
+import { bytesIn } from '../v1alpha1/quantity.ts';
 import { agentVersion } from '../v1alpha1/version.ts';
 import { hasEnded, type HostNode, type HostPod, tagsOf } from './host.ts';
 import type { NodeItem } from './node.ts';
@@ -57,8 +57,12 @@ function millisOf(quantity = '0'): number {
   return quantity.endsWith('m') ? numberOf(quantity.slice(0, -1)) : numberOf(quantity) * 1000;
 }
 
+/**
+ * Converts a quantity to a number that the HTTP API can show. A text without a usable value counts as 0, because a host writes the
+ * quantities of its own Node. One host must not make the list of all hosts fail.
+ */
 function numberOf(quantity = '0'): number {
-  return Number(parseQuantity(quantity));
+  return Math.min(Math.max(0, Number(bytesIn(quantity) ?? 0n)), Number.MAX_SAFE_INTEGER);
 }
 
 function wholeCPUs(millis: number): number {

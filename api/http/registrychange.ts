@@ -22,8 +22,8 @@ export interface RegistryItem {
 }
 
 /**
- * Secret to create, and entries of the ConfigMap to write. Write the entries last, because a Secret without an entry has no effect. The
- * value null removes an entry.
+ * Secret to create, and entries of the ConfigMap to write. Only Berth creates Secrets with this name, so a replacement may delete the
+ * earlier one. Write the entries last, because a Secret without an entry has no effect. The value null removes an entry.
  */
 export interface Addition {
   readonly secretName: string;
@@ -42,13 +42,13 @@ export interface Refusal {
 }
 
 /**
- * Entries of the ConfigMap to remove, and Secrets to delete afterwards. The list of Secrets always contains the Secret that Berth creates
- * for the registry. This Secret can exist without an entry, because an earlier removal might have been interrupted after the entry was
- * removed.
+ * Entries of the ConfigMap to remove, and the Secret to delete before. This is the Secret that Berth creates for the registry. It can exist
+ * without an entry, because an earlier addition might have been interrupted before its entry was written. Secrets that people created stay,
+ * because such a Secret can contain credentials for other registries.
  */
 export interface Removal {
   readonly entries: Record<string, null>;
-  readonly secretNames: readonly string[];
+  readonly secretName: string;
 }
 
 export function registryItems(entries: Entries): RegistryItem[] {
@@ -60,8 +60,8 @@ export function registryItems(entries: Entries): RegistryItem[] {
 }
 
 /**
- * Returns the changes that add the credential, or the reason why it is refused. If the credential replaces an earlier one, the Secret keeps
- * its name.
+ * Returns the changes that add the credential, or the reason why it is refused. The Secret always has the name that Berth gives it. If
+ * people named a Secret of their own for the registry, the new entry replaces its entry, and their Secret stays.
  */
 export function additionOf(
   entries: Entries,
@@ -71,26 +71,27 @@ export function additionOf(
   if (server.scheme === 'http' && !allowInsecure) {
     return { refusal: { field: 'server', message: SERVER_NEEDS_INSECURE } };
   }
-  const [known, ...others] = secretsFor(entries, server);
-  if (known !== undefined && !replace) {
+  const known = secretsFor(entries, server);
+  if (known.length > 0 && !replace) {
     const message = `The credential for ${serverUrl(server)} already exists. To overwrite the credential, set replace to true`;
     return { refusal: { alreadyExists: true, message } };
   }
-  const secretName = known ?? registrySecretName(server.registry);
-  if (new Set([...Object.keys(entries), secretName]).size > REGISTRY_CREDENTIALS_LIMIT) {
+  const secretName = registrySecretName(server.registry);
+  const left = new Set(Object.keys(entries).filter((name) => !known.includes(name))).add(secretName);
+  if (left.size > REGISTRY_CREDENTIALS_LIMIT) {
     // The credential is refused, because an entry beyond the limit would have no effect.
     const limit = `The namespace already has ${REGISTRY_CREDENTIALS_LIMIT} credentials, which is the largest allowed number`;
     return { refusal: { message: `${limit}. First remove a credential` } };
   }
   const auths = { [server.registry]: { username, password } };
   const content = Buffer.from(JSON.stringify({ auths })).toString('base64');
-  // Only the first of several entries for a registry has an effect. Therefore the other entries are removed.
-  const duplicates = Object.fromEntries(others.map((name) => [name, null]));
+  // Only the first of several entries for a registry has an effect. Therefore the earlier entries are removed.
+  const earlier = Object.fromEntries(known.map((name) => [name, null]));
   const entry = entryText({ ...server, secretName, username, allowInsecure });
   return {
     secretName,
     secret: { type: PULL_SECRET_TYPE, data: { [PULL_SECRET_KEY]: content } },
-    entries: { [secretName]: entry, ...duplicates },
+    entries: { ...earlier, [secretName]: entry },
   };
 }
 
@@ -98,7 +99,7 @@ export function removalOf(entries: Entries, server: Server): Removal {
   const names = secretsFor(entries, server);
   return {
     entries: Object.fromEntries(names.map((name) => [name, null])),
-    secretNames: [...new Set([...names, registrySecretName(server.registry)])],
+    secretName: registrySecretName(server.registry),
   };
 }
 

@@ -1,5 +1,6 @@
 /** ImageCacheEntry: keeps one image on chosen hosts, so that VMs with this image start there without a pull. */
 import * as z from 'zod';
+import { NODES_LIMIT } from './cachetargets.ts';
 import { commonStatus } from './conditions.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { AGE_COLUMN, column, conditionColumn, type KindContent, wide } from './kind.ts';
@@ -17,12 +18,6 @@ import {
 } from './schema.ts';
 import { TAG, TAG_LENGTH } from './tag.ts';
 
-/**
- * Largest number of hosts that one entry can name. A status with so many hosts stays below etcd's limit of 1.5 MB if the names of the hosts
- * have usual lengths.
- */
-const MAXIMUM_NODES = 4096;
-
 function tagNames(description: string) {
   return z
     .array(text('A tag of hosts.', TAG_LENGTH, TAG))
@@ -34,7 +29,7 @@ function tagNames(description: string) {
 function nodeNames(description: string) {
   return z
     .array(text('Name of a Node.', 253))
-    .max(MAXIMUM_NODES)
+    .max(NODES_LIMIT)
     .meta({ description, 'x-kubernetes-list-type': 'set' })
     .optional();
 }
@@ -118,7 +113,7 @@ export const imageCacheEntryStatusSchema = z
     outdated: count('Number of hosts with an older version of the image.').optional(),
     nodes: z
       .array(nodeStateSchema)
-      .max(MAXIMUM_NODES)
+      .max(NODES_LIMIT)
       .meta({
         description: 'Hosts on which the image is not yet in the desired state.',
         'x-kubernetes-list-type': 'map',
@@ -128,7 +123,7 @@ export const imageCacheEntryStatusSchema = z
     failing: report('Names of the hosts where caching failed, as one text.', 512).optional(),
     holders: z
       .array(report('Name of a Node.', 253))
-      .max(MAXIMUM_NODES)
+      .max(NODES_LIMIT)
       .meta({
         description:
           'Hosts that have or might have the image because of this entry. Before the entry is deleted, each of these hosts removes the image.',

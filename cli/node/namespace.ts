@@ -56,9 +56,6 @@ async function giveDirectly(cluster: Cluster, { name, target }: Gift, signal: Ab
   const { client, namespace } = cluster;
   await requireNamespace(cluster, target, signal);
   await findHost(cluster, name, signal);
-  if (target === namespace) {
-    return;
-  }
   const labelOf = (one: string) => (one === DEFAULT_NAMESPACE ? undefined : one);
   const machines = async () => {
     const fieldSelector = `spec.nodeName=${name}`;

@@ -86,22 +86,20 @@ export async function remove(terminal: Terminal, globals: Globals, urls: readonl
 }
 
 /**
- * Deletes the Secrets of the registry, and then removes their entries from the ConfigMap. If a request fails, the command can be repeated,
- * because the entries still contain the names of the Secrets.
+ * Deletes the Secret that Berth created for the registry, and then the entries of the registry. Secrets that people created stay. If a
+ * request fails, the command can be repeated, because the entries are still there.
  *
  * @throws CommandError when there is neither an entry nor a Secret.
  */
 async function removeOne({ client, namespace }: Cluster, url: string, server: Server): Promise<void> {
-  const { entries, secretNames } = removalOf(await readData(client, mapIn(namespace)), server);
+  const removal = removalOf(await readData(client, mapIn(namespace)), server);
+  const { entries, secretName: name } = removal;
   if (Object.keys(entries).length > 0) {
-    for (const name of secretNames) {
-      await client.delete(SECRETS, { namespace, name });
-    }
+    await client.delete(SECRETS, { namespace, name });
     await writeData(client, mapIn(namespace), entries);
     return;
   }
   try {
-    const [name = ''] = secretNames;
     await deleteExisting(client, SECRETS, { namespace, name });
   } catch (error) {
     throw isNotFound(error)

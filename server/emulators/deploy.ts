@@ -1,7 +1,13 @@
 /** Deploys an Android emulator beside a running VM and waits until Android has booted. */
 import type { Logger } from 'pino';
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
-import { emulatorOf, emulatorState, notRunning, timeoutMinutes } from '../../api/http/emulatorspec.ts';
+import {
+  emulatorOf,
+  emulatorState,
+  type Failed,
+  notRunning,
+  timeoutMinutes,
+} from '../../api/http/emulatorspec.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Caller } from '../callers/caller.ts';
@@ -25,9 +31,9 @@ export interface EmulatorDeploy {
 
 /**
  * Creates the emulator and resolves with the emulator when it runs. If the time limit of the request passes or the server stops before
- * that, the promise resolves with the current state of the emulator, and the deployment continues. An emulator that fails is deleted. If
- * the client closes the connection before it knows the name of the emulator, the emulator is deleted, too. The wait ends when the signal of
- * `end` aborts with a {@link WaitEnd}.
+ * that, the promise resolves with the current state of the emulator, and the deployment continues. An emulator that fails is deleted. An
+ * emulator with a generated name is also deleted if the client closes the connection, or if the wait ends with an error. In both cases, the
+ * client does not learn the name. The wait ends when the signal of `end` aborts with a {@link WaitEnd}.
  *
  * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
  */
@@ -54,6 +60,7 @@ async function untilBooted(
 ): Promise<Emulator> {
   const { client, watches } = request.caller;
   let latest = created;
+  let failed: Failed | undefined;
   try {
     const from = created.metadata;
     for await (const emulator of follow<Emulator>({ client, watches, type: EMULATORS, from, signal })) {
@@ -63,18 +70,25 @@ async function untilBooted(
         return emulator;
       }
       if (state !== 'waiting') {
-        await deleteUnknown(request, created);
-        throw new StatusError(500, state.message, { causes: [state] });
+        failed = state;
+        break;
       }
     }
   } catch (error) {
     if (!(error instanceof WaitEnd)) {
+      if (request.body.name === undefined) {
+        await deleteUnknown(request, created);
+      }
       throw error;
     }
     if (error.why === 'gone' && request.body.name === undefined) {
       await deleteUnknown(request, created);
     }
     return latest;
+  }
+  if (failed !== undefined) {
+    await deleteUnknown(request, created);
+    throw new StatusError(500, failed.message, { causes: [failed] });
   }
   throw new StatusError(409, `Emulator ${created.metadata.name} was deleted before it ran`);
 }

@@ -20,14 +20,16 @@ function entry(index: number, isUnused: boolean): ImageCacheEntry {
   };
 }
 
-async function create(unused: number) {
-  const entries = Array.from({ length: LIMIT }, (_, index) => entry(index, index < unused));
+/** Creates an entry when there are `count` others. The first `unused` ones keep no image. `hosts` are the names of all hosts. */
+async function create(unused: number, { count = LIMIT, hosts = ['host', 'other'] } = {}) {
+  const entries = Array.from({ length: count }, (_, index) => entry(index, index < unused));
   const client = {
     get: vi.fn().mockResolvedValue(undefined),
     create: vi.fn().mockResolvedValue({}),
     delete: vi.fn().mockResolvedValue(undefined),
   };
-  const watches = { entries: () => entries, entriesFor: () => [] } as unknown as Watches;
+  const host = (name: string) => (hosts.includes(name) ? { metadata: { name } } : undefined);
+  const watches = { entries: () => entries, entriesFor: () => [], host } as unknown as Watches;
   await new Entries(client as unknown as KubeClient, watches).change(SOURCE, new Set(['host']), () => ({
     nodes: ['host'],
   }));
@@ -42,6 +44,13 @@ it('creates an entry in the place of one that it deletes', async () => {
 
 it('refuses an entry when all others are in use', async () => {
   await expect(create(0)).rejects.toMatchObject({ status: 403 });
+});
+
+it('deletes entries of hosts that do not exist, but only while the cache is full', async () => {
+  const full = await create(0, { hosts: ['host'] });
+  expect(full.delete).toHaveBeenCalled();
+  expect(full.create).toHaveBeenCalledTimes(1);
+  expect((await create(0, { hosts: ['host'], count: LIMIT - 1 })).delete).not.toHaveBeenCalled();
 });
 
 it('refuses a namespace that has its share, and also counts entries that the watch does not show yet', async () => {

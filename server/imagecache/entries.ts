@@ -120,11 +120,18 @@ export class Entries {
     return this.#watches.entries().filter(({ metadata }) => metadata.name.startsWith(ENTRY_PREFIX));
   }
 
-  /** Deletes some entries that no longer keep an image on any host. @throws StatusError 403 when too many entries are left. */
+  /**
+   * Deletes some entries that no longer keep an image on any host. An entry that names only hosts that do not exist is one of them, but
+   * only while the cache is full. The Node of a host can be deleted for a moment, and then its entries are still needed.
+   *
+   * @throws StatusError 403 when too many entries are left.
+   */
   async #makeRoom(): Promise<void> {
     const known = this.#ownEntries();
     let count = known.length;
-    for (const { metadata } of known.filter(isUnused).slice(0, DELETIONS)) {
+    const exists = (name: string) => count < ENTRIES || this.#watches.host(name) !== undefined;
+    const unused = known.filter((entry) => isUnused(entry, exists));
+    for (const { metadata } of unused.slice(0, DELETIONS)) {
       const { name, uid, resourceVersion } = metadata;
       const deleted = this.#client.delete(IMAGE_CACHE_ENTRIES, { name }, { uid, resourceVersion });
       count -= Number(await doneUnless(isConflict, deleted));
@@ -148,9 +155,12 @@ async function doneUnless(mayRetry: (error: unknown) => boolean, work: Promise<u
   }
 }
 
-function isUnused({ metadata, spec, status }: Readonly<ImageCacheEntry>): boolean {
+function isUnused(
+  { metadata, spec: { targets = {} }, status }: Readonly<ImageCacheEntry>,
+  exists: (name: string) => boolean,
+): boolean {
   return (
-    isEmpty(spec.targets ?? {}) &&
+    isEmpty({ ...targets, nodes: targets.nodes?.filter(exists) }) &&
     status?.observedGeneration === metadata.generation &&
     (status?.holders ?? []).length === 0
   );

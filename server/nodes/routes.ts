@@ -101,9 +101,8 @@ function addNamespace(app: App, { own: { rights, hosts, client }, config }: Serv
         throw invalidField('namespace', rule);
       }
       hosts.requireTarget(target);
-      if (target !== namespace) {
-        await dedicate(client, { host: name, from: dedicatedTo(namespace), to: dedicatedTo(target) });
-      }
+      const dedication = { host: name, from: dedicatedTo(namespace), to: dedicatedTo(target) };
+      await dedicate(client, dedication, defaultNamespace);
       return success();
     },
   );

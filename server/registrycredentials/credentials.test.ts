@@ -1,6 +1,7 @@
 import { beforeEach, expect, it, vi } from 'vitest';
 import { REGISTRIES_CONFIG_MAP, registrySecretName } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
+import { readData } from '../../kube/configmapdata.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { Ref, Resource } from '../../kube/objects.ts';
 import { addCredential, listCredentials, removeCredential } from './credentials.ts';
@@ -68,18 +69,27 @@ function secrets(): string[] {
   return [...objects.keys()].filter((key) => key.startsWith('secrets/'));
 }
 
+/** Returns the keys of the entries. Each key is the name of a Secret. */
+async function keys(): Promise<string[]> {
+  return Object.keys(await readData(client, { namespace: NAMESPACE, name: REGISTRIES_CONFIG_MAP }));
+}
+
 async function serversListed(): Promise<string[]> {
   return (await listCredentials(client, NAMESPACE)).items.map(({ server }) => server);
 }
 
-it('finds a credential under the key that people gave it', async () => {
-  configMap({ regcred: JSON.stringify({ server: SERVER }) });
+it('finds a credential under the key that people gave it, and lets their Secret stay', async () => {
+  const entry = { regcred: JSON.stringify({ server: SERVER }) };
+  configMap(entry);
   objects.set('secrets/regcred', { metadata: { name: 'regcred' } });
   await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ status: 409 });
   await addCredential(client, NAMESPACE, { ...CREDENTIAL, replace: true });
-  expect([await serversListed(), secrets()]).toEqual([[SERVER], ['secrets/regcred']]);
+  expect([await keys(), secrets()]).toEqual([[USUAL], ['secrets/regcred', `secrets/${USUAL}`]]);
   await removeCredential(client, NAMESPACE, SERVER);
-  expect([await serversListed(), secrets()]).toEqual([[], []]);
+  expect([await keys(), secrets()]).toEqual([[], ['secrets/regcred']]);
+  configMap(entry);
+  await removeCredential(client, NAMESPACE, SERVER);
+  expect([await keys(), secrets()]).toEqual([[], ['secrets/regcred']]);
 });
 
 it('a removal that was interrupted can be repeated, and what is missing is not found', async () => {
@@ -116,5 +126,5 @@ it('refuses a credential that would have no effect, because there are too many',
   await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ status: 409 });
   expect(secrets()).toEqual([]);
   await addCredential(client, NAMESPACE, { ...CREDENTIAL, server: 'https://r7.example', replace: true });
-  expect(secrets()).toEqual(['secrets/s7']);
+  expect(secrets()).toEqual([`secrets/${registrySecretName('r7.example')}`]);
 });

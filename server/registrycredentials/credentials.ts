@@ -44,22 +44,19 @@ export async function addCredential(
 }
 
 /**
- * Deletes the Secrets of the registry, and then the entries that name them. If a request fails, a later call can finish the removal,
- * because the entries still contain the names of the Secrets.
+ * Deletes the Secret that Berth created for the registry, and then the entries of the registry. Secrets that people created stay. If a
+ * request fails, a later call can finish the removal, because the entries are still there.
  *
  * @throws StatusError or ApiError 404 when there is neither an entry nor a Secret.
  */
 export async function removeCredential(client: KubeClient, namespace: string, url: string): Promise<void> {
   const removal = removalOf(await readData(client, mapIn(namespace)), serverOf(url));
-  const { entries, secretNames } = removal;
+  const { entries, secretName: name } = removal;
   if (Object.keys(entries).length === 0) {
-    const [name = ''] = secretNames;
     await deleteAs(client, SECRETS, { namespace, name });
     return;
   }
-  for (const name of secretNames) {
-    await client.delete(SECRETS, { namespace, name });
-  }
+  await client.delete(SECRETS, { namespace, name });
   await writeData(client, mapIn(namespace), entries);
 }
 
