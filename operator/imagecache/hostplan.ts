@@ -13,6 +13,7 @@ import {
   failedRow,
   isLate,
   overdue,
+  withRefresh,
 } from './attempt.ts';
 import { digestsIn, namesOn } from './image.ts';
 import { type CacheJob, type Host, isCached, type ObservedEntry, type TaskType } from './observed.ts';
@@ -60,7 +61,8 @@ export function planHost(context: HostContext): HostPlan {
 }
 
 function planTarget(context: HostContext): HostPlan {
-  const { row, observed, isHeld, jobs } = context;
+  const { observed, isHeld, jobs, refreshBegins } = context;
+  const row = context.row && withRefresh(context.row, refreshBegins);
   if (!isCached(observed.image)) {
     const isFinal = observed.image.reason === 'ImageSourceUnsupported';
     return { row: isFinal ? undefined : row, isHeld, deletes: isFinal ? jobs : [] };
@@ -68,6 +70,10 @@ function planTarget(context: HostContext): HostPlan {
   const attempt = attemptOf(jobs[0], row, observed);
   if (row === undefined || attempt.kind === 'none') {
     return { ...targetAtRest(context), deletes: jobs };
+  }
+  if (refreshBegins && (attempt.kind === 'underWay' || attempt.kind === 'succeeded')) {
+    // The Job might have read the tag before the request. Only a Job that begins later is sure to fetch the newest image.
+    return { ...queued(context, true), deletes: jobs };
   }
   switch (attempt.kind) {
     case 'underWay':
@@ -209,10 +215,6 @@ function cachingFailed(context: HostContext, row: NodeCacheState, why: string): 
   const next = failedRow(row, 'Failed', message, context.observed);
   const ended = { type: 'cache', result: 'failed' } as const;
   return { row: next, isHeld: true, deletes: context.jobs, ended, wakeAt: Date.parse(next.retryAt ?? '') };
-}
-
-function withRefresh(row: NodeCacheState, refresh: boolean): NodeCacheState {
-  return refresh ? { ...row, refresh } : row;
 }
 
 function listedNames({ observed, host }: HostContext): readonly string[] | undefined {
