@@ -19,11 +19,11 @@ const entry: ImageCacheEntry = {
   spec: { reference: 'registry.example/guest:1' },
 };
 
-function holding(...objects: readonly object[]): Informer<never> {
+function holding<T extends KubeObject>(...objects: readonly unknown[]): Informer<T> {
   const indexes = { [TASKS_BY_OWNER]: ownersOfPod, [ENTRIES_BY_REFERENCE]: () => [] };
-  const cache = new Store<KubeObject>(pino({ level: 'silent' }), indexes);
-  objects.forEach((object) => cache.put(object as KubeObject));
-  return { cache } as unknown as Informer<never>;
+  const cache = new Store<T>(pino({ level: 'silent' }), indexes);
+  objects.forEach((object) => cache.put(object as T));
+  return { cache } as unknown as Informer<T>;
 }
 
 /** Returns the outcome of a Job whose host finished the task at {@link BEHIND} by its own clock. */
