@@ -162,7 +162,7 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
  * Returns the source from which hosts get the content after the Job. The result is undefined if hosts still get it from the source in the
  * spec.
  */
-function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
+export function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
   const task = taskOf(job);
   switch (task?.type) {
     case 'save':

@@ -12,7 +12,7 @@ import type { KubeObject, Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { taskJob, taskOf } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
-import { gatherFacts } from './facts.ts';
+import { contentAt, gatherFacts, type ImageFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';
 import { storageTarget } from './operation.ts';
 import { type Place, placeKey, placeOf } from './place.ts';
@@ -39,18 +39,41 @@ const KEPT_SECONDS = 3_600;
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
 /**
- * Returns the places of the stored content that the image's next status no longer names. The result is empty if the content stays the same.
+ * Returns the places of the stored content that the image's next status no longer names, and of content that no status ever named. The
+ * result is empty if the content stays the same and no commit was superseded.
  */
-export function replacedPlaces(observed: ObservedImage, next: { content?: unknown }): Place[] {
+export function replacedPlaces(
+  observed: ObservedImage,
+  next: Pick<ImageFacts, 'content' | 'lastCommit'>,
+): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
-  return placesOf([object], config).filter((place) => !kept.includes(placeKey(place)));
+  const replaced = placesOf([object, ...superseded(observed, next)], config);
+  return replaced.filter((place) => !kept.includes(placeKey(place)));
+}
+
+/**
+ * Returns the content of succeeded commits that are neither requested in the spec nor recorded in `lastCommit`. Such a commit ended after
+ * the spec requested another one. Its content is needed until its Job is deleted.
+ */
+function superseded(
+  { object, jobs }: ObservedImage,
+  { lastCommit }: Pick<ImageFacts, 'lastCommit'>,
+): HasContent[] {
+  const commit = 'commit' in object.spec ? object.spec.commit : undefined;
+  const current = [commit?.requestedAt, lastCommit?.requestedAt];
+  return jobs.flatMap(({ job, operation, requestedAt, outcome }) =>
+    operation === 'commit' && outcome.kind === 'succeeded' && !current.includes(requestedAt)
+      ? [{ status: { content: contentAt(job, outcome.report) } }]
+      : [],
+  );
 }
 
 /** Returns the known places where the storage has content of a deleted image, including files that the image's status does not name. */
 export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
-  const known = placesOf([object, { status: gatherFacts(observed) }], config);
+  const facts = gatherFacts(observed);
+  const known = placesOf([object, { status: facts }, ...superseded(observed, facts)], config);
   const files = [...jobs.map(({ job }) => targetFile(job)), failedFile(observed)].filter(
     (place) => place !== undefined,
   );

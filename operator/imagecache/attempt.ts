@@ -92,6 +92,11 @@ export function failedRow(
   };
 }
 
+/** Returns the row of a host. If `refresh` is true, the next Job on the host fetches the newest image of the tag. */
+export function withRefresh(row: NodeCacheState, refresh: boolean): NodeCacheState {
+  return refresh ? { ...row, refresh } : row;
+}
+
 function shortened(message: string): string {
   if (message.length <= NODE_MESSAGE_LENGTH) {
     return message;

@@ -13,8 +13,9 @@ import {
   failedRow,
   isLate,
   overdue,
+  withRefresh,
 } from './attempt.ts';
-import { digestsIn, namesOn } from './image.ts';
+import { digestsIn, isBrought, namesOn } from './image.ts';
 import { type CacheJob, type Host, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 
 /** Longest time in milliseconds from the end of a Job until the host lists the image. An agent updates its list within seconds. */
@@ -60,14 +61,27 @@ export function planHost(context: HostContext): HostPlan {
 }
 
 function planTarget(context: HostContext): HostPlan {
-  const { row, observed, isHeld, jobs } = context;
+  const { observed, isHeld, jobs, refreshBegins } = context;
+  const row = context.row && withRefresh(context.row, refreshBegins);
   if (!isCached(observed.image)) {
     const isFinal = observed.image.reason === 'ImageSourceUnsupported';
     return { row: isFinal ? undefined : row, isHeld, deletes: isFinal ? jobs : [] };
   }
   const attempt = attemptOf(jobs[0], row, observed);
-  if (row === undefined || attempt.kind === 'none') {
-    return { ...targetAtRest(context), deletes: jobs };
+  return row === undefined || attempt.kind === 'none'
+    ? { ...targetAtRest(context), deletes: jobs }
+    : planAttempt(context, row, attempt);
+}
+
+function planAttempt(
+  context: HostContext,
+  row: NodeCacheState,
+  attempt: Exclude<Attempt, { kind: 'none' }>,
+): HostPlan {
+  const hasReadTag = attempt.kind === 'underWay' || attempt.kind === 'succeeded';
+  if (context.refreshBegins && hasReadTag) {
+    // The Job might have read the tag before the request. Only a Job that begins later is sure to fetch the newest image.
+    return { ...queued(context, true), deletes: context.jobs };
   }
   switch (attempt.kind) {
     case 'underWay':
@@ -114,7 +128,7 @@ function cachingSucceeded(
   { at, digest }: Attempt & { kind: 'succeeded' },
 ): HostPlan {
   const listed = listedNames(context);
-  if (listed !== undefined && isBrought(context, listed, digest)) {
+  if (listed !== undefined && isBrought(context.observed.image, listed, digest)) {
     const ended = { type: 'cache', result: 'succeeded' } as const;
     return { row: outdated(context), isHeld: true, deletes: context.jobs, ended };
   }
@@ -122,16 +136,6 @@ function cachingSucceeded(
   return context.observed.now < end
     ? { row: { ...row, state: 'Caching' }, isHeld: true, deletes: [], wakeAt: end }
     : cachingFailed(context, row, 'The Job succeeded, but the host does not list the image');
-}
-
-/** Returns true if the host lists the fetched image. For a tag, the host must list the digest that the Job reported for this tag. */
-function isBrought(
-  { observed: { image } }: HostContext,
-  listed: readonly string[],
-  digest?: string,
-): boolean {
-  const isTag = isCached(image) && image.digest === undefined;
-  return !isTag || digest === undefined || digestsIn(listed).includes(digest);
 }
 
 /**
@@ -209,10 +213,6 @@ function cachingFailed(context: HostContext, row: NodeCacheState, why: string): 
   const next = failedRow(row, 'Failed', message, context.observed);
   const ended = { type: 'cache', result: 'failed' } as const;
   return { row: next, isHeld: true, deletes: context.jobs, ended, wakeAt: Date.parse(next.retryAt ?? '') };
-}
-
-function withRefresh(row: NodeCacheState, refresh: boolean): NodeCacheState {
-  return refresh ? { ...row, refresh } : row;
 }
 
 function listedNames({ observed, host }: HostContext): readonly string[] | undefined {

@@ -69,6 +69,16 @@ function objectImage(image: Image): CachedImage | undefined {
   };
 }
 
+/** Returns true if the host lists the fetched image. For a tag, the host must list the digest that the Job reported for this tag. */
+export function isBrought(
+  image: ObservedEntry['image'],
+  listed: readonly string[],
+  digest: string | undefined,
+): boolean {
+  const isTag = isCached(image) && image.digest === undefined;
+  return !isTag || digest === undefined || digestsIn(listed).includes(digest);
+}
+
 /** Returns the names under which the host lists this image. The result is undefined if the host does not list it. */
 export function namesOn(image: CachedImage, host: Host): readonly string[] | undefined {
   return host.images.find((names) => names.some((name) => image.names.includes(name)));

@@ -1,4 +1,5 @@
 /** Reads from the caches all that the plan of one ImageCacheEntry needs. */
+import { timestamp } from '../../base/time.ts';
 import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
@@ -22,6 +23,9 @@ import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
 export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
+
+/** Conditions of a Job that has ended. The Job controller sets one of them. */
+const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed']);
 
 export interface EntrySources {
   readonly entries: Informer<ImageCacheEntry>;
@@ -82,7 +86,7 @@ export function queuedHosts({ status }: ImageCacheEntry): string[] {
   return rows.filter(({ state }) => state === 'Queued').map(({ node }) => node);
 }
 
-function cacheJob({ nodes }: EntrySources, job: Job, pod: Pod | undefined): CacheJob {
+function cacheJob({ nodes, clock }: EntrySources, job: Job, pod: Pod | undefined): CacheJob {
   const { name, uid = '', annotations = {}, creationTimestamp = '' } = job.metadata;
   const type: TaskType = name.startsWith('uncache-') ? 'uncache' : 'cache';
   return {
@@ -95,7 +99,7 @@ function cacheJob({ nodes }: EntrySources, job: Job, pod: Pod | undefined): Cach
     isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
     isScheduled: pod?.spec.nodeName !== undefined,
     obstacle: pod && obstacleOf(pod, nodes),
-    outcome: outcomeOf(job, pod),
+    outcome: outcomeOf(job, pod, clock()),
   };
 }
 
@@ -112,16 +116,17 @@ function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
 
 /**
  * Returns the outcome of a Job. Usually the Pod of the Job shows the outcome. If the Pod was removed, a complete Job counts as succeeded.
+ * A success has the time of the Job controller, because the clock of a host can be wrong. Before the Job has ended, this time is `now`.
  */
-function outcomeOf(job: Job, pod: Pod | undefined): TaskOutcome {
+function outcomeOf(job: Job, pod: Pod | undefined, now: number): TaskOutcome {
   const outcome = taskOutcome(job, pod);
-  const complete = job.status?.conditions?.find(
-    ({ type, status }) => type === 'Complete' && status === 'True',
-  );
-  const isOver = outcome.kind === 'succeeded' || outcome.kind === 'failed';
-  return isOver || complete === undefined || isSeenAlive(pod)
+  const end = job.status?.conditions?.find(({ type, status }) => ENDS.has(type) && status === 'True');
+  if (outcome.kind === 'succeeded') {
+    return { ...outcome, finishedAt: end?.lastTransitionTime ?? timestamp(now) };
+  }
+  return outcome.kind === 'failed' || end?.type !== 'Complete' || isSeenAlive(pod)
     ? outcome
-    : { kind: 'succeeded', report: {}, finishedAt: complete.lastTransitionTime };
+    : { kind: 'succeeded', report: {}, finishedAt: end.lastTransitionTime };
 }
 
 /** If the entry is a duplicate, returns the name of the other entry for which hosts keep the same image. Otherwise returns undefined. */

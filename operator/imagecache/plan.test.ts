@@ -258,4 +258,20 @@ describe('one host', () => {
     world.act('moveTag', 0);
     expect(world.settle(ROUNDS), 'nothing more to do').toBe(0);
   });
+
+  it.each(['reconcile', 'succeed', 'fail', 'fill'] as const)(
+    'whose Job was under way at a request for a newer image fetches it nevertheless (%s)',
+    (end) => {
+      const world = new World(1);
+      act(world, 'host-0', 'reconcile', 'reconcile', 'schedule');
+      if (end === 'fill') {
+        world.jobs = world.jobs.map((job) => ({ ...job, isScheduled: false }));
+      }
+      world.pass(end === 'fill' ? 60_000 : 1_000);
+      act(world, 'host-0', end, 'pullByVM', 'moveTag', 'refresh', 'reconcile');
+      world.settle(ROUNDS);
+      expect(world.hosts.get('host-0')?.digest).toBe('sha256:2');
+      expect(world.entry.status?.lastRefresh).toBe(world.entry.spec.refreshRequestedAt);
+    },
+  );
 });

@@ -65,9 +65,12 @@ const CORDON: Toleration = {
   effect: 'NoSchedule',
 };
 
+/** Requests of a task. If a ResourceQuota limits CPU or memory, the API server refuses every Pod without these requests. */
+const NO_COMPUTE = { cpu: '0', memory: '0' };
+
 function podSpec(options: TaskJobOptions): PodSpec {
   const { containerImage, pullSecrets, placement, takesSlot, priorityClassName } = options;
-  const slot = { [SLOT_RESOURCE]: '1' };
+  const slot = takesSlot ? { [SLOT_RESOURCE]: '1' } : {};
   return {
     ...hostPodSpec({
       placement,
@@ -80,7 +83,7 @@ function podSpec(options: TaskJobOptions): PodSpec {
         name: TASK_CONTAINER,
         image: containerImage,
         imagePullPolicy: 'IfNotPresent',
-        ...(takesSlot && { resources: { requests: slot, limits: slot } }),
+        resources: { requests: { ...NO_COMPUTE, ...slot }, ...(takesSlot && { limits: slot }) },
       },
     ],
   };

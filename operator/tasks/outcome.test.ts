@@ -72,3 +72,12 @@ describe('a task whose Job is past its deadline', () => {
     expect(taskOutcome(late, pod('Running'))).toMatchObject({ kind: 'failed', reason: 'DeadlineExceeded' });
   });
 });
+
+describe('a task that waits', () => {
+  it('names its Job while there is no Pod, because only the Events of the Job show the cause', () => {
+    const message = 'Job uncache-1 has no Pod yet. See the Events of this Job';
+    expect(taskOutcome(job(), undefined)).toEqual({ kind: 'waiting', message });
+    const waiting = { kind: 'waiting', message: 'The task is waiting for a host' };
+    expect(taskOutcome(job(), pod('Pending'))).toEqual(waiting);
+  });
+});

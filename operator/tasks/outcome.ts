@@ -31,7 +31,7 @@ export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
   if (ended !== undefined) {
     return ended;
   }
-  return pod?.status?.phase === 'Running' ? running(pod) : { kind: 'waiting', message: waitingFor(pod) };
+  return pod?.status?.phase === 'Running' ? running(pod) : { kind: 'waiting', message: waitingFor(job, pod) };
 }
 
 function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
@@ -75,13 +75,16 @@ function running(pod: Pod): TaskOutcome {
   return { kind: 'running', nodeName: pod.spec.nodeName, report: reportIn(condition?.message) };
 }
 
-function waitingFor(pod: Pod | undefined): string {
-  const [container] = pod?.status?.containerStatuses ?? [];
+function waitingFor({ metadata: { name } }: Job, pod: Pod | undefined): string {
+  if (pod === undefined) {
+    return `Job ${name} has no Pod yet. See the Events of this Job`;
+  }
+  const [container] = pod.status?.containerStatuses ?? [];
   return container?.state?.waiting?.message ?? waitingForHost(pod);
 }
 
-function waitingForHost(pod: Pod | undefined): string {
-  const scheduled = pod?.status?.conditions?.find(({ type }) => type === 'PodScheduled');
+function waitingForHost(pod: Pod): string {
+  const scheduled = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
   return scheduled?.status === 'False' ? (scheduled.message ?? '') : 'The task is waiting for a host';
 }
 

@@ -1,0 +1,67 @@
+import { pino } from 'pino';
+import { describe, expect, it } from 'vitest';
+import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { timestamp } from '../../base/time.ts';
+import { Store } from '../../kube/cache.ts';
+import type { Informer } from '../../kube/informer.ts';
+import type { KubeObject } from '../../kube/objects.ts';
+import { parseConfig } from '../config/config.ts';
+import { ENTRY_UID_LABEL, ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { observeEntry, type EntrySources, ENTRIES_BY_REFERENCE } from './observe.ts';
+
+const NOW = Date.parse('2030-01-01T12:00:00Z');
+const BEHIND = '2030-01-01T11:50:00Z';
+
+const entry: ImageCacheEntry = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'ImageCacheEntry',
+  metadata: { name: 'guest', uid: 'e' },
+  spec: { reference: 'registry.example/guest:1' },
+};
+
+function holding<T extends KubeObject>(...objects: readonly unknown[]): Informer<T> {
+  const indexes = { [TASKS_BY_OWNER]: ownersOfPod, [ENTRIES_BY_REFERENCE]: () => [] };
+  const cache = new Store<T>(pino({ level: 'silent' }), indexes);
+  objects.forEach((object) => cache.put(object as T));
+  return { cache } as unknown as Informer<T>;
+}
+
+/** Returns the outcome of a Job whose host finished the task at {@link BEHIND} by its own clock. */
+function outcome(condition?: { type: string; lastTransitionTime: string }) {
+  const owner = { kind: 'Job', name: 'cache-1', uid: 'j', controller: true };
+  const terminated = { exitCode: 0, reason: 'Completed', message: '', finishedAt: BEHIND };
+  const job = {
+    metadata: { name: 'cache-1', namespace: 'berth-system', uid: 'j', labels: { [ENTRY_UID_LABEL]: 'e' } },
+    spec: { template: { spec: { containers: [] } } },
+    status: { conditions: condition === undefined ? [] : [{ ...condition, status: 'True' }] },
+  };
+  const pod = {
+    metadata: { name: 'cache-1-x', namespace: 'berth-system', ownerReferences: [owner] },
+    spec: { nodeName: 'mac1', containers: [] },
+    status: { phase: 'Succeeded', containerStatuses: [{ state: { terminated } }] },
+  };
+  const sources: EntrySources = {
+    entries: holding(),
+    images: holding(),
+    nodes: holding(),
+    jobs: holding(job),
+    taskPods: holding(pod),
+    pods: holding(),
+    emulatorPods: holding(),
+    config: parseConfig({}, 'test'),
+    clock: () => NOW,
+  };
+  return observeEntry(sources, entry, new Set()).jobs[0]?.outcome;
+}
+
+describe('a Job that succeeded on a host whose clock is wrong', () => {
+  it.each(['Complete', 'Failed'])('finished when the Job controller ended it (%s)', (type) => {
+    const lastTransitionTime = '2030-01-01T11:59:58Z';
+    const finishedAt = lastTransitionTime;
+    expect(outcome({ type, lastTransitionTime })).toMatchObject({ kind: 'succeeded', finishedAt });
+  });
+
+  it('finishes now until the Job controller has ended it', () => {
+    expect(outcome()).toMatchObject({ kind: 'succeeded', finishedAt: timestamp(NOW) });
+  });
+});

@@ -1,0 +1,27 @@
+import { expect, it } from 'vitest';
+import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
+import { taskJob } from './job.ts';
+
+function resourcesOf(takesSlot: boolean) {
+  const { spec } = taskJob({
+    metadata: { name: 'cache-1', namespace: 'platform-ci' },
+    workload: 'image',
+    task: { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'fast' },
+    containerImage: 'none',
+    pullSecrets: [],
+    placement: { dedicatedTo: 'platform-ci' },
+    takesSlot,
+    activeDeadlineSeconds: 60,
+    ttlSecondsAfterFinished: 60,
+    priorityClassName: 'none',
+  });
+  return spec.template.spec.containers[0]?.resources;
+}
+
+it('a task states its requests for CPU and memory, so that a quota for them does not refuse its Pod', () => {
+  const none = { cpu: '0', memory: '0' };
+  const slot = { [SLOT_RESOURCE]: '1' };
+  expect(resourcesOf(false)).toEqual({ requests: none });
+  expect(resourcesOf(true)).toEqual({ requests: { ...none, ...slot }, limits: slot });
+});
