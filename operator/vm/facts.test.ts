@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -121,6 +122,26 @@ describe('a VM that hosts refuse before its first run', () => {
   it('does not avoid a host that was only lost', () => {
     const facts = gatherFacts({ ...observed({}, {}, attempt(1, {})), node: undefined });
     expect(facts).toMatchObject({ attempt: 2, avoidedNodes: [], failure: undefined });
+  });
+});
+
+describe('a Pod of an earlier placement', () => {
+  const kinds = (status: VMStatus, pod: Partial<Pod>) => {
+    const look = observed({}, status, pod);
+    return retirePod(look, gatherFacts(look)).writes.map(({ kind }) => kind);
+  };
+
+  it('is deleted, unless its host returned and started its machine', () => {
+    expect(kinds({ attempt: 2 }, attempt(1, { phase: 'Pending' }))).toEqual(['deletePod']);
+    expect(kinds({ attempt: 2 }, attempt(1, { phase: 'Running' }))).toEqual([]);
+  });
+
+  it('is recognized, although another release described its machine', () => {
+    const { metadata, ...pod } = attempt(2, { phase: 'Pending' });
+    const text = metadata?.annotations?.[MACHINE_ANNOTATION]?.replace(MACHINE_API_VERSION, 'berth.dev/later');
+    const later = { ...pod, metadata: { name: 'x', annotations: { [MACHINE_ANNOTATION]: text ?? '' } } };
+    expect(kinds({ attempt: 2 }, later)).toEqual([]);
+    expect(kinds({ attempt: 3 }, later)).toEqual(['deletePod']);
   });
 });
 
