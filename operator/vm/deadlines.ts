@@ -5,6 +5,7 @@ import { type Facts, lostAt, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
 import { standingRefusal } from './size.ts';
+import { doneStamps } from './status.ts';
 
 /** Returns the milliseconds until the next deadline. The result is at least 1. It is undefined if there is no deadline. */
 export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {
@@ -57,8 +58,21 @@ function finishTime({ vm, pod }: Observed): number | undefined {
     return Date.parse(vm.status.failure.time);
   }
   const condition = pod === undefined || machineOf(pod) === undefined ? undefined : machineCondition(pod);
-  const shutDown = condition?.reason === 'GuestShutdown' && (vm.spec.restartPolicy ?? 'Never') === 'Never';
+  const shutDown = condition?.reason === 'GuestShutdown' && !startsAgain({ vm, pod });
   return shutDown && condition.lastTransitionTime !== undefined
     ? Date.parse(condition.lastTransitionTime)
     : undefined;
+}
+
+/** Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. */
+function startsAgain({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): boolean {
+  const { restartPolicy = 'Never', restartRequestedAt, revertRequestedAt } = vm.spec;
+  const { restartedAt, revertedAt } = doneStamps({ vm, pod });
+  const isPending = (asked: string | undefined, done: string | undefined) =>
+    asked !== undefined && asked !== done;
+  return (
+    restartPolicy !== 'Never' ||
+    isPending(restartRequestedAt, restartedAt) ||
+    isPending(revertRequestedAt, revertedAt)
+  );
 }

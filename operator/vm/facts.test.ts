@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
-import { MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { MACHINE_ANNOTATION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -212,6 +212,36 @@ describe('a VM that is created Stopped', () => {
   it('is distinguished from a VM that ran and was stopped while no operator ran', () => {
     const look = observed({ powerState: 'Stopped' }, {}, off('Stopped', 'berth://uid'));
     expect(gatherFacts(look).firstRunningTime).toBe(CREATED);
+  });
+});
+
+describe('the TTL of a VM whose guest shut itself down', () => {
+  const LATER = Date.parse('2030-01-01T02:00:30Z');
+
+  /** Returns whether the VM is deleted 30 s after the operator stored that its guest shut itself down. `report` comes from its host. */
+  function isDeleted(spec: Partial<VMSpec>, status: VMStatus = {}, report: object = {}): boolean {
+    const shutDown = { status: 'False', reason: 'GuestShutdown', lastTransitionTime: FIRST_RAN } as const;
+    const condition = { ...shutDown, type: MACHINE_CONDITION, message: JSON.stringify(report) };
+    const { metadata } = attempt(1, {});
+    const pod = {
+      metadata: { name: 'x', ...metadata },
+      status: { phase: 'Running', conditions: [condition] },
+    };
+    const conditions = [{ ...shutDown, type: 'Ready', message: '' }];
+    const look = observed({ ttlSecondsAfterFinished: 30, ...spec }, { conditions, ...status }, pod as Pod);
+    const after = { ...look, now: LATER };
+    return finish(after, gatherFacts(after)).writes.length > 0;
+  }
+
+  it('deletes it, but not while a restart or a revert is pending', () => {
+    expect(isDeleted({})).toBe(true);
+    expect(isDeleted({ restartPolicy: 'Always' })).toBe(false);
+    expect(isDeleted({ restartRequestedAt: CREATED })).toBe(false);
+    expect(isDeleted({ restartRequestedAt: CREATED }, { restartedAt: CREATED })).toBe(true);
+    expect(isDeleted({ restartRequestedAt: CREATED }, {}, { restartedAt: CREATED })).toBe(true);
+    expect(isDeleted({ restartRequestedAt: BOUND }, { restartedAt: CREATED })).toBe(false);
+    expect(isDeleted({ revertRequestedAt: BOUND }, {}, { revertedAt: CREATED })).toBe(false);
+    expect(isDeleted({ revertRequestedAt: BOUND }, {}, { revertedAt: BOUND })).toBe(true);
   });
 });
 
