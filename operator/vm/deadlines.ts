@@ -1,6 +1,7 @@
 /** Computes the next deadline of a VM. At this time, the VM must be reconciled, even if no object changes. */
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
@@ -51,7 +52,8 @@ export function answerBy({ vm }: Observed): number | undefined {
 
 /**
  * Returns the time when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure. With restartPolicy Never,
- * it can also be the time when the guest shut itself down.
+ * it can also be the time when the guest shut itself down. The clock of the host can be wrong. Therefore this time is not before the last
+ * transition of the VM's condition Ready, which the operator stored by its own clock.
  */
 function finishTime({ vm, pod }: Observed): number | undefined {
   if (vm.status?.failure !== undefined) {
@@ -59,9 +61,13 @@ function finishTime({ vm, pod }: Observed): number | undefined {
   }
   const condition = pod === undefined || machineOf(pod) === undefined ? undefined : machineCondition(pod);
   const shutDown = condition?.reason === 'GuestShutdown' && !startsAgain({ vm, pod });
-  return shutDown && condition.lastTransitionTime !== undefined
-    ? Date.parse(condition.lastTransitionTime)
-    : undefined;
+  const ready = conditionIn(vm.status, 'Ready');
+  if (!shutDown || condition.lastTransitionTime === undefined || ready === undefined) {
+    return undefined;
+  }
+  return ready.status === 'True'
+    ? undefined
+    : Math.max(Date.parse(condition.lastTransitionTime), Date.parse(ready.lastTransitionTime));
 }
 
 /** Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. */

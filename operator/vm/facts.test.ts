@@ -218,10 +218,17 @@ describe('a VM that is created Stopped', () => {
 describe('the TTL of a VM whose guest shut itself down', () => {
   const LATER = Date.parse('2030-01-01T02:00:30Z');
 
+  const shutDown = { status: 'False', reason: 'GuestShutdown', lastTransitionTime: FIRST_RAN } as const;
+
   /** Returns whether the VM is deleted 30 s after the operator stored that its guest shut itself down. `report` comes from its host. */
-  function isDeleted(spec: Partial<VMSpec>, status: VMStatus = {}, report: object = {}): boolean {
-    const shutDown = { status: 'False', reason: 'GuestShutdown', lastTransitionTime: FIRST_RAN } as const;
-    const condition = { ...shutDown, type: MACHINE_CONDITION, message: JSON.stringify(report) };
+  function isDeleted(
+    spec: Partial<VMSpec>,
+    status: VMStatus = {},
+    report: object = {},
+    at = FIRST_RAN,
+  ): boolean {
+    const message = JSON.stringify(report);
+    const condition = { ...shutDown, type: MACHINE_CONDITION, lastTransitionTime: at, message };
     const { metadata } = attempt(1, {});
     const pod = {
       metadata: { name: 'x', ...metadata },
@@ -243,12 +250,34 @@ describe('the TTL of a VM whose guest shut itself down', () => {
     expect(isDeleted({ revertRequestedAt: BOUND }, {}, { revertedAt: CREATED })).toBe(false);
     expect(isDeleted({ revertRequestedAt: BOUND }, {}, { revertedAt: BOUND })).toBe(true);
   });
+
+  it('counts from the time when the operator stored the end, if the clock of the host is behind', () => {
+    const ready = (change: object) => ({
+      conditions: [{ ...shutDown, type: 'Ready', message: '', ...change }],
+    });
+    expect(isDeleted({ ttlSecondsAfterFinished: 31 }, {}, {}, CREATED)).toBe(false);
+    expect(isDeleted({}, ready({ status: 'True', reason: 'Running' }), {}, CREATED)).toBe(false);
+    expect(isDeleted({}, ready({ lastTransitionTime: CREATED }))).toBe(true);
+    expect(isDeleted({ ttlSecondsAfterFinished: 31 }, ready({ lastTransitionTime: CREATED }))).toBe(false);
+  });
 });
 
 describe('deadlines of a VM', () => {
   it('count its activity from its first run, not from its creation, its placement or its last start', () => {
     const restarted = { firstRunningTime: FIRST_RAN, startTime: '2030-01-01T03:00:00Z' };
     expect(deadline(observed({ activeDeadlineSeconds: 60 }, restarted))).toBe('DeadlineExceeded 02:01:00');
+  });
+
+  it.each([
+    ['2029-12-31T23:00:00Z', BOUND],
+    ['2030-01-01T01:30:00Z', '2030-01-01T01:30:00Z'],
+    ['2030-01-01T09:00:00Z', FIRST_RAN],
+  ])('count a first run at %s by its host between the placement and now: %s', (startedAt, expected) => {
+    const container = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: true, restartCount: 0 };
+    const containerStatuses = [{ ...container, state: { running: { startedAt } } }];
+    const pod: Partial<Pod> = { status: { phase: 'Running', startTime: BOUND, containerStatuses } };
+    const look = { ...observed({}, {}, pod), now: Date.parse(FIRST_RAN) };
+    expect(gatherFacts(look).firstRunningTime).toBe(expected);
   });
 
   it('count its deployment from its placement on a host, and only until it runs', () => {
