@@ -52,26 +52,34 @@ export function answerBy({ vm }: Observed): number | undefined {
 
 /**
  * Returns the time when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure. With restartPolicy Never,
- * it can also be the time when the guest shut itself down. The clock of the host can be wrong. Therefore this time is not before the last
- * transition of the VM's condition Ready, which the operator stored by its own clock.
+ * it can also be the time when the guest shut itself down.
  */
-function finishTime({ vm, pod }: Observed): number | undefined {
-  if (vm.status?.failure !== undefined) {
-    return Date.parse(vm.status.failure.time);
+function finishTime(observed: Observed): number | undefined {
+  const { failure } = observed.vm.status ?? {};
+  if (failure !== undefined) {
+    return Date.parse(failure.time);
   }
+  return startsAgain(observed) ? undefined : shutDownTime(observed);
+}
+
+/**
+ * Returns the time when the guest shut itself down, in milliseconds since the epoch. The clock of the host can be wrong. Therefore the time
+ * is not before the last transition of the VM's condition Ready, which the operator stored by its own clock.
+ */
+function shutDownTime({ vm, pod }: Observed): number | undefined {
   const condition = pod === undefined || machineOf(pod) === undefined ? undefined : machineCondition(pod);
-  const shutDown = condition?.reason === 'GuestShutdown' && !startsAgain({ vm, pod });
   const ready = conditionIn(vm.status, 'Ready');
-  if (!shutDown || condition.lastTransitionTime === undefined || ready === undefined) {
+  if (condition?.reason !== 'GuestShutdown' || ready === undefined || ready.status === 'True') {
     return undefined;
   }
-  return ready.status === 'True'
+  const { lastTransitionTime } = condition;
+  return lastTransitionTime === undefined
     ? undefined
-    : Math.max(Date.parse(condition.lastTransitionTime), Date.parse(ready.lastTransitionTime));
+    : Math.max(Date.parse(lastTransitionTime), Date.parse(ready.lastTransitionTime));
 }
 
 /** Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. */
-function startsAgain({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): boolean {
+function startsAgain({ vm, pod }: Observed): boolean {
   const { restartPolicy = 'Never', restartRequestedAt, revertRequestedAt } = vm.spec;
   const { restartedAt, revertedAt } = doneStamps({ vm, pod });
   const isPending = (asked: string | undefined, done: string | undefined) =>

@@ -62,7 +62,7 @@ export class VMMetrics {
     });
     this.#failures = new Counter({
       name: 'berth_vm_deployments_failed_total',
-      help: 'VMs that failed and are not started again, by the reason in status.failure',
+      help: 'VMs that failed and are not started again, by the reason in status.failure (MachineFailed if Berth does not know the reason)',
       labelNames: ['vm_namespace', 'reason'] as const,
       registers,
     });
