@@ -94,6 +94,11 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
     vms: () => watches.vms.cache.list(),
     namespaces: () => servedNamespaces(watches, config),
   });
+  watches.namespaces.cache.onChange(({ type, object }) => {
+    if (type === 'deleted') {
+      metrics.forget(object.metadata.name);
+    }
+  });
   const list = () => watches.vms.cache.list();
   exportRunnerMetrics(registry, { isLeader, clock, vms: list, config: config.runnerMetrics });
   const sources = { ...watches, client, config, clock };

@@ -58,9 +58,9 @@ export class CertificateReconciler {
     this.#options = options;
   }
 
-  /** Returns true when the cache shows all decisions that this controller wrote. */
+  /** Returns true when the caches show all decisions and all names that this controller wrote. */
   ready(): boolean {
-    return this.#consistency.ready(JUDGED);
+    return this.#consistency.ready(JUDGED) && this.#options.approvals.ready();
   }
 
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {

@@ -10,6 +10,7 @@
  * time, the name needs another approval.
  */
 import type { KubeClient } from '../../kube/client.ts';
+import { Consistency } from '../../kube/consistency.ts';
 import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { isAlreadyExists, unlessMissing } from '../../kube/errors.ts';
@@ -35,6 +36,7 @@ export interface HostApprovalsOptions {
 
 export class HostApprovals {
   readonly #options: HostApprovalsOptions;
+  readonly #consistency = new Consistency();
 
   constructor(options: HostApprovalsOptions) {
     this.#options = options;
@@ -46,25 +48,34 @@ export class HostApprovals {
     return until !== undefined && Date.parse(until) > this.#options.clock();
   }
 
+  /** Returns true when the cache shows the last stored name. If the next name is stored earlier, the API server answers 409. */
+  ready(): boolean {
+    return this.#consistency.ready(APPROVALS_NAME);
+  }
+
   /**
    * Stores the name of a host. The operator must wait until the returned promise resolves before it approves a certificate for this name.
+   * The request contains the cache's resourceVersion, so that it cannot remove a name whose new approval the cache does not show yet.
    * @param until latest possible expiry of the certificate, in milliseconds since the epoch
+   * @throws ApiError (a conflict) when the cache lags behind the stored names
    */
   async remember(name: string, until: number): Promise<void> {
-    const { client } = this.#options;
+    const { client, approvals } = this.#options;
     const ref = this.#ref();
+    const resourceVersion = this.#cached()?.metadata.resourceVersion;
     const known = Date.parse(this.#data()[name] ?? '');
     const latest = Number.isNaN(known) ? until : Math.max(known, until);
     const added = { [name]: new Date(latest).toISOString() };
-    const patch = { data: { ...this.#ended(), ...added } };
+    const patch = { metadata: { resourceVersion }, data: { ...this.#ended(), ...added } };
     const options = { fieldManager: FIELD_MANAGER };
-    if ((await unlessMissing(client.mergePatch(CONFIG_MAPS, ref, patch, options))) !== undefined) {
-      return;
-    }
-    const creation = client.create(CONFIG_MAPS, { metadata: ref, data: added }, options);
-    if ((await undefinedIf(isAlreadyExists, creation)) === undefined) {
-      await client.mergePatch(CONFIG_MAPS, ref, patch, options);
-    }
+    const stored =
+      (await unlessMissing(client.mergePatch(CONFIG_MAPS, ref, patch, options))) ??
+      (await undefinedIf(
+        isAlreadyExists,
+        client.create(CONFIG_MAPS, { metadata: ref, data: added }, options),
+      )) ??
+      (await client.mergePatch(CONFIG_MAPS, ref, patch, options));
+    this.#consistency.wrote(APPROVALS_NAME, approvals, stored.metadata.resourceVersion ?? '');
   }
 
   /** Returns the part of a merge patch that removes expired approvals. Without it, the ConfigMap would grow without a limit. */
@@ -74,7 +85,11 @@ export class HostApprovals {
   }
 
   #data(): Record<string, string> {
-    return this.#options.approvals.cache.get(keyOf({ metadata: this.#ref() }))?.data ?? {};
+    return this.#cached()?.data ?? {};
+  }
+
+  #cached(): Readonly<ConfigMap> | undefined {
+    return this.#options.approvals.cache.get(keyOf({ metadata: this.#ref() }));
   }
 
   #ref(): Ref & { namespace: string } {

@@ -1,10 +1,12 @@
 /** Computes the next deadline of a VM. At this time, the VM must be reconciled, even if no object changes. */
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
 import { standingRefusal } from './size.ts';
+import { doneStamps } from './status.ts';
 
 /** Returns the milliseconds until the next deadline. The result is at least 1. It is undefined if there is no deadline. */
 export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {
@@ -52,13 +54,39 @@ export function answerBy({ vm }: Observed): number | undefined {
  * Returns the time when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure. With restartPolicy Never,
  * it can also be the time when the guest shut itself down.
  */
-function finishTime({ vm, pod }: Observed): number | undefined {
-  if (vm.status?.failure !== undefined) {
-    return Date.parse(vm.status.failure.time);
+function finishTime(observed: Observed): number | undefined {
+  const { failure } = observed.vm.status ?? {};
+  if (failure !== undefined) {
+    return Date.parse(failure.time);
   }
+  return startsAgain(observed) ? undefined : shutDownTime(observed);
+}
+
+/**
+ * Returns the time when the guest shut itself down, in milliseconds since the epoch. The clock of the host can be wrong. Therefore the time
+ * is not before the last transition of the VM's condition Ready, which the operator stored by its own clock.
+ */
+function shutDownTime({ vm, pod }: Observed): number | undefined {
   const condition = pod === undefined || machineOf(pod) === undefined ? undefined : machineCondition(pod);
-  const shutDown = condition?.reason === 'GuestShutdown' && (vm.spec.restartPolicy ?? 'Never') === 'Never';
-  return shutDown && condition.lastTransitionTime !== undefined
-    ? Date.parse(condition.lastTransitionTime)
-    : undefined;
+  const ready = conditionIn(vm.status, 'Ready');
+  if (condition?.reason !== 'GuestShutdown' || ready === undefined || ready.status === 'True') {
+    return undefined;
+  }
+  const { lastTransitionTime } = condition;
+  return lastTransitionTime === undefined
+    ? undefined
+    : Math.max(Date.parse(lastTransitionTime), Date.parse(ready.lastTransitionTime));
+}
+
+/** Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. */
+function startsAgain({ vm, pod }: Observed): boolean {
+  const { restartPolicy = 'Never', restartRequestedAt, revertRequestedAt } = vm.spec;
+  const { restartedAt, revertedAt } = doneStamps({ vm, pod });
+  const isPending = (asked: string | undefined, done: string | undefined) =>
+    asked !== undefined && asked !== done;
+  return (
+    restartPolicy !== 'Never' ||
+    isPending(restartRequestedAt, restartedAt) ||
+    isPending(revertRequestedAt, revertedAt)
+  );
 }

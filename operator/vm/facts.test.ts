@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_ANNOTATION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
@@ -124,6 +125,26 @@ describe('a VM that hosts refuse before its first run', () => {
   });
 });
 
+describe('a Pod of an earlier placement', () => {
+  const kinds = (status: VMStatus, pod: Partial<Pod>) => {
+    const look = observed({}, status, pod);
+    return retirePod(look, gatherFacts(look)).writes.map(({ kind }) => kind);
+  };
+
+  it('is deleted, unless its host returned and started its machine', () => {
+    expect(kinds({ attempt: 2 }, attempt(1, { phase: 'Pending' }))).toEqual(['deletePod']);
+    expect(kinds({ attempt: 2 }, attempt(1, { phase: 'Running' }))).toEqual([]);
+  });
+
+  it('is recognized, although another release described its machine', () => {
+    const { metadata, ...pod } = attempt(2, { phase: 'Pending' });
+    const text = metadata?.annotations?.[MACHINE_ANNOTATION]?.replace(MACHINE_API_VERSION, 'berth.dev/later');
+    const later = { ...pod, metadata: { name: 'x', annotations: { [MACHINE_ANNOTATION]: text ?? '' } } };
+    expect(kinds({ attempt: 2 }, later)).toEqual([]);
+    expect(kinds({ attempt: 3 }, later)).toEqual(['deletePod']);
+  });
+});
+
 describe('a VM that has run', () => {
   const ran: VMStatus = { attempt: 1, firstRunningTime: FIRST_RAN };
 
@@ -194,10 +215,69 @@ describe('a VM that is created Stopped', () => {
   });
 });
 
+describe('the TTL of a VM whose guest shut itself down', () => {
+  const LATER = Date.parse('2030-01-01T02:00:30Z');
+
+  const shutDown = { status: 'False', reason: 'GuestShutdown', lastTransitionTime: FIRST_RAN } as const;
+
+  /** Returns whether the VM is deleted 30 s after the operator stored that its guest shut itself down. `report` comes from its host. */
+  function isDeleted(
+    spec: Partial<VMSpec>,
+    status: VMStatus = {},
+    report: object = {},
+    at = FIRST_RAN,
+  ): boolean {
+    const message = JSON.stringify(report);
+    const condition = { ...shutDown, type: MACHINE_CONDITION, lastTransitionTime: at, message };
+    const { metadata } = attempt(1, {});
+    const pod = {
+      metadata: { name: 'x', ...metadata },
+      status: { phase: 'Running', conditions: [condition] },
+    };
+    const conditions = [{ ...shutDown, type: 'Ready', message: '' }];
+    const look = observed({ ttlSecondsAfterFinished: 30, ...spec }, { conditions, ...status }, pod as Pod);
+    const after = { ...look, now: LATER };
+    return finish(after, gatherFacts(after)).writes.length > 0;
+  }
+
+  it('deletes it, but not while a restart or a revert is pending', () => {
+    expect(isDeleted({})).toBe(true);
+    expect(isDeleted({ restartPolicy: 'Always' })).toBe(false);
+    expect(isDeleted({ restartRequestedAt: CREATED })).toBe(false);
+    expect(isDeleted({ restartRequestedAt: CREATED }, { restartedAt: CREATED })).toBe(true);
+    expect(isDeleted({ restartRequestedAt: CREATED }, {}, { restartedAt: CREATED })).toBe(true);
+    expect(isDeleted({ restartRequestedAt: BOUND }, { restartedAt: CREATED })).toBe(false);
+    expect(isDeleted({ revertRequestedAt: BOUND }, {}, { revertedAt: CREATED })).toBe(false);
+    expect(isDeleted({ revertRequestedAt: BOUND }, {}, { revertedAt: BOUND })).toBe(true);
+  });
+
+  it('counts from the time when the operator stored the end, if the clock of the host is behind', () => {
+    const ready = (change: object) => ({
+      conditions: [{ ...shutDown, type: 'Ready', message: '', ...change }],
+    });
+    expect(isDeleted({ ttlSecondsAfterFinished: 31 }, {}, {}, CREATED)).toBe(false);
+    expect(isDeleted({}, ready({ status: 'True', reason: 'Running' }), {}, CREATED)).toBe(false);
+    expect(isDeleted({}, ready({ lastTransitionTime: CREATED }))).toBe(true);
+    expect(isDeleted({ ttlSecondsAfterFinished: 31 }, ready({ lastTransitionTime: CREATED }))).toBe(false);
+  });
+});
+
 describe('deadlines of a VM', () => {
   it('count its activity from its first run, not from its creation, its placement or its last start', () => {
     const restarted = { firstRunningTime: FIRST_RAN, startTime: '2030-01-01T03:00:00Z' };
     expect(deadline(observed({ activeDeadlineSeconds: 60 }, restarted))).toBe('DeadlineExceeded 02:01:00');
+  });
+
+  it.each([
+    ['2029-12-31T23:00:00Z', BOUND],
+    ['2030-01-01T01:30:00Z', '2030-01-01T01:30:00Z'],
+    ['2030-01-01T09:00:00Z', FIRST_RAN],
+  ])('count a first run at %s by its host between the placement and now: %s', (startedAt, expected) => {
+    const container = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: true, restartCount: 0 };
+    const containerStatuses = [{ ...container, state: { running: { startedAt } } }];
+    const pod: Partial<Pod> = { status: { phase: 'Running', startTime: BOUND, containerStatuses } };
+    const look = { ...observed({}, {}, pod), now: Date.parse(FIRST_RAN) };
+    expect(gatherFacts(look).firstRunningTime).toBe(expected);
   });
 
   it('count its deployment from its placement on a host, and only until it runs', () => {

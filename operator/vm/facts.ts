@@ -254,13 +254,18 @@ export function boundTime(pod: Pod): string | undefined {
   return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
 }
 
-/** Returns the time when the machine of the Pod first ran, in RFC 3339. The result is undefined if the machine never ran. */
+/**
+ * Returns the time when the machine of the Pod first ran, in RFC 3339. The result is undefined if the machine never ran. The clock of the
+ * host can be wrong. Therefore the result is not before the time when the Pod was bound, and not in the future.
+ */
 export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | undefined {
   if (pod === undefined || !hasRun(pod)) {
     return undefined;
   }
   const state = containerState(pod);
-  return state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
+  const startedAt = state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
+  const bound = boundTime(pod) ?? startedAt;
+  return timestamp(Math.min(now, Math.max(Date.parse(bound), Date.parse(startedAt))));
 }
 
 /**

@@ -168,6 +168,7 @@ class World {
         };
         break;
       case 'deletePod':
+        this.#expectNoRunLost();
         this.markPodDeleted();
         break;
       case 'rememberGivenUp':
@@ -223,6 +224,12 @@ class World {
     this.pod = { ...structuredClone(pod), status: { phase: 'Pending' } };
     this.pod.metadata.uid = `pod-${this.podsCreated}`;
     this.pod.metadata.creationTimestamp = new Date(this.now).toISOString();
+  }
+
+  #expectNoRunLost(): void {
+    const { metadata, status } = this.vm as VM;
+    const isWanted = metadata.deletionTimestamp === undefined && status?.failure === undefined;
+    expect(isWanted && hasRun(this.pod as Pod), 'the Pod of a machine that ran stays').toBe(false);
   }
 
   #releasePod(): void {
@@ -397,6 +404,14 @@ class World {
   }
 }
 
+function worldAfter(actions: readonly Action[]): World {
+  const world = new World();
+  for (const action of actions) {
+    world.act(action);
+  }
+  return world;
+}
+
 function settle(world: World): void {
   for (let pass = 0; pass < 20; pass += 1) {
     world.act('reconcile');
@@ -413,10 +428,7 @@ const TIMEOUT_MILLISECONDS = 60_000;
 describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () => {
   it('no-lost-disk: is never placed again after a machine of it ran, and no machine runs unseen', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
-      const world = new World();
-      for (const action of actions) {
-        world.act(action);
-      }
+      const world = worldAfter(actions);
       settle(world);
       expect(world.createdAfterRun).toBe(0);
       expect(world.releasedUnobserved).toBe(0);
@@ -425,10 +437,7 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
 
   it('no-orphan: is removed with its Pod after its deletion while its host is up', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
-      const world = new World();
-      for (const action of actions) {
-        world.act(action);
-      }
+      const world = worldAfter(actions);
       world.act('hostBack');
       world.act('deleteVM');
       for (let round = 0; round < 6; round += 1) {
@@ -443,10 +452,7 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
 
   it('idle-quiet: comes to rest and writes no more while nothing changes', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
-      const world = new World();
-      for (const action of actions) {
-        world.act(action);
-      }
+      const world = worldAfter(actions);
       settle(world);
       world.act('reconcile');
       expect(world.writesInLastPass).toBe(0);
@@ -455,10 +461,7 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
 
   it('tells its host no size that the Pod does not count, and does not repeat a refused size at once', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
-      const world = new World();
-      for (const action of actions) {
-        world.act(action);
-      }
+      const world = worldAfter(actions);
       expect(world.toldUncounted).toBe(0);
       settle(world);
       const asked = world.resizesAsked;
@@ -483,10 +486,7 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
   });
 
   it('is remembered at a silent host that may run its machine, when it is deleted', () => {
-    const world = new World();
-    for (const action of ['reconcile', 'schedule', 'agentStarts', 'reconcile', 'hostSilent'] as const) {
-      world.act(action);
-    }
+    const world = worldAfter(['reconcile', 'schedule', 'agentStarts', 'reconcile', 'hostSilent']);
     const macAddress = macAddressOf(world.pod as Pod);
     world.now += 601_000;
     world.act('deleteVM');

@@ -68,4 +68,27 @@ describe('events of VMs', () => {
       'berth_vm_phase_transition_seconds_sum{vm_namespace="a",phase="Failed"} 60',
     ]);
   });
+
+  it('have a reason of the catalogue, although a host can report any word', async () => {
+    const { metrics, lines } = told({});
+    const failure = { reason: 'WordOfTheHost', message: '', time: '' };
+    metrics.observe(vm('a', 1, {}), {}, { failure }, NOW);
+    expect(await lines('failed_total')).toEqual([
+      'berth_vm_deployments_failed_total{vm_namespace="a",reason="MachineFailed"} 1',
+    ]);
+  });
+
+  it('are no longer exported when their namespace is deleted', async () => {
+    const { metrics, lines } = told({});
+    const failed = { phase: 'Failed', failure: { reason: 'PortTaken', message: '', time: '' } } as const;
+    for (const namespace of ['a', 'b']) {
+      metrics.observe(vm(namespace, 1, {}), { phase: 'Starting' }, failed, NOW);
+      metrics.unanswered(vm(namespace, 1, {}));
+    }
+    metrics.forget('a');
+    expect(await lines('vm_namespace="a"')).toEqual([]);
+    for (const name of ['failed_total', 'unanswered_total', 'transition_seconds_sum']) {
+      expect(await lines(name)).toHaveLength(1);
+    }
+  });
 });

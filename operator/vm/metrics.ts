@@ -3,6 +3,8 @@
  * count each VM several times.
  */
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
+import { VM_PHASES } from '../../api/v1alpha1/phases.ts';
+import { isReason, type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { PENDING_PHASES } from './phase.ts';
@@ -12,6 +14,9 @@ import { PENDING_PHASES } from './phase.ts';
  * hours.
  */
 const TRANSITION_BUCKETS = [0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 10800];
+
+/** Label of failures whose reason is not in the catalogue. */
+const OTHER_REASON: Reason = 'MachineFailed';
 
 /** Functions and caches that the gauges read for each scrape. */
 export interface VMView {
@@ -57,7 +62,7 @@ export class VMMetrics {
     });
     this.#failures = new Counter({
       name: 'berth_vm_deployments_failed_total',
-      help: 'VMs that failed and are not started again, by the reason in status.failure',
+      help: 'VMs that failed and are not started again, by the reason in status.failure (MachineFailed if Berth does not know the reason)',
       labelNames: ['vm_namespace', 'reason'] as const,
       registers,
     });
@@ -82,8 +87,17 @@ export class VMMetrics {
       this.#transitions.observe({ vm_namespace, phase: next.phase }, Math.max(0, now - created) / 1000);
     }
     if (next.failure !== undefined && last?.failure === undefined) {
-      this.#failures.inc({ vm_namespace, reason: next.failure.reason });
+      const { reason } = next.failure;
+      // A host can report any word. Only reasons of the catalogue become labels, so that the number of series has a limit.
+      this.#failures.inc({ vm_namespace, reason: isReason(reason) ? reason : OTHER_REASON });
     }
+  }
+
+  /** Removes the counts of a deleted namespace. Otherwise its series would be exported until the operator ends. */
+  forget(vm_namespace: string): void {
+    Object.keys(VM_PHASES).forEach((phase) => this.#transitions.remove({ vm_namespace, phase }));
+    Object.keys(REASONS).forEach((reason) => this.#failures.remove({ vm_namespace, reason }));
+    this.#unanswered.remove({ vm_namespace });
   }
 }
 

@@ -89,6 +89,7 @@ export function terminated(pod: Pod): ContainerState['terminated'] {
 }
 
 const machines = new Documents(machineSchema);
+const attempts = new Documents(machineSchema.pick({ attempt: true }));
 const desires = new Documents(desiredSchema);
 const reports = new Documents(machineReportSchema);
 
@@ -100,8 +101,10 @@ export function machineOf(pod: Pod): Machine | undefined {
   return machines.in(pod.metadata.annotations?.[MACHINE_ANNOTATION]);
 }
 
+/** Returns the number of the Pod's placement. A machine that another release described counts too, if its number can be read. */
 export function podAttempt(pod: Pod): number {
-  return machineOf(pod)?.attempt ?? 1;
+  const { attempt = 1 } = machineOf(pod) ?? attempts.in(pod.metadata.annotations?.[MACHINE_ANNOTATION]) ?? {};
+  return attempt;
 }
 
 /** Returns the state `waiting` of the machine's container. The result is empty if the container is in another state. */

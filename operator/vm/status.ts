@@ -54,7 +54,11 @@ function hostAddress({ pod, node }: Observed): string | undefined {
   return pod.status?.hostIP ?? internal?.address;
 }
 
-function doneStamps({ vm, pod }: Observed): Partial<VMStatus> {
+/** Returns the times of the last restart and of the last revert that the host carried out. */
+export function doneStamps({
+  vm,
+  pod,
+}: Pick<Observed, 'vm' | 'pod'>): Pick<VMStatus, 'restartedAt' | 'revertedAt'> {
   const report = machineReport(pod);
   return {
     restartedAt: report.restartedAt ?? vm.status?.restartedAt,

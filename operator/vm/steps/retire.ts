@@ -25,8 +25,15 @@ export function retirePod(observed: Observed, _facts: Facts): StepResult {
 
 /** Returns true if the Pod must be deleted. An ended Pod of a failed VM stays until the VM is deleted, so that users can read its log. */
 function mustGo(observed: Observed, pod: Pod): boolean {
-  const { status } = observed.vm;
-  return (status?.attempt ?? 1) > podAttempt(pod) || (status?.failure !== undefined && !hasEnded(pod));
+  return wasGivenUp(observed, pod) || (observed.vm.status?.failure !== undefined && !hasEnded(pod));
+}
+
+/**
+ * Returns true if the Pod belongs to an earlier placement and its machine never ran. A lost host can return and start the machine of an
+ * earlier placement before its Pod is deleted. The VM then keeps this Pod, because the Pod has the only disk of the VM.
+ */
+function wasGivenUp({ vm }: Observed, pod: Pod): boolean {
+  return (vm.status?.attempt ?? 1) > podAttempt(pod) && !hasRun(pod);
 }
 
 function letGo(observed: Observed, pod: Pod): StepResult {
@@ -55,13 +62,14 @@ function remember(observed: Observed, pod: Pod): Write[] {
   return macAddresses === undefined ? [] : [{ kind: 'rememberGivenUp', macAddresses }];
 }
 
-function factsAreWritten({ vm }: Observed, pod: Pod): boolean {
+function factsAreWritten(observed: Observed, pod: Pod): boolean {
+  const { vm } = observed;
   if (vm.metadata.deletionTimestamp !== undefined) {
     return true;
   }
   const { status } = vm;
   const runIsKnown = !hasRun(pod) || status?.firstRunningTime !== undefined;
-  const endIsKnown = status?.failure !== undefined || (status?.attempt ?? 1) > podAttempt(pod);
+  const endIsKnown = status?.failure !== undefined || wasGivenUp(observed, pod);
   return runIsKnown && endIsKnown;
 }
 
