@@ -77,11 +77,11 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts to reconcile Pods. Before the list of Pods arrives, only `#fence` runs. Other steps would remove machines of unknown Pods. */
-  async start(signal: AbortSignal): Promise<void> {
+  /** Reconciles Pods. Until the Pods and the Node are known, only `#fence` runs, because other steps remove machines of unknown Pods. */
+  async start(signal: AbortSignal, nodeKnown: Promise<void>): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
-    await this.informer.synced;
+    await Promise.all([this.informer.synced, nodeKnown]);
     await adoptDamaged(this.#host, this.informer.cache.list());
     this.#synced = true;
     this.#tasks.sweep(new Set(this.informer.cache.list().map(({ metadata }) => metadata.uid ?? '')));
