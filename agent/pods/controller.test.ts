@@ -123,3 +123,18 @@ test('a new machine is not created before the Node is known, because the Node ha
   await started;
   await expect.poll(() => world.driver.calls).toContain(`create ${UID}`);
 });
+
+test('a Pod that is Running without a record and a disk fails, and gets no new machine with an empty disk', async () => {
+  const world = worldOf();
+  createPod(world, 'Running');
+  await adoptMachines(world.host, world.controller.machines);
+  await world.controller.start(world.signal, Promise.resolve());
+  await expect
+    .poll(() => world.api.pods[0]?.status)
+    .toMatchObject({
+      phase: 'Failed',
+      reason: 'DiskLost',
+      message: 'The Pod is Running, but the host has no record and no disk of its machine',
+    });
+  expect([world.driver.calls, world.host.records.list()]).toEqual([[], []]);
+});

@@ -12,7 +12,7 @@ import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podst
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
-import { ENDED_FROM_OUTSIDE } from './failure.ts';
+import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
 import { acceleratorOf, chooseDriver, onMachineChange } from '../drivers/hostdrivers.ts';
 import { GuestChecks } from './guestchecks.ts';
 import type { Host } from './host.ts';
@@ -206,7 +206,7 @@ export class PodController {
       case 'invalid':
         return this.#end(pod, refusalOf(role));
       default:
-        return this.#admit(pod, role);
+        return hasMachine(pod, role) ? this.#end(pod, MACHINE_LOST) : this.#admit(pod, role);
     }
   }
 
