@@ -138,3 +138,33 @@ test('a Pod that is Running without a record and a disk fails, and gets no new m
     });
   expect([world.driver.calls, world.host.records.list()]).toEqual([[], []]);
 });
+
+test('a machine whose record is missing fails, and keeps its disk until its Pod is deleted', async () => {
+  const world = worldOf();
+  const { api, controller, driver, host } = world;
+  const pod = createPod(world, 'Running');
+  createDisk(world);
+  await adoptMachines(host, controller.machines);
+  await controller.start(world.signal, Promise.resolve());
+  await expect
+    .poll(() => api.pods[0]?.status)
+    .toMatchObject({
+      phase: 'Failed',
+      reason: 'RecordDamaged',
+      message:
+        "The agent's record of this machine is missing. The disk stays on the host until the VM is deleted",
+    });
+  expect(driver.calls).toEqual([`power ${UID}`, `stop ${UID}`]);
+  api.delete(api.pods[0] ?? pod);
+  await expect.poll(() => [api.pods, host.records.list()]).toEqual([[], []]);
+  expect(driver.calls).toContain(`delete ${UID}`);
+});
+
+test('a machine whose record is missing is removed if it has no Pod', async () => {
+  const world = worldOf();
+  createDisk(world);
+  await adoptMachines(world.host, world.controller.machines);
+  await world.controller.start(world.signal, Promise.resolve());
+  await expect.poll(() => world.host.records.list()).toEqual([]);
+  expect(world.driver.calls).toContain(`delete ${UID}`);
+});

@@ -130,12 +130,21 @@ const DAMAGED_GRACE_MILLISECONDS = 30_000;
 /** Returns the failure of a machine whose record is unreadable. The agent ends such a machine, but does not remove the disk of a VM. */
 export function recordDamaged(
   { path, message }: Pick<DamagedRecord, 'path' | 'message'>,
-  { emulator }: Readonly<MachineDocument>,
+  document: Readonly<MachineDocument>,
 ): MachineFailure {
+  return unusable(`The agent's record of this machine cannot be read (${path}: ${message})`, document);
+}
+
+/** Returns the failure of a machine whose record is missing. Like a machine with an unreadable record, it does not lose the disk of a VM. */
+export function recordMissing(document: Readonly<MachineDocument>): MachineFailure {
+  return unusable("The agent's record of this machine is missing", document);
+}
+
+function unusable(message: string, { emulator }: Readonly<MachineDocument>): MachineFailure {
   const disk = emulator === undefined ? '. The disk stays on the host until the VM is deleted' : '';
   return {
     reason: 'RecordDamaged',
-    message: `The agent's record of this machine cannot be read (${path}: ${message})${disk}`,
+    message: `${message}${disk}`,
     exitCode: 1,
     graceMilliseconds: DAMAGED_GRACE_MILLISECONDS,
   };
