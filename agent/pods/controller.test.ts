@@ -57,7 +57,9 @@ function worldOf({ isCutOff = false } = {}): World {
     fenced: () => isCutOff,
     event: () => undefined,
   } as unknown as Host;
-  const silent = { transport: { ...api.client.transport, stream: () => NEVER } } as unknown as KubeClient;
+  const silent = {
+    transport: { metrics: api.client.transport.metrics, stream: () => NEVER },
+  } as unknown as KubeClient;
   const controller = new PodController({
     client: isCutOff ? silent : api.client,
     nodeName: 'host',
