@@ -1,7 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import { type HostParts, runAgent } from './agent.ts';
+import { type HostParts, runAgent, takeUpWork } from './agent.ts';
 import { HostUnfitError } from './fitness.ts';
 import { configSchema } from './config.ts';
 
@@ -23,4 +23,14 @@ test('a driver that cannot check the host is logged with its stack, and is named
     new HostUnfitError('The driver qemu could not check this host: the hypervisor gave no answer'),
   );
   expect(error).toHaveBeenCalledWith({ err: failure, driver: 'qemu' }, expect.any(String));
+});
+
+test('without an API server, the work on Pods begins too, because the agent must end machines if its host stays cut off', () => {
+  const known = new Promise<void>(() => undefined);
+  const pods = { start: vi.fn(() => known) };
+  const kubelet = { hasJoined: false };
+  const { signal } = new AbortController();
+  void takeUpWork({ keeper: { start: () => known }, pods, kubelet }, signal);
+  expect(pods.start).toHaveBeenCalledWith(signal, known);
+  expect(kubelet.hasJoined).toBe(false);
 });

@@ -63,6 +63,12 @@ export interface HostParts {
   metrics: Registry;
 }
 
+interface Work {
+  keeper: Pick<NodeKeeper, 'start'>;
+  pods: Pick<PodController, 'start'>;
+  kubelet: Pick<KubeletServer, 'hasJoined'>;
+}
+
 /** Runs the agent until the signal aborts. Machines continue to run afterwards. */
 export async function runAgent(
   config: AgentConfig,
@@ -215,12 +221,12 @@ async function takeOver(host: Host, { machines }: PodController, signal: AbortSi
   host.images.startTidying(signal);
 }
 
-async function takeUpWork(
-  { keeper, pods, kubelet }: { keeper: NodeKeeper; pods: PodController; kubelet: KubeletServer },
-  signal: AbortSignal,
-): Promise<void> {
-  await keeper.start(signal);
-  await pods.start(signal);
+/**
+ * Starts the work for the Node and for the Pods. Without an API server, the start of the Node's keeper never ends. So the Pods' controller
+ * starts at the same time, because it ends machines when the host is cut off.
+ */
+export async function takeUpWork({ keeper, pods, kubelet }: Work, signal: AbortSignal): Promise<void> {
+  await pods.start(signal, keeper.start(signal));
   kubelet.hasJoined = true;
 }
 

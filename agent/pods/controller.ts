@@ -12,7 +12,7 @@ import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podst
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
-import { ENDED_FROM_OUTSIDE } from './failure.ts';
+import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
 import { acceleratorOf, chooseDriver, onMachineChange } from '../drivers/hostdrivers.ts';
 import { GuestChecks } from './guestchecks.ts';
 import type { Host } from './host.ts';
@@ -77,11 +77,11 @@ export class PodController {
     this.#tasks = options.tasks;
   }
 
-  /** Starts to reconcile Pods. Before the list of Pods arrives, only `#fence` runs. Other steps would remove machines of unknown Pods. */
-  async start(signal: AbortSignal): Promise<void> {
+  /** Reconciles Pods. Until the Pods and the Node are known, only `#fence` runs, because other steps remove machines of unknown Pods. */
+  async start(signal: AbortSignal, nodeKnown: Promise<void>): Promise<void> {
     this.#controller.start(signal);
     this.informer.start(signal);
-    await this.informer.synced;
+    await Promise.all([this.informer.synced, nodeKnown]);
     await adoptDamaged(this.#host, this.informer.cache.list());
     this.#synced = true;
     this.#tasks.sweep(new Set(this.informer.cache.list().map(({ metadata }) => metadata.uid ?? '')));
@@ -206,7 +206,7 @@ export class PodController {
       case 'invalid':
         return this.#end(pod, refusalOf(role));
       default:
-        return this.#admit(pod, role);
+        return hasMachine(pod, role) ? this.#end(pod, MACHINE_LOST) : this.#admit(pod, role);
     }
   }
 

@@ -6,6 +6,7 @@ import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { classOf, isOfHost, type Reason, reasonIn, type ReasonKind } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
+import type { Pod } from '../../kube/core.ts';
 import type {
   MachineDocument,
   MachineEnd,
@@ -15,6 +16,7 @@ import type {
   Runtime,
   Step,
 } from './machine.ts';
+import type { PodRole } from './pod.ts';
 import type { DamagedRecord } from './records.ts';
 
 /** Wait before the second try of a step. The wait doubles after each failure, up to {@link RETRY_CAP_MILLISECONDS}. */
@@ -128,16 +130,40 @@ const DAMAGED_GRACE_MILLISECONDS = 30_000;
 /** Returns the failure of a machine whose record is unreadable. The agent ends such a machine, but does not remove the disk of a VM. */
 export function recordDamaged(
   { path, message }: Pick<DamagedRecord, 'path' | 'message'>,
-  { emulator }: Readonly<MachineDocument>,
+  document: Readonly<MachineDocument>,
 ): MachineFailure {
+  return unusable(`The agent's record of this machine cannot be read (${path}: ${message})`, document);
+}
+
+/** Returns the failure of a machine whose record is missing. Like a machine with an unreadable record, it does not lose the disk of a VM. */
+export function recordMissing(document: Readonly<MachineDocument>): MachineFailure {
+  return unusable("The agent's record of this machine is missing", document);
+}
+
+function unusable(message: string, { emulator }: Readonly<MachineDocument>): MachineFailure {
   const disk = emulator === undefined ? '. The disk stays on the host until the VM is deleted' : '';
   return {
     reason: 'RecordDamaged',
-    message: `The agent's record of this machine cannot be read (${path}: ${message})${disk}`,
+    message: `${message}${disk}`,
     exitCode: 1,
     graceMilliseconds: DAMAGED_GRACE_MILLISECONDS,
   };
 }
+
+/**
+ * Returns whether the Pod's status shows that its machine was already created on this host. From then on, the disk of a VM can contain
+ * users' data.
+ */
+export function hasMachine(pod: Readonly<Pod>, role: PodRole): boolean {
+  return role.kind === 'machine' && pod.status?.phase === 'Running';
+}
+
+/** End of a Pod whose machine is gone. The host must not create the machine again, because the new machine would have an empty disk. */
+export const MACHINE_LOST: { reason: Reason; message: string; exitCode: number } = {
+  reason: 'DiskLost',
+  message: 'The Pod is Running, but the host has no record and no disk of its machine',
+  exitCode: 1,
+};
 
 /**
  * Failure of a machine after the control plane has ended the machine's Pod. The guest has no grace period, because another Pod might

@@ -93,6 +93,18 @@ it.each(readdirSync(FOLDERS))('a machine that an agent of %s started runs on', a
   expect(progress.step).toEqual({ kind: 'settled' });
 });
 
+it('a machine whose record is missing keeps its image, because its disk may stay', async () => {
+  const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
+  onTestFinished(() => rmSync(directory, { recursive: true }));
+  cpSync(join(FOLDERS, readdirSync(FOLDERS)[0]!), directory, { recursive: true });
+  rmSync(join(directory, 'pods'), { recursive: true });
+  const [uid] = readdirSync(join(directory, 'machines'));
+  const called: unknown[] = [];
+  const host = hostOf(directory, called);
+  await adoptMachines(host, new Machines(host, () => undefined));
+  expect(called).toEqual([['image', `machine/${uid}`, IMAGE]]);
+});
+
 describe('a machine whose record is damaged', () => {
   const automaticPorts: Machine['automaticPorts'] = [
     { purpose: 'ssh', protocol: 'TCP', guestPort: 22 },

@@ -9,7 +9,7 @@ import { chooseDriver, driverOf } from '../drivers/hostdrivers.ts';
 import { reportedPorts } from '../network/portplan.ts';
 import type { Host } from './host.ts';
 import { claimOf } from './admission.ts';
-import { recordDamaged } from './failure.ts';
+import { recordDamaged, recordMissing } from './failure.ts';
 import {
   type MachineDocument,
   type MachineRecord,
@@ -85,15 +85,15 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
   const uids = [...found.keys(), ...(await host.network.attached())];
   for (const uid of new Set(uids)) {
     if (host.records.get(uid) === undefined && !damaged.has(uid)) {
-      host.logger.warn({ uid }, 'A machine has no record, so it is removed');
+      host.logger.warn({ uid }, 'A machine has no record, so it is removed if it has no Pod');
       host.records.save(foundRecord(host, { uid, ...strayIdentity(uid) }, found));
     }
   }
 }
 
 /**
- * Replaces unreadable records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. Such a machine
- * keeps its ports until its guest is shut down. A machine without a Pod is removed.
+ * Replaces unreadable and missing records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. Such
+ * a machine keeps its ports until its guest is shut down. A machine without a Pod is removed.
  */
 export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
   const byUid = new Map(pods.map((pod) => [pod.metadata.uid, pod]));
@@ -106,6 +106,21 @@ export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): 
     const automaticPorts = pod === undefined ? [] : portsInReport(host, record, pod);
     host.records.replaceDamaged({ ...record, failure, automaticPorts });
   }
+  for (const pod of pods) {
+    const record = host.records.get(pod.metadata.uid ?? '');
+    if (record?.key.startsWith(STRAY_PREFIX) === true) {
+      adoptUnrecorded(host, record, pod, found);
+    }
+  }
+}
+
+/** Gives a machine without a record of its own the document of its Pod. */
+function adoptUnrecorded(host: Host, record: MachineRecord, pod: Readonly<Pod>, found: Found): void {
+  const identity = identityOf(pod);
+  // If the machine has no folder, the agent found only its network attachment. The planner then reports that the disk is lost.
+  const failure = found.has(record.uid) ? recordMissing(identity) : undefined;
+  const automaticPorts = portsInReport(host, { ...record, ...identity }, pod);
+  host.records.update(record, { ...identity, failure, automaticPorts });
 }
 
 /**
@@ -177,9 +192,9 @@ function adoptImages(host: Host, found: Found): void {
       }
     }
   }
-  for (const { uid } of records.damaged) {
-    const base = found.get(uid)?.base;
-    if (base !== undefined) {
+  // Machines whose records are damaged or missing keep their images too, because their disks may stay.
+  for (const [uid, { base }] of found) {
+    if (base !== undefined && records.get(uid)?.base === undefined) {
       images.adopt(`machine/${uid}`, base);
     }
   }

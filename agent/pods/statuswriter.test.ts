@@ -1,7 +1,10 @@
-import { expect, test } from 'vitest';
+import { pino } from 'pino';
+import { expect, onTestFinished, test, vi } from 'vitest';
+import type { KubeClient } from '../../kube/client.ts';
 import type { Pod, PodStatus } from '../../kube/core.ts';
+import { createMetrics } from '../../kube/metrics.ts';
 import { parkedStatus } from '../../kube/podstatus.ts';
-import { showsAlready } from './statuswriter.ts';
+import { showsAlready, StatusWriter } from './statuswriter.ts';
 
 const NOW = '2030-01-01T00:00:00Z';
 const pod: Pod = {
@@ -31,4 +34,65 @@ test('a status that was written is not written again, whatever the API server ad
   const shown = { ...pod, status: given(status('a message')) };
   expect(showsAlready(shown, status('a message'))).toBe(true);
   expect(showsAlready(shown, status('another'))).toBe(false);
+});
+
+/** Starts a writer for `pod`. `remove` removes the Pod from the cache, as the watch does; `restore` adds it again. */
+function startWriter(client: object) {
+  let known: Pod | undefined = pod;
+  const writer = new StatusWriter({
+    client: client as KubeClient,
+    podOf: () => known,
+    logger: pino({ level: 'silent' }),
+    metrics: createMetrics(),
+  });
+  const stop = new AbortController();
+  onTestFinished(() => stop.abort());
+  writer.start(stop.signal);
+  const remove = (): void => {
+    known = undefined;
+    writer.forget(pod);
+  };
+  return { writer, remove, restore: () => (known = pod) };
+}
+
+/** Waits until the writer has handled all answers that it has. */
+async function rest(): Promise<void> {
+  await new Promise((resolve) => setTimeout(resolve, 10));
+}
+
+test('nothing is kept for a Pod that is gone before the answer to its deletion arrives', async () => {
+  const answer = Promise.withResolvers<void>();
+  const client = { apply: vi.fn(async () => pod), delete: vi.fn(() => answer.promise) };
+  const { writer, remove, restore } = startWriter(client);
+  writer.show(pod, status('a message'), { finish: true });
+  await expect.poll(() => client.delete).toHaveBeenCalledTimes(1);
+  remove();
+  answer.resolve();
+  await rest();
+  restore();
+  writer.show(pod, status('a message'), { finish: true });
+  await expect.poll(() => client.delete).toHaveBeenCalledTimes(2);
+});
+
+test('nothing is kept for a Pod that is gone before the answer to its status arrives', async () => {
+  const answer = Promise.withResolvers<Pod>();
+  const client = { apply: vi.fn(() => answer.promise) };
+  const { writer, remove } = startWriter(client);
+  const old = { ...pod, metadata: { ...pod.metadata, resourceVersion: '1' } };
+  writer.show(pod, status('a message'));
+  await expect.poll(() => client.apply).toHaveBeenCalledTimes(1);
+  remove();
+  answer.resolve({ ...old, metadata: { ...old.metadata, resourceVersion: '2' } });
+  await rest();
+  expect(writer.newest(old)).toBe(old);
+});
+
+test('no status is kept for a Pod that is gone', async () => {
+  const client = { apply: vi.fn(async () => pod) };
+  const { writer, remove, restore } = startWriter(client);
+  remove();
+  writer.show(pod, status('a message'));
+  restore();
+  await rest();
+  expect(client.apply).not.toHaveBeenCalled();
 });

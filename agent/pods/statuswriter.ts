@@ -93,8 +93,10 @@ export class StatusWriter {
   /** Queues a status for a Pod. The new status replaces an earlier status that is not written yet. */
   show(pod: Readonly<Pod>, status: PodStatus, after: AfterStatus = {}): void {
     const key = keyOf(pod);
-    this.#wishes.set(key, { uid: pod.metadata.uid ?? '', status, ...after });
-    this.#controller.enqueue(key);
+    if (this.#exists(pod)) {
+      this.#wishes.set(key, { uid: pod.metadata.uid ?? '', status, ...after });
+      this.#controller.enqueue(key);
+    }
   }
 
   /** Forgets a Pod that no longer exists. */
@@ -133,7 +135,9 @@ export class StatusWriter {
         { metadata: { name, namespace, uid }, status },
         { fieldManager: AGENT_NAME, force: true, subresource: 'status' },
       );
-      this.#written.set(uid, written);
+      if (this.#exists(pod)) {
+        this.#written.set(uid, written);
+      }
     } catch (error) {
       if (!isNotFound(error)) {
         throw isOurMistake(error) ? new TerminalError(error.message, { cause: error }) : error;
@@ -153,7 +157,14 @@ export class StatusWriter {
     const deletion = this.#options.client.delete(PODS, refOf(keyOf(pod)), { gracePeriodSeconds: 0, uid });
     // A conflict means that another Pod has the name now, so the old Pod no longer exists.
     await undefinedIf(isConflict, deletion);
-    this.#finished.add(uid);
+    if (this.#exists(pod)) {
+      this.#finished.add(uid);
+    }
+  }
+
+  /** Returns whether the Pod still exists. If it is gone, {@link forget} has already run, and nothing would remove a later entry. */
+  #exists(pod: Readonly<Pod>): boolean {
+    return this.#options.podOf(keyOf(pod))?.metadata.uid === pod.metadata.uid;
   }
 }
 

@@ -1,8 +1,8 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
-import { describe, expect, it } from 'vitest';
-import { processFiles, startTimeIn } from './process.ts';
+import { describe, expect, it, onTestFinished, vi } from 'vitest';
+import { identify, processFiles, startTimeIn, waitForExit } from './process.ts';
 
 /** Time limit of a state that takes milliseconds on an idle machine. */
 const STATE_MILLISECONDS = 30_000;
@@ -22,6 +22,18 @@ describe('a process', () => {
     expect(startTimeIn(stat('Z', 2))).toBe('1389051');
     expect(startTimeIn(stat('Z', 1))).toBeUndefined();
   });
+});
+
+it('the wait for the end of a process does not end early when the clock of the host is set forward', async () => {
+  const child = spawn('sleep', ['60'], { stdio: 'ignore' });
+  onTestFinished(() => void child.kill('SIGKILL'));
+  const identity = (await identify(child.pid!))!;
+  let now = 0;
+  vi.spyOn(Date, 'now').mockImplementation(() => (now += 86_400_000));
+  onTestFinished(() => void vi.restoreAllMocks());
+  const ended = waitForExit(identity, STATE_MILLISECONDS);
+  setTimeout(() => child.kill('SIGKILL'), 50);
+  expect(await ended).toBe(true);
 });
 
 describe('the mount tables of all processes', () => {

@@ -80,9 +80,9 @@ export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
 
 /** Waits for the end of a process. Returns false if the process is alive at the deadline. */
 export async function waitForExit(identity: ProcessIdentity, timeoutMilliseconds: number): Promise<boolean> {
-  const deadline = Date.now() + timeoutMilliseconds;
+  const deadline = performance.now() + timeoutMilliseconds;
   while (await isAlive(identity)) {
-    if (Date.now() >= deadline) {
+    if (performance.now() >= deadline) {
       return false;
     }
     await pause(EXIT_POLL_MILLISECONDS);

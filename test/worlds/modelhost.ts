@@ -162,7 +162,7 @@ export class ModelHost {
     });
     this.#stop = new AbortController();
     await adoptMachines(host, controller.machines);
-    await controller.start(this.#stop.signal);
+    await controller.start(this.#stop.signal, Promise.resolve());
   }
 
   /** Kills the agent. Its machines continue to run. */
