@@ -80,11 +80,7 @@ export class QemuDriver implements DriverOfVMs {
       ownRoot: options.ownRoot,
       isRoot: process.getuid?.() === 0,
       readers: options.readers,
-      changed: (uid) => {
-        for (const handler of this.#handlers) {
-          handler(uid);
-        }
-      },
+      changed: (uid) => this.#handlers.forEach((handler) => handler(uid)),
       follow: (folder, how) => {
         this.#of(folder).console.start();
         this.#of(folder).dpi.follow(how);
@@ -133,12 +129,9 @@ export class QemuDriver implements DriverOfVMs {
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
     const machine = this.#of(folder).machine;
+    const work = async () => await machine.stop(options);
     // If the machine has no process, a stop does not interrupt a copy, because the copy reads only the disk's file.
-    if ((await machine.process()) === undefined) {
-      await machine.stop(options);
-    } else {
-      await this.#ending(folder, 'stopped', async () => await machine.stop(options));
-    }
+    await ((await machine.process()) === undefined ? work() : this.#ending(folder, 'stopped', work));
   }
 
   async pause(folder: MachineFolder): Promise<void> {
@@ -151,10 +144,13 @@ export class QemuDriver implements DriverOfVMs {
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
-    await this.#ending(folder, 'suspended', async () => {
-      await this.#of(folder).copies.tidy();
-      await this.#of(folder).machine.suspend();
+    const { copies, machine, guest } = this.#of(folder);
+    const suspending = this.#ending(folder, 'suspended', async () => {
+      await copies.tidy();
+      await machine.suspend();
     });
+    // After a failure, the guest continues with a late clock. After a success, no guest is left and this call does nothing.
+    await suspending.finally(() => void guest.setTime());
   }
 
   /** Interrupts copies of the disk, then runs `work`. A copy reads from the machine's process, which `work` ends or pauses. */

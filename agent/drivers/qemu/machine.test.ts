@@ -299,14 +299,17 @@ describe('a guest agent', () => {
     expect(qmp.commands).toContain('system_powerdown');
   });
 
-  it('sets the clock of a guest that stood still', async () => {
+  it.each([
+    ['was paused', async () => await driver.unpause(folder)],
+    ['could not be suspended', async () => await expect(driver.suspend(folder)).rejects.toThrow('failed')],
+  ])('sets the clock of a guest that %s', async (_, standStill) => {
     await listen('running', { hasAgent: true });
     const asked = Promise.withResolvers<void>();
     await guestAgent((socket) => {
       socket.write('{"return":{}}\n');
       asked.resolve();
     });
-    await driver.unpause(folder);
+    await standStill();
     await asked.promise;
     const [command] = seen;
     expect(command?.execute).toBe('guest-set-time');
