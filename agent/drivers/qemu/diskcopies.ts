@@ -252,18 +252,14 @@ export class DiskCopies {
       }
       const hypervisor = await this.#machine.hypervisor();
       const qmp = await hypervisor?.qmp();
-      const thawed =
-        hypervisor === undefined || !note.frozen || (await this.#thaw(hypervisor.guestAgent, note));
+      const thawed = !note.frozen || (await this.#thaw(hypervisor?.guestAgent, note));
       await (qmp && dropSnapshot(qmp));
       const removed = await removeSnapshotFiles(path, hypervisor !== undefined);
       // While the thaw is unconfirmed, the note about the copy stays, because the next copy reads the number of thaw requests from it. The
-      // note is removed when the machine has ended.
-      if (!thawed) {
-        return await this.#note({ target: undefined });
-      }
-      // If other files of the hypervisor prevent the removal of the snapshot's folder, the note stays until the machine has ended.
-      if (!removed) {
-        return await this.#note({ target: undefined, frozen: false, thawsFailed: 0 });
+      // note is removed when the machine has ended and is not suspended. If other files of the hypervisor prevent the removal of the
+      // snapshot's folder, the note also stays until the machine has ended.
+      if (!thawed || !removed) {
+        return await this.#note({ target: undefined, ...(thawed && { frozen: false, thawsFailed: 0 }) });
       }
       await removeCopyNote(path);
     }
@@ -272,9 +268,12 @@ export class DiskCopies {
 
   /**
    * Requests a thaw of the guest's file systems, and returns whether the guest confirmed the thaw. The request is counted first, so that it
-   * counts even if the agent dies during the request.
+   * counts even if the agent dies during the request. Without a process (`agent` is undefined), only a suspended guest stays frozen.
    */
-  async #thaw(agent: GuestAgent, { thawsFailed }: CopyNote): Promise<boolean> {
+  async #thaw(agent: GuestAgent | undefined, { thawsFailed }: CopyNote): Promise<boolean> {
+    if (agent === undefined) {
+      return (await this.#machine.state.read())?.suspended !== true;
+    }
     if (thawsFailed >= THAW_LIMIT) {
       return false;
     }
