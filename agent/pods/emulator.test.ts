@@ -145,7 +145,7 @@ class TestHost {
   }
 }
 
-const OPERATION = { pod: undefined, desired: DESIRED } as unknown as Operation;
+const OPERATION = { pod: undefined, desired: DESIRED, abort: new AbortController() } as unknown as Operation;
 
 describe('the document of an emulator', () => {
   it('makes its Pod a machine', () => {

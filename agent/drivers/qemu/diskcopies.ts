@@ -56,9 +56,20 @@ export class DiskCopies {
     this.#context = context;
   }
 
-  /** Runs `work` when all earlier copies have ended. Copies that are requested after this call wait until `work` has ended. */
-  async exclusively<T>(work: () => Promise<T>): Promise<T> {
-    return await this.#serial.run(work);
+  /**
+   * Runs `work` when all earlier copies have ended. Copies that are requested after this call wait until `work` has ended. If the signal
+   * aborts before `work` begins, the promise rejects at once and `work` never runs. Later, the signal has no effect.
+   */
+  async exclusively<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+    const waiting = Promise.withResolvers<never>();
+    const giveUp = () => waiting.reject(signal?.reason);
+    signal?.addEventListener('abort', giveUp, { once: true });
+    const turn = this.#serial.run(async () => {
+      signal?.throwIfAborted();
+      signal?.removeEventListener('abort', giveUp);
+      return await work();
+    });
+    return await Promise.race([turn, waiting.promise]);
   }
 
   /** Aborts all copies that were requested before this call. Resolves when these copies have ended. */
@@ -120,13 +131,7 @@ export class DiskCopies {
    * Copies the disk when all earlier work is done. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
    */
   async #inTurn(options: CopyOptions): Promise<DiskCopy> {
-    const { signal } = options;
-    const waiting = Promise.withResolvers<never>();
-    const giveUp = () => waiting.reject(signal.reason);
-    signal.addEventListener('abort', giveUp);
-    const turn = this.exclusively(async () => {
-      signal.throwIfAborted();
-      signal.removeEventListener('abort', giveUp);
+    return await this.exclusively(async () => {
       this.#copying = true;
       try {
         await this.tidy();
@@ -134,19 +139,13 @@ export class DiskCopies {
       } finally {
         this.#copying = false;
       }
-    });
-    try {
-      return await Promise.race([turn, waiting.promise]);
-    } finally {
-      signal.removeEventListener('abort', giveUp);
-    }
+    }, options.signal);
   }
 
   async #copy(options: CopyOptions): Promise<DiskCopy> {
-    const { uid } = this.#folder;
     const file = await this.#machine.state.read();
     if (file === undefined) {
-      throw new ReasonedError('NoMachine', `There is no machine ${uid}`);
+      throw new ReasonedError('NoMachine', `There is no machine ${this.#folder.uid}`);
     }
     if (file.diskBytes === undefined) {
       throw new ReasonedError('NoDisk', 'The machine has no disk');

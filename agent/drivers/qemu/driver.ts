@@ -104,7 +104,7 @@ export class QemuDriver implements DriverOfVMs {
     await this.#of(folder).machine.state.replace(await createFiles(this.#root, folder, material));
   }
 
-  async start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
+  async start(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     if ((await this.inspect(folder)).kind === 'running') {
       return;
     }
@@ -112,7 +112,7 @@ export class QemuDriver implements DriverOfVMs {
     await copies.exclusively(async () => {
       await copies.tidy();
       await this.#start(folder, this.#owned(plan));
-    });
+    }, signal);
   }
 
   async #start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
@@ -138,9 +138,10 @@ export class QemuDriver implements DriverOfVMs {
     await this.#ending(folder, 'paused', async () => await pauseGuest(this.#of(folder).machine));
   }
 
-  async unpause(folder: MachineFolder): Promise<void> {
-    await this.#of(folder).copies.exclusively(async () => await unpauseGuest(this.#of(folder).machine));
-    void this.#of(folder).guest.setTime();
+  async unpause(folder: MachineFolder, signal?: AbortSignal): Promise<void> {
+    const { copies, machine, guest } = this.#of(folder);
+    await copies.exclusively(async () => await unpauseGuest(machine), signal);
+    void guest.setTime();
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
@@ -160,13 +161,13 @@ export class QemuDriver implements DriverOfVMs {
     await copies.exclusively(work);
   }
 
-  async resume(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
+  async resume(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
       await copies.tidy();
       const state = await requireMachineFile(folder.path);
       await this.#of(folder).machine.resume(this.#owned(plan), await this.#platforms.of(state.architecture));
-    });
+    }, signal);
     void this.#of(folder).guest.setTime();
   }
 
