@@ -190,7 +190,7 @@ describe('an emulator beside its running VM', () => {
     expect(test.calls).toEqual([
       ['create', { guest, runAs }, undefined],
       ['attach', { exposedPort: 5555, peer: 'vm-pod', ports: [] }],
-      ['start', { guest, runAs, ...size, network: NETWORK }],
+      ['start', { guest, runAs, ...size, network: NETWORK }, OPERATION.abort.signal],
       ['event', 'Emulator phone: The process of the emulator is running, and Android is still booting'],
     ]);
     const { record } = runtime;

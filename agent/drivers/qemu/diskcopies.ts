@@ -12,6 +12,7 @@ import { diskNode } from './arguments.ts';
 import { diskReader, requireOwnData } from './files.ts';
 import { type Freeze, thaw, whileFrozen } from './guestagent/commands.ts';
 import type { GuestAgent } from './guestagent/guestagent.ts';
+import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
 import type { QemuMachine } from './machine.ts';
 import {
@@ -251,7 +252,7 @@ export class DiskCopies {
       }
       const hypervisor = await this.#machine.hypervisor();
       const qmp = await hypervisor?.qmp();
-      const thawed = !note.frozen || (await this.#thaw(hypervisor?.guestAgent, note));
+      const thawed = !note.frozen || (await this.#thaw(hypervisor, note));
       await (qmp && dropSnapshot(qmp));
       const removed = await removeSnapshotFiles(path, hypervisor !== undefined);
       // While the thaw is unconfirmed, the note about the copy stays, because the next copy reads the number of thaw requests from it. The
@@ -267,10 +268,10 @@ export class DiskCopies {
 
   /**
    * Requests a thaw of the guest's file systems, and returns whether the guest confirmed the thaw. The request is counted first, so that it
-   * counts even if the agent dies during the request. Without a process (`agent` is undefined), only a suspended guest stays frozen.
+   * counts even if the agent dies during the request. Without a hypervisor, only a suspended guest stays frozen.
    */
-  async #thaw(agent: GuestAgent | undefined, { thawsFailed }: CopyNote): Promise<boolean> {
-    if (agent === undefined) {
+  async #thaw(hypervisor: Hypervisor | undefined, { thawsFailed }: CopyNote): Promise<boolean> {
+    if (hypervisor === undefined) {
       return (await this.#machine.state.read())?.suspended !== true;
     }
     if (thawsFailed >= THAW_LIMIT) {
@@ -279,7 +280,7 @@ export class DiskCopies {
     const { uid } = this.#folder;
     await this.#note({ thawsFailed: thawsFailed + 1 });
     try {
-      await thaw(agent);
+      await thaw(hypervisor.guestAgent);
       return true;
     } catch (error) {
       this.#context.logger.error(
