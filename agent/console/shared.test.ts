@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import { type Duplex, duplexPair } from 'node:stream';
+import { type Duplex, duplexPair, PassThrough } from 'node:stream';
 import { expect, test } from 'vitest';
 import { SharedConsole } from './shared.ts';
 
@@ -91,6 +91,30 @@ test('a reader that is too slow gets an error, and neither the guest nor other r
   expect(errors[0]?.message).toContain('not read');
   expect(slow.readableLength).toBeLessThanOrEqual(BACKLOG_BYTES);
   expect(bytes).toBe(2 * BACKLOG_BYTES);
+});
+
+test('input that the guest does not read fills no memory, and later input waits for the guest', async () => {
+  const connection = new PassThrough();
+  const console = new SharedConsole(async () => connection);
+  await opened(console, false);
+  connection.pause();
+  const piece = Buffer.alloc(64 * 1024, 'x');
+  for (let streams = 0; streams < 50; streams += 1) {
+    const stream = await opened(console, true);
+    stream.write(piece);
+    stream.destroy();
+    await once(stream, 'close');
+  }
+  expect(connection.writableLength + connection.readableLength).toBeLessThan(4 * piece.length);
+  expect(connection.listenerCount('drain')).toBe(0);
+  const last = await opened(console, true);
+  last.write('root\n');
+  let text = '';
+  connection.on('data', (chunk: Buffer) => {
+    text += String(chunk);
+  });
+  connection.resume();
+  await expect.poll(() => text).toMatch(/^x+root\n$/u);
 });
 
 test('streams end with the connection after their last output, also while they wait to type', async () => {

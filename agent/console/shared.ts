@@ -115,6 +115,8 @@ class ConsoleStream extends Duplex {
   /** Connection to which this stream writes its input. The connection is set before the caller gets this stream. */
   connection: Duplex | undefined;
   #hasInput: boolean;
+  /** Forgets the input that waits until the connection takes input again. Does nothing if no input waits. */
+  #forget: () => void = () => undefined;
 
   constructor(hasInput: boolean) {
     super();
@@ -158,9 +160,16 @@ class ConsoleStream extends Duplex {
     // This function does nothing, because `print` adds the output when the guest prints.
   }
 
-  override _write(chunk: Buffer, _: BufferEncoding, done: () => void): void {
-    // Errors of the connection are not reported here. Such an error ends the connection, and the end of the connection ends this stream.
-    this.connection?.write(chunk, () => done());
+  override _write(chunk: Buffer, encoding: BufferEncoding, done: () => void): void {
+    const { connection } = this;
+    if (connection?.writableNeedDrain === true) {
+      // The guest has not read the input of earlier streams yet. The connection must not queue more input, because a user could fill the
+      // agent's memory with many streams, one after another.
+      this.#waitFor(connection, () => this._write(chunk, encoding, done));
+    } else {
+      // Errors of the connection are not reported here. Such an error ends the connection, and the end of the connection ends this stream.
+      connection?.write(chunk, () => done());
+    }
   }
 
   override _final(done: () => void): void {
@@ -170,6 +179,17 @@ class ConsoleStream extends Duplex {
 
   override _destroy(error: Error | null, done: (error: Error | null) => void): void {
     this.#hasInput = false;
+    this.#forget();
     done(error);
+  }
+
+  /** Calls `then` when the connection takes input again or has ended. If this stream is destroyed first, `then` is not called. */
+  #waitFor(connection: Duplex, then: () => void): void {
+    const proceed = () => {
+      this.#forget();
+      then();
+    };
+    this.#forget = () => void connection.off('drain', proceed).off('close', proceed);
+    connection.once('drain', proceed).once('close', proceed);
   }
 }

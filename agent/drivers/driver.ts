@@ -193,11 +193,8 @@ export interface Driver {
    * Without `base`, the disk is blank and has the size `diskSizeBytes`. If `diskSizeBytes` is undefined too, the machine has no disk.
    */
   create(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
-  /**
-   * Starts the machine. Resolves when its hypervisor runs and answers. After an error no process is left. @throws ReasonedError when
-   * the machine does not start.
-   */
-  start(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
+  /** Starts the machine. Resolves when its hypervisor answers. After an error no process is left. @throws ReasonedError on a failure. */
+  start(folder: MachineFolder, plan: LaunchPlan, signal?: AbortSignal): Promise<void>;
   /**
    * Ends a machine. First asks the guest agent, if any, to shut the guest down. If the guest continues to run, the driver presses the
    * guest's power button. If the process still runs after the grace period, the driver ends the process. The grace period ends early if the
@@ -211,14 +208,14 @@ export interface Driver {
    */
   pause(folder: MachineFolder): Promise<void>;
   /** Continues a paused guest from the point at which it was paused. */
-  unpause(folder: MachineFolder): Promise<void>;
+  unpause(folder: MachineFolder, signal?: AbortSignal): Promise<void>;
   /** Suspends a machine to disk: writes its memory and the state of its devices into the machine's folder, and ends its process. */
   suspend(folder: MachineFolder): Promise<void>;
   /**
    * Continues a machine after {@link suspend}, with the number of CPUs and the memory size from before the suspension. After an error, the
    * machine stays suspended. @throws ReasonedError when the machine does not resume.
    */
-  resume(folder: MachineFolder, plan: LaunchPlan): Promise<void>;
+  resume(folder: MachineFolder, plan: LaunchPlan, signal?: AbortSignal): Promise<void>;
   /** Replaces the disk of a stopped machine with a new disk, as {@link create} makes it. */
   revert(folder: MachineFolder, plan: MachinePlan, base: BaseImage | undefined): Promise<void>;
   /** Returns an upper limit for the number of bytes that {@link copyDisk} would write if it were called now. */
@@ -228,8 +225,9 @@ export interface Driver {
    * system. The guest continues meanwhile. The file is not flushed, and it is removed when the promise rejects.
    *
    * The agent can call other functions during a copy. `create`, `start`, `unpause`, `resume`, `revert` and a second copy wait until the
-   * first copy ends. `delete` and `close` make the copy fail, and wait until it has ended. If the machine runs, `stop`, `pause` and
-   * `suspend` also make the copy fail.
+   * first copy ends. The signal of `start`, `unpause` and `resume` can end only this wait. The promise then rejects with the signal's
+   * reason, and the machine is unchanged. `delete` and `close` make the copy fail, and wait until it has ended. If the machine runs,
+   * `stop`, `pause` and `suspend` also make the copy fail.
    *
    * @throws the signal's reason when the signal aborted.
    * @throws ReasonedError `NoMachine` or `NoDisk` when there is nothing to copy; `Interrupted` when the machine stopped, was suspended

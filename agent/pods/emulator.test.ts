@@ -145,7 +145,7 @@ class TestHost {
   }
 }
 
-const OPERATION = { pod: undefined, desired: DESIRED } as unknown as Operation;
+const OPERATION = { pod: undefined, desired: DESIRED, abort: new AbortController() } as unknown as Operation;
 
 describe('the document of an emulator', () => {
   it('makes its Pod a machine', () => {
@@ -190,7 +190,7 @@ describe('an emulator beside its running VM', () => {
     expect(test.calls).toEqual([
       ['create', { guest, runAs }, undefined],
       ['attach', { exposedPort: 5555, peer: 'vm-pod', ports: [] }],
-      ['start', { guest, runAs, ...size, network: NETWORK }],
+      ['start', { guest, runAs, ...size, network: NETWORK }, OPERATION.abort.signal],
       ['event', 'Emulator phone: The process of the emulator is running, and Android is still booting'],
     ]);
     const { record } = runtime;

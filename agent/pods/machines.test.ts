@@ -5,7 +5,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, type MockInstance, vi } from 'vitest';
 import type { MachineState } from '../drivers/driver.ts';
 import type { Host } from './host.ts';
-import { newRecord, type Runtime, type Step, type Wanted } from './machine.ts';
+import { newRecord, type Operation, type Runtime, type Step, type Wanted } from './machine.ts';
 import { Machines, type Progress } from './machines.ts';
 import { RecordStore } from './records.ts';
 
@@ -99,4 +99,22 @@ it('a clock of the host that is set back does not lengthen the wait', async () =
   await drive(WANTED);
   vi.spyOn(Date, 'now').mockReturnValue(Date.now() - 3_600_000);
   await expectWait('suspend', WANTED);
+});
+
+it('a start that waits for a copy of the disk ends when the Pod is deleted or the VM is stopped', async () => {
+  const desired = { ...WANTED.desired, power: 'Running' } as NonNullable<Wanted['desired']>;
+  const ends: Wanted[] = [
+    { ...WANTED, desired, deletion: { deadline: Date.now() } },
+    { ...WANTED, desired: { ...desired, power: 'Stopped' } },
+  ];
+  for (const end of ends) {
+    const abort = new AbortController();
+    runtime.state = { kind: 'stopped' };
+    runtime.operation = { kind: 'start', abort, hurry: new AbortController() } as unknown as Operation;
+    Object.assign(runtime.record, { running: false });
+    await machines.drive(runtime, { ...WANTED, desired });
+    expect(abort.signal.aborted).toBe(false);
+    await machines.drive(runtime, end);
+    expect(abort.signal.aborted).toBe(true);
+  }
 });

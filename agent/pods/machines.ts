@@ -21,7 +21,7 @@ import {
   suspendedBytes,
   type Wanted,
 } from './machine.ts';
-import { plan, type Situation } from './plan.ts';
+import { isObsolete, plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
 
 /**
@@ -180,7 +180,7 @@ export class Machines {
   #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
-    if (operation.kind === 'create' && step.kind !== 'create') {
+    if (isObsolete(operation.kind, step, wanted)) {
       operation.abort.abort(new Error('The machine is no longer wanted'));
     }
     const until = this.#hurry(runtime.record, wanted, operation);

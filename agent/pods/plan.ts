@@ -10,8 +10,16 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
 import { failed } from './failure.ts';
-import type { MachineEnd, MachineFailure, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
-import { isPending, offChange, restsAfter } from './stops.ts';
+import type {
+  MachineEnd,
+  MachineFailure,
+  MachineRecord,
+  OperationKind,
+  Runtime,
+  Step,
+  Wanted,
+} from './machine.ts';
+import { isPending, offChange, restsAfter, wantsOff } from './stops.ts';
 
 /**
  * Wait before the second restart of a machine that ends repeatedly. The first restart is immediate. Later waits become longer, up to
@@ -48,6 +56,10 @@ export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Run
 
 const SETTLED: Step = { kind: 'settled' };
 
+/** Operations that can be cancelled while they wait for a copy of the machine's disk. The planned steps of {@link OFF} do not wait for the copy. */
+const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume']);
+const OFF: ReadonlySet<Step['kind']> = new Set(['stop', 'release', 'remove']);
+
 /** Returns the next step. `now` is in milliseconds since the epoch. */
 export function plan(situation: Situation, now: number): Step {
   const { record, deletion } = situation;
@@ -64,6 +76,16 @@ export function plan(situation: Situation, now: number): Step {
   }
   const failure = failureOf(situation, now);
   return failure === undefined ? live(situation, now) : { kind: 'fail', failure };
+}
+
+/** Returns whether an operation that is under way must be cancelled. `step` is the step that is planned meanwhile. */
+export function isObsolete(kind: OperationKind, step: Step, { desired }: Pick<Wanted, 'desired'>): boolean {
+  if (kind === 'create') {
+    return step.kind !== 'create';
+  }
+  // A machine that has not started yet needs no stop, so the planner plans none.
+  const startsInVain = kind === 'start' && desired !== undefined && wantsOff(desired);
+  return startsInVain || (WAITING.has(kind) && OFF.has(step.kind));
 }
 
 function live(situation: Situation, now: number): Step {

@@ -154,7 +154,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   const { plan, change } = await prepareStart(host, runtime, operation);
   host.records.update(record, { restartedAt, ...change });
   host.disk.startsAnew(record.uid);
-  await driverOf(host, record).start(runtime.folder, plan);
+  await driverOf(host, record).start(runtime.folder, plan, operation.abort.signal);
   runtime.unseen = false;
   host.records.update(record, {
     running: true,
@@ -195,7 +195,7 @@ async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Op
 }
 
 async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
-  await driverOf(host, record).unpause(folder);
+  await driverOf(host, record).unpause(folder, operation.abort.signal);
   tellPod(
     host,
     operation,
@@ -215,7 +215,8 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
   const { record, folder } = runtime;
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
-  await driverOf(host, record).resume(folder, { ...launchPlan(host, record, operation, network), vnc });
+  const plan = { ...launchPlan(host, record, operation, network), vnc };
+  await driverOf(host, record).resume(folder, plan, operation.abort.signal);
   runtime.unseen = false;
   host.records.update(record, { running: true });
   tell(host, record, 'Resumed', 'Resume', 'The machine continues from its suspended state');

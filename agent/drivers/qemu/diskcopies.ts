@@ -12,6 +12,7 @@ import { diskNode } from './arguments.ts';
 import { diskReader, requireOwnData } from './files.ts';
 import { type Freeze, thaw, whileFrozen } from './guestagent/commands.ts';
 import type { GuestAgent } from './guestagent/guestagent.ts';
+import type { Hypervisor } from './hypervisor.ts';
 import type { MachineContext } from './launch.ts';
 import type { QemuMachine } from './machine.ts';
 import {
@@ -56,9 +57,20 @@ export class DiskCopies {
     this.#context = context;
   }
 
-  /** Runs `work` when all earlier copies have ended. Copies that are requested after this call wait until `work` has ended. */
-  async exclusively<T>(work: () => Promise<T>): Promise<T> {
-    return await this.#serial.run(work);
+  /**
+   * Runs `work` when all earlier copies have ended. Copies that are requested after this call wait until `work` has ended. If the signal
+   * aborts before `work` begins, the promise rejects at once and `work` never runs. Later, the signal has no effect.
+   */
+  async exclusively<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
+    const waiting = Promise.withResolvers<never>();
+    const giveUp = () => waiting.reject(signal?.reason);
+    signal?.addEventListener('abort', giveUp, { once: true });
+    const turn = this.#serial.run(async () => {
+      signal?.throwIfAborted();
+      signal?.removeEventListener('abort', giveUp);
+      return await work();
+    });
+    return await Promise.race([turn, waiting.promise]);
   }
 
   /** Aborts all copies that were requested before this call. Resolves when these copies have ended. */
@@ -120,13 +132,7 @@ export class DiskCopies {
    * Copies the disk when all earlier work is done. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
    */
   async #inTurn(options: CopyOptions): Promise<DiskCopy> {
-    const { signal } = options;
-    const waiting = Promise.withResolvers<never>();
-    const giveUp = () => waiting.reject(signal.reason);
-    signal.addEventListener('abort', giveUp);
-    const turn = this.exclusively(async () => {
-      signal.throwIfAborted();
-      signal.removeEventListener('abort', giveUp);
+    return await this.exclusively(async () => {
       this.#copying = true;
       try {
         await this.tidy();
@@ -134,19 +140,13 @@ export class DiskCopies {
       } finally {
         this.#copying = false;
       }
-    });
-    try {
-      return await Promise.race([turn, waiting.promise]);
-    } finally {
-      signal.removeEventListener('abort', giveUp);
-    }
+    }, options.signal);
   }
 
   async #copy(options: CopyOptions): Promise<DiskCopy> {
-    const { uid } = this.#folder;
     const file = await this.#machine.state.read();
     if (file === undefined) {
-      throw new ReasonedError('NoMachine', `There is no machine ${uid}`);
+      throw new ReasonedError('NoMachine', `There is no machine ${this.#folder.uid}`);
     }
     if (file.diskBytes === undefined) {
       throw new ReasonedError('NoDisk', 'The machine has no disk');
@@ -252,18 +252,14 @@ export class DiskCopies {
       }
       const hypervisor = await this.#machine.hypervisor();
       const qmp = await hypervisor?.qmp();
-      const thawed =
-        hypervisor === undefined || !note.frozen || (await this.#thaw(hypervisor.guestAgent, note));
+      const thawed = !note.frozen || (await this.#thaw(hypervisor, note));
       await (qmp && dropSnapshot(qmp));
       const removed = await removeSnapshotFiles(path, hypervisor !== undefined);
       // While the thaw is unconfirmed, the note about the copy stays, because the next copy reads the number of thaw requests from it. The
-      // note is removed when the machine has ended.
-      if (!thawed) {
-        return await this.#note({ target: undefined });
-      }
-      // If other files of the hypervisor prevent the removal of the snapshot's folder, the note stays until the machine has ended.
-      if (!removed) {
-        return await this.#note({ target: undefined, frozen: false, thawsFailed: 0 });
+      // note is removed when the machine has ended and is not suspended. If other files of the hypervisor prevent the removal of the
+      // snapshot's folder, the note also stays until the machine has ended.
+      if (!thawed || !removed) {
+        return await this.#note({ target: undefined, ...(thawed && { frozen: false, thawsFailed: 0 }) });
       }
       await removeCopyNote(path);
     }
@@ -272,16 +268,19 @@ export class DiskCopies {
 
   /**
    * Requests a thaw of the guest's file systems, and returns whether the guest confirmed the thaw. The request is counted first, so that it
-   * counts even if the agent dies during the request.
+   * counts even if the agent dies during the request. Without a hypervisor, only a suspended guest stays frozen.
    */
-  async #thaw(agent: GuestAgent, { thawsFailed }: CopyNote): Promise<boolean> {
+  async #thaw(hypervisor: Hypervisor | undefined, { thawsFailed }: CopyNote): Promise<boolean> {
+    if (hypervisor === undefined) {
+      return (await this.#machine.state.read())?.suspended !== true;
+    }
     if (thawsFailed >= THAW_LIMIT) {
       return false;
     }
     const { uid } = this.#folder;
     await this.#note({ thawsFailed: thawsFailed + 1 });
     try {
-      await thaw(agent);
+      await thaw(hypervisor.guestAgent);
       return true;
     } catch (error) {
       this.#context.logger.error(

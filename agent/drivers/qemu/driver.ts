@@ -80,11 +80,7 @@ export class QemuDriver implements DriverOfVMs {
       ownRoot: options.ownRoot,
       isRoot: process.getuid?.() === 0,
       readers: options.readers,
-      changed: (uid) => {
-        for (const handler of this.#handlers) {
-          handler(uid);
-        }
-      },
+      changed: (uid) => this.#handlers.forEach((handler) => handler(uid)),
       follow: (folder, how) => {
         this.#of(folder).console.start();
         this.#of(folder).dpi.follow(how);
@@ -108,7 +104,7 @@ export class QemuDriver implements DriverOfVMs {
     await this.#of(folder).machine.state.replace(await createFiles(this.#root, folder, material));
   }
 
-  async start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
+  async start(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     if ((await this.inspect(folder)).kind === 'running') {
       return;
     }
@@ -116,7 +112,7 @@ export class QemuDriver implements DriverOfVMs {
     await copies.exclusively(async () => {
       await copies.tidy();
       await this.#start(folder, this.#owned(plan));
-    });
+    }, signal);
   }
 
   async #start(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
@@ -133,28 +129,29 @@ export class QemuDriver implements DriverOfVMs {
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
     const machine = this.#of(folder).machine;
+    const work = async () => await machine.stop(options);
     // If the machine has no process, a stop does not interrupt a copy, because the copy reads only the disk's file.
-    if ((await machine.process()) === undefined) {
-      await machine.stop(options);
-    } else {
-      await this.#ending(folder, 'stopped', async () => await machine.stop(options));
-    }
+    await ((await machine.process()) === undefined ? work() : this.#ending(folder, 'stopped', work));
   }
 
   async pause(folder: MachineFolder): Promise<void> {
     await this.#ending(folder, 'paused', async () => await pauseGuest(this.#of(folder).machine));
   }
 
-  async unpause(folder: MachineFolder): Promise<void> {
-    await this.#of(folder).copies.exclusively(async () => await unpauseGuest(this.#of(folder).machine));
-    void this.#of(folder).guest.setTime();
+  async unpause(folder: MachineFolder, signal?: AbortSignal): Promise<void> {
+    const { copies, machine, guest } = this.#of(folder);
+    await copies.exclusively(async () => await unpauseGuest(machine), signal);
+    void guest.setTime();
   }
 
   async suspend(folder: MachineFolder): Promise<void> {
-    await this.#ending(folder, 'suspended', async () => {
-      await this.#of(folder).copies.tidy();
-      await this.#of(folder).machine.suspend();
+    const { copies, machine, guest } = this.#of(folder);
+    const suspending = this.#ending(folder, 'suspended', async () => {
+      await copies.tidy();
+      await machine.suspend();
     });
+    // After a failure, the guest continues with a late clock. After a success, no guest is left and this call does nothing.
+    await suspending.finally(() => void guest.setTime());
   }
 
   /** Interrupts copies of the disk, then runs `work`. A copy reads from the machine's process, which `work` ends or pauses. */
@@ -164,13 +161,13 @@ export class QemuDriver implements DriverOfVMs {
     await copies.exclusively(work);
   }
 
-  async resume(folder: MachineFolder, plan: VmLaunchPlan): Promise<void> {
+  async resume(folder: MachineFolder, plan: VmLaunchPlan, signal?: AbortSignal): Promise<void> {
     const copies = this.#of(folder).copies;
     await copies.exclusively(async () => {
       await copies.tidy();
       const state = await requireMachineFile(folder.path);
       await this.#of(folder).machine.resume(this.#owned(plan), await this.#platforms.of(state.architecture));
-    });
+    }, signal);
     void this.#of(folder).guest.setTime();
   }
 

@@ -222,6 +222,19 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
     expect(await readCopyNote(folder.path)).toBeUndefined();
     await expect(access(target)).rejects.toSatisfy(isMissing);
   });
+
+  it('keeps its note while the machine is suspended, because the memory contains the frozen guest', async () => {
+    const target = join(directory, 'disk.raw');
+    await writeFile(target, 'incomplete');
+    await writeCopyNote(folder.path, { target, frozen: true, thawsFailed: 1 });
+    const off = { process: undefined, live: false };
+    await new StateFile(folder.path).update({ ...off, intent: 'suspend', suspended: true });
+    expect(await driver.inspect(folder)).toEqual({ kind: 'suspended' });
+    const kept = { frozen: true, thawsFailed: 1 };
+    await expect.poll(async () => await readCopyNote(folder.path)).toEqual(kept);
+    await expect(access(target)).rejects.toSatisfy(isMissing);
+    await driver.stop(folder, { graceMilliseconds: 0 });
+  });
 });
 
 /** The hypervisor has no use for other files in this folder, so only a hostile hypervisor makes them. */
@@ -299,14 +312,17 @@ describe('a guest agent', () => {
     expect(qmp.commands).toContain('system_powerdown');
   });
 
-  it('sets the clock of a guest that stood still', async () => {
+  it.each([
+    ['was paused', async () => await driver.unpause(folder)],
+    ['could not be suspended', async () => await expect(driver.suspend(folder)).rejects.toThrow('failed')],
+  ])('sets the clock of a guest that %s', async (_, standStill) => {
     await listen('running', { hasAgent: true });
     const asked = Promise.withResolvers<void>();
     await guestAgent((socket) => {
       socket.write('{"return":{}}\n');
       asked.resolve();
     });
-    await driver.unpause(folder);
+    await standStill();
     await asked.promise;
     const [command] = seen;
     expect(command?.execute).toBe('guest-set-time');

@@ -93,13 +93,13 @@ export class QemuMachine {
   async resume(plan: VmLaunchPlan, platform: Platform): Promise<void> {
     // The machine counts as suspended until the new process has read the memory, so that a failure before this moment does not lose the
     // memory.
-    await this.state.change(({ launched }) => ({
+    const begun = await this.state.change(({ launched }) => ({
       ...BEGUN,
       launched: resumedWith(launched, plan, platform),
     }));
     try {
       const qmp = await this.#bringUp(plan, platform, true);
-      await restoreMemory(this.#folder.path, qmp);
+      await restoreMemory(this.#folder.path, qmp, begun.launched?.memoryBytes);
       await this.state.update({ suspended: false });
       await rm(join(this.#folder.path, FILES.memory), { force: true });
       await qmp.execute('cont');
@@ -137,10 +137,10 @@ export class QemuMachine {
     }
     const hypervisor = this.#adopt(identity);
     const qmp = await hypervisor.qmp();
-    await this.state.update({ intent: 'suspend' });
+    const { launched } = await this.state.update({ intent: 'suspend' });
     try {
       await qmp.execute('stop');
-      await saveMemory(this.#folder.path, qmp);
+      await saveMemory(this.#folder.path, qmp, launched?.memoryBytes);
       await this.state.update({ suspended: true, paused: false });
     } catch (error) {
       await goOn(qmp, this.state);

@@ -8,8 +8,8 @@ import { createServer, type Server, type Socket } from 'node:net';
 import { createInterface } from 'node:readline';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, test } from 'vitest';
-import { restoreMemory } from './memory.ts';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { restoreMemory, saveMemory } from './memory.ts';
 import { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
@@ -41,6 +41,7 @@ beforeEach(async () => {
 });
 
 afterEach(async () => {
+  vi.restoreAllMocks();
   qmp.close();
   for (const server of servers) {
     server.close();
@@ -55,7 +56,7 @@ async function serve(name: string, onConnection: (socket: Socket) => void): Prom
 }
 
 /** Closes the connection at the last byte, either before or just after the agent has reached the end of its file. */
-async function restore(then: string | undefined): Promise<void> {
+async function restore(then: string | undefined, memoryBytes?: number): Promise<void> {
   await writeFile(join(folder, FILES.memory), MEMORY);
   await serve(FILES.migration, (socket) => {
     let received = 0;
@@ -68,7 +69,7 @@ async function restore(then: string | undefined): Promise<void> {
       socket.destroy();
     });
   });
-  await restoreMemory(folder, qmp);
+  await restoreMemory(folder, qmp, memoryBytes);
 }
 
 test('a hypervisor that hangs up once it has read all has the memory', async () => {
@@ -80,4 +81,15 @@ test('a hypervisor that hangs up once it has read all has the memory', async () 
 
 test('a hypervisor that has ended has not', async () => {
   await expect(restore(undefined)).rejects.toThrow('The connection to QEMU was closed');
+});
+
+test.each([
+  ['at least ten minutes', 2 ** 30, 600_000],
+  ['longer for a large guest', 2 ** 40, 54_975_582],
+])('the time limit of a save and of a restore is %s', async (_, memoryBytes, milliseconds) => {
+  const limit = vi.spyOn(AbortSignal, 'timeout');
+  await restore('paused', memoryBytes);
+  status = 'failed';
+  await expect(saveMemory(folder, qmp, memoryBytes)).rejects.toThrow('failed');
+  expect(limit.mock.calls).toEqual([[milliseconds], [milliseconds]]);
 });

@@ -20,15 +20,21 @@ import { FILES } from './state.ts';
  */
 const BANDWIDTH_BYTES_PER_SECOND = 2 ** 40;
 const STATUS_INTERVAL_MILLISECONDS = 10;
-/** Time limit to save or to restore the memory: the time for 64 GiB at 200 MB/s, rounded up. */
-const TRANSFER_TIMEOUT_MILLISECONDS = 600_000;
+/**
+ * Lowest speed at which the memory is saved or restored. Even a busy hard disk is faster. The time limit depends on the
+ * size, because a limit that is too short would pause the guest and fail again at each attempt.
+ */
+const SLOWEST_BYTES_PER_SECOND = 20_000_000;
+/** Shortest time limit to save or to restore the memory. QEMU's first steps can take minutes on an overloaded host. */
+const SHORTEST_TIMEOUT_MILLISECONDS = 600_000;
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
 
 /**
  * Saves the memory of a machine that the QMP command `stop` has paused. This command also flushes the machine's disks, so the memory and
  * the disk have the state of the same moment. When the promise resolves, the memory file is complete and flushed to the host's disk.
+ * The time limit depends on `memoryBytes`, the size of the guest's memory.
  */
-export async function saveMemory(folder: string, qmp: QmpConnection): Promise<void> {
+export async function saveMemory(folder: string, qmp: QmpConnection, memoryBytes?: number): Promise<void> {
   const partial = join(folder, `${FILES.memory}.partial`);
   const socketFile = join(folder, FILES.migration);
   await rm(socketFile, { force: true });
@@ -41,7 +47,7 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
     // by a relative path. Other users cannot reach the socket, because only root may enter the folder that contains the folders of all
     // machines.
     await chmod(socketFile, 0o666);
-    const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
+    const signal = timeoutFor(memoryBytes);
     await Promise.all([receive(server, partial, signal), send(qmp, signal)]);
     await syncedRename(folder, partial, join(folder, FILES.memory));
   } finally {
@@ -51,9 +57,12 @@ export async function saveMemory(folder: string, qmp: QmpConnection): Promise<vo
   }
 }
 
-/** Reads saved memory into a QEMU process that was started with `-incoming`. The guest is paused when the promise resolves. */
-export async function restoreMemory(folder: string, qmp: QmpConnection): Promise<void> {
-  const signal = AbortSignal.timeout(TRANSFER_TIMEOUT_MILLISECONDS);
+/**
+ * Reads saved memory into a QEMU process that was started with `-incoming`. The guest is paused when the promise resolves. The time limit
+ * depends on `memoryBytes`, the size of the guest's memory.
+ */
+export async function restoreMemory(folder: string, qmp: QmpConnection, memoryBytes?: number): Promise<void> {
+  const signal = timeoutFor(memoryBytes);
   const socket = await withSocketPath(folder, FILES.migration, connectTo);
   const sent = pipeline(createReadStream(join(folder, FILES.memory)), socket, { signal });
   // QEMU closes the connection after the last byte, possibly before the agent does. In this case, the agent gets one of these errors. The
@@ -64,6 +73,11 @@ export async function restoreMemory(folder: string, qmp: QmpConnection): Promise
     await pause(STATUS_INTERVAL_MILLISECONDS);
   }
   await rm(join(folder, FILES.migration), { force: true });
+}
+
+function timeoutFor(memoryBytes = 0): AbortSignal {
+  const neededMilliseconds = Math.ceil((memoryBytes / SLOWEST_BYTES_PER_SECOND) * 1000);
+  return AbortSignal.timeout(Math.max(SHORTEST_TIMEOUT_MILLISECONDS, neededMilliseconds));
 }
 
 async function receive(server: Server, file: string, signal: AbortSignal): Promise<void> {

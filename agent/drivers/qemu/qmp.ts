@@ -99,6 +99,10 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     try {
       await connection.execute('qmp_capabilities');
       return connection;
+    } catch (error) {
+      // Otherwise a hostile QEMU that refuses each negotiation would keep one socket of the agent open for each attempt.
+      socket.destroy();
+      throw error;
     } finally {
       signal.removeEventListener('abort', abort);
     }
