@@ -117,8 +117,10 @@ export class NatNetwork implements Network {
       };
       this.#members.put(attachment, options);
       await this.#members.save();
-      await this.#convergeWith(attachment.tap);
-      if (!options.running) {
+      const links = await this.#convergeWith(attachment.tap);
+      if (options.running) {
+        this.#taps.adopt(attachment.tap, links);
+      } else {
         this.#taps.forget(attachment.tap);
       }
       await this.#members.forgetFormer(attachment);
@@ -247,9 +249,10 @@ export class NatNetwork implements Network {
     return observed;
   }
 
-  async #convergeWith(device: string): Promise<void> {
+  async #convergeWith(device: string): Promise<Links> {
     const { links } = await this.#converge(device);
     this.#requireOwn([...sharedDevices(this.#layout), device], links);
+    return links;
   }
 
   /**
