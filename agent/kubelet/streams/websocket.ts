@@ -15,6 +15,7 @@ import {
   SessionEnd,
   type SessionLimits,
   type Status,
+  untilEnd,
   type WantedStreams,
 } from './session.ts';
 
@@ -209,9 +210,12 @@ export function acceptCommand(
     signal,
     ended,
     finish: async (status: Status) => {
-      await endStreams([stdout, stderr]);
+      // If nobody read the input, a full channel would keep the agent from noticing that the client closes the connection.
+      stdin?.resume();
+      await untilEnd(endStreams([stdout, stderr]), signal);
       channels.send(CHANNEL.error, Buffer.from(JSON.stringify(status)), () => undefined);
       channels.close();
+      await untilEnd(ended, signal);
     },
   };
 }
