@@ -115,5 +115,5 @@ it('a client whose input nobody reads ends its session', async () => {
   const { client, socket, stdin } = await openSpdy();
   await client.sendAll(stdin, Buffer.alloc(16 * 1024 * 1024));
   socket.end();
-  await vi.waitUntil(() => over);
+  await vi.waitFor(() => expect(over).toBe(true));
 });

@@ -138,8 +138,9 @@ export async function endStreams(streams: readonly (Duplex | undefined)[]): Prom
 }
 
 /**
- * Waits until the end of a session, or one step of it, is complete. A slow client has as much time as it needs, because kubectl reports success for an output that is cut
- * off. After the signal of the session has aborted, for example because the session was idle, the time is limited.
+ * Waits until the end of a session, or one step of it, is complete. A slow client has as much time as it needs, because kubectl reports
+ * success for an output that is cut off. After the signal of the session has aborted, for example because the session was idle, the time is
+ * limited.
  */
 export async function untilEnd(end: Promise<void>, signal: AbortSignal): Promise<void> {
   const enough = new AbortController();
