@@ -1,4 +1,4 @@
-import { PassThrough } from 'node:stream';
+import { PassThrough, Readable } from 'node:stream';
 import { expect, it } from 'vitest';
 import { execute } from './exec.ts';
 import type { Status } from './streams/session.ts';
@@ -23,3 +23,32 @@ it('a command whose caller never ends the input ends with the session', async ()
   await executed;
   expect(statuses).toMatchObject([{ status: 'Failure', message: 'The stream was idle for 30 minutes' }]);
 });
+
+it('the input is copied, so that no small piece keeps a large chunk', async () => {
+  const inputs: unknown[] = [];
+  const target = {
+    execute: async ({ input }: { input?: Buffer }) => {
+      inputs.push(String(input));
+      return { exitCode: 0, stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), truncated: false };
+    },
+  };
+  const session = {
+    stdin: Readable.from(overwritten('piece by piece'), { objectMode: false, highWaterMark: 1 }),
+    stdout: undefined,
+    stderr: undefined,
+    signal: new AbortController().signal,
+    ended: Promise.resolve(),
+    finish: async () => undefined,
+  };
+  await execute(session, target as unknown as StreamTarget, ['cat']);
+  expect(inputs).toEqual(['piece by piece']);
+});
+
+/** Returns the bytes of the text one by one. All pieces use the same memory. */
+function* overwritten(text: string): Generator<Buffer> {
+  const chunk = Buffer.alloc(1);
+  for (const byte of Buffer.from(text)) {
+    chunk[0] = byte;
+    yield chunk;
+  }
+}

@@ -46,16 +46,17 @@ async function run(
 
 /** Reads the whole input. @throws StreamRefused when the input is longer than {@link INPUT_BYTES}. */
 async function readAll(stdin: Readable): Promise<Buffer> {
-  const chunks: Buffer[] = [];
+  // The bytes are copied at once, because a client can send pieces of one byte, and each kept piece would need much more memory. The system
+  // provides the memory of this buffer only when bytes are written into it.
+  const input = Buffer.alloc(INPUT_BYTES);
   let bytes = 0;
   for await (const chunk of stdin.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>) {
-    bytes += chunk.length;
-    if (bytes > INPUT_BYTES) {
+    if (bytes + chunk.length > INPUT_BYTES) {
       throw new StreamRefused(
         `The standard input is longer than ${INPUT_BYTES} bytes; copy larger files with scp`,
       );
     }
-    chunks.push(chunk);
+    bytes += chunk.copy(input, bytes);
   }
-  return Buffer.concat(chunks);
+  return input.subarray(0, bytes);
 }

@@ -4,10 +4,10 @@
  */
 import type { Duplex, Readable, Writable } from 'node:stream';
 import { finished } from 'node:stream/promises';
-import { rest } from '../../../base/time.ts';
+import { LONGEST_TIMER_MILLISECONDS, rest } from '../../../base/time.ts';
 import { HttpError } from '../../../kube/serving/httpserver.ts';
 
-/** Time limit for a client to read the remaining data and the result at the end of a session. */
+/** Time limit for a client to read the remaining data and the result after the session's signal has aborted. */
 const FINISH_MILLISECONDS = 10_000;
 
 /** Answer to `exec` or `attach` in the form of `metav1.Status`, which kubectl turns into its exit code or its message. */
@@ -43,7 +43,7 @@ export interface CommandSession extends Session {
   stdin: Readable | undefined;
   stdout: Writable | undefined;
   stderr: Writable | undefined;
-  /** Sends the result, and closes the connection after all data. Resolves when the result is sent or cannot be sent. */
+  /** Sends the result, and ends the connection after all data. Resolves when the client has closed the connection, or has not in time. */
   finish(status: Status): Promise<void>;
 }
 
@@ -129,13 +129,26 @@ export function exited(code: number): Status {
   };
 }
 
-/** Ends the streams to a client, and resolves when the client has received all data, the client has gone, or the time limit is over. */
+/** Ends the streams to a client, and resolves when all data is sent or cannot be sent. */
 export async function endStreams(streams: readonly (Duplex | undefined)[]): Promise<void> {
   const sent = streams
     .filter((one) => one !== undefined)
     .map(async (one) => await finished(one.end(), { readable: false }));
+  await Promise.allSettled(sent);
+}
+
+/**
+ * Waits until the end of a session, or one step of it, is complete. A slow client has as much time as it needs, because kubectl reports
+ * success for an output that is cut off. After the signal of the session has aborted, for example because the session was idle, the time is
+ * limited.
+ */
+export async function untilEnd(end: Promise<void>, signal: AbortSignal): Promise<void> {
   const enough = new AbortController();
-  await Promise.race([Promise.allSettled(sent), rest(FINISH_MILLISECONDS, enough.signal)]);
+  const late = async (): Promise<void> => {
+    await rest(LONGEST_TIMER_MILLISECONDS, AbortSignal.any([signal, enough.signal]));
+    await rest(FINISH_MILLISECONDS, enough.signal);
+  };
+  await Promise.race([end, late()]);
   enough.abort();
 }
 

@@ -1,8 +1,8 @@
 /** Sessions over WebSockets. The first byte of each message is the number of its channel. */
-import { Duplex } from 'node:stream';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { HttpError } from '../../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../../kube/serving/upgrades.ts';
+import { ReceivingStream } from './received.ts';
 import {
   chooseProtocol,
   ClientGoneError,
@@ -15,6 +15,7 @@ import {
   SessionEnd,
   type SessionLimits,
   type Status,
+  untilEnd,
   type WantedStreams,
 } from './session.ts';
 
@@ -22,8 +23,6 @@ import {
 const MESSAGE_BYTES = 1024 * 1024;
 /** Longest message that the agent sends, in bytes, without the number of the channel. */
 const SENT_BYTES = 64 * 1024;
-/** Limit of the bytes that wait in one channel and direction. While a channel is full, its connection is not read. */
-const BUFFERED_BYTES = 64 * 1024;
 /**
  * Time between two pings that the server sends, as in spdy/connection.ts. If the client has closed the connection, a ping cannot be sent,
  * and the server notices the loss.
@@ -38,20 +37,24 @@ const END_CHANNEL = 255;
  */
 const PORT_PROTOCOL = 'v4.channel.k8s.io';
 
-class Channel extends Duplex {
+class Channel extends ReceivingStream {
   readonly #channels: Channels;
   readonly #number: number;
 
   constructor(channels: Channels, number: number) {
-    super({ highWaterMark: BUFFERED_BYTES });
+    super();
     this.#channels = channels;
     this.#number = number;
-    // An error of the connection reaches every channel. This listener ignores the error, because the pipeline that uses the channel reports
-    // it.
-    this.on('error', () => undefined);
   }
 
-  override _read(): void {
+  /** Takes bytes that the client has sent. If the channel is then full, the connection is not read until somebody reads the channel. */
+  deliver(bytes: Buffer): void {
+    if (!this.receive(bytes)) {
+      this.#channels.pause(this.#number);
+    }
+  }
+
+  protected override hasRoom(): void {
     this.#channels.resume(this.#number);
   }
 
@@ -122,6 +125,12 @@ class Channels {
     }
   }
 
+  /** Stops reading the connection until the channel can take more bytes. */
+  pause(number: number): void {
+    this.#full.add(number);
+    this.#socket.pause();
+  }
+
   /** Records that a channel can take more bytes. */
   resume(number: number): void {
     if (this.#full.delete(number) && this.#full.size === 0) {
@@ -144,10 +153,7 @@ class Channels {
       return;
     }
     this.#end.used();
-    if (!channel.push(message.subarray(1))) {
-      this.#full.add(number);
-      this.#socket.pause();
-    }
+    channel.deliver(message.subarray(1));
   }
 
   /** Ends the client's side of a channel. Later messages to the channel are dropped. */
@@ -204,9 +210,12 @@ export function acceptCommand(
     signal,
     ended,
     finish: async (status: Status) => {
-      await endStreams([stdout, stderr]);
+      // If nobody read the input, a full channel would keep the agent from noticing that the client closes the connection.
+      stdin?.resume();
+      await untilEnd(endStreams([stdout, stderr]), signal);
       channels.send(CHANNEL.error, Buffer.from(JSON.stringify(status)), () => undefined);
       channels.close();
+      await untilEnd(ended, signal);
     },
   };
 }

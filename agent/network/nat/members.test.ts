@@ -158,6 +158,22 @@ test('a tap is no longer lost when a hypervisor holds it, or when its machine is
   expect(watch.lost).toEqual(new Set());
 });
 
+test.each([
+  ['lost while it has no carrier', TAP, [true, true, false]],
+  ['not lost with a carrier', HELD, [false, false, false]],
+])('a tap whose hypervisor ran before the agent started is %s', (_what, link, lost) => {
+  const watch = new TapWatch();
+  const links = new Map([['t', link]]);
+  watch.notice(['t'], [], links);
+  watch.adopt('t', links);
+  const seen = [watch.lost.has('t')];
+  for (const next of [link, HELD]) {
+    watch.notice(['t'], [], new Map([['t', next]]));
+    seen.push(watch.lost.has('t'));
+  }
+  expect(seen).toEqual(lost);
+});
+
 test('a tap whose machine is gone is not lost', () => {
   const watch = new TapWatch();
   watch.notice(['t'], [], new Map([['t', HELD]]));

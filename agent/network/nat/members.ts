@@ -229,6 +229,16 @@ export class TapWatch {
     this.#held = held;
   }
 
+  /**
+   * Takes over the tap of a hypervisor that ran before the agent started. A running hypervisor has its tap open. So a tap without a carrier
+   * was deleted under the hypervisor and created again.
+   */
+  adopt(tap: string, links: Links): void {
+    if (links.get(tap)?.carrier === false) {
+      this.#lost.add(tap);
+    }
+  }
+
   /** Removes a tap from {@link lost}, because no hypervisor has the tap open any more. */
   forget(tap: string): void {
     this.#lost.delete(tap);

@@ -39,7 +39,7 @@ import { type MetadataPages, MetadataServer } from './metadata.ts';
 import type { Links } from './observe.ts';
 import { describeDifference, findOverlap, foreignDevices, sharedDevices } from './plan.ts';
 import { requireHost } from './requirements.ts';
-import { Refusals, reportOn } from './report.ts';
+import { detachFault, Refusals, reportOn } from './report.ts';
 import { type Convergence, NatState } from './state.ts';
 
 export type { NatOptions } from './layout.ts';
@@ -117,8 +117,10 @@ export class NatNetwork implements Network {
       };
       this.#members.put(attachment, options);
       await this.#members.save();
-      await this.#convergeWith(attachment.tap);
-      if (!options.running) {
+      const links = await this.#convergeWith(attachment.tap);
+      if (options.running) {
+        this.#taps.adopt(attachment.tap, links);
+      } else {
         this.#taps.forget(attachment.tap);
       }
       await this.#members.forgetFormer(attachment);
@@ -169,7 +171,7 @@ export class NatNetwork implements Network {
       }
       this.#taps.forget(deviceOf(attachment));
       this.#metadata.forget(uid);
-      await this.#converge(deviceOf(attachment));
+      await this.#convergeWithout(deviceOf(attachment));
       await forgetFormer(attachment, this.#options.hostAddress);
       await this.#members.remove(uid);
     });
@@ -247,9 +249,27 @@ export class NatNetwork implements Network {
     return observed;
   }
 
-  async #convergeWith(device: string): Promise<void> {
+  async #convergeWith(device: string): Promise<Links> {
     const { links } = await this.#converge(device);
     this.#requireOwn([...sharedDevices(this.#layout), device], links);
+    return links;
+  }
+
+  /**
+   * Repairs the whole network after a member has left. A failed repair that does not concern the member is left to {@link check}.
+   *
+   * @throws ReasonedError `NetworkUnavailable` when a repair fails and the member's device or rules might remain.
+   */
+  async #convergeWithout(device: string): Promise<void> {
+    const convergence = await this.#repair();
+    const observed =
+      convergence.failedRepair === undefined
+        ? convergence.observed
+        : await this.#state.observe(this.#members.without(this.#withheld));
+    const fault = detachFault(this.#layout, device, convergence, observed);
+    if (fault !== undefined) {
+      throw new ReasonedError('NetworkUnavailable', fault);
+    }
   }
 
   #requireOwn(devices: readonly string[], links: Links): void {

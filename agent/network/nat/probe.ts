@@ -12,6 +12,7 @@ import { type RemoteInfo, Socket } from 'node:dgram';
 import { once } from 'node:events';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { ip, run } from '../commands.ts';
+import { deleteDevice } from './devices.ts';
 import { PROBE_NAME } from './dnsmasq.ts';
 import { addressAt } from './ipv4.ts';
 import type { Layout } from './layout.ts';
@@ -74,7 +75,9 @@ export class Probe {
     const { probe, gateway, subnet } = this.#layout;
     this.close();
     const stale = [probe.innerPort, probe.outerPort].filter((device) => existingDevices.has(device));
-    await ip(stale.map((device) => `link delete ${device}`));
+    for (const device of stale) {
+      await deleteDevice(device);
+    }
     this.#inner = await openEndpoint({
       device: probe.innerPort,
       macAddress: probe.innerMac,
@@ -232,13 +235,18 @@ async function openEndpoint(options: EndpointOptions): Promise<Socket> {
     env: { PATH: process.env['PATH'] },
   });
   const ended = once(child, 'exit');
+  let socket: Socket | undefined;
   try {
-    const socket = await handedOver(child);
+    socket = await handedOver(child);
     const mac = options.macAddress === undefined ? '' : ` address ${options.macAddress}`;
     await ip([`link add ${options.device} type veth peer name eth0${mac} netns ${child.pid}`]);
     const inside = ['link set lo up', 'link set eth0 up', ...options.configuration].join('\n');
     await run('nsenter', [`--net=/proc/${child.pid}/ns/net`, 'ip', '-batch', '-'], `${inside}\n`);
     return socket;
+  } catch (error) {
+    // The socket would keep the network namespace.
+    socket?.close();
+    throw error;
   } finally {
     child.kill('SIGKILL');
     await ended;

@@ -1,8 +1,9 @@
 import { expect, test } from 'vitest';
 import type { Attachment } from './attachments.ts';
 import type { Layout } from './layout.ts';
+import type { Link } from './observe.ts';
 import type { Repair } from './plan.ts';
-import { type Evidence, Failures, reportOn } from './report.ts';
+import { detachFault, type Evidence, Failures, reportOn } from './report.ts';
 
 const layout = { bridge: 'berth0', probe: { innerPort: 'inner', outerPort: 'outer' } } as Layout;
 const [a, b] = ['a', 'b'].map(
@@ -96,4 +97,27 @@ test('a failed repair of a namespace concerns no machine but its own, and preclu
   expect(failures.precludes({ kind: 'raiseDevice', device: 'bn1' })).toBe(true);
   expect(failures.precludes({ kind: 'raiseDevice', device: 'bn2' })).toBe(false);
   expect(failures.precludes({ kind: 'loadRules' })).toBe(false);
+});
+
+test.each([
+  ['nothing of the member is left', {}, undefined],
+  ['its device is left', { device: 'tap-a' }, 'The list could not be written'],
+  ['its rules are perhaps left', { rulesCurrent: false }, 'The list could not be written'],
+  ['its network namespace is left', { left: 'tap-a' }, 'It is left'],
+  ['the network namespace of another is left', { left: 'bn-p' }, undefined],
+  ['another program has a device with its name', { device: 'tap-a', kind: 'veth' }, undefined],
+])('a detachment while another repair fails: %s', (_what, found, fault) => {
+  const {
+    device = 'tap-b',
+    kind = 'tun',
+    rulesCurrent = true,
+    left = 'none',
+  } = found as Record<string, never>;
+  const named = { ...layout, tapPrefix: 'tap-', namespaces: { prefix: 'bn' } } as Layout;
+  const failures = {
+    failedRepair: 'The list could not be written',
+    failedNamespaces: new Map([[left, 'It is left']]),
+  };
+  const links = new Map([[device, { kind } as Link]]);
+  expect(detachFault(named, 'tap-a', failures, { links, rulesCurrent })).toBe(fault);
 });

@@ -9,7 +9,7 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
 import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
-import { describeDifference, type Repair, sharedDevices } from './plan.ts';
+import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
@@ -138,6 +138,23 @@ export function reportOn(
     machines[one.uid] = { healthy: faults.length === 0, message };
   }
   return { healthy: general.length === 0, faults: [...general, ...single], machines };
+}
+
+/**
+ * Returns why a member is not detached completely; undefined if it is. Failed repairs count only if they can be the reason. Others must not
+ * hold the member's address and ports on this host.
+ *
+ * @param device name of the member's device.
+ * @param observed the state after the repairs.
+ */
+export function detachFault(
+  layout: Layout,
+  device: string,
+  { failedRepair, failedNamespaces }: FailedRepairs,
+  { links, rulesCurrent }: Pick<Observed, 'links' | 'rulesCurrent'>,
+): string | undefined {
+  const isLeft = !rulesCurrent || ownDevices(layout, links).includes(device);
+  return failedNamespaces.get(device) ?? (isLeft ? failedRepair : undefined);
 }
 
 /** Returns one message about failed repairs, with the first few repairs and the number of the other repairs. */

@@ -104,6 +104,20 @@ describe('a SPDY connection', () => {
     expect(after.ours.replied).toBe(true);
   });
 
+  it('is not read while a stream has many small pieces, and brings all of them to a late reader', async () => {
+    const { ours, theirs } = await open();
+    const count = 20_000;
+    for (let sent = 0; sent < count; sent += 1) {
+      client.data(ours, 'x', { end: sent === count - 1 });
+    }
+    await turnsUntil(() => serverSocket.readableLength >= theirs.readableHighWaterMark);
+    expect(theirs.readableLength).toBe(1024);
+    const copy = new PassThrough({ highWaterMark: 1 });
+    const copied = pipeline(theirs, copy);
+    expect(Buffer.concat(await copy.toArray())).toHaveLength(count);
+    await copied;
+  });
+
   it('stops the source of a stream that the client does not read', async () => {
     const { theirs } = await open();
     client.pause();

@@ -97,11 +97,18 @@ export class SpdyConnection implements StreamOwner {
     }
   }
 
-  /** Tells the client that the server accepts no more streams. Closes the connection after all waiting data is sent. */
-  close(): void {
+  /** Tells the client that the server accepts no more streams. Ends the server's direction after all waiting data is sent. */
+  end(): void {
     if (!this.#socket.writableEnded && !this.#socket.destroyed) {
       this.#control(goAway(this.#last, GO_AWAY.ok));
       this.#socket.end();
+    }
+  }
+
+  /** Does the same as {@link end}. If the client does not close the connection in time, destroys the connection. */
+  close(): void {
+    this.end();
+    if (!this.#socket.destroyed) {
       setTimeout(() => this.#socket.destroy(), CLOSE_MILLISECONDS).unref();
     }
   }

@@ -15,6 +15,7 @@ import {
   type Status,
   type WantedStreams,
   endStreams,
+  untilEnd,
 } from '../session.ts';
 import { SpdyConnection } from './connection.ts';
 import type { SpdyStream } from './stream.ts';
@@ -106,16 +107,27 @@ function commandSession(
   { connection, signal, ended }: Link,
   streams: ReadonlyMap<string, SpdyStream>,
 ): CommandSession {
-  const [stdout, stderr, error] = ['stdout', 'stderr', 'error'].map((name) => streams.get(name));
+  const [stdin, stdout, stderr, error] = ['stdin', 'stdout', 'stderr', 'error'].map((name) =>
+    streams.get(name),
+  );
+  const sendAll = async (): Promise<void> => {
+    await endStreams([error, stdout, stderr]);
+    connection.end();
+    // The operating system can still have data for the client. If the agent closed the connection now, a ping of the client would make the
+    // operating system drop this data. So the client closes the connection.
+    await ended;
+  };
   return {
-    stdin: streams.get('stdin'),
+    stdin,
     stdout,
     stderr,
     signal,
     ended,
     finish: async (status: Status) => {
       error?.end(JSON.stringify(status));
-      await endStreams([error, stdout, stderr]);
+      // If nobody read the input, a full stream would keep the agent from noticing that the client closes the connection.
+      stdin?.resume();
+      await untilEnd(sendAll(), signal);
       connection.close();
     },
   };

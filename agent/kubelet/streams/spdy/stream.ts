@@ -1,12 +1,6 @@
 /** One stream of a SPDY connection. */
-import { Duplex } from 'node:stream';
+import { ReceivingStream } from '../received.ts';
 import type { Headers } from './headers.ts';
-
-/**
- * Limit of the bytes that wait in a stream, for each direction. While a stream is full, the agent does not read the connection, because
- * Kubernetes uses SPDY/3.1 without flow control for single streams.
- */
-const BUFFERED_BYTES = 64 * 1024;
 
 /** The parts of a connection that a stream uses. */
 export interface StreamOwner {
@@ -19,7 +13,7 @@ export interface StreamOwner {
   closed(stream: number, finished: boolean): void;
 }
 
-export class SpdyStream extends Duplex {
+export class SpdyStream extends ReceivingStream {
   readonly id: number;
   readonly headers: Headers;
   readonly #owner: StreamOwner;
@@ -28,18 +22,15 @@ export class SpdyStream extends Duplex {
   #ended = false;
 
   constructor(id: number, headers: Headers, owner: StreamOwner) {
-    super({ highWaterMark: BUFFERED_BYTES });
+    super();
     this.id = id;
     this.headers = headers;
     this.#owner = owner;
-    // An error of the connection reaches every stream. The pipeline that uses a stream reports the error. Without this listener, the error
-    // of a stream without a pipeline would end the agent.
-    this.on('error', () => undefined);
   }
 
   /** Takes bytes that the peer has sent. Resolves when the stream can take more bytes. Bytes of a closed stream are dropped. */
   async deliver(bytes: Buffer): Promise<void> {
-    if (this.destroyed || this.#ended || this.push(bytes)) {
+    if (this.destroyed || this.#ended || this.receive(bytes)) {
       return;
     }
     this.#full = true;
@@ -56,7 +47,7 @@ export class SpdyStream extends Duplex {
     }
   }
 
-  override _read(): void {
+  protected override hasRoom(): void {
     if (this.#full) {
       this.#full = false;
       this.#wake?.();

@@ -1,0 +1,69 @@
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
+import { type Layout, layoutOf } from './layout.ts';
+import { Probe } from './probe.ts';
+
+/** Program that the tests use in place of unshare. It runs the command without a network namespace, on a port that the kernel chooses. */
+const UNSHARE = `#!/bin/sh
+exec "$2" "$3" "$4" 0
+`;
+/** Program that the tests use in place of ip. It adds its input to a file, and fails at one command. */
+const IP = `#!/bin/sh
+if [ "$1" = -json ]; then echo '[]'; exit; fi
+read command
+echo "$command" >> "$0.calls"
+case "$command" in "$(cat "$0.fails")"*) exit 1;; esac
+`;
+
+let root: string;
+
+beforeEach(async () => {
+  root = await mkdtemp(join(tmpdir(), 'probe-'));
+  await writeFile(join(root, 'unshare'), UNSHARE, { mode: 0o755 });
+  await writeFile(join(root, 'ip'), IP, { mode: 0o755 });
+  vi.stubEnv('PATH', `${root}${delimiter}${process.env['PATH']}`);
+});
+
+afterEach(async () => {
+  vi.unstubAllEnvs();
+  await rm(root, { recursive: true });
+});
+
+function layout(): Layout {
+  return layoutOf({
+    directory: root,
+    runtimeDirectory: root,
+    bridge: 'berth0',
+    table: 'berth',
+    subnet: '10.97.0.0/24',
+    probeSubnet: '10.97.1.0/24',
+    connectionsPerGuest: 1,
+    dnsServers: [],
+    forbidden: [],
+    ports: portRulesSchema.parse({}),
+  });
+}
+
+function openSockets(): number {
+  return process.getActiveResourcesInfo().filter((kind) => kind === 'UDPWrap').length;
+}
+
+test('an end of the probe that cannot be configured leaves no socket', async () => {
+  await writeFile(join(root, 'ip.fails'), 'link add');
+  const before = openSockets();
+  await expect(new Probe(layout()).rebuild(new Set())).rejects.toThrow('ip -batch');
+  await vi.waitFor(() => expect(openSockets()).toBe(before));
+  expect(await readFile(join(root, 'ip.calls'), 'utf8')).toContain('link add');
+});
+
+test('a device of a former probe that the kernel has deleted meanwhile does not stop the new one', async () => {
+  await writeFile(join(root, 'ip.fails'), 'link');
+  const { innerPort, outerPort } = layout().probe;
+  await expect(new Probe(layout()).rebuild(new Set([innerPort, outerPort]))).rejects.toThrow('ip -batch');
+  const calls = (await readFile(join(root, 'ip.calls'), 'utf8')).split('\n');
+  expect(calls.slice(0, 2)).toEqual([`link delete ${innerPort}`, `link delete ${outerPort}`]);
+  expect(calls[2]).toContain('link add');
+});
