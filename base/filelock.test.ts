@@ -43,3 +43,31 @@ it('takes a lock that a killed process left, and waits for a younger one until t
   const { signal } = new AbortController();
   expect(await withFileLock(path, { ...options, signal }, () => Promise.resolve(1))).toBe(1);
 });
+
+it('does not remove the lock of a process that took it over as stale', async () => {
+  const path = join(folder, 'taken');
+  const options = { staleMilliseconds: 60_000, signal: new AbortController().signal };
+  const [first, second] = [setUpWork(), setUpWork()];
+  const late = withFileLock(path, options, first.work);
+  await first.begun;
+  const past = Date.now() / 1000 - 61;
+  await utimes(path, past, past);
+  const next = withFileLock(path, options, second.work);
+  await second.begun;
+  first.end();
+  await late;
+  expect(await readdir(folder)).toContain('taken');
+  second.end();
+  await next;
+  expect(await readdir(folder)).not.toContain('taken');
+});
+
+/** Sets up work that the test ends. */
+function setUpWork(): { work: () => Promise<void>; begun: Promise<void>; end: () => void } {
+  const [begun, ended] = [Promise.withResolvers<void>(), Promise.withResolvers<void>()];
+  const work = async () => {
+    begun.resolve();
+    await ended.promise;
+  };
+  return { work, begun: begun.promise, end: ended.resolve };
+}

@@ -2,7 +2,7 @@
  * Lets only one process at a time change a file. The lock is a second file in the same folder. Only one process can create this second
  * file.
  */
-import { link, open, rename, rm, stat } from 'node:fs/promises';
+import { type FileHandle, link, open, rename, rm, stat } from 'node:fs/promises';
 import { hasCode, isMissing, undefinedIf } from './errors.ts';
 import { pause } from './time.ts';
 
@@ -26,21 +26,29 @@ export async function withFileLock<T>(
   { staleMilliseconds, signal }: FileLockOptions,
   work: () => Promise<T>,
 ): Promise<T> {
-  while (!(await tryLock(path))) {
-    await removeStale(path, staleMilliseconds);
-    await pause(ATTEMPT_MILLISECONDS, signal);
-  }
+  // The handle stays open during the work. Otherwise the file system could give the inode number of a removed lock to a new lock.
+  await using lock = await acquire(path, staleMilliseconds, signal);
+  const { ino } = await lock.stat();
   try {
     return await work();
   } finally {
-    await rm(path, { force: true });
+    // If the work took too long, another process took over the lock as stale. The file at the path is then the lock of that process.
+    const found = await undefinedIf(isMissing, stat(path));
+    if (found?.ino === ino) {
+      await rm(path, { force: true });
+    }
   }
 }
 
-async function tryLock(path: string): Promise<boolean> {
-  const handle = await undefinedIf(hasCode('EEXIST'), open(path, 'wx', 0o600));
-  await handle?.close();
-  return handle !== undefined;
+async function acquire(path: string, staleMilliseconds: number, signal: AbortSignal): Promise<FileHandle> {
+  for (;;) {
+    const lock = await undefinedIf(hasCode('EEXIST'), open(path, 'wx', 0o600));
+    if (lock !== undefined) {
+      return lock;
+    }
+    await removeStale(path, staleMilliseconds);
+    await pause(ATTEMPT_MILLISECONDS, signal);
+  }
 }
 
 async function removeStale(path: string, staleMilliseconds: number): Promise<void> {

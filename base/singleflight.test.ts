@@ -70,3 +70,19 @@ test('is not started for a caller that has left already', async () => {
   expect(await join(AbortSignal.abort('left')).result).toBe('left');
   expect(begun).toEqual([]);
 });
+
+test('lets a caller leave that waits for the end of abandoned work', async () => {
+  const { begun, join } = setUp();
+  const [one, other] = [new AbortController(), new AbortController()];
+  const first = join(one.signal);
+  one.abort('first left');
+  expect(await first.result).toBe('first left');
+  const second = join(other.signal);
+  let outcome: unknown;
+  void second.result.then((result) => {
+    outcome = result;
+  });
+  other.abort('second left');
+  await expect.poll(() => outcome).toBe('second left');
+  expect(begun).toHaveLength(1);
+});

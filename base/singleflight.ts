@@ -32,7 +32,7 @@ export class SingleFlight<T> {
         return { result: await flight.wait(options.signal, options.onProgress), joined: true };
       }
       // The work of this key was aborted, but has not ended yet. New work waits, because two pieces of work with one key must not overlap.
-      await flight.ended;
+      await unlessAborted(flight.ended, options.signal);
     }
   }
 
@@ -84,20 +84,28 @@ class SharedWork<T> {
     if (this.#percent > 0) {
       onProgress(this.#percent);
     }
-    let leave: () => void = () => undefined;
-    const left = new Promise<never>((_resolve, reject) => {
-      leave = () => reject(signal.reason as Error);
-      signal.addEventListener('abort', leave);
-    });
     try {
-      return await Promise.race([this.#work, left]);
+      return await unlessAborted(this.#work, signal);
     } finally {
-      signal.removeEventListener('abort', leave);
       this.#listeners.delete(onProgress);
       this.#waiters -= 1;
       if (this.#waiters === 0) {
         this.#abort.abort();
       }
     }
+  }
+}
+
+/** Returns the result of `promise`. @throws the signal's reason when the signal aborts first. */
+async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  let leave: () => void = () => undefined;
+  const left = new Promise<never>((_resolve, reject) => {
+    leave = () => reject(signal.reason as Error);
+    signal.addEventListener('abort', leave);
+  });
+  try {
+    return await Promise.race([promise, left]);
+  } finally {
+    signal.removeEventListener('abort', leave);
   }
 }

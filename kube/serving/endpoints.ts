@@ -6,7 +6,7 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from './authorization.ts';
-import { createServer, listen, reply, type RunningServer } from './httpserver.ts';
+import { createServer, listen, preferNewConnections, reply, type RunningServer } from './httpserver.ts';
 import { runtimeMetrics } from '../metrics.ts';
 import { type CertificateProvider, serveCertificate } from '../certificates/serving.ts';
 
@@ -87,7 +87,9 @@ export async function serveHealth(o: HealthServerOptions): Promise<RunningServer
       logger: o.logger,
     });
   };
-  return await listen(createServer(answer, { logger: o.logger }), o.listen);
+  const server = createServer(answer, { logger: o.logger });
+  preferNewConnections(server);
+  return await listen(server, o.listen);
 }
 
 async function answerMetrics(

@@ -109,6 +109,29 @@ export function createServer(
   return server;
 }
 
+/**
+ * Makes a server close its oldest connection when it has too many, instead of the newest one. The server also closes each connection after
+ * one answer. Call this function before {@link listen} for a port without authentication. Otherwise one client could hold all connections
+ * of the port, and the probes of the kubelet would be refused.
+ */
+export function preferNewConnections(server: Server): void {
+  const sockets = openSockets(server);
+  // Node.js compares this limit with the number of connections, and refuses the newest one.
+  server.maxConnections = Number.POSITIVE_INFINITY;
+  // `maxRequestsPerSocket` would only announce the end. Node.js would keep the connection until the pause between requests is too long.
+  server.prependListener('request', (_request: IncomingMessage, response: ServerResponse) => {
+    response.shouldKeepAlive = false;
+  });
+  server.on('connection', () => {
+    const [oldest] = sockets;
+    if (oldest !== undefined && sockets.size > CONNECTIONS) {
+      // The event `close` comes later. Until then, other connections can arrive, and they must not choose this socket again.
+      sockets.delete(oldest);
+      oldest.destroy();
+    }
+  });
+}
+
 /** Starts to listen. `address` is `host:port`, `[v6]:port`, or `:port`, which means every address. Port 0 means any free port. */
 export async function listen(server: Server | HttpsServer, address: string): Promise<ListeningServer> {
   const { host, port } = parseAddress(address);
@@ -140,11 +163,11 @@ export async function listen(server: Server | HttpsServer, address: string): Pro
 }
 
 /**
- * Returns the open connections of a server, so that `close` can destroy them. `closeAllConnections` does not close upgraded connections or
- * connections without a request, for example a spare connection of the API server. Without this list, `close` would wait for such
- * connections until their time limits are over.
+ * Returns the open connections of a server, the oldest first, so that `close` can destroy them. `closeAllConnections` does not close
+ * upgraded connections or connections without a request, for example a spare connection of the API server. Without this list, `close`
+ * would wait for such connections until their time limits are over.
  */
-function openSockets(server: Server | HttpsServer): ReadonlySet<Socket> {
+function openSockets(server: Server | HttpsServer): Set<Socket> {
   const sockets = new Set<Socket>();
   server.on('connection', (socket: Socket) => {
     sockets.add(socket);
