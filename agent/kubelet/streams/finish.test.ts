@@ -111,7 +111,7 @@ it('a client that does not read is given up soon after the agent begins to stop'
   client.close();
 });
 
-it('a client whose input nobody reads ends its session', async () => {
+it('a client whose input nobody reads ends its session', { timeout: 20_000 }, async () => {
   const { client, socket, stdin } = await openSpdy();
   await client.sendAll(stdin, Buffer.alloc(16 * 1024 * 1024));
   socket.end();
