@@ -261,7 +261,7 @@ describe('kubectl', () => {
       const { stderr, code } = await kubectl(...args).result();
       expect([code, stderr]).toEqual([
         1,
-        expect.stringMatching(/An emulator has no (console to attach to|guest agent)\./),
+        expect.stringMatching(/An emulator has no (console to attach to|guest agent that runs commands)\./),
       ]);
     }
     const forward = kubectl('port-forward', `pod/${pod}`, ':5555', ':5554');
