@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { Dnsmasq } from './dnsmasq.ts';
-import { layoutOf } from './layout.ts';
+import { natLayout } from '../../../test/fixtures/natlayout.ts';
 
 /**
  * Program that the tests use in place of dnsmasq. It starts a process with the same arguments that waits at a pipe, and writes the pid of
@@ -35,18 +35,7 @@ afterEach(async () => {
 });
 
 function dnsmasqFor(servers: readonly string[]): Dnsmasq {
-  const layout = layoutOf({
-    directory: '/nowhere',
-    runtimeDirectory: directory,
-    bridge: 'berth0',
-    table: 'berth',
-    subnet: '10.97.0.0/24',
-    probeSubnet: '10.97.1.0/24',
-    connectionsPerGuest: 1,
-    dnsServers: [],
-    forbidden: [],
-    ports: { reservable: [], denied: [] },
-  });
+  const layout = natLayout({ runtimeDirectory: directory });
   return new Dnsmasq(layout, directory, servers);
 }
 

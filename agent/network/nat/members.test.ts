@@ -5,7 +5,7 @@ import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import type { Link } from './observe.ts';
 import type { Repair } from './plan.ts';
-import { layoutOf } from './layout.ts';
+import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import { Members, TapWatch } from './members.ts';
 
 const MACHINE = { uid: 'vm', macAddress: '52:54:00:00:00:01', address: '10.97.0.20', tap: 't', ports: [] };
@@ -31,18 +31,7 @@ afterEach(async () => {
 
 /** Returns the members that an agent reads at its start. */
 async function loaded(): Promise<Members> {
-  const layout = layoutOf({
-    directory,
-    runtimeDirectory: root,
-    bridge: 'berth0',
-    table: 'berth',
-    subnet: '10.97.0.0/24',
-    probeSubnet: '10.97.1.0/24',
-    connectionsPerGuest: 1,
-    dnsServers: [],
-    forbidden: [],
-    ports: { reservable: [], denied: [] },
-  });
+  const layout = natLayout({ directory, runtimeDirectory: root });
   const members = new Members(layout, directory);
   await members.load();
   return members;

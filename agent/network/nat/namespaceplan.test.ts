@@ -1,22 +1,15 @@
 import * as fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
+import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { NamespaceAttachment } from './attachments.ts';
-import { chooseNamespaceAddress, layoutOf, namespaceDevice } from './layout.ts';
+import { chooseNamespaceAddress, namespaceDevice } from './layout.ts';
 import { type Inside, insideCommands, planNamespaces } from './namespaceplan.ts';
 import type { Link, Route } from './observe.ts';
 
-const layout = layoutOf({
-  directory: '/nowhere',
-  runtimeDirectory: '/nowhere',
-  bridge: 'berth0',
-  table: 'berth',
+const layout = natLayout({
   subnet: '10.213.0.0/20',
   probeSubnet: '198.18.213.0/24',
-  forbidden: [],
   connectionsPerGuest: 100,
-  ports: portRulesSchema.parse({}),
-  dnsServers: [],
 });
 const { gateway } = layout.namespaces;
 

@@ -1,8 +1,8 @@
 import * as fc from 'fast-check';
 import { expect, test } from 'vitest';
-import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
+import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { Attachment, Wanted } from './attachments.ts';
-import { chooseAddress, type Layout, layoutOf, tapName } from './layout.ts';
+import { chooseAddress, type Layout, tapName } from './layout.ts';
 import { isOfNamespace, type NamespaceRepair } from './namespaceplan.ts';
 import type { Link } from './observe.ts';
 import {
@@ -15,17 +15,10 @@ import {
   type Repair,
 } from './plan.ts';
 
-const layout: Layout = layoutOf({
-  directory: '/nowhere',
-  runtimeDirectory: '/nowhere',
-  bridge: 'berth0',
-  table: 'berth',
+const layout: Layout = natLayout({
   subnet: '10.213.0.0/20',
   probeSubnet: '198.18.213.0/24',
-  forbidden: [],
   connectionsPerGuest: 100,
-  ports: portRulesSchema.parse({}),
-  dnsServers: [],
 });
 
 function attachments(uids: readonly string[]): Attachment[] {

@@ -2,8 +2,8 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { portRulesSchema } from '../../../api/v1alpha1/reservable.ts';
-import { type Layout, layoutOf } from './layout.ts';
+import { natLayout } from '../../../test/fixtures/natlayout.ts';
+import type { Layout } from './layout.ts';
 import { Probe } from './probe.ts';
 
 /** Program that the tests use in place of unshare. It runs the command without a network namespace, on a port that the kernel chooses. */
@@ -33,18 +33,7 @@ afterEach(async () => {
 });
 
 function layout(): Layout {
-  return layoutOf({
-    directory: root,
-    runtimeDirectory: root,
-    bridge: 'berth0',
-    table: 'berth',
-    subnet: '10.97.0.0/24',
-    probeSubnet: '10.97.1.0/24',
-    connectionsPerGuest: 1,
-    dnsServers: [],
-    forbidden: [],
-    ports: portRulesSchema.parse({}),
-  });
+  return natLayout({ directory: root, runtimeDirectory: root });
 }
 
 function openSockets(): number {
