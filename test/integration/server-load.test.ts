@@ -2,8 +2,8 @@
 import { expect, it } from 'vitest';
 import { deployMany } from '../worlds/deployload.ts';
 
-const HOSTS = 50;
-const DEPLOYMENTS = 200;
+const HOSTS = 25;
+const DEPLOYMENTS = 100;
 /** Limit of the memory of the server. 1,000 deployments need less than 300 MB, and about half of it is the program itself. */
 const MEMORY_MEGABYTES = 250;
 /** Time limit. A machine that did much else needed 96 s. */
