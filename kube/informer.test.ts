@@ -88,3 +88,23 @@ it('cuts a watch that is behind, but no read of all objects, and no watch that h
   expect(second.signal.aborted).toBe(true);
   expect((await opened(3)).path).toContain('resourceVersion=20');
 });
+
+it('reads all objects again when a resumed watch stays silent, because its place can be in the future after a restore of etcd', async () => {
+  const first = await opened(1);
+  first.send('ADDED', pod('a', '8'));
+  first.send('BOOKMARK', lastInitial('10'));
+  await reached('10');
+  await vi.advanceTimersByTimeAsync(90_001);
+  const second = await opened(2);
+  expect(second.path, 'after a watch that had worked').toContain('resourceVersion=10');
+  second.send('BOOKMARK', pod('', '12'));
+  await reached('12');
+  await vi.advanceTimersByTimeAsync(90_001);
+  expect((await opened(3)).path, 'after another watch that had worked').toContain('resourceVersion=12');
+  await vi.advanceTimersByTimeAsync(90_001);
+  const fourth = await opened(4);
+  expect(fourth.path, 'after a watch that was silent from its start').toContain('sendInitialEvents=true');
+  fourth.send('BOOKMARK', lastInitial('3'));
+  await reached('3');
+  expect(informer.cache.list()).toEqual([]);
+});
