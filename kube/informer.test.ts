@@ -17,6 +17,7 @@ interface Watch {
   path: string;
   signal: AbortSignal;
   send: (type: string, object: object) => void;
+  end: () => void;
 }
 
 let watches: Watch[];
@@ -31,7 +32,7 @@ beforeEach(() => {
     const body = new PassThrough();
     signal.addEventListener('abort', () => body.destroy(signal.reason as Error), { once: true });
     const send = (type: string, object: object) => void body.write(`${JSON.stringify({ type, object })}\n`);
-    watches.push({ path, signal, send });
+    watches.push({ path, signal, send, end: () => void body.end() });
     return body;
   };
   const transport = { stream, metrics: runtimeMetrics(new Registry()) };
@@ -107,4 +108,18 @@ it('reads all objects again when a resumed watch stays silent, because its place
   fourth.send('BOOKMARK', lastInitial('3'));
   await reached('3');
   expect(informer.cache.list()).toEqual([]);
+});
+
+it('waits longer after each read of all objects that the server does not complete', async () => {
+  const breaks = async (watch: Watch, milliseconds: number): Promise<void> => {
+    watch.send('ADDED', pod('a', '8'));
+    await vi.advanceTimersByTimeAsync(0);
+    watch.end();
+    await vi.advanceTimersByTimeAsync(milliseconds);
+  };
+  await breaks(await opened(1), 1_700);
+  await breaks(await opened(2), 3_300);
+  await breaks(await opened(3), 6_500);
+  await breaks(await opened(4), 6_300);
+  expect(watches).toHaveLength(4);
 });

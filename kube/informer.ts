@@ -262,7 +262,9 @@ export class Informer<T extends KubeObject> {
           this.#handle(event, seen);
         }
       }
-      this.#backoff.reset();
+      if (seen === undefined) {
+        this.#backoff.reset();
+      }
       this.#metrics.lastEvent.set({ resource: this.#label }, Date.now() / 1000);
     }
     return count;
