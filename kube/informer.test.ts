@@ -21,6 +21,7 @@ interface Watch {
 }
 
 let watches: Watch[];
+let client: KubeClient;
 let informer: Informer<KubeObject>;
 let end: AbortController;
 
@@ -36,16 +37,20 @@ beforeEach(() => {
     return body;
   };
   const transport = { stream, metrics: runtimeMetrics(new Registry()) };
-  informer = new Informer({ transport } as unknown as KubeClient, TYPE, {
-    logger: pino({ level: 'silent' }),
-  });
-  informer.start(end.signal);
+  client = { transport } as unknown as KubeClient;
+  informer = started();
 });
 
 afterEach(() => {
   end.abort(new Error('the test has ended'));
   vi.useRealTimers();
 });
+
+function started(): Informer<KubeObject> {
+  const informer = new Informer(client, TYPE, { logger: pino({ level: 'silent' }) });
+  informer.start(end.signal);
+  return informer;
+}
 
 function pod(name: string, resourceVersion: string): object {
   return { metadata: { name, namespace: 'n', resourceVersion } };
@@ -122,4 +127,22 @@ it('waits longer after each read of all objects that the server does not complet
   await breaks(await opened(3), 6_500);
   await breaks(await opened(4), 6_300);
   expect(watches).toHaveLength(4);
+});
+
+it('counts the objects of all caches of a type together', async () => {
+  const first = await opened(1);
+  first.send('ADDED', pod('a', '8'));
+  first.send('ADDED', pod('b', '9'));
+  first.send('BOOKMARK', lastInitial('10'));
+  await reached('10');
+  const other = started();
+  const second = await opened(2);
+  second.send('ADDED', pod('c', '7'));
+  second.send('BOOKMARK', lastInitial('10'));
+  await other.synced;
+  const objects = async () => (await client.transport.metrics.storeObjects.get()).values;
+  expect(await objects()).toMatchObject([{ labels: { resource: 'pods' }, value: 3 }]);
+  first.send('DELETED', pod('a', '11'));
+  await reached('11');
+  expect(await objects()).toMatchObject([{ value: 2 }]);
 });

@@ -74,6 +74,8 @@ export class Informer<T extends KubeObject> {
   /** Time by `performance.now()` when the watch began, or when its read of all objects ended. */
   #followingSince = 0;
   #relistReason: string | undefined = 'start';
+  /** Number of objects that this informer has added to the metric. Other informers of the same type add their objects to it, too. */
+  #counted = 0;
 
   constructor(client: KubeClient, type: Resource<T>, options: InformerOptions<T> & { logger: Logger }) {
     this.#client = client;
@@ -291,6 +293,7 @@ export class Informer<T extends KubeObject> {
   #advance(resourceVersion: string): void {
     this.#store.resourceVersion = resourceVersion;
     this.#metrics.storeVersion.set({ resource: this.#label }, Number(resourceVersion));
-    this.#metrics.storeObjects.set({ resource: this.#label }, this.#store.size);
+    this.#metrics.storeObjects.inc({ resource: this.#label }, this.#store.size - this.#counted);
+    this.#counted = this.#store.size;
   }
 }
