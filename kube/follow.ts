@@ -113,6 +113,8 @@ async function* changesAfter<T extends KubeObject>(
   for (const object of items) {
     yield { type: 'MODIFIED', object };
   }
+  // This event moves the position to the version of the list, because the versions of the listed objects are lower and in no order.
+  yield { type: 'BOOKMARK', object: { metadata: { resourceVersion } } as T };
   yield* watch(following, resourceVersion);
 }
 
