@@ -105,7 +105,10 @@ it('resumes a watch of all objects at the version of their list, not at that of 
   const positions: (string | null)[] = [];
   const stream = async (path: string) => {
     positions.push(new URLSearchParams(path.split('?')[1]).get('resourceVersion'));
-    return positions.length === 1 ? [Buffer.from(GONE)] : Promise.reject(new Error('connection lost'));
+    if (positions.length > 1) {
+      throw new Error('connection lost');
+    }
+    return [Buffer.from(GONE)];
   };
   const list = async () => ({ items: [object('8'), object('3')], resourceVersion: '9' });
   const versions = followAll(
