@@ -39,6 +39,8 @@ export interface StartOptions {
   environment?: NodeJS.ProcessEnv | undefined;
   /** User and group under which the program runs. Set this field only if this process is root. */
   as?: RunAs | undefined;
+  /** Function that takes the standard error while the program runs. */
+  onErrorOutput?: ((text: string) => void) | undefined;
   /** Open files that the program gets as descriptors 3, 4 and so on. */
   files?: readonly FileHandle[];
 }
@@ -98,11 +100,11 @@ type Child = Omit<ChildProcessByStdio<Writable | null, Readable, Readable>, 'std
 
 /** Starts a program and returns at once. The caller reads the output while the program runs, and then waits for `ended`. */
 export function start(program: string, parameters: readonly string[], o: StartOptions = {}): RunningProgram {
-  const { signal, timeoutMilliseconds, input } = o;
+  const { signal, input } = o;
   const child = spawnProgram(program, parameters, o);
   const end = (): void => void kill(child);
   signal?.addEventListener('abort', end);
-  const ended = endOf(child, o.name ?? program, timeoutMilliseconds).finally(() => {
+  const ended = endOf(child, o.name ?? program, o).finally(() => {
     signal?.removeEventListener('abort', end);
   });
   // The program can fail while the caller still reads the output and does not wait for `ended` yet. Without this line, the failure would be
@@ -128,7 +130,11 @@ function spawnProgram(program: string, parameters: readonly string[], o: StartOp
   }) as ChildProcessByStdio<Writable | null, Readable, Readable>;
 }
 
-async function endOf(child: Child, name: string, timeoutMilliseconds: number | undefined): Promise<void> {
+async function endOf(
+  child: Child,
+  name: string,
+  { timeoutMilliseconds, onErrorOutput }: StartOptions,
+): Promise<void> {
   const { promise, resolve, reject } = Promise.withResolvers<void>();
   child.once('error', (cause) =>
     reject(new ProgramError(`${name} cannot be executed: ${cause.message}`, { cause })),
@@ -136,6 +142,7 @@ async function endOf(child: Child, name: string, timeoutMilliseconds: number | u
   let words = '';
   child.stderr?.setEncoding('utf8').on('data', (text: string) => {
     words = `${words}${text}`.slice(-WORDS_LIMIT_CHARACTERS);
+    onErrorOutput?.(text);
   });
   let isLate = false;
   let draining: NodeJS.Timeout | undefined;

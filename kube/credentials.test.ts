@@ -1,4 +1,4 @@
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -156,6 +156,19 @@ describe('kubeconfig', () => {
   ])('with %s is refused, not half used', async (what, user, cluster) => {
     const kubeconfigPath = await kubeconfig(user, cluster);
     await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(what);
+  });
+
+  it('may have other entries that are not complete, as kubectl config makes them', async () => {
+    const kubeconfigPath = await kubeconfig({ token: 't' });
+    const content = JSON.parse(await readFile(kubeconfigPath, 'utf8')) as Record<string, object[]>;
+    content['contexts']?.unshift({ name: 'typo', context: { namespace: 'mine' } });
+    content['clusters']?.unshift({ name: 'half', cluster: {} });
+    content['users']?.unshift({ name: 'gone', user: { 'token-file': '/absent/token' } });
+    await writeFile(kubeconfigPath, JSON.stringify(content));
+    expect(await loadConnection({ kubeconfigPath })).toMatchObject({ token: 't' });
+    await expect(loadConnection({ kubeconfigPath, context: 'typo' })).rejects.toThrow(
+      /entry typo: .*cluster is missing$/,
+    );
   });
 
   it('without the requested context is refused by name', async () => {

@@ -135,7 +135,7 @@ async function fromKubeconfigs(
   const raws = await readKubeconfigs(files);
   const shown = files.join(path.delimiter);
   const wanted = contextName ?? raws.map((raw) => raw['current-context']).find(Boolean);
-  const { entry: context } = named(raws, ({ contexts }) => newContexts(contexts), wanted) ?? {};
+  const { entry: context } = named(raws, ({ contexts }) => contexts, newContexts, wanted) ?? {};
   if (context === undefined) {
     throw new ContextError(
       wanted
@@ -143,11 +143,11 @@ async function fromKubeconfigs(
         : `kubeconfig ${shown}: there is no current context`,
     );
   }
-  const cluster = named(raws, ({ clusters }) => newClusters(clusters), context.cluster);
+  const cluster = named(raws, ({ clusters }) => clusters, newClusters, context.cluster);
   if (cluster === undefined) {
     throw new Error(`kubeconfig ${shown}: there is no cluster ${JSON.stringify(context.cluster)}`);
   }
-  const user = named(raws, ({ users }) => newUsers(users), context.user);
+  const user = named(raws, ({ users }) => users, newUsers, context.user);
   refuseUnsupported(shown, cluster.entry, user?.entry);
   const { caData, caFile } = cluster.entry;
   const certificateAuthority = await pem(cluster.raw.folder, caData, caFile);
@@ -181,15 +181,34 @@ async function readKubeconfigs(files: readonly string[]): Promise<RawKubeconfig[
   return existing.length > 0 ? existing : [await read(files[0] ?? '')];
 }
 
-/** Returns the first entry with the name, and the file that has the entry. The result is undefined if there is no such entry. */
-function named<E extends { readonly name: string }>(
+/**
+ * Returns the first entry with the name, and the file that has the entry. The result is undefined if there is no such entry. Only this
+ * entry is parsed, because `kubectl config` also writes entries that are not complete.
+ *
+ * @throws Error when the entry is not complete.
+ */
+function named<E>(
   raws: readonly RawKubeconfig[],
-  entriesOf: (raw: RawKubeconfig) => readonly E[],
+  listOf: (raw: RawKubeconfig) => unknown,
+  parse: (list: unknown) => E[],
   name: string | undefined,
 ): { entry: E; raw: RawKubeconfig } | undefined {
-  return raws
-    .flatMap((raw) => entriesOf(raw).map((entry) => ({ entry, raw })))
-    .find((one) => one.entry.name === name);
+  const parsed = (list: unknown[]): E[] => {
+    try {
+      return parse(list);
+    } catch (error) {
+      throw new Error(`kubeconfig: entry ${name}: ${messageOf(error)}`, { cause: error });
+    }
+  };
+  for (const raw of raws) {
+    const list = listOf(raw);
+    const entries: ({ name?: unknown } | null)[] = Array.isArray(list) ? list : [];
+    const [entry] = parsed(entries.filter((one) => name !== undefined && one?.name === name).slice(0, 1));
+    if (entry !== undefined) {
+      return { entry, raw };
+    }
+  }
+  return undefined;
 }
 
 function addressOf(

@@ -25,7 +25,10 @@ beforeAll(async () => {
 
 afterAll(async () => await rm(folder, { recursive: true, force: true }));
 
-afterEach(() => void vi.useRealTimers());
+afterEach(() => {
+  vi.useRealTimers();
+  vi.restoreAllMocks();
+});
 
 /**
  * Makes a plug-in that runs the shell script, and returns its source of tokens. `$runs` is a file to which the plug-in adds a line at each
@@ -104,6 +107,22 @@ describe('a plug-in', () => {
     await brief.source();
     await brief.source();
     expect(await brief.runs()).toBe(2);
+  });
+
+  it('that waits for a person shows what the person has to do, and a quick one shows nothing', async () => {
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const shown: string[] = [];
+    vi.spyOn(process.stderr, 'write').mockImplementation((text) => shown.push(String(text)) > 0);
+    const quick = await pluginOf('echo "sign in again" >&2; exit 3');
+    await expect(quick.source()).rejects.toThrow('sign in again');
+    const signedIn = join(folder, 'signed-in');
+    const waiting = `echo "enter the code 42" >&2; until [ -e ${signedIn} ]; do sleep 0.05; done`;
+    const { source } = await pluginOf(`${waiting}\necho "welcome" >&2\n${answer('mine')}`);
+    const token = source();
+    await vi.waitFor(() => expect(shown.join('')).toBe('enter the code 42\n'), { timeout: 10_000 });
+    await writeFile(signedIn, '');
+    expect(await token).toBe('mine');
+    expect(shown.join('')).toBe('enter the code 42\nwelcome\n');
   });
 
   it.each([

@@ -9,6 +9,11 @@ import { CredentialError } from './errors.ts';
 
 /** Time limit of a plug-in in milliseconds. It is long, because a plug-in can open a browser in which a person signs in. */
 const PLUGIN_MILLISECONDS = 300_000;
+/**
+ * Time in milliseconds after which the standard error of a running plug-in is shown. A plug-in that still runs probably waits for a person
+ * and tells this person what to do. The output of a quick plug-in is not shown, because the message of its failure contains it.
+ */
+const SHOW_MILLISECONDS = 2_000;
 /** Limit of a plug-in's output in bytes. A token has a few KiB, and an API server refuses headers of more than 1 MiB. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 /** A token that expires within this time in milliseconds is not used, because a request needs some time, and clocks differ. */
@@ -122,6 +127,7 @@ async function runPlugin(
   const spec = { ...(provideClusterInfo && { cluster }), interactive: false };
   const request = { apiVersion, kind: 'ExecCredential', spec };
   const name = `The credential plug-in ${command}`;
+  const words = wordsOfSlow();
   let output: string;
   try {
     output = await run(command, args, {
@@ -129,14 +135,35 @@ async function runPlugin(
       timeoutMilliseconds: PLUGIN_MILLISECONDS,
       outputLimitBytes: OUTPUT_LIMIT_BYTES,
       environment: { ...environment, ...env, KUBERNETES_EXEC_INFO: JSON.stringify(request) },
+      onErrorOutput: words.take,
     });
   } catch (error) {
     const isAbsent = error instanceof ProgramError && error.code === 'ENOENT';
     const hint = isAbsent && installHint !== '' ? `. ${installHint}` : '';
     const exitCode = error instanceof ProgramError ? error.exitCode : undefined;
     throw new CredentialError(`${messageOf(error)}${hint}`, exitCode);
+  } finally {
+    words.end();
   }
   return credentialIn(output, apiVersion, name);
+}
+
+/** Shows the standard error of a plug-in that runs for a long time. Call `end` when the plug-in has ended. */
+function wordsOfSlow(): { take: (text: string) => void; end: () => void } {
+  let early = '';
+  let isSlow = false;
+  const timer = setTimeout(() => {
+    isSlow = true;
+    process.stderr.write(early);
+  }, SHOW_MILLISECONDS);
+  const take = (text: string): void => {
+    if (isSlow) {
+      process.stderr.write(text);
+    } else {
+      early += text;
+    }
+  };
+  return { take, end: () => clearTimeout(timer) };
 }
 
 /** Messages of this function must not contain parts of the output, because the output contains the token. */

@@ -1,7 +1,7 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { KubeClient } from './client.ts';
 import { ApiError } from './errors.ts';
-import { follow } from './follow.ts';
+import { follow, followAll } from './follow.ts';
 import type { KubeObject, Resource } from './objects.ts';
 import type { Transport } from './transport.ts';
 
@@ -98,4 +98,33 @@ it('trims the versions of watches and reads, and no error', async () => {
   });
   const watches = [[event('MODIFIED', object('2'))], [GONE], [event('DELETED', object('8'))]];
   expect((await followed(watches, object('7'), trim)).versions).toEqual(['2 trimmed', '7 trimmed']);
+});
+
+it('resumes a watch of all objects at the version of their list, not at that of the last object', async () => {
+  const end = new AbortController();
+  const positions: (string | null)[] = [];
+  const stream = async (path: string) => {
+    positions.push(new URLSearchParams(path.split('?')[1]).get('resourceVersion'));
+    if (positions.length > 1) {
+      throw new Error('connection lost');
+    }
+    return [Buffer.from(GONE)];
+  };
+  const list = async () => ({ items: [object('8'), object('3')], resourceVersion: '9' });
+  const versions = followAll(
+    {
+      client: { list } as unknown as KubeClient,
+      watches: { stream } as unknown as Transport,
+      type: TYPE,
+      signal: end.signal,
+    },
+    { namespace: 'n', resourceVersion: '1' },
+  );
+  expect((await versions.next()).value).toEqual(object('8'));
+  expect((await versions.next()).value).toEqual(object('3'));
+  const last = versions.next().catch(() => undefined);
+  await vi.waitFor(() => expect(positions.length).toBeGreaterThan(2));
+  end.abort(new Error('enough'));
+  await last;
+  expect(positions.slice(0, 3)).toEqual(['1', '9', '9']);
 });

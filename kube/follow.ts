@@ -8,11 +8,8 @@ import { parseWithoutManagedFields } from './json.ts';
 import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } from './objects.ts';
 import { Patience } from './patience.ts';
 import type { Transport } from './transport.ts';
+import { LINE_LIMIT_BYTES, SILENCE_MILLISECONDS, type WatchEvent } from './watchevents.ts';
 
-/** Limit of one line of a watch in bytes. An object has at most 1.5 MB in etcd, so a longer line cannot be an object. */
-const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
-/** Time in milliseconds without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
-const SILENCE_MILLISECONDS = 90_000;
 /**
  * The first wait and the longest wait before a watch is resumed, in milliseconds. Both are short, because a client waits for the object.
  */
@@ -20,11 +17,6 @@ const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as
 
 /** Placeholder for the name if all objects are followed. No object has this name. */
 const ALL = '';
-
-interface WatchEvent<T> {
-  type: 'ADDED' | 'MODIFIED' | 'DELETED' | 'BOOKMARK' | 'ERROR';
-  object: T;
-}
 
 export interface Following<T extends KubeObject> {
   readonly client: KubeClient;
@@ -121,6 +113,8 @@ async function* changesAfter<T extends KubeObject>(
   for (const object of items) {
     yield { type: 'MODIFIED', object };
   }
+  // This event moves the position to the version of the list, because the versions of the listed objects are lower and in no order.
+  yield { type: 'BOOKMARK', object: { metadata: { resourceVersion } } as T };
   yield* watch(following, resourceVersion);
 }
 

@@ -17,9 +17,11 @@ interface Watch {
   path: string;
   signal: AbortSignal;
   send: (type: string, object: object) => void;
+  end: () => void;
 }
 
 let watches: Watch[];
+let client: KubeClient;
 let informer: Informer<KubeObject>;
 let end: AbortController;
 
@@ -31,20 +33,24 @@ beforeEach(() => {
     const body = new PassThrough();
     signal.addEventListener('abort', () => body.destroy(signal.reason as Error), { once: true });
     const send = (type: string, object: object) => void body.write(`${JSON.stringify({ type, object })}\n`);
-    watches.push({ path, signal, send });
+    watches.push({ path, signal, send, end: () => void body.end() });
     return body;
   };
   const transport = { stream, metrics: runtimeMetrics(new Registry()) };
-  informer = new Informer({ transport } as unknown as KubeClient, TYPE, {
-    logger: pino({ level: 'silent' }),
-  });
-  informer.start(end.signal);
+  client = { transport } as unknown as KubeClient;
+  informer = started();
 });
 
 afterEach(() => {
   end.abort(new Error('the test has ended'));
   vi.useRealTimers();
 });
+
+function started(): Informer<KubeObject> {
+  const informer = new Informer(client, TYPE, { logger: pino({ level: 'silent' }) });
+  informer.start(end.signal);
+  return informer;
+}
 
 function pod(name: string, resourceVersion: string): object {
   return { metadata: { name, namespace: 'n', resourceVersion } };
@@ -87,4 +93,56 @@ it('cuts a watch that is behind, but no read of all objects, and no watch that h
   informer.cutIfStale('30');
   expect(second.signal.aborted).toBe(true);
   expect((await opened(3)).path).toContain('resourceVersion=20');
+});
+
+it('reads all objects again when a resumed watch stays silent, because its place can be in the future after a restore of etcd', async () => {
+  const first = await opened(1);
+  first.send('ADDED', pod('a', '8'));
+  first.send('BOOKMARK', lastInitial('10'));
+  await reached('10');
+  await vi.advanceTimersByTimeAsync(90_001);
+  const second = await opened(2);
+  expect(second.path, 'after a watch that had worked').toContain('resourceVersion=10');
+  second.send('BOOKMARK', pod('', '12'));
+  await reached('12');
+  await vi.advanceTimersByTimeAsync(90_001);
+  expect((await opened(3)).path, 'after another watch that had worked').toContain('resourceVersion=12');
+  await vi.advanceTimersByTimeAsync(90_001);
+  const fourth = await opened(4);
+  expect(fourth.path, 'after a watch that was silent from its start').toContain('sendInitialEvents=true');
+  fourth.send('BOOKMARK', lastInitial('3'));
+  await reached('3');
+  expect(informer.cache.list()).toEqual([]);
+});
+
+it('waits longer after each read of all objects that the server does not complete', async () => {
+  const breaks = async (watch: Watch, milliseconds: number): Promise<void> => {
+    watch.send('ADDED', pod('a', '8'));
+    await vi.advanceTimersByTimeAsync(0);
+    watch.end();
+    await vi.advanceTimersByTimeAsync(milliseconds);
+  };
+  await breaks(await opened(1), 1_700);
+  await breaks(await opened(2), 3_300);
+  await breaks(await opened(3), 6_500);
+  await breaks(await opened(4), 6_300);
+  expect(watches).toHaveLength(4);
+});
+
+it('counts the objects of all caches of a type together', async () => {
+  const first = await opened(1);
+  first.send('ADDED', pod('a', '8'));
+  first.send('ADDED', pod('b', '9'));
+  first.send('BOOKMARK', lastInitial('10'));
+  await reached('10');
+  const other = started();
+  const second = await opened(2);
+  second.send('ADDED', pod('c', '7'));
+  second.send('BOOKMARK', lastInitial('10'));
+  await other.synced;
+  const objects = async () => (await client.transport.metrics.storeObjects.get()).values;
+  expect(await objects()).toMatchObject([{ labels: { resource: 'pods' }, value: 3 }]);
+  first.send('DELETED', pod('a', '11'));
+  await reached('11');
+  expect(await objects()).toMatchObject([{ value: 2 }]);
 });

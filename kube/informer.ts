@@ -8,9 +8,14 @@ import { ApiError, apiErrorFrom } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { compareResourceVersions, type KubeObject, keyOf, pathOf, type Resource } from './objects.ts';
 import { rest } from '../base/time.ts';
+import {
+  endsInitialEvents,
+  LINE_LIMIT_BYTES,
+  relistReasonOf,
+  SILENCE_MILLISECONDS,
+  type WatchEvent,
+} from './watchevents.ts';
 
-/** Limit of one line of a watch in bytes. An object has at most 1.5 MB in etcd, so a longer line cannot be an object. */
-const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 /**
  * The first wait and the longest wait between attempts, in milliseconds. client-go's reflector has the same values. The jitter at most
  * doubles a wait.
@@ -18,14 +23,10 @@ const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
 const BACKOFF = { firstMilliseconds: 800, capMilliseconds: 30_000, jitter: 1 } as const;
 /** Duration of a watch: random, 5 to 10 minutes, as in client-go. Random durations spread the watches over several API servers. */
 const WATCH_SECONDS = { least: 300, spread: 300 } as const;
-/** Time in milliseconds without data after which a watch is resumed. On a live connection, the server sends a bookmark each minute. */
-const SILENCE_MILLISECONDS = 90_000;
 /** Time limit in milliseconds for a watch to report a change that this process made. A working watch is faster. */
 export const BEHIND_MILLISECONDS = 5_000;
 /** Shortest duration of a normal watch in milliseconds. If a watch ends earlier without an event, the next watch begins after a wait. */
 const SHORT_WATCH_MILLISECONDS = 1_000;
-
-const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';
 
 export interface InformerOptions<T extends KubeObject> {
   namespace?: string;
@@ -34,11 +35,6 @@ export interface InformerOptions<T extends KubeObject> {
   /** Function that removes fields that nobody reads. It is called before an object is stored, and is allowed to change the object. */
   transform?: (object: T) => T;
   indexes?: IndexFunctions<T>;
-}
-
-interface WatchEvent<T> {
-  type: 'ADDED' | 'MODIFIED' | 'DELETED' | 'BOOKMARK' | 'ERROR';
-  object: T;
 }
 
 /** Error with which this process ends a watch on purpose. The watch is then resumed. */
@@ -55,7 +51,8 @@ class CutError extends Error {
 /**
  * Reads all objects, and then watches for changes. The read uses WatchList, which sends the objects one by one. If the server has no
  * WatchList, the read uses pages. When the connection ends, the watch continues at the last resourceVersion. After status 410 and other
- * refusals, all objects are read again, with back-off. The number of attempts has no limit.
+ * refusals, all objects are read again, with back-off. They are also read again if a resumed watch sends nothing. The number of attempts
+ * has no limit.
  */
 export class Informer<T extends KubeObject> {
   readonly cache: Cache<T>;
@@ -77,6 +74,8 @@ export class Informer<T extends KubeObject> {
   /** Time by `performance.now()` when the watch began, or when its read of all objects ended. */
   #followingSince = 0;
   #relistReason: string | undefined = 'start';
+  /** Number of objects that this informer has added to the metric. Other informers of the same type add their objects to it, too. */
+  #counted = 0;
 
   constructor(client: KubeClient, type: Resource<T>, options: InformerOptions<T> & { logger: Logger }) {
     this.#client = client;
@@ -199,11 +198,23 @@ export class Informer<T extends KubeObject> {
     const onAbort = () => end.abort(signal.reason);
     const silence = setTimeout(() => this.#cut?.('silent'), SILENCE_MILLISECONDS);
     signal.addEventListener('abort', onAbort, { once: true });
-    this.#cut = (reason) => end.abort(new CutError(reason));
+    /** Whether the watch is open, but has not sent anything yet. */
+    let isMute = false;
+    this.#cut = (reason) => {
+      if (isMute) {
+        // After a restore of etcd, the position of the watch can be in the future, and the API server sends nothing until then.
+        this.#relistReason ??= reason;
+      }
+      end.abort(new CutError(reason));
+    };
     this.#followingSince = began;
     try {
       const stream = await this.#client.transport.stream(this.#watchPath(parameters), end.signal);
-      const events = await this.#consume(stream, began, () => silence.refresh());
+      isMute = true;
+      const events = await this.#consume(stream, began, () => {
+        isMute = false;
+        silence.refresh();
+      });
       if (this.#relistReason !== undefined) {
         throw new Error('the server ended the watch before all objects had arrived');
       }
@@ -253,7 +264,9 @@ export class Informer<T extends KubeObject> {
           this.#handle(event, seen);
         }
       }
-      this.#backoff.reset();
+      if (seen === undefined) {
+        this.#backoff.reset();
+      }
       this.#metrics.lastEvent.set({ resource: this.#label }, Date.now() / 1000);
     }
     return count;
@@ -280,21 +293,7 @@ export class Informer<T extends KubeObject> {
   #advance(resourceVersion: string): void {
     this.#store.resourceVersion = resourceVersion;
     this.#metrics.storeVersion.set({ resource: this.#label }, Number(resourceVersion));
-    this.#metrics.storeObjects.set({ resource: this.#label }, this.#store.size);
+    this.#metrics.storeObjects.inc({ resource: this.#label }, this.#store.size - this.#counted);
+    this.#counted = this.#store.size;
   }
-}
-
-/**
- * Returns the reason why all objects must be read again. The result is undefined after a lost connection, status 429 or status 503, because
- * the watch can be resumed in these cases.
- */
-function relistReasonOf(error: unknown): string | undefined {
-  if (error instanceof ApiError) {
-    return error.status === 429 || error.status === 503 ? undefined : String(error.status);
-  }
-  return error instanceof SyntaxError ? 'malformed' : undefined;
-}
-
-function endsInitialEvents(event: WatchEvent<KubeObject>): boolean {
-  return event.type === 'BOOKMARK' && event.object.metadata.annotations?.[INITIAL_EVENTS_END] === 'true';
 }

@@ -275,11 +275,11 @@ class Candidate {
     try {
       await this.#writeRenewal();
     } catch (error) {
-      if (!isConflict(error)) {
+      if (!isConflict(error) && !isNotFound(error)) {
         throw error;
       }
       // A conflict does not prove that another process changed the lease. It also occurs if the answer to an earlier request of this
-      // process was lost. Therefore the lease is read again and its holder is checked.
+      // process was lost. After a deletion, another candidate can already lead. Therefore the lease is read again and its holder is checked.
       runtimeMetrics(this.#options.metrics).slowPath.inc({ name: this.#options.name });
       await this.#read();
       if (this.#lease?.spec?.holderIdentity !== this.#options.identity) {

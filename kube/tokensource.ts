@@ -39,9 +39,9 @@ export class TokenSource {
 
   /** Forgets the token, because the API server refused it. Returns whether the next token can be a different one. */
   refuse(): boolean {
-    const isKept = this.#read !== undefined;
+    const { tokenFile, tokenPlugin } = this.#connection;
     this.#read = undefined;
-    this.#isRefused = this.#connection.tokenPlugin !== undefined;
-    return isKept || this.#isRefused;
+    this.#isRefused = tokenPlugin !== undefined;
+    return tokenFile !== undefined || this.#isRefused;
   }
 }
