@@ -243,6 +243,7 @@ describe('the TTL of a VM whose guest shut itself down', () => {
   it('deletes it, but not while a restart or a revert is pending', () => {
     expect(isDeleted({})).toBe(true);
     expect(isDeleted({ restartPolicy: 'Always' })).toBe(false);
+    expect(isDeleted({ restartPolicy: 'OnFailure' })).toBe(true);
     expect(isDeleted({ restartRequestedAt: CREATED })).toBe(false);
     expect(isDeleted({ restartRequestedAt: CREATED }, { restartedAt: CREATED })).toBe(true);
     expect(isDeleted({ restartRequestedAt: CREATED }, {}, { restartedAt: CREATED })).toBe(true);
