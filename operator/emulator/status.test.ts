@@ -256,22 +256,18 @@ describe('an Emulator whose VM runs', () => {
   });
 
   it('is Starting, without an address, while Android boots again, and fails after its time for a start', () => {
-    const booting = (lastTransitionTime: string) =>
-      podWith({
-        phase: 'Running',
-        conditions: [
-          {
-            type: MACHINE_CONDITION,
-            status: 'False',
-            reason: 'Starting',
-            message: JSON.stringify({ adb: ADB }),
-            lastTransitionTime,
-          },
-        ],
-      });
-    const status = statusOf({ pod: booting('2030-01-01T00:05:00Z') });
-    expect([status.phase, status.adb]).toEqual(['Starting', undefined]);
-    expect(statusOf({ pod: booting('2030-01-01T00:00:00Z') }).failure?.reason).toBe('DeployTimeout');
+    const pod = runningPod(JSON.stringify({ adb: ADB }));
+    const [machine] = pod.status?.conditions ?? [];
+    // The clock of the host is a day behind.
+    const rebooted = { status: 'False', reason: 'Starting', lastTransitionTime: '2029-12-31T00:00:00Z' };
+    const booting = podWith({ phase: 'Running', conditions: [{ ...machine, ...rebooted }] });
+    const first = statusOf({ pod: booting });
+    expect([first.phase, first.adb, first.failure]).toEqual(['Starting', undefined, undefined]);
+    const after = (seconds: number) => {
+      const now = NOW + seconds * 1000;
+      return statusOf({ pod: booting, emulator: { ...emulator, status: first }, now }).failure?.reason;
+    };
+    expect([after(599), after(600)]).toEqual([undefined, 'DeployTimeout']);
   });
 
   it('fails after its time for a start with the cause that the host named last', () => {
