@@ -209,6 +209,14 @@ describe('a VM that is created Stopped', () => {
     expect({ attempt, failure }).toEqual({ attempt: 2, failure: undefined });
   });
 
+  it('is placed again, also while its host reports that it removes the machine', () => {
+    const { status } = off('Terminating');
+    const { metadata } = attempt(1, {}) as Pod;
+    const pod = { metadata: { ...metadata, deletionTimestamp: CREATED }, status };
+    const facts = gatherFacts(observed({ powerState: 'Stopped' }, { attempt: 2 }, pod));
+    expect(facts).toMatchObject({ attempt: 2, failure: undefined, firstRunningTime: undefined });
+  });
+
   it('is distinguished from a VM that ran and was stopped while no operator ran', () => {
     const look = observed({ powerState: 'Stopped' }, {}, off('Stopped', 'berth://uid'));
     expect(gatherFacts(look).firstRunningTime).toBe(CREATED);
