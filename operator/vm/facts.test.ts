@@ -210,9 +210,8 @@ describe('a VM that is created Stopped', () => {
   });
 
   it('is placed again, also while its host reports that it removes the machine', () => {
-    const { status } = off('Terminating');
     const { metadata } = attempt(1, {}) as Pod;
-    const pod = { metadata: { ...metadata, deletionTimestamp: CREATED }, status };
+    const pod = { ...off('Terminating'), metadata: { ...metadata, deletionTimestamp: CREATED } };
     const facts = gatherFacts(observed({ powerState: 'Stopped' }, { attempt: 2 }, pod));
     expect(facts).toMatchObject({ attempt: 2, failure: undefined, firstRunningTime: undefined });
   });

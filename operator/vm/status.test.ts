@@ -70,6 +70,15 @@ it('a VM is Stalled once its lost host can no longer return with its machine', (
   expect(removed.get('Stalled')).toMatchObject({ status: 'True', reason: 'HostLost' });
 });
 
+it('a VM that is placed again waits for its Pod, and does not run, while the host removes its machine', () => {
+  const metadata = { name: 'x', namespace: 'ci' };
+  const vm = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec: {}, status: { attempt: 2 } };
+  const containerStatuses = [{ ...CONTAINER, state: { waiting: { reason: 'Terminating' } } }];
+  const conditions = conditionsOf({ phase: 'Running', containerStatuses }, { vm });
+  expect(conditions.get('Ready')).toMatchObject({ status: 'False', reason: 'Pending' });
+  expect(conditions.get('Reconciling')).toMatchObject({ status: 'True', reason: 'Pending' });
+});
+
 it.each(['ImageFetchFailed', 'ImageFromTheFuture'])('ImageReady reports a wait for %s', (reason) => {
   expect(imageReady(reason)).toMatchObject({ status: 'False', reason, message: 'as the host says' });
 });
