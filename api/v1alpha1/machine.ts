@@ -125,13 +125,15 @@ export type Desired = z.infer<typeof desiredSchema>;
 const LAST_PORT = 65_535;
 /** Largest length in characters of an RFC 3339 time from a host. A time with nanoseconds and an offset is shorter. */
 const LONGEST_TIME = 40;
+const rfc3339 = z.iso.datetime({ offset: true });
 /**
- * Schema of a time. It accepts the texts that the API server accepts as times in the VM's status. The letters T and Z can be in lower case.
+ * Schema of a time. It accepts the texts that the API server accepts as times in the VM's spec and status. The letters T and Z can be in
+ * lower case. A comma can stand before the fraction of a second, as in the output of `date -Ins`.
  */
 const timeText = z
   .string()
   .max(LONGEST_TIME)
-  .refine((text) => z.iso.datetime({ offset: true }).safeParse(text.toUpperCase()).success);
+  .refine((text) => rfc3339.safeParse(text.toUpperCase().replace(',', '.')).success);
 
 /** Returns the schema of a value that a host reports. A wrong value counts as absent, so that the rest of the report can still be read. */
 function reported<T extends z.ZodType>(schema: T) {

@@ -1,9 +1,10 @@
 /** Gathers the facts of an Emulator that are written to its status: the time of its first run, and its failure. All functions are pure. */
-import type { EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
+import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endOfLimit } from '../host/observe.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { boundTime, endOf, firstRun, lastReport, lostAt } from '../vm/facts.ts';
 import { hasEnded, machineCondition } from '../vm/podstate.ts';
 import type { Observed } from './observe.ts';
@@ -68,21 +69,21 @@ function newFailure(observed: Observed): Failure | undefined {
  * under way, and while the host does not report. When the host reports again, the time limit begins again.
  */
 function deployDeadline(observed: Observed): number | undefined {
-  const { pod, node } = observed;
-  const began = pod?.spec.nodeName === undefined ? undefined : deploymentBegan(pod);
+  const { emulator, pod, node } = observed;
+  const began = pod?.spec.nodeName === undefined ? undefined : deploymentBegan(emulator, pod);
   return began === undefined ? undefined : endOfLimit(node, began, deploySeconds(observed));
 }
 
 /**
  * Returns the RFC 3339 time when the present deployment began. A new deployment begins when Android boots again, for example after a power
- * failure of the host.
+ * failure of the host. The clock of the host can then be wrong. Therefore the time of the condition Reconciling counts, which the operator
+ * stored by its own clock.
  */
-function deploymentBegan(pod: Pod): string | undefined {
+function deploymentBegan({ status }: Emulator, pod: Pod): string | undefined {
   if ((pod.status?.phase ?? 'Pending') === 'Pending') {
     return boundTime(pod);
   }
-  const condition = machineCondition(pod);
-  return isBootingAgain(pod) ? condition?.lastTransitionTime : undefined;
+  return isBootingAgain(pod) ? conditionIn(status, 'Reconciling')?.lastTransitionTime : undefined;
 }
 
 /** Returns true if Android boots again in a Pod that has already run. */

@@ -22,21 +22,27 @@ export interface Refusal {
 }
 
 /**
- * Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. The wait
- * for the next attempt starts at the end of the Pod. If the clock of the host is ahead, the wait starts at the creation of the Pod. `now`
- * is in milliseconds since the epoch.
+ * Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. `now` is
+ * in milliseconds since the epoch.
  */
 export function refusalOf(pod: Pod | undefined, now: number): Refusal | undefined {
   if (pod === undefined || !hasEnded(pod)) {
     return undefined;
   }
   const { reason, message } = endOf(pod);
-  if (!isRefusal(reason) || classOf(reason, 'Emulator') !== 'passing') {
-    return undefined;
-  }
+  return isRefusal(reason) && classOf(reason, 'Emulator') === 'passing'
+    ? { reason, message, retryAt: endTime(pod, now) + RETRY_MILLISECONDS }
+    : undefined;
+}
+
+/**
+ * Returns the time when the Pod ended, in milliseconds since the epoch. If this time is impossible because the clock of the host is wrong,
+ * returns the time when the Pod was created.
+ */
+function endTime(pod: Pod, now: number): number {
+  const created = Date.parse(pod.metadata.creationTimestamp ?? '');
   const finished = Date.parse(terminated(pod)?.finishedAt ?? '');
-  const from = finished <= now ? finished : Date.parse(pod.metadata.creationTimestamp ?? '');
-  return { reason, message, retryAt: Number.isNaN(from) ? 0 : from + RETRY_MILLISECONDS };
+  return created <= finished && finished <= now ? finished : created;
 }
 
 function isRefusal(reason: string): reason is RefusalReason {

@@ -184,16 +184,12 @@ describe('an Emulator that its host refused', () => {
       ownerReferences: [{ apiVersion: 'berth.dev/v1alpha1', kind: 'VM', name: 'desk', uid: 'vm' }],
     },
   };
-  const ended = (reason: string, finishedAt: string): Pod =>
-    podWith({
-      phase: 'Failed',
-      containerStatuses: [
-        {
-          name: MACHINE_CONTAINER,
-          state: { terminated: { exitCode: 1, reason, message: 'full', finishedAt } },
-        },
-      ],
-    });
+  /** Returns the Pod of an emulator that ended. `creationTimestamp` has the clock of the API server, and `finishedAt` that of the host. */
+  const ended = (reason: string, finishedAt: string, creationTimestamp = '2030-01-01T00:00:00Z'): Pod => {
+    const state = { terminated: { exitCode: 1, reason, message: 'full', finishedAt } };
+    const pod = podWith({ phase: 'Failed', containerStatuses: [{ name: MACHINE_CONTAINER, state }] });
+    return { ...pod, metadata: { ...pod.metadata, creationTimestamp } };
+  };
 
   it.each(['OutOfSlot', 'OutOfcpu', 'OutOfmemory', 'OutOfDisk'])('with %s has not failed', (reason) => {
     const pod = ended(reason, '2030-01-01T00:09:55Z');
@@ -210,16 +206,18 @@ describe('an Emulator that its host refused', () => {
     expect(plan(observedWith({ emulator: tied })).write).toEqual({ kind: 'createPod', host: 'mac-1' });
   });
 
-  it('gets another Pod ten seconds after the creation of its Pod when the clock of its host is ahead', () => {
-    const pod = ended('OutOfSlot', '2030-01-01T01:09:50Z');
-    const created = (creationTimestamp: string): Pod => ({
-      ...pod,
-      metadata: { ...pod.metadata, creationTimestamp },
-    });
-    const planned = (one: Pod) => plan(observedWith({ emulator: tied, pod: one })).write;
-    expect(planned(created('2030-01-01T00:09:55Z'))).toBeUndefined();
-    expect(planned(created('2030-01-01T00:09:50Z'))).toEqual({ kind: 'deletePod', force: false });
-  });
+  it.each([
+    ['ahead', '2030-01-01T01:09:50Z'],
+    ['behind', '2029-12-31T23:09:50Z'],
+  ])(
+    'gets another Pod ten seconds after the creation of its Pod when the clock of its host is %s',
+    (_, at) => {
+      const planned = (created: string) =>
+        plan(observedWith({ emulator: tied, pod: ended('OutOfSlot', at, created) })).write;
+      expect(planned('2030-01-01T00:09:55Z')).toBeUndefined();
+      expect(planned('2030-01-01T00:09:50Z')).toEqual({ kind: 'deletePod', force: false });
+    },
+  );
 
   it('has failed when it ended for another reason', () => {
     const pod = ended('Crashed', '2030-01-01T00:09:50Z');
@@ -256,22 +254,18 @@ describe('an Emulator whose VM runs', () => {
   });
 
   it('is Starting, without an address, while Android boots again, and fails after its time for a start', () => {
-    const booting = (lastTransitionTime: string) =>
-      podWith({
-        phase: 'Running',
-        conditions: [
-          {
-            type: MACHINE_CONDITION,
-            status: 'False',
-            reason: 'Starting',
-            message: JSON.stringify({ adb: ADB }),
-            lastTransitionTime,
-          },
-        ],
-      });
-    const status = statusOf({ pod: booting('2030-01-01T00:05:00Z') });
-    expect([status.phase, status.adb]).toEqual(['Starting', undefined]);
-    expect(statusOf({ pod: booting('2030-01-01T00:00:00Z') }).failure?.reason).toBe('DeployTimeout');
+    const pod = runningPod(JSON.stringify({ adb: ADB }));
+    const [machine] = pod.status?.conditions ?? [];
+    // The clock of the host is a day behind.
+    const rebooted = { status: 'False', reason: 'Starting', lastTransitionTime: '2029-12-31T00:00:00Z' };
+    const booting = podWith({ phase: 'Running', conditions: [{ ...machine, ...rebooted }] });
+    const first = statusOf({ pod: booting });
+    expect([first.phase, first.adb, first.failure]).toEqual(['Starting', undefined, undefined]);
+    const after = (seconds: number) => {
+      const now = NOW + seconds * 1000;
+      return statusOf({ pod: booting, emulator: { ...emulator, status: first }, now }).failure?.reason;
+    };
+    expect([after(599), after(600)]).toEqual([undefined, 'DeployTimeout']);
   });
 
   it('fails after its time for a start with the cause that the host named last', () => {

@@ -51,8 +51,8 @@ export function answerBy({ vm }: Observed): number | undefined {
 }
 
 /**
- * Returns the time when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure. With restartPolicy Never,
- * it can also be the time when the guest shut itself down.
+ * Returns the time when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure. Unless the restartPolicy is
+ * Always, it can also be the time when the guest shut itself down.
  */
 function finishTime(observed: Observed): number | undefined {
   const { failure } = observed.vm.status ?? {};
@@ -78,14 +78,17 @@ function shutDownTime({ vm, pod }: Observed): number | undefined {
     : Math.max(Date.parse(lastTransitionTime), Date.parse(ready.lastTransitionTime));
 }
 
-/** Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. */
+/**
+ * Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. With restartPolicy
+ * OnFailure, the host does not start it again, because a shutdown by the guest is no failure.
+ */
 function startsAgain({ vm, pod }: Observed): boolean {
-  const { restartPolicy = 'Never', restartRequestedAt, revertRequestedAt } = vm.spec;
+  const { restartPolicy, restartRequestedAt, revertRequestedAt } = vm.spec;
   const { restartedAt, revertedAt } = doneStamps({ vm, pod });
   const isPending = (asked: string | undefined, done: string | undefined) =>
     asked !== undefined && asked !== done;
   return (
-    restartPolicy !== 'Never' ||
+    restartPolicy === 'Always' ||
     isPending(restartRequestedAt, restartedAt) ||
     isPending(revertRequestedAt, revertedAt)
   );

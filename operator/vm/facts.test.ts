@@ -209,6 +209,13 @@ describe('a VM that is created Stopped', () => {
     expect({ attempt, failure }).toEqual({ attempt: 2, failure: undefined });
   });
 
+  it('is placed again, also while its host reports that it removes the machine', () => {
+    const { metadata } = attempt(1, {}) as Pod;
+    const pod = { ...off('Terminating'), metadata: { ...metadata, deletionTimestamp: CREATED } };
+    const facts = gatherFacts(observed({ powerState: 'Stopped' }, { attempt: 2 }, pod));
+    expect(facts).toMatchObject({ attempt: 2, failure: undefined, firstRunningTime: undefined });
+  });
+
   it('is distinguished from a VM that ran and was stopped while no operator ran', () => {
     const look = observed({ powerState: 'Stopped' }, {}, off('Stopped', 'berth://uid'));
     expect(gatherFacts(look).firstRunningTime).toBe(CREATED);
@@ -243,6 +250,7 @@ describe('the TTL of a VM whose guest shut itself down', () => {
   it('deletes it, but not while a restart or a revert is pending', () => {
     expect(isDeleted({})).toBe(true);
     expect(isDeleted({ restartPolicy: 'Always' })).toBe(false);
+    expect(isDeleted({ restartPolicy: 'OnFailure' })).toBe(true);
     expect(isDeleted({ restartRequestedAt: CREATED })).toBe(false);
     expect(isDeleted({ restartRequestedAt: CREATED }, { restartedAt: CREATED })).toBe(true);
     expect(isDeleted({ restartRequestedAt: CREATED }, {}, { restartedAt: CREATED })).toBe(true);

@@ -74,9 +74,11 @@ it('shows no value that the API server would refuse, and all others of the host'
     },
   } as Pod;
   expect(machineReport(pod)).toEqual({ accelerator: 'kvm' });
-  const time = '2030-01-01t00:00:00.123456789+02:00';
-  pod.status!.conditions![0]!.message = JSON.stringify({ restartedAt: time });
-  expect(machineReport(pod)).toEqual({ restartedAt: time });
+  // The second time has the form of `date -Ins`.
+  for (const time of ['2030-01-01t00:00:00.123456789+02:00', '2030-01-01T00:00:00,123456789+02:00']) {
+    pod.status!.conditions![0]!.message = JSON.stringify({ restartedAt: time });
+    expect(machineReport(pod)).toEqual({ restartedAt: time });
+  }
 });
 
 it('keeps the size of the disk while the machine is off', () => {

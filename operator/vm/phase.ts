@@ -5,7 +5,7 @@ import type { Pod } from '../../kube/core.ts';
 import { silentSince } from '../host/observe.ts';
 import { type Facts, isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
-import { hasEnded, machineCondition, waitingState } from './podstate.ts';
+import { hasEnded, hasRun, machineCondition, podAttempt, waitingState } from './podstate.ts';
 
 export interface Phase {
   readonly name: VMPhase;
@@ -27,7 +27,8 @@ export function phaseOf(observed: Observed, facts: Facts): Phase {
   if (facts.failure !== undefined) {
     return failedPhase(observed, facts.failure);
   }
-  if (pod === undefined || facts.attempt > (vm.status?.attempt ?? 1)) {
+  // The Pod of an earlier placement tells nothing, unless a lost host has returned and its machine has run.
+  if (pod === undefined || (facts.attempt > podAttempt(pod) && !hasRun(pod))) {
     return { name: 'Pending', reason: 'Pending', message: 'The VM is waiting for its Pod' };
   }
   return unreachablePhase(observed, facts) ?? podPhase(pod);

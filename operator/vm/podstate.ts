@@ -57,23 +57,17 @@ export function hasEnded(pod: Pod): boolean {
   return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
 }
 
-/** Reasons that the waiting container has if its machine was created but not started. */
-const NOT_STARTED: ReadonlySet<string> = new Set(['Stopped', 'Starting']);
-
 /**
  * Returns true if a machine of this Pod ever ran. The agent sets the container's id at the first start. Therefore a created machine that
- * never started has a waiting container without an id. If a machine ended and never ran, its terminated container has no `startedAt`.
+ * never started has a waiting container without an id, also while it is started or removed. If a machine ended and never ran, its
+ * terminated container has no `startedAt`.
  */
 export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === 'Running') {
-    return machineContainer(pod)?.containerID !== undefined || !NOT_STARTED.has(waitingReason(pod));
+    return machineContainer(pod)?.containerID !== undefined || containerState(pod)?.waiting === undefined;
   }
   const startedAt = terminated(pod)?.startedAt;
   return startedAt !== undefined && startedAt !== null;
-}
-
-function waitingReason(pod: Pod): string {
-  return containerState(pod)?.waiting?.reason ?? '';
 }
 
 export function containerState(pod: Pod): ContainerState | undefined {

@@ -13,8 +13,8 @@ describe("the scheduler's reasons, in a short form", () => {
       'No host is free: 2 short of memory, 3 without a free slot',
     ],
     [
-      '0/2 nodes are available: 1 node(s) had untolerated taint {berth.dev/nat-unready: true}, 1 node(s) were unschedulable.',
-      'No host is free: 1 with broken NAT, 1 cordoned',
+      '0/4 nodes are available: 1 node(s) had untolerated taint {berth.dev/nat-unready: true}, 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 node(s) were unschedulable.',
+      'No host is free: 1 with broken NAT',
     ],
     [
       '0/2 nodes are available: 1 node(s) had untolerated taint(s), 1 Insufficient cpu.',
@@ -32,6 +32,15 @@ describe("the scheduler's reasons, in a short form", () => {
     ['', 'No host was found'],
   ])('%s', (message, expected) => {
     expect(condense(message, () => ['1 with broken NAT'])).toBe(expected);
+  });
+
+  it.each([
+    "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 node(s) didn't match Pod's node affinity/selector.",
+    "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't match Pod's node affinity/selector.",
+  ])('do not count nodes that are not hosts: %s', (message) => {
+    expect(condense(message, () => [])).toBe(
+      'No host has the architecture, name or tag that the VM requests',
+    );
   });
 
   it('names the holder of a reserved port, which the scheduler never does', () => {
@@ -103,6 +112,8 @@ describe("the scheduler's reasons, in a short form", () => {
     };
     const hosts = [host('a'), host('b', 'berth.dev/nat-unready'), host('c', 'x/y'), host('d', 'x/y'), soft];
     expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT', '2 with the taint x/y']);
+    const cordoned: Node = { ...host('f'), spec: { unschedulable: true } };
+    expect(describeTaints(pod, [cordoned])).toEqual(['1 cordoned']);
     const nodeSelectorTerms = [
       { matchFields: [{ key: 'metadata.name', operator: 'In' as const, values: ['b'] }] },
     ];

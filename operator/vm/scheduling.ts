@@ -13,10 +13,6 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
   [/^Insufficient memory$/, OBSTACLES.memory],
   [/^Insufficient ephemeral-storage$/, OBSTACLES.disk],
   [/free ports/, OBSTACLES.port],
-  [/untolerated taint.*berth\.dev\/nat-unready/, OBSTACLES.nat],
-  [/untolerated taint.*berth\.node-restriction/, OBSTACLES.dedicated],
-  [/untolerated taint.*node\.kubernetes\.io\/(unreachable|not-ready)/, OBSTACLES.unreachable],
-  [/untolerated taint.*unschedulable|were unschedulable/, OBSTACLES.cordoned],
 ];
 /**
  * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. The text for people omits these reasons. If there are
@@ -24,11 +20,11 @@ const REASONS: readonly (readonly [RegExp, string])[] = [
  */
 const NO_MATCH = /node affinity|node selector|plugin\(s\) \[NodeAffinity\]/;
 /**
- * Pattern of the reason that the scheduler of Kubernetes 1.36 gives for every taint. This reason does not name the taint, and the number of
- * nodes in it includes nodes that are not Berth hosts. Therefore the operator reads the taints from the Nodes. Earlier versions of
- * Kubernetes name the taint.
+ * Pattern of reasons about taints and cordons. The number of nodes in such a reason includes nodes that are not Berth hosts, for example
+ * the tainted nodes of the control plane. Since Kubernetes 1.36, the reason does not name the taint. Therefore the operator reads taints
+ * and cordons from the Nodes of the hosts.
  */
-const UNNAMED_TAINTS = /untolerated taint\(s\)$/;
+const KEPT_OFF = /untolerated taint|were unschedulable/;
 /** Beginning of the scheduler's text about claims and preemption. The text is cut off there, because Berth uses neither. */
 const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
@@ -68,7 +64,7 @@ export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingRe
 
 /**
  * Translates a message of the scheduler for people. The message has the form `0/3 nodes are available: 1 Insufficient
- * berth.dev/slot, 2 node(s) didn't match …. preemption: …`.
+ * berth.dev/slot, 2 node(s) didn't match …. preemption: …`. `taints` returns the texts about hosts that taints or cordons keep off.
  */
 export function condense(message: string, taints: () => string[]): string {
   const [head = ''] = message.split(AFTER_REASONS);
@@ -77,9 +73,9 @@ export function condense(message: string, taints: () => string[]): string {
     return head.trim() || 'No host was found';
   }
   const items = splitReasons(match[3] ?? '').map(parseReason);
-  const hosts = items
-    .filter(({ text }) => !NO_MATCH.test(text))
-    .flatMap((reason) => (UNNAMED_TAINTS.test(reason.text) ? taints() : [describe(reason)]));
+  const others = items.filter(({ text }) => !NO_MATCH.test(text) && !KEPT_OFF.test(text));
+  const keptOff = items.some(({ text }) => KEPT_OFF.test(text)) ? taints() : [];
+  const hosts = [...keptOff, ...others.map(describe)];
   if (hosts.length === 0) {
     return NO_MATCHING_HOST;
   }
@@ -114,20 +110,24 @@ function heldPorts(pod: Pod, portHolder: (port: string) => string | undefined): 
   return held.length === 0 ? '' : ` (${held.join(', ')})`;
 }
 
+/** Taint of a cordoned node. Kubernetes adds it to the Node a moment after the cordon. */
+const CORDON: Taint = { key: 'node.kubernetes.io/unschedulable', effect: 'NoSchedule' };
+
 /** Texts for people about taints, by the taint's key. In a text, `%` stands for the number of hosts. */
 const TAINT_TEXTS: Readonly<Record<string, string>> = {
   [NAT_TAINT]: OBSTACLES.nat,
   [DEDICATED_KEY]: OBSTACLES.dedicated,
   'node.kubernetes.io/unreachable': OBSTACLES.unreachable,
   'node.kubernetes.io/not-ready': OBSTACLES.unreachable,
-  'node.kubernetes.io/unschedulable': OBSTACLES.cordoned,
+  [CORDON.key]: OBSTACLES.cordoned,
 };
 
-/** Describes the taints of Berth's hosts that the Pod does not tolerate. The scheduler of Kubernetes 1.36 does not name these taints. */
+/** Describes the taints and cordons of Berth's hosts that the Pod does not tolerate. */
 export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   const counts = new Map<string, number>();
   for (const { spec } of hosts.filter((host) => isAskedFor(pod, host))) {
-    const taint = spec?.taints?.find((candidate) => keepsOff(candidate, pod));
+    const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON] : [])];
+    const taint = taints.find((candidate) => keepsOff(candidate, pod));
     if (taint !== undefined) {
       const text = TAINT_TEXTS[taint.key] ?? `% with the taint ${taint.key}`;
       counts.set(text, (counts.get(text) ?? 0) + 1);

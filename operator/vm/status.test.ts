@@ -1,15 +1,19 @@
 import { expect, it } from 'vitest';
 import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
-import type { Pod, PodStatus } from '../../kube/core.ts';
+import type { Node, Pod, PodStatus } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { summarize } from './status.ts';
 
+const RAN = '2030-01-01T00:00:00Z';
 const CONTAINER = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: false, restartCount: 0 };
 
-/** Returns the conditions of a VM whose Pod has this status, by their types. */
-function conditionsOf(status: PodStatus) {
+/**
+ * Returns the conditions of a VM whose Pod has this status, by their types. `known` contains other observations, for example about its
+ * host.
+ */
+function conditionsOf(status: PodStatus, known: Partial<Observed> = {}) {
   const pod: Pod = {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -24,9 +28,16 @@ function conditionsOf(status: PodStatus) {
     hosts: () => [],
     config: parseConfig({}, 'test'),
     now: 0,
+    ...known,
   } as unknown as Observed;
   const { conditions = [] } = summarize(observed, gatherFacts(observed), {});
   return new Map(conditions.map((condition) => [condition.type, condition]));
+}
+
+/** Returns the conditions of a VM that has run, on a host with this Node. */
+function onHost(node: Node | undefined) {
+  const containerStatuses = [{ ...CONTAINER, ready: true, state: { running: { startedAt: RAN } } }];
+  return conditionsOf({ phase: 'Running', containerStatuses }, { node, now: Date.parse(RAN) + 3_600_000 });
 }
 
 /** Returns the condition ImageReady of a VM whose machine waits on its host for this reason. */
@@ -47,6 +58,26 @@ function withDisplay(display: unknown) {
   ];
   return conditionsOf({ phase: 'Running', containerStatuses, conditions });
 }
+
+it('a VM is Stalled once its lost host can no longer return with its machine', () => {
+  const conditions = [{ type: 'Ready', status: 'Unknown', lastTransitionTime: RAN } as const];
+  const silent: Node = { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' }, status: { conditions } };
+  const lost = { status: 'False', reason: 'HostLost' };
+  expect(onHost(silent).get('Ready')).toMatchObject(lost);
+  expect(onHost(silent).has('Stalled')).toBe(false);
+  const removed = onHost(undefined);
+  expect(removed.get('Ready')).toMatchObject(lost);
+  expect(removed.get('Stalled')).toMatchObject({ status: 'True', reason: 'HostLost' });
+});
+
+it('a VM that is placed again waits for its Pod, and does not run, while the host removes its machine', () => {
+  const metadata = { name: 'x', namespace: 'ci' };
+  const vm = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec: {}, status: { attempt: 2 } };
+  const containerStatuses = [{ ...CONTAINER, state: { waiting: { reason: 'Terminating' } } }];
+  const conditions = conditionsOf({ phase: 'Running', containerStatuses }, { vm });
+  expect(conditions.get('Ready')).toMatchObject({ status: 'False', reason: 'Pending' });
+  expect(conditions.get('Reconciling')).toMatchObject({ status: 'True', reason: 'Pending' });
+});
 
 it.each(['ImageFetchFailed', 'ImageFromTheFuture'])('ImageReady reports a wait for %s', (reason) => {
   expect(imageReady(reason)).toMatchObject({ status: 'False', reason, message: 'as the host says' });

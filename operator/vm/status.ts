@@ -42,7 +42,7 @@ export function summarize(observed: Observed, facts: Facts, findings: Findings):
     avoidedNodes: nonEmpty([...facts.avoidedNodes]),
     failure: facts.failure,
     ...doneStamps(observed),
-    conditions: conditions(observed, phase, findings),
+    conditions: conditions(observed, { phase, facts, findings }),
   };
 }
 
@@ -66,17 +66,23 @@ export function doneStamps({
   };
 }
 
+interface Derived {
+  readonly phase: Phase;
+  readonly facts: Facts;
+  readonly findings: Findings;
+}
+
 /**
  * Returns the conditions of a VM. `Ready` and `Scheduled` exist from the first reconcile on. Other conditions exist only while they have
  * information. The rules of kstatus require this for Reconciling and Stalled. An absent condition means Unknown. There are few conditions,
  * because each one costs the API server 0.3 ms each time the status is stored.
  */
-function conditions(observed: Observed, phase: Phase, findings: Findings): Condition[] {
+function conditions(observed: Observed, { phase, facts, findings }: Derived): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
   const drafts = [
     ready(observed, phase, findings),
     reconciling(observed, phase, findings),
-    stalled(phase, findings),
+    stalled(phase, facts, findings),
     scheduled(observed, findings),
     imageReady(observed, findings),
     networkReady(observed),
@@ -116,9 +122,13 @@ function reconciling({ pod }: Observed, phase: Phase, { blocked }: Findings): Dr
   return busy ? { type: 'Reconciling', status: 'True', reason: phase.name, message: '' } : undefined;
 }
 
-function stalled(phase: Phase, { blocked }: Findings): Draft | undefined {
+/**
+ * Returns the condition Stalled. A VM on a silent host is Failed too, but it has no recorded failure and is not Stalled, because the host
+ * can return with its machine.
+ */
+function stalled(phase: Phase, { failure }: Facts, { blocked }: Findings): Draft | undefined {
   const type = 'Stalled';
-  if (phase.name === 'Failed' && phase.reason !== 'HostLost') {
+  if (phase.name === 'Failed' && failure !== undefined) {
     return { type, status: 'True', reason: phase.reason, message: phase.message };
   }
   return blocked?.condition === 'Stalled'

@@ -106,7 +106,7 @@ export const FAILURES = {
     todo: 'Check whether the host was drained or tainted. If the VM has run, create it again',
   },
   HostLost: {
-    seen: { Emulator: ['Ready', 'Event'], VM: ['Ready', 'Event'], Pod: ['Event'] },
+    seen: { Emulator: ['Ready', 'Event'], VM: ['Ready', 'Stalled', 'Event'], Pod: ['Event'] },
     class: 'passing',
     by: 'agent and operator',
     says: 'The host of the VM was lost. If the VM has not run yet, it gets another host, and its emulators move to that host',

@@ -28,13 +28,17 @@ export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
     : { writes: [{ kind: 'patchDesired', text: wanted }], outcome: { kind: 'done' } };
 }
 
+/**
+ * Returns the size of the machine. The disk never gets smaller: a VM whose disk size comes from a VMConfig can later request a smaller size.
+ */
 function size({ spec }: VM, pod: Pod, current: Desired): Parameters<typeof buildDesired>[1] {
-  const { diskSize } = spec;
   const before = current.diskSizeBytes === undefined ? undefined : BigInt(current.diskSizeBytes);
+  const requested = spec.diskSize === undefined ? undefined : parseQuantity(spec.diskSize);
+  const isSmaller = before !== undefined && requested !== undefined && requested < before;
   const { cpu, memoryBytes } = podSize(pod) ?? current;
   return {
     cpu,
     memoryBytes: BigInt(memoryBytes),
-    diskSizeBytes: diskSize === undefined ? before : parseQuantity(diskSize),
+    diskSizeBytes: isSmaller ? before : (requested ?? before),
   };
 }
