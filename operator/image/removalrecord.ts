@@ -129,6 +129,7 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     pullSecrets: [],
     placement: { dedicatedTo: namespace },
     takesSlot: false,
+    onlyRemoves: true,
     activeDeadlineSeconds: REMOVAL_SECONDS,
     ttlSecondsAfterFinished: KEPT_SECONDS,
     priorityClassName: config.priorityClassName,

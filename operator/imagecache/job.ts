@@ -66,7 +66,7 @@ export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | 
     pullSecrets: isCaching && pullSecretName !== undefined ? [pullSecretName] : [],
     placement: { nodeName: start.host, dedicatedTo: '*' },
     takesSlot: isCaching,
-    toleratesCordon: !isCaching,
+    onlyRemoves: !isCaching,
     activeDeadlineSeconds: isCaching ? remaining(observed, start) : removal(start),
     ttlSecondsAfterFinished: TTL_SECONDS,
     priorityClassName: config.priorityClassName,

@@ -2,6 +2,7 @@ import { describe, expect, it } from 'vitest';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { parseConfig } from '../config/config.ts';
 import { resolveImage } from './image.ts';
+import { buildJob } from './job.ts';
 import type { CacheJob, ObservedEntry } from './observed.ts';
 import { planEntry } from './plan.ts';
 
@@ -89,4 +90,16 @@ it('keeps an entry while a host has a Job of it, even if the status has lost the
   const entry = { ...observed.entry, metadata: { ...metadata, deletionTimestamp: queuedAt }, status: {} };
   const planned = planEntry({ ...observed, entry, jobs: [job] });
   expect(planned).toMatchObject({ isReleased: false, status: { holders: ['a'] } });
+});
+
+it('removes an image also from a host whose disk is nearly full, because the removal frees space', () => {
+  const observed = observe([{ node: 'a', queuedAt }], [], 1);
+  const row: NodeCacheState = { node: 'a', state: 'Queued', queuedAt };
+  const toleratedBy = (type: 'cache' | 'uncache') => {
+    const job = buildJob(observed, { type, host: 'a', row, isParked: false });
+    return job?.spec.template.spec.tolerations?.map(({ key }) => key);
+  };
+  const pressure = 'node.kubernetes.io/disk-pressure';
+  expect(toleratedBy('uncache')).toContain(pressure);
+  expect(toleratedBy('cache')).not.toContain(pressure);
 });

@@ -28,8 +28,8 @@ export interface TaskJobOptions {
   readonly placement: Placement;
   /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
-  /** Whether the task is allowed to begin on a cordoned host. This is true for a task that only removes an image from the host. */
-  readonly toleratesCordon?: boolean;
+  /** Whether the task only removes content. Such a task can begin on a cordoned host, and on a host whose disk is nearly full. */
+  readonly onlyRemoves?: boolean;
   readonly activeDeadlineSeconds: number;
   readonly ttlSecondsAfterFinished: number;
   readonly priorityClassName: string;
@@ -59,11 +59,14 @@ export function taskJob(options: TaskJobOptions): Unsaved<Job> {
 /** Toleration for hosts whose NAT for guests is broken. Such a host can fetch and remove images, because it needs no NAT for this work. */
 const BROKEN_NAT: Toleration = { key: NAT_TAINT, operator: 'Exists', effect: 'NoSchedule' };
 
-const CORDON: Toleration = {
-  key: 'node.kubernetes.io/unschedulable',
-  operator: 'Exists',
-  effect: 'NoSchedule',
-};
+/**
+ * Tolerations of tasks that only remove content. A removal frees disk space, so it must be possible on a host whose disk is nearly full.
+ * Kubernetes sets this taint while the Node has the condition DiskPressure.
+ */
+const REMOVAL: readonly Toleration[] = [
+  { key: 'node.kubernetes.io/unschedulable', operator: 'Exists', effect: 'NoSchedule' },
+  { key: 'node.kubernetes.io/disk-pressure', operator: 'Exists', effect: 'NoSchedule' },
+];
 
 /** Requests of a task. If a ResourceQuota limits CPU or memory, the API server refuses every Pod without these requests. */
 const NO_COMPUTE = { cpu: '0', memory: '0' };
@@ -74,7 +77,7 @@ function podSpec(options: TaskJobOptions): PodSpec {
   return {
     ...hostPodSpec({
       placement,
-      tolerations: options.toleratesCordon === true ? [BROKEN_NAT, CORDON] : [BROKEN_NAT],
+      tolerations: options.onlyRemoves === true ? [BROKEN_NAT, ...REMOVAL] : [BROKEN_NAT],
       pullSecrets: pullSecrets.map((name) => ({ name })),
       priorityClassName,
     }),
