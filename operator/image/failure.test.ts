@@ -94,6 +94,21 @@ describe('a final failure', () => {
   });
 });
 
+describe('the wait after a failure on a host whose clock is wrong', () => {
+  it.each(['1970-01-01T00:00:00Z', '2026-01-01T23:59:49Z', '2026-01-02T00:00:01Z', undefined])(
+    'starts at the creation of the Job: %s',
+    (finishedAt) => {
+      const state = failed(observed({ source: REGISTRY }), 'ImageFetchFailed', 'no answer');
+      const jobs = state.jobs.map(({ job, ...about }) => {
+        const metadata = { ...job.metadata, creationTimestamp: '2026-01-01T23:59:55Z' };
+        const outcome = { ...about.outcome, finishedAt } as ImageJob['outcome'];
+        return { ...about, job: { ...job, metadata }, outcome };
+      });
+      expect(planImage({ ...state, jobs })).toMatchObject({ createJob: undefined, wakeMilliseconds: 5_000 });
+    },
+  );
+});
+
 describe('the text of a failure', () => {
   it('keeps the reason and the end of a message that is too long', () => {
     const text = failureText({ reason: 'DigestMismatch', message: LOG });
