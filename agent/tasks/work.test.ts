@@ -34,3 +34,15 @@ test.each([
 test('an import without a target reports no reference if the image is from no registry', async () => {
   expect(await imported({ type: 'sharedFile', path: 'disk' }, undefined)).toBeUndefined();
 });
+
+test('a copy of the disk of a VM that is not on this host fails because there is no machine', async () => {
+  const host = { machineOf: () => undefined } as unknown as TaskHost;
+  const vm = { namespace: 'platform-ci', name: 'builder', uid: 'v' };
+  const target = { type: 'folder', path: 'platform-ci/golden.qcow2' } as const;
+  const copied = taskWork(host)(
+    { apiVersion: TASK_API_VERSION, type: 'save', vm, target },
+    {} as TaskContext,
+  );
+  const message = 'VM platform-ci/builder is not on this host';
+  await expect(copied).rejects.toMatchObject({ reason: 'NoMachine', message });
+});
