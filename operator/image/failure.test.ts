@@ -167,6 +167,14 @@ describe('an Image of a VM that failed', () => {
     expect(planImage(observed({ source: FROM_VM }, {}, vm)).createJob).toBeDefined();
   });
 
+  it('is also made on a cordoned host, because no other host has the disk', () => {
+    const tolerated = (source: ImageSpec['source']) =>
+      planImage(observed({ source })).createJob?.spec.template.spec.tolerations?.map(({ key }) => key);
+    const cordon = 'node.kubernetes.io/unschedulable';
+    expect(tolerated(FROM_VM)).toContain(cordon);
+    expect(tolerated(REGISTRY)).not.toContain(cordon);
+  });
+
   it('waits for a VM that may still run', () => {
     const state = observed({ source: FROM_VM }, {}, { ...ran, status: { nodeName: 'mac1' } });
     expect(conditionOf(state, 'Ready')?.reason).toBe('VMNotReady');

@@ -151,6 +151,8 @@ function buildJob(
       architecture: nodeName === undefined ? object.spec.architecture : undefined,
       dedicatedTo: namespace,
     },
+    // Only one host has the disk of a VM. Administrators cordon this host before they save the disk and shut the host down.
+    tolerates: nodeName === undefined ? [] : ['cordon'],
     // The Job uses no slot, so that a host without a free slot can save the disk of one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,

@@ -130,7 +130,8 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     // Any host can remove the content. Perhaps the namespace no longer exists, and all hosts are dedicated to other namespaces.
     placement: { dedicatedTo: '*' },
     takesSlot: false,
-    onlyRemoves: true,
+    // The storage can be on the disk of the only host.
+    tolerates: ['cordon', 'fullDisk'],
     activeDeadlineSeconds: REMOVAL_SECONDS,
     ttlSecondsAfterFinished: KEPT_SECONDS,
     priorityClassName: config.priorityClassName,
