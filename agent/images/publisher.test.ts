@@ -3,6 +3,7 @@ import { link, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/
 import { tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
 import { Keyring } from './oci/credentials.ts';
 import { Registries } from './oci/repository.ts';
@@ -42,6 +43,19 @@ describe('a disk in the folder of the image storage', () => {
     const options = { signal: new AbortController().signal, onProgress: () => undefined };
     return await publisher.store({ type: 'folder', path: PATH }, disk, options);
   }
+
+  it('is tried again if a host has no such folder, because the Image has no fault', async () => {
+    const publisher = new Publisher({
+      registries,
+      storageFolder: undefined,
+      storageKeyring: () => Keyring.parse([]),
+    });
+    const disk = { path: join(root, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
+    const options = { signal: new AbortController().signal, onProgress: () => undefined };
+    const error = await publisher.store({ type: 'folder', path: PATH }, disk, options).catch(reasonIn);
+    expect(error).toBe('TaskFailed');
+    expect(classOf('TaskFailed', 'Image')).toBe('passing');
+  });
 
   it('is on the disk before it gets its name, and its name before the result', async () => {
     const synced: string[] = [];

@@ -193,7 +193,7 @@ export class Publisher {
     const folder = this.#options.storageFolder;
     if (folder === undefined) {
       throw new ReasonedError(
-        'ImageSourceUnsupported',
+        'TaskFailed',
         'This host has no folder of the image storage: set images.storageFolder in its configuration',
       );
     }

@@ -171,8 +171,9 @@ describe('the image store', () => {
       await writeFile(join(shared, 'stored'), content);
       const sha256 = createHash('sha256').update(content).digest('hex');
       const source: BaseImageSource = { type: 'storedFile', path: 'stored', sha256 };
+      // The fault is in the configuration of this host, so the reason does not say that the source is wrong.
       const elsewhere = ensure(source);
-      await expect(elsewhere).rejects.toMatchObject({ reason: 'ImageSourceUnsupported' });
+      await expect(elsewhere).rejects.toMatchObject({ reason: 'ImageNotFound' });
       const host = await open(true, { storageFolder: shared });
       expect(await ensure(source, host)).toMatchObject({ path: join(shared, 'stored') });
       await expect(ensure({ ...source, sha256: '0'.repeat(64) }, host)).rejects.toMatchObject({

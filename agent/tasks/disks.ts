@@ -78,7 +78,7 @@ export async function withMachine(
 ): Promise<TaskReport> {
   const found = host.machineOf(vm.uid);
   if (found === undefined) {
-    throw new ReasonedError('ImageNotFound', `VM ${vm.namespace}/${vm.name} is not on this host`);
+    throw new ReasonedError('NoMachine', `VM ${vm.namespace}/${vm.name} is not on this host`);
   }
   const { folder, machine, driver } = found;
   const bytes = await driver.copyBytes(folder);

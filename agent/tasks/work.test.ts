@@ -16,7 +16,7 @@ async function imported(source: BaseImageSource, named: string | undefined): Pro
     }
     return { path: import.meta.filename, digest: MANIFEST, format: 'raw', virtualSizeBytes: 512 };
   };
-  const images = { ensure, release: vi.fn() };
+  const images = { ensure, cloned: vi.fn(), release: vi.fn() };
   const host = { images, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
   const context = { uid: 'u', log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
   const task: Task = { apiVersion: TASK_API_VERSION, type: 'import', image: { source, format: 'Auto' } };
@@ -33,4 +33,33 @@ test.each([
 
 test('an import without a target reports no reference if the image is from no registry', async () => {
   expect(await imported({ type: 'sharedFile', path: 'disk' }, undefined)).toBeUndefined();
+});
+
+test('a push that takes long delays no removal of its image from the cache', async () => {
+  const calls: string[] = [];
+  const base = { path: import.meta.filename, digest: MANIFEST, format: 'raw', virtualSizeBytes: 512 };
+  const images = {
+    ensure: async () => base,
+    cloned: (holder: string) => calls.push(`no longer awaited: ${holder}`),
+    release: (holder: string) => calls.push(`no longer needed: ${holder}`),
+  };
+  const publisher = { push: async () => ({ reference: `pushed ${calls.push('push')}` }) };
+  const host = { images, publisher, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
+  const context = { uid: 'u', log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
+  const reference = 'registry.example/team/disk:1';
+  const image = { source: { type: 'registry', reference }, format: 'Auto' } as const;
+  await taskWork(host)({ apiVersion: TASK_API_VERSION, type: 'push', image, reference }, context);
+  expect(calls).toEqual(['no longer awaited: task/u', 'push', 'no longer needed: task/u']);
+});
+
+test('a copy of the disk of a VM that is not on this host fails because there is no machine', async () => {
+  const host = { machineOf: () => undefined } as unknown as TaskHost;
+  const vm = { namespace: 'platform-ci', name: 'builder', uid: 'v' };
+  const target = { type: 'folder', path: 'platform-ci/golden.qcow2' } as const;
+  const copied = taskWork(host)(
+    { apiVersion: TASK_API_VERSION, type: 'save', vm, target },
+    {} as TaskContext,
+  );
+  const message = 'VM platform-ci/builder is not on this host';
+  await expect(copied).rejects.toMatchObject({ reason: 'NoMachine', message });
 });

@@ -131,7 +131,10 @@ async function held(
   const holder: Holder = `task/${context.uid}`;
   const keyring = await host.keyring(context.pod);
   try {
-    return await use(await ensure(host, image, { context, holder, refresh: true, keyring }), keyring);
+    const fetched = await ensure(host, image, { context, holder, refresh: true, keyring });
+    // The task can read the image for hours, for example for a slow client. A removal of the image from the cache must not wait for it.
+    host.images.cloned(holder);
+    return await use(fetched, keyring);
   } finally {
     host.images.release(holder);
   }

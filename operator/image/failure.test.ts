@@ -94,6 +94,21 @@ describe('a final failure', () => {
   });
 });
 
+describe('the wait after a failure on a host whose clock is wrong', () => {
+  it.each(['1970-01-01T00:00:00Z', '2026-01-01T23:59:49Z', '2026-01-02T00:00:01Z', undefined])(
+    'starts at the creation of the Job: %s',
+    (finishedAt) => {
+      const state = failed(observed({ source: REGISTRY }), 'ImageFetchFailed', 'no answer');
+      const jobs = state.jobs.map(({ job, ...about }) => {
+        const metadata = { ...job.metadata, creationTimestamp: '2026-01-01T23:59:55Z' };
+        const outcome = { ...about.outcome, finishedAt } as ImageJob['outcome'];
+        return { ...about, job: { ...job, metadata }, outcome };
+      });
+      expect(planImage({ ...state, jobs })).toMatchObject({ createJob: undefined, wakeMilliseconds: 5_000 });
+    },
+  );
+});
+
 describe('the text of a failure', () => {
   it('keeps the reason and the end of a message that is too long', () => {
     const text = failureText({ reason: 'DigestMismatch', message: LOG });
@@ -150,6 +165,14 @@ describe('an Image of a VM that failed', () => {
   it('is made as long as a host has the disk', () => {
     const vm = { ...ran, status: { ...ran.status, failure } };
     expect(planImage(observed({ source: FROM_VM }, {}, vm)).createJob).toBeDefined();
+  });
+
+  it('is also made on a cordoned host, because no other host has the disk', () => {
+    const tolerated = (source: ImageSpec['source']) =>
+      planImage(observed({ source })).createJob?.spec.template.spec.tolerations?.map(({ key }) => key);
+    const cordon = 'node.kubernetes.io/unschedulable';
+    expect(tolerated(FROM_VM)).toContain(cordon);
+    expect(tolerated(REGISTRY)).not.toContain(cordon);
   });
 
   it('waits for a VM that may still run', () => {

@@ -5,11 +5,13 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Store } from '../../kube/cache.ts';
 import type { Controller } from '../../kube/controller.ts';
 import type { Informer } from '../../kube/informer.ts';
+import type { Job } from '../../kube/job.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
-import { TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { enqueueImages, imagesAffected } from './controller.ts';
 import { observeImage } from './observe.ts';
+import { planImage } from './plan.ts';
 
 const config = parseConfig({}, 'test');
 
@@ -19,7 +21,7 @@ function image(namespace: string, name: string, source: Image['spec']['source'])
 }
 
 function holding<T extends KubeObject>(objects: readonly T[]): Informer<T> {
-  const cache = new Store<T>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: () => [] });
+  const cache = new Store<T>(pino({ level: 'silent' }), { [TASKS_BY_OWNER]: ownersOf });
   objects.forEach((object) => cache.put(object));
   return { cache } as unknown as Informer<T>;
 }
@@ -125,5 +127,32 @@ describe('a change of a VM', () => {
     const metadata = { ...vm.metadata, resourceVersion: '2' };
     (vms.cache as Store<VM>).put({ ...vm, metadata, status });
     expect(told).toEqual(isTold ? ['platform-ci/saved'] : []);
+  });
+});
+
+describe('a Job that has ended, but whose Pod was removed', () => {
+  const source = { registry: { reference: 'registry.example/team/disk:1' } };
+
+  /** Returns the Job that is created for the Image next. `jobs` are the existing Jobs, which have no Pods. */
+  function nextJob(object: Image, jobs: readonly Job[]) {
+    const others = { vms: holding([]), taskPods: holding([]), objects: holding([object]) };
+    const sources = { kind: 'Image', config, clock: () => 0, jobs: holding(jobs), ...others };
+    return planImage(observeImage(sources as unknown as Parameters<typeof observeImage>[0], object))
+      .createJob;
+  }
+
+  it.each([
+    ['does not delay the next operation once its result is stored', 'Complete', true],
+    ['delays the next operation until it has ended', 'Suspended', false],
+  ])('%s', (_, type, isNext) => {
+    const fetched = image('platform-ci', 'golden', source);
+    const pull = {
+      ...(nextJob(fetched, []) as Job),
+      status: { conditions: [{ type, status: 'True' as const }] },
+    };
+    const content = { type: 'registry', reference: `registry.example/team/disk@sha256:${'a'.repeat(64)}` };
+    const push = { reference: 'registry.example/team/copy:1', requestedAt: '2026-01-01T00:00:00Z' };
+    const ready = { ...fetched, spec: { source, push }, status: { content } };
+    expect(nextJob(ready, [pull]) !== undefined).toBe(isNext);
   });
 });

@@ -90,9 +90,14 @@ function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
   };
 }
 
-/** Returns true if the Job has not ended. */
-export function isOpen({ outcome }: ImageJob): boolean {
-  return outcome.kind === 'waiting' || outcome.kind === 'running';
+/**
+ * Returns true if the Job has not ended. The Job itself also shows its end, because somebody can remove its Pod, for example by a drain of
+ * the host. A Job without its Pod looks as if it waits.
+ */
+export function isOpen({ job, outcome }: ImageJob): boolean {
+  const { conditions = [] } = job.status ?? {};
+  const isComplete = conditions.some(({ type, status }) => type === 'Complete' && status === 'True');
+  return !isComplete && (outcome.kind === 'waiting' || outcome.kind === 'running');
 }
 
 const DEPLOYING: ReadonlySet<string> = new Set(['Scheduled', 'Pulling', 'Cloning', 'Starting']);

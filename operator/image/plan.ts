@@ -99,7 +99,8 @@ function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
 /**
  * Returns the time of the next attempt after a failure, in milliseconds since the epoch. The result is undefined if there will be no
  * further attempt. The function is not called after a final failure, because such a failure blocks the operation. The wait starts at the
- * end of the work. If the host reports an end in the future, the wait starts at the creation of the Job.
+ * end of the work. The clock of a host can be wrong. If the reported end is in the future or before the creation of the Job, the wait
+ * starts at the creation of the Job.
  */
 function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number): number | undefined {
   const isAction = ACTIONS.has(operation);
@@ -107,8 +108,9 @@ function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number):
     return undefined;
   }
   const wait = waitAfter(attempt, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
-  const finishedAt = Date.parse(outcome.finishedAt ?? '1970-01-01T00:00:00Z');
-  return (finishedAt <= now ? finishedAt : Date.parse(job.metadata.creationTimestamp ?? '')) + wait;
+  const createdAt = Date.parse(job.metadata.creationTimestamp ?? '');
+  const finishedAt = Date.parse(outcome.finishedAt ?? '');
+  return (finishedAt < createdAt || !(finishedAt <= now) ? createdAt : finishedAt) + wait;
 }
 
 /**
@@ -149,6 +151,8 @@ function buildJob(
       architecture: nodeName === undefined ? object.spec.architecture : undefined,
       dedicatedTo: namespace,
     },
+    // Only one host has the disk of a VM. Administrators cordon this host before they save the disk and shut the host down.
+    tolerates: nodeName === undefined ? [] : ['cordon'],
     // The Job uses no slot, so that a host without a free slot can save the disk of one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,

@@ -1,10 +1,10 @@
 import { describe, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { DEDICATED_KEY, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import { parseConfig } from '../config/config.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
-import { abandonedPlaces, replacedPlaces } from './removalrecord.ts';
+import { abandonedPlaces, removalRecord, replacedPlaces } from './removalrecord.ts';
 
 const [FIRST, SECOND] = ['2026-01-01T00:00:00Z', '2026-01-01T01:00:00Z'];
 const PREFIX = 'registry.example/berth';
@@ -67,5 +67,19 @@ describe('the content of a commit', () => {
     const content = { type: 'storedArtifact' as const, reference: stored('1') };
     const old = { type: 'registry', reference: stored('0') };
     expect(replacedPlaces(observed(SECOND, [job]), { content })).toEqual([old]);
+  });
+});
+
+describe('the Job of a removal', () => {
+  const job = removalRecord(observed(FIRST, []), { type: 'registry', reference: stored('0') });
+  const { affinity, tolerations = [] } = job.spec.template.spec;
+
+  it('also runs on a host whose disk is nearly full, because the storage can be on this disk', () => {
+    expect(tolerations.map(({ key }) => key)).toContain('node.kubernetes.io/disk-pressure');
+  });
+
+  it('runs on any host, because perhaps every host is now dedicated to another namespace', () => {
+    expect(tolerations).toContainEqual({ key: DEDICATED_KEY, operator: 'Exists', effect: 'NoSchedule' });
+    expect(JSON.stringify(affinity)).not.toContain(DEDICATED_KEY);
   });
 });

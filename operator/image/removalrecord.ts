@@ -127,8 +127,11 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     containerImage: imageObjectName(object),
     // The Job needs no pull secret, because hosts have their own credentials for the storage.
     pullSecrets: [],
-    placement: { dedicatedTo: namespace },
+    // Any host can remove the content. Perhaps the namespace no longer exists, and all hosts are dedicated to other namespaces.
+    placement: { dedicatedTo: '*' },
     takesSlot: false,
+    // The storage can be on the disk of the only host.
+    tolerates: ['cordon', 'fullDisk'],
     activeDeadlineSeconds: REMOVAL_SECONDS,
     ttlSecondsAfterFinished: KEPT_SECONDS,
     priorityClassName: config.priorityClassName,

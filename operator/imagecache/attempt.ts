@@ -92,6 +92,20 @@ export function failedRow(
   };
 }
 
+/** Returns the next row after the Job was not scheduled in time. `why` is the explanation of the scheduler, if any. */
+export function triedRow(
+  row: NodeCacheState,
+  why: string | undefined,
+  observed: ObservedEntry,
+): NodeCacheState {
+  return { ...row, triedAt: timestamp(observed.now), message: notScheduledText(why, observed) };
+}
+
+export function notScheduledText(why: string | undefined, { config }: ObservedEntry): string {
+  const cause = why === undefined ? '' : `: ${why}`;
+  return `NotScheduled: the Job was not scheduled within ${config.cacheTurnSeconds} s${cause}`;
+}
+
 /** Returns the row of a host. If `refresh` is true, the next Job on the host fetches the newest image of the tag. */
 export function withRefresh(row: NodeCacheState, refresh: boolean): NodeCacheState {
   return refresh ? { ...row, refresh } : row;

@@ -12,7 +12,9 @@ import {
   deadlineOf,
   failedRow,
   isLate,
+  notScheduledText,
   overdue,
+  triedRow,
   withRefresh,
 } from './attempt.ts';
 import { digestsIn, isBrought, namesOn } from './image.ts';
@@ -97,13 +99,10 @@ function planAttempt(
 }
 
 function notScheduled(context: HostContext, row: NodeCacheState, why: string | undefined): HostPlan {
-  const { now, config } = context.observed;
-  const cause = why === undefined ? '' : `: ${why}`;
-  const message = `NotScheduled: the Job was not scheduled within ${config.cacheTurnSeconds} s${cause}`;
   if (isLate(row, context.observed)) {
-    return cachingFailed(context, row, message);
+    return cachingFailed(context, row, notScheduledText(why, context.observed));
   }
-  const tried: NodeCacheState = { ...row, state: 'Queued', triedAt: timestamp(now), message };
+  const tried = triedRow({ ...row, state: 'Queued' }, why, context.observed);
   return { row: tried, isHeld: true, deletes: context.jobs, ended: { type: 'cache', result: 'unscheduled' } };
 }
 
@@ -249,7 +248,7 @@ function planLeaver(context: HostContext): HostPlan {
       return { row: next, isHeld: true, ...ended('failed'), wakeAt: Date.parse(next.retryAt ?? '') };
     }
     case 'unscheduled':
-      return { row: { ...row, triedAt: timestamp(observed.now) }, isHeld: true, ...ended('unscheduled') };
+      return { row: triedRow(row, attempt.why, observed), isHeld: true, ...ended('unscheduled') };
     case 'none':
     default:
       return { ...leaverAtRest(context, row), deletes: jobs };
@@ -261,9 +260,10 @@ function uncachingUnderWay(
   row: NodeCacheState,
   { job, wakeAt }: Attempt & { kind: 'underWay' },
 ): HostPlan {
+  const { message: _message, ...rest } = row;
   return job.isParked && isLost(context)
     ? { row: undefined, isHeld: false, deletes: [] }
-    : { row, isHeld: true, deletes: [], wakeAt };
+    : { row: job.isScheduled ? rest : row, isHeld: true, deletes: [], wakeAt };
 }
 
 function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
@@ -271,12 +271,11 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
     const wakeAt = Date.parse(row.retryAt);
     return context.observed.now < wakeAt ? { row, isHeld: true, wakeAt } : queued(context, false);
   }
-  const { message: _message, ...rest } = row;
   const why = obstacle(context);
   if (why === undefined) {
-    return { row: rest, isHeld: true, start: { type: 'uncache', isParked: false } };
+    return { row, isHeld: true, start: { type: 'uncache', isParked: false } };
   }
-  const told = { ...rest, message: why };
+  const told = { ...row, message: why };
   return isLost(context)
     ? { row: told, isHeld: true, start: { type: 'uncache', isParked: true } }
     : { row: told, isHeld: true, wakeAt: lostAt(context) };

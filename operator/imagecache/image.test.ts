@@ -141,13 +141,42 @@ describe('an image with a digest in its name', () => {
     expect(resolveImage(of, object)).toMatchObject({ reason: 'ImageNotReady' });
     expect(resolveImage(of, { ...object, status: { digest: 'sha256:ab' } })).toMatchObject({
       digest: 'sha256:ab',
-      names: ['berth.dev/platform-a/guest@sha256:ab'],
       task: {
         name: 'berth.dev/platform-a/guest',
         source: { type: 'http', url: 'https://example.com/guest', sha256: 'ab' },
         architecture: 'arm64',
         format: 'QCOW2',
       },
+    });
+  });
+
+  describe('an Image', () => {
+    const of = entry({ imageRef: { namespace: 'platform-a', name: 'guest' } });
+    const name = 'berth.dev/platform-a/guest';
+    const [index, arm, x86] = ['a', 'b', 'c'].map((digit) => `sha256:${digit.repeat(64)}`);
+
+    /** Returns whether a host with these names of an image has the Image. Its content is for several platforms. */
+    function isOn(...names: string[]): boolean {
+      const content = { type: 'registry', reference: `${REPOSITORY}@${index}` };
+      const image = resolveImage(of, {
+        apiVersion: 'berth.dev/v1alpha1',
+        kind: 'Image',
+        metadata: { name: 'guest', namespace: 'platform-a' },
+        spec: { source: { registry: { reference: TAG } } },
+        status: { content, digest: arm },
+      });
+      return 'task' in image && namesOn(image, { ...host('a'), images: [names] }) !== undefined;
+    }
+
+    it('for several platforms: is on hosts of each platform, which share only the digest of the index', () => {
+      expect(isOn(`${name}@${arm}`, `${REPOSITORY}@${arm}`, `${REPOSITORY}@${index}`)).toBe(true);
+      expect(isOn(`${name}@${x86}`, `${REPOSITORY}@${x86}`, `${REPOSITORY}@${index}`)).toBe(true);
+    });
+
+    it('is not on hosts with its earlier content, or with its content under another name', () => {
+      expect(isOn(`${name}@${x86}`, `${REPOSITORY}@${x86}`)).toBe(false);
+      expect(isOn(`${REPOSITORY}@${x86}`, `${REPOSITORY}@${index}`)).toBe(false);
+      expect(isOn(`${name}-ci@${x86}`, `${REPOSITORY}@${index}`)).toBe(false);
     });
   });
 });

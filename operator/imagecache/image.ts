@@ -64,9 +64,18 @@ function objectImage(image: Image): CachedImage | undefined {
   return {
     task: { source, format, name, ...(architecture !== undefined && { architecture }) },
     containerImage,
-    names: [`${name}@${digest}`],
-    digest,
+    names: [],
+    digest: (source.type === 'registry' ? pinnedDigest(source.reference) : undefined) ?? digest,
   };
+}
+
+/**
+ * Returns the digest in a reference. For an image for several platforms, it is the digest of the index. The status of an Image contains
+ * only the digest for the platform of the host that fetched the Image first.
+ */
+function pinnedDigest(reference: string): string | undefined {
+  const parts = readReference(reference);
+  return typeof parts === 'string' ? undefined : parts.digest;
 }
 
 /** Returns true if the host lists the fetched image. For a tag, the host must list the digest that the Job reported for this tag. */
@@ -81,7 +90,17 @@ export function isBrought(
 
 /** Returns the names under which the host lists this image. The result is undefined if the host does not list it. */
 export function namesOn(image: CachedImage, host: Host): readonly string[] | undefined {
-  return host.images.find((names) => names.some((name) => image.names.includes(name)));
+  return host.images.find((listed) => isListed(image, listed));
+}
+
+/**
+ * Returns true if these names of an image on a host are names of `image`. Hosts of different platforms list an Image object with different
+ * digests. Therefore one name must be that of the object, and any name must have the digest of the content.
+ */
+function isListed({ names, digest = '', task }: CachedImage, listed: readonly string[]): boolean {
+  return task.name === undefined
+    ? listed.some((name) => names.includes(name))
+    : listed.some((name) => name.startsWith(`${task.name}@`)) && digestsIn(listed).includes(digest);
 }
 
 /**

@@ -66,7 +66,8 @@ export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | 
     pullSecrets: isCaching && pullSecretName !== undefined ? [pullSecretName] : [],
     placement: { nodeName: start.host, dedicatedTo: '*' },
     takesSlot: isCaching,
-    toleratesCordon: !isCaching,
+    // A removal frees disk space, so it must be possible on a host whose disk is nearly full.
+    tolerates: isCaching ? [] : ['cordon', 'fullDisk'],
     activeDeadlineSeconds: isCaching ? remaining(observed, start) : removal(start),
     ttlSecondsAfterFinished: TTL_SECONDS,
     priorityClassName: config.priorityClassName,

@@ -37,9 +37,9 @@ export interface CacheJob {
 export interface CachedImage {
   readonly task: TaskImage;
   readonly containerImage: string;
-  /** Names of the image. A host has the image when it lists one of these names. */
+  /** Names of an image in a registry. A host has this image when it lists one of them. The list is empty for an Image object. */
   readonly names: readonly string[];
-  /** Digest in the image's name. It is undefined if the name contains no digest. */
+  /** Digest in the image's name, or of an Image object's content. It is undefined if the name contains no digest. */
   readonly digest: string | undefined;
 }
 

@@ -1,7 +1,9 @@
 import { describe, expect, it } from 'vitest';
 import type { NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { parseConfig } from '../config/config.ts';
+import { attemptKey } from './attempt.ts';
 import { resolveImage } from './image.ts';
+import { buildJob } from './job.ts';
 import type { CacheJob, ObservedEntry } from './observed.ts';
 import { planEntry } from './plan.ts';
 
@@ -89,4 +91,47 @@ it('keeps an entry while a host has a Job of it, even if the status has lost the
   const entry = { ...observed.entry, metadata: { ...metadata, deletionTimestamp: queuedAt }, status: {} };
   const planned = planEntry({ ...observed, entry, jobs: [job] });
   expect(planned).toMatchObject({ isReleased: false, status: { holders: ['a'] } });
+});
+
+it('removes an image also from a host whose disk is nearly full, because the removal frees space', () => {
+  const observed = observe([{ node: 'a', queuedAt }], [], 1);
+  const row: NodeCacheState = { node: 'a', state: 'Queued', queuedAt };
+  const toleratedBy = (type: 'cache' | 'uncache') => {
+    const job = buildJob(observed, { type, host: 'a', row, isParked: false });
+    return job?.spec.template.spec.tolerations?.map(({ key }) => key);
+  };
+  const pressure = 'node.kubernetes.io/disk-pressure';
+  expect(toleratedBy('uncache')).toContain(pressure);
+  expect(toleratedBy('cache')).not.toContain(pressure);
+});
+
+describe('a host that should remove the image', () => {
+  const NOT_SCHEDULED = 'NotScheduled: the Job was not scheduled within 60 s: the host has the taint off';
+  const queued: NodeCacheState = { node: 'a', state: 'Removing', queuedAt };
+
+  /** Returns the message about the host. Its state is `row`, and it has a Job of the current attempt if `job` is given. */
+  function messageAbout(row: NodeCacheState, job?: Pick<CacheJob, 'isScheduled' | 'obstacle'>) {
+    const observed = observe([row], [], 1);
+    const entry = { ...observed.entry, spec: { reference: 'registry.example/guest' } };
+    const status = { nodes: [row], holders: ['a'] };
+    const about = {
+      name: 'job',
+      uid: 'job-uid',
+      host: 'a',
+      type: 'uncache',
+      createdAt: NOW - 60_000,
+    } as const;
+    const outcome = { kind: 'waiting', message: '' } as const;
+    const jobs = job && [{ ...about, ...job, isParked: false, attempt: attemptKey(row), outcome }];
+    return planEntry({ ...observed, entry: { ...entry, status }, jobs: jobs ?? [] }).status.nodes?.[0]
+      ?.message;
+  }
+
+  it('has the reason why its Job did not begin, until a Job begins', () => {
+    const obstacle = 'the host has the taint off';
+    expect(messageAbout(queued, { isScheduled: false, obstacle })).toBe(NOT_SCHEDULED);
+    const tried = { ...queued, message: NOT_SCHEDULED };
+    expect(messageAbout(tried)).toBe(NOT_SCHEDULED);
+    expect(messageAbout(tried, { isScheduled: true, obstacle: undefined })).toBeUndefined();
+  });
 });

@@ -28,8 +28,8 @@ export interface TaskJobOptions {
   readonly placement: Placement;
   /** Whether the task uses one of the host's slots for machines. */
   readonly takesSlot: boolean;
-  /** Whether the task is allowed to begin on a cordoned host. This is true for a task that only removes an image from the host. */
-  readonly toleratesCordon?: boolean;
+  /** States of a host in which the task can begin nevertheless. */
+  readonly tolerates?: readonly (keyof typeof TAINTS)[];
   readonly activeDeadlineSeconds: number;
   readonly ttlSecondsAfterFinished: number;
   readonly priorityClassName: string;
@@ -59,22 +59,27 @@ export function taskJob(options: TaskJobOptions): Unsaved<Job> {
 /** Toleration for hosts whose NAT for guests is broken. Such a host can fetch and remove images, because it needs no NAT for this work. */
 const BROKEN_NAT: Toleration = { key: NAT_TAINT, operator: 'Exists', effect: 'NoSchedule' };
 
-const CORDON: Toleration = {
-  key: 'node.kubernetes.io/unschedulable',
-  operator: 'Exists',
-  effect: 'NoSchedule',
-};
+/** Keys of the taints that Kubernetes sets on a Node that is cordoned, or that has the condition DiskPressure. */
+const TAINTS = {
+  cordon: 'node.kubernetes.io/unschedulable',
+  fullDisk: 'node.kubernetes.io/disk-pressure',
+} as const;
 
 /** Requests of a task. If a ResourceQuota limits CPU or memory, the API server refuses every Pod without these requests. */
 const NO_COMPUTE = { cpu: '0', memory: '0' };
 
 function podSpec(options: TaskJobOptions): PodSpec {
-  const { containerImage, pullSecrets, placement, takesSlot, priorityClassName } = options;
+  const { containerImage, pullSecrets, placement, tolerates = [], takesSlot, priorityClassName } = options;
   const slot = takesSlot ? { [SLOT_RESOURCE]: '1' } : {};
   return {
     ...hostPodSpec({
       placement,
-      tolerations: options.toleratesCordon === true ? [BROKEN_NAT, CORDON] : [BROKEN_NAT],
+      tolerations: [
+        BROKEN_NAT,
+        ...tolerates.map(
+          (state) => ({ key: TAINTS[state], operator: 'Exists', effect: 'NoSchedule' }) as const,
+        ),
+      ],
       pullSecrets: pullSecrets.map((name) => ({ name })),
       priorityClassName,
     }),

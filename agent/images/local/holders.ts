@@ -12,7 +12,7 @@ export type Holder = `machine/${string}` | `entry/${string}` | `task/${string}`;
 
 interface Hold {
   readonly images: Set<ImageId>;
-  /** True while the holder reads the image or will soon read it. The field becomes false when the holder has cloned the image. */
+  /** True while the holder fetches or clones the image. A task does not clone an image, so the field becomes false after its fetch. */
   deploying: boolean;
 }
 
@@ -88,7 +88,7 @@ export class Holders {
     return this.#some(id, isEntry);
   }
 
-  /** Returns whether a machine or task needs the image and has not yet completed its clone. */
+  /** Returns whether a machine or task has not yet completed its fetch or clone of the image. */
   isDeploying(id: ImageId): boolean {
     return this.#some(id, (_, { deploying }) => deploying);
   }

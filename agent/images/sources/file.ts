@@ -95,8 +95,9 @@ export class FileSource {
  */
 async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
   if (roots.length === 0) {
+    // The reason is not `ImageSourceUnsupported`, because the source is right. Another host can have the folder.
     throw new ReasonedError(
-      'ImageSourceUnsupported',
+      'ImageNotFound',
       'This host has no folder with this file. Set images.sharedRoots in its configuration, or images.storageFolder for files of the image storage',
     );
   }
