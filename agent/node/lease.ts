@@ -52,6 +52,7 @@ export class NodeLease {
   readonly #retryMilliseconds: number;
   #renewedAt: number;
   #fenced = false;
+  #isFailing = false;
 
   constructor(options: LeaseOptions) {
     this.#options = options;
@@ -114,11 +115,14 @@ export class NodeLease {
         deadlineMilliseconds: Math.min(REQUEST_MILLISECONDS, this.#renewMilliseconds),
       });
     } catch (error) {
-      if (!signal.aborted) {
+      // Only the first of several failures in a row is logged, because an outage of the API server can last for days.
+      if (!signal.aborted && !this.#isFailing) {
         logger.warn({ err: error }, 'The Lease of this host could not be renewed');
       }
+      this.#isFailing = true;
       return false;
     }
+    this.#isFailing = false;
     this.#renewedAt = sentAt;
     return await this.#lift(signal);
   }
