@@ -3,6 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { ConfigError } from '../../base/config.ts';
+import { createKey, selfSigned } from '../../kube/certificates/certificate.ts';
+import { identityFiles, writePair } from '../identity/certificates.ts';
 import { loadConfig } from './config.ts';
 
 let directory: string;
@@ -211,4 +213,19 @@ describe('the SDK for emulators', () => {
       `emulator.sdk: ${folders} overlap. Because of this, emulators could read files of the agent`,
     ]);
   });
+});
+
+test('a host with machines keeps its name, because under another name the agent would remove their disks', async () => {
+  const data = join(directory, 'data');
+  const key = await createKey();
+  const certificate = await selfSigned({ key, commonName: 'system:node:mac9', days: 1 });
+  writePair(identityFiles(data).client, { certificate, key: key.pem });
+  expect(mistakes(LEAST)).toEqual([]);
+  mkdirSync(join(data, 'pods'));
+  expect(mistakes(LEAST)).toEqual([]);
+  writeFileSync(join(data, 'pods', 'uid.json'), '{}');
+  expect(mistakes(LEAST)).toEqual([
+    `nodeName: ${data} has machines of Node mac9. As Node mac1, the agent would remove them with their disks. Keep the name, delete the VMs of these machines first, or set another dataDirectory`,
+  ]);
+  expect(mistakes(LEAST.replace('mac1', 'mac9'))).toEqual([]);
 });

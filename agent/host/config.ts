@@ -9,6 +9,7 @@ import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { hostPortsSchema, type PortRules } from '../../api/v1alpha1/reservable.ts';
 import { folderMistakes } from './folders.ts';
 import { networkSchema } from './network.ts';
+import { ownerMistakes } from './owner.ts';
 import { deniedRanges } from '../network/portplan.ts';
 import { clusterNetworks } from '../network/reach.ts';
 
@@ -219,7 +220,11 @@ export function loadConfig(
 ): AgentConfig {
   const document = withDriver(withEnvironment(readConfig(file), environment), isRoot);
   const config = withAbsolutePaths(checkConfig(configSchema, document, file), dirname(resolve(file)));
-  const mistakes = [...folderMistakes(config), ...deniedRanges(config.ports, portRules(config))];
+  const mistakes = [
+    ...ownerMistakes(config),
+    ...folderMistakes(config),
+    ...deniedRanges(config.ports, portRules(config)),
+  ];
   if (mistakes.length > 0) {
     throw new ConfigError(file, mistakes);
   }

@@ -75,6 +75,11 @@ export function nodeUser(nodeName: string): string {
   return `system:node:${nodeName}`;
 }
 
+/** Returns the name of the Node to which a certificate belongs. The result is undefined if it belongs to no Node. */
+export function nodeNameIn({ subject }: Pick<X509Certificate, 'subject'>): string | undefined {
+  return /^CN=system:node:(.+)$/m.exec(subject)?.[1];
+}
+
 /**
  * Makes a key, requests a certificate for it, and waits without a time limit until somebody approves or denies the request.
  *
@@ -242,7 +247,7 @@ export function isUsable(pair: Certificate | undefined, nodeName: string, addres
     return false;
   }
   const certificate = new X509Certificate(pair.certificate);
-  const isOwn = certificate.subject.split('\n').includes(`CN=${nodeUser(nodeName)}`);
+  const isOwn = nodeNameIn(certificate) === nodeName;
   const isForAddress = address === undefined || certificate.checkIP(address) !== undefined;
   return isOwn && isForAddress && Date.parse(certificate.validTo) > Date.now();
 }

@@ -227,8 +227,15 @@ describe('a host that has joined', () => {
   });
 });
 
-test('a host that has not joined needs its bootstrap kubeconfig', async () => {
-  await expect(take()).rejects.toThrow(/ENOENT.*bootstrap/);
+test('a host without a valid certificate tells people that it needs its bootstrap kubeconfig', async () => {
+  haveJoined();
+  const later = Date.now() + 100 * 365 * 24 * 3600 * 1000;
+  vi.spyOn(Date, 'now').mockReturnValue(later);
+  const error = await take().catch((reason: unknown) => reason);
+  expect(error).toBeInstanceOf(JoinError);
+  expect((error as JoinError).message).toMatch(
+    /^This host has no valid client certificate.*ENOENT.*bootstrap/,
+  );
 });
 
 describe('a host that joins', () => {

@@ -37,7 +37,7 @@ export interface IdentityOptions {
   signal: AbortSignal;
 }
 
-/** Error if the cluster refused this host. The message contains the reason that the cluster gave. */
+/** Error if this host cannot join the cluster. The message contains the reason, for example the reason that the cluster gave. */
 export class JoinError extends Error {
   override readonly name = 'JoinError';
 }
@@ -60,7 +60,7 @@ const UNAUTHORIZED = 401;
  * Uses the stored identity, or joins the cluster. If the cluster does not know the stored identity, the host joins again. If the bootstrap
  * kubeconfig can be read, the API server's address and certificate authority come from this file.
  *
- * @throws JoinError when the cluster refuses this host.
+ * @throws JoinError when the cluster refuses this host, or when the host must join and its bootstrap kubeconfig cannot be read.
  */
 export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   const { config, logger } = o;
@@ -70,7 +70,7 @@ export async function takeIdentity(o: IdentityOptions): Promise<Identity> {
   const bootstrap = await readBootstrap(o);
   const stored = await storedConnection(config, bootstrap);
   if (stored === undefined) {
-    return await joinWith(await loadConnection({ kubeconfigPath: config.bootstrapKubeconfig }), o);
+    return await joinWith(await requireBootstrap(config), o);
   }
   if (!(await isRefused(stored, o))) {
     return { connection: stored, isNode: true };
@@ -100,6 +100,16 @@ async function readBootstrap({ config, logger }: IdentityOptions): Promise<Conne
       'The bootstrap kubeconfig could not be read',
     );
     return undefined;
+  }
+}
+
+/** Reads the bootstrap kubeconfig of a host that has no valid certificate. @throws JoinError when the file cannot be read. */
+async function requireBootstrap({ bootstrapKubeconfig }: IdentitySettings): Promise<Connection> {
+  try {
+    return await loadConnection({ kubeconfigPath: bootstrapKubeconfig });
+  } catch (error) {
+    const why = 'This host has no valid client certificate, so it must join with its bootstrap kubeconfig';
+    throw new JoinError(`${why}. This file cannot be read: ${messageOf(error)}`, { cause: error });
   }
 }
 

@@ -28,10 +28,15 @@ import {
 const RENEW_FROM_SHARE = 0.7;
 const RENEW_SPREAD_SHARE = 0.2;
 /**
- * Longest single wait, in milliseconds. The agent divides a longer wait into several waits, because a timer of Node.js can wait at most
- * 24.8 days.
+ * Longest single wait, in milliseconds. The agent divides a longer wait into several waits, and reads the clock of the host after each of
+ * them. A timer does not notice that the clock was set forward, or that the host was suspended.
  */
-const LONGEST_SLEEP_MILLISECONDS = 24 * 3600 * 1000;
+const LONGEST_SLEEP_MILLISECONDS = 60_000;
+/**
+ * Shortest time between two renewals, in milliseconds. If the clock of the host is too fast, even a new certificate seems to be nearly at
+ * its end. Without this time, the agent would request certificates without a pause.
+ */
+const RENEWAL_GAP_MILLISECONDS = 60_000;
 const RETRY_FIRST_MILLISECONDS = 1_000;
 /**
  * Longest wait between two attempts to renew a certificate, in milliseconds. The wait is short, because usually a person must fix the cause
@@ -80,7 +85,7 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
       }
       const certificate = await options.request(signal);
       await options.use(certificate);
-      renewAt = renewalTime(certificate.certificate, random());
+      renewAt = Math.max(renewalTime(certificate.certificate, random()), now() + RENEWAL_GAP_MILLISECONDS);
       backoff.reset();
       logger.info({ renewAt: new Date(renewAt).toISOString() }, 'The certificate was renewed');
     } catch (error) {

@@ -1,7 +1,7 @@
 /** Facts of this host that its Node shows: architecture, system, processors, memory, disk. */
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
-import { availableParallelism, machine, platform, release, totalmem } from 'node:os';
+import { availableParallelism, cpus, machine, platform, release, totalmem } from 'node:os';
 import { hasCode, undefinedIfSync } from '../../base/errors.ts';
 
 export type Architecture = 'amd64' | 'arm64';
@@ -47,11 +47,19 @@ export async function hostFacts(
     kernelVersion: release(),
     machineId: firstLine('/etc/machine-id'),
     bootId: firstLine('/proc/sys/kernel/random/boot_id'),
-    cpus: availableParallelism(),
+    cpus: processors(),
     memoryBytes: totalmem(),
     diskBytes: disk.bsize * disk.blocks,
     hypervisor,
   };
+}
+
+/**
+ * Returns the number of processors for machines. Machines of root have their own control groups, so the CPU limit of the agent's container
+ * or service does not apply to them. Other machines share the limits of the agent. `availableParallelism` respects these limits.
+ */
+function processors(): number {
+  return process.getuid?.() === 0 ? cpus().length : availableParallelism();
 }
 
 /** Free space on the file system of the data directory. */

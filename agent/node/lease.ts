@@ -2,6 +2,7 @@
  * Renews the Node's Lease, which shows the cluster that this host is alive. The time since the last renewal tells the host how long it has
  * been cut off.
  */
+import { uptime } from 'node:os';
 import type { Logger } from 'pino';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -43,22 +44,19 @@ export interface LeaseOptions {
    */
   onFenced: (fenced: boolean) => void;
   logger: Logger;
-  /** Clock in milliseconds that never goes backwards. */
-  monotonic?: () => number;
 }
 
 export class NodeLease {
   readonly #options: LeaseOptions;
-  readonly #monotonic: () => number;
   readonly #renewMilliseconds: number;
   readonly #retryMilliseconds: number;
   #renewedAt: number;
   #fenced = false;
+  #isFailing = false;
 
   constructor(options: LeaseOptions) {
     this.#options = options;
-    this.#monotonic = options.monotonic ?? (() => performance.now());
-    this.#renewedAt = this.#monotonic();
+    this.#renewedAt = clock();
     this.#renewMilliseconds = Math.min(
       RENEW_MILLISECONDS,
       options.fenceAfterMilliseconds / RENEWALS_PER_FENCE,
@@ -92,7 +90,7 @@ export class NodeLease {
 
   #look(): void {
     const { fenceAfterMilliseconds } = this.#options;
-    if (!this.#fenced && this.#monotonic() - this.#renewedAt >= fenceAfterMilliseconds) {
+    if (!this.#fenced && clock() - this.#renewedAt >= fenceAfterMilliseconds) {
       this.#setFenced(true);
     }
   }
@@ -106,7 +104,9 @@ export class NodeLease {
     const { client, logger } = this.#options;
     // The age of a renewal is counted from the moment before its request. So this host never overestimates how long its Lease is still
     // valid.
-    const sentAt = this.#monotonic();
+    const sentAt = clock();
+    // After a suspension of the host, the renewal can come before the next regular check. The renewal must not hide the suspension.
+    this.#look();
     try {
       await client.apply(LEASES, this.#lease(), {
         fieldManager: AGENT_NAME,
@@ -115,11 +115,14 @@ export class NodeLease {
         deadlineMilliseconds: Math.min(REQUEST_MILLISECONDS, this.#renewMilliseconds),
       });
     } catch (error) {
-      if (!signal.aborted) {
+      // Only the first of several failures in a row is logged, because an outage of the API server can last for days.
+      if (!signal.aborted && !this.#isFailing) {
         logger.warn({ err: error }, 'The Lease of this host could not be renewed');
       }
+      this.#isFailing = true;
       return false;
     }
+    this.#isFailing = false;
     this.#renewedAt = sentAt;
     return await this.#lift(signal);
   }
@@ -163,4 +166,12 @@ export class NodeLease {
       },
     };
   }
+}
+
+/**
+ * Returns the time in milliseconds since the boot of the host. This clock never goes backwards. Unlike `performance.now()`, it also counts
+ * the time for which the host was suspended. Meanwhile the Lease can expire, and other hosts can get the VMs of this host.
+ */
+function clock(): number {
+  return uptime() * 1000;
 }

@@ -470,3 +470,16 @@ test('a machine that an agent started and did not live to write down has run, wi
     change: { running: true, everRan: true, startedAt: '2030-01-01T00:00:00Z' },
   });
 });
+
+test('a machine that is off has no size of a run, also after a failed start, or a stop during which the agent was restarted', () => {
+  const exited = { kind: 'exited', reason: 'GuestShutdown', message: 'x' } as const;
+  for (const state of [{ kind: 'stopped' }, exited, { kind: 'suspended' }] as const) {
+    const model = new Model();
+    const startedWith = { cpu: 1, memoryBytes: 1 };
+    model.state = state;
+    model.record = { ...model.record, created: true, everRan: true, startedWith };
+    model.happen({ kind: 'desire', change: { power: 'Suspended' } });
+    expect(model.settle().kind).toBe('settled');
+    expect(model.record.startedWith).toEqual(state.kind === 'suspended' ? startedWith : undefined);
+  }
+});

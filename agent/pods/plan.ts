@@ -164,8 +164,12 @@ function noticed(situation: Situation, now: number): Partial<MachineRecord> | un
       ? undefined
       : { running: true, everRan: true, released: false, end: undefined, startedAt };
   }
-  if (state.kind === 'suspended' || !record.running) {
+  if (state.kind === 'suspended') {
     return undefined;
+  }
+  if (!record.running) {
+    // The record still has the size of a run if the start failed, or if the agent was restarted while it stopped the machine.
+    return record.startedWith === undefined ? undefined : { startedWith: undefined };
   }
   const end = endOf(situation, now);
   const ranFor = record.startedAt === undefined ? 0 : now - Date.parse(record.startedAt);

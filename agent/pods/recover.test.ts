@@ -93,6 +93,21 @@ it.each(readdirSync(FOLDERS))('a machine that an agent of %s started runs on', a
   expect(progress.step).toEqual({ kind: 'settled' });
 });
 
+it('a machine that was found running and then crashed is not taken for one that ended with its host', async () => {
+  const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
+  onTestFinished(() => rmSync(directory, { recursive: true }));
+  cpSync(join(FOLDERS, readdirSync(FOLDERS)[0]!), directory, { recursive: true });
+  const host = hostOf(directory, []);
+  const machines = new Machines(host, () => undefined);
+  await adoptMachines(host, machines);
+  // While the API server does not answer, the agent does not drive machines.
+  const { driver } = host.drivers.get('qemu')!;
+  driver.inspect = async () => ({ kind: 'exited', reason: 'Crashed', message: 'x' });
+  const [record] = host.records.list();
+  await machines.drive(machines.runtime(record!), { ...wantedWithoutPod(undefined), desired: DESIRED });
+  expect(record?.end?.how).toBe('Crashed');
+});
+
 it('a machine whose record is missing keeps its image, because its disk may stay', async () => {
   const directory = mkdtempSync(join(tmpdir(), 'berth-recover-'));
   onTestFinished(() => rmSync(directory, { recursive: true }));

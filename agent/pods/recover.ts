@@ -48,6 +48,7 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
     const runtime = machines.runtime(record);
     try {
       runtime.state = await driverOf(host, record).inspect(runtime.folder);
+      runtime.unseen &&= runtime.state.kind !== 'running';
       const network = await attachAgain(host, runtime);
       runtime.address = network.address ?? (await host.network.address(uid));
     } catch (error) {

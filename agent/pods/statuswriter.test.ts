@@ -2,6 +2,7 @@ import { pino } from 'pino';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod, PodStatus } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { parkedStatus } from '../../kube/podstatus.ts';
 import { showsAlready, StatusWriter } from './statuswriter.ts';
@@ -95,4 +96,17 @@ test('no status is kept for a Pod that is gone', async () => {
   restore();
   await rest();
   expect(client.apply).not.toHaveBeenCalled();
+});
+
+test('a status counts as accepted only if the API server still has the Pod', async () => {
+  const gone = new ApiError('pods "x" not found', { status: 404, reason: 'NotFound' });
+  const client = { apply: vi.fn(async () => pod).mockRejectedValueOnce(gone) };
+  const { writer } = startWriter(client);
+  const onTaken = vi.fn();
+  writer.show(pod, status('a message'), { onTaken });
+  await expect.poll(() => client.apply).toHaveBeenCalledTimes(1);
+  await rest();
+  expect(onTaken).not.toHaveBeenCalled();
+  writer.show(pod, status('another message'), { onTaken });
+  await expect.poll(() => onTaken).toHaveBeenCalledTimes(1);
 });

@@ -117,8 +117,9 @@ export class StatusWriter {
     }
     const current = this.newest(pod);
     // A terminated container stays terminated, so the status of its Pod is not written again.
-    if (!isEnded(current) && !showsAlready(current, wish.status)) {
-      await this.#write(current, wish.status);
+    const isOutdated = !isEnded(current) && !showsAlready(current, wish.status);
+    if (isOutdated && !(await this.#write(current, wish.status))) {
+      return undefined;
     }
     wish.onTaken?.();
     if (wish.finish === true) {
@@ -127,7 +128,8 @@ export class StatusWriter {
     return undefined;
   }
 
-  async #write(pod: Readonly<Pod>, status: PodStatus): Promise<void> {
+  /** Writes the status of a Pod. Returns false if the Pod no longer exists. The watch has then not reported the deletion yet. */
+  async #write(pod: Readonly<Pod>, status: PodStatus): Promise<boolean> {
     const { name, namespace, uid = '' } = pod.metadata;
     try {
       const written = await this.#options.client.apply(
@@ -138,10 +140,12 @@ export class StatusWriter {
       if (this.#exists(pod)) {
         this.#written.set(uid, written);
       }
+      return true;
     } catch (error) {
-      if (!isNotFound(error)) {
-        throw isOurMistake(error) ? new TerminalError(error.message, { cause: error }) : error;
+      if (isNotFound(error)) {
+        return false;
       }
+      throw isOurMistake(error) ? new TerminalError(error.message, { cause: error }) : error;
     }
   }
 
