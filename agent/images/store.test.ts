@@ -6,7 +6,7 @@ import { mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:
 import { createServer, type RequestListener, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
-import { basename, join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
@@ -244,6 +244,18 @@ describe('the image store', () => {
       expect([running, left, named].map((path) => existsSync(path))).toEqual([true, false, true]);
       end.abort();
       expect(vi.getTimerCount()).toBe(0);
+    });
+
+    it('an image with damaged metadata is fetched again, and stays for the machine that runs from it', async () => {
+      const source: BaseImageSource = { type: 'http', url: await serve((_, to) => to.end(content)), sha256 };
+      const { path } = await ensure(source);
+      await writeFile(join(dirname(path), 'image.json'), '{');
+      const reopened = await open();
+      reopened.adopt('machine/running', path);
+      expect(await ensure(source, reopened)).toMatchObject({ path });
+      expect(await readFile(path)).toEqual(content);
+      reopened.release('machine/m');
+      expect(reopened.heldBytes()).toBe(RAW_BYTES);
     });
 
     it('an image with another digest is DigestMismatch, and leaves nothing', async () => {

@@ -186,9 +186,9 @@ export class HostImageStore implements ImageStore {
   }
 
   adopt(holder: Holder, path: string): void {
-    const stored = this.#catalog.byPath(path);
-    if (stored !== undefined) {
-      this.#holders.adopt(holder, stored.id);
+    const id = this.#catalog.idOf(path);
+    if (id !== undefined) {
+      this.#holders.adopt(holder, id);
     }
   }
 

@@ -119,6 +119,12 @@ export async function findByArgument(argument: string): Promise<ProcessIdentity 
   return undefined;
 }
 
+/** Kills the process that {@link findByArgument} finds, if any. Resolves when the process has ended. @throws Error if it does not end. */
+export async function killByArgument(argument: string): Promise<void> {
+  const found = await findByArgument(argument);
+  await (found && killForCertain(found));
+}
+
 /**
  * Yields the content of the file /proc/PID/`name` for each process of this host. The files are read one at a time, because a host can have
  * thousands of processes. On hosts without /proc, nothing is yielded.

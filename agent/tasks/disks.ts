@@ -5,9 +5,10 @@ import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Driver, MachineFolder } from '../drivers/driver.ts';
-import { convertToRaw } from '../disks/qemuimg.ts';
+import { convertToRaw, markArgument } from '../disks/qemuimg.ts';
 import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
+import { killByArgument } from '../processes/process.ts';
 import type { MachineUsers } from '../processes/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
@@ -58,11 +59,13 @@ export async function withImage(
     backing: null,
     file: { driver: 'file', filename: base.path },
   };
+  const mark = `berth-task-${context.uid}`;
+  // If an earlier run of the agent was killed during this task, its qemu-img can still run. It would use disk space for a removed file.
+  await killByArgument(markArgument(mark));
   // The estimated size of the raw copy (`bytes`) can be too small, because a compressed image uses less space than its raw copy. Therefore
   // `withRoom` also checks the free space during the copy.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('Unpacking the image');
-    const mark = `berth-task-${context.uid}`;
     const as = host.users?.reader;
     await convertToRaw(source, path, { ...options.copying, folder: context.folder, mark, as });
     return await use({ ...disk, path }, options.publishing);

@@ -1,4 +1,4 @@
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
@@ -6,10 +6,12 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { gzipSync } from 'node:zlib';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, expect, it, onTestFinished, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
+import { markArgument } from '../disks/qemuimg.ts';
+import { findByArgument } from '../processes/process.ts';
 import type { DiskHost } from './disks.ts';
 import { receive } from './receive.ts';
 import type { TaskContext } from './runner.ts';
@@ -116,13 +118,18 @@ it('a file is checked and given on as a disk; its sender has the answer before t
   expect(await readdir(folder)).toEqual([]);
 });
 
-it('the raw copy of a qcow2 file has disk space in addition to the file', async () => {
+/** Sends a file with an empty qcow2 disk. */
+async function sendQcow2(): Promise<void> {
   const made = join(folder, 'made');
   execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', made, '1M']);
   const file = await readFile(made);
   await rm(made);
   caller.resolve(host);
   send(file);
+}
+
+it('the raw copy of a qcow2 file has disk space in addition to the file', async () => {
+  await sendQcow2();
   let fileBytes = Number.POSITIVE_INFINITY;
   await receive(diskHost(), TASK, context(), async () => {
     fileBytes = await allocatedBytes(join(folder, 'upload'));
@@ -130,6 +137,18 @@ it('the raw copy of a qcow2 file has disk space in addition to the file', async 
   });
   // A reservation includes the bytes that its folder already has.
   expect(claimed).toEqual([TASK.limitBytes, expect.toSatisfy((bytes) => bytes >= 2 * fileBytes)]);
+});
+
+it('a copy that an earlier run of the agent has left running is ended, because it uses disk space', async () => {
+  const mark = markArgument('berth-task-u');
+  // This process stands for the qemu-img of the earlier run.
+  const left = spawn(process.execPath, ['-e', 'setInterval(() => 0, 1000)', mark]);
+  await once(left, 'spawn');
+  onTestFinished(() => void left.kill('SIGKILL'));
+  expect(await findByArgument(mark)).toMatchObject({ pid: left.pid });
+  await sendQcow2();
+  await receive(diskHost(), TASK, context(), async () => ({}));
+  expect(await findByArgument(mark)).toBeUndefined();
 });
 
 it.each([

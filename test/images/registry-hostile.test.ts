@@ -259,7 +259,9 @@ describe('a registry that', () => {
 
   it('does not know ranges sends everything, and the needed part is used', async () => {
     const host = await serve((_request, response) => response.end(content));
-    const part = open(host).stream(blob, { start: 10_000, end: 20_000 }, signal);
+    const repository = open(host);
+    expect(await repository.servesRanges(blob, signal)).toBe(false);
+    const part = repository.stream(blob, { start: 10_000, end: 20_000 }, signal);
     expect(await buffer(part)).toEqual(content.subarray(10_000, 20_000));
   });
 
@@ -284,7 +286,9 @@ describe('a registry that', () => {
       response.writeHead(206, { 'content-range': `bytes ${start}-${end - 1}/${blob.size}` });
       response.end(content.subarray(start, end));
     });
-    expect(await whole(open(host), 1)).toEqual(content.subarray(1));
+    const repository = open(host);
+    expect(await repository.servesRanges(blob, signal)).toBe(true);
+    expect(await whole(repository, 1)).toEqual(content.subarray(1));
   });
 
   it.each([429, 503])('answers %i is asked again at the time in its answer', async (status) => {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
-import { findByArgument, killForCertain } from '../../processes/process.ts';
+import { killByArgument } from '../../processes/process.ts';
 import { processUser } from '../../processes/users.ts';
 import { Serial } from '../../../base/serial.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
@@ -245,8 +245,7 @@ export class DiskCopies {
     const { path, uid } = this.#folder;
     const note = await readCopyNote(path);
     if (note !== undefined) {
-      const reader = await findByArgument(markArgument(markOf(uid)));
-      await (reader && killForCertain(reader));
+      await killByArgument(markArgument(markOf(uid)));
       if (note.target !== undefined) {
         await rm(note.target, { force: true });
       }

@@ -118,8 +118,10 @@ async function pull(
   const width = chunksAtOnce(chunkSize);
   const notes = new Notes();
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
-  const direct = await DirectFile.open(path, { count: width, bytes: WRITE_BYTES });
+  let direct: DirectFile | undefined;
   try {
+    direct = await DirectFile.open(path, { count: width, bytes: WRITE_BYTES });
+    const pieces = direct?.rooms;
     await file.truncate(virtualSize);
     const written = new Map<string, number>();
     const disk = { file, fresh: journal.fresh, direct };
@@ -128,7 +130,7 @@ async function pull(
     await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
       const name = String(chunk.index);
       const room = rooms[worker] ?? Buffer.allocUnsafe(largest);
-      const piece = direct?.rooms[worker];
+      const piece = pieces?.[worker];
       const work = { repository, disk, path, written, piece, room, options: { ...options, signal } };
       if (journal.has(name)) {
         spare(work, chunk);

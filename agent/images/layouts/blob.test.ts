@@ -13,8 +13,10 @@ const OPTIONS = { signal: new AbortController().signal, onBytes: () => undefined
 
 let folder: string;
 let journal: Journal;
+let asked: number[];
 
 beforeEach(async () => {
+  asked = [];
   folder = await mkdtemp(join(tmpdir(), 'berth-blob-'));
   journal = await openJournal(join(folder, 'work'), 'key');
 });
@@ -24,24 +26,32 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-/** Returns a repository that gives the first part at once, and the second part after `gate` resolves. */
-function repository(gate: Promise<void>): Repository {
+interface Answers {
+  /** The second part comes after this promise resolves. */
+  gate?: Promise<void>;
+  servesRanges?: boolean;
+}
+
+/** Returns a repository that gives the content. Adds the first position of each request to `asked`. */
+function repository({ gate, servesRanges = true }: Answers): Repository {
   async function* stream(_: Descriptor, { start, end }: { start: number; end: number }) {
+    asked.push(start);
     if (start > 0) {
       await gate;
     }
     yield CONTENT.subarray(start, end);
   }
-  return { name: 'registry.example/one', stream } as unknown as Repository;
+  const answer = async () => servesRanges;
+  return { name: 'registry.example/one', stream, servesRanges: answer } as unknown as Repository;
 }
 
 function fetch<T>(
   read: (content: AsyncIterable<Buffer>) => Promise<T>,
-  { gate = Promise.resolve(), digest = DIGEST } = {},
+  { digest = DIGEST, ...answers }: Answers & { digest?: string } = {},
 ): Promise<T> {
   const descriptor = { mediaType: 'any', digest, size: CONTENT.length };
   const work = { path: join(folder, 'blob'), journal, name: 'blob' };
-  return fetchBlob({ repository: repository(gate), descriptor }, work, OPTIONS, read);
+  return fetchBlob({ repository: repository(answers), descriptor }, work, OPTIONS, read);
 }
 
 async function all(content: AsyncIterable<Buffer>): Promise<Buffer> {
@@ -73,6 +83,19 @@ describe('a blob', () => {
       return Buffer.concat(pieces);
     };
     expect((await fetch(read, { gate: gate.promise })).equals(CONTENT)).toBe(true);
+  });
+
+  test('comes in one piece from a registry that ignores ranges, because each part would begin at byte 0', async () => {
+    expect((await fetch(all, { servesRanges: false })).equals(CONTENT)).toBe(true);
+    expect(asked).toEqual([0]);
+  });
+
+  test('that a registry sent in parts before is fetched anew if the registry ignores ranges now', async () => {
+    const gate = Promise.reject(new Error('registry gone'));
+    gate.catch(() => undefined);
+    await expect(fetch(all, { gate })).rejects.toThrow('registry gone');
+    expect(journal.has('blob 0')).toBe(true);
+    expect((await fetch(all, { servesRanges: false })).equals(CONTENT)).toBe(true);
   });
 
   test('with a wrong digest is reported as such, whatever its reader reported', async () => {

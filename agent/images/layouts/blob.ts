@@ -32,6 +32,9 @@ export interface BlobSource {
   descriptor: Descriptor;
 }
 
+/** Name of the only part of a blob in the journal if the registry ignores ranges. All other parts have numbers. */
+const WHOLE = 'whole';
+
 /**
  * Fetches a blob to the file `path` and verifies it. During the transfer, `read` receives the bytes in order, while they arrive. The
  * function returns the result of `read` only after the blob is verified. `name` identifies the blob's parts in the journal, so that a later
@@ -49,9 +52,9 @@ export async function fetchBlob<T>(
   const { size } = source.descriptor;
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   try {
-    const arriving = new ArrivingBlob(file, size);
+    const arriving = new ArrivingBlob(file, size, await partBytesOf(source, options.signal));
     const fetching = inParallel(arriving.parts, CONNECTIONS, options.signal, async (part, signal) => {
-      const entry = `${name} ${part.start / PART_BYTES}`;
+      const entry = `${name} ${part.name}`;
       if (journal.has(entry)) {
         options.onSpared?.(part.end - part.start);
       } else {
@@ -72,7 +75,18 @@ export async function fetchBlob<T>(
   }
 }
 
+/**
+ * Returns the size of the parts in which the blob is fetched. If the registry ignores ranges, this is the size of the whole blob. Each part
+ * would otherwise cost the transfer of all bytes before it.
+ */
+async function partBytesOf({ repository, descriptor }: BlobSource, signal: AbortSignal): Promise<number> {
+  const isOnePart = descriptor.size <= PART_BYTES;
+  return isOnePart || (await repository.servesRanges(descriptor, signal)) ? PART_BYTES : descriptor.size;
+}
+
 interface Part {
+  /** Name of the part in the journal. */
+  name: string;
   start: number;
   end: number;
   arrived: PromiseWithResolvers<void>;
@@ -84,17 +98,20 @@ interface Part {
  */
 class ArrivingBlob {
   readonly parts: Part[];
+  readonly #partBytes: number;
   readonly #file: FileHandle;
   readonly #hash = createHash('sha256');
   #at = 0;
   #reader: symbol | undefined;
   #reading: Promise<unknown> = Promise.resolve();
 
-  constructor(file: FileHandle, size: number) {
+  constructor(file: FileHandle, size: number, partBytes: number) {
     this.#file = file;
-    this.parts = Array.from({ length: Math.ceil(size / PART_BYTES) }, (_, index) => {
-      const start = index * PART_BYTES;
-      return { start, end: Math.min(start + PART_BYTES, size), arrived: Promise.withResolvers<void>() };
+    this.#partBytes = partBytes;
+    this.parts = Array.from({ length: Math.ceil(size / partBytes) }, (_, index) => {
+      const start = index * partBytes;
+      const name = partBytes === PART_BYTES ? String(index) : WHOLE;
+      return { name, start, end: Math.min(start + partBytes, size), arrived: Promise.withResolvers<void>() };
     });
     // If a part fails, a reader that waits for the part gets the error. If no reader waits, this handler prevents an unhandled
     // rejection.
@@ -123,7 +140,7 @@ class ArrivingBlob {
     // read, because the earlier reader gets the error.
     await this.#reading.catch(() => undefined);
     while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
-      const part = this.parts[Math.floor(this.#at / PART_BYTES)];
+      const part = this.parts[Math.floor(this.#at / this.#partBytes)];
       await part?.arrived.promise;
       if (this.#reader !== reader) {
         return;

@@ -3,7 +3,7 @@ import { mkdtemp, open, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { copyLocal } from './chunks.ts';
+import { type Chunk, copyLocal, readChunkTable, writeChunkTable } from './chunks.ts';
 
 const CONTENT = Buffer.from('content that another disk has too');
 const { signal } = new AbortController();
@@ -54,4 +54,19 @@ it.each([
 
 it('tells that a source that was removed does not have the content', async () => {
   expect(await copy(join(folder, 'none'))).toEqual([false, '']);
+});
+
+it('names only the first place of content that a disk has many times, so that a small image has a small table', async () => {
+  const chunkAt = (offset: number, content: string): Chunk => {
+    return {
+      offset,
+      length: 512,
+      rawDigest: `sha256:${content}`,
+      digest: `sha256:zstd-${content}`,
+      size: 30,
+    };
+  };
+  const target = { folder, disk: join(folder, 'disk') };
+  await writeChunkTable(target, [chunkAt(0, 'a'), chunkAt(512, 'b'), chunkAt(1024, 'a'), chunkAt(1536, 'a')]);
+  expect(await readChunkTable(folder)).toEqual([chunkAt(0, 'a'), chunkAt(512, 'b')]);
 });

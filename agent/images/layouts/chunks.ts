@@ -28,8 +28,14 @@ const tableSchema = z.object({ chunks: z.array(chunkSchema) });
 
 export type Chunk = z.infer<typeof chunkSchema>;
 
+/**
+ * Writes the table. If several chunks have the same content, the table contains only the first of them. Otherwise a small hostile image,
+ * which repeats one layer, could have a table of many megabytes, and reading it would block the agent for seconds.
+ */
 export async function writeChunkTable({ folder }: PullTarget, chunks: readonly Chunk[]): Promise<void> {
-  await writeFile(join(folder, CHUNK_TABLE), JSON.stringify({ chunks }), { mode: 0o600, flush: true });
+  const byContent = new Map(chunks.toReversed().map((chunk) => [chunk.rawDigest, chunk]));
+  const first = chunks.filter((chunk) => byContent.get(chunk.rawDigest) === chunk);
+  await writeFile(join(folder, CHUNK_TABLE), JSON.stringify({ chunks: first }), { mode: 0o600, flush: true });
 }
 
 /** Reads the chunk table in the folder of a pulled disk. @throws Error when there is no valid table. */

@@ -61,10 +61,7 @@ export class Catalog {
 
   async load(): Promise<void> {
     const found = await this.#layout.load((problem) => {
-      this.#logger.error(
-        problem,
-        'The metadata of an image cannot be read, and the files of the image stay on the disk',
-      );
+      this.#logger.error(problem, 'The metadata of an image cannot be read, and its files stay on the disk');
     });
     for (const stored of found) {
       this.#images.set(stored.id, stored);
@@ -95,6 +92,11 @@ export class Catalog {
 
   byPath(path: string): Stored | undefined {
     return this.all().find((stored) => this.#pathOf(stored) === path);
+  }
+
+  /** Returns the id of the image with this disk. An image with damaged metadata has an id too, although the catalog does not have it. */
+  idOf(path: string): ImageId | undefined {
+    return this.byPath(path)?.id ?? this.#layout.idOf(path);
   }
 
   baseOf(stored: Stored): BaseImage {

@@ -145,6 +145,10 @@ export class Importing {
 
   async #place(folder: string, id: ImageId, metadata: Metadata): Promise<Stored> {
     const { layout, catalog } = this.#parts;
+    if (catalog.get(id) === undefined) {
+      // The image can have files with damaged metadata. They are removed, because the new files have the same content.
+      await layout.discard(id);
+    }
     const present = catalog.get(id);
     if (present !== undefined) {
       // Another import has stored the same content in the meantime, so the content of this import is not needed.

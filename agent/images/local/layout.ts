@@ -12,7 +12,7 @@
 import { createHash, randomUUID } from 'node:crypto';
 import { existsSync, renameSync } from 'node:fs';
 import { chmod, chown, mkdir, readdir, readFile, rm, stat, utimes } from 'node:fs/promises';
-import { dirname, join } from 'node:path';
+import { dirname, join, relative } from 'node:path';
 import * as z from 'zod';
 import { listFolders, sync, writeWhole } from '../../../base/files.ts';
 import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
@@ -113,6 +113,13 @@ export class Layout {
 
   disk(id: ImageId): string {
     return join(this.folder(id), DISK);
+  }
+
+  /** Returns the id of the image whose disk would be at this path, or undefined if the store has no disks there. */
+  idOf(path: string): ImageId | undefined {
+    const id = relative(this.root, dirname(path)) as ImageId;
+    const isKnown = KINDS.some((kind) => dirname(id) === kind);
+    return isKnown && path === this.disk(id) ? id : undefined;
   }
 
   /** Returns the folder of the fetch with the key `key`, and the path of the finished disk in this folder. */

@@ -4,6 +4,7 @@ import type { AddressInfo } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { Agent, request } from 'undici';
 import { describe, expect, it } from 'vitest';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Addresses } from './addresses.ts';
 
 const clusterCIDRs = ['10.96.0.0/12', 'fd77::/48'];
@@ -111,6 +112,26 @@ it('a configured server may be at any address, but only that server', async () =
       server.close();
     }
   }
+});
+
+it.each([
+  ['127.0.0.1', 'http:', true],
+  ['127.0.0.1', 'https:', true],
+  ['127.0.0.1:80', 'http:', true],
+  ['127.0.0.1:80', 'https:', false],
+  ['127.0.0.1:443', 'https:', true],
+  ['127.0.0.1:443', 'http:', false],
+])('a server configured as %s is that of the usual port of %s: %s', async (host, protocol, isOpen) => {
+  const addresses = new Addresses({ allowLoopback: false, registries: [{ host }] });
+  const target = { host: '127.0.0.1', hostname: '127.0.0.1', protocol, port: '' };
+  const error = await new Promise<unknown>((resolve) => {
+    addresses.connector({})(target, (failure, socket) => {
+      socket?.destroy();
+      resolve(failure);
+    });
+  });
+  // Whether a program listens on this port does not matter. Only the rules refuse with a reason.
+  expect(error instanceof ReasonedError).toBe(!isOpen);
 });
 
 it('an allowed loopback opens this host and its link, and nothing else', () => {

@@ -76,13 +76,13 @@ const OUTSIDE = 'to allow a server at this address, name the server in images.re
 export class Addresses {
   readonly #rules: AddressRules;
   readonly #cluster: BlockList;
-  /** Host names of the servers in `registries`, in the form of a URL's host. */
+  /** Hosts of the servers in `registries`, with a port if the configuration states one. */
   readonly #namedHosts: ReadonlySet<string>;
 
   constructor(rules: AddressRules) {
     this.#rules = rules;
     this.#cluster = listOf(rules.clusterCIDRs ?? []);
-    this.#namedHosts = new Set(rules.registries?.map(({ host }) => new URL(`https://${apiHost(host)}`).host));
+    this.#namedHosts = new Set(rules.registries?.map(({ host }) => apiHost(host)));
   }
 
   /**
@@ -94,7 +94,7 @@ export class Addresses {
     const connectAnywhere = buildConnector(options);
     const connect = buildConnector({ ...options, lookup: this.#lookup });
     return (target, callback) => {
-      if (target.host !== undefined && this.#namedHosts.has(target.host)) {
+      if (spellingsOf(target).some((host) => this.#namedHosts.has(host))) {
         connectAnywhere(target, callback);
         return;
       }
@@ -162,6 +162,12 @@ export class Addresses {
       }
     });
   };
+}
+
+/** Returns the spellings of a server's host in the configuration. The default port of the scheme can be in it or left out. */
+function spellingsOf({ protocol, hostname, port }: buildConnector.Options): string[] {
+  const standard = protocol === 'https:' ? '443' : '80';
+  return port === '' ? [hostname, `${hostname}:${standard}`] : [`${hostname}:${port}`];
 }
 
 const LOCAL_WORDS =

@@ -23,6 +23,8 @@ import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './typ
 /** Largest accepted number of nested indexes between a tag and its manifest. No publisher needs more than two. */
 const INDEX_DEPTH = 3;
 
+/** HTTP status of an answer with the requested part of a blob. */
+const PARTIAL = 206;
 /** HTTP status with which a registry answers a DELETE request if its configuration forbids removals. */
 const NOT_ALLOWED = 405;
 
@@ -125,6 +127,16 @@ class HttpRepository implements Repository {
 
   stream(descriptor: Descriptor, range: { start: number; end: number }, signal: AbortSignal): Readable {
     return blobStream(this.#session, descriptor, range, signal);
+  }
+
+  async servesRanges({ digest }: Descriptor, signal: AbortSignal): Promise<boolean> {
+    const headers = { range: 'bytes=0-0', 'accept-encoding': 'identity' };
+    const response = await this.#session.ask(
+      { method: 'GET', at: `blobs/${digest}`, reference: digest, headers },
+      signal,
+    );
+    await response.body.dump();
+    return response.status === PARTIAL;
   }
 
   async has(digest: string, signal: AbortSignal): Promise<boolean> {

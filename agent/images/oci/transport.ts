@@ -77,7 +77,8 @@ export class Transport {
     this.#addresses = new Addresses(options);
     for (const settings of options.registries) {
       const ca = settings.caFile === undefined ? {} : { ca: readFileSync(settings.caFile, 'utf8') };
-      const { host } = baseUrl(settings.host, settings.plainHttp);
+      // The same form of the host finds the settings again, even if the name has the default port of http or https.
+      const { host } = baseUrl(settings.host, false);
       this.#settings.set(host, { ...settings, ...ca });
     }
     this.#agent = new Agent({ factory: (origin) => new Pool(origin, this.#poolOptions(origin, true)) });

@@ -60,6 +60,11 @@ export interface Repository {
    * back-off and a limit of tries.
    */
   stream(descriptor: Descriptor, range: { start: number; end: number }, signal: AbortSignal): Readable;
+  /**
+   * Returns whether the registry sends a part of a blob on request. Some registries send the whole blob instead, and {@link stream} then
+   * receives and drops all bytes before `start`.
+   */
+  servesRanges(descriptor: Descriptor, signal: AbortSignal): Promise<boolean>;
   has(digest: string, signal: AbortSignal): Promise<boolean>;
   /** Uploads a blob in one request, unless the registry already has it. */
   upload(blob: UploadBlob, signal: AbortSignal): Promise<void>;

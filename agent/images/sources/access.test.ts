@@ -1,4 +1,5 @@
-import { beforeEach, describe, expect, it } from 'vitest';
+import { once } from 'node:events';
+import { beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { parseReference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { type Credential, Keyring } from '../oci/credentials.ts';
@@ -63,6 +64,34 @@ describe('the failure of a registry', () => {
     now = REMEMBERED_MILLISECONDS;
     await access.isStillOpen(OTHER, 'sha256:a', signal);
     expect(asked).toEqual(['sha256:a', 'sha256:b', 'sha256:a']);
+  });
+});
+
+describe('a registry that accepts connections but never answers', () => {
+  const head = async (_: string, signal: AbortSignal): Promise<string> => {
+    await once(signal, 'abort');
+    throw signal.reason;
+  };
+  const access = new Access({ repository: () => ({ head }) } as unknown as Registries, () => 0);
+
+  it('delays an image that was open only for a limited time', async () => {
+    const late = new AbortController();
+    const limit = vi.spyOn(AbortSignal, 'timeout').mockReturnValue(late.signal);
+    onTestFinished(() => limit.mockRestore());
+    const cancel = new AbortController();
+    const isOpen = access.isStillOpen(OTHER, 'sha256:a', cancel.signal);
+    late.abort(new DOMException('late', 'TimeoutError'));
+    setImmediate(() => cancel.abort(new Error('The limit had no effect')));
+    expect(await isOpen).toBe(true);
+    expect(limit.mock.calls).toEqual([[15_000]]);
+    expect(await access.isStillOpen(OTHER, 'sha256:a', AbortSignal.abort())).toBe(true);
+  });
+
+  it('does not delay the end of a request that is cancelled', async () => {
+    const cancel = new AbortController();
+    const isOpen = access.isStillOpen(OTHER, 'sha256:b', cancel.signal);
+    cancel.abort(new Error('cancelled'));
+    await expect(isOpen).rejects.toThrow('cancelled');
   });
 });
 

@@ -16,6 +16,11 @@ import type { Repository } from '../oci/types.ts';
  * were revoked or the repository became private in the meantime.
  */
 export const REMEMBERED_MILLISECONDS = 5 * 60_000;
+/**
+ * Time limit in milliseconds for a registry's answer to {@link Access.isStillOpen}, with all tries. A registry that restarts usually
+ * answers within this time. Without the limit, a registry that accepts connections but never answers would delay a VM by 12 minutes.
+ */
+const ANSWER_TIMEOUT_MILLISECONDS = 15_000;
 /** The agent remembers at most this number of permissions, and forgets the oldest first. It must request a forgotten permission again. */
 const REMEMBERED_LIMIT = 4_096;
 
@@ -100,21 +105,25 @@ export class Access {
 
   /**
    * Returns whether everybody still has the right to read a manifest. Call this function only for repositories that everybody could read at
-   * the last check. The result is false only if the registry refuses access. If the registry cannot be reached, the function relies on the
-   * registry's previous answer. The agent sends the next request no sooner than {@link REMEMBERED_MILLISECONDS} after such a failure.
+   * the last check. The result is false only if the registry refuses access. If the registry cannot be reached or does not answer in time,
+   * the function relies on the registry's previous answer. The agent sends the next request no sooner than
+   * {@link REMEMBERED_MILLISECONDS} after such a failure.
    */
   async isStillOpen(reference: Reference, digest: string, signal: AbortSignal): Promise<boolean> {
     const unanswered = `${keyOf(reference, undefined)} ${digest}`;
     if (this.isKnown(reference) || this.#isRecent(this.#unanswered.peek(unanswered))) {
       return true;
     }
+    const late = AbortSignal.timeout(ANSWER_TIMEOUT_MILLISECONDS);
+    const either = AbortSignal.any([signal, late]);
     try {
-      await this.ask(reference, undefined, (repository) => repository.head(digest, signal));
+      await this.ask(reference, undefined, (repository) => repository.head(digest, either));
     } catch (error) {
-      if (!(error instanceof ReasonedError)) {
+      signal.throwIfAborted();
+      if (!(error instanceof ReasonedError || late.aborted)) {
         throw error;
       }
-      if (CLOSED.has(error.reason)) {
+      if (error instanceof ReasonedError && CLOSED.has(error.reason)) {
         return false;
       }
       this.#unanswered.set(unanswered, this.#clock());

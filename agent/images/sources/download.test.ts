@@ -27,6 +27,7 @@ describe('a download', () => {
   /** Headers of the requests, as `Range | If-Range`. */
   let asked: string[];
   let sentBytes: number;
+  let receivedBytes: number;
   /** Content that the server has now. */
   let current: Buffer;
   let etag: string | undefined;
@@ -42,6 +43,7 @@ describe('a download', () => {
     percents = [];
     asked = [];
     sentBytes = 0;
+    receivedBytes = 0;
     current = content;
     etag = '"one"';
     knowsRanges = true;
@@ -92,7 +94,14 @@ describe('a download', () => {
   }
 
   async function fetch(digest = sha256, signal = new AbortController().signal): Promise<void> {
-    await download(url, digest, path, { signal, transport, onProgress: (at) => percents.push(at) });
+    await download(url, digest, path, {
+      signal,
+      transport,
+      onProgress: (at) => percents.push(at),
+      onBytes: (count) => {
+        receivedBytes += count;
+      },
+    });
   }
 
   /** Compares the buffers directly, because `toEqual` takes a second for so many bytes. */
@@ -106,6 +115,14 @@ describe('a download', () => {
     expect(await readdir(folder)).toEqual(['disk']);
     expect(percents.at(-1)).toBe(100);
     expect(percents.toSorted((a, b) => a - b)).toEqual(percents);
+  });
+
+  it('counts the bytes that arrive: those of an interrupted part too, and those of a complete file never again', async () => {
+    cuts = [HALF];
+    await fetch();
+    expect(receivedBytes).toBe(BYTES);
+    await fetch();
+    expect(receivedBytes).toBe(BYTES);
   });
 
   it.each([

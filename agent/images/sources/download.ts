@@ -30,6 +30,8 @@ const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 export interface DownloadOptions {
   /** Called with the progress. `percent` (0–100) is the part of the file that has arrived. `bytes` is the number of bytes in this part. */
   onProgress: (percent: number, bytes: number) => void;
+  /** Called with the number of bytes that have arrived since the last call. */
+  onBytes: (count: number) => void;
   /** Called with the total number of bytes, if the server states it. No byte is written before the promise of this call resolves. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
@@ -160,6 +162,7 @@ class Download {
       this.#hash.update(chunk);
       this.#at += chunk.length;
       attempts.reached(this.#at);
+      options.onBytes(chunk.length);
       this.#tell();
       if (this.#at > SIZE_LIMIT_BYTES) {
         throw new ReasonedError('ImageFetchFailed', `${this.#what} has more than ${SIZE_LIMIT_BYTES} bytes`);
@@ -197,12 +200,9 @@ class Download {
         return;
       }
     }
-    const isWhole = status === 200;
-    if (!isWhole) {
-      await body.dump();
-    }
     await this.#startOver();
-    if (!isWhole) {
+    if (status !== 200) {
+      await body.dump();
       const words = `${this.#what} answered ${status}, but did not send the requested part of the file`;
       throw new TransientError(new ReasonedError('ImageFetchFailed', words));
     }

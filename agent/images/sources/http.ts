@@ -102,12 +102,12 @@ export class HttpSource {
       return;
     }
     const fetched = join(target.folder, 'download');
-    await download(url, sha256, fetched, { signal, onProgress, onTotal: need, transport });
-    const { size } = await stat(fetched);
-    metrics.pulledBytes.inc(size);
+    const onBytes = (count: number): void => metrics.pulledBytes.inc(count);
+    await download(url, sha256, fetched, { signal, onProgress, onBytes, onTotal: need, transport });
     const compression = await compressionOf(fetched);
     if (compression !== undefined) {
       const unpacked = join(target.folder, 'unpacked');
+      const { size } = await stat(fetched);
       // The size of the unpacked disk is not known in advance, so no space is reserved for it. Instead, the free disk space is watched.
       await unpack(compression, { from: fetched, to: unpacked, limitBytes: unpackedLimit(size) }, signal);
       await rename(unpacked, target.disk);
