@@ -165,6 +165,34 @@ describe('a hypervisor whose guest cannot continue', () => {
   });
 });
 
+/** The incomplete file is as large as the memory of the guest, so the next suspension might have no room beside it. */
+describe('an agent that dies while it saves the memory of a machine', () => {
+  const incomplete = (): string => join(folder.path, 'memory.partial');
+
+  beforeEach(async () => {
+    await writeFile(incomplete(), 'half of the memory');
+    await new StateFile(folder.path).update({ intent: 'suspend' });
+  });
+
+  it.each([
+    ['whose guest continues', false, 'postmigrate'],
+    ['whose guest stays paused', true, 'paused'],
+  ])('leaves a file, which is removed from a machine %s', async (_, paused, status) => {
+    await new StateFile(folder.path).update({ paused });
+    const qmp = await listen(status);
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'running', paused });
+    expect(qmp.commands.includes('cont')).toBe(!paused);
+    await expect(access(incomplete())).rejects.toSatisfy(isMissing);
+  });
+
+  it('leaves a file, which is removed when the machine is off', async () => {
+    hypervisor.kill('SIGKILL');
+    await once(hypervisor, 'exit');
+    await driver.stop(folder, { graceMilliseconds: 0 });
+    await expect(access(incomplete())).rejects.toSatisfy(isMissing);
+  });
+});
+
 /** The agent inspects only a few machines at once, so one that hangs must not hold up the others. */
 describe('a hypervisor that does not answer', () => {
   it('delays its inspection for seconds only, and is inspected again over the same connection', async () => {
