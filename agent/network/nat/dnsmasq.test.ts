@@ -60,3 +60,11 @@ test('a new agent makes the dnsmasq that it keeps read the list of machines agai
   await dnsmasqFor([]).takeOver();
   await expect.poll(() => readFile(join(directory, 'dnsmasq.pid.told'), 'utf8')).toBe('\n');
 });
+
+test('dnsmasq has places for the waiting queries of several guests that send as many as they may', async () => {
+  const dnsmasq = dnsmasqFor([]);
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  const words = await readFile(`/proc/${await dnsmasq.pid()}/cmdline`, 'utf8');
+  expect(words.split('\0')).toContain('--dns-forward-max=20000');
+});

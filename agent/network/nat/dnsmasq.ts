@@ -23,6 +23,12 @@ const STOP_POLL_MILLISECONDS = 20;
 /** Lease time of addresses. Guests renew their lease after half of this time, so each guest gets changed DHCP options within six hours. */
 const LEASE_TIME = '12h';
 
+/**
+ * Largest number of DNS queries that wait for an answer. The default of dnsmasq is 150, which a single guest can reach. This number allows
+ * for eight guests that send as many queries as the nftables rules let through. A waiting query needs a few hundred bytes of memory.
+ */
+const WAITING_QUERIES = 20_000;
+
 function netmask(layout: Layout): string {
   return toAddress(2 ** 32 - sizeOf(layout.subnet));
 }
@@ -135,6 +141,7 @@ export class Dnsmasq {
       `--no-dhcp-interface=${namespaces}`,
       '--except-interface=lo',
       '--no-hosts',
+      `--dns-forward-max=${WAITING_QUERIES}`,
       `--host-record=${PROBE_NAME},${gateway}`,
       `--dhcp-range=${toAddress(subnet.base)},static,${netmask(this.#layout)},${LEASE_TIME}`,
       `--dhcp-hostsfile=${this.#hostsFile}`,
