@@ -117,8 +117,8 @@ export class Dnsmasq {
   }
 
   async #gone(): Promise<void> {
-    const deadline = Date.now() + STOP_TIMEOUT_MILLISECONDS;
-    while (Date.now() < deadline && (await this.pid()) !== undefined) {
+    const deadline = performance.now() + STOP_TIMEOUT_MILLISECONDS;
+    while (performance.now() < deadline && (await this.pid()) !== undefined) {
       await pause(STOP_POLL_MILLISECONDS);
     }
   }
