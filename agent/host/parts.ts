@@ -66,7 +66,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       clusterCIDRs: config.clusterCIDRs,
       metadata: seedPages(join(dataDirectory, 'machines')),
       machineUsers: process.getuid?.() === 0 ? userNumbers(config) : undefined,
-      resolvConf: machineRoot === undefined ? '/etc/resolv.conf' : '/proc/1/root/etc/resolv.conf',
+      resolvConf: machineRoot === undefined ? undefined : '/proc/1/root/etc/resolv.conf',
       logger: logger.child({ part: 'network' }),
     }),
   };

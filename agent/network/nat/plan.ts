@@ -229,7 +229,8 @@ const DIFFERENCES = {
   rebuildProbe: 'The network probe was incomplete',
   loadRules: 'The nftables rules were missing or changed',
   enableForwarding: 'IPv4 forwarding was off',
-  informDnsmasq: 'The program dnsmasq did not have the current list of machines',
+  informDnsmasq:
+    'The program dnsmasq did not have the current list of machines, or of the DNS servers of the host',
   startDnsmasq: 'The program dnsmasq was not running',
   openMetadata: 'The metadata service for guests was not running',
 } as const;
