@@ -198,6 +198,7 @@ export class NatNetwork implements Network {
     const report = reportOn(this.#layout, this.#members.wanted, {
       ...failures,
       foreignDevices: foreignDevices(this.#layout, observed.links),
+      links: observed.links,
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
       lostTaps: this.#taps.lost,
