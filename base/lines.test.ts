@@ -1,3 +1,5 @@
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
 import { PassThrough } from 'node:stream';
@@ -54,4 +56,21 @@ it('a line without end, or a refused line, ends the connection', async () => {
   };
   expect(await closed('good\n12345678901')).toContain('longer than 10 bytes');
   expect(await closed('good\nbad\nworse\n')).toBe('not taken: bad');
+});
+
+it('a line that arrives in single bytes needs little more memory than its bytes', () => {
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc') as () => void;
+  const used = (): number => {
+    collect();
+    const { heapUsed, external } = process.memoryUsage();
+    return heapUsed + external;
+  };
+  const splitter = new LineSplitter(1024 * 1024);
+  const before = used();
+  for (let count = 0; count < 256 * 1024; count += 1) {
+    splitter.push(Buffer.from('a'));
+  }
+  expect(used() - before).toBeLessThan(4 * 1024 * 1024);
+  expect(splitter.push(Buffer.from('\n'))).toEqual(['a'.repeat(256 * 1024)]);
 });

@@ -3,11 +3,44 @@ import type { Duplex } from 'node:stream';
 
 const NEWLINE = 0x0a;
 
+/**
+ * Collects pieces of bytes in one buffer, which doubles its size when it is full. A list of the pieces would need much more memory than
+ * their bytes, because an untrusted sender can send single bytes.
+ */
+export class ByteCollector {
+  #buffer = Buffer.alloc(0);
+  #length = 0;
+
+  /** Number of bytes that were added since the last call of {@link take}. */
+  get length(): number {
+    return this.#length;
+  }
+
+  add(piece: Buffer): void {
+    const length = this.#length + piece.length;
+    if (length > this.#buffer.length) {
+      const larger = Buffer.alloc(Math.max(length, 2 * this.#buffer.length));
+      this.#buffer.copy(larger, 0, 0, this.#length);
+      this.#buffer = larger;
+    }
+    piece.copy(this.#buffer, this.#length);
+    this.#length = length;
+  }
+
+  /** Returns all collected bytes, and begins again without bytes. */
+  take(): Buffer {
+    const bytes = this.#buffer.subarray(0, this.#length);
+    this.#buffer = Buffer.alloc(0);
+    this.#length = 0;
+    return bytes;
+  }
+}
+
 /** Cuts a stream of bytes into lines. Only complete lines are decoded, because a character can be split between two chunks. */
 export class LineSplitter {
   readonly #limitBytes: number;
-  #parts: Buffer[] = [];
-  #partsBytes = 0;
+  /** Beginning of the line that is not complete yet. */
+  readonly #begun = new ByteCollector();
 
   constructor(limitBytes: number) {
     this.#limitBytes = limitBytes;
@@ -31,21 +64,21 @@ export class LineSplitter {
   }
 
   #complete(last: Buffer): string {
-    this.#count(last);
-    const line = this.#parts.length === 0 ? last : Buffer.concat([...this.#parts, last]);
-    this.#parts = [];
-    this.#partsBytes = 0;
-    return line.toString('utf8');
+    if (this.#begun.length === 0) {
+      this.#requireShort(last);
+      return last.toString('utf8');
+    }
+    this.#keep(last);
+    return this.#begun.take().toString('utf8');
   }
 
   #keep(part: Buffer): void {
-    this.#count(part);
-    this.#parts.push(part);
+    this.#requireShort(part);
+    this.#begun.add(part);
   }
 
-  #count(part: Buffer): void {
-    this.#partsBytes += part.length;
-    if (this.#partsBytes > this.#limitBytes) {
+  #requireShort(part: Buffer): void {
+    if (this.#begun.length + part.length > this.#limitBytes) {
       throw new Error(`A line of the stream is longer than ${this.#limitBytes} bytes`);
     }
   }

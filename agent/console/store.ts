@@ -6,10 +6,11 @@
  * that the guest had not yet ended.
  */
 import { EventEmitter } from 'node:events';
-import { appendFileSync, mkdirSync, renameSync } from 'node:fs';
+import { appendFileSync, mkdirSync, renameSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
+import { isOfSystem, undefinedIfSync } from '../../base/errors.ts';
 import { CONSOLE_FOLDER, ConsoleInput, sizeOf } from './input.ts';
 import { ConsoleLines, type ConsoleRecord, consoleTurns, StoredRecords } from './records.ts';
 import { type ConsoleReadOptions, ConsoleText } from './text.ts';
@@ -61,6 +62,7 @@ export class ConsoleStore implements ConsoleLog {
   #catchingUp: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
+  #isFailing = false;
 
   /**
    * Creates the store of a console. `folder` is the folder of the machine or task. `log` is the log to which the guest or the task prints.
@@ -142,9 +144,15 @@ export class ConsoleStore implements ConsoleLog {
   /** Moves waiting output into the store. Returns whether more output is waiting. */
   #poll(): boolean {
     try {
-      return this.#move();
+      const isMore = this.#move();
+      this.#isFailing = false;
+      return isMore;
     } catch (error) {
-      this.#logger.warn({ err: error, folder: this.#folder }, 'Output of a console was not stored');
+      // A disk can be full for days, so only the first of several failures in a row is logged.
+      if (!this.#isFailing) {
+        this.#logger.warn({ err: error, folder: this.#folder }, 'Output of a console was not stored');
+      }
+      this.#isFailing = true;
       return false;
     }
   }
@@ -197,7 +205,14 @@ export class ConsoleStore implements ConsoleLog {
         renameSync(current, join(this.#folder, 'previous'));
       }
     }
-    appendFileSync(current, text, { mode: 0o600 });
+    const size = sizeOf(current);
+    try {
+      appendFileSync(current, text, { mode: 0o600 });
+    } catch (error) {
+      // Perhaps the disk had room for a part of the text. This part is removed, because the whole text is stored again later.
+      undefinedIfSync(isOfSystem, () => truncateSync(current, size));
+      throw error;
+    }
   }
 }
 

@@ -84,8 +84,8 @@ export interface NetworkSurroundings {
   machineUsers: readonly string[] | undefined;
   /** Returns a page of the metadata server, which guests of the driver `nat` reach at 169.254.169.254. */
   metadata: MetadataPages;
-  /** Path of the resolv.conf that hypervisors read. */
-  resolvConf: string;
+  /** Path of the host's resolv.conf, which hypervisors read. Undefined if it is the /etc/resolv.conf of this process. */
+  resolvConf: string | undefined;
   logger: Logger;
 }
 
@@ -94,7 +94,7 @@ export interface NetworkSurroundings {
  * bridge or table, is unusable.
  */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
-  const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, logger } = surroundings;
+  const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, resolvConf, logger } = surroundings;
   const directory = join(dataDirectory, 'network');
   const id = createHash('sha256').update(directory).digest('hex').slice(0, 8);
   if (settings.driver === 'user') {
@@ -114,6 +114,7 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
     connectionsPerGuest,
     forbidden: forbiddenNetworks({ ...settings, clusterCIDRs }).ipv4,
     ...(settings.hostAddress === undefined ? {} : { hostAddress: settings.hostAddress }),
+    ...(resolvConf === undefined ? {} : { resolvConf }),
   };
   return new NatNetwork(options, metadata, logger);
 }
@@ -124,7 +125,7 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
  */
 function userGuard(
   settings: Extract<NetworkSettings, { driver: 'user' }>,
-  { machineUsers, resolvConf, clusterCIDRs, logger }: NetworkSurroundings,
+  { machineUsers, resolvConf = '/etc/resolv.conf', clusterCIDRs, logger }: NetworkSurroundings,
   table: string,
 ): UserGuard | undefined {
   if (machineUsers === undefined || process.platform !== 'linux' || settings.guestsMayReachHost) {

@@ -9,7 +9,7 @@ import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { HostImageStore } from '../images/store.ts';
 import { Publisher } from '../images/publisher.ts';
 import { seedPages } from '../seed/documents.ts';
-import { ownRoot } from '../processes/ownroot.ts';
+import { hostFile, ownRoot } from '../processes/ownroot.ts';
 import { machineUsers, SHARED_RUN_AS } from '../processes/users.ts';
 import { createNetwork, networkSchema } from './network.ts';
 import { nativeArchitecture } from '../node/facts.ts';
@@ -66,7 +66,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       clusterCIDRs: config.clusterCIDRs,
       metadata: seedPages(join(dataDirectory, 'machines')),
       machineUsers: process.getuid?.() === 0 ? userNumbers(config) : undefined,
-      resolvConf: machineRoot === undefined ? '/etc/resolv.conf' : '/proc/1/root/etc/resolv.conf',
+      resolvConf: machineRoot === undefined ? undefined : await hostFile('/etc/resolv.conf'),
       logger: logger.child({ part: 'network' }),
     }),
   };

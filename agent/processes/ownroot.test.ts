@@ -5,11 +5,11 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterEach, beforeEach, expect, test } from 'vitest';
-import { installRuntime, removeUnused } from './ownroot.ts';
+import { hostFile, installRuntime, removeUnused } from './ownroot.ts';
 
 let folder: string;
 let list: string;
@@ -101,4 +101,16 @@ test('is kept while a machine uses it, and another one is removed', async ({ ski
   await new Promise((resolve) => sleeper?.stdout?.once('data', resolve));
   expect(await removeUnused(runtimes, join(runtimes, 'other'))).toEqual([basename(next)]);
   expect(existsSync(copyOf(old, 'hypervisor'))).toBe(true);
+});
+
+test.each([
+  ['a file', undefined],
+  ['a relative link', '../run/names'],
+  ['an absolute link', '/run/names'],
+])('a file of the host that is %s is read on the host', async (_, target) => {
+  await Promise.all(['etc', 'run'].map(async (name) => await mkdir(join(folder, name))));
+  await writeFile(join(folder, 'run', 'names'), 'nameserver 192.0.2.1');
+  const path = join(folder, 'etc', 'resolv.conf');
+  await (target === undefined ? writeFile(path, 'nameserver 192.0.2.1') : symlink(target, path));
+  expect(await readFile(await hostFile('/etc/resolv.conf', folder), 'utf8')).toBe('nameserver 192.0.2.1');
 });

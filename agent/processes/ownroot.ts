@@ -8,7 +8,7 @@ import { createHash } from 'node:crypto';
 import { copyFile, mkdir, readFile, readlink, rename, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { Logger } from 'pino';
-import { isMissing, undefinedIf } from '../../base/errors.ts';
+import { isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 import { processFiles } from './process.ts';
 
 export interface OwnRoot {
@@ -40,6 +40,18 @@ export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefi
     return undefined;
   }
   return await prepare({ list, script }, options);
+}
+
+/** Root directory of the host, as a container with the host's PID namespace sees it. */
+const HOST_ROOT = '/proc/1/root';
+
+/**
+ * Returns the path at which this container sees a file of the host. `path` is the path on the host. If the file is an absolute link, the
+ * function follows the link, because the kernel would look for the link's target in the container.
+ */
+export async function hostFile(path: string, root = HOST_ROOT): Promise<string> {
+  const target = await undefinedIf(isOfSystem, readlink(join(root, path)));
+  return join(root, target?.startsWith('/') ? target : path);
 }
 
 /**

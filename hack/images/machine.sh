@@ -35,7 +35,10 @@ done
 shift
 show "$folder" "$folder" rw,nosuid,nodev,noexec
 # For guests in user-mode networks, whose names the hypervisor looks up.
-cat /proc/1/root/etc/resolv.conf > "$root/etc/resolv.conf" || echo 'the host has no resolv.conf' >&2
+# The kernel would look for the target of an absolute link in the container.
+names=$(readlink /proc/1/root/etc/resolv.conf) || names=
+case $names in /*) ;; *) names=/etc/resolv.conf ;; esac
+cat "/proc/1/root$names" > "$root/etc/resolv.conf" || echo 'the host has no resolv.conf' >&2
 mount -t proc proc "$root/proc"
 mount -t devtmpfs devices "$root/dev"
 

@@ -26,10 +26,7 @@ const START_TIMEOUT_MILLISECONDS = 60_000;
 const EXIT_NOTICE_MILLISECONDS = 500;
 /** Time limit for the connection to the console of a running emulator. */
 const CONNECT_SECONDS = 2;
-/**
- * Longest time between two checks whether the process has ended. At each check, the agent also checks whether the grace period has ended
- * early.
- */
+/** Time between two checks whether the grace period of a stop has ended. It can end early. */
 const STEP_MILLISECONDS = 100;
 
 /** Objects that all machines of the driver share. */
@@ -184,7 +181,6 @@ export class EmulatorProcess {
     { namespace = '', token }: EmulatorState,
     { graceMilliseconds, hurry }: StopOptions,
   ): Promise<void> {
-    const deadline = Date.now() + graceMilliseconds;
     const over = AbortSignal.any([AbortSignal.timeout(graceMilliseconds), ...(hurry ? [hurry] : [])]);
     const stream = connectInside(namespace, CONNECT_SECONDS);
     const abandon = (): void => void stream.destroy();
@@ -201,10 +197,7 @@ export class EmulatorProcess {
     } finally {
       over.removeEventListener('abort', abandon);
     }
-    while (
-      !over.aborted &&
-      !(await waitForExit(identity, Math.min(STEP_MILLISECONDS, deadline - Date.now())))
-    ) {
+    while (!over.aborted && !(await waitForExit(identity, STEP_MILLISECONDS))) {
       // The loop waits for the end of the process in short steps, so that an abort of `hurry` ends the wait.
     }
   }

@@ -163,13 +163,13 @@ export class ProcessGroup {
   }
 
   async #kill(main: ProcessIdentity | undefined, except: number | undefined): Promise<void> {
-    const deadline = Date.now() + KILL_TIMEOUT_MILLISECONDS;
+    const deadline = performance.now() + KILL_TIMEOUT_MILLISECONDS;
     for (;;) {
       const pids = await this.#members(main, except);
       if (pids.length === 0) {
         return;
       }
-      if (Date.now() >= deadline) {
+      if (performance.now() >= deadline) {
         throw new Error(`The processes ${pids.join(', ')} did not end after SIGKILL`);
       }
       pids.forEach((pid) => send(pid, 'SIGKILL'));

@@ -52,6 +52,11 @@ function argumentsOf(
   return commandLine({ uid: 'u', plan: plan(seed), state, platform: PLATFORM, incoming, ...sizes });
 }
 
+it('a guest cannot sleep, because no user could wake it', () => {
+  const started = argumentsOf(startedWith(plan(undefined), PLATFORM), undefined);
+  expect(started.join(' ')).toContain('-global ICH9-LPC.disable_s3=1');
+});
+
 it('the seed disk is the last device and only for reading, so all others have the same addresses with and without it', () => {
   const without = argumentsOf(startedWith(plan(undefined), PLATFORM), undefined);
   const seeded = argumentsOf(startedWith(plan(SEED), PLATFORM), SEED);

@@ -17,6 +17,11 @@ export const DISK_NODE = 'disk';
 /** Name of QEMU's network to which the guest's network card is connected. */
 export const NETWORK = 'net0';
 const VNC_SECRET = 'vnc-password';
+/**
+ * Options that take the sleep state S3 away from a guest. Desktop systems sleep by themselves after some idle time. A sleeping guest answers
+ * nobody, and ignores its power button. Mainboards for ARM guests have no S3.
+ */
+const NO_SLEEP = ['-global', 'ICH9-LPC.disable_s3=1'];
 
 export interface CommandLine {
   uid: string;
@@ -46,6 +51,7 @@ export function commandLine(command: CommandLine): string[] {
     ...options('-nodefaults', '-no-user-config', '-msg', 'timestamp=on'),
     ...sandbox(command.runAs),
     ...options('-machine', machineOptions(command), '-cpu', cpuModel(platform), '-smp', String(command.cpu)),
+    ...(platform.architecture === 'amd64' ? NO_SLEEP : []),
     ...options('-m', `${Math.floor(command.memoryBytes / BYTES_PER_MEBIBYTE)}M`),
     ...identity(plan),
     // With -no-shutdown QEMU stays paused after the guest has powered off. So an agent that was not running at that moment can find the

@@ -49,6 +49,7 @@ export class DiskCopies {
   #copying = false;
   #tidied = false;
   #tidying: Promise<void> | undefined;
+  /** Time of the next cleanup for an inspection, in milliseconds since the start of this process. */
   #nextTidy = 0;
 
   constructor(folder: MachineFolder, machine: QemuMachine, context: MachineContext) {
@@ -112,10 +113,10 @@ export class DiskCopies {
 
   /** Calls {@link tidy} for an inspection of the machine, at most every 30 s and never during a copy. Errors are only logged. */
   async tryTidy(): Promise<void> {
-    if (this.#copying || this.#tidied || Date.now() < this.#nextTidy) {
+    if (this.#copying || this.#tidied || performance.now() < this.#nextTidy) {
       return;
     }
-    this.#nextTidy = Date.now() + TIDY_INTERVAL_MILLISECONDS;
+    this.#nextTidy = performance.now() + TIDY_INTERVAL_MILLISECONDS;
     await this.#tidyOrLog();
   }
 

@@ -5,7 +5,7 @@ import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { isMissing } from '../../../base/errors.ts';
 import { afterSync, type PeerCommand, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { segmentName } from '../../console/logwriter.ts';
@@ -58,6 +58,7 @@ beforeEach(async () => {
 });
 
 afterEach(async () => {
+  vi.restoreAllMocks();
   await driver.close();
   hypervisor.kill('SIGKILL');
   await Promise.all(peers.map(async (peer) => await peer.close()));
@@ -165,6 +166,34 @@ describe('a hypervisor whose guest cannot continue', () => {
   });
 });
 
+/** The incomplete file is as large as the memory of the guest, so the next suspension might have no room beside it. */
+describe('an agent that dies while it saves the memory of a machine', () => {
+  const incomplete = (): string => join(folder.path, 'memory.partial');
+
+  beforeEach(async () => {
+    await writeFile(incomplete(), 'half of the memory');
+    await new StateFile(folder.path).update({ intent: 'suspend' });
+  });
+
+  it.each([
+    ['whose guest continues', false, 'postmigrate'],
+    ['whose guest stays paused', true, 'paused'],
+  ])('leaves a file, which is removed from a machine %s', async (_, paused, status) => {
+    await new StateFile(folder.path).update({ paused });
+    const qmp = await listen(status);
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'running', paused });
+    expect(qmp.commands.includes('cont')).toBe(!paused);
+    await expect(access(incomplete())).rejects.toSatisfy(isMissing);
+  });
+
+  it('leaves a file, which is removed when the machine is off', async () => {
+    hypervisor.kill('SIGKILL');
+    await once(hypervisor, 'exit');
+    await driver.stop(folder, { graceMilliseconds: 0 });
+    await expect(access(incomplete())).rejects.toSatisfy(isMissing);
+  });
+});
+
 /** The agent inspects only a few machines at once, so one that hangs must not hold up the others. */
 describe('a hypervisor that does not answer', () => {
   it('delays its inspection for seconds only, and is inspected again over the same connection', async () => {
@@ -221,6 +250,21 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
     ]);
     expect(await readCopyNote(folder.path)).toBeUndefined();
     await expect(access(target)).rejects.toSatisfy(isMissing);
+  });
+
+  it('asks for a thaw again after half a minute, also if the clock of the host is set back meanwhile', async () => {
+    await writeCopyNote(folder.path, { target: undefined, frozen: true, thawsFailed: 0 });
+    await listen('running');
+    await driver.inspect(folder);
+    expect(await readCopyNote(folder.path)).toMatchObject({ frozen: true, thawsFailed: 1 });
+    const { commands } = await guestAgent();
+    await driver.inspect(folder);
+    expect(commands).toEqual([]);
+    vi.spyOn(Date, 'now').mockReturnValue(Date.now() - 3_600_000);
+    vi.spyOn(performance, 'now').mockReturnValue(performance.now() + 30_000);
+    await driver.inspect(folder);
+    expect(commands).toContain('guest-fsfreeze-thaw');
+    expect(await readCopyNote(folder.path)).toBeUndefined();
   });
 
   it('keeps its note while the machine is suspended, because the memory contains the frozen guest', async () => {

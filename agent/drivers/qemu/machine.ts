@@ -1,6 +1,4 @@
 /** Controls one QEMU machine: the state file in its folder, its process, and the connection to the process. */
-import { rm } from 'node:fs/promises';
-import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { isAlive, killForCertain, waitForExit } from '../../processes/process.ts';
@@ -12,11 +10,11 @@ import { resumedWith, startedWith } from './displaycard.ts';
 import { Hypervisor } from './hypervisor.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
 import { launchMachine, type MachineContext } from './launch.ts';
-import { restoreMemory, saveMemory } from './memory.ts';
+import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
 import { goOn, guestPoweredOff, isStill, powerOffGuest, processEnded, quit, reconcile } from './runstate.ts';
-import { BEGUN, FILES, type MachineFile, StateFile } from './state.ts';
+import { BEGUN, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers about 30 ms after its start, or after seconds on an overloaded host. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
@@ -81,7 +79,7 @@ export class QemuMachine {
   }
 
   async start(plan: VmLaunchPlan, platform: Platform): Promise<void> {
-    await rm(join(this.#folder.path, FILES.memory), { force: true });
+    await forgetMemory(this.#folder.path);
     await this.state.update({ ...BEGUN, suspended: false, launched: startedWith(plan, platform) });
     try {
       await this.#bringUp(plan, platform, false);
@@ -101,7 +99,7 @@ export class QemuMachine {
       const qmp = await this.#bringUp(plan, platform, true);
       await restoreMemory(this.#folder.path, qmp, begun.launched?.memoryBytes);
       await this.state.update({ suspended: false });
-      await rm(join(this.#folder.path, FILES.memory), { force: true });
+      await forgetMemory(this.#folder.path);
       await qmp.execute('cont');
     } catch (error) {
       throw await this.#failedStart(error);
@@ -126,7 +124,7 @@ export class QemuMachine {
     this.#letGo();
     const off = { live: false, suspended: false, paused: false, end: undefined, process: undefined };
     await this.state.update(off);
-    await rm(join(this.#folder.path, FILES.memory), { force: true });
+    await forgetMemory(this.#folder.path);
     await this.#context.cgroups.remove(this.#folder.uid);
   }
 

@@ -27,6 +27,8 @@ const STATUS_INTERVAL_MILLISECONDS = 10;
 const SLOWEST_BYTES_PER_SECOND = 20_000_000;
 /** Shortest time limit to save or to restore the memory. QEMU's first steps can take minutes on an overloaded host. */
 const SHORTEST_TIMEOUT_MILLISECONDS = 600_000;
+/** Name of the file with the memory while it is being saved. */
+const PARTIAL = `${FILES.memory}.partial`;
 const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': z.string().optional() });
 
 /**
@@ -35,7 +37,7 @@ const migrationSchema = z.object({ status: z.string().optional(), 'error-desc': 
  * The time limit depends on `memoryBytes`, the size of the guest's memory.
  */
 export async function saveMemory(folder: string, qmp: QmpConnection, memoryBytes?: number): Promise<void> {
-  const partial = join(folder, `${FILES.memory}.partial`);
+  const partial = join(folder, PARTIAL);
   const socketFile = join(folder, FILES.migration);
   await rm(socketFile, { force: true });
   const server = createServer();
@@ -73,6 +75,13 @@ export async function restoreMemory(folder: string, qmp: QmpConnection, memoryBy
     await pause(STATUS_INTERVAL_MILLISECONDS);
   }
   await rm(join(folder, FILES.migration), { force: true });
+}
+
+/** Removes the saved memory of a machine, and the incomplete file of an agent that died while it saved the memory. */
+export async function forgetMemory(folder: string): Promise<void> {
+  for (const name of [FILES.memory, PARTIAL]) {
+    await rm(join(folder, name), { force: true });
+  }
 }
 
 function timeoutFor(memoryBytes = 0): AbortSignal {

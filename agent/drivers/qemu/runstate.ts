@@ -8,6 +8,7 @@ import type { StopOptions } from '../driver.ts';
 import { hasGuestAgent, shutDown } from './guestagent/commands.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import { exitMessage, wasEndedBySignal } from './lastwords.ts';
+import { forgetMemory } from './memory.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
 import type { MachineFile, StateChange, StateFile } from './state.ts';
 
@@ -190,6 +191,23 @@ export async function reconcile(
   if (crash !== undefined) {
     await endCrashed(hypervisor, file, { crash, logger });
     return 'gone';
+  }
+  return await standStillOrGoOn(hypervisor, file, { status, state });
+}
+
+/**
+ * Completes a pause, or cancels a suspension, that the agent had begun when it died. `status` is the run state of QEMU, and `state` is the
+ * content of the state file. Returns the run state afterwards.
+ */
+async function standStillOrGoOn(
+  hypervisor: Hypervisor,
+  file: StateFile,
+  { status, state }: { status: string; state: MachineFile | undefined },
+): Promise<string> {
+  const qmp = await hypervisor.qmp();
+  if (state?.intent === 'suspend') {
+    // The suspension did not succeed, so the files with the memory of the guest are of no use.
+    await forgetMemory(hypervisor.folder.path);
   }
   if (state?.paused === true) {
     if (status === 'running') {

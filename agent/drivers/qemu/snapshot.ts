@@ -199,9 +199,9 @@ async function endExport(qmp: QmpConnection): Promise<void> {
   if (await isExported(qmp)) {
     await qmp.execute('block-export-del', { id: EXPORT, mode: 'hard' });
   }
-  const deadline = Date.now() + EXPORT_END_TIMEOUT_MILLISECONDS;
+  const deadline = performance.now() + EXPORT_END_TIMEOUT_MILLISECONDS;
   while (await isExported(qmp)) {
-    if (Date.now() >= deadline) {
+    if (performance.now() >= deadline) {
       throw new Error('QEMU did not end the export of the snapshot in time');
     }
     await pause(EXPORT_END_INTERVAL_MILLISECONDS);

@@ -34,9 +34,13 @@ afterEach(async () => {
   await rm(root, { recursive: true });
 });
 
-function dnsmasqFor(servers: readonly string[]): Dnsmasq {
+function dnsmasqFor(servers: readonly string[], resolvConf?: string): Dnsmasq {
   const layout = natLayout({ runtimeDirectory: directory });
-  return new Dnsmasq(layout, directory, servers);
+  return new Dnsmasq(layout, directory, { servers, resolvConf });
+}
+
+async function wordsOf(dnsmasq: Dnsmasq): Promise<string[]> {
+  return (await readFile(`/proc/${await dnsmasq.pid()}/cmdline`, 'utf8')).split('\0');
 }
 
 test('a new agent keeps the dnsmasq of an earlier agent only if it has the same arguments', async () => {
@@ -59,4 +63,42 @@ test('a new agent makes the dnsmasq that it keeps read the list of machines agai
   await earlier.start();
   await dnsmasqFor([]).takeOver();
   await expect.poll(() => readFile(join(directory, 'dnsmasq.pid.told'), 'utf8')).toBe('\n');
+});
+
+test('dnsmasq has places for the waiting queries of several guests that send as many as they may', async () => {
+  const dnsmasq = dnsmasqFor([]);
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  expect(await wordsOf(dnsmasq)).toContain('--dns-forward-max=20000');
+});
+
+/** The resolv.conf in a container names the DNS server of the cluster, which knows the names of all Services. */
+test('dnsmasq in a container asks the DNS servers of the host, also when they change', async () => {
+  const host = join(root, 'host-resolv.conf');
+  await writeFile(host, 'nameserver 192.0.2.1\n');
+  const dnsmasq = dnsmasqFor([], host);
+  expect(await dnsmasq.knows([])).toBe(false);
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  const copy = join(directory, 'resolv.conf');
+  expect(await wordsOf(dnsmasq)).toContain(`--resolv-file=${copy}`);
+  expect(await readFile(copy, 'utf8')).toBe('nameserver 192.0.2.1\n');
+  expect(await dnsmasq.knows([])).toBe(true);
+  await writeFile(host, 'nameserver 192.0.2.2\n');
+  expect(await dnsmasq.knows([])).toBe(false);
+  await dnsmasq.tell([]);
+  expect(await readFile(copy, 'utf8')).toBe('nameserver 192.0.2.2\n');
+  await rm(host);
+  expect(await dnsmasq.knows([])).toBe(false);
+  await dnsmasq.tell([]);
+  expect(await dnsmasq.knows([])).toBe(true);
+});
+
+test('dnsmasq does not read a resolv.conf if the configuration names DNS servers', async () => {
+  const dnsmasq = dnsmasqFor(['192.0.2.1'], join(root, 'host-resolv.conf'));
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  const words = await wordsOf(dnsmasq);
+  expect(words).toEqual(expect.arrayContaining(['--no-resolv', '--server=192.0.2.1']));
+  expect(words.join(' ')).not.toContain('--resolv-file');
 });

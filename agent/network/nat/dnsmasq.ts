@@ -23,21 +23,41 @@ const STOP_POLL_MILLISECONDS = 20;
 /** Lease time of addresses. Guests renew their lease after half of this time, so each guest gets changed DHCP options within six hours. */
 const LEASE_TIME = '12h';
 
+/**
+ * Largest number of DNS queries that wait for an answer. The default of dnsmasq is 150, which a single guest can reach. This number allows
+ * for eight guests that send as many queries as the nftables rules let through. A waiting query needs a few hundred bytes of memory.
+ */
+const WAITING_QUERIES = 20_000;
+
 function netmask(layout: Layout): string {
   return toAddress(2 ** 32 - sizeOf(layout.subnet));
 }
 
+/** DNS servers that dnsmasq asks for names that it does not know. */
+export interface Upstream {
+  /** Addresses of the servers. If the list is empty, dnsmasq asks the servers in a resolv.conf. */
+  servers: readonly string[];
+  /**
+   * Path of the host's resolv.conf if it is not /etc/resolv.conf. This is so in a container, whose own resolv.conf can name the DNS server of
+   * the cluster. Only root can read this path, so dnsmasq reads a copy.
+   */
+  resolvConf: string | undefined;
+}
+
 export class Dnsmasq {
   readonly #layout: Layout;
-  readonly #servers: readonly string[];
+  readonly #upstream: Upstream;
   readonly #directory: string;
   readonly #pidFile: string;
   readonly #hostsFile: string;
+  /** Copy of {@link Upstream.resolvConf} that dnsmasq can read. */
+  readonly #resolvFile: string;
 
-  constructor(layout: Layout, directory: string, servers: readonly string[]) {
+  constructor(layout: Layout, directory: string, upstream: Upstream) {
     this.#layout = layout;
-    this.#servers = servers;
+    this.#upstream = upstream;
     this.#directory = directory;
+    this.#resolvFile = join(directory, 'resolv.conf');
     this.#pidFile = join(directory, 'dnsmasq.pid');
     this.#hostsFile = join(directory, 'dhcp-hosts');
   }
@@ -76,15 +96,23 @@ export class Dnsmasq {
     }
   }
 
-  /** Returns whether dnsmasq's list of machines contains exactly these attachments. */
+  /** Returns whether dnsmasq's files contain exactly these attachments and the present DNS servers of the host. */
   async knows(attachments: readonly Attachment[]): Promise<boolean> {
-    return (await undefinedIf(isMissing, readFile(this.#hostsFile, 'utf8'))) === hostsText(attachments);
+    const isRight = [...(await this.#files(attachments))].map(
+      async ([path, text]) => (await textOf(path)) === text,
+    );
+    return (await Promise.all(isRight)).every(Boolean);
   }
 
-  /** Writes the list of machines. If dnsmasq runs, also makes dnsmasq read the list. */
+  /**
+   * Writes the list of machines, and the DNS servers of the host. If dnsmasq runs, also makes dnsmasq read the list. It notices changed DNS
+   * servers by itself.
+   */
   async tell(attachments: readonly Attachment[]): Promise<void> {
     await mkdir(this.#directory, { recursive: true, mode: 0o755 });
-    await writeWhole(this.#hostsFile, hostsText(attachments), 0o644);
+    for (const [path, text] of await this.#files(attachments)) {
+      await writeWhole(path, text, 0o644);
+    }
     const pid = await this.pid();
     if (pid !== undefined) {
       readAgain(pid);
@@ -96,6 +124,16 @@ export class Dnsmasq {
    */
   async start(): Promise<void> {
     await run('dnsmasq', this.#arguments());
+  }
+
+  /** Returns the paths and the wanted texts of the files that dnsmasq reads. */
+  async #files(attachments: readonly Attachment[]): Promise<Map<string, string>> {
+    const files = new Map([[this.#hostsFile, hostsText(attachments)]]);
+    const { servers, resolvConf } = this.#upstream;
+    if (servers.length === 0 && resolvConf !== undefined) {
+      files.set(this.#resolvFile, (await textOf(resolvConf)) ?? '');
+    }
+    return files;
   }
 
   async stop(): Promise<void> {
@@ -111,8 +149,8 @@ export class Dnsmasq {
   }
 
   async #gone(): Promise<void> {
-    const deadline = Date.now() + STOP_TIMEOUT_MILLISECONDS;
-    while (Date.now() < deadline && (await this.pid()) !== undefined) {
+    const deadline = performance.now() + STOP_TIMEOUT_MILLISECONDS;
+    while (performance.now() < deadline && (await this.pid()) !== undefined) {
       await pause(STOP_POLL_MILLISECONDS);
     }
   }
@@ -120,8 +158,6 @@ export class Dnsmasq {
   #arguments(): string[] {
     const { bridge, gateway, subnet } = this.#layout;
     const namespaces = `${this.#layout.namespaces.prefix}*`;
-    const upstream =
-      this.#servers.length > 0 ? ['--no-resolv', ...this.#servers.map((one) => `--server=${one}`)] : [];
     return [
       '--conf-file=/dev/null',
       `--pid-file=${this.#pidFile}`,
@@ -135,6 +171,7 @@ export class Dnsmasq {
       `--no-dhcp-interface=${namespaces}`,
       '--except-interface=lo',
       '--no-hosts',
+      `--dns-forward-max=${WAITING_QUERIES}`,
       `--host-record=${PROBE_NAME},${gateway}`,
       `--dhcp-range=${toAddress(subnet.base)},static,${netmask(this.#layout)},${LEASE_TIME}`,
       `--dhcp-hostsfile=${this.#hostsFile}`,
@@ -146,9 +183,21 @@ export class Dnsmasq {
       '--dhcp-authoritative',
       '--leasefile-ro',
       '--quiet-dhcp',
-      ...upstream,
+      ...this.#upstreamArguments(),
     ];
   }
+
+  #upstreamArguments(): string[] {
+    const { servers, resolvConf } = this.#upstream;
+    if (servers.length > 0) {
+      return ['--no-resolv', ...servers.map((one) => `--server=${one}`)];
+    }
+    return resolvConf === undefined ? [] : [`--resolv-file=${this.#resolvFile}`];
+  }
+}
+
+async function textOf(path: string): Promise<string | undefined> {
+  return await undefinedIf(isMissing, readFile(path, 'utf8'));
 }
 
 function hostsText(attachments: readonly Attachment[]): string {

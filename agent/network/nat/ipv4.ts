@@ -46,6 +46,12 @@ export function contains(subnet: Subnet, address: string): boolean {
   return value >= subnet.base && value < subnet.base + sizeOf(subnet);
 }
 
+/** Returns whether both addresses are in the same network with a prefix of this length. */
+export function isInOneNetwork(a: string, b: string, prefix: number): boolean {
+  const size = 2 ** (32 - prefix);
+  return Math.floor(toNumber(a) / size) === Math.floor(toNumber(b) / size);
+}
+
 export function overlaps(a: Subnet, b: Subnet): boolean {
   return a.base < b.base + sizeOf(b) && b.base < a.base + sizeOf(a);
 }

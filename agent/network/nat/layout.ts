@@ -37,6 +37,8 @@ export interface NatOptions {
   ports: PortRules;
   /** Upstream DNS servers. If the list is empty, the servers of the host's resolv.conf are used. */
   dnsServers: string[];
+  /** Path of the host's resolv.conf, if it is not the /etc/resolv.conf of this process. */
+  resolvConf?: string;
 }
 
 export interface Layout {

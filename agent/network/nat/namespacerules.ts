@@ -8,6 +8,7 @@ import { formatSubnet } from './ipv4.ts';
 import { type Layout, METADATA } from './layout.ts';
 import {
   connectionRate,
+  dnsLimits,
   elements,
   lines,
   refusalCounter,
@@ -121,7 +122,7 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
     type filter hook input priority filter; policy accept;
     iifname != ${any} accept
     ct direction reply ct state established,related accept
-    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 goto limits
+    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 goto programs_dns
     drop
   }
   chain forward {
@@ -132,6 +133,10 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
   chain from_namespaces {
     ct direction reply ct state established,related accept
     jump refuse
+    goto limits
+  }
+  chain programs_dns {
+    ${lines(dnsLimits(namespaces))}
     goto limits
   }
   chain limits {

@@ -77,7 +77,8 @@ export class NatNetwork implements Network {
     this.#members = new Members(this.#layout, options.directory);
     const uidOf = (address: string) => this.#members.machines.find((one) => one.address === address)?.uid;
     this.#metadata = new MetadataServer({ pages, uidOf, logger });
-    const dnsmasq = new Dnsmasq(this.#layout, options.runtimeDirectory, options.dnsServers);
+    const { runtimeDirectory, dnsServers: servers, resolvConf } = options;
+    const dnsmasq = new Dnsmasq(this.#layout, runtimeDirectory, { servers, resolvConf });
     this.#state = new NatState(this.#layout, dnsmasq, this.#metadata);
     this.#refusals = new Refusals(this.#state.tables);
   }
@@ -197,6 +198,7 @@ export class NatNetwork implements Network {
     const report = reportOn(this.#layout, this.#members.wanted, {
       ...failures,
       foreignDevices: foreignDevices(this.#layout, observed.links),
+      links: observed.links,
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
       lostTaps: this.#taps.lost,

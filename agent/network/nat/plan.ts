@@ -1,7 +1,7 @@
 /** Plans the repairs that bring the NAT network from its actual to its wanted state. All functions are pure. */
 import type { Attachment, Wanted } from './attachments.ts';
 import { type DeviceRepair, planAddressed, planWithoutIPv6 } from './deviceplan.ts';
-import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
+import { isInOneNetwork, overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import {
   describeNamespaceDifference,
@@ -229,7 +229,8 @@ const DIFFERENCES = {
   rebuildProbe: 'The network probe was incomplete',
   loadRules: 'The nftables rules were missing or changed',
   enableForwarding: 'IPv4 forwarding was off',
-  informDnsmasq: 'The program dnsmasq did not have the current list of machines',
+  informDnsmasq:
+    'The program dnsmasq did not have the current list of machines, or of the DNS servers of the host',
   startDnsmasq: 'The program dnsmasq was not running',
   openMetadata: 'The metadata service for guests was not running',
 } as const;
@@ -250,6 +251,25 @@ export function findOverlap(layout: Layout, links: Links): string | undefined {
         const both = `${setting} (${formatSubnet(subnet)}) overlaps ${clash} on device ${name}`;
         return `The setting ${both}; choose a network that this host does not use`;
       }
+    }
+  }
+  return undefined;
+}
+
+/**
+ * Returns a message if the host sends packets for a guest's address to another device. This happens if the other device has a smaller network
+ * that contains the address. {@link findOverlap} finds such a network only when the agent starts.
+ */
+export function misrouting({ bridge, subnet }: Layout, address: string, links: Links): string | undefined {
+  for (const [name, link] of links) {
+    const network = link.addresses.find((one) => {
+      const [host = '', length] = one.split('/');
+      const prefix = Number(length);
+      return prefix > subnet.prefix && isInOneNetwork(host, address, prefix);
+    });
+    if (name !== bridge && network !== undefined) {
+      const cause = `Device ${name} has the network ${network}, so the host sends packets for ${address} there`;
+      return `${cause}; remove this network, or choose another network.subnet`;
     }
   }
   return undefined;

@@ -5,7 +5,11 @@ import type { Link } from './observe.ts';
 import type { Repair } from './plan.ts';
 import { detachFault, type Evidence, Failures, reportOn } from './report.ts';
 
-const layout = { bridge: 'berth0', probe: { innerPort: 'inner', outerPort: 'outer' } } as Layout;
+const layout = {
+  bridge: 'berth0',
+  subnet: { base: 0x0ad50000, prefix: 20 },
+  probe: { innerPort: 'inner', outerPort: 'outer' },
+} as Layout;
 const [a, b] = ['a', 'b'].map(
   (uid): Attachment => ({ uid, macAddress: '', address: '10.213.0.20', tap: `tap-${uid}`, ports: [] }),
 );
@@ -14,6 +18,7 @@ const NO_FAULT: Evidence = {
   failedRepair: undefined,
   failedNamespaces: new Map(),
   foreignDevices: new Map(),
+  links: new Map(),
   lostPaths: [],
   foreign: [],
   lostTaps: new Set(),
@@ -35,6 +40,26 @@ test('a foreign device in the place of a tap is the fault of its machine alone, 
   expect({ healthy, faults }).toEqual({ healthy: true, faults: ['Machine a: Device tap-a is foreign'] });
   expect(machines['a']).toEqual({ healthy: false, message: 'Device tap-a is foreign' });
   expect(machines['b']?.healthy).toBe(true);
+});
+
+test.each([
+  ['10.213.0.17/28', false],
+  ['10.213.0.20/32', false],
+  ['10.213.0.21/32', true],
+  ['10.213.0.2/20', true],
+  ['10.0.0.1/8', true],
+])('a guest with an address in the network %s of another device is healthy: %s', (network, healthy) => {
+  const link = (addresses: string[]): Link => ({ addresses }) as Link;
+  const links = new Map([
+    [layout.bridge, link(['10.213.0.1/20'])],
+    ['docker1', link([network])],
+  ]);
+  const { machines } = report({ links });
+  expect(machines['a']?.healthy).toBe(healthy);
+  expect(machines['p']?.healthy).toBe(true);
+  if (!healthy) {
+    expect(machines['a']?.message).toContain(`docker1 has the network ${network}`);
+  }
 });
 
 test('a foreign device in the place of the bridge is the first fault of all machines', () => {

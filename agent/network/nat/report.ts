@@ -9,7 +9,15 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
 import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
-import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
+import {
+  describeDifference,
+  misrouting,
+  type Observed,
+  ownDevices,
+  type Repair,
+  sharedDevices,
+} from './plan.ts';
+import type { Links } from './observe.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
@@ -33,6 +41,8 @@ export interface FailedRepairs {
 export interface Evidence extends FailedRepairs {
   /** Messages about devices of other programs that have a name which Berth needs for its own device. The key is the device's name. */
   foreignDevices: ReadonlyMap<string, string>;
+  /** Devices of this host. */
+  links: Links;
   /** Paths through the network on which the probe's test packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
@@ -67,9 +77,10 @@ interface Member extends Subject {
   fault: string | undefined;
 }
 
-function guest(one: Attachment, { bridge }: Layout, { lostTaps }: Evidence): Member {
+function guest(one: Attachment, layout: Layout, { lostTaps, links }: Evidence): Member {
+  const { bridge } = layout;
   const lost = `The tap ${one.tap} of the running machine was deleted; restart the machine`;
-  const fault = lostTaps.has(one.tap) ? lost : undefined;
+  const fault = lostTaps.has(one.tap) ? lost : misrouting(layout, one.address, links);
   return { ...one, port: one.tap, bridge, what: 'guest', fault };
 }
 

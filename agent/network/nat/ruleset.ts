@@ -8,6 +8,7 @@ import { type Layout, METADATA } from './layout.ts';
 import { namespaceTable, peerMatches } from './namespacerules.ts';
 import {
   connectionRate,
+  dnsLimits,
   elements,
   lines,
   refusalCounter,
@@ -97,6 +98,10 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
     ${lines(metadataLimits(attachments))}
     goto guests_limits
   }
+  chain guests_dns {
+    ${lines(dnsLimits(attachments))}
+    goto guests_limits
+  }
   chain guests_limits {
     ct state != new accept
     ${lines(limits(layout, attachments))}
@@ -118,7 +123,7 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
     iifname != "${bridge}" accept
     ${onlyWithMetadata(`ip daddr ${gateway} tcp dport ${gatewayPort} ct original ip daddr ${metadata} goto guests_metadata`)}
     ip daddr { 255.255.255.255, ${gateway} } udp sport 68 udp dport 67 accept
-    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 goto guests_limits
+    ip daddr ${gateway} meta l4proto { tcp, udp } th dport 53 goto guests_dns
     ip daddr ${gateway} icmp type echo-request goto guests_limits
     ct state established,related accept
     drop

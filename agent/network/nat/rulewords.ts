@@ -51,3 +51,21 @@ const NEW_CONNECTIONS_PER_SECOND = 200;
 export function connectionRate(connectionsPerGuest: number): string {
   return `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
 }
+
+/**
+ * Limits of each guest's DNS queries. dnsmasq waits up to 10 s for an answer. While it waits for too many answers, it refuses the queries of
+ * all guests. With these limits, at most 2,500 queries of one guest wait at the same time. The limit of connections does not suffice,
+ * because one connection can carry any number of queries. For TCP, dnsmasq starts up to 20 processes, one for each connection.
+ */
+const DNS_QUERIES_PER_SECOND = 200;
+const DNS_BURST = 500;
+const DNS_TCP_CONNECTIONS = 4;
+
+/** Returns the nftables rules that limit the DNS queries of guests or programs with these addresses. */
+export function dnsLimits(members: readonly { address: string }[]): string[] {
+  const rate = `limit rate over ${DNS_QUERIES_PER_SECOND}/second burst ${DNS_BURST} packets`;
+  return members.flatMap(({ address }) => [
+    `ip saddr ${address} udp dport 53 ${rate} drop`,
+    `ip saddr ${address} tcp dport 53 ct state new ct count over ${DNS_TCP_CONNECTIONS} drop`,
+  ]);
+}

@@ -1,3 +1,5 @@
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { expect, test } from 'vitest';
 import { AnswerReader } from './answers.ts';
 
@@ -23,4 +25,23 @@ test('only long strings are cut', () => {
 
 test('a line outside strings has a limit', () => {
   expect(() => linesOf('\xff', '1'.repeat(12 * 1024 * 1024))).toThrow('longer than');
+});
+
+/** A guest can write to the port of its guest agent byte by byte, for as long as the agent listens. */
+test('a line that arrives in single bytes needs little more memory than its bytes', () => {
+  setFlagsFromString('--expose-gc');
+  const collect = runInNewContext('gc') as () => void;
+  const used = (): number => {
+    collect();
+    const { heapUsed, external } = process.memoryUsage();
+    return heapUsed + external;
+  };
+  const reader = new AnswerReader();
+  reader.push(Buffer.from('\xff"', 'latin1'));
+  const before = used();
+  for (let count = 0; count < 256 * 1024; count += 1) {
+    reader.push(Buffer.from('a'));
+  }
+  expect(used() - before).toBeLessThan(4 * 1024 * 1024);
+  expect(reader.push(Buffer.from('"\n'))).toEqual([`"${'a'.repeat(256 * 1024)}"`]);
 });

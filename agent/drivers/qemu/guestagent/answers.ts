@@ -2,6 +2,7 @@
  * Splits the output of a guest agent into lines of JSON. Even an honest guest sends up to 16 MiB of a command's output in one string, and a
  * hostile guest can send more. So this code cuts long strings while they arrive, and limits the memory for a line.
  */
+import { ByteCollector } from '../../../../base/lines.ts';
 
 const NEWLINE = 0x0a;
 const QUOTE = 0x22;
@@ -18,8 +19,8 @@ export const STRING_LIMIT_BYTES = Math.floor((4 * 1024 * 1024) / 3) * 4;
 const LINE_LIMIT_BYTES = 2 * STRING_LIMIT_BYTES + 64 * 1024;
 
 export class AnswerReader {
-  #parts: Buffer[] = [];
-  #partsBytes = 0;
+  /** Beginning of the line that is not complete yet. */
+  readonly #begun = new ByteCollector();
   #inString = false;
   #escaped = false;
   #stringBytes = 0;
@@ -45,29 +46,26 @@ export class AnswerReader {
         length += 1;
       }
     }
-    this.#keep(Buffer.from(kept.subarray(0, length)));
+    this.#keep(kept.subarray(0, length));
     return lines;
   }
 
   #restart(): void {
-    this.#parts = [];
-    this.#partsBytes = 0;
+    this.#begun.take();
     this.#inString = false;
   }
 
   #complete(last: Buffer): string {
     this.#keep(last);
-    const line = Buffer.concat(this.#parts).toString('utf8');
-    this.#restart();
-    return line;
+    this.#inString = false;
+    return this.#begun.take().toString('utf8');
   }
 
   #keep(piece: Buffer): void {
-    this.#partsBytes += piece.length;
-    if (this.#partsBytes > LINE_LIMIT_BYTES) {
+    if (this.#begun.length + piece.length > LINE_LIMIT_BYTES) {
       throw new Error(`A line of the guest agent is longer than ${LINE_LIMIT_BYTES} bytes`);
     }
-    this.#parts.push(piece);
+    this.#begun.add(piece);
   }
 
   /** Returns whether this byte is kept. A byte is cut if it comes before the first delimiter or exceeds the limit of its string. */

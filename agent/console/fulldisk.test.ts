@@ -1,0 +1,82 @@
+import * as fs from 'node:fs';
+import { mkdtemp, rm } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { ConsoleStore } from './store.ts';
+
+vi.mock(import('node:fs'), { spy: true });
+
+const { appendFileSync } = await vi.importActual<typeof fs>('node:fs');
+
+let folder: string;
+let store: ConsoleStore;
+/** Lines of the agent's log. */
+let logged: string[];
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-console-'));
+  logged = [];
+  store = new ConsoleStore(folder, {
+    log: 'serial',
+    logger: pino({}, { write: (line) => logged.push(line) }),
+  });
+});
+
+afterEach(async () => {
+  store.close();
+  vi.resetAllMocks();
+  await rm(folder, { recursive: true });
+});
+
+/** Fills the disk: only the first half of a text still finds room. */
+function fillDisk(): void {
+  vi.mocked(fs.appendFileSync).mockImplementation((path, text) => {
+    appendFileSync(path, String(text).slice(0, String(text).length / 2));
+    throw Object.assign(new Error('no space left on device'), { code: 'ENOSPC' });
+  });
+}
+
+function freeDisk(): void {
+  vi.mocked(fs.appendFileSync).mockImplementation(appendFileSync);
+}
+
+function guestWrites(text: string): void {
+  appendFileSync(join(folder, 'serial.0.log'), text);
+}
+
+async function read(): Promise<string> {
+  let text = '';
+  for await (const piece of store.read({})) {
+    text += piece;
+  }
+  return text;
+}
+
+it('has each line once when the disk has room again, however often a line found half of its room', async () => {
+  freeDisk();
+  guestWrites('before\n');
+  expect(await read()).toBe('before\n');
+  guestWrites('one\ntwo\nthree\nfour\n');
+  fillDisk();
+  expect([await read(), await read()]).toEqual(['before\n', 'before\n']);
+  freeDisk();
+  expect(await read()).toBe('before\none\ntwo\nthree\nfour\n');
+});
+
+it('tells a full disk once, and again when the disk is full the next time', async () => {
+  guestWrites('one\n');
+  for (const [times, change] of [
+    [3, fillDisk],
+    [1, freeDisk],
+    [3, fillDisk],
+  ] as const) {
+    change();
+    for (let time = 0; time < times; time += 1) {
+      guestWrites('more\n');
+      await read();
+    }
+  }
+  expect(logged).toHaveLength(2);
+});

@@ -1,0 +1,37 @@
+import { describe, expect, it } from 'vitest';
+import { natLayout } from '../../../test/fixtures/natlayout.ts';
+import type { Wanted } from './attachments.ts';
+import { rulesetScript } from './ruleset.ts';
+
+const GUEST = '10.97.0.20';
+const PROGRAM = '10.97.1.20';
+const WANTED: Wanted = {
+  machines: [{ uid: 'desk', macAddress: '02:00:00:00:00:01', address: GUEST, tap: 'bt-desk', ports: [] }],
+  namespaces: [{ uid: 'phone', address: PROGRAM, device: 'bn-phone', exposedPort: 5555, ports: [] }],
+};
+
+/** Returns the rules of the chain with this name. */
+function chain(name: string): string[] {
+  const [, rules = ''] = rulesetScript(natLayout({}), WANTED, true).split(`chain ${name} {`);
+  return rules
+    .slice(0, rules.indexOf('}\n'))
+    .split('\n')
+    .map((rule) => rule.trim());
+}
+
+/** dnsmasq has a limited number of places for queries that wait, and one guest could take all of them. */
+describe('DNS queries', () => {
+  it.each([
+    ['a guest', GUEST, 'guests_dns', 'guests_limits'],
+    ['a program in a network namespace', PROGRAM, 'programs_dns', 'limits'],
+  ])('of %s are limited, also those of one connection', (_, address, name, next) => {
+    const rules = chain(name);
+    expect(rules).toContain(
+      `ip saddr ${address} udp dport 53 limit rate over 200/second burst 500 packets drop`,
+    );
+    expect(rules).toContain(`ip saddr ${address} tcp dport 53 ct state new ct count over 4 drop`);
+    expect(rules).toContain(`goto ${next}`);
+    const script = rulesetScript(natLayout({}), WANTED, true);
+    expect(script).toContain(`th dport 53 goto ${name}\n`);
+  });
+});
