@@ -226,7 +226,7 @@ function declareClient(registers: Registry[]) {
     }),
     certificateEnd: new Gauge({
       name: 'berth_certificate_expiration_timestamp_seconds',
-      help: 'Unix time when a certificate of this process expires. The label serving means its server certificate, and client means its client certificate for the API server',
+      help: 'Unix time when a certificate of this process expires. The label serving means its server certificate, and client means its client certificate for the API server. The label http means the certificate that the HTTP API shows to its clients',
       labelNames: ['certificate'] as const,
       registers,
     }),

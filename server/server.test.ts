@@ -5,7 +5,7 @@ import { connect } from 'node:tls';
 import { pino } from 'pino';
 import type { Registry } from 'prom-client';
 import { afterAll, beforeAll, expect, it, vi } from 'vitest';
-import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
+import { createKey, selfSigned, validityOf } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
 import { CallerClient } from './callers/caller.ts';
 import type { App } from './http/app.ts';
@@ -13,7 +13,7 @@ import { StatusError } from './http/errors.ts';
 import type { WaitingRequests } from './http/waiting.ts';
 import type { Own } from './own/own.ts';
 import { configSchema, loadConfig } from './config.ts';
-import { assemble } from './server.ts';
+import { assemble, serveClients } from './server.ts';
 
 const NAMESPACE = '/api/v1/namespaces/platform-default';
 const TOKEN = { authorization: 'Bearer some.token' };
@@ -110,6 +110,18 @@ it('counts requests by route, and never by the path that a client chose', async 
   expect(exposed).toContain('{method="GET",route="none",code="404"} 1');
   expect(exposed).toMatch(/^berth_http_waiting_requests 0$/m);
   expect(exposed).not.toContain('chosen-by-client');
+});
+
+it('tells when the certificate ends that it shows to its clients', async () => {
+  const key = await createKey();
+  const certificate = await selfSigned({ key, commonName: 'server', days: 1 });
+  const provider = async () => ({ certificate, key: key.pem });
+  const [logger, ended] = [pino({ level: 'silent' }), new AbortController()];
+  await serveClients({ app, metrics }, { provider, logger, signal: ended.signal });
+  ended.abort();
+  const end = validityOf(certificate).notAfter.getTime() / 1000;
+  const told = `berth_certificate_expiration_timestamp_seconds{certificate="http"} ${end}\n`;
+  expect(await metrics.metrics()).toContain(told);
 });
 
 it('speaks plain HTTP if the configuration says so', async () => {

@@ -9,7 +9,7 @@ import {
   serveCertificate,
 } from '../kube/certificates/serving.ts';
 import { type Connection, loadConnection } from '../kube/credentials.ts';
-import { createMetrics } from '../kube/metrics.ts';
+import { createMetrics, runtimeMetrics } from '../kube/metrics.ts';
 import { Authorizer } from '../kube/serving/authorization.ts';
 import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
 import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
@@ -100,6 +100,8 @@ export async function assemble({
   return { app, metrics, client, own, waiting, transfers, close };
 }
 
+type Assembled = Awaited<ReturnType<typeof assemble>>;
+
 /**
  * Starts the server and resolves when it listens. @throws Error when the address of the API server is unknown, or when the certificate is
  * not usable.
@@ -113,11 +115,7 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   await own.certificate.start(ended.signal);
   const certificates = certificateProvider(config);
   const provider = own.certificate.orElse(certificates);
-  if (app.server instanceof HttpsServer) {
-    await serveCertificate(app.server, { provider, logger, signal: ended.signal });
-  } else {
-    logger.warn('clients send their tokens without TLS');
-  }
+  await serveClients(assembled, { provider, logger, signal: ended.signal });
   const http = await listen(app.server, config.http.address);
   const servers: RunningServer[] = [
     http,
@@ -146,6 +144,22 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
       await close();
     },
   };
+}
+
+/** Shows clients the certificate of the provider, and follows its changes. A metric shows when the certificate expires. */
+export async function serveClients(
+  { app, metrics }: Pick<Assembled, 'app' | 'metrics'>,
+  options: { provider: CertificateProvider; logger: Logger; signal: AbortSignal },
+): Promise<void> {
+  if (!(app.server instanceof HttpsServer)) {
+    options.logger.warn('clients send their tokens without TLS');
+    return;
+  }
+  const { certificateEnd } = runtimeMetrics(metrics);
+  await serveCertificate(app.server, {
+    ...options,
+    onServed: (notAfter) => certificateEnd.set({ certificate: 'http' }, notAfter.getTime() / 1000),
+  });
 }
 
 function certificateProvider({ http }: ServerConfig): CertificateProvider {

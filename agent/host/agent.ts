@@ -16,6 +16,7 @@ import type { DriverOfVMs } from '../drivers/driver.ts';
 import { folderBytes } from '../disks/diskio.ts';
 import type { Publisher } from '../images/publisher.ts';
 import type { ImageStore } from '../images/store.ts';
+import { podsIn } from '../kubelet/lookup.ts';
 import { KubeletServer } from '../kubelet/server.ts';
 import { machineAccess } from '../kubelet/targets.ts';
 import type { MachineUsers } from '../processes/users.ts';
@@ -147,7 +148,7 @@ export async function runAgent(
       host,
       machines: pods.machines,
       tasks,
-      podOf: (key) => pods.informer.cache.get(key),
+      podOf: podsIn(pods.informer),
     }),
     unready: () => (lease.fenced ? 'This host is cut off from the cluster' : undefined),
     metrics,

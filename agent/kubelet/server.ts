@@ -5,6 +5,7 @@ import type { Server } from 'node:https';
 import { isIPv6 } from 'node:net';
 import { Readable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
+import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from '../../kube/serving/authorization.ts';
@@ -25,6 +26,9 @@ import { isStreamKind } from './streamrequest.ts';
 import { StreamServer } from './streamserver.ts';
 import type { StreamTargets, Transfers } from './targets.ts';
 
+/** Time between two reads of the file with the authorities of callers. A kubelet reads its file as often. */
+const LOOK_MILLISECONDS = 60_000;
+
 /** Subresource of the Node for which a caller needs a permission: `metrics` for the metrics, or `proxy` for all access to machines. */
 type Subresource = 'proxy' | 'metrics';
 
@@ -32,7 +36,7 @@ export interface KubeletServerOptions {
   nodeName: string;
   listenAddress: string;
   port: number;
-  /** File with the certificate authority that signed the API server's client certificate. */
+  /** File with the certificate authority that signed the API server's client certificate. The server follows changes of the file. */
   clientCAFile: string | undefined;
   certificate: Certificate;
   authorizer: Authorizer;
@@ -68,11 +72,15 @@ export class KubeletServer {
   readonly #server: Server;
   readonly #readers = new OpenLimit('logs');
   readonly #streams: StreamServer;
+  #certificate: Certificate;
+  /** The authorities in use. */
+  #authorities: Buffer[];
+  #look: NodeJS.Timeout | undefined;
   #running: RunningServer | undefined;
 
   constructor(options: KubeletServerOptions) {
     this.#options = options;
-    const { certificate, streams: targets, transfers, metrics, logger } = options;
+    const { certificate, clientCAFile, streams: targets, transfers, metrics, logger } = options;
     this.#streams = new StreamServer({ targets, transfers, metrics, logger });
     this.#server = createServer((request, response, url) => this.#handle(request, response, url), {
       logger,
@@ -80,7 +88,9 @@ export class KubeletServer {
       tls: { requestCert: true, rejectUnauthorized: false },
     });
     acceptUpgrades(this.#server, (upgrade) => this.#upgrade(upgrade), logger);
-    this.replaceCertificate(certificate);
+    this.#certificate = certificate;
+    this.#authorities = authoritiesIn(clientCAFile);
+    this.#use(this.#certificate, this.#authorities);
   }
 
   /** Starts to listen and returns the port. */
@@ -88,15 +98,35 @@ export class KubeletServer {
     const { listenAddress, port } = this.#options;
     const host = isIPv6(listenAddress) ? `[${listenAddress}]` : listenAddress;
     this.#running = await listen(this.#server, `${host}:${port}`);
+    this.#look = setInterval(() => this.#followAuthorities(), LOOK_MILLISECONDS).unref();
     return this.#running.port;
   }
 
   /** Replaces the certificate for new connections. */
   replaceCertificate(certificate: Certificate): void {
-    useCertificate(this.#server, certificate, authoritiesIn(this.#options.clientCAFile));
+    this.#use(certificate, this.#authorities);
+  }
+
+  #use(certificate: Certificate, authorities: Buffer[]): void {
+    useCertificate(this.#server, certificate, authorities);
+    this.#certificate = certificate;
+    this.#authorities = authorities;
+  }
+
+  /** Uses changed authorities for new connections. While their file cannot be read, the server keeps the authorities in use. */
+  #followAuthorities(): void {
+    try {
+      const authorities = authoritiesIn(this.#options.clientCAFile);
+      if (!isDeepStrictEqual(authorities, this.#authorities)) {
+        this.#use(this.#certificate, authorities);
+      }
+    } catch (error) {
+      this.#options.logger.error({ err: error }, 'The authorities of callers could not be read');
+    }
   }
 
   async close(): Promise<void> {
+    clearInterval(this.#look);
     await this.#streams.close();
     await this.#running?.close();
   }

@@ -36,7 +36,13 @@ export function parseStreamRequest(kind: StreamKind, { pathname, searchParams }:
     pod,
     container: kind === 'portForward' ? undefined : container,
     command,
-    streams: { stdin: isSet('input'), stdout: isSet('output'), stderr: isSet('error') && !tty, resize: tty },
+    streams: {
+      stdin: isSet('input'),
+      stdinEnd: kind === 'exec',
+      stdout: isSet('output'),
+      stderr: isSet('error') && !tty,
+      resize: tty,
+    },
     tty,
   };
 }

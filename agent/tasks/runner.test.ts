@@ -2,6 +2,8 @@ import { mkdir, mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
 import { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { Readable } from 'node:stream';
+import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { TASK_API_VERSION, type Task, type TaskReport } from '../../api/v1alpha1/task.ts';
@@ -125,6 +127,19 @@ test('a task that fails lets the next one begin', async () => {
   await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
   underWay.get('a')?.reject(new Error('no such image'));
   await vi.waitFor(() => expect(kinds('a', 'c')).toEqual(['failed', 'running']), WAIT);
+});
+
+test('the log of an ended task can still be read after a restart of the agent, until its Pod is deleted', async () => {
+  start('a');
+  await vi.waitFor(() => expect(underWay.has('a')).toBe(true), WAIT);
+  underWay.get('a')?.reject(new Error('no such image'));
+  await vi.waitFor(() => expect(kinds('a')).toEqual(['failed']), WAIT);
+  runner = runnerOf(AT_ONCE);
+  runner.sweep(new Set(['a']));
+  const log = Readable.from(runner.log('a')?.read({ follow: true }) ?? []);
+  expect(await text(log)).toMatch(/^The task uncache begins\n.*no such image\n$/);
+  runner.forget('a');
+  expect(runner.log('a')).toBeUndefined();
 });
 
 test('a waiting task whose Pod is deleted ends at once; a running one counts until it has ended', async () => {

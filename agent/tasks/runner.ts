@@ -3,7 +3,7 @@
  * the host and for each namespace. If the agent ends during a task, the agent starts the task again after the restart. That is safe,
  * because all tasks can be repeated without harm.
  */
-import { appendFileSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
+import { appendFileSync, existsSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import type { Socket } from 'node:net';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
@@ -95,7 +95,19 @@ export class TaskRunner {
 
   /** Returns the log of a task, or undefined if no task has this uid. */
   log(uid: string): ConsoleLog | undefined {
-    return this.#running.get(uid)?.console;
+    return this.#running.get(uid)?.console ?? this.#formerLog(uid);
+  }
+
+  /** Returns the log of a task that ended before the agent restarted. Its folder stays until its Pod is deleted. */
+  #formerLog(uid: string): ConsoleLog | undefined {
+    const { directory, logger } = this.#options;
+    const folder = join(directory, uid);
+    if (!existsSync(folder)) {
+      return undefined;
+    }
+    const console = new ConsoleStore(folder, { log: 'serial', logger });
+    console.close();
+    return console;
   }
 
   /** Passes the connection of a caller to a task. Returns false if no task has this uid, or the task refuses the caller. */

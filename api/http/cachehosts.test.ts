@@ -47,6 +47,11 @@ it('removes a host by name, and excludes it from a wider selection', () => {
   }
 });
 
+it('removes the name of a host that a tag excludes, because the host can lose this tag later', () => {
+  const excluding = { excludeTags: ['fast'], nodes: ['host-1', 'host-2'] };
+  expect(withoutHosts(excluding, [host])).toEqual({ ...excluding, nodes: ['host-2'], excludeNodes: [] });
+});
+
 it('adds and removes the largest number of hosts without a pause that others notice', () => {
   const hosts = Array.from({ length: 4_096 }, (_, index) => ({
     name: `host-${index}`,

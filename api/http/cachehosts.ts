@@ -34,11 +34,9 @@ export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): Cac
   const { isWide, isExcluded } = rulesOf(targets);
   const [nodes, excludeNodes] = [new Set(targets.nodes), new Set(targets.excludeNodes)];
   for (const host of hosts) {
-    if (!isExcluded(host) && !excludeNodes.has(host.name)) {
-      nodes.delete(host.name);
-      if (isWide(host)) {
-        excludeNodes.add(host.name);
-      }
+    nodes.delete(host.name);
+    if (isWide(host) && !isExcluded(host)) {
+      excludeNodes.add(host.name);
     }
   }
   return changed(targets, nodes, excludeNodes);

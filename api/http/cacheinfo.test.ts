@@ -1,7 +1,10 @@
-import { expect, it } from 'vitest';
+import { expect, it, vi } from 'vitest';
 import type { ImageCacheEntry } from '../v1alpha1/imagecacheentry.ts';
+import { readReference } from '../v1alpha1/reference.ts';
 import { infoItems, listItems, objectInfoItems } from './cacheinfo.ts';
 import type { CachedContent, HostNode } from './host.ts';
+
+vi.mock(import('../v1alpha1/reference.ts'), { spy: true });
 
 const REFERENCE = 'registry.example/team/image:1';
 const DIGEST = `sha256:${'a'.repeat(64)}`;
@@ -108,4 +111,11 @@ it('leaves out images without names, which any host can report', () => {
   const nameless = host('rack', { names: null, sizeBytes: 1 }, IMAGE);
   expect(listItems([nameless], 'platform-a', 'platform-default')).toHaveLength(1);
   expect(infoItems(REFERENCE, [nameless], undefined)).toMatchObject([{ node: 'rack', size: '31.23G' }]);
+});
+
+it('parses the names of an image once, however many hosts have the image', () => {
+  const hosts = Array.from({ length: 100 }, (_, index) => host(`host-${index}`, { ...IMAGE }));
+  vi.mocked(readReference).mockClear();
+  expect(listItems(hosts, 'platform-ci', 'platform-default')).toMatchObject([{ tag: '1', nodes: 100 }]);
+  expect(readReference).toHaveBeenCalledOnce();
 });

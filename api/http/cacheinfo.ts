@@ -98,16 +98,33 @@ export function listItems(
   namespace: string,
   defaultNamespace: string,
 ): ListItem[] {
+  // Most hosts have the same images. The names of equal images are parsed only once, because parsing them for each host of a large fleet
+  // would block the process for seconds.
+  const parsed = new Map<string, ListItem[]>();
   const items = new Map<string, ListItem>();
   for (const { status } of hosts) {
-    const listed = (status?.images ?? []).flatMap((image) => itemsOf(image, [namespace, defaultNamespace]));
     // An Image can be a copy with the same name as its original in the default namespace. A host that has both counts only once.
-    const byKey = new Map(listed.map((item) => [[item.image, item.tag, item.imageId].join(' '), item]));
-    for (const [key, item] of byKey) {
-      items.set(key, { ...item, nodes: (items.get(key)?.nodes ?? 0) + 1 });
+    const listed = new Set<ListItem>();
+    for (const image of status?.images ?? []) {
+      const key = `${image.sizeBytes} ${image.names?.join(' ')}`;
+      const known =
+        parsed.get(key) ?? itemsOf(image, [namespace, defaultNamespace]).map((item) => shared(item, items));
+      parsed.set(key, known);
+      known.forEach((item) => listed.add(item));
     }
+    listed.forEach((item) => {
+      item.nodes += 1;
+    });
   }
   return [...items].toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, item]) => item);
+}
+
+/** Returns the item of `items` for the same content under the same name. If there is none, adds `item`. */
+function shared(item: ListItem, items: Map<string, ListItem>): ListItem {
+  const key = [item.image, item.tag, item.imageId].join(' ');
+  const known = items.get(key) ?? item;
+  items.set(key, known);
+  return known;
 }
 
 /**

@@ -75,7 +75,7 @@ export interface ServeCertificateOptions {
   signal: AbortSignal;
   lookMilliseconds?: number | undefined;
   /** Called at the start and after each change. `notAfter` is the time at which the served certificate expires. */
-  onServed?: (notAfter: Date) => void;
+  onServed: (notAfter: Date) => void;
 }
 
 /**
@@ -87,7 +87,7 @@ export interface ServeCertificateOptions {
 export async function serveCertificate(server: Server, o: ServeCertificateOptions): Promise<void> {
   let current = await o.provider();
   useCertificate(server, current);
-  o.onServed?.(validityOf(current.certificate).notAfter);
+  o.onServed(validityOf(current.certificate).notAfter);
   void follow();
 
   async function follow(): Promise<void> {
@@ -108,7 +108,7 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
     if (next.certificate !== current.certificate || next.key !== current.key) {
       useCertificate(server, next);
       const { notAfter } = validityOf(next.certificate);
-      o.onServed?.(notAfter);
+      o.onServed(notAfter);
       o.logger.info({ notAfter }, 'serving certificate replaced');
     }
     return next;

@@ -12,7 +12,7 @@ import * as spdy from './spdy/sessions.ts';
 import * as websocket from './websocket.ts';
 
 const OUTPUT_BYTES = 32 * 1024 * 1024;
-const WANTED = { stdin: true, stdout: true, stderr: false, resize: false };
+const WANTED = { stdin: true, stdinEnd: false, stdout: true, stderr: false, resize: false };
 const MINUTE = 60_000;
 
 let server: Server;

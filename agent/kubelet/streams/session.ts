@@ -22,6 +22,8 @@ export interface Status {
 /** Streams that a caller asks for. */
 export interface WantedStreams {
   stdin: boolean;
+  /** Whether the agent needs the end of stdin. */
+  stdinEnd: boolean;
   stdout: boolean;
   stderr: boolean;
   /** Whether the caller has a terminal and sends the terminal's size. */

@@ -12,7 +12,7 @@ import { exited, type PortConnection } from './session.ts';
 import { acceptCommand, acceptPorts } from './websocket.ts';
 
 const LIMITS = { idleMilliseconds: 60_000, connections: 2, stop: new AbortController().signal };
-const ALL = { stdin: true, stdout: true, stderr: true, resize: false };
+const ALL = { stdin: true, stdinEnd: false, stdout: true, stderr: true, resize: false };
 
 let server: Server;
 let handle: UpgradeHandler;
@@ -67,6 +67,22 @@ describe('commands over WebSockets', () => {
     await once(socket, 'close');
     expect([received(1), received(2)]).toEqual(['got hello there', 'err']);
     expect(JSON.parse(received(3))).toMatchObject({ reason: 'NonZeroExitCode' });
+  });
+
+  it('are refused if they need the end of an input that the client cannot end', async () => {
+    handle = async (upgrade) => {
+      const session = acceptCommand(upgrade, { ...ALL, stdinEnd: true }, LIMITS);
+      await session.ended;
+    };
+    for (const [protocols, answer] of [
+      [['v4.channel.k8s.io'], /^400 .* protocol v5\.channel\.k8s\.io/],
+      [['v4.channel.k8s.io', 'v5.channel.k8s.io'], /^accepted$/],
+    ] as const) {
+      const socket = dial('/', ...protocols);
+      const accepted = once(socket, 'open').then(() => 'accepted');
+      expect(await Promise.race([accepted, refusal(socket)])).toMatch(answer);
+      socket.terminate();
+    }
   });
 
   it('end when the client leaves or sends a message that is too long', async () => {

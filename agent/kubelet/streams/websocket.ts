@@ -32,6 +32,8 @@ const PING_MILLISECONDS = 30_000;
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, error: 3 } as const;
 /** Channel of protocol v5 whose messages end other channels. Each message contains the number of the channel that ends. */
 const END_CHANNEL = 255;
+/** Protocol for commands with which a client can end the input. */
+const END_PROTOCOL = 'v5.channel.k8s.io';
 /**
  * Protocol for connections to ports. A kubelet uses the same protocol. Clients also offer other protocols, which the agent does not use.
  */
@@ -189,15 +191,25 @@ function accept(
   if (accepted === undefined) {
     throw new HttpError(400, 'The connection is closed');
   }
-  return new Channels(accepted, limits, protocol === COMMAND_PROTOCOLS[0]);
+  return new Channels(accepted, limits, protocol === END_PROTOCOL);
 }
 
-/** Accepts a session for `exec` or `attach`. @throws HttpError 400 when the client offers no known protocol. */
+/**
+ * Accepts a session for `exec` or `attach`. @throws HttpError 400 when the client offers no known protocol, or cannot end an input whose
+ * end the agent needs. Otherwise the agent would wait for this end until the session is idle for too long.
+ */
 export function acceptCommand(
   upgrade: Upgrade,
   wanted: WantedStreams,
   limits: SessionLimits,
 ): CommandSession {
+  const offered = upgrade.request.headers['sec-websocket-protocol'];
+  if (wanted.stdin && wanted.stdinEnd && chooseProtocol(offered, COMMAND_PROTOCOLS) !== END_PROTOCOL) {
+    throw new HttpError(
+      400,
+      `The agent needs the end of the input, so the client must offer the protocol ${END_PROTOCOL}, or send no input`,
+    );
+  }
   const channels = accept(upgrade, COMMAND_PROTOCOLS, limits);
   const open = (name: 'stdin' | 'stdout' | 'stderr'): Channel | undefined =>
     wanted[name] ? channels.open(CHANNEL[name]) : undefined;
