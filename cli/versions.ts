@@ -34,7 +34,7 @@ interface Deployment extends KubeObject {
   readonly spec?: { readonly selector?: { readonly matchLabels?: Readonly<Record<string, string>> } };
 }
 
-const DEPLOYMENTS = resource<Deployment>({
+export const DEPLOYMENTS = resource<Deployment>({
   apiVersion: 'apps/v1',
   kind: 'Deployment',
   plural: 'deployments',

@@ -1,13 +1,15 @@
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { expect, it, onTestFinished, test } from 'vitest';
-import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { expect, it, onTestFinished, test, vi } from 'vitest';
+import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
 import type { Host } from './host.ts';
 import { newRecord, newRuntime, type Operation } from './machine.ts';
+import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { meanSpeed, STEPS } from './steps.ts';
 
@@ -42,7 +44,8 @@ function hostOf(directory: string, told: string[]): Host {
   return host as unknown as Host;
 }
 
-it('tells the VM how its machine was made and started, leaves to the operator what the Pod shows, and keeps the slot of a start', async () => {
+/** Returns a new VM machine on a host whose parts do nothing. `told` collects what {@link hostOf} collects. */
+function newVm(told: string[] = []) {
   const directory = mkdtempSync(join(tmpdir(), 'berth-steps-'));
   onTestFinished(() => rmSync(directory, { recursive: true }));
   const machine = {
@@ -54,8 +57,6 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
     automaticPorts: [{ purpose: 'vnc', protocol: 'TCP', guestPort: 0 }],
   } as unknown as Machine;
   const record = newRecord({ uid: 'pod', key: 'platform-ci/x', driver: 'qemu', machine, claim: CLAIM });
-  const told: string[] = [];
-  const host = hostOf(directory, told);
   const operation = {
     pod: {
       apiVersion: 'v1',
@@ -67,7 +68,12 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
     abort: new AbortController(),
     changed: () => undefined,
   } as unknown as Operation;
-  const runtime = newRuntime(record, directory);
+  return { host: hostOf(directory, told), record, operation, runtime: newRuntime(record, directory) };
+}
+
+it('tells the VM how its machine was made and started, leaves to the operator what the Pod shows, and keeps the slot of a start', async () => {
+  const told: string[] = [];
+  const { host, record, operation, runtime } = newVm(told);
   await STEPS.create(host, runtime, operation);
   // The operator creates a deleted Secret again only before the machine is created.
   host.vncPassword = () => expect.unreachable();
@@ -84,6 +90,18 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
     'VM x Started: The machine runs with KVM',
     'Pod x Suspended: The machine is suspended to disk',
   ]);
+});
+
+it('tries again to restart a machine whose guest has shut down, after the start failed', async () => {
+  const { host, record, operation, runtime } = newVm();
+  await STEPS.create(host, runtime, operation);
+  const end = { how: 'GuestShutdown', message: 'The guest powered off', at: 0 } as const;
+  host.records.update(record, { everRan: true, end });
+  const desired = { ...operation.desired, restartRequestedAt: '1' } as Desired;
+  vi.spyOn(driverOf(host, record), 'start').mockRejectedValue(new Error('port 8080 is in use'));
+  await expect(STEPS.start(host, runtime, { ...operation, desired })).rejects.toThrow('port 8080');
+  const situation = { record, desired, state: { kind: 'stopped' }, fenced: false } as Situation;
+  expect(plan(situation, 0)).toEqual({ kind: 'start' });
 });
 
 test('the speed counts the bytes since the first call, and is unknown at first', () => {

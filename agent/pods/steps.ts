@@ -152,7 +152,10 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   // Pod can be deleted during the preparation.
   host.records.update(record, { released: false });
   const { plan, change } = await prepareStart(host, runtime, operation);
-  host.records.update(record, { restartedAt, ...change });
+  // From now on, the requested restart counts as done. So an earlier shutdown of the guest must no longer count, because a machine whose guest
+  // has shut down stays off. Otherwise the agent would not try again after a failed start.
+  const end = record.end?.how === 'GuestShutdown' ? undefined : record.end;
+  host.records.update(record, { restartedAt, end, ...change });
   host.disk.startsAnew(record.uid);
   await driverOf(host, record).start(runtime.folder, plan, operation.abort.signal);
   runtime.unseen = false;

@@ -18,20 +18,41 @@ const EVENTS = [
   event('ci-other-prefix', 'of-a-pod'),
 ];
 
-it('reads the Events of Berth, even after many Events of other programs, which it leaves out', async () => {
+/** Returns the files of a bundle of all namespaces. `items` contains the objects of the cluster, by the plural of their kind. */
+async function bundleOf(items: Readonly<Record<string, object[]>>): Promise<Map<string, string>> {
   const { signal } = new AbortController();
-  const items: Readonly<Record<string, object[]>> = {
-    vms: [{ metadata: { namespace: 'ci-other-prefix' } }],
-    events: EVENTS,
+  const pages = ({ plural }: Resource<Event>, { namespace }: { namespace?: string }) => [
+    {
+      items: (items[plural] ?? []).filter(
+        (item) => namespace === undefined || namespace === (item as Partial<Event>).metadata?.namespace,
+      ),
+    },
+  ];
+  const raw = async (_: string, path: string, { onData }: { onData: (data: Buffer) => void }) => {
+    onData(Buffer.from(`text of ${path}`));
+    return await Promise.resolve({ status: 200 });
   };
-  const pages = ({ plural }: Resource<Event>) => [{ items: items[plural] ?? [] }];
-  const files = await collect(new Reader({ pages } as unknown as KubeClient, signal), undefined, signal);
-  const file = files.find(({ name }) => name === 'berth-support/objects/events.json');
-  const found = JSON.parse(file?.content.toString() ?? '') as Event[];
+  const files = await collect(new Reader({ pages, raw } as unknown as KubeClient, signal), undefined, signal);
+  return new Map(files.map(({ name, content }) => [name.replace('berth-support/', ''), content.toString()]));
+}
+
+it('reads the Events of Berth, even after many Events of other programs, which it leaves out', async () => {
+  const vms = [{ metadata: { namespace: 'ci-other-prefix' } }];
+  const files = await bundleOf({ vms, events: EVENTS });
+  const found = JSON.parse(files.get('objects/events.json') ?? '') as Event[];
   expect(found.map(({ metadata }) => metadata.name)).toEqual([
     'of-a-host',
     'of-the-operator',
     'of-a-vm',
     'of-a-pod',
   ]);
+});
+
+it('reads the logs of the operator in the namespace of its installation', async () => {
+  const metadata = { name: 'berth-operator', namespace: 'machinery' };
+  const pods = [{ metadata, spec: { containers: [{ name: 'operator' }] } }];
+  const files = await bundleOf({ deployments: [{ metadata }], pods });
+  expect(files.get('logs/0-berth-operator-operator.log')).toContain(
+    'namespaces/machinery/pods/berth-operator/log',
+  );
 });

@@ -11,8 +11,9 @@ import {
 } from '../../api/v1alpha1/resources.ts';
 import { query } from '../../kube/client.ts';
 import { type Event, EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
-import type { KubeObject, Resource } from '../../kube/objects.ts';
+import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
 import { isServed } from '../namespace/served.ts';
+import { DEPLOYMENTS } from '../versions.ts';
 import { type Reader, TEXT_BYTES } from './reader.ts';
 import { Redactor } from './redact.ts';
 import type { TarFile } from './tar.ts';
@@ -27,6 +28,9 @@ const LOG_LINES = 5_000;
  */
 const PODS_WITH_LOGS = 50;
 const HOSTS_WITH_METRICS = 50;
+
+/** Selects the Deployment of the operator. Its namespace can have any name. */
+const OPERATOR_SELECTOR = 'app.kubernetes.io/name=berth,app.kubernetes.io/component=operator';
 
 const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS];
 
@@ -59,7 +63,8 @@ export async function collect(
       lists.push({ name: `objects/${name}.json`, items: items.map((item) => redactor.fields(item)) });
     }
   };
-  const namespaces = new Set([SYSTEM_NAMESPACE, namespace]);
+  const system = await systemNamespace(reader);
+  const namespaces = new Set([system, namespace]);
   for (const type of NAMESPACED) {
     const objects = await reader.objects(type, { namespace });
     objects?.forEach(({ metadata }) => namespaces.add(metadata.namespace));
@@ -72,11 +77,11 @@ export async function collect(
   add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
   add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
   const nodes = await reader.objects(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
-  const pods = await reader.objects(PODS, { namespace: SYSTEM_NAMESPACE });
+  const pods = await reader.objects(PODS, { namespace: system });
   add('nodes', nodes);
   add('system-pods', pods);
   if (namespace !== undefined) {
-    add('system-events', await reader.objects(EVENTS, { namespace: SYSTEM_NAMESPACE }));
+    add('system-events', await reader.objects(EVENTS, { namespace: system }));
   }
   const hosts = (nodes ?? []).map(({ metadata }) => metadata.name);
   noteRest(reader, 'logs of Pods', pods ?? [], PODS_WITH_LOGS);
@@ -88,6 +93,12 @@ export async function collect(
     ...texts.map(({ name, text }) => fileOf(name, redactor.text(text))),
     fileOf('report.json', JSON.stringify(redactor.texts(reportOf(reader, namespace)), undefined, 1)),
   ];
+}
+
+/** Returns the namespace of the installation, in which the operator, the server and the agents run. */
+async function systemNamespace(reader: Reader): Promise<string> {
+  const [operator] = (await reader.objects(DEPLOYMENTS, { labelSelector: OPERATOR_SELECTOR })) ?? [];
+  return operator?.metadata.namespace ?? SYSTEM_NAMESPACE;
 }
 
 function reportOf({ unread }: Reader, namespace: string | undefined) {
@@ -130,7 +141,7 @@ function logs(pods: readonly Pod[]): TextSource[] {
         return {
           part: `log of container ${container} in Pod ${pod.metadata.name}`,
           name: `logs/${index}-${name}.log`,
-          path: `/api/v1/namespaces/${SYSTEM_NAMESPACE}/pods/${pod.metadata.name}/log${query(options)}`,
+          path: `${pathOf(PODS, pod.metadata, 'log')}${query(options)}`,
         };
       });
     }),

@@ -6,17 +6,21 @@ function vm(status: object, spec: object = {}, metadata: object = {}): VM {
   return { metadata: { name: 'mac', ...metadata }, spec, status } as VM;
 }
 
-const condition = (type: string, status: string) => ({
-  conditions: [{ type, status, reason: 'Word', message: 'no image', lastTransitionTime: '' }],
+const condition = (type: string, status: string, reason = 'Word') => ({
+  conditions: [{ type, status, reason, message: 'no image', lastTransitionTime: '' }],
 });
+const SHUT_DOWN = condition('Ready', 'False', 'GuestShutdown');
 const EARLY = '2026-11-23T12:00:00Z';
 const LATE = '2026-11-23T13:00:00Z';
 
 it.each([
   ['running', { phase: 'Running' }, {}, 'yes'],
   ['running', { phase: 'Stopping' }, {}, 'not yet'],
-  // The guest has shut down, or the host has not yet acted on `vm start`.
-  ['running', { phase: 'Stopped' }, {}, 'not yet'],
+  // The host has not yet acted on `vm start`.
+  ['running', { phase: 'Stopped', ...condition('Ready', 'False', 'Stopped') }, {}, 'not yet'],
+  ['running', { phase: 'Stopped', ...SHUT_DOWN }, { restartRequestedAt: LATE }, 'not yet'],
+  // The host starts the guest again by itself.
+  ['running', { phase: 'Stopped', ...SHUT_DOWN }, { restartPolicy: 'Always' }, 'not yet'],
   ['running', { phase: 'Running' }, { restartRequestedAt: LATE }, 'not yet'],
   ['running', { phase: 'Running', restartedAt: LATE }, { restartRequestedAt: LATE }, 'yes'],
   ['running', { phase: 'Running', restartedAt: LATE }, { revertRequestedAt: LATE }, 'not yet'],
@@ -30,7 +34,7 @@ it.each([
   ['stopped', { phase: 'Stopping' }, { powerState: 'Stopped' }, 'not yet'],
   ['stopped', { phase: 'Stopped' }, { powerState: 'Stopped' }, 'yes'],
   // The guest has shut down by itself.
-  ['stopped', { phase: 'Stopped' }, {}, 'yes'],
+  ['stopped', { phase: 'Stopped', ...SHUT_DOWN }, {}, 'yes'],
   ['suspended', { phase: 'Running' }, { powerState: 'Suspended' }, 'not yet'],
   ['suspended', { phase: 'Suspended' }, { powerState: 'Suspended' }, 'yes'],
   ['deleted', { phase: 'Running' }, {}, 'not yet'],
@@ -46,6 +50,12 @@ it.each([
     { powerState: 'Stopped' },
     {},
     'has the powerState Stopped. Start the VM with `vm start`',
+  ],
+  [
+    { phase: 'Stopped', restartedAt: LATE, ...SHUT_DOWN },
+    { restartRequestedAt: LATE },
+    {},
+    'has powered itself off. Start the VM with `vm start`',
   ],
   [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
 ])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {

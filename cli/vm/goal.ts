@@ -68,12 +68,17 @@ function isIn(vm: VM, state: keyof typeof POWER): Reached {
  * Reports whether the VM runs. If a requested restart or revert has not happened yet, the result is `not yet`, because the phase belongs
  * to the earlier run.
  */
-function runs({ spec, status = {} }: VM, state: 'running' | 'ready'): Reached {
-  const isDone =
+function runs(vm: VM, state: 'running' | 'ready'): Reached {
+  const isReady = state === 'running' || conditionOf(vm, 'Ready')?.status === 'True';
+  return vm.status?.phase === 'Running' && areHandled(vm) && isReady ? 'yes' : 'not yet';
+}
+
+/** Reports whether the host has handled the last request for a restart and the last request for a revert. */
+function areHandled({ spec, status = {} }: VM): boolean {
+  return (
     isHandled(spec.restartRequestedAt, status.restartedAt) &&
-    isHandled(spec.revertRequestedAt, status.revertedAt);
-  const isReady = state === 'running' || conditionOf({ status }, 'Ready')?.status === 'True';
-  return status.phase === 'Running' && isDone && isReady ? 'yes' : 'not yet';
+    isHandled(spec.revertRequestedAt, status.revertedAt)
+  );
 }
 
 /** Reports whether the host has handled the request. `handledAt` is the time of the last request that the host has handled. */
@@ -85,7 +90,7 @@ function isHandled(requestedAt: string | undefined, handledAt: string | undefine
  * Returns the reason why the VM cannot reach the state without the help of a user. The result is undefined if the VM can reach the state.
  */
 function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
-  const { metadata, spec, status = {} } = vm;
+  const { metadata, status = {} } = vm;
   const { name } = metadata;
   if (metadata.deletionTimestamp !== undefined) {
     return `VM ${name} is being deleted`;
@@ -95,9 +100,26 @@ function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
   if (final !== undefined) {
     return `VM ${name} cannot run: ${final.message || final.reason}`;
   }
-  const wanted = spec.powerState ?? 'Running';
+  return reasonToStay(vm, state);
+}
+
+/** Returns the reason why the VM stays as it is until a user starts, stops or suspends it. The result is undefined if there is none. */
+function reasonToStay(vm: VM, state: keyof typeof POWER): string | undefined {
+  const { name } = vm.metadata;
+  const { powerState: wanted = 'Running' } = vm.spec;
   const { fit, advice } = POWER[state];
-  return fit.some((one) => one === wanted) ? undefined : `VM ${name} has the powerState ${wanted}. ${advice}`;
+  if (!fit.some((one) => one === wanted)) {
+    return `VM ${name} has the powerState ${wanted}. ${advice}`;
+  }
+  const mustRun = state === 'running' || state === 'ready';
+  return mustRun && staysOff(vm) ? `VM ${name} has powered itself off. ${advice}` : undefined;
+}
+
+/** Reports whether the guest has powered itself off, and nothing will start the VM again. */
+function staysOff(vm: VM): boolean {
+  const { phase } = vm.status ?? {};
+  const isOwnEnd = phase === 'Stopped' && conditionOf(vm, 'Ready')?.reason === 'GuestShutdown';
+  return isOwnEnd && vm.spec.restartPolicy !== 'Always' && areHandled(vm);
 }
 
 /** Returns a text that tells people for which event the VM waits. */

@@ -1,12 +1,17 @@
 import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
+import { existsSync } from 'node:fs';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { Interrupted } from '../errors.ts';
 import { ssh } from './ssh.ts';
+
+/** Time limit for the start of ssh, which usually takes milliseconds. */
+const START_MILLISECONDS = 20_000;
 
 let folder: string;
 let server: Server;
@@ -38,7 +43,7 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-async function login(): Promise<void> {
+async function login({ signal } = new AbortController()): Promise<void> {
   const { port } = server.address() as AddressInfo;
   const { name, namespace } = context;
   const document = {
@@ -48,7 +53,6 @@ async function login(): Promise<void> {
   };
   await writeFile(kubeconfig, JSON.stringify(document));
   const ignored = () => undefined;
-  const { signal } = new AbortController();
   await ssh(
     { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
     { kubeconfig, context: name, output: 'table' },
@@ -84,4 +88,12 @@ it('gives ssh a command whose words no shell changes', async () => {
   expect(words.split('\n')).toContain(context.name);
   // In fish, a backslash in single quotes has a special meaning.
   expect(proxy.replace(/"[^"]*"/g, '')).not.toContain('\\');
+});
+
+it('ends ssh when the user ends the command, because the signal might not reach ssh', async () => {
+  await writeFile(join(folder, 'ssh'), `#!/bin/sh\ntouch ${folder}/arguments\nexec sleep 10\n`);
+  const stop = new AbortController();
+  const started = vi.waitUntil(() => existsSync(join(folder, 'arguments')), { timeout: START_MILLISECONDS });
+  void started.then(() => stop.abort(new Interrupted()));
+  await expect(login(stop)).rejects.toThrow('Interrupted');
 });

@@ -61,7 +61,7 @@ export async function ssh(
   // ssh creates the `known_hosts` file, but not its folder, so this line creates the folder. Only the user can read the folder, because the
   // file lists the VMs of the user.
   await mkdir(dirname(known), { recursive: true, mode: 0o700 });
-  const code = await exitCodeOf('ssh', [...args, ...command], name);
+  const code = await exitCodeOf('ssh', [...args, ...command], { name, signal });
   if (code !== 0) {
     throw new ProgramEnded(code);
   }
@@ -137,16 +137,21 @@ function knownHostsFile(environment: Terminal['environment']): string {
 
 /**
  * Runs the program with the terminal of the user, and resolves with its exit code. The program receives the signals of the terminal
- * directly.
+ * directly. Other signals, for example from a CI system, reach only this command. Therefore the program ends when `signal` aborts.
  *
- * @throws CommandError when the program does not exist.
+ * @throws CommandError when the program does not exist; the reason of `signal` when `signal` aborts.
  */
-async function exitCodeOf(program: string, args: readonly string[], name: string): Promise<number> {
-  const child = spawn(program, args, { stdio: 'inherit' });
+async function exitCodeOf(
+  program: string,
+  args: readonly string[],
+  { name, signal }: { name: string; signal: AbortSignal },
+): Promise<number> {
+  const child = spawn(program, args, { stdio: 'inherit', signal });
   try {
-    const [code, signal] = (await once(child, 'exit')) as [number | null, NodeJS.Signals | null];
-    return code ?? SIGNALLED + constants.signals[signal ?? 'SIGTERM'];
+    const [code, cause] = (await once(child, 'exit')) as [number | null, NodeJS.Signals | null];
+    return code ?? SIGNALLED + constants.signals[cause ?? 'SIGTERM'];
   } catch (error) {
+    signal.throwIfAborted();
     throw codeOf(error) === 'ENOENT'
       ? new CommandError(
           `There is no program ${program} on this computer. Install OpenSSH, or forward the port: vm port-forward ${name} 2222:${SSH_PORT}`,

@@ -58,6 +58,8 @@ async function openViewer(port: number): Promise<{ stays: boolean; ended: Promis
     const child = spawn(program, [argument(port)], { stdio: 'ignore' });
     try {
       await once(child, 'spawn');
+      // Otherwise this command could not end before the viewer, for example after the VM was deleted.
+      child.unref();
       return { stays, ended: once(child, 'exit') };
     } catch {
       // This viewer cannot be started, so the loop tries the next one.

@@ -167,9 +167,12 @@ test('only a new configuration replaces the Pods', async () => {
   expect(checksum(changed, 'Deployment', 'berth-operator')).not.toBe(
     checksum(everything, 'Deployment', 'berth-operator'),
   );
-  expect(checksum(changed, 'DaemonSet', 'berth-agent')).toBe(
-    checksum(everything, 'DaemonSet', 'berth-agent'),
-  );
+  const agents = checksum(everything, 'DaemonSet', 'berth-agent');
+  expect(checksum(changed, 'DaemonSet', 'berth-agent')).toBe(agents);
+  // Agents read the address of the API server only when they start.
+  const agent = { ...EVERYTHING.agent, apiServer: 'https://10.96.0.1:443' };
+  const moved = await manifests({ ...EVERYTHING, agent });
+  expect(checksum(moved, 'DaemonSet', 'berth-agent')).not.toBe(agents);
 });
 
 test('the chart has the version of the programs', async () => {

@@ -228,6 +228,20 @@ it('shows the machine of a VM that is to be suspended as off, and as no problem'
   expect(suspended.checks).toContainEqual(expect.objectContaining({ area: 'machine', state: 'off' }));
 });
 
+it('says that the guest has powered itself off only if the host says so', () => {
+  const off = (phase: string, powerState: string) =>
+    diagnose({ vm: vm({ spec: { powerState }, phase, conditions: [condition('Ready', 'False', phase)] }) });
+  // A new VM that is to be suspended has no memory to save, so it is Stopped.
+  expect(off('Stopped', 'Suspended')).toMatchObject({
+    reason: 'Stopped',
+    message: 'spec.powerState asks for Suspended',
+  });
+  expect(off('Suspended', 'Stopped')).toMatchObject({ message: 'spec.powerState asks for Stopped' });
+  const starts = off('Stopped', 'Running');
+  expect(starts).toMatchObject({ ok: false, todo: ['Wait. The host is working on the VM'] });
+  expect(starts).not.toHaveProperty('reason');
+});
+
 it('adds the words of the Image, and passes on reasons that it does not know', () => {
   const [, seen] = CAUSES.find(([cause]) => cause.startsWith('an image')) ?? CAUSES[0]!;
   expect(diagnose(seen).message).toBe('Image base has no content. Image base: no room');

@@ -185,17 +185,28 @@ function missingImage({ vm, image }: Seen): Problem | undefined {
   };
 }
 
-function power({ vm: { metadata, spec, status = {} } }: Seen): Problem | undefined {
-  const { phase = 'Pending' } = status;
-  const wanted = spec.powerState ?? 'Running';
+/**
+ * Returns why the machine is off. The result is undefined if the VM is to run and its guest did not power itself off, because its host then
+ * starts it.
+ */
+function power({ vm }: Seen): Problem | undefined {
+  const { metadata, spec, status = {} } = vm;
+  const { phase } = status;
   if (phase !== 'Stopped' && phase !== 'Suspended') {
     return undefined;
   }
-  const isWanted = wanted === phase;
-  const reason = isWanted ? phase : 'GuestShutdown';
-  const message = isWanted ? `spec.powerState asks for ${wanted}` : 'The guest has powered itself off';
+  const { powerState: wanted = 'Running' } = spec;
+  const asked = { reason: phase, message: `spec.powerState asks for ${wanted}` };
+  const cause = wanted === 'Running' ? ownEnd(vm) : asked;
   const verb = phase === 'Suspended' ? 'resume' : 'start';
-  return { area: 'machine', reason, message, todo: [`Start the VM again: vm ${verb} ${metadata.name}`] };
+  return cause && { area: 'machine', ...cause, todo: [`Start the VM again: vm ${verb} ${metadata.name}`] };
+}
+
+function ownEnd(vm: VM): Pick<Problem, 'reason' | 'message'> | undefined {
+  const reason = 'GuestShutdown';
+  return conditionOf(vm, 'Ready')?.reason === reason
+    ? { reason, message: 'The guest has powered itself off' }
+    : undefined;
 }
 
 /**

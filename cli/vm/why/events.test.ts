@@ -18,10 +18,11 @@ function event(note: string, second: string, regarding: object = {}): Event {
 
 /** Returns the Events with the name of the VM, of a cluster with these Events. */
 async function named(...items: Event[]): Promise<Event[]> {
-  async function* pages() {
-    yield await Promise.resolve({ items });
-  }
-  return await eventsNamed({ client: { pages } } as unknown as Cluster, 'mac', new AbortController().signal);
+  const list = async (_: unknown, { fieldSelector = '' }: { fieldSelector?: string }) => {
+    const [, name] = fieldSelector.split('regarding.name=');
+    return await Promise.resolve({ items: items.filter(({ regarding }) => regarding.name === name) });
+  };
+  return await eventsNamed({ client: { list } } as unknown as Cluster, 'mac', new AbortController().signal);
 }
 
 const notes = (events: readonly Event[]) => events.map(({ note }) => note);
@@ -44,6 +45,11 @@ it('has the Events of the second in which the VM was created, and not those of a
     'Pod',
     'VM on a host whose clock is behind',
   ]);
+});
+
+it('finds the Events of the VM, no matter how many Events of others the namespace has', async () => {
+  const others = Array.from({ length: 6_000 }, (_, index) => event('other', '31', { name: `a${index}` }));
+  expect(notes(await named(...others, event('VM', '31')))).toEqual(['VM']);
 });
 
 it('begins with the newest, whether or not times have fractions', async () => {

@@ -5,9 +5,6 @@ import { type Event, EVENTS } from '../../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../../kube/errors.ts';
 import type { Cluster } from '../../cluster.ts';
 
-/** Largest number of Events that are read from the namespace. 5,000 Events are about 5 MB long. */
-const EVENTS_READ = 5_000;
-
 /**
  * Returns the Events of VMs and Pods with this name, the newest first. If the user may not read Events, the result is empty.
  *
@@ -18,25 +15,15 @@ export async function eventsNamed(
   name: string,
   signal: AbortSignal,
 ): Promise<Event[]> {
-  // The Events are filtered here, because the API server found no Events with a field selector for `regarding.name`.
-  const items = await undefinedIf(
+  // The API server selects the Events, because a namespace can have tens of thousands of them.
+  const fieldSelector = `regarding.name=${name}`;
+  const found = await undefinedIf(
     (error) => isForbidden(error) || isNotFound(error),
-    firstEvents(client.pages(EVENTS, { namespace, signal })),
+    client.list(EVENTS, { namespace, fieldSelector, signal }),
   );
-  return (items ?? [])
-    .filter(({ regarding }) => regarding.name === name && /^(VM|Pod)$/.test(regarding.kind ?? ''))
+  return (found?.items ?? [])
+    .filter(({ regarding }) => /^(VM|Pod)$/.test(regarding.kind ?? ''))
     .sort((a, b) => instantOf(b) - instantOf(a));
-}
-
-async function firstEvents(pages: AsyncGenerator<{ items: Event[] }>): Promise<Event[]> {
-  const events: Event[] = [];
-  for await (const { items } of pages) {
-    events.push(...items);
-    if (events.length >= EVENTS_READ) {
-      break;
-    }
-  }
-  return events;
 }
 
 /**
