@@ -100,8 +100,13 @@ it('tries again to restart a machine whose guest has shut down, after the start 
   const desired = { ...operation.desired, restartRequestedAt: '1' } as Desired;
   vi.spyOn(driverOf(host, record), 'start').mockRejectedValue(new Error('port 8080 is in use'));
   await expect(STEPS.start(host, runtime, { ...operation, desired })).rejects.toThrow('port 8080');
-  const situation = { record, desired, state: { kind: 'stopped' }, fenced: false } as Situation;
-  expect(plan(situation, 0)).toEqual({ kind: 'start' });
+  const next = () => plan({ record, desired, state: { kind: 'stopped' }, fenced: false } as Situation, 0);
+  const step = next();
+  // The record first loses the size of the run that failed.
+  if (step.kind === 'note') {
+    host.records.update(record, step.change);
+  }
+  expect(next()).toEqual({ kind: 'start' });
 });
 
 test('the speed counts the bytes since the first call, and is unknown at first', () => {

@@ -40,7 +40,9 @@ afterAll(async () => {
 describe(`${ENTRIES} entries for all of ${HOSTS} hosts`, () => {
   const names = numbered('entry', ENTRIES);
 
-  it('settle: a Job for each entry and host, of no entry more than five at once', { timeout: 180_000 }, async () => {
+  it('settle: a Job for each entry and host, of no entry more than five at once', {
+    timeout: 180_000,
+  }, async () => {
     const began = performance.now();
     for (const name of names) {
       await entries.create(name, { reference: `registry.example/${name}:1`, targets: { all: true } });
@@ -61,7 +63,9 @@ describe(`${ENTRIES} entries for all of ${HOSTS} hosts`, () => {
 
   it('most changes of a status are folded into few writes', async () => {
     const statuses = (await writesByResource(cluster)).get('imagecacheentries') ?? 0;
-    process.stderr.write(`${HOSTS * ENTRIES} cache Jobs: ${seconds.toFixed(1)} s, ${statuses} writes of entries\n`);
+    process.stderr.write(
+      `${HOSTS * ENTRIES} cache Jobs: ${seconds.toFixed(1)} s, ${statuses} writes of entries\n`,
+    );
     expect(statuses, 'the writes of entries are counted').toBeGreaterThan(0);
     // One write for each Job would be twice as many.
     expect(statuses).toBeLessThan((HOSTS * ENTRIES) / 2);
