@@ -15,10 +15,11 @@ import { TokenSource } from '../kube/tokensource.ts';
 import type { Transport } from '../kube/transport.ts';
 import { CommandError, EXIT, explained } from './errors.ts';
 import type { Globals } from './globals.ts';
+import type { Servers } from './httpapi.ts';
 import { readSettings, type Settings } from './settings.ts';
 import type { Terminal } from './terminal.ts';
 
-export interface Cluster {
+export interface Cluster extends Servers {
   readonly client: KubeClient;
   /** Connections to the API server for watches, and for streams of VMs. */
   readonly watches: Transport;
@@ -28,9 +29,6 @@ export interface Cluster {
    * `platform-team`.
    */
   readonly realNamespace: (name: string) => string;
-  readonly connection: Connection;
-  /** Address of the HTTP API. It is undefined if the settings have none. */
-  readonly apiURL: string | undefined;
 }
 
 /**

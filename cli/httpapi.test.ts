@@ -3,7 +3,6 @@ import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { ApiError } from '../kube/errors.ts';
-import type { Cluster } from './cluster.ts';
 import { directOrAsked } from './httpapi.ts';
 
 const pemOf = (text: string) => `-----BEGIN CERTIFICATE-----\n${text}\n-----END CERTIFICATE-----\n`;
@@ -48,7 +47,7 @@ async function ask(address = 'https://cluster.example'): Promise<unknown> {
     reason: 'Forbidden',
   });
   return await directOrAsked(
-    { apiURL, connection } as Cluster,
+    { apiURL, connection },
     new AbortController().signal,
     async () => await Promise.reject(refusal),
     async (asked) => await asked({ method: 'GET', path: '/nodes' }),

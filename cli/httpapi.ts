@@ -8,7 +8,6 @@ import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
 import { apiErrorFrom, isForbidden, isRefused } from '../kube/errors.ts';
 import type { Method } from '../kube/transport.ts';
-import type { Cluster } from './cluster.ts';
 import { CommandError, EXIT, explained } from './errors.ts';
 import { printable } from './text.ts';
 
@@ -27,6 +26,14 @@ const NO_SUCH_ROUTE = /^[A-Z]+ \/\S+ not found$/;
  */
 export type Server = (request: ServerRequest) => Promise<unknown>;
 
+/** Servers of the user's cluster. */
+export interface Servers {
+  /** Connection to the API server. */
+  readonly connection: Connection;
+  /** Address of the HTTP API. It is undefined if the settings have none. */
+  readonly apiURL: string | undefined;
+}
+
 export interface ServerRequest {
   readonly method: Method;
   /** Path below `/api/v1`. The parts of the path are encoded as for a URL. */
@@ -41,7 +48,7 @@ export interface ServerRequest {
  * @throws errors of `direct` and `ask`; CommandError when the user lacks a right and the HTTP API cannot be used.
  */
 export async function directOrAsked<T>(
-  { apiURL, connection }: Cluster,
+  { apiURL, connection }: Servers,
   signal: AbortSignal,
   direct: () => Promise<T>,
   ask: (server: Server) => Promise<T>,

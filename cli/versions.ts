@@ -14,9 +14,8 @@ import { NODES } from '../kube/core.ts';
 import { type KubeObject, resource } from '../kube/objects.ts';
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { NodeItem } from '../api/http/node.ts';
-import type { Cluster } from './cluster.ts';
 import { CommandError, described } from './errors.ts';
-import { CLUSTER_INFO, directOrAsked, namespacePath } from './httpapi.ts';
+import { CLUSTER_INFO, directOrAsked, namespacePath, type Servers } from './httpapi.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
@@ -48,6 +47,12 @@ export interface Version {
   readonly hosts?: number;
 }
 
+/** Cluster whose versions are read. */
+interface Asked extends Servers {
+  readonly client: KubeClient;
+  readonly namespace: string;
+}
+
 export interface Versions {
   readonly versions: readonly Version[];
   /** Sentences about the parts whose versions could not be read. */
@@ -59,7 +64,7 @@ export interface Versions {
  *
  * @throws ApiError with status 401; errors of the connection.
  */
-export async function versionsOf(cluster: Cluster, signal: AbortSignal): Promise<Versions> {
+export async function versionsOf(cluster: Asked, signal: AbortSignal): Promise<Versions> {
   const { client, namespace } = cluster;
   const problems: string[] = [];
   const orNone = async (what: string, versions: Promise<Version[]>) => {
@@ -134,7 +139,7 @@ function minorOf(version: string): string {
 }
 
 /** Compares the release of this command with the releases in the cluster, at most once a day. Writes a warning if they differ. */
-export async function remind({ environment, err }: Terminal, cluster: Cluster): Promise<void> {
+export async function remind({ environment, err }: Terminal, cluster: Asked): Promise<void> {
   const folder = join(environment['XDG_CACHE_HOME'] || join(homeFolder(environment), '.cache'), 'berth');
   const file = join(folder, 'versions-compared');
   try {

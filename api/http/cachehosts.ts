@@ -1,5 +1,6 @@
 /** Adds single hosts to the targets of an ImageCacheEntry, or removes single hosts from the targets. All functions are pure. */
-import { type CacheTargets, NODES_LIMIT } from '../v1alpha1/cachetargets.ts';
+import type { CacheTargets } from '../v1alpha1/cachetargets.ts';
+import { CACHE_NODES_LIMIT } from '../v1alpha1/names.ts';
 
 export interface Host {
   readonly name: string;
@@ -84,8 +85,8 @@ export function withoutNames(targets: CacheTargets, names: ReadonlySet<string>):
  */
 export function withinLimit(targets: CacheTargets, exists: (name: string) => boolean): CacheTargets {
   const { nodes = [], excludeNodes = [] } = targets;
-  const kept = (names: string[]) => (names.length > NODES_LIMIT ? names.filter(exists) : names);
-  return Math.max(nodes.length, excludeNodes.length) > NODES_LIMIT
+  const kept = (names: string[]) => (names.length > CACHE_NODES_LIMIT ? names.filter(exists) : names);
+  return Math.max(nodes.length, excludeNodes.length) > CACHE_NODES_LIMIT
     ? { ...targets, nodes: kept(nodes), excludeNodes: kept(excludeNodes) }
     : targets;
 }

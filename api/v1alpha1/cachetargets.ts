@@ -9,12 +9,6 @@ import { normaliseImageName } from './reference.ts';
 
 export type CacheTargets = NonNullable<ImageCacheEntrySpec['targets']>;
 
-/**
- * Largest number of hosts that one entry can name. A status with so many hosts stays below etcd's limit of 1.5 MB if the names of the hosts
- * have usual lengths.
- */
-export const NODES_LIMIT = 4096;
-
 /** Returns the normalized name of the entry's image. Two entries with the same normalized name are for the same image. */
 export function referenceOf({ spec }: { readonly spec: ImageCacheEntrySpec }): string {
   const { imageRef, reference = '' } = spec;

@@ -1,10 +1,10 @@
 /** ImageCacheEntry: keeps one image on chosen hosts, so that VMs with this image start there without a pull. */
 import * as z from 'zod';
-import { NODES_LIMIT } from './cachetargets.ts';
 import { commonStatus } from './conditions.ts';
-import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { AGE_COLUMN, column, conditionColumn, type KindContent, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
+import { CACHE_NODES_LIMIT } from './names.ts';
+import { IMAGE_NAME_LENGTH } from './reference.ts';
 import {
   count,
   documented,
@@ -29,7 +29,7 @@ function tagNames(description: string) {
 function nodeNames(description: string) {
   return z
     .array(text('Name of a Node.', 253))
-    .max(NODES_LIMIT)
+    .max(CACHE_NODES_LIMIT)
     .meta({ description, 'x-kubernetes-list-type': 'set' })
     .optional();
 }
@@ -113,7 +113,7 @@ export const imageCacheEntryStatusSchema = z
     outdated: count('Number of hosts with an older version of the image.').optional(),
     nodes: z
       .array(nodeStateSchema)
-      .max(NODES_LIMIT)
+      .max(CACHE_NODES_LIMIT)
       .meta({
         description: 'Hosts on which the image is not yet in the desired state.',
         'x-kubernetes-list-type': 'map',
@@ -123,7 +123,7 @@ export const imageCacheEntryStatusSchema = z
     failing: report('Names of the hosts where caching failed, as one text.', 512).optional(),
     holders: z
       .array(report('Name of a Node.', 253))
-      .max(NODES_LIMIT)
+      .max(CACHE_NODES_LIMIT)
       .meta({
         description:
           'Hosts that have or might have the image because of this entry. Before the entry is deleted, each of these hosts removes the image.',

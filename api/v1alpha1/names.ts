@@ -26,6 +26,11 @@ export const FIRST_CERTIFICATE_SECONDS = 3_600;
  * agent's requests.
  */
 export const AGENT_NAME = 'berth-agent';
+/**
+ * Largest number of hosts that one ImageCacheEntry can name. A status with so many hosts stays below etcd's limit of 1.5 MB if the names of
+ * the hosts have usual lengths.
+ */
+export const CACHE_NODES_LIMIT = 4096;
 /** Label of the one Pod of the operator that is the leader. No other Pod has this label. */
 export const LEADER_LABEL = 'berth.dev/leader';
 /** Prefix of the labels for a host's tags: `tag.berth.dev/<tag>`. */
