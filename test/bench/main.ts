@@ -30,7 +30,7 @@ import {
 import { logReadsTable, logReadsVerdicts, measureLogReads } from './logs.ts';
 import { writeCharts } from './plot.ts';
 import { measurePulls } from './pulls.ts';
-import { startsTable, startsVerdicts } from './report.ts';
+import { startsTable, startsVerdicts } from './startsreport.ts';
 import { measureStreams, streamsTable, streamsVerdicts } from './streams.ts';
 import { type Verdict, verdictsTable } from './verdicts.ts';
 import { measureWorkers, workersTable } from './workers.ts';
