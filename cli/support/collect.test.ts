@@ -13,6 +13,7 @@ const EVENTS = [
   ...Array.from({ length: 2_500 }, (_, index) => event('apps', `other${index}`)),
   event('default', 'other'),
   event('default', 'of-a-host', 'Node'),
+  event('default', 'of-a-cached-image', 'ImageCacheEntry'),
   event('berth-system', 'of-the-operator'),
   event('platform-ci', 'of-a-vm', 'VM'),
   event('ci-other-prefix', 'of-a-pod'),
@@ -42,6 +43,7 @@ it('reads the Events of Berth, even after many Events of other programs, which i
   const found = JSON.parse(files.get('objects/events.json') ?? '') as Event[];
   expect(found.map(({ metadata }) => metadata.name)).toEqual([
     'of-a-host',
+    'of-a-cached-image',
     'of-the-operator',
     'of-a-vm',
     'of-a-pod',

@@ -32,6 +32,8 @@ const HOSTS_WITH_METRICS = 50;
 /** Selects the Deployment of the operator. Its namespace can have any name. */
 const OPERATOR_SELECTOR = 'app.kubernetes.io/name=berth,app.kubernetes.io/component=operator';
 
+/** Kinds that belong to no namespace. Kubernetes keeps their Events in the namespace `default`, together with Events of other programs. */
+const WITHOUT_NAMESPACE: ReadonlySet<string | undefined> = new Set([NODES.kind, IMAGE_CACHE_ENTRIES.kind]);
 const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS];
 
 interface Text {
@@ -72,7 +74,9 @@ export async function collect(
   }
   // Users who may read all namespaces see the Events of all programs in the cluster. The bundle has only the Events of Berth and of Nodes.
   const isWanted = ({ metadata, regarding }: Event) =>
-    namespaces.has(metadata.namespace) || isServed(metadata.namespace ?? '') || regarding.kind === 'Node';
+    namespaces.has(metadata.namespace) ||
+    isServed(metadata.namespace ?? '') ||
+    WITHOUT_NAMESPACE.has(regarding.kind);
   add(EVENTS.plural, await reader.objects(EVENTS, { namespace }, isWanted));
   add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
   add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
