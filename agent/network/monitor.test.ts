@@ -37,6 +37,26 @@ test('a check that fails is a fault with its reason, which is counted and ends w
   expect(told).toHaveLength(2);
 });
 
+test('a fault of one machine is not counted as a fault of the whole network, because the host still takes VMs', async () => {
+  const own = { healthy: true, faults: ['Machine a: its port leads nowhere'] };
+  const general = { healthy: false, faults: ['Device berth0 is foreign'] };
+  const reports = [FINE, { ...FINE, ...own }, { ...FINE, ...general }];
+  const network = { check: () => Promise.resolve(reports.shift()) } as unknown as Network;
+  const metrics = new Registry();
+  const logger = pino({ enabled: false });
+  const monitor = new NetworkMonitor({ network, intervalMilliseconds: 1, logger, metrics });
+  while (reports.length > 0) {
+    await monitor.check();
+  }
+  const { values } = await metrics.getSingleMetric('berth_agent_network_checks_total')!.get();
+  expect(values.map(({ labels, value }) => [labels['result'], value])).toEqual([
+    ['healthy', 1],
+    ['repaired', 0],
+    ['machine_faulty', 1],
+    ['faulty', 1],
+  ]);
+});
+
 test('checks that fail for the same reason write one line to the log', async () => {
   const lines: string[] = [];
   const logger = pino({ base: null, timestamp: false }, { write: (line) => lines.push(line) });

@@ -45,7 +45,7 @@ export class NetworkMonitor {
       help: 'Dropped packets of guests that have as many connections as network.connectionsPerGuest allows.',
       registers,
     });
-    for (const result of ['healthy', 'repaired', 'faulty']) {
+    for (const result of ['healthy', 'repaired', 'machine_faulty', 'faulty']) {
       this.#checks.inc({ result }, 0);
     }
   }
@@ -126,7 +126,9 @@ export class NetworkMonitor {
       logger.error({ faults: report.faults }, 'The network has faults');
     }
     const fine = report.repaired.length > 0 ? 'repaired' : 'healthy';
-    this.#checks.inc({ result: faults ? 'faulty' : fine });
+    // A host takes no VMs while its whole network is faulty. A fault of single machines has no such effect.
+    const faulty = report.healthy ? 'machine_faulty' : 'faulty';
+    this.#checks.inc({ result: faults ? faulty : fine });
   }
 
   /** Returns whether the last check had other faults. A fault can last for many checks, so it is logged only when it begins or changes. */
