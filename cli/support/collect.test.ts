@@ -58,3 +58,16 @@ it('reads the logs of the operator in the namespace of its installation', async 
     'namespaces/machinery/pods/berth-operator/log',
   );
 });
+
+it('reads the logs of operator and server, even after many agents', async () => {
+  const pod = (name: string, component: string) => ({
+    metadata: { name, namespace: 'berth-system', labels: { 'app.kubernetes.io/component': component } },
+    spec: { containers: [{ name: component }] },
+  });
+  const agents = Array.from({ length: 60 }, (_, index) => pod(`berth-agent-${index}`, 'agent'));
+  const pods = [...agents, pod('berth-operator-x', 'operator'), pod('berth-server-x', 'server')];
+  const logs = [...(await bundleOf({ pods })).keys()].filter((name) => name.startsWith('logs/'));
+  expect(logs).toHaveLength(50);
+  expect(logs).toContain('logs/0-berth-operator-x-operator.log');
+  expect(logs).toContain('logs/1-berth-server-x-server.log');
+});

@@ -29,8 +29,11 @@ const LOG_LINES = 5_000;
 const PODS_WITH_LOGS = 50;
 const HOSTS_WITH_METRICS = 50;
 
+const COMPONENT = 'app.kubernetes.io/component';
 /** Selects the Deployment of the operator. Its namespace can have any name. */
-const OPERATOR_SELECTOR = 'app.kubernetes.io/name=berth,app.kubernetes.io/component=operator';
+const OPERATOR_SELECTOR = `app.kubernetes.io/name=berth,${COMPONENT}=operator`;
+/** Components whose logs are read first, because each of them works for the whole cluster. */
+const CENTRAL = ['operator', 'server'];
 
 /** Kinds that belong to no namespace. Kubernetes keeps their Events in the namespace `default`, together with Events of other programs. */
 const WITHOUT_NAMESPACE: ReadonlySet<string | undefined> = new Set([NODES.kind, IMAGE_CACHE_ENTRIES.kind]);
@@ -81,7 +84,7 @@ export async function collect(
   add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
   add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
   const nodes = await reader.objects(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
-  const pods = await reader.objects(PODS, { namespace: system });
+  const pods = (await reader.objects(PODS, { namespace: system }))?.toSorted((a, b) => rankOf(a) - rankOf(b));
   add('nodes', nodes);
   add('system-pods', pods);
   if (namespace !== undefined) {
@@ -103,6 +106,11 @@ export async function collect(
 async function systemNamespace(reader: Reader): Promise<string> {
   const [operator] = (await reader.objects(DEPLOYMENTS, { labelSelector: OPERATOR_SELECTOR })) ?? [];
   return operator?.metadata.namespace ?? SYSTEM_NAMESPACE;
+}
+
+/** Returns 0 for Pods of the operator and the server, and 1 for others. A large cluster has more agents than logs are read. */
+function rankOf({ metadata: { labels } }: Pod): number {
+  return CENTRAL.includes(labels?.[COMPONENT] ?? '') ? 0 : 1;
 }
 
 function reportOf({ unread }: Reader, namespace: string | undefined) {
