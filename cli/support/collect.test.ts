@@ -19,6 +19,9 @@ const EVENTS = [
   event('ci-other-prefix', 'of-a-pod'),
 ];
 
+/** Paths of all texts that were read. */
+const read: string[] = [];
+
 /** Returns the files of a bundle of all namespaces. `items` contains the objects of the cluster, by the plural of their kind. */
 async function bundleOf(items: Readonly<Record<string, object[]>>): Promise<Map<string, string>> {
   const { signal } = new AbortController();
@@ -30,6 +33,7 @@ async function bundleOf(items: Readonly<Record<string, object[]>>): Promise<Map<
     },
   ];
   const raw = async (_: string, path: string, { onData }: { onData: (data: Buffer) => void }) => {
+    read.push(path);
     onData(Buffer.from(`text of ${path}`));
     return await Promise.resolve({ status: 200 });
   };
@@ -57,6 +61,8 @@ it('reads the logs of the operator in the namespace of its installation', async 
   expect(files.get('logs/0-berth-operator-operator.log')).toContain(
     'namespaces/machinery/pods/berth-operator/log',
   );
+  // With a limit of bytes, the API server would leave out the newest lines.
+  expect(read.filter((one) => one.includes('limitBytes'))).toEqual([]);
 });
 
 it('reads the logs of operator and server, even after many agents', async () => {

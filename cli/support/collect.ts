@@ -14,7 +14,7 @@ import { type Event, EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
 import { isServed } from '../namespace/served.ts';
 import { DEPLOYMENTS } from '../versions.ts';
-import { type Reader, TEXT_BYTES } from './reader.ts';
+import type { Reader } from './reader.ts';
 import { Redactor } from './redact.ts';
 import type { TarFile } from './tar.ts';
 
@@ -148,7 +148,8 @@ function logs(pods: readonly Pod[]): TextSource[] {
       const status = pod.status?.containerStatuses?.find(({ name }) => name === container);
       const runs = (status?.restartCount ?? 0) > 0 ? [false, true] : [false];
       return runs.map((previous) => {
-        const options = { container, previous, tailLines: LOG_LINES, limitBytes: TEXT_BYTES };
+        // There is no `limitBytes`, because it would leave out the newest of these lines.
+        const options = { container, previous, tailLines: LOG_LINES };
         const name = `${short(pod.metadata.name)}-${short(container)}${previous ? '-previous' : ''}`;
         return {
           part: `log of container ${container} in Pod ${pod.metadata.name}`,
