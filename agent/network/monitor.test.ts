@@ -37,6 +37,44 @@ test('a check that fails is a fault with its reason, which is counted and ends w
   expect(told).toHaveLength(2);
 });
 
+test('a fault of one machine is not counted as a fault of the whole network, because the host still takes VMs', async () => {
+  const own = { healthy: true, faults: ['Machine a: its port leads nowhere'] };
+  const general = { healthy: false, faults: ['Device berth0 is foreign'] };
+  const reports = [FINE, { ...FINE, ...own }, { ...FINE, ...general }];
+  const network = { check: () => Promise.resolve(reports.shift()) } as unknown as Network;
+  const metrics = new Registry();
+  const logger = pino({ enabled: false });
+  const monitor = new NetworkMonitor({ network, intervalMilliseconds: 1, logger, metrics });
+  while (reports.length > 0) {
+    await monitor.check();
+  }
+  const { values } = await metrics.getSingleMetric('berth_agent_network_checks_total')!.get();
+  expect(values.map(({ labels, value }) => [labels['result'], value])).toEqual([
+    ['healthy', 1],
+    ['repaired', 0],
+    ['machine_faulty', 1],
+    ['faulty', 1],
+  ]);
+});
+
+test('checks that fail for the same reason write one line to the log', async () => {
+  const lines: string[] = [];
+  const logger = pino({ base: null, timestamp: false }, { write: (line) => lines.push(line) });
+  const otherwise = (): Promise<NetworkReport> => Promise.reject(new Error('nft is missing'));
+  const checks = [fails, fails, otherwise, succeeds, fails];
+  const network = { check: () => checks.shift()?.() } as unknown as Network;
+  const monitor = new NetworkMonitor({ network, intervalMilliseconds: 1, logger, metrics: new Registry() });
+  while (checks.length > 0) {
+    await monitor.check();
+  }
+  const written = lines.map((line) => (JSON.parse(line) as { err?: { message: string } }).err?.message);
+  expect(written.filter((message) => message !== undefined)).toEqual([
+    'nft is busy',
+    'nft is missing',
+    'nft is busy',
+  ]);
+});
+
 test('a check for a machine that fails is one faulty check', async () => {
   const [monitor, told] = monitorOf(fails, fails);
   expect(await monitor.checkOf('a')).toMatchObject({ healthy: false });

@@ -45,7 +45,7 @@ export class NetworkMonitor {
       help: 'Dropped packets of guests that have as many connections as network.connectionsPerGuest allows.',
       registers,
     });
-    for (const result of ['healthy', 'repaired', 'faulty']) {
+    for (const result of ['healthy', 'repaired', 'machine_faulty', 'faulty']) {
       this.#checks.inc({ result }, 0);
     }
   }
@@ -101,8 +101,10 @@ export class NetworkMonitor {
     try {
       report = await network.check();
     } catch (error) {
-      logger.error({ err: error }, 'The check of the network failed');
       const faults = [`The network could not be checked: ${messageOf(error)}`];
+      if (this.#areNew(faults)) {
+        logger.error({ err: error }, 'The check of the network failed');
+      }
       report = { healthy: false, repaired: [], faults, machines: {}, refusedConnections: {} };
     }
     this.#count(report);
@@ -120,12 +122,18 @@ export class NetworkMonitor {
     }
     this.#countRefused(report);
     const faults = report.faults.length > 0;
-    // A fault can last for many checks, so it is logged only when it begins or changes.
-    if (faults && !isDeepStrictEqual(report.faults, this.#report?.faults)) {
+    if (faults && this.#areNew(report.faults)) {
       logger.error({ faults: report.faults }, 'The network has faults');
     }
     const fine = report.repaired.length > 0 ? 'repaired' : 'healthy';
-    this.#checks.inc({ result: faults ? 'faulty' : fine });
+    // A host takes no VMs while its whole network is faulty. A fault of single machines has no such effect.
+    const faulty = report.healthy ? 'machine_faulty' : 'faulty';
+    this.#checks.inc({ result: faults ? faulty : fine });
+  }
+
+  /** Returns whether the last check had other faults. A fault can last for many checks, so it is logged only when it begins or changes. */
+  #areNew(faults: readonly string[]): boolean {
+    return !isDeepStrictEqual(faults, this.#report?.faults);
   }
 
   /**

@@ -14,7 +14,7 @@ import { type Event, EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
 import { isServed } from '../namespace/served.ts';
 import { DEPLOYMENTS } from '../versions.ts';
-import { type Reader, TEXT_BYTES } from './reader.ts';
+import type { Reader } from './reader.ts';
 import { Redactor } from './redact.ts';
 import type { TarFile } from './tar.ts';
 
@@ -29,9 +29,14 @@ const LOG_LINES = 5_000;
 const PODS_WITH_LOGS = 50;
 const HOSTS_WITH_METRICS = 50;
 
+const COMPONENT = 'app.kubernetes.io/component';
 /** Selects the Deployment of the operator. Its namespace can have any name. */
-const OPERATOR_SELECTOR = 'app.kubernetes.io/name=berth,app.kubernetes.io/component=operator';
+const OPERATOR_SELECTOR = `app.kubernetes.io/name=berth,${COMPONENT}=operator`;
+/** Components whose logs are read first, because each of them works for the whole cluster. */
+const CENTRAL = ['operator', 'server'];
 
+/** Kinds that belong to no namespace. Kubernetes keeps their Events in the namespace `default`, together with Events of other programs. */
+const WITHOUT_NAMESPACE: ReadonlySet<string | undefined> = new Set([NODES.kind, IMAGE_CACHE_ENTRIES.kind]);
 const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS];
 
 interface Text {
@@ -72,12 +77,14 @@ export async function collect(
   }
   // Users who may read all namespaces see the Events of all programs in the cluster. The bundle has only the Events of Berth and of Nodes.
   const isWanted = ({ metadata, regarding }: Event) =>
-    namespaces.has(metadata.namespace) || isServed(metadata.namespace ?? '') || regarding.kind === 'Node';
+    namespaces.has(metadata.namespace) ||
+    isServed(metadata.namespace ?? '') ||
+    WITHOUT_NAMESPACE.has(regarding.kind);
   add(EVENTS.plural, await reader.objects(EVENTS, { namespace }, isWanted));
   add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
   add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
   const nodes = await reader.objects(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
-  const pods = await reader.objects(PODS, { namespace: system });
+  const pods = (await reader.objects(PODS, { namespace: system }))?.toSorted((a, b) => rankOf(a) - rankOf(b));
   add('nodes', nodes);
   add('system-pods', pods);
   if (namespace !== undefined) {
@@ -99,6 +106,11 @@ export async function collect(
 async function systemNamespace(reader: Reader): Promise<string> {
   const [operator] = (await reader.objects(DEPLOYMENTS, { labelSelector: OPERATOR_SELECTOR })) ?? [];
   return operator?.metadata.namespace ?? SYSTEM_NAMESPACE;
+}
+
+/** Returns 0 for Pods of the operator and the server, and 1 for others. A large cluster has more agents than logs are read. */
+function rankOf({ metadata: { labels } }: Pod): number {
+  return CENTRAL.includes(labels?.[COMPONENT] ?? '') ? 0 : 1;
 }
 
 function reportOf({ unread }: Reader, namespace: string | undefined) {
@@ -136,7 +148,8 @@ function logs(pods: readonly Pod[]): TextSource[] {
       const status = pod.status?.containerStatuses?.find(({ name }) => name === container);
       const runs = (status?.restartCount ?? 0) > 0 ? [false, true] : [false];
       return runs.map((previous) => {
-        const options = { container, previous, tailLines: LOG_LINES, limitBytes: TEXT_BYTES };
+        // There is no `limitBytes`, because it would leave out the newest of these lines.
+        const options = { container, previous, tailLines: LOG_LINES };
         const name = `${short(pod.metadata.name)}-${short(container)}${previous ? '-previous' : ''}`;
         return {
           part: `log of container ${container} in Pod ${pod.metadata.name}`,

@@ -9,8 +9,10 @@ import type { KubeObject, Resource } from '../../kube/objects.ts';
 
 /** Largest number of objects that one read returns. The JSON of 2,000 VMs is about 10 MB long. */
 const OBJECTS = 2_000;
-/** Largest size of one text, which is a log or the metrics of a host. A hostile host could send data without end. */
-export const TEXT_BYTES = 1024 * 1024;
+/** Largest size of one text in the bundle. A text is a log or the metrics of a host. */
+const TEXT_BYTES = 1024 * 1024;
+/** Number of bytes after which the read of one text ends. It is more than a log of usual size, but a hostile host could send without end. */
+const READ_BYTES = 16 * TEXT_BYTES;
 /** Largest size of all texts and objects. The bundle must fit into memory and into an email. */
 const TOTAL_BYTES = 64 * 1024 * 1024;
 /** Time limit for one part. A host that does not answer must not use up the time for other parts. */
@@ -62,16 +64,25 @@ export class Reader {
     });
   }
 
-  /** Returns the text at the path. The result is undefined if the text could not be read. A text longer than {@link TEXT_BYTES} is cut. */
+  /**
+   * Returns the text at the path. If it is longer than {@link TEXT_BYTES}, the result contains only its last lines, because the newest lines
+   * of a log are the last ones. The result is undefined if the text could not be read.
+   */
   async text(part: string, path: string): Promise<string | undefined> {
     return await this.#noted(part, async (signal) => {
       const pieces: Buffer[] = [];
       const enough = new AbortController();
       let bytes = 0;
+      let kept = 0;
       const onData = (piece: Buffer) => {
         bytes += piece.length;
+        kept += piece.length;
         pieces.push(piece);
-        if (bytes > TEXT_BYTES) {
+        for (let [first] = pieces; first && kept - first.length > TEXT_BYTES; [first] = pieces) {
+          kept -= first.length;
+          pieces.shift();
+        }
+        if (bytes > READ_BYTES) {
           enough.abort();
         }
       };
@@ -85,10 +96,15 @@ export class Reader {
         if (!enough.signal.aborted) {
           throw error;
         }
-        this.note(part, `Only the first ${TEXT_BYTES} bytes were read`);
       }
-      this.#count(bytes);
-      return Buffer.concat(pieces).subarray(0, TEXT_BYTES).toString('utf8');
+      const text = Buffer.concat(pieces).subarray(-TEXT_BYTES);
+      this.#count(text.length);
+      if (bytes === text.length) {
+        return text.toString('utf8');
+      }
+      this.note(part, `Only the last ${TEXT_BYTES} bytes are kept`);
+      // The rest of a cut line is left out. It could be a part of a secret, which nobody recognizes without its beginning.
+      return text.subarray(text.indexOf('\n') + 1).toString('utf8');
     });
   }
 

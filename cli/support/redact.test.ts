@@ -98,6 +98,29 @@ it('keeps the facts that help', () => {
   );
 });
 
+it('keeps the values of labels that Berth, Helm or Kubernetes sets, and texts that repeat them', () => {
+  const redactor = new Redactor();
+  const pod = {
+    metadata: {
+      name: 'cache-x7k2p-9d4f1',
+      labels: {
+        'app.kubernetes.io/component': 'operator',
+        'app.kubernetes.io/version': '1.10.0',
+        'helm.sh/chart': 'berth-1.10.0',
+        'batch.kubernetes.io/job-name': 'cache-x7k2p',
+        'job-name': 'cache-x7k2p',
+        'pod-template-hash': '5d8f7c9b6d',
+        'berth.node-restriction.kubernetes.io/namespace': 'platform-ci2',
+      },
+      ownerReferences: [{ kind: 'Job', name: 'cache-x7k2p' }],
+    },
+    spec: { containers: [{ name: 'operator', image: 'registry.example/berth-operator:1.10.0' }] },
+  };
+  expect(redactor.texts(redactor.fields(pod))).toEqual(pod);
+  const line = '{"msg":"the operator made a Job","job":"cache-x7k2p","namespace":"platform-ci2"}';
+  expect(redactor.text(line)).toBe(line);
+});
+
 it('is fast for long lines without secrets, and ends for those that are made to be slow', () => {
   const redactor = new Redactor();
   for (const text of [

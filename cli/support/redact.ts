@@ -3,12 +3,6 @@
  * remembered, and they are also removed from texts of other objects and from logs. Everything that looks like a secret is removed from all
  * texts.
  */
-import {
-  EMULATOR_UID_LABEL,
-  IMAGE_UID_LABEL,
-  VM_UID_LABEL,
-  WORKLOAD_LABEL,
-} from '../../api/v1alpha1/names.ts';
 
 export const REMOVED = '[removed]';
 
@@ -37,19 +31,12 @@ const REPEATING_FIELDS: ReadonlySet<string> = new Set([
   'managedFields',
   'description',
 ]);
-/** Labels that Berth or Kubernetes sets. The values of all other labels come from users. */
-const KEPT_LABELS: ReadonlySet<string> = new Set([
-  VM_UID_LABEL,
-  IMAGE_UID_LABEL,
-  EMULATOR_UID_LABEL,
-  WORKLOAD_LABEL,
-  'berth.dev/host',
-  'berth.dev/leader',
-  'kubernetes.io/arch',
-  'kubernetes.io/os',
-  'kubernetes.io/hostname',
-  'kubernetes.io/metadata.name',
-]);
+/**
+ * Pattern of the labels that Berth, Helm or Kubernetes sets. The values of all other labels come from users. A value such as a version or
+ * the name of a Job must stay, because texts that repeat a removed value lose it, too.
+ */
+const KEPT_LABEL =
+  /^(?:[\w.-]{1,200}\.)?(?:berth\.dev|helm\.sh|kubernetes\.io)\/|^(?:pod-template-hash|controller-revision-hash|controller-uid|job-name)$/;
 const SECRET_FIELD = /(passw(or)?d|passphrase|secret|token|credential|api_?key|private_?key|authorization)$/i;
 
 /**
@@ -157,7 +144,7 @@ export class Redactor {
 
   #labels(labels: unknown): unknown {
     const entries = Object.entries(labels as Record<string, unknown>).map(([key, value]) => {
-      if (KEPT_LABELS.has(key)) {
+      if (KEPT_LABEL.test(key)) {
         return [key, value];
       }
       this.#remember(value, key);

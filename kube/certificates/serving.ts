@@ -5,6 +5,7 @@ import { createSecureContext } from 'node:tls';
 import type { Logger } from 'pino';
 import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificate.ts';
 import type { CertificateFiles } from '../../base/certificatefiles.ts';
+import { messageOf } from '../../base/errors.ts';
 import { rest } from '../../base/time.ts';
 
 /**
@@ -91,15 +92,21 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
   void follow();
 
   async function follow(): Promise<void> {
+    let logged: string | undefined;
     while (!o.signal.aborted) {
       await rest(o.lookMilliseconds ?? LOOK_MILLISECONDS, o.signal);
       try {
         current = replaced(await o.provider());
+        logged = undefined;
       } catch (error) {
-        o.logger.error(
-          { err: error },
-          'the new certificate of the server is not usable, so the server keeps the old one',
-        );
+        // The same error is logged only once, because it stays until a person corrects the certificate.
+        if (messageOf(error) !== logged) {
+          logged = messageOf(error);
+          o.logger.error(
+            { err: error },
+            'the new certificate of the server is not usable, so the server keeps the old one',
+          );
+        }
       }
     }
   }

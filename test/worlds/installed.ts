@@ -73,8 +73,14 @@ interface LogLine {
   reconcileID?: string;
 }
 
+interface Endpoint {
+  addresses: string[];
+  conditions: { ready: boolean };
+  targetRef: { name: string };
+}
+
 interface EndpointSlice {
-  endpoints: { conditions: { ready: boolean }; targetRef: { name: string } }[] | null;
+  endpoints: Endpoint[] | null;
 }
 
 export class Installed implements AsyncDisposable {
@@ -235,20 +241,27 @@ export class Installed implements AsyncDisposable {
 
   /** Returns the names of the Pods that the operator's Service selects. */
   async behindService(): Promise<string[]> {
+    return (await this.#endpointsOf('berth-operator')).map(({ targetRef }) => targetRef.name);
+  }
+
+  /** Returns the addresses of the Pods that a Service selects. */
+  async addressesBehind(service: string): Promise<string[]> {
+    return (await this.#endpointsOf(service)).flatMap(({ addresses }) => addresses);
+  }
+
+  /** Returns the ready endpoints of a Service of the release. */
+  async #endpointsOf(service: string): Promise<Endpoint[]> {
     const slices = [
       'get',
       'endpointslices',
       '--namespace',
       SYSTEM,
       '-l',
-      'kubernetes.io/service-name=berth-operator',
+      `kubernetes.io/service-name=${service}`,
     ];
     const { stdout } = await this.cluster.kubectl([...slices, '-o', 'json']);
     const { items } = JSON.parse(stdout) as { items: EndpointSlice[] };
-    const ready = items
-      .flatMap(({ endpoints }) => endpoints ?? [])
-      .filter(({ conditions }) => conditions.ready);
-    return ready.map(({ targetRef }) => targetRef.name);
+    return items.flatMap(({ endpoints }) => endpoints ?? []).filter(({ conditions }) => conditions.ready);
   }
 
   async pods(component: 'operator' | 'agent' | 'server'): Promise<Pod[]> {

@@ -147,9 +147,8 @@ describe('Berth installed with helm', unless(unfit), () => {
       const prometheus = await Prometheus.start(berth, READER);
       await berth.vms.create('waiting', { image: 'guest', memory: TOO_MUCH });
       expect(await prometheus.untilSays(PENDING, { 'platform-default': 1 })).toBe(true);
-      expect(await prometheus.untilSays('sum by (job) (up)', { 'berth-hosts': 2, 'berth-operator': 1 })).toBe(
-        true,
-      );
+      const answering = { 'berth-hosts': 2, 'berth-operator': 1, 'berth-server': 2 };
+      expect(await prometheus.untilSays('sum by (job) (up)', answering)).toBe(true);
       const images = 'count by (node) (berth_image_store_images)';
       expect(await prometheus.untilSays(images, { 'node1-berth': 1, 'node2-berth': 1 })).toBe(true);
       await berth.vms.delete('waiting');

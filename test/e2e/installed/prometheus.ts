@@ -25,9 +25,15 @@ interface Discovery {
   selectors: { role: string; label: string }[];
 }
 
+interface Lookup {
+  names: string[];
+  port: number;
+}
+
 interface Scrape {
   job_name: string;
   kubernetes_sd_configs?: Discovery[];
+  dns_sd_configs?: Lookup[];
   [field: string]: unknown;
 }
 
@@ -108,9 +114,21 @@ async function scrapes(berth: Installed): Promise<Scrape[]> {
     .replaceAll(SERVICE_NAME, await berth.serviceAddress());
   const { scrape_configs: jobs } = parse(text) as { scrape_configs: Scrape[] };
   return await Promise.all(
-    jobs.map(async ({ kubernetes_sd_configs: discovery, ...job }) =>
-      discovery === undefined ? job : { ...job, static_configs: await discovered(berth, discovery) },
-    ),
+    jobs.map(async ({ kubernetes_sd_configs: discovery, dns_sd_configs: lookups, ...job }) => ({
+      ...job,
+      ...(discovery && { static_configs: await discovered(berth, discovery) }),
+      ...(lookups && { static_configs: await resolved(berth, lookups) }),
+    })),
+  );
+}
+
+/** Returns the targets that Prometheus finds by DNS: the addresses of the Pods behind headless Services. */
+async function resolved(berth: Installed, lookups: readonly Lookup[]): Promise<object[]> {
+  return await Promise.all(
+    lookups.map(async ({ names, port }) => {
+      const found = await Promise.all(names.map((name) => berth.addressesBehind(name.split('.')[0] ?? '')));
+      return { targets: found.flat().map((address) => `${address}:${port}`) };
+    }),
   );
 }
 

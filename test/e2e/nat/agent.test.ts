@@ -34,7 +34,7 @@ const ASKED_MILLISECONDS = 10_000;
 const REPAIRS = 'berth_agent_network_repairs_total';
 const FAILURES = 'berth_vm_deployments_failed_total';
 
-function checks(result: 'healthy' | 'repaired' | 'faulty'): string {
+function checks(result: 'healthy' | 'repaired' | 'machine_faulty' | 'faulty'): string {
   return `berth_agent_network_checks_total{result="${result}"}`;
 }
 
@@ -192,13 +192,14 @@ describe('nat from the agent to the VM', unless(missing), () => {
 
   test("another table dropping the guest's packets while Running: told within 5 s, healed when it goes, the VM kept", async () => {
     const { podIP } = (await vms.pod('steady')).status ?? {};
-    const faulty = await host.metric(checks('faulty'));
+    const faulty = await host.metric(checks('machine_faulty'));
     host.addForeignTable(`ip saddr ${podIP} drop`);
     const began = performance.now();
     expect(await networkIs('steady', 'False')).toContain('table inet other, chain theirs');
     process.stderr.write(`reported after ${Math.round(performance.now() - began)} ms\n`);
     await expect(host.page(PORT)).rejects.toThrow(UNREACHABLE);
-    await waitFor('the fault to be counted', async () => (await host.metric(checks('faulty'))) > faulty);
+    const isCounted = async () => (await host.metric(checks('machine_faulty'))) > faulty;
+    await waitFor('the fault to be counted', isCounted);
     host.removeForeignTable();
     await networkIs('steady', 'True');
     await reachable();
@@ -244,9 +245,11 @@ describe('nat from the agent to the VM', unless(missing), () => {
       { deadlineMilliseconds: QUIET_MILLISECONDS, intervalMilliseconds: 1_000 },
     );
     const counted = await Promise.all(
-      [REPAIRS, checks('repaired'), checks('faulty')].map((line) => host.metric(line)),
+      [REPAIRS, checks('repaired'), checks('machine_faulty'), checks('faulty')].map((line) =>
+        host.metric(line),
+      ),
     );
-    expect(counted).toEqual([0, 0, 0]);
+    expect(counted).toEqual([0, 0, 0, 0]);
     await reachable();
     await runsOn();
   });
