@@ -1,11 +1,16 @@
 import { execFileSync } from 'node:child_process';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { afterEach, beforeEach, expect, test } from 'vitest';
+import { join, relative } from 'node:path';
+import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { sync } from '../../../base/files.ts';
 import { createQcow2 } from '../../disks/qemuimg.ts';
-import { growDisk } from './files.ts';
+import type { VmPlan } from '../driver.ts';
+import { createFiles, growDisk } from './files.ts';
+import type { Platform } from './platform.ts';
 import { FILES } from './state.ts';
+
+vi.mock(import('../../../base/files.ts'), { spy: true });
 
 let root: string;
 
@@ -14,7 +19,21 @@ beforeEach(async () => {
 });
 
 afterEach(async () => {
+  vi.resetAllMocks();
   await rm(root, { recursive: true });
+});
+
+test('the firmware variables of a new machine survive a loss of power', async () => {
+  const template = join(root, 'template.fd');
+  await writeFile(template, 'variables');
+  const synced: string[] = [];
+  vi.mocked(sync).mockImplementation(async (path) => {
+    synced.push(`${relative(root, path)}: ${await readFile(path, 'utf8')}`);
+  });
+  const plan = { guest: {}, runAs: undefined } as unknown as VmPlan;
+  const platform = { firmware: { code: '', variables: template } } as unknown as Platform;
+  await createFiles(root, { uid: 'uid', path: join(root, 'uid') }, { plan, base: undefined, platform });
+  expect(synced).toEqual([`uid/${FILES.variables}: variables`]);
 });
 
 test.each([

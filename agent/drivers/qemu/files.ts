@@ -9,6 +9,7 @@ import { type BaseImage, SECTOR_BYTES } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { sync } from '../../../base/files.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
 import type { MachineFolder, VmPlan } from '../driver.ts';
 import { makeMachineFolder } from '../statefile.ts';
@@ -35,7 +36,11 @@ export async function createFiles(
   await makeMachineFolder(root, folder.path);
   const diskBytes = await makeDisk(folder, plan, base);
   if (platform.firmware !== undefined) {
-    await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
+    const variables = join(folder.path, FILES.variables);
+    await copySparse(platform.firmware.variables, variables);
+    // Without this sync, the file could be too short after a loss of power, and QEMU would never start the machine again. The disk needs no
+    // sync, because qemu-img flushes a disk that it creates.
+    await sync(variables);
   }
   if (plan.runAs !== undefined) {
     await giveDisk(folder.path, plan.runAs);
