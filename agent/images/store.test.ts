@@ -12,6 +12,7 @@ import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from './store.ts';
 import type { BaseImage } from '../disks/disk.ts';
+import { Catalog } from './local/catalog.ts';
 import type { Holder } from './local/holders.ts';
 
 const RAW_BYTES = 1024 * 1024;
@@ -244,6 +245,27 @@ describe('the image store', () => {
       expect([running, left, named].map((path) => existsSync(path))).toEqual([true, false, true]);
       end.abort();
       expect(vi.getTimerCount()).toBe(0);
+    });
+
+    it('an image does not wait for the removal of the image that had its name', async () => {
+      const url = await serve((request, response) => response.end(Buffer.from(request.url!.padEnd(512))));
+      const ensureNamed = async (path: string): Promise<void> => {
+        const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
+        const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
+        const { signal } = new AbortController();
+        const options = { name: 'berth.dev/team/disk', signal, onProgress: () => undefined };
+        await store.ensure(source, { ...options, holder: `machine/${path}` });
+      };
+      await ensureNamed('/old');
+      store.release('machine//old');
+      const removal = Promise.withResolvers<void>();
+      const discard = vi.spyOn(Catalog.prototype, 'discard').mockReturnValue(removal.promise);
+      onTestFinished(() => discard.mockRestore());
+      const ensured = ensureNamed('/new');
+      await vi.waitFor(() => expect(discard).toHaveBeenCalledOnce());
+      // A request that waits for the removal gets its failure.
+      removal.reject(new Error('the disk has a fault'));
+      await ensured;
     });
 
     it('an image with damaged metadata is fetched again, and stays for the machine that runs from it', async () => {
