@@ -280,6 +280,19 @@ describe('the image store', () => {
       expect(reopened.heldBytes()).toBe(RAW_BYTES);
     });
 
+    it('files with a fault do not keep the store from opening', async () => {
+      const source: BaseImageSource = { type: 'http', url: await serve((_, to) => to.end(content)), sha256 };
+      const { path } = await ensure(source);
+      // A read of this folder in place of the file fails like a read of a faulty disk.
+      const metadata = join(dirname(path), 'image.json');
+      await rm(metadata);
+      await mkdir(metadata);
+      await writeFile(join(directory, 'data', 'images', 'shared.json'), '[[');
+      const reopened = await open();
+      expect(reopened.images()).toEqual([]);
+      expect(existsSync(path)).toBe(true);
+    });
+
     it('an image with another digest is DigestMismatch, and leaves nothing', async () => {
       const url = await serve((_request, response) => response.end('something else'));
       const refused = ensure({ type: 'http', url, sha256 });

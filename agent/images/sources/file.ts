@@ -8,11 +8,12 @@ import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
+import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { codeOf, isMissing } from '../../../base/errors.ts';
+import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
-import { fileDigest, unlessMissing } from '../../disks/diskio.ts';
+import { fileDigest } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { ImageRequest } from '../local/importing.ts';
@@ -46,8 +47,10 @@ export class FileSource {
   }
 
   async load(): Promise<void> {
-    const text = (await unlessMissing(readFile(this.#file, 'utf8'))) ?? '[]';
-    for (const [identity, digest] of z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text))) {
+    const text = await undefinedIf(isOfSystem, readFile(this.#file, 'utf8'));
+    // A missing or damaged file does no harm, because the digests are then computed again.
+    const { data = [] } = z.array(z.tuple([z.string(), z.string()])).safeParse(parseDocument(text));
+    for (const [identity, digest] of data) {
       this.#digests.set(identity, digest);
     }
   }
