@@ -5,6 +5,7 @@ import { join, relative } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
+import { markArgument } from '../disks/qemuimg.ts';
 import { Keyring } from './oci/credentials.ts';
 import { Registries } from './oci/repository.ts';
 import { type Published, Publisher } from './publisher.ts';
@@ -40,7 +41,7 @@ describe('a disk in the folder of the image storage', () => {
       virtualSizeBytes: DISK_BYTES,
       architecture: undefined,
     };
-    const options = { signal: new AbortController().signal, onProgress: () => undefined };
+    const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
     return await publisher.store({ type: 'folder', path: PATH }, disk, options);
   }
 
@@ -51,7 +52,7 @@ describe('a disk in the folder of the image storage', () => {
       storageKeyring: () => Keyring.parse([]),
     });
     const disk = { path: join(root, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
-    const options = { signal: new AbortController().signal, onProgress: () => undefined };
+    const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
     const error = await publisher.store({ type: 'folder', path: PATH }, disk, options).catch(reasonIn);
     expect(error).toBe('TaskFailed');
     expect(classOf('TaskFailed', 'Image')).toBe('passing');
@@ -65,6 +66,16 @@ describe('a disk in the folder of the image storage', () => {
     });
     await store();
     expect(synced).toEqual([`storage/${PATH}.partial, unnamed`, 'storage/team, named', 'storage, named']);
+  });
+
+  it('is converted by a process that the agent finds after a restart', async () => {
+    const seen = join(root, 'arguments');
+    const program = `#!/bin/sh\nprintf '%s\\n' "$@" > '${seen}'\nPATH='${process.env['PATH']}' exec qemu-img "$@"\n`;
+    await writeFile(join(root, 'qemu-img'), program, { mode: 0o755 });
+    vi.stubEnv('PATH', `${root}:${process.env['PATH']}`);
+    await store();
+    vi.unstubAllEnvs();
+    expect((await readFile(seen, 'utf8')).split('\n')).toContain(markArgument('mark'));
   });
 
   it('is not written to a file that an earlier agent left', async () => {

@@ -46,6 +46,11 @@ export interface PublishingOptions {
   onProgress: (percent: number) => void;
 }
 
+export interface StoringOptions extends PublishingOptions {
+  /** Text by which the agent finds a program of this work after a restart. */
+  mark: string;
+}
+
 export interface PublisherOptions {
   registries: Registries;
   /** Returns the credentials of the cluster's own image storage, which are used for that storage only. */
@@ -63,7 +68,7 @@ export class Publisher {
   }
 
   /** Stores a disk in the cluster's image storage. */
-  async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
+  async store(target: StorageTarget, disk: RawDisk, options: StoringOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
           // Each version of an image's content has its own tag, and its manifest contains this tag. Therefore no two versions share a
@@ -135,7 +140,7 @@ export class Publisher {
    * Writes a disk as a qcow2 file, in which zeros use no space. The file appears under its name only when it is complete. When the promise
    * resolves, the file and its name survive a loss of power.
    */
-  async #storeFile(path: string, disk: RawDisk, { signal }: PublishingOptions): Promise<Published> {
+  async #storeFile(path: string, disk: RawDisk, { mark, signal }: StoringOptions): Promise<Published> {
     const { file, folder } = this.#placeOf(path);
     const partial = partialOf(file);
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
@@ -145,7 +150,7 @@ export class Publisher {
       // cannot overwrite a read-only file.
       await rm(partial, { force: true });
       // A raw disk cannot name other files, so the conversion reads only this disk.
-      await convertToQcow2(disk.path, partial, signal);
+      await convertToQcow2(disk.path, partial, { mark, signal });
       await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);
