@@ -29,31 +29,36 @@ describe('a disk in the folder of the image storage', () => {
   });
 
   afterEach(async () => {
+    vi.useRealTimers();
+    vi.unstubAllEnvs();
     vi.resetAllMocks();
     await registries.close();
     await rm(root, { recursive: true });
   });
 
+  function publisher(): Publisher {
+    return new Publisher({ registries, storageFolder, storageKeyring: () => Keyring.parse([]) });
+  }
+
   async function store(): Promise<Published> {
-    const publisher = new Publisher({ registries, storageFolder, storageKeyring: () => Keyring.parse([]) });
     const disk = {
       path: join(root, 'disk.raw'),
       virtualSizeBytes: DISK_BYTES,
       architecture: undefined,
     };
     const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
-    return await publisher.store({ type: 'folder', path: PATH }, disk, options);
+    return await publisher().store({ type: 'folder', path: PATH }, disk, options);
   }
 
   it('is tried again if a host has no such folder, because the Image has no fault', async () => {
-    const publisher = new Publisher({
+    const without = new Publisher({
       registries,
       storageFolder: undefined,
       storageKeyring: () => Keyring.parse([]),
     });
     const disk = { path: join(root, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
     const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
-    const error = await publisher.store({ type: 'folder', path: PATH }, disk, options).catch(reasonIn);
+    const error = await without.store({ type: 'folder', path: PATH }, disk, options).catch(reasonIn);
     expect(error).toBe('TaskFailed');
     expect(classOf('TaskFailed', 'Image')).toBe('passing');
   });
@@ -74,8 +79,22 @@ describe('a disk in the folder of the image storage', () => {
     await writeFile(join(root, 'qemu-img'), program, { mode: 0o755 });
     vi.stubEnv('PATH', `${root}:${process.env['PATH']}`);
     await store();
-    vi.unstubAllEnvs();
     expect((await readFile(seen, 'utf8')).split('\n')).toContain(markArgument('mark'));
+  });
+
+  it.each([
+    ['stored', store],
+    [
+      'removed',
+      async () => await publisher().remove({ type: 'folder', path: PATH }, new AbortController().signal),
+    ],
+  ])('is not %s while the file server of the folder does not answer', async (_, work) => {
+    await writeFile(join(root, 'stat'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 });
+    vi.stubEnv('PATH', `${root}:${process.env['PATH']}`);
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const refused = expect(work()).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
+    await vi.advanceTimersByTimeAsync(120_000);
+    await refused;
   });
 
   it('is not written to a file that an earlier agent left', async () => {

@@ -8,6 +8,7 @@ import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
 import { ask } from './sources/access.ts';
 import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
+import { requireAnswer } from './fileserver.ts';
 import { publishDisk } from './layouts/publish.ts';
 import type { Registries } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
@@ -90,7 +91,7 @@ export class Publisher {
    */
   async remove(place: StorageTarget, signal: AbortSignal): Promise<string | undefined> {
     if (place.type === 'folder') {
-      await this.#removeFile(place.path);
+      await this.#removeFile(place.path, signal);
       return undefined;
     }
     const reference = parseReference(place.reference);
@@ -143,6 +144,7 @@ export class Publisher {
   async #storeFile(path: string, disk: RawDisk, { mark, signal }: StoringOptions): Promise<Published> {
     const { file, folder } = this.#placeOf(path);
     const partial = partialOf(file);
+    await requireAnswer(folder, signal);
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
     await this.protectFolder();
     try {
@@ -188,8 +190,9 @@ export class Publisher {
   }
 
   /** Removes a file of the image storage. If the agent was killed while it wrote the file, a partial file is left, which is removed too. */
-  async #removeFile(path: string): Promise<void> {
-    const { file } = this.#placeOf(path);
+  async #removeFile(path: string, signal: AbortSignal): Promise<void> {
+    const { file, folder } = this.#placeOf(path);
+    await requireAnswer(folder, signal);
     await rm(partialOf(file), { force: true });
     await rm(file, { force: true });
   }

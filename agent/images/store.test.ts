@@ -90,6 +90,17 @@ describe('the image store', () => {
       expect(store.images()).toEqual([]);
     });
 
+    it('are ImageFetchFailed while their file server does not answer', async () => {
+      await writeFile(join(directory, 'stat'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 });
+      vi.stubEnv('PATH', `${directory}:${process.env['PATH']}`);
+      vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+      onTestFinished(() => void vi.useRealTimers().unstubAllEnvs());
+      const given = ensure({ type: 'sharedFile', path: 'disk.raw' });
+      const refused = expect(given).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
+      await vi.advanceTimersByTimeAsync(120_000);
+      await refused;
+    });
+
     it('are distinguished from their earlier content after a change', async () => {
       const path = join(shared, 'disk.raw');
       await writeFile(path, Buffer.alloc(RAW_BYTES, 1));
