@@ -73,6 +73,20 @@ describe('a disk in the folder of the image storage', () => {
     expect(synced).toEqual([`storage/${PATH}.partial, unnamed`, 'storage/team, named', 'storage, named']);
   });
 
+  it('is removed for good before the result', async () => {
+    await store();
+    const left: Record<string, string[]> = {};
+    vi.mocked(sync).mockImplementation(async (path) => {
+      left[relative(root, path)] = await readdir(path);
+    });
+    const { signal } = new AbortController();
+    await publisher().remove({ type: 'folder', path: PATH }, signal);
+    expect(left).toEqual({ 'storage/team': [] });
+    await expect(
+      publisher().remove({ type: 'folder', path: 'none/disk.qcow2' }, signal),
+    ).resolves.toBeUndefined();
+  });
+
   it('is converted by a process that the agent finds after a restart', async () => {
     const seen = join(root, 'arguments');
     const program = `#!/bin/sh\nprintf '%s\\n' "$@" > '${seen}'\nPATH='${process.env['PATH']}' exec qemu-img "$@"\n`;

@@ -195,6 +195,8 @@ export class Publisher {
     await requireAnswer(folder, signal);
     await rm(partialOf(file), { force: true });
     await rm(file, { force: true });
+    // Without this sync, the file could be there again after a loss of power, and nothing would remove it any more.
+    await unlessMissing(sync(dirname(file)));
   }
 
   #placeOf(path: string): { file: string; folder: string } {
