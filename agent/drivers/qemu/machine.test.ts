@@ -196,9 +196,8 @@ describe('an agent that dies while it saves the memory of a machine', () => {
 
 describe('a suspension whose record is written, but cannot be synced', () => {
   it('lets the guest continue, and the next inspection does not end it for its old memory', async () => {
-    const record = StateFile.prototype.update;
     vi.spyOn(StateFile.prototype, 'update').mockImplementation(async function (this: StateFile, change) {
-      const state = await record.call(this, change);
+      const state = await this.change(() => change);
       if (change.suspended === true) {
         throw new Error('the disk has a fault');
       }
