@@ -22,7 +22,8 @@ const lastWrites = new Map<string, Promise<void>>();
  * one. If several writes of a path overlap, the content of the last call stays. The folder must exist. If the disk is full and the file
  * system has a reserve of disk space (reserve.ts), the write uses the reserve.
  *
- * @throws Error of the system when the write fails. After a failure, the file still has its old content.
+ * @throws Error of the system when the write fails. After a failure, the file has its old content. If only the sync of the folder failed,
+ * it has the new content.
  */
 export async function writeWhole(path: string, content: string | Uint8Array, mode = MODE): Promise<void> {
   const before = lastWrites.get(path);

@@ -101,12 +101,13 @@ export async function qcow2Info(
   return await runQemuImg(['info', ...parameters], { ...INFO_LIMITS, as: reader, files });
 }
 
-/**
- * Converts the raw disk `raw` to the qcow2 file `target`. Zeros of the disk use no space in this file. @throws ProgramError when qemu-img
- * fails, or the signal's reason when the signal aborts.
- */
-export async function convertToQcow2(raw: string, target: string, signal: AbortSignal): Promise<void> {
-  await runQemuImg(['convert', '-f', 'raw', '-O', 'qcow2', raw, target], { signal });
+/** Converts the raw disk `raw` to the qcow2 file `target`, in which zeros use no space. @throws ProgramError or the signal's reason. */
+export async function convertToQcow2(
+  raw: string,
+  target: string,
+  { mark, signal }: Pick<ConvertOptions, 'mark' | 'signal'>,
+): Promise<void> {
+  await runQemuImg(['convert', '-f', 'raw', '-O', 'qcow2', raw, target], { mark, signal });
 }
 
 export interface ConvertOptions {

@@ -36,7 +36,10 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     storageFolder: config.images.storageFolder,
     readers: users?.reader.gid,
   });
-  await publisher.protectFolder();
+  // The start does not wait for this folder, because its file server can be down. Each write to the folder protects the folder again.
+  publisher.protectFolder().catch((error: unknown) => {
+    logger.error({ err: error }, 'The mode of the folder of the image storage could not be set');
+  });
   return {
     metrics,
     users,

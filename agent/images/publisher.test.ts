@@ -5,6 +5,7 @@ import { join, relative } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
+import { markArgument } from '../disks/qemuimg.ts';
 import { Keyring } from './oci/credentials.ts';
 import { Registries } from './oci/repository.ts';
 import { type Published, Publisher } from './publisher.ts';
@@ -28,31 +29,36 @@ describe('a disk in the folder of the image storage', () => {
   });
 
   afterEach(async () => {
+    vi.useRealTimers();
+    vi.unstubAllEnvs();
     vi.resetAllMocks();
     await registries.close();
     await rm(root, { recursive: true });
   });
 
+  function publisher(): Publisher {
+    return new Publisher({ registries, storageFolder, storageKeyring: () => Keyring.parse([]) });
+  }
+
   async function store(): Promise<Published> {
-    const publisher = new Publisher({ registries, storageFolder, storageKeyring: () => Keyring.parse([]) });
     const disk = {
       path: join(root, 'disk.raw'),
       virtualSizeBytes: DISK_BYTES,
       architecture: undefined,
     };
-    const options = { signal: new AbortController().signal, onProgress: () => undefined };
-    return await publisher.store({ type: 'folder', path: PATH }, disk, options);
+    const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
+    return await publisher().store({ type: 'folder', path: PATH }, disk, options);
   }
 
   it('is tried again if a host has no such folder, because the Image has no fault', async () => {
-    const publisher = new Publisher({
+    const without = new Publisher({
       registries,
       storageFolder: undefined,
       storageKeyring: () => Keyring.parse([]),
     });
     const disk = { path: join(root, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
-    const options = { signal: new AbortController().signal, onProgress: () => undefined };
-    const error = await publisher.store({ type: 'folder', path: PATH }, disk, options).catch(reasonIn);
+    const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
+    const error = await without.store({ type: 'folder', path: PATH }, disk, options).catch(reasonIn);
     expect(error).toBe('TaskFailed');
     expect(classOf('TaskFailed', 'Image')).toBe('passing');
   });
@@ -65,6 +71,45 @@ describe('a disk in the folder of the image storage', () => {
     });
     await store();
     expect(synced).toEqual([`storage/${PATH}.partial, unnamed`, 'storage/team, named', 'storage, named']);
+  });
+
+  it('is removed for good before the result', async () => {
+    await store();
+    const left: Record<string, string[]> = {};
+    vi.mocked(sync).mockImplementation(async (path) => {
+      left[relative(root, path)] = await readdir(path);
+    });
+    const { signal } = new AbortController();
+    await publisher().remove({ type: 'folder', path: PATH }, signal);
+    expect(left).toEqual({ 'storage/team': [] });
+    await expect(
+      publisher().remove({ type: 'folder', path: 'none/disk.qcow2' }, signal),
+    ).resolves.toBeUndefined();
+  });
+
+  it('is converted by a process that the agent finds after a restart', async () => {
+    const seen = join(root, 'arguments');
+    const program = `#!/bin/sh\nprintf '%s\\n' "$@" > '${seen}'\nPATH='${process.env['PATH']}' exec qemu-img "$@"\n`;
+    await writeFile(join(root, 'qemu-img'), program, { mode: 0o755 });
+    vi.stubEnv('PATH', `${root}:${process.env['PATH']}`);
+    await store();
+    expect((await readFile(seen, 'utf8')).split('\n')).toContain(markArgument('mark'));
+  });
+
+  it.each([
+    ['stored', store],
+    [
+      'removed',
+      async () => await publisher().remove({ type: 'folder', path: PATH }, new AbortController().signal),
+    ],
+  ])('is not %s while the file server of the folder does not answer', async (_, work) => {
+    await writeFile(join(root, 'stat'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 });
+    vi.stubEnv('PATH', `${root}:${process.env['PATH']}`);
+    vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const asked = work();
+    asked.catch(() => undefined);
+    await vi.advanceTimersByTimeAsync(120_000);
+    await expect(asked).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
   });
 
   it('is not written to a file that an earlier agent left', async () => {

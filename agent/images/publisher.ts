@@ -8,6 +8,7 @@ import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
 import { ask } from './sources/access.ts';
 import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
+import { requireAnswer } from './fileserver.ts';
 import { publishDisk } from './layouts/publish.ts';
 import type { Registries } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
@@ -46,6 +47,11 @@ export interface PublishingOptions {
   onProgress: (percent: number) => void;
 }
 
+export interface StoringOptions extends PublishingOptions {
+  /** Text by which the agent finds a program of this work after a restart. */
+  mark: string;
+}
+
 export interface PublisherOptions {
   registries: Registries;
   /** Returns the credentials of the cluster's own image storage, which are used for that storage only. */
@@ -63,7 +69,7 @@ export class Publisher {
   }
 
   /** Stores a disk in the cluster's image storage. */
-  async store(target: StorageTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
+  async store(target: StorageTarget, disk: RawDisk, options: StoringOptions): Promise<Published> {
     return target.type === 'registry'
       ? await this.push(
           // Each version of an image's content has its own tag, and its manifest contains this tag. Therefore no two versions share a
@@ -85,7 +91,7 @@ export class Publisher {
    */
   async remove(place: StorageTarget, signal: AbortSignal): Promise<string | undefined> {
     if (place.type === 'folder') {
-      await this.#removeFile(place.path);
+      await this.#removeFile(place.path, signal);
       return undefined;
     }
     const reference = parseReference(place.reference);
@@ -135,9 +141,10 @@ export class Publisher {
    * Writes a disk as a qcow2 file, in which zeros use no space. The file appears under its name only when it is complete. When the promise
    * resolves, the file and its name survive a loss of power.
    */
-  async #storeFile(path: string, disk: RawDisk, { signal }: PublishingOptions): Promise<Published> {
+  async #storeFile(path: string, disk: RawDisk, { mark, signal }: StoringOptions): Promise<Published> {
     const { file, folder } = this.#placeOf(path);
     const partial = partialOf(file);
+    await requireAnswer(folder, signal);
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
     await this.protectFolder();
     try {
@@ -145,7 +152,7 @@ export class Publisher {
       // cannot overwrite a read-only file.
       await rm(partial, { force: true });
       // A raw disk cannot name other files, so the conversion reads only this disk.
-      await convertToQcow2(disk.path, partial, signal);
+      await convertToQcow2(disk.path, partial, { mark, signal });
       await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);
@@ -183,10 +190,13 @@ export class Publisher {
   }
 
   /** Removes a file of the image storage. If the agent was killed while it wrote the file, a partial file is left, which is removed too. */
-  async #removeFile(path: string): Promise<void> {
-    const { file } = this.#placeOf(path);
+  async #removeFile(path: string, signal: AbortSignal): Promise<void> {
+    const { file, folder } = this.#placeOf(path);
+    await requireAnswer(folder, signal);
     await rm(partialOf(file), { force: true });
     await rm(file, { force: true });
+    // Without this sync, the file could be there again after a loss of power, and nothing would remove it any more.
+    await unlessMissing(sync(dirname(file)));
   }
 
   #placeOf(path: string): { file: string; folder: string } {

@@ -12,6 +12,7 @@ import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from './store.ts';
 import type { BaseImage } from '../disks/disk.ts';
+import { Catalog } from './local/catalog.ts';
 import type { Holder } from './local/holders.ts';
 
 const RAW_BYTES = 1024 * 1024;
@@ -87,6 +88,17 @@ describe('the image store', () => {
       expect(await ensure({ type: 'sharedFile', path: basename(path) })).toEqual(expected);
       expect(await ensure({ type: 'sharedFile', path: basename(path) }, await open())).toEqual(expected);
       expect(store.images()).toEqual([]);
+    });
+
+    it('are ImageFetchFailed while their file server does not answer', async () => {
+      await writeFile(join(directory, 'stat'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 });
+      vi.stubEnv('PATH', `${directory}:${process.env['PATH']}`);
+      vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+      onTestFinished(() => void vi.useRealTimers().unstubAllEnvs());
+      const given = ensure({ type: 'sharedFile', path: 'disk.raw' });
+      given.catch(() => undefined);
+      await vi.advanceTimersByTimeAsync(120_000);
+      await expect(given).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
     });
 
     it('are distinguished from their earlier content after a change', async () => {
@@ -246,6 +258,27 @@ describe('the image store', () => {
       expect(vi.getTimerCount()).toBe(0);
     });
 
+    it('an image does not wait for the removal of the image that had its name', async () => {
+      const url = await serve((request, response) => response.end(Buffer.from(request.url!.padEnd(512))));
+      const ensureNamed = async (path: string): Promise<void> => {
+        const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
+        const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
+        const { signal } = new AbortController();
+        const options = { name: 'berth.dev/team/disk', signal, onProgress: () => undefined };
+        await store.ensure(source, { ...options, holder: `machine/${path}` });
+      };
+      await ensureNamed('/old');
+      store.release('machine//old');
+      const removal = Promise.withResolvers<void>();
+      const discard = vi.spyOn(Catalog.prototype, 'discard').mockReturnValue(removal.promise);
+      onTestFinished(() => discard.mockRestore());
+      const ensured = ensureNamed('/new');
+      await vi.waitFor(() => expect(discard).toHaveBeenCalledOnce());
+      // A request that waits for the removal gets its failure.
+      removal.reject(new Error('the disk has a fault'));
+      await ensured;
+    });
+
     it('an image with damaged metadata is fetched again, and stays for the machine that runs from it', async () => {
       const source: BaseImageSource = { type: 'http', url: await serve((_, to) => to.end(content)), sha256 };
       const { path } = await ensure(source);
@@ -256,6 +289,19 @@ describe('the image store', () => {
       expect(await readFile(path)).toEqual(content);
       reopened.release('machine/m');
       expect(reopened.heldBytes()).toBe(RAW_BYTES);
+    });
+
+    it('files with a fault do not keep the store from opening', async () => {
+      const source: BaseImageSource = { type: 'http', url: await serve((_, to) => to.end(content)), sha256 };
+      const { path } = await ensure(source);
+      // A read of this folder in place of the file fails like a read of a faulty disk.
+      const metadata = join(dirname(path), 'image.json');
+      await rm(metadata);
+      await mkdir(metadata);
+      await writeFile(join(directory, 'data', 'images', 'shared.json'), '[[');
+      const reopened = await open();
+      expect(reopened.images()).toEqual([]);
+      expect(existsSync(path)).toBe(true);
     });
 
     it('an image with another digest is DigestMismatch, and leaves nothing', async () => {

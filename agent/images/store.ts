@@ -169,11 +169,12 @@ export class HostImageStore implements ImageStore {
       const stored = await this.#find(source, options, asked);
       const base = this.#catalog.baseOf(stored);
       const { format = 'Auto' } = options;
-      // A request can state another format than earlier requests, so the file is inspected again. This is not necessary if the request
-      // states `Auto` and the file is known to be qcow2.
+      // A request can state another format than earlier ones, so the file is inspected again, except for `Auto` and a known qcow2 file.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);
+      // The request does not wait for the removal of images that have lost their names, because that can take long or fail.
+      this.#beside(() => this.#catalog.sweep());
       return { ...base, ...inspected };
     } catch (error) {
       for (const id of this.#holders.imagesOf(asked.holder)) {

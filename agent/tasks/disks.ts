@@ -7,7 +7,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Driver, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw, markArgument } from '../disks/qemuimg.ts';
 import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
-import type { Publisher, PublishingOptions, RawDisk } from '../images/publisher.ts';
+import type { Publisher, PublishingOptions, RawDisk, StoringOptions } from '../images/publisher.ts';
 import { killByArgument } from '../processes/process.ts';
 import type { MachineUsers } from '../processes/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -36,7 +36,7 @@ export interface DiskHost {
 }
 
 /** Function that works with a raw disk, for example publishes it. The function returns the report of the task. */
-export type UseDisk = (disk: RawDisk, options: PublishingOptions) => Promise<TaskReport>;
+export type UseDisk = (disk: RawDisk, options: StoringOptions) => Promise<TaskReport>;
 
 /**
  * Calls `use` with an image as a raw file. The file is the image itself, or a copy that is removed afterwards. If `architecture` is
@@ -50,26 +50,34 @@ export async function withImage(
   use: UseDisk,
 ): Promise<TaskReport> {
   const { virtualSizeBytes } = base;
+  const mark = await freshMark(context);
   const disk = { path: base.path, virtualSizeBytes, architecture };
   if (base.format === 'raw') {
-    return await use(disk, { signal: context.signal, onProgress: context.progress });
+    return await use(disk, { signal: context.signal, onProgress: context.progress, mark });
   }
   const source = {
     driver: 'qcow2',
     backing: null,
     file: { driver: 'file', filename: base.path },
   };
-  const mark = `berth-task-${context.uid}`;
-  // If an earlier run of the agent was killed during this task, its qemu-img can still run. It would use disk space for a removed file.
-  await killByArgument(markArgument(mark));
   // The estimated size of the raw copy (`bytes`) can be too small, because a compressed image uses less space than its raw copy. Therefore
   // `withRoom` also checks the free space during the copy.
   return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
     context.log('Unpacking the image');
     const as = host.users?.reader;
     await convertToRaw(source, path, { ...options.copying, folder: context.folder, mark, as });
-    return await use({ ...disk, path }, options.publishing);
+    return await use({ ...disk, path }, { ...options.publishing, mark });
   });
+}
+
+/**
+ * Returns the mark of the programs of a task. If an earlier run of the agent was killed during this task, its qemu-img can still run. The
+ * function ends that qemu-img, because it would use disk space for a removed file.
+ */
+export async function freshMark({ uid }: TaskContext): Promise<string> {
+  const mark = `berth-task-${uid}`;
+  await killByArgument(markArgument(mark));
+  return mark;
 }
 
 /** Copies a machine's disk as it is at one moment, and calls `use` with the copy. */
@@ -84,6 +92,7 @@ export async function withMachine(
     throw new ReasonedError('NoMachine', `VM ${vm.namespace}/${vm.name} is not on this host`);
   }
   const { folder, machine, driver } = found;
+  const mark = await freshMark(context);
   const bytes = await driver.copyBytes(folder);
   return await withCopy(host, { bytes, context }, async (target, options) => {
     context.log(`Copying the disk of VM ${vm.namespace}/${vm.name}`);
@@ -93,7 +102,10 @@ export async function withMachine(
     });
     context.log(CONSISTENCIES[consistency]);
     const { architecture = host.architecture, os } = machine;
-    const report = await use({ path: target, virtualSizeBytes, architecture, os }, options.publishing);
+    const report = await use(
+      { path: target, virtualSizeBytes, architecture, os },
+      { ...options.publishing, mark },
+    );
     return { ...report, consistency, message: CONSISTENCIES[consistency] };
   });
 }

@@ -128,6 +128,12 @@ async function sendQcow2(): Promise<void> {
   send(file);
 }
 
+/** Sends a file with a raw disk. */
+async function sendRaw(): Promise<void> {
+  caller.resolve(host);
+  send(content);
+}
+
 it('the raw copy of a qcow2 file has disk space in addition to the file', async () => {
   await sendQcow2();
   let fileBytes = Number.POSITIVE_INFINITY;
@@ -139,17 +145,23 @@ it('the raw copy of a qcow2 file has disk space in addition to the file', async 
   expect(claimed).toEqual([TASK.limitBytes, expect.toSatisfy((bytes) => bytes >= 2 * fileBytes)]);
 });
 
-it('a copy that an earlier run of the agent has left running is ended, because it uses disk space', async () => {
-  const mark = markArgument('berth-task-u');
-  // This process stands for the qemu-img of the earlier run.
-  const left = spawn(process.execPath, ['-e', 'setInterval(() => 0, 1000)', mark]);
-  await once(left, 'spawn');
-  onTestFinished(() => void left.kill('SIGKILL'));
-  expect(await findByArgument(mark)).toMatchObject({ pid: left.pid });
-  await sendQcow2();
-  await receive(diskHost(), TASK, context(), async () => ({}));
-  expect(await findByArgument(mark)).toBeUndefined();
-});
+it.each([
+  ['a copy', sendQcow2],
+  ['a conversion', sendRaw],
+])(
+  '%s that an earlier run of the agent has left running is ended, because it uses disk space',
+  async (_, sendFile) => {
+    const mark = markArgument('berth-task-u');
+    // This process stands for the qemu-img of the earlier run.
+    const left = spawn(process.execPath, ['-e', 'setInterval(() => 0, 1000)', mark]);
+    await once(left, 'spawn');
+    onTestFinished(() => void left.kill('SIGKILL'));
+    expect(await findByArgument(mark)).toMatchObject({ pid: left.pid });
+    await sendFile();
+    await receive(diskHost(), TASK, context(), async () => ({}));
+    expect(await findByArgument(mark)).toBeUndefined();
+  },
+);
 
 it.each([
   ['that is no disk', Buffer.from('no disk')],

@@ -1,3 +1,4 @@
+import { spawn } from 'node:child_process';
 import { randomBytes } from 'node:crypto';
 import { once } from 'node:events';
 import { mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
@@ -5,10 +6,12 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, expect, it, onTestFinished, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { BaseImage } from '../disks/disk.ts';
+import { markArgument } from '../disks/qemuimg.ts';
+import { findByArgument } from '../processes/process.ts';
 import type { DiskHost } from './disks.ts';
 import type { TaskContext } from './runner.ts';
 import { Downloaders, send } from './send.ts';
@@ -162,4 +165,27 @@ it('ends when the disk of its host becomes full, and its copy is removed', async
   const sent = send(host, task, context, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
   expect(await readdir(folder)).toEqual(['disk']);
+});
+
+it('ends the conversion that an earlier run of the agent has left running', async () => {
+  const uid = `sender-${process.pid}`;
+  const mark = markArgument(`berth-task-${uid}`);
+  // This process stands for the qemu-img of the earlier run.
+  const left = spawn(process.execPath, ['-e', 'setInterval(() => 0, 1000)', mark]);
+  await once(left, 'spawn');
+  onTestFinished(() => void left.kill('SIGKILL'));
+  expect(await findByArgument(mark)).toMatchObject({ pid: left.pid });
+  const task = {
+    apiVersion: TASK_API_VERSION,
+    type: 'send',
+    image: { source: { type: 'registry', reference: 'r.example/i:1' }, format: 'Auto', name: 'n' },
+    format: 'qcow2',
+  } as const;
+  const context = { uid, folder, log: () => undefined, signal, takeCallers: () => undefined };
+  const images = { withRoom: async () => await Promise.reject(new ReasonedError('DiskFull', 'no room')) };
+  const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes: 512, digest: 'sha256:d' };
+  const host = { images } as unknown as DiskHost;
+  const sent = send(host, task, context as unknown as TaskContext, async (use) => await use(base));
+  await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
+  expect(await findByArgument(mark)).toBeUndefined();
 });

@@ -14,7 +14,7 @@ import { messageOf } from '../../base/errors.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
-import { type DiskHost, withImage } from './disks.ts';
+import { type DiskHost, freshMark, withImage } from './disks.ts';
 import type { TaskContext } from './runner.ts';
 
 /**
@@ -97,12 +97,13 @@ async function withQcow2(
   const { folder } = context;
   const path = join(folder, 'disk.qcow2');
   const claim = { folder, bytes: await allocatedBytes(base.path) };
+  const mark = await freshMark(context);
   try {
     return await host.images.withRoom(claim, context.signal, async (signal) => {
       // If an earlier run of the agent was killed during this task, that run can have left a file.
       await rm(path, { force: true });
       context.log('Converting the image to qcow2');
-      await convertToQcow2(base.path, path, signal);
+      await convertToQcow2(base.path, path, { mark, signal });
       return await use(path, signal);
     });
   } finally {

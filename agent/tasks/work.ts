@@ -3,7 +3,7 @@ import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
-import type { PublishingOptions, RawDisk } from '../images/publisher.ts';
+import type { RawDisk, StoringOptions } from '../images/publisher.ts';
 import { parseReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -99,7 +99,7 @@ async function push(
 async function store(
   host: TaskHost,
   { target, disk, context }: { target: StorageTarget; disk: RawDisk; context: TaskContext },
-  options: PublishingOptions,
+  options: StoringOptions,
 ): Promise<TaskReport> {
   context.log(`Storing the disk as ${target.type === 'registry' ? target.reference : target.path}`);
   const published = await host.publisher.store(target, disk, options);

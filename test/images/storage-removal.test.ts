@@ -55,7 +55,7 @@ function publisher({ registry, password, storageFolder, readers, hosts = [] }: S
 
 async function store(host: Publisher, target: StorageTarget): Promise<Published> {
   const raw = { path: disk, virtualSizeBytes: DISK_MEBIBYTES * 1024 ** 2, architecture: 'amd64' as const };
-  return await host.store(target, raw, { signal, onProgress: () => undefined });
+  return await host.store(target, raw, { signal, onProgress: () => undefined, mark: 'mark' });
 }
 
 function version(registry: TestRegistry, tag: string): StorageTarget {

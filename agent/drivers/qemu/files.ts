@@ -5,10 +5,11 @@ import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { BaseImage } from '../../disks/disk.ts';
+import { type BaseImage, SECTOR_BYTES } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { sync } from '../../../base/files.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
 import type { MachineFolder, VmPlan } from '../driver.ts';
 import { makeMachineFolder } from '../statefile.ts';
@@ -35,7 +36,11 @@ export async function createFiles(
   await makeMachineFolder(root, folder.path);
   const diskBytes = await makeDisk(folder, plan, base);
   if (platform.firmware !== undefined) {
-    await copySparse(platform.firmware.variables, join(folder.path, FILES.variables));
+    const variables = join(folder.path, FILES.variables);
+    await copySparse(platform.firmware.variables, variables);
+    // Without this sync, the file could be too short after a loss of power, and QEMU would never start the machine again. The disk needs no
+    // sync, because qemu-img flushes a disk that it creates.
+    await sync(variables);
   }
   if (plan.runAs !== undefined) {
     await giveDisk(folder.path, plan.runAs);
@@ -72,7 +77,7 @@ async function makeDisk(
 }
 
 /**
- * Grows a machine's disk to `sizeBytes`. The disk's header can name a backing file. The function ignores this name, because the hypervisor
+ * Grows a machine's disk to `sizeBytes`, rounded up to whole sectors, because qemu-img refuses other sizes. The disk's header can name a backing file. The function ignores this name, because the hypervisor
  * wrote it and is not trusted. @throws ReasonedError when {@link requireOwnData} refuses the disk.
  */
 export async function growDisk(
@@ -82,7 +87,8 @@ export async function growDisk(
 ): Promise<void> {
   const as = await diskReader(folder, isRoot);
   await requireOwnData(join(folder, FILES.disk));
-  await resizeDisk({ ...node, backing: null }, sizeBytes, { folder, as });
+  const wholeSectors = Math.ceil(sizeBytes / SECTOR_BYTES) * SECTOR_BYTES;
+  await resizeDisk({ ...node, backing: null }, wholeSectors, { folder, as });
 }
 
 /**

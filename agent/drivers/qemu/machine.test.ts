@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { access, mkdir, mkdtemp, readdir, rm, symlink, writeFile } from 'node:fs/promises';
-import type { Socket } from 'node:net';
+import { connect, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -191,6 +191,33 @@ describe('an agent that dies while it saves the memory of a machine', () => {
     await once(hypervisor, 'exit');
     await driver.stop(folder, { graceMilliseconds: 0 });
     await expect(access(incomplete())).rejects.toSatisfy(isMissing);
+  });
+});
+
+describe('a suspension whose record is written, but cannot be synced', () => {
+  it('lets the guest continue, and the next inspection does not end it for its old memory', async () => {
+    vi.spyOn(StateFile.prototype, 'update').mockImplementation(async function (this: StateFile, change) {
+      const state = await this.change(() => change);
+      if (change.suspended === true) {
+        throw new Error('the disk has a fault');
+      }
+      return state;
+    });
+    const answers: Record<string, unknown> = {
+      'query-status': { status: 'running' },
+      'query-migrate': { status: 'completed' },
+    };
+    const peer = await ScriptedPeer.listen(join(folder.path, 'qmp.sock'), (socket, { execute, id }) => {
+      if (execute === 'migrate') {
+        connect(join(folder.path, 'migration.sock')).end('memory');
+      }
+      socket.write(`${JSON.stringify({ return: answers[execute] ?? {}, id })}\n`);
+    });
+    peers.push(peer);
+    await expect(driver.suspend(folder)).rejects.toThrow('the disk has a fault');
+    expect(peer.commands.at(-1)).toBe('cont');
+    expect(await driver.inspect(folder)).toMatchObject({ kind: 'running' });
+    await expect(access(join(folder.path, 'memory'))).rejects.toSatisfy(isMissing);
   });
 });
 

@@ -142,6 +142,7 @@ export class QemuMachine {
       await this.state.update({ suspended: true, paused: false });
     } catch (error) {
       await goOn(qmp, this.state);
+      await forgetMemory(this.#folder.path);
       throw error;
     }
     hypervisor.expectExit();

@@ -246,10 +246,14 @@ async function correctEnd(folder: string, file: StateFile): Promise<void> {
   }
 }
 
-/** Cancels a suspension that has begun. The guest then continues, unless the state file says that the guest is paused. */
+/**
+ * Cancels a suspension that has begun. The guest then continues, unless the state file says that the guest is paused. If only the last sync
+ * of the suspension failed, the state file already says `suspended`. The guest must not continue with this text, because a later resume
+ * would combine the old memory with the changed disk.
+ */
 export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
   await qmp.execute('migrate_cancel');
-  const { paused } = await file.update({ intent: 'run' });
+  const { paused } = await file.update({ intent: 'run', suspended: false });
   if (paused !== true) {
     await qmp.execute('cont');
   }

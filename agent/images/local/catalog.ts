@@ -140,7 +140,6 @@ export class Catalog {
       await this.save(other);
     }
     this.#tell();
-    await this.sweep();
   }
 
   /**

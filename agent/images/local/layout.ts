@@ -156,9 +156,7 @@ export class Layout {
       await prune(folder);
       return { id, metadata, usedAt: (await stat(join(folder, METADATA))).mtimeMs };
     } catch (error) {
-      if (!(error instanceof SyntaxError || error instanceof z.ZodError)) {
-        throw error;
-      }
+      // The fault can be in the text or in the disk. In both cases, the agent must start, because it manages all machines of the host.
       broken({ err: error, folder });
       return undefined;
     }

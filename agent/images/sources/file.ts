@@ -8,12 +8,14 @@ import { readFile, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
+import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { codeOf, isMissing } from '../../../base/errors.ts';
+import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
-import { fileDigest, unlessMissing } from '../../disks/diskio.ts';
+import { fileDigest } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
+import { requireAnswer } from '../fileserver.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
@@ -46,15 +48,17 @@ export class FileSource {
   }
 
   async load(): Promise<void> {
-    const text = (await unlessMissing(readFile(this.#file, 'utf8'))) ?? '[]';
-    for (const [identity, digest] of z.array(z.tuple([z.string(), z.string()])).parse(JSON.parse(text))) {
+    const text = await undefinedIf(isOfSystem, readFile(this.#file, 'utf8'));
+    // A missing or damaged file does no harm, because the digests are then computed again.
+    const { data = [] } = z.array(z.tuple([z.string(), z.string()])).safeParse(parseDocument(text));
+    for (const [identity, digest] of data) {
       this.#digests.set(identity, digest);
     }
   }
 
   async ensure(request: FileRequest): Promise<Stored> {
     const { path, roots, format, architecture } = request;
-    const real = await resolveBelowRoots(path, roots);
+    const real = await resolveBelowRoots(path, roots, request.signal);
     const inspected = await inspectImage(real, format, this.#reader);
     const { result: hex } = await this.#flights.join(real, request, (signal) => this.#digest(real, signal));
     if (request.sha256 !== undefined && hex !== request.sha256.toLowerCase()) {
@@ -91,9 +95,13 @@ export class FileSource {
  * Returns the real path (absolute and without links) of the file `path` below one of the roots. If several roots contain the file, the
  * first root is used.
  *
- * @throws ReasonedError when no root contains the file, or a link leads out of its root.
+ * @throws ReasonedError when no root contains the file, a link leads out of its root, or the file server of a root does not answer.
  */
-async function resolveBelowRoots(path: string, roots: readonly string[]): Promise<string> {
+async function resolveBelowRoots(
+  path: string,
+  roots: readonly string[],
+  signal: AbortSignal,
+): Promise<string> {
   if (roots.length === 0) {
     // The reason is not `ImageSourceUnsupported`, because the source is right. Another host can have the folder.
     throw new ReasonedError(
@@ -102,6 +110,7 @@ async function resolveBelowRoots(path: string, roots: readonly string[]): Promis
     );
   }
   for (const root of roots) {
+    await requireAnswer(root, signal);
     const real = await realPathOf(join(root, path));
     const realRoot = await realPathOf(root);
     if (real !== undefined && realRoot !== undefined && isBelow(real, realRoot)) {
