@@ -163,7 +163,7 @@ function enqueuedBy(kind: Named, namespace: string): (string | undefined)[] {
   const informers = kinds.map((name) => [name, { cache: cacheOf(name) }]);
   const keys = new Set<string>();
   const controller = { enqueue: (key: string) => keys.add(key) } as unknown as Controller;
-  enqueueVMs(controller, { ...Object.fromEntries(informers), config } as unknown as VMControllerOptions);
+  enqueueVMs(controller, { ...Object.fromEntries(informers), config });
   listeners.get(kind)?.({ type: 'updated', object: { metadata: { name: 'base', namespace } } });
   return [...keys].map((key) => key.split('/')[0]);
 }
