@@ -26,8 +26,8 @@ import type { HostFacts } from './facts.ts';
  */
 const PODS = 110;
 /**
- * Largest number of images in the Node's status. A list of this length has about 50 KiB. A kubelet lists 50 images, but that limit could
- * leave out an image of an ImageCacheEntry.
+ * Largest number of images in the Node's status. A list of this length has about 50 KiB. The store limits the names of each image, so that
+ * users cannot make the list too large. A kubelet lists 50 images, but that limit could leave out an image of an ImageCacheEntry.
  */
 const IMAGES_LISTED = 200;
 /** Time, in milliseconds, after which the agent writes the Node's status even if it has not changed. A kubelet has the same period. */

@@ -3,12 +3,13 @@ import { describe, expect, it } from 'vitest';
 import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Consistency } from '../../kube/consistency.ts';
+import type { Controller } from '../../kube/controller.ts';
 import { type Node, NODES, type Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { keyOf, type KubeObject, type Ref, type Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { macAddressOf } from './abandoned.ts';
-import { VMReconciler, type VMControllerOptions } from './controller.ts';
+import { enqueueVMs, VMReconciler, type VMControllerOptions } from './controller.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 
@@ -141,5 +142,40 @@ describe('a Pod whose VM no longer exists', () => {
     const givenUp = { [GIVEN_UP_ANNOTATION]: JSON.stringify([macAddressOf(ORPHAN)]) };
     const { requests } = await reconcile(rack('Unknown', '2030-01-01T00:05:00Z'));
     expect(requests).toEqual([['patch Node', givenUp], ...FORCED_AND_RELEASED]);
+  });
+});
+
+type Named = 'images' | 'isos' | 'vmConfigs';
+
+/** Returns the namespaces of the VMs that are enqueued when the object `base` of this kind changes in the namespace. */
+function enqueuedBy(kind: Named, namespace: string): (string | undefined)[] {
+  const vms = ['a', 'b', 'c'].map((own) => ({
+    metadata: { name: 'x', namespace: own },
+    spec: { configRef: { name: 'base', ...(own === 'c' && { namespace: 'a' }) } },
+  }));
+  const listeners = new Map<string, (change: object) => void>();
+  const cacheOf = (name: string) => ({
+    onChange: (listener: (change: object) => void) => listeners.set(name, listener),
+    list: () => vms,
+    byIndex: () => vms,
+  });
+  const kinds = ['vms', 'pods', 'nodes', 'vmConfigs', 'images', 'isos'];
+  const informers = kinds.map((name) => [name, { cache: cacheOf(name) }]);
+  const keys = new Set<string>();
+  const controller = { enqueue: (key: string) => keys.add(key) } as unknown as Controller;
+  enqueueVMs(controller, { ...Object.fromEntries(informers), config });
+  listeners.get(kind)?.({ type: 'updated', object: { metadata: { name: 'base', namespace } } });
+  return [...keys].map((key) => key.split('/')[0]);
+}
+
+describe('a change of an object that VMs name', () => {
+  it.each(['images', 'isos'] as const)('does not concern VMs of other namespaces: %s', (kind) => {
+    expect(enqueuedBy(kind, 'a')).toEqual(['a']);
+    expect(enqueuedBy(kind, config.namespaces.default)).toEqual(['a', 'b', 'c']);
+  });
+
+  it('concerns VMs of another namespace if they name the VMConfig with its namespace', () => {
+    expect(enqueuedBy('vmConfigs', 'a')).toEqual(['a', 'c']);
+    expect(enqueuedBy('vmConfigs', config.namespaces.default)).toEqual(['a', 'b']);
   });
 });

@@ -230,23 +230,30 @@ function waitOf(outcome: Outcome): number | undefined {
  * host port that the VM requests. When one of these objects changes, the waiting VM is enqueued, too.
  */
 export function enqueueVMs(controller: Controller, sources: Sources): void {
-  const { vms, pods, nodes, vmConfigs, images, isos } = sources;
+  const { vms, pods, nodes, vmConfigs, images, isos, config } = sources;
   vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
   // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
   pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
-  const byImage = ({ object }: { object: KubeObject }) => {
-    vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+  const enqueueAll = (found: readonly Readonly<VM>[], mayName: (vm: Readonly<VM>) => boolean): void =>
+    found.filter(mayName).forEach((vm) => controller.enqueue(keyOf(vm)));
+  // Without this check, a user who changes an Image again and again would cause work for the VMs of all namespaces.
+  const isInReach = ({ metadata: { namespace } }: KubeObject, vm: Readonly<VM>): boolean =>
+    namespace === vm.metadata.namespace || namespace === config.namespaces.default;
+  const byImage = ({ object }: { object: KubeObject }): void => {
+    enqueueAll(vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name), (vm) => isInReach(object, vm));
     // A VM can get its image from its VMConfig. Therefore a change of an image also enqueues every VM with a VMConfig and without a host.
     // There are only few such VMs.
-    vms.cache
-      .list()
-      .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
-      .forEach((vm) => controller.enqueue(keyOf(vm)));
+    const isOpen = ({ spec, status }: Readonly<VM>): boolean =>
+      spec.configRef !== undefined && status?.nodeName === undefined;
+    enqueueAll(vms.cache.list(), (vm) => isOpen(vm) && isInReach(object, vm));
   };
   images.cache.onChange(byImage);
   isos.cache.onChange(byImage);
   vmConfigs.cache.onChange(({ object }) => {
-    vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
+    enqueueAll(vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name), (vm) => {
+      const { namespace } = vm.spec.configRef ?? {};
+      return namespace === undefined ? isInReach(object, vm) : namespace === object.metadata.namespace;
+    });
   });
   pods.cache.onChange(({ type, object, previous }) => {
     if (type === 'deleted' || isBound(object) !== (previous !== undefined && isBound(previous))) {

@@ -184,4 +184,21 @@ describe('a Job of the operator', () => {
       return items.length === 0;
     });
   });
+
+  it('can be suspended by a tenant, but not sent to other hosts or extended', async () => {
+    const name = `moved-${suffix}`;
+    await expectCreated(job(machines, name, TASK), AS_OPERATOR);
+    const target = ['job', name, '-n', machines];
+    expect(await patch(target, AS_TENANT, { spec: { suspend: true } })).toMatchObject({ code: 0 });
+    await cluster.kubectl(['wait', ...target, '--for=condition=Suspended', '--timeout=60s']);
+    const hostsOfOthers = { key: 'berth.node-restriction.kubernetes.io/namespace', operator: 'Exists' };
+    const moved = [{ tolerations: [HOST_TOLERATION, hostsOfOthers] }, { affinity: null }];
+    const changes = moved.map((spec) => ({ template: { spec } }));
+    for (const spec of [...changes, { activeDeadlineSeconds: 1_000_000 }, { backoffLimit: 1_000 }]) {
+      const patched = await patch(target, AS_TENANT, { spec });
+      expect(patched.code).not.toBe(0);
+      expect(patched.stderr).toContain('only the operator of Berth may change them for a task');
+    }
+    expect(await patch(target, AS_TENANT, { spec: { suspend: false } })).toMatchObject({ code: 0 });
+  });
 });

@@ -6,6 +6,7 @@ import type { Logger } from 'pino';
 import { Serial } from '../../../base/serial.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
+import { listedNames } from './listednames.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
@@ -19,8 +20,6 @@ const SHARED_LIMIT = 256;
  * attack.
  */
 const NAMES_LIMIT = 64;
-/** Prefix of the names of Image and ISO objects. All other names are references, which begin with the host of a registry. */
-const OBJECT = 'berth.dev/';
 
 export interface StoredImage {
   /** Names as in `Node.status.images`: normalised reference, `repository@digest`, and `berth.dev/NAMESPACE/NAME@digest`. */
@@ -216,7 +215,7 @@ export class Catalog {
    */
   list(): StoredImage[] {
     const listed = this.all().map(({ metadata }) => ({
-      names: namesOf(metadata),
+      names: listedNames(metadata),
       sizeBytes: metadata.sizeBytes,
       wanted: metadata.entries.length > 0,
     }));
@@ -285,14 +284,4 @@ export class Catalog {
       listener();
     }
   }
-}
-
-function namesOf({ names, digest, repositories }: Metadata): string[] {
-  if (names.length === 0) {
-    return [];
-  }
-  const references = names.filter((name) => !name.startsWith(OBJECT));
-  const objects = names.filter((name) => name.startsWith(OBJECT)).map((name) => `${name}@${digest}`);
-  const pinned = repositories.flatMap(({ name, digests }) => digests.map((one) => `${name}@${one}`));
-  return [...new Set([...references, ...pinned, ...objects])];
 }
