@@ -16,7 +16,9 @@ import type { EventRecorder } from '../../kube/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { SharedReads } from '../../kube/sharedreads.ts';
 import { hostStateChanged } from '../host/observe.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
+import { recheckMilliseconds } from '../objects/recheck.ts';
 import { ignoredEntries } from '../tasks/registries.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
@@ -48,12 +50,6 @@ export const VMS_BY_IMAGE = 'image';
  * changes.
  */
 const FOLD_MILLISECONDS = 500;
-/**
- * Time in milliseconds between attempts to create a Pod while an obstacle prevents this. Obstacles are, for example, a quota, Pod Security,
- * or another Pod of the same name. The operator must try again, because no watch shows when the obstacle is gone.
- */
-const BLOCKED_RECHECK_MILLISECONDS = 10_000;
-
 export interface VMControllerOptions extends Sources {
   readonly consistency: Consistency;
   readonly recorder: EventRecorder<SaidReason>;
@@ -111,7 +107,7 @@ export class VMReconciler {
       held,
       untilNextDeadline(observed, facts),
       waitOf(outcome),
-      findings.blocked && BLOCKED_RECHECK_MILLISECONDS,
+      findings.blocked && recheckMilliseconds(waitsSince(observed.vm), observed.now),
     );
     return { requeueAfterMilliseconds };
   }
@@ -219,6 +215,11 @@ export class VMReconciler {
     }
     return untilNextDeadline(observed, gatherFacts(observed));
   }
+}
+
+/** Returns the RFC 3339 time since which the VM is not Ready. */
+function waitsSince({ status }: VM): string | undefined {
+  return conditionIn(status, 'Ready')?.lastTransitionTime;
 }
 
 function waitOf(outcome: Outcome): number | undefined {
