@@ -45,6 +45,9 @@ import { VMWriter } from './writes.ts';
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
 export const VMS_BY_IMAGE = 'image';
+/** Index of the VMs that have a VMConfig and no host. All of them have the same key. */
+export const VMS_WITHOUT_HOST = 'withoutHost';
+const WITHOUT_HOST = 'true';
 /**
  * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
  * changes.
@@ -226,6 +229,11 @@ function waitOf(outcome: Outcome): number | undefined {
   return outcome.kind === 'requeueAfter' ? outcome.milliseconds : undefined;
 }
 
+/** Returns the keys of a VM for the index {@link VMS_WITHOUT_HOST}. */
+export function withoutHost({ spec, status }: VM): string[] {
+  return spec.configRef !== undefined && status?.nodeName === undefined ? [WITHOUT_HOST] : [];
+}
+
 /**
  * Enqueues a VM when the VM, its Pod or its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that holds a
  * host port that the VM requests. When one of these objects changes, the waiting VM is enqueued, too.
@@ -239,10 +247,7 @@ export function enqueueVMs(controller: Controller, sources: Sources): void {
     vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name).forEach((vm) => controller.enqueue(keyOf(vm)));
     // A VM can get its image from its VMConfig. Therefore a change of an image also enqueues every VM with a VMConfig and without a host.
     // There are only few such VMs.
-    vms.cache
-      .list()
-      .filter((vm) => vm.spec.configRef !== undefined && vm.status?.nodeName === undefined)
-      .forEach((vm) => controller.enqueue(keyOf(vm)));
+    vms.cache.byIndex(VMS_WITHOUT_HOST, WITHOUT_HOST).forEach((vm) => controller.enqueue(keyOf(vm)));
   };
   images.cache.onChange(byImage);
   isos.cache.onChange(byImage);
