@@ -150,6 +150,25 @@ describe('controller', () => {
     expect(await valueOf('controller_runtime_max_concurrent_reconciles', { controller: 'workers' })).toBe(2);
   });
 
+  it('lets timers fire between many reconciles that send no request', async () => {
+    vi.useRealTimers();
+    const keys = Array.from({ length: 20 }, (_, number) => `n/${number}`);
+    let done = 0;
+    const controller = createController('turns', async () => {
+      const began = performance.now();
+      while (performance.now() - began < 3) {
+        // A plan for many hosts takes some milliseconds.
+      }
+      done += 1;
+      return undefined;
+    });
+    keys.forEach((key) => controller.enqueue(key));
+    controller.start(end.signal);
+    await new Promise((resolve) => setTimeout(resolve, 1));
+    expect(done).toBeLessThan(keys.length);
+    await vi.waitFor(() => expect(done).toBe(keys.length));
+  });
+
   it('finishes work that has begun, and begins no more, when it is stopped', async () => {
     const finish = Promise.withResolvers<undefined>();
     const reconcile = vi.fn(() => finish.promise);

@@ -4,6 +4,7 @@ import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { waitAfter } from '../base/backoff.ts';
+import { beginTurn, isTurnOver } from '../base/turn.ts';
 import { isConflict, TerminalError } from './errors.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';
@@ -122,7 +123,9 @@ export class Controller {
   #schedulePump(): void {
     if (!this.#isPumpScheduled) {
       this.#isPumpScheduled = true;
-      queueMicrotask(() => {
+      // A reconcile that sends no request never waits. Without a pause, thousands of them would delay the renewal of the Lease for seconds.
+      const schedule = isTurnOver() ? setImmediate : queueMicrotask;
+      schedule(() => {
         this.#isPumpScheduled = false;
         this.#pump();
       });
@@ -130,9 +133,11 @@ export class Controller {
   }
 
   #pump(): void {
+    beginTurn();
     while (
       this.#signal !== undefined &&
       !this.#stopped &&
+      !this.#isPumpScheduled &&
       this.#workers.pending < this.#workers.concurrency
     ) {
       const ready = this.#queue.take();
@@ -144,7 +149,10 @@ export class Controller {
         this.#queue.done(ready.key);
         this.#queue.addAfter(ready.key, STALE_WAIT_MILLISECONDS);
       } else {
-        void this.#workers.add(() => this.#work(ready)).then(() => this.#pump());
+        void this.#workers.add(() => this.#work(ready)).then(() => this.#schedulePump());
+        if (isTurnOver()) {
+          this.#schedulePump();
+        }
       }
     }
   }

@@ -5,6 +5,7 @@
 import type { IncomingHttpHeaders } from 'node:http';
 import { createGunzip, type Gunzip } from 'node:zlib';
 import type { Dispatcher } from 'undici';
+import { beginTurn, isTurnOver } from '../base/turn.ts';
 
 /**
  * Limit in bytes of an answer with a status other than 200. Such an answer is a refusal or one object, and an object has at most 3 MB. The
@@ -13,29 +14,11 @@ import type { Dispatcher } from 'undici';
 const LIMIT_BYTES = 16 * 1024 * 1024;
 
 /**
- * Time in milliseconds for which this process reads bodies in one turn of the event loop. After this time, the reading continues in the
- * next turn. Without this limit, one connection can deliver 2 MiB in a turn, and reading them takes about 20 ms. The limit is not shorter,
- * because a pause after each piece would double the time for reading a long list.
- */
-const TURN_MILLISECONDS = 5;
-
-/**
  * Size in bytes of the pieces into which a compressed body is decompressed. The reader of a list needs less than a millisecond for a piece.
  * Lists are requested in compressed form, because the API server compresses long lists without a loss of speed. A compressed list has fewer
  * bytes, so this process needs only half of the CPU time to read it.
  */
 const DECOMPRESSED_BYTES = 64 * 1024;
-
-/** Time in milliseconds, as in `performance.now`, at which the first piece of this turn of the event loop arrived. */
-let turnBegan: number | undefined;
-
-function beginningOfTurn(): number {
-  if (turnBegan === undefined) {
-    turnBegan = performance.now();
-    setImmediate(() => (turnBegan = undefined));
-  }
-  return turnBegan;
-}
 
 /**
  * Type of the controller with which {@link exchange} ends, pauses and resumes a request. The type has no other methods, because the
@@ -128,9 +111,10 @@ class Exchange implements Dispatcher.DispatchHandler {
       }
       return;
     }
-    const began = beginningOfTurn();
+    beginTurn();
     this.#take(chunk);
-    if (performance.now() - began > TURN_MILLISECONDS) {
+    // One connection can deliver 2 MiB in a turn, and reading them takes about 20 ms.
+    if (isTurnOver()) {
       controller.pause();
       setImmediate(() => controller.resume());
     }

@@ -38,7 +38,8 @@ import {
 import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
-import { VMS_BY_CONFIG, VMS_BY_IMAGE } from './vm/controller.ts';
+import { VMS_BY_CONFIG, VMS_BY_IMAGE, VMS_WITHOUT_HOST, withoutHost } from './vm/controller.ts';
+import { awaitedPorts, PODS_BY_AWAITED_PORT } from './vm/observe.ts';
 import { nodeOfPod, PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 
 interface WatchOptions {
@@ -60,6 +61,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: {
         [VMS_BY_CONFIG]: (vm) => (vm.spec.configRef === undefined ? [] : [vm.spec.configRef.name]),
         [VMS_BY_IMAGE]: (vm) => [vm.spec.image, vm.spec.iso].filter((name) => name !== undefined),
+        [VMS_WITHOUT_HOST]: withoutHost,
       },
     }),
     vmConfigs: new Informer(client, VM_CONFIGS, base),
@@ -72,6 +74,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: {
         [PODS_BY_NODE]: nodeOfPod,
         [PODS_BY_PORT]: podPorts,
+        [PODS_BY_AWAITED_PORT]: awaitedPorts,
       },
     }),
     // The selector also finds Nodes that lost the label {@link HOST_MARK}, because the operator also manages the machines on them.

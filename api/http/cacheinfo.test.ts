@@ -119,3 +119,23 @@ it('parses the names of an image once, however many hosts have the image', () =>
   expect(listItems(hosts, 'platform-ci', 'platform-default')).toMatchObject([{ tag: '1', nodes: 100 }]);
   expect(readReference).toHaveBeenCalledOnce();
 });
+
+it('reads each list of an entry once, however many hosts it names', () => {
+  let reads = 0;
+  const counted = <T>(list: T[]) =>
+    new Proxy(list, {
+      get: (target, key, receiver) => {
+        reads += typeof key === 'string' && /^\d+$/.test(key) ? 1 : 0;
+        return Reflect.get(target, key, receiver) as unknown;
+      },
+    });
+  const names = Array.from({ length: 100 }, (_, index) => `host-${index}`);
+  const rows = names.slice(0, 50).map((node) => ({ node, state: 'Failed' }));
+  const spec = { reference: REFERENCE, targets: { nodes: counted(names), excludeNodes: counted(names) } };
+  const status = { nodes: counted(rows), holders: counted(names) };
+  const hosts = names.map((name) => host(name, IMAGE));
+  const items = infoItems(REFERENCE, hosts, entry(spec, status));
+  expect(items.filter((item) => item.status === 'failed')).toHaveLength(50);
+  expect(items.filter((item) => item.status === 'removing')).toHaveLength(50);
+  expect(reads).toBe(350);
+});

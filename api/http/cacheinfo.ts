@@ -1,6 +1,6 @@
 /** Shows the images in the caches of a namespace's hosts. All functions are pure. */
-import { cachedObjectName, isTargeted } from '../v1alpha1/cachetargets.ts';
-import type { ImageCacheEntry } from '../v1alpha1/imagecacheentry.ts';
+import { cachedObjectName, targetTest } from '../v1alpha1/cachetargets.ts';
+import type { ImageCacheEntry, NodeCacheState } from '../v1alpha1/imagecacheentry.ts';
 import { readReference, repositoryName } from '../v1alpha1/reference.ts';
 import { type CachedContent, type HostNode, tagsOf } from './host.ts';
 import type { CacheInfo, CacheList } from './imagecache.ts';
@@ -28,9 +28,10 @@ export function infoItems(
   entry: Readonly<ImageCacheEntry> | undefined,
 ): InfoItem[] {
   const isNamed = matcherOf(reference);
+  const wishes = wishesOf(entry);
   return hosts.flatMap((host) => {
     const image = host.status?.images?.find(({ names }) => names?.some(isNamed));
-    const status = statusOn(host, image !== undefined, entry);
+    const status = statusOn(host, image !== undefined, wishes);
     return status === undefined ? [] : [{ node: host.metadata.name, ...status, size: sizeOf(image) }];
   });
 }
@@ -66,28 +67,43 @@ function matcherOf(reference: string): (name: string) => boolean {
   return (name) => name === reference || name === pinned || name.startsWith(`${reference}@`);
 }
 
+/** The content of an entry, in a form that is searched quickly. An entry can name thousands of hosts. */
+interface Wishes {
+  readonly isTarget: ReturnType<typeof targetTest>;
+  /** State of each host that the status of the entry lists, by the name of the host. */
+  readonly rows: ReadonlyMap<string, NodeCacheState>;
+  readonly holders: ReadonlySet<string>;
+}
+
+function wishesOf(entry: Readonly<ImageCacheEntry> | undefined): Wishes {
+  const { nodes = [], holders } = entry?.status ?? {};
+  return {
+    isTarget: targetTest(entry?.spec.targets ?? {}),
+    rows: new Map(nodes.map((row) => [row.node, row])),
+    holders: new Set(holders),
+  };
+}
+
 function statusOn(
   host: HostNode,
   isThere: boolean,
-  entry: Readonly<ImageCacheEntry> | undefined,
+  wishes: Wishes,
 ): Pick<InfoItem, 'status' | 'message'> | undefined {
-  const { name } = host.metadata;
-  const row = entry?.status?.nodes?.find(({ node }) => node === name);
+  const row = wishes.rows.get(host.metadata.name);
   const status = STATUS_BY_STATE[row?.state ?? ''];
-  return status === undefined ? statusAtRest(host, isThere, entry) : { status, message: row?.message };
+  return status === undefined ? statusAtRest(host, isThere, wishes) : { status, message: row?.message };
 }
 
 /** Returns the status of the image on a host, if the status of the entry does not list this host. */
 function statusAtRest(
   host: HostNode,
   isThere: boolean,
-  entry: Readonly<ImageCacheEntry> | undefined,
+  { isTarget, holders }: Wishes,
 ): Pick<InfoItem, 'status'> | undefined {
   const { name } = host.metadata;
-  const isWanted = isTargeted({ name, tags: new Set(tagsOf(host)) }, entry?.spec.targets ?? {});
+  const isWanted = isTarget({ name, tags: new Set(tagsOf(host)) });
   if (isThere) {
-    const isLeaving = !isWanted && entry?.status?.holders?.includes(name) === true;
-    return { status: isLeaving ? 'removing' : 'ready' };
+    return { status: !isWanted && holders.has(name) ? 'removing' : 'ready' };
   }
   return isWanted ? { status: 'queued' } : undefined;
 }

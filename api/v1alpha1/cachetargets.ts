@@ -1,5 +1,5 @@
 /**
- * Reads two facts from an ImageCacheEntry: the normalized name of its image, and whether a host should have the image. If several entries
+ * Reads two facts from an ImageCacheEntry: the normalized name of its image, and which hosts should have the image. If several entries
  * name the same image, this code also decides which of them has an effect.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
@@ -22,15 +22,20 @@ export function cachedObjectName(namespace: string, name: string): string {
   return `berth.dev/${namespace}/${name}`;
 }
 
-/** Reports whether a host with this name and these tags should have the image. */
-export function isTargeted(
-  host: { readonly name: string; readonly tags: ReadonlySet<string> },
+/**
+ * Returns a function that reports whether a host with this name and these tags should have the image. The targets can name thousands of
+ * hosts, and callers ask about as many. Therefore the function searches sets, which are made once.
+ */
+export function targetTest(
   targets: CacheTargets,
-): boolean {
-  const { all = false, nodes = [], tags = [], excludeNodes = [], excludeTags = [] } = targets;
-  const has = (tag: string): boolean => host.tags.has(tag);
-  const isNamed = all || nodes.includes(host.name) || tags.some(has);
-  return isNamed && !excludeNodes.includes(host.name) && !excludeTags.some(has);
+): (host: { readonly name: string; readonly tags: ReadonlySet<string> }) => boolean {
+  const { all = false, tags = [], excludeTags = [] } = targets;
+  const [nodes, excludeNodes] = [new Set(targets.nodes), new Set(targets.excludeNodes)];
+  return (host) => {
+    const has = (tag: string): boolean => host.tags.has(tag);
+    const isNamed = all || nodes.has(host.name) || tags.some(has);
+    return isNamed && !excludeNodes.has(host.name) && !excludeTags.some(has);
+  };
 }
 
 interface Entry {

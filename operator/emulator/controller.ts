@@ -13,7 +13,9 @@ import type { Pod } from '../../kube/core.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged } from '../host/observe.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
+import { recheckMilliseconds } from '../objects/recheck.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { recordDeletion, recordTransition } from './events.ts';
 import { untilNextDeadline } from './facts.ts';
@@ -29,13 +31,8 @@ import { EmulatorWriter } from './writes.ts';
  */
 const FOLD_MILLISECONDS = 500;
 /**
- * Time in milliseconds between attempts to create a Pod. The creation can fail because of a quota, or because another Pod has the same
- * name. The operator must try again, because no watch shows when the obstacle is gone.
- */
-const BLOCKED_RECHECK_MILLISECONDS = 10_000;
-/**
- * Reasons why a Pod could not be created. With one of these reasons, the operator tries again after {@link BLOCKED_RECHECK_MILLISECONDS}.
- * With any other reason, a watch shows when the operator can try again.
+ * Reasons why a Pod could not be created: a quota, for example, or another Pod of the same name. With one of these reasons, the operator
+ * tries again after {@link recheckMilliseconds}. With any other reason, a watch shows when the operator can try again.
  */
 const RECHECKED: ReadonlySet<string> = new Set<Blocked['reason']>(['PodRefused', 'PodNameTaken']);
 
@@ -85,7 +82,9 @@ export class EmulatorReconciler {
     }
     const status = boundStatus(emulatorStatusSchema, summarize(observed, blocked));
     const held = await this.#writeStatus(key, observed.emulator, status);
-    const recheck = blocked && RECHECKED.has(blocked.reason) ? BLOCKED_RECHECK_MILLISECONDS : undefined;
+    const waitsSince = conditionIn(emulator.status, 'Ready')?.lastTransitionTime;
+    const recheck =
+      blocked && RECHECKED.has(blocked.reason) ? recheckMilliseconds(waitsSince, observed.now) : undefined;
     return { requeueAfterMilliseconds: soonest(held, untilNextDeadline(observed), recheck) };
   }
 

@@ -19,7 +19,9 @@ import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../objects/mergepatch.ts';
+import { recheckMilliseconds } from '../objects/recheck.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../tasks/registries.ts';
@@ -38,12 +40,6 @@ const IMAGE_FINALIZER = 'berth.dev/image';
  * Changes of VMs do not trigger this check.
  */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
-/**
- * Time in milliseconds until the next attempt after a quota or an admission rule refused a Job. The operator must try again, because no
- * watch shows when the Job would be allowed.
- */
-const REFUSED_RECHECK_MILLISECONDS = 10_000;
-
 export interface ImageControllerOptions {
   readonly kind: 'Image' | 'ISO';
   readonly resource: Resource<Image> | Resource<ISO>;
@@ -97,7 +93,8 @@ export class ImageReconciler {
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
     await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
-    const wake = refused === undefined ? wakeMilliseconds : REFUSED_RECHECK_MILLISECONDS;
+    const waitsSince = conditionIn(object.status, 'Reconciling')?.lastTransitionTime;
+    const wake = refused === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
     return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
   }
 

@@ -12,7 +12,7 @@ import { type CacheJob, type ObservedEntry } from './observed.ts';
  */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
 /**
- * Number of characters that stay at the beginning of a message that is too long. The beginning contains the reason of the failure, and the
+ * Largest number of characters that stay at the beginning of a message that is too long. The beginning contains the reason of the failure, and the
  * end contains the latest output. Therefore only the middle is cut out.
  */
 const BEGINNING_LENGTH = 60;
@@ -85,7 +85,7 @@ export function failedRow(
   return {
     node: row.node,
     state,
-    message: shortened(message),
+    message: shortened(message, NODE_MESSAGE_LENGTH),
     failures,
     retryAt: timestamp(now + wait),
     ...(row.refresh === true && { refresh: true }),
@@ -111,12 +111,13 @@ export function withRefresh(row: NodeCacheState, refresh: boolean): NodeCacheSta
   return refresh ? { ...row, refresh } : row;
 }
 
-function shortened(message: string): string {
-  if (message.length <= NODE_MESSAGE_LENGTH) {
+/** Returns the message with at most `length` characters. */
+export function shortened(message: string, length: number): string {
+  if (message.length <= length) {
     return message;
   }
-  const beginning = message.slice(0, BEGINNING_LENGTH);
-  return `${beginning}…${keepEnd(message, NODE_MESSAGE_LENGTH - BEGINNING_LENGTH - 1)}`;
+  const beginning = message.slice(0, Math.min(BEGINNING_LENGTH, length / 2));
+  return `${beginning}…${keepEnd(message, length - beginning.length - 1)}`;
 }
 
 /**

@@ -1,7 +1,7 @@
 /** Plans all work for an ImageCacheEntry, and computes its whole status. All functions are pure. */
 import { createHash } from 'node:crypto';
 import { soonest } from '../../base/time.ts';
-import { isTargeted } from '../../api/v1alpha1/cachetargets.ts';
+import { targetTest } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntryStatus, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { type HostContext, type HostPlan, planHost } from './hostplan.ts';
 import { newestDigest } from './image.ts';
@@ -58,8 +58,7 @@ function targetsOf({ entry, duplicateOf, hosts }: ObservedEntry): ReadonlySet<st
   if (duplicateOf !== undefined || entry.metadata.deletionTimestamp !== undefined) {
     return new Set();
   }
-  const targets = entry.spec.targets ?? {};
-  const wanted = [...hosts.values()].filter((host) => isTargeted(host, targets));
+  const wanted = [...hosts.values()].filter(targetTest(entry.spec.targets ?? {}));
   return new Set(wanted.map(({ name }) => name));
 }
 

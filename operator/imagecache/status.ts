@@ -9,6 +9,7 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
 import { equal } from '../objects/mergepatch.ts';
+import { shortened } from './attempt.ts';
 import { isCached, type ObservedEntry } from './observed.ts';
 
 export interface EntryFindings {
@@ -22,6 +23,12 @@ export interface EntryFindings {
 
 /** Largest number of failing hosts in the column of `kubectl get`. A few names are enough to begin an investigation. */
 const FAILING_NAMED = 5;
+
+/**
+ * Largest length of the messages of all hosts together, in characters. Without this limit, the failures of a few thousand hosts would
+ * exceed etcd's limit of 1.5 MB for an object. The API server would then refuse every status of the entry, and no work would go on.
+ */
+const MESSAGES_LENGTH = 192 * 1024;
 
 export function entryStatus(observed: ObservedEntry, findings: EntryFindings): ImageCacheEntryStatus {
   const { entry, reference } = observed;
@@ -37,7 +44,7 @@ export function entryStatus(observed: ObservedEntry, findings: EntryFindings): I
     cached: isCached(observed.image) ? targets.size - missing : (entry.status?.cached ?? 0),
     failed: failed.length,
     outdated: rows.filter(({ state }) => state === 'Outdated').length,
-    nodes: rows.length === 0 ? undefined : [...rows],
+    nodes: rows.length === 0 ? undefined : withShortMessages(rows),
     failing: failed.length === 0 ? undefined : names(failed),
     holders: holders.length === 0 ? undefined : [...holders],
     conditions: stampConditions(conditions(observed, findings), entry.status?.conditions, {
@@ -55,6 +62,14 @@ function lastRefresh({ entry, image }: ObservedEntry, { refreshBegins }: EntryFi
   const { spec, status } = entry;
   const isNothing = isCached(image) && image.digest !== undefined;
   return refreshBegins || isNothing ? (spec.refreshRequestedAt ?? status?.lastRefresh) : status?.lastRefresh;
+}
+
+/** Returns the rows with messages that together have at most {@link MESSAGES_LENGTH} characters. */
+function withShortMessages(rows: readonly NodeCacheState[]): NodeCacheState[] {
+  const length = Math.floor(MESSAGES_LENGTH / rows.length);
+  return rows.map((row) =>
+    row.message === undefined ? row : { ...row, message: shortened(row.message, length) },
+  );
 }
 
 function names(failed: readonly NodeCacheState[]): string {

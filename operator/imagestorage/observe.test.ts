@@ -3,14 +3,16 @@ import { describe, expect, it } from 'vitest';
 import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import { Store } from '../../kube/cache.ts';
+import type { KubeClient } from '../../kube/client.ts';
 import type { ContainerState, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
-import type { KubeObject } from '../../kube/objects.ts';
+import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
+import { folderKey } from '../image/place.ts';
 import { removalRecord } from '../image/removalrecord.ts';
 import { ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
-import { observeRemovals, type RemovalSources } from './observe.ts';
+import { currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
 
 const IMAGE = {
   apiVersion: 'berth.dev/v1alpha1',
@@ -111,5 +113,34 @@ describe('a removal', () => {
 
   it('has not ended before its result is seen', () => {
     expect(endOf(job({ type: 'Complete' }), [])).toBeUndefined();
+  });
+});
+
+describe('the content that is needed now', () => {
+  /** Client that returns one object in each page. When the next page is read, the objects of the last page are no longer readable. */
+  function clientWith(...objects: readonly KubeObject[]): Pick<KubeClient, 'pages'> {
+    async function* pages(type: Resource<KubeObject>) {
+      for (const object of objects.filter(({ kind }) => kind === type.kind)) {
+        const { proxy, revoke } = Proxy.revocable(object, {});
+        yield { items: [proxy], resourceVersion: '1' };
+        revoke();
+      }
+    }
+    return { pages } as Pick<KubeClient, 'pages'>;
+  }
+
+  const needed = (path: string) => ({ type: 'storedFile', path, sha256: 'a'.repeat(64) });
+
+  it('is found in pages, of which none stays in memory', async () => {
+    const images = ['a', 'b'].map((name) => ({ ...IMAGE, status: { content: needed(`ci/${name}`) } }));
+    const { keys, unknown } = await currentNeeds(clientWith(...images), { jobs: holding<Job>([]) });
+    expect([...keys]).toEqual(['a', 'b'].map((name) => folderKey(`ci/${name}`)));
+    expect(unknown).toBe(false);
+  });
+
+  it('is all content if a Pod of one page cannot be read', async () => {
+    const client = clientWith(pod('unreadable', 1, undefined), IMAGE);
+    const needs = await currentNeeds(client, { jobs: holding<Job>([]) });
+    expect(needs.unknown).toBe(true);
   });
 });

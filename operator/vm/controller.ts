@@ -16,7 +16,9 @@ import type { EventRecorder } from '../../kube/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { SharedReads } from '../../kube/sharedreads.ts';
 import { hostStateChanged } from '../host/observe.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
+import { recheckMilliseconds } from '../objects/recheck.ts';
 import { ignoredEntries } from '../tasks/registries.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
@@ -43,17 +45,14 @@ import { VMWriter } from './writes.ts';
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
 export const VMS_BY_IMAGE = 'image';
+/** Index of the VMs that have a VMConfig and no host. All of them have the same key. */
+export const VMS_WITHOUT_HOST = 'withoutHost';
+const WITHOUT_HOST = 'true';
 /**
  * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
  * changes.
  */
 const FOLD_MILLISECONDS = 500;
-/**
- * Time in milliseconds between attempts to create a Pod while an obstacle prevents this. Obstacles are, for example, a quota, Pod Security,
- * or another Pod of the same name. The operator must try again, because no watch shows when the obstacle is gone.
- */
-const BLOCKED_RECHECK_MILLISECONDS = 10_000;
-
 export interface VMControllerOptions extends Sources {
   readonly consistency: Consistency;
   readonly recorder: EventRecorder<SaidReason>;
@@ -111,7 +110,7 @@ export class VMReconciler {
       held,
       untilNextDeadline(observed, facts),
       waitOf(outcome),
-      findings.blocked && BLOCKED_RECHECK_MILLISECONDS,
+      findings.blocked && recheckMilliseconds(waitsSince(observed.vm), observed.now),
     );
     return { requeueAfterMilliseconds };
   }
@@ -221,8 +220,18 @@ export class VMReconciler {
   }
 }
 
+/** Returns the RFC 3339 time since which the VM is not Ready. */
+function waitsSince({ status }: VM): string | undefined {
+  return conditionIn(status, 'Ready')?.lastTransitionTime;
+}
+
 function waitOf(outcome: Outcome): number | undefined {
   return outcome.kind === 'requeueAfter' ? outcome.milliseconds : undefined;
+}
+
+/** Returns the keys of a VM for the index {@link VMS_WITHOUT_HOST}. */
+export function withoutHost({ spec, status }: VM): string[] {
+  return spec.configRef !== undefined && status?.nodeName === undefined ? [WITHOUT_HOST] : [];
 }
 
 /**
@@ -243,9 +252,7 @@ export function enqueueVMs(controller: Controller, sources: Sources): void {
     enqueueAll(vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name), (vm) => isInReach(object, vm));
     // A VM can get its image from its VMConfig. Therefore a change of an image also enqueues every VM with a VMConfig and without a host.
     // There are only few such VMs.
-    const isOpen = ({ spec, status }: Readonly<VM>): boolean =>
-      spec.configRef !== undefined && status?.nodeName === undefined;
-    enqueueAll(vms.cache.list(), (vm) => isOpen(vm) && isInReach(object, vm));
+    enqueueAll(vms.cache.byIndex(VMS_WITHOUT_HOST, WITHOUT_HOST), (vm) => isInReach(object, vm));
   };
   images.cache.onChange(byImage);
   isos.cache.onChange(byImage);

@@ -1,6 +1,8 @@
+import { pino } from 'pino';
 import { expect, test } from 'vitest';
+import { Store } from '../../kube/cache.ts';
 import type { Pod } from '../../kube/core.ts';
-import { waitingForPortsOf } from './observe.ts';
+import { awaitedPorts, PODS_BY_AWAITED_PORT, waitingForPortsOf } from './observe.ts';
 
 function podOf(name: string, nodeName?: string): Pod {
   const ports = [{ hostPort: 8822, containerPort: 8822 }];
@@ -15,16 +17,11 @@ function podOf(name: string, nodeName?: string): Pod {
   };
 }
 
-test('of all Pods with the same port, only those without a host wait for it', () => {
+test('of all Pods with the same port, only those without a host are found', () => {
   const bound = podOf('bound', 'a');
-  const pods = [bound, podOf('elsewhere', 'b'), podOf('waiting')];
-  const asked: string[] = [];
-  const waiting = waitingForPortsOf(bound, {
-    byIndex: (_, port) => {
-      asked.push(port);
-      return pods;
-    },
-  });
-  expect(asked).toEqual(['8822/TCP']);
-  expect(waiting.map(({ metadata }) => metadata.name)).toEqual(['waiting']);
+  const cache = new Store<Pod>(pino({ level: 'silent' }), { [PODS_BY_AWAITED_PORT]: awaitedPorts });
+  [bound, podOf('elsewhere', 'b'), podOf('waiting')].forEach((pod) => cache.put(pod));
+  const names = (pods: readonly Pod[]) => pods.map(({ metadata }) => metadata.name);
+  expect(names(cache.byIndex(PODS_BY_AWAITED_PORT, '8822/TCP'))).toEqual(['waiting']);
+  expect(names(waitingForPortsOf(bound, cache))).toEqual(['waiting']);
 });

@@ -140,13 +140,20 @@ function describeHolder(holder: Pod | undefined, vm: VM): string | undefined {
   return namespace === vm.metadata.namespace ? `VM ${name}` : 'a VM of another namespace';
 }
 
+/** Index of the Pods that wait for a host, by the host ports that they request. */
+export const PODS_BY_AWAITED_PORT = 'awaitedPort';
+
+/** Returns the keys of a Pod for the index {@link PODS_BY_AWAITED_PORT}. In a large fleet, thousands of bound Pods have the same port. */
+export function awaitedPorts(pod: Pod): string[] {
+  return isBound(pod) ? [] : podPorts(pod);
+}
+
 /**
  * Returns the Pods that wait for a host and request one of this Pod's host ports. The messages of their VMs name the holder of the port.
  * Therefore these VMs must be reconciled when this Pod changes.
  */
 export function waitingForPortsOf(pod: Pod, pods: Pick<Informer<Pod>['cache'], 'byIndex'>): Pod[] {
-  const askers = podPorts(pod).flatMap((port) => pods.byIndex(PODS_BY_PORT, port));
-  return askers.filter((asker) => !isBound(asker));
+  return podPorts(pod).flatMap((port) => pods.byIndex(PODS_BY_AWAITED_PORT, port));
 }
 
 export function isBound(pod: Pod): boolean {
