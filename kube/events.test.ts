@@ -7,23 +7,30 @@ import { runtimeMetrics } from './metrics.ts';
 
 const HOUR_MILLISECONDS = 3_600_000;
 
-it('keeps the rate limit of an object when the clock is set back', async () => {
+/** Returns a recorder with the Events that it created, and the patches that it sent. */
+function recording(clock: () => number = Date.now) {
   const metrics = runtimeMetrics(new Registry());
-  const sent: string[] = [];
+  const [sent, patches]: [string[], object[]] = [[], []];
   const client = {
     transport: { metrics },
     create: async (_: unknown, { note }: { note: string }) => void sent.push(note),
+    mergePatch: async (_type: unknown, _ref: unknown, patch: object) => void patches.push(patch),
   };
-  let now = Date.now();
   const recorder = new EventRecorder<string>(client as unknown as KubeClient, {
     reportingController: 'berth.dev/test',
     reportingInstance: 'test',
     logger: pino({ level: 'silent' }),
-    clock: () => now,
+    clock,
   });
   const object = { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'a', namespace: 'n', uid: 'u' } };
   const tell = (message: string) =>
     recorder.event(object, { type: 'Normal', reason: 'Tried', action: 'Try', message });
+  return { recorder, tell, sent, patches };
+}
+
+it('keeps the rate limit of an object when the clock is set back', async () => {
+  let now = Date.now();
+  const { recorder, tell, sent } = recording(() => now);
   tell('before');
   now -= 3 * HOUR_MILLISECONDS;
   for (let count = 0; count < 30; count += 1) {
@@ -35,4 +42,14 @@ it('keeps the rate limit of an object when the clock is set back', async () => {
   tell('after five minutes');
   await recorder.flush(1_000);
   expect(sent.slice(25)).toEqual(['after five minutes']);
+});
+
+it('remembers only the part of a message that people see, because a host can report megabytes', async () => {
+  const { recorder, tell, sent, patches } = recording();
+  const long = 'a'.repeat(1_000_000);
+  tell(`${long} first`);
+  tell(`${long} second`);
+  await recorder.flush(1_000);
+  expect(sent).toHaveLength(1);
+  expect(patches).toMatchObject([{ series: { count: 2 } }]);
 });

@@ -90,7 +90,9 @@ export class EventRecorder<Reason extends string> {
       this.#count('limited');
       return;
     }
-    const key = JSON.stringify([object, text]);
+    // The key must be short, because it stays in memory. A host can report a message of a megabyte.
+    const shown = { ...text, message: cut(text.message, NOTE_LENGTH) };
+    const key = JSON.stringify([object, shown]);
     const now = this.#clock();
     const known = this.#recorded.get(key);
     if (known !== undefined && now - known.lastObserved < SERIES_WINDOW_MILLISECONDS) {
@@ -98,7 +100,7 @@ export class EventRecorder<Reason extends string> {
       known.lastObserved = now;
       this.#patchSeries(key, known);
     } else {
-      this.#create(key, regarding, text);
+      this.#create(key, regarding, shown);
     }
   }
 
@@ -192,7 +194,7 @@ export class EventRecorder<Reason extends string> {
       action: text.action,
       reason: text.reason,
       type: text.type,
-      note: cut(text.message, NOTE_LENGTH),
+      note: text.message,
       regarding: referenceTo(regarding),
     };
   }

@@ -92,6 +92,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
     taskPods: new Informer(client, PODS, {
       ...base,
       labelSelector: TASKS,
+      transform: trimPod,
       indexes: { [TASKS_BY_OWNER]: ownersOfPod, [PODS_BY_NODE]: nodeOfPod },
     }),
     entries: new Informer(client, IMAGE_CACHE_ENTRIES, {

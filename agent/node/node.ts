@@ -11,6 +11,7 @@ import {
   SYSTEM_IMAGE_LABEL_PREFIX,
   TAG_LABEL_PREFIX,
 } from '../../api/v1alpha1/names.ts';
+import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
 import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
@@ -25,11 +26,6 @@ import type { HostFacts } from './facts.ts';
  * machine also needs one of the Node's slots. A slot is the right to run one machine.
  */
 const PODS = 110;
-/**
- * Largest number of images in the Node's status. A list of this length has about 50 KiB. The store limits the names of each image, so that
- * users cannot make the list too large. A kubelet lists 50 images, but that limit could leave out an image of an ImageCacheEntry.
- */
-const IMAGES_LISTED = 200;
 /** Time, in milliseconds, after which the agent writes the Node's status even if it has not changed. A kubelet has the same period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 

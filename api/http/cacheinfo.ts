@@ -152,7 +152,7 @@ function itemsOf(image: CachedContent, namespaces: readonly string[]): ListItem[
   const names = image.names ?? [];
   const size = sizeOf(image);
   const objects = names.filter((name) => name.startsWith('berth.dev/'));
-  const references = names.filter((name) => !objects.includes(name));
+  const references = names.filter((name) => !name.startsWith('berth.dev/'));
   const tagged = references.filter((name) => !name.includes('@'));
   const shown = tagged.length > 0 || objects.length > 0 ? tagged : references.slice(0, 1);
   return [

@@ -83,3 +83,12 @@ it.each([
 ])('the plain form of %s is %s', (text, plain) => {
   expect(plainAddress(text)).toBe(plain);
 });
+
+it('counts only a few addresses of a Node, because a hostile host could claim those of the whole fleet', () => {
+  const addresses = Array.from({ length: 10_000 }, (_, index) => ({
+    type: 'InternalIP',
+    address: `10.1.${index >> 8}.${index & 255}`,
+  }));
+  const node = { apiVersion: 'v1', kind: 'Node', metadata: { name: 'hostile' }, status: { addresses } };
+  expect(addressesOf(node)).toHaveLength(64);
+});

@@ -44,9 +44,16 @@ export function plainAddress(text: string): string | undefined {
       : undefined;
 }
 
-/** Returns the addresses that a Node publishes, each in the form of {@link plainAddress}. */
+/**
+ * Largest number of addresses of a Node that count. Computers have far fewer. The limit exists because a hostile host can publish any
+ * number of addresses, and no other host gets a certificate for these addresses.
+ */
+const ADDRESSES_LIMIT = 64;
+
+/** Returns the first addresses that a Node publishes, each in the form of {@link plainAddress}. */
 export function addressesOf(node: Readonly<Node>): string[] {
   return (node.status?.addresses ?? [])
+    .slice(0, ADDRESSES_LIMIT)
     .map(({ address }) => plainAddress(address))
     .filter((address) => address !== undefined);
 }

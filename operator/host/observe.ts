@@ -7,6 +7,7 @@ import {
   NAT_READY_CONDITION,
   VERSION_SKEW_CONDITION,
 } from '../../api/v1alpha1/names.ts';
+import { listedImages } from '../../api/v1alpha1/listedimages.ts';
 import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../objects/mergepatch.ts';
@@ -76,11 +77,11 @@ const READ: ReadonlySet<string> = new Set([
  * memory.
  */
 export function trimNode(node: Node): Node {
-  const { images = [], conditions = [], ...status } = node.status ?? {};
+  const { images, conditions = [], ...status } = node.status ?? {};
   const kept = conditions
     .filter(({ type }) => READ.has(type))
     .map(({ lastHeartbeatTime: _heartbeat, ...condition }) => condition);
-  const named = images.map(({ names }) => ({ names: (names ?? []).map(shared) }));
+  const named = listedImages(images).map(({ names }) => ({ names: names.map(shared) }));
   return { ...node, status: { ...status, images: named, conditions: kept } };
 }
 

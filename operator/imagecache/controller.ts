@@ -202,9 +202,9 @@ function concerned(
   if (type !== 'updated' || !equal(stateOf(previous), stateOf(object))) {
     return entries.list();
   }
-  const before = namesOf(previous);
-  const after = namesOf(object);
-  const changed = [...before, ...after].filter((name) => before.has(name) !== after.has(name));
+  const before = imagesOf(previous);
+  const after = imagesOf(object);
+  const changed = [...before, ...after].filter((image) => before.has(image) !== after.has(image));
   const references = new Set(changed.flatMap(referencesIn));
   return [...references].flatMap((reference) => entries.byIndex(ENTRIES_BY_REFERENCE, reference));
 }
@@ -219,19 +219,19 @@ function stateOf(node: Readonly<Node> | undefined): object {
 }
 
 /**
- * Returns one text for each image name on a Node. The text contains this name, then all names of the same image. One of these names
- * contains the digest. Therefore the text for a tag changes when the tag moves to another image.
+ * Returns one text for each image on a Node, with all names of the image. One of these names contains the digest. Therefore the text
+ * changes when a tag moves to another image.
  */
-function namesOf(node: Readonly<Node> | undefined): Set<string> {
-  const lists = node?.status?.images ?? [];
-  return new Set(lists.flatMap(({ names }) => (names ?? []).map((name) => `${name} ${names?.join(' ')}`)));
+function imagesOf(node: Readonly<Node> | undefined): Set<string> {
+  return new Set(node?.status?.images?.map(({ names }) => names?.join(' ') ?? ''));
 }
 
 /**
- * Returns the references with which entries request an image: a tag, a digest, or the name of an Image or ISO. `changed` is a text that
- * {@link namesOf} returned.
+ * Returns the references with which entries request an image: tags, digests, or the names of an Image or ISO. `image` is a text that
+ * {@link imagesOf} returned.
  */
-function referencesIn(changed: string): string[] {
-  const [name = ''] = changed.split(' ');
-  return name.startsWith('berth.dev/') ? [name, name.slice(0, name.indexOf('@'))] : [name];
+function referencesIn(image: string): string[] {
+  return image
+    .split(' ')
+    .flatMap((name) => (name.startsWith('berth.dev/') ? [name, name.slice(0, name.indexOf('@'))] : [name]));
 }

@@ -28,6 +28,11 @@ function holding<T extends KubeObject>(...objects: readonly unknown[]): Informer
 
 /** Returns the outcome of a Job whose host finished the task at {@link BEHIND} by its own clock. */
 function outcome(condition?: { type: string; lastTransitionTime: string }) {
+  return observed(condition)?.outcome;
+}
+
+/** Returns the Job as observed. The host can add `conditions` to the status of the Job's Pod. */
+function observed(condition?: { type: string; lastTransitionTime: string }, conditions: object[] = []) {
   const owner = { kind: 'Job', name: 'cache-1', uid: 'j', controller: true };
   const terminated = { exitCode: 0, reason: 'Completed', message: '', finishedAt: BEHIND };
   const job = {
@@ -38,7 +43,7 @@ function outcome(condition?: { type: string; lastTransitionTime: string }) {
   const pod = {
     metadata: { name: 'cache-1-x', namespace: 'berth-system', ownerReferences: [owner] },
     spec: { nodeName: 'mac1', containers: [] },
-    status: { phase: 'Succeeded', containerStatuses: [{ state: { terminated } }] },
+    status: { phase: 'Succeeded', conditions, containerStatuses: [{ state: { terminated } }] },
   };
   const sources: EntrySources = {
     entries: holding(),
@@ -51,7 +56,7 @@ function outcome(condition?: { type: string; lastTransitionTime: string }) {
     config: parseConfig({}, 'test'),
     clock: () => NOW,
   };
-  return observeEntry(sources, entry, new Set()).jobs[0]?.outcome;
+  return observeEntry(sources, entry, new Set()).jobs[0];
 }
 
 describe('a Job that succeeded on a host whose clock is wrong', () => {
@@ -64,4 +69,11 @@ describe('a Job that succeeded on a host whose clock is wrong', () => {
   it('finishes now until the Job controller has ended it', () => {
     expect(outcome()).toMatchObject({ kind: 'succeeded', finishedAt: timestamp(NOW) });
   });
+});
+
+it('takes the scheduler’s explanation only from a Pod without a host, because a host can write any text', () => {
+  // The operator would need seconds to read this text, and an hour to read a text of two megabytes.
+  const message = ' '.repeat(100_000);
+  const job = observed(undefined, [{ type: 'PodScheduled', status: 'False', message }]);
+  expect(job?.obstacle).toBeUndefined();
 });

@@ -105,11 +105,11 @@ function cacheJob({ nodes, clock }: EntrySources, job: Job, pod: Pod | undefined
 
 /**
  * Returns the scheduler's explanation why the Pod has no host. The result is undefined if the scheduler has not decided yet, or has
- * accepted the host.
+ * accepted the host. The explanation of a Pod with a host is ignored, because this host can write any text, which can be slow to read.
  */
 function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
   const condition = podCondition(pod, 'PodScheduled');
-  return condition?.status === 'False'
+  return pod.spec.nodeName === undefined && condition?.status === 'False'
     ? condense(condition.message ?? '', () => describeTaints(pod, nodes.cache.list().filter(isHost)))
     : undefined;
 }

@@ -200,3 +200,11 @@ it('a condition with a status that Kubernetes does not have counts as Unknown', 
   const pod = { status: { conditions: [{ type: 'Ready', status: 'maybe' }] } } as unknown as Pod;
   expect(podCondition(pod, 'Ready')).toEqual({ type: 'Ready', status: 'Unknown' });
 });
+
+it('of a status with megabytes, which only a hostile host writes, only the phase is kept', () => {
+  const message = 'a'.repeat(1_000_000);
+  const terminated = { exitCode: 1, reason: 'MachineFailed', message };
+  const status = { phase: 'Failed', containerStatuses: [{ name: MACHINE_CONTAINER, state: { terminated } }] };
+  const pod = { metadata: { name: 'x' }, spec: { nodeName: 'host', containers: [] }, status };
+  expect(trimPod(pod as unknown as Pod).status).toEqual({ phase: 'Failed' });
+});

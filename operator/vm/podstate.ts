@@ -13,19 +13,30 @@ import {
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
 } from '../../api/v1alpha1/names.ts';
+import { keepFields } from '../../base/fields.ts';
 import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
 import { Documents } from '../objects/documents.ts';
 
 /**
+ * Largest status of a Pod that the cache keeps, in characters of JSON. Messages of agents have at most 4 KiB, so only a hostile host writes
+ * more. The Pods of ended VMs and tasks stay for hours, and their statuses could fill the memory.
+ */
+const STATUS_LENGTH = 128 * 1024;
+
+/**
  * Returns the Pod as the operator's cache keeps it. A bound Pod loses fields that only the scheduler reads, and fields of the status that
- * repeat the spec. The operator does not need these fields, which take two fifths of the memory for a Pod.
+ * repeat the spec. The operator does not need these fields, which take two fifths of the memory for a Pod. Of a status that is too long,
+ * only the phase is kept.
  */
 export function trimPod(pod: Pod): Pod {
   if (pod.spec.nodeName === undefined) {
     return pod;
   }
   const { affinity: _affinity, tolerations: _tolerations, volumes: _volumes, ...spec } = pod.spec;
+  if (JSON.stringify(pod.status ?? {}).length > STATUS_LENGTH) {
+    return { ...pod, spec, status: keepFields(pod.status ?? {}, ['phase']) };
+  }
   const containerStatuses = pod.status?.containerStatuses?.map(
     ({ allocatedResources: _allocated, resources: _resources, ...status }) => status,
   );

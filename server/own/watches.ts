@@ -2,6 +2,7 @@
 import type { Logger } from 'pino';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { listedImages } from '../../api/v1alpha1/listedimages.ts';
 import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import { keepFields } from '../../base/fields.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -113,10 +114,10 @@ export class Watches {
 
 /** Removes fields that no answer shows, for example conditions whose times an agent updates again and again. */
 function trimNode({ metadata, status = {}, ...node }: Node): Node {
-  const { capacity: _capacity, conditions = [], ...rest } = status;
+  const { capacity: _capacity, conditions = [], images, ...rest } = status;
   const ready = conditions.filter(({ type }) => type === 'Ready');
   const { annotations: _annotations, ...kept } = metadata;
-  return { ...node, metadata: kept, status: { ...rest, conditions: ready } };
+  return { ...node, metadata: kept, status: { ...rest, conditions: ready, images: listedImages(images) } };
 }
 
 /** Keeps only the fields of a Pod that the server reads. */

@@ -47,3 +47,22 @@ it('a token server that is gone is forgotten, so that the registry can name anot
   expect(await tokens.current(NEED, signal)).toBe('Bearer of-new.example');
   expect(asked).toEqual(['old.example', 'old.example', 'old.example', 'new.example', 'new.example']);
 });
+
+it('the largest tokens of a hostile token server do not fill the memory', async () => {
+  const token = 'a'.repeat(250_000);
+  const send = async ({ url }: Exchange): Promise<Response> => {
+    const body = Readable.from([Buffer.from(JSON.stringify({ token, expires_in: 3_600 }))]);
+    return { status: 200, headers: {}, body, url } as unknown as Response;
+  };
+  const tokens = new Tokens({ send } as unknown as Transport);
+  const needs = Array.from({ length: 100 }, (_, index) => ({
+    ...NEED,
+    scope: `repository:team/base${index}:pull`,
+  }));
+  for (const need of needs) {
+    await tokens.answer(need, refusalNaming('hostile.example'), undefined, signal);
+  }
+  const known = await Promise.all(needs.map((need) => tokens.current(need, signal)));
+  expect(known.at(-1)).toBe(`Bearer ${token}`);
+  expect(known.filter((header) => header !== undefined).join('').length).toBeLessThan(5_000_000);
+});

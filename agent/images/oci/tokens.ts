@@ -34,6 +34,8 @@ const TOKEN_BODY_BYTES = 256 * 1024;
 const CLIENT_ID = 'berth';
 /** Largest number of tokens in the cache. Each token is for one registry, credential and scope. */
 const CACHE_LIMIT = 1024;
+/** Total length of the tokens in the cache, in characters. All tokens fit if they have the usual length, which is at most 4 KiB. */
+const CACHE_CHARACTERS = 4 * 1024 * 1024;
 
 const replySchema = z.object({
   token: z.string().optional(),
@@ -65,7 +67,11 @@ interface Entry {
 
 export class Tokens {
   readonly #transport: Transport;
-  readonly #entries = new LRUCache<string, Entry>({ max: CACHE_LIMIT });
+  readonly #entries = new LRUCache<string, Entry>({
+    max: CACHE_LIMIT,
+    maxSize: CACHE_CHARACTERS,
+    sizeCalculation: ({ header }) => header.length,
+  });
   readonly #flights = new SingleFlight<string>();
 
   constructor(transport: Transport) {
