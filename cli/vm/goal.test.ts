@@ -35,6 +35,9 @@ it.each([
   ['stopped', { phase: 'Stopped' }, { powerState: 'Stopped' }, 'yes'],
   // The guest has shut down by itself.
   ['stopped', { phase: 'Stopped', ...SHUT_DOWN }, {}, 'yes'],
+  // The host has not yet acted on `vm start`.
+  ['stopped', { phase: 'Stopped', ...condition('Ready', 'False', 'Stopped') }, {}, 'not yet'],
+  ['stopped', { phase: 'Stopped', ...SHUT_DOWN }, { restartRequestedAt: LATE }, 'not yet'],
   ['suspended', { phase: 'Running' }, { powerState: 'Suspended' }, 'not yet'],
   ['suspended', { phase: 'Suspended' }, { powerState: 'Suspended' }, 'yes'],
   ['deleted', { phase: 'Running' }, {}, 'not yet'],
