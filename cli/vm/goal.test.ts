@@ -76,6 +76,13 @@ it.each([
   });
 });
 
+it('ends for a VM that cannot be suspended, because it is off', () => {
+  expect(reached(vm({ phase: 'Stopped' }, { powerState: 'Suspended' }), goalIn('suspended'))).toEqual({
+    failure:
+      'VM mac is Stopped, so it has no memory to save. Start the VM with `vm start`, and suspend it again',
+  });
+});
+
 it('refuses other goals', () => {
   expect(wordsOf(goalIn('condition=Ready'))).toBe('at condition Ready=True');
   for (const text of ['paused', 'condition=', 'condition=Ready=maybe', '']) {

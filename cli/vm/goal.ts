@@ -121,6 +121,9 @@ function reasonToStay(vm: VM, state: keyof typeof POWER): string | undefined {
   if (!fit.some((one) => one === wanted)) {
     return `VM ${name} has the powerState ${wanted}. ${advice}`;
   }
+  if (state === 'suspended' && vm.status?.phase === 'Stopped') {
+    return `VM ${name} is Stopped, so it has no memory to save. ${POWER.running.advice}, and suspend it again`;
+  }
   const mustRun = state === 'running' || state === 'ready';
   return mustRun && staysOff(vm) ? `VM ${name} has powered itself off. ${advice}` : undefined;
 }
