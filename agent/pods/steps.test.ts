@@ -92,6 +92,17 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
   ]);
 });
 
+it('tells the VM why its machine was not suspended, because the VM stays Running', async () => {
+  const told: string[] = [];
+  const { host, record, operation, runtime } = newVm(told);
+  const fault = new Error('Migration is blocked');
+  driverOf(host, record).suspend = async () => {
+    throw fault;
+  };
+  await expect(STEPS.suspend(host, runtime, operation)).rejects.toBe(fault);
+  expect(told).toEqual(['VM x SuspendFailed: The machine was not suspended: Migration is blocked']);
+});
+
 it('tries again to restart a machine whose guest has shut down, after the start failed', async () => {
   const { host, record, operation, runtime } = newVm();
   await STEPS.create(host, runtime, operation);

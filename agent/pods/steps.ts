@@ -6,6 +6,7 @@ import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
+import { messageOf } from '../../base/errors.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
@@ -14,7 +15,7 @@ import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
 import { createEmulator, discardFailed } from './emulator.ts';
-import { event, tell, tellPod } from './events.ts';
+import { event, tell, tellPod, warn } from './events.ts';
 import type { Host } from './host.ts';
 import { launchPlan, machinePlan, prepareStart } from './launch.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
@@ -210,7 +211,13 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   host.records.update(record, offChange(record, wantsOff(operation.desired)));
-  await driverOf(host, record).suspend(folder);
+  try {
+    await driverOf(host, record).suspend(folder);
+  } catch (error) {
+    // The VM stays Running, so no condition has this message.
+    warn(host, record, 'SuspendFailed', 'Suspend', `The machine was not suspended: ${messageOf(error)}`);
+    throw error;
+  }
   tellPod(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
 }
 
