@@ -20,6 +20,7 @@ it.each([
   [refusal(403, 'pods "a" is forbidden: exceeded quota'), EXIT.failed, /exceeded quota$/],
   [refusal(404, 'the server could not find the requested resource'), EXIT.notFound, /not installed there/],
   [refusal(404, 'vms "a" not found'), EXIT.notFound, /^vms "a" not found$/],
+  [refusal(502, 'bad gateway'), EXIT.noAnswer, /^bad gateway$/],
   [refusal(503, 'busy\u001b[2J'), EXIT.noAnswer, /^busy \[2J$/],
   [Object.assign(new Error('refused'), { code: 'ECONNREFUSED' }), EXIT.noAnswer, /^refused$/],
   [new CredentialError('no token'), EXIT.denied, /^no token$/],

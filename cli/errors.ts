@@ -60,6 +60,7 @@ const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
   404: EXIT.notFound,
   429: EXIT.noAnswer,
   500: EXIT.noAnswer,
+  502: EXIT.noAnswer,
   503: EXIT.noAnswer,
   504: EXIT.noAnswer,
 };

@@ -8,16 +8,29 @@ import { type MachineDocument, needed, type Operation } from './machine.ts';
 /** Sends a `Normal` Event for the machine's VM or Emulator. */
 export function tell(
   host: Host,
-  { machine, emulator }: Readonly<MachineDocument>,
+  document: Readonly<MachineDocument>,
   reason: Reason,
   action: string,
   message: string,
 ): void {
-  const regarding =
-    emulator === undefined
-      ? { apiVersion: API_VERSION, kind: 'VM', metadata: needed(machine).vm }
-      : { apiVersion: API_VERSION, kind: 'Emulator', metadata: emulator.emulator };
-  host.event(regarding, { type: 'Normal', reason, action, message });
+  host.event(ownerOf(document), { type: 'Normal', reason, action, message });
+}
+
+/** Sends a `Warning` Event for the machine's VM or Emulator. */
+export function warn(
+  host: Host,
+  document: Readonly<MachineDocument>,
+  reason: Reason,
+  action: string,
+  message: string,
+): void {
+  host.event(ownerOf(document), { type: 'Warning', reason, action, message });
+}
+
+function ownerOf({ machine, emulator }: Readonly<MachineDocument>) {
+  return emulator === undefined
+    ? { apiVersion: API_VERSION, kind: 'VM', metadata: needed(machine).vm }
+    : { apiVersion: API_VERSION, kind: 'Emulator', metadata: emulator.emulator };
 }
 
 /** Sends a `Normal` Event for the machine's Pod. The operator sends the Event for the VM when it sees the new state of the Pod. */

@@ -1,7 +1,7 @@
 import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { expect, it, onTestFinished, test, vi } from 'vitest';
+import { expect, it, onTestFinished, vi } from 'vitest';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
@@ -11,7 +11,7 @@ import type { Host } from './host.ts';
 import { newRecord, newRuntime, type Operation } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
-import { meanSpeed, STEPS } from './steps.ts';
+import { STEPS } from './steps.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
 const VM = { namespace: 'platform-ci', name: 'x', uid: 'vm' };
@@ -92,6 +92,29 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
   ]);
 });
 
+it('tells the VM why its machine was not suspended, because the VM stays Running', async () => {
+  const told: string[] = [];
+  const { host, record, operation, runtime } = newVm(told);
+  const fault = new Error('Migration is blocked');
+  driverOf(host, record).suspend = async () => {
+    throw fault;
+  };
+  await expect(STEPS.suspend(host, runtime, operation)).rejects.toBe(fault);
+  expect(told).toEqual(['VM x SuspendFailed: The machine was not suspended: Migration is blocked']);
+});
+
+it('counts no stop for a machine that was not suspended, because its emulators would lose their data', async () => {
+  const { host, record, operation, runtime } = newVm();
+  await STEPS.create(host, runtime, operation);
+  await STEPS.start(host, runtime, operation);
+  driverOf(host, record).suspend = async () => {
+    throw new Error('Migration is blocked');
+  };
+  const suspending = { ...operation, desired: { ...operation.desired, power: 'Suspended' } } as Operation;
+  await expect(STEPS.suspend(host, runtime, suspending)).rejects.toThrow('Migration is blocked');
+  expect(record.stops ?? 0).toBe(0);
+});
+
 it('tries again to restart a machine whose guest has shut down, after the start failed', async () => {
   const { host, record, operation, runtime } = newVm();
   await STEPS.create(host, runtime, operation);
@@ -107,17 +130,4 @@ it('tries again to restart a machine whose guest has shut down, after the start 
     host.records.update(record, step.change);
   }
   expect(next()).toEqual({ kind: 'start' });
-});
-
-test('the speed counts the bytes since the first call, and is unknown at first', () => {
-  let at = 0;
-  const speed = meanSpeed(() => at);
-  expect(speed(undefined)).toBeUndefined();
-  at = 10_000;
-  // An earlier attempt had fetched these bytes.
-  expect(speed(5_000_000)).toBeUndefined();
-  at = 10_499;
-  expect(speed(6_000_000)).toBeUndefined();
-  at = 12_000;
-  expect(speed(9_000_000)).toBe(2_000_000);
 });

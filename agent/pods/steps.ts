@@ -6,6 +6,7 @@ import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
+import { messageOf } from '../../base/errors.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
@@ -14,19 +15,17 @@ import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
 import { createEmulator, discardFailed } from './emulator.ts';
-import { event, tell, tellPod } from './events.ts';
+import { event, tell, tellPod, warn } from './events.ts';
 import type { Host } from './host.ts';
 import { launchPlan, machinePlan, prepareStart } from './launch.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
+import { meanSpeed } from './speed.ts';
 import { offChange, wantsOff } from './stops.ts';
 import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
 /** Shortest time between two progress reports of a download, because each report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
-
-/** Shortest time over which the speed of a download is measured. Over a shorter time, the measured speed would be too inaccurate. */
-const SHORTEST_MILLISECONDS = 500;
 
 type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
@@ -125,25 +124,6 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
   };
 }
 
-/**
- * Returns a function that takes the number of bytes fetched so far, and returns the mean speed in bytes per second since its first call.
- * The speed does not include bytes that an earlier attempt fetched. The result is undefined until the speed is known. `now` is a clock in
- * milliseconds.
- */
-export function meanSpeed(now = () => performance.now()): (bytes: number | undefined) => number | undefined {
-  let first: { bytes: number; at: number } | undefined;
-  return (bytes) => {
-    if (bytes === undefined) {
-      return undefined;
-    }
-    first ??= { bytes, at: now() };
-    const milliseconds = now() - first.at;
-    return milliseconds < SHORTEST_MILLISECONDS
-      ? undefined
-      : Math.round(((bytes - first.bytes) * 1000) / milliseconds);
-  };
-}
-
 async function start(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
@@ -209,8 +189,16 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
 }
 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
-  host.records.update(record, offChange(record, wantsOff(operation.desired)));
-  await driverOf(host, record).suspend(folder);
+  host.records.update(record, { running: false });
+  try {
+    await driverOf(host, record).suspend(folder);
+  } catch (error) {
+    // The VM stays Running, so no condition has this message.
+    warn(host, record, 'SuspendFailed', 'Suspend', `The machine was not suspended: ${messageOf(error)}`);
+    throw error;
+  }
+  // The stop counts only now, because a stop ends the emulators of the VM, with their data.
+  host.records.update(record, offChange({ ...record, running: true }, wantsOff(operation.desired)));
   tellPod(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
 }
 

@@ -20,8 +20,9 @@ export function pushItem({ metadata, spec, status = {} }: Image): Push {
 }
 
 /**
- * Returns the status of the push. A push first copies the disk. During the copy, the result is the status of the copy. If the Image is
- * finished but has no result of the push, the push has failed. The cause can be that the VM was deleted before the copy.
+ * Returns the status of the push. A push first copies the disk. If a copy fails and the operator will copy the disk again, the push is
+ * Pending, because clients take Failed for the end. If the Image is finished but has no result of the push, the push has failed. The cause
+ * can be that the VM was deleted before the copy.
  */
 function statusOf(
   result: string | undefined,
@@ -33,5 +34,5 @@ function statusOf(
   if (finishedTime !== undefined) {
     return 'Failed';
   }
-  return phase === 'Failed' || phase === 'Pending' ? phase : 'Running';
+  return phase === 'Failed' || phase === 'Pending' ? 'Pending' : 'Running';
 }

@@ -22,8 +22,9 @@ export interface RegistryItem {
 }
 
 /**
- * Secret to create, and entries of the ConfigMap to write. Only Berth creates Secrets with this name, so a replacement may delete the
- * earlier one. Write the entries last, because a Secret without an entry has no effect. The value null removes an entry.
+ * Secret to create, and entries of the ConfigMap to write. Only Berth creates Secrets with this name, so an existing one may be replaced. It
+ * can exist without an entry, because an earlier addition might have been interrupted before its entry was written. Write the entries last,
+ * because a Secret without an entry has no effect. The value null removes an entry.
  */
 export interface Addition {
   readonly secretName: string;

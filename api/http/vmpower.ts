@@ -4,6 +4,7 @@
  */
 import type { VMPhase } from '../v1alpha1/phases.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
+import { conditionOf } from './conditions.ts';
 import type { Command } from './vmaction.ts';
 
 interface Power {
@@ -36,12 +37,15 @@ export function powerChange(vm: VM, word: PowerCommand): { patch: object } | { r
 }
 
 /**
- * Returns the fields that start a VM. If the guest shut down by itself, `powerState` is still Running. To start such a VM, the function
- * requests a restart.
+ * Returns the fields that start a VM. A VM whose guest shut down by itself starts only after a request for a restart. A start that is
+ * repeated must not request another restart. Otherwise the host would restart the machine that it has just started.
  */
-function startOf({ spec, status = {} }: VM): Partial<VMSpec> {
-  const isToRun = (spec.powerState ?? 'Running') === 'Running';
-  return isToRun && status.phase === 'Stopped' ? restarted() : { powerState: 'Running' };
+function startOf(vm: VM): Partial<VMSpec> {
+  const { spec, status = {} } = vm;
+  // After a stop by a user, this reason is Stopped. It stays until the host has begun to start the machine.
+  const isOwnEnd = status.phase === 'Stopped' && conditionOf(vm, 'Ready')?.reason !== 'Stopped';
+  const isRequested = spec.restartRequestedAt !== undefined && spec.restartRequestedAt !== status.restartedAt;
+  return isOwnEnd && !isRequested ? restarted() : { powerState: 'Running' };
 }
 
 function restarted(): Partial<VMSpec> {

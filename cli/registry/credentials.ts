@@ -62,9 +62,8 @@ export async function add(
       throw new CommandError(inFlags(addition.refusal.message));
     }
     const { secretName: name, secret } = addition;
-    if (replace) {
-      await client.delete(SECRETS, { namespace, name });
-    }
+    // An addition that was interrupted leaves its Secret without an entry.
+    await client.delete(SECRETS, { namespace, name });
     await client.create(SECRETS, { metadata: { namespace, name }, ...secret });
     await writeData(client, mapIn(namespace), addition.entries);
     const item = { server: serverUrl(server), username, allowInsecure };

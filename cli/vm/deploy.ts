@@ -9,8 +9,10 @@ import { timeoutMinutes } from '../../api/http/vmspec.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import { isConflict, unlessMissing } from '../../kube/errors.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { isConflict, isNotFound, unlessMissing } from '../../kube/errors.ts';
 import { follow } from '../../kube/follow.ts';
+import { repeated } from '../../kube/repeated.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT, type ExitCode } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -122,13 +124,27 @@ async function untilRunning(
       throw new CommandError(state.message, EXIT_BY_CODE[state.code] ?? EXIT.failed);
     }
   }
-  throw new CommandError(`VM ${from.name} was deleted before it ran`);
+  throw deleted(latest.vm);
 }
 
-/** Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM. Returns the new version of the VM. */
+/**
+ * Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM. Returns the new version of the VM. Repeats the
+ * request while the API server does not answer, because the VM already runs and must not be deleted for this.
+ *
+ * @throws CommandError when somebody has deleted the VM; ApiError; CredentialError; the signal's reason when the signal aborts.
+ */
 async function keep({ client }: Cluster, vm: VM, signal: AbortSignal): Promise<VM> {
   const patch = { metadata: { uid: vm.metadata.uid, annotations: { [ANSWER_BY_ANNOTATION]: null } } };
-  return await client.mergePatch<VM>(VMS, refOf(vm), patch, { signal });
+  const write = async () => await client.mergePatch<VM>(VMS, refOf(vm), patch, { signal });
+  const kept = await undefinedIf((error) => isNotFound(error) || isConflict(error), repeated(write, signal));
+  if (kept === undefined || kept.metadata.deletionTimestamp !== undefined) {
+    throw deleted(vm);
+  }
+  return kept;
+}
+
+function deleted({ metadata }: VM): CommandError {
+  return new CommandError(`VM ${metadata.name} was deleted before it ran`);
 }
 
 /** Deletes the VM, and returns a sentence about the result. Never rejects. */

@@ -35,6 +35,9 @@ it.each([
   ['stopped', { phase: 'Stopped' }, { powerState: 'Stopped' }, 'yes'],
   // The guest has shut down by itself.
   ['stopped', { phase: 'Stopped', ...SHUT_DOWN }, {}, 'yes'],
+  // The host has not yet acted on `vm start`.
+  ['stopped', { phase: 'Stopped', ...condition('Ready', 'False', 'Stopped') }, {}, 'not yet'],
+  ['stopped', { phase: 'Stopped', ...SHUT_DOWN }, { restartRequestedAt: LATE }, 'not yet'],
   ['suspended', { phase: 'Running' }, { powerState: 'Suspended' }, 'not yet'],
   ['suspended', { phase: 'Suspended' }, { powerState: 'Suspended' }, 'yes'],
   ['deleted', { phase: 'Running' }, {}, 'not yet'],
@@ -70,6 +73,13 @@ it.each([
 ])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
   expect(reached(vm({ phase: 'Running' }, { powerState }), goalIn(goal))).toEqual({
     failure: `VM mac has the powerState ${powerState}. ${advice}`,
+  });
+});
+
+it('ends for a VM that cannot be suspended, because it is off', () => {
+  expect(reached(vm({ phase: 'Stopped' }, { powerState: 'Suspended' }), goalIn('suspended'))).toEqual({
+    failure:
+      'VM mac is Stopped, so it has no memory to save. Start the VM with `vm start`, and suspend it again',
   });
 });
 

@@ -61,7 +61,17 @@ function isIn(vm: VM, state: keyof typeof POWER): Reached {
   if (state === 'running' || state === 'ready') {
     return runs(vm, state);
   }
-  return vm.status?.phase?.toLowerCase() === state ? 'yes' : 'not yet';
+  return vm.status?.phase?.toLowerCase() === state && (state === 'suspended' || isToBeOff(vm))
+    ? 'yes'
+    : 'not yet';
+}
+
+/**
+ * Reports whether a VM in the phase Stopped stays off. If it is to run, its host has not yet acted on the last start or restart, and the
+ * phase belongs to an earlier stop.
+ */
+function isToBeOff(vm: VM): boolean {
+  return vm.spec.powerState === 'Stopped' || staysOff(vm);
 }
 
 /**
@@ -110,6 +120,9 @@ function reasonToStay(vm: VM, state: keyof typeof POWER): string | undefined {
   const { fit, advice } = POWER[state];
   if (!fit.some((one) => one === wanted)) {
     return `VM ${name} has the powerState ${wanted}. ${advice}`;
+  }
+  if (state === 'suspended' && vm.status?.phase === 'Stopped') {
+    return `VM ${name} is Stopped, so it has no memory to save. ${POWER.running.advice}, and suspend it again`;
   }
   const mustRun = state === 'running' || state === 'ready';
   return mustRun && staysOff(vm) ? `VM ${name} has powered itself off. ${advice}` : undefined;

@@ -78,6 +78,13 @@ describe('a final failure', () => {
     expect(boundStatus(imageStatusSchema, status)).toEqual(later.object.status);
   });
 
+  it('is that of a save of a VM without a disk', () => {
+    const later = withoutJobs(failed(observed({ source: FROM_VM }), 'NoDisk', 'The machine has no disk'));
+    expect(conditionOf(later, 'Stalled')).toMatchObject({ reason: 'NoDisk' });
+    expect(later.object.status).toMatchObject({ finishedTime: expect.any(String) });
+    expect(planImage(later).createJob).toBeUndefined();
+  });
+
   it('is the only one that is stored', () => {
     const later = withoutJobs(failed(observed({ source: REGISTRY }), 'ImageFetchFailed', 'no answer'));
     expect(later.object.status?.contentFailure).toBeUndefined();

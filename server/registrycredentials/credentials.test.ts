@@ -1,5 +1,9 @@
 import { beforeEach, expect, it, vi } from 'vitest';
-import { REGISTRIES_CONFIG_MAP, registrySecretName } from '../../api/v1alpha1/registrycredentials.ts';
+import {
+  PULL_SECRET_KEY,
+  REGISTRIES_CONFIG_MAP,
+  registrySecretName,
+} from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { readData } from '../../kube/configmapdata.ts';
 import { ApiError } from '../../kube/errors.ts';
@@ -106,6 +110,18 @@ it('a removal that was interrupted can be repeated, and what is missing is not f
   configMap({ [USUAL]: JSON.stringify({ server: SERVER }) });
   await removeCredential(client, NAMESPACE, SERVER);
   expect(await serversListed()).toEqual([]);
+});
+
+it('an addition that was interrupted can be repeated, with another password', async () => {
+  vi.spyOn(client, 'mergePatch').mockRejectedValueOnce(error(500, 'InternalError'));
+  await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ status: 500 });
+  expect([await serversListed(), secrets()]).toEqual([[], [`secrets/${USUAL}`]]);
+  await addCredential(client, NAMESPACE, { ...CREDENTIAL, password: 'new' });
+  expect(await serversListed()).toEqual([SERVER]);
+  const { [PULL_SECRET_KEY]: content } = found(`secrets/${USUAL}`).data ?? {};
+  expect(JSON.parse(Buffer.from(content ?? '', 'base64').toString())).toEqual({
+    auths: { 'registry.example': { username: 'ci', password: 'new' } },
+  });
 });
 
 it('two first additions at the same time both stay', async () => {

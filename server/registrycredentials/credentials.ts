@@ -36,9 +36,8 @@ export async function addCredential(
       : invalidField(field, message);
   }
   const { secretName: name, secret, entries } = addition;
-  if (request.replace === true) {
-    await client.delete(SECRETS, { namespace, name });
-  }
+  // An addition that was interrupted leaves its Secret without an entry.
+  await client.delete(SECRETS, { namespace, name });
   await client.create(SECRETS, { metadata: { namespace, name }, ...secret });
   await writeData(client, mapIn(namespace), entries);
 }

@@ -6,11 +6,10 @@
 import type { Logger } from 'pino';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import { Backoff } from '../../base/backoff.ts';
-import { pause, rest } from '../../base/time.ts';
+import { rest } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { ApiError, isConflict, isNotFound, isRefusal } from '../../kube/errors.ts';
-import { Patience } from '../../kube/patience.ts';
+import { repeated } from '../../kube/repeated.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
@@ -27,8 +26,6 @@ const ANSWER_MILLISECONDS = 10_000;
  * not answer for longer, the server gives up. The operator then deletes the VM when the API server answers again.
  */
 const LIMIT_MILLISECONDS = 300_000;
-/** The first wait and the longest wait between two attempts, in milliseconds, while the API server does not answer. */
-const BACKOFF = { firstMilliseconds: 200, capMilliseconds: 5_000, jitter: 1 } as const;
 
 /**
  * Removes the annotation `berth.dev/answer-by`, so that the operator does not delete the VM.
@@ -144,27 +141,4 @@ async function remove(client: KubeClient, { metadata }: VM, signal: AbortSignal)
       throw error;
     }
   });
-}
-
-/**
- * Repeats a request until the API server accepts it, or until another attempt is useless.
- *
- * @throws ApiError when another attempt is useless, or the signal's reason when the signal aborts.
- */
-async function repeated<T>(write: () => Promise<T>, signal: AbortSignal): Promise<T> {
-  const backoff = new Backoff(BACKOFF);
-  const patience = new Patience();
-  for (;;) {
-    try {
-      const written = await write();
-      signal.throwIfAborted();
-      return written;
-    } catch (error) {
-      signal.throwIfAborted();
-      if (patience.endsWith(error)) {
-        throw error;
-      }
-    }
-    await pause(backoff.next(), signal);
-  }
 }

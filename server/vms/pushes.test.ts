@@ -32,9 +32,18 @@ it.each([
     },
     { status: 'Failed', message: 'VM mac was not found' },
   ],
+  // The operator copies the disk again.
   [
-    { phase: 'Failed', conditions: [{ type: 'Ready', status: 'False', message: 'disk lost' }] },
-    { status: 'Failed', message: 'disk lost' },
+    { phase: 'Failed', conditions: [{ type: 'Ready', status: 'False', message: 'interrupted' }] },
+    { status: 'Pending', message: 'interrupted' },
+  ],
+  [
+    {
+      phase: 'Failed',
+      finishedTime: REQUESTED,
+      conditions: [{ type: 'Ready', status: 'False', message: 'no image storage' }],
+    },
+    { status: 'Failed', message: 'no image storage' },
   ],
   [{ phase: 'Ready', lastPush: { requestedAt: REQUESTED, result: 'Succeeded' } }, { status: 'Succeeded' }],
   [

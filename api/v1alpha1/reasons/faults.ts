@@ -80,6 +80,13 @@ export const FAULTS = {
     says: 'The machine is not suspended, because the disk of its host has no space for the memory of the machine',
     todo: 'Delete files on the disk of the host. The machine is then suspended automatically',
   },
+  SuspendFailed: {
+    seen: { VM: ['Event'] },
+    class: 'passing',
+    by: 'agent',
+    says: 'The host could not save the memory of the machine, so the machine still runs. The host tries again',
+    todo: 'Read the message of the Event, and check the disk of the host',
+  },
   ResizeDeferred: {
     seen: { VM: ['RestartRequired'] },
     class: 'passing',

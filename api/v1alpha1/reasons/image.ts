@@ -246,11 +246,11 @@ export const IMAGE_REASONS = {
     todo: 'Delete the VM and create it again, or name another VM',
   },
   NoDisk: {
-    seen: TASK,
-    class: 'passing',
+    seen: { ...TASK, Image: ['Ready', 'Stalled', 'Committed', 'Pushed', 'Event'] },
+    class: 'final',
     by: 'agent',
     says: 'The machine has no disk that could be copied',
-    todo: 'Name another VM',
+    todo: 'Create an Image that names another VM',
   },
   Interrupted: {
     seen: TASK,
