@@ -136,7 +136,8 @@ export async function createMember(client: KubeClient, ref: AccountRef, role: st
   try {
     await addSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });
   } catch (error) {
-    await client.delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid });
+    // If the deletion fails too, the caller still gets the first error, because only this error tells why the role is missing.
+    await client.delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid }).catch(() => undefined);
     throw error;
   }
 }

@@ -14,8 +14,8 @@ export interface Running {
 }
 
 /**
- * Starts a program and stops it at SIGTERM or SIGINT. After such a signal, the exit code is 0, or 1 if the stop fails. `start` gets a
- * function that ends the process at once with a failure.
+ * Starts a program and stops it at SIGTERM or SIGINT. After such a signal, the exit code is 0, or 1 if the stop fails. A signal during the
+ * start ends the process at once. `start` gets a function that ends the process at once with a failure.
  *
  * @throws Error of `start`
  */
@@ -28,18 +28,20 @@ export async function runUntilSignal(
     logger.flush();
     process.exit(code);
   };
-  const running = await start(() => exit(EXIT_FAILURE));
-  const stop = () => {
-    running.stop().then(
-      () => exit(0),
-      (error: unknown) => {
-        logger.error({ err: error }, 'stopped with an error');
-        exit(EXIT_FAILURE);
-      },
-    );
+  let running: Running | undefined;
+  const stop = async () => {
+    try {
+      await running?.stop();
+      exit(0);
+    } catch (error) {
+      logger.error({ err: error }, 'stopped with an error');
+      exit(EXIT_FAILURE);
+    }
   };
-  process.once('SIGTERM', stop);
-  process.once('SIGINT', stop);
+  // The handlers come before the start, because a program in a container is process 1, for which Linux ignores signals without a handler.
+  process.once('SIGTERM', () => void stop());
+  process.once('SIGINT', () => void stop());
+  running = await start(() => exit(EXIT_FAILURE));
 }
 
 /**

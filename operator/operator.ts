@@ -214,6 +214,8 @@ export class Operator {
       await this.#recorder.flush(LAST_EVENTS_MILLISECONDS);
       await this.#election?.release();
     }
+    // A standby can be acquiring the lease. It then releases the lease, so that the next leader need not wait until the lease expires.
+    await this.#election?.done;
     this.#watching.abort();
     await Promise.all(this.#servers.map((server) => server.close()));
   }

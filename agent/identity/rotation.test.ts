@@ -36,6 +36,9 @@ function clock(from: number) {
   return {
     slept,
     now: () => now,
+    setBack: (milliseconds: number) => {
+      now -= milliseconds;
+    },
     sleep: async (milliseconds: number): Promise<void> => {
       slept.push(milliseconds);
       now += milliseconds;
@@ -87,6 +90,41 @@ describe('the renewal of a certificate', () => {
       ...time,
     });
     expect(time.slept).toEqual([60_000, 60_000]);
+  });
+
+  test('does not wait for the old time of a clock that was set back', async () => {
+    const stop = new AbortController();
+    const { setBack, ...time } = clock(validityOf(certificate.certificate).notAfter.getTime());
+    const day = 24 * 3_600_000;
+    let asked = 0;
+    const request = async () => {
+      asked += 1;
+      if (asked === 1) {
+        throw new Error('the certificate of the API server has ended');
+      }
+      return certificate;
+    };
+    await keepRenewed({
+      current: undefined,
+      request,
+      use: async () => {
+        if (asked === 3) {
+          stop.abort();
+        }
+      },
+      logger,
+      signal: stop.signal,
+      now: time.now,
+      sleep: async (milliseconds) => {
+        await time.sleep(milliseconds);
+        setBack(day);
+        if (time.slept.length === 5) {
+          stop.abort();
+          throw new Error('too many waits');
+        }
+      },
+    });
+    expect(time.slept).toEqual([1_000, 60_000]);
   });
 
   test('is requested at once if there is none, and again after a refusal, less and less often', async () => {

@@ -77,24 +77,26 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
     firstMilliseconds: RETRY_FIRST_MILLISECONDS,
     capMilliseconds: RETRY_CAP_MILLISECONDS,
   });
-  let renewAt = options.current === undefined ? now() : renewalTime(options.current.certificate, random());
+  let renewAt = options.current === undefined ? 0 : renewalTime(options.current.certificate, random());
+  // Shortest wait before the next request. It is no time of the clock, because a clock that is set back would lengthen the wait.
+  let gap = 0;
   while (!signal.aborted) {
     try {
-      for (let left = renewAt - now(); left > 0; left = renewAt - now()) {
+      for (let left = Math.max(gap, renewAt - now()); left > 0; left = renewAt - now()) {
         await sleep(Math.min(left, LONGEST_SLEEP_MILLISECONDS), signal);
       }
       const certificate = await options.request(signal);
       await options.use(certificate);
-      renewAt = Math.max(renewalTime(certificate.certificate, random()), now() + RENEWAL_GAP_MILLISECONDS);
+      renewAt = renewalTime(certificate.certificate, random());
+      gap = RENEWAL_GAP_MILLISECONDS;
       backoff.reset();
       logger.info({ renewAt: new Date(renewAt).toISOString() }, 'The certificate was renewed');
     } catch (error) {
       if (signal.aborted) {
         return;
       }
-      const wait = backoff.next();
-      logger.error({ err: error, retryInMilliseconds: wait }, 'The certificate could not be renewed');
-      renewAt = now() + wait;
+      gap = backoff.next();
+      logger.error({ err: error, retryInMilliseconds: gap }, 'The certificate could not be renewed');
     }
   }
 }

@@ -1,8 +1,10 @@
 import { expect, it } from 'vitest';
 import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { insecureServersText } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
 import { pullKeyring } from './secrets.ts';
 
 function podWith(annotation?: string): Pod {
@@ -34,3 +36,15 @@ it.each([undefined, '', '{', '{"registry":"old.example:5000"}', '[{"registry":"o
     expect(keyring.routeTo('old.example:5000')).toBeUndefined();
   },
 );
+
+it('a machine waits for its pull secret while the API server cannot read Secrets', async () => {
+  const get = async () => {
+    throw new ApiError('the key service is away', { status: 500, reason: 'InternalError' });
+  };
+  const pod = podWith();
+  const withSecret = { ...pod, spec: { ...pod.spec, imagePullSecrets: [{ name: 'regcred' }] } };
+  const asked = pullKeyring({ get } as unknown as KubeClient, withSecret);
+  const error: unknown = await asked.catch((thrown: unknown) => thrown);
+  expect([reasonIn(error), classOf(reasonIn(error), 'VM')]).toEqual(['SecretNotRead', 'mendable']);
+  expect(String(error)).toContain('regcred in platform-ci');
+});

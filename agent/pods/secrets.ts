@@ -26,8 +26,10 @@ const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
 
 /**
- * Returns a Secret, or undefined if it does not exist or this host has no right to read it. Throws the client's error if the API server is
- * unreachable.
+ * Returns a Secret, or undefined if it does not exist or this host has no right to read it.
+ *
+ * @throws ReasonedError `SecretNotRead` when the API server does not give the Secret. A machine then waits. Without this reason, an outage
+ * of some seconds would make each new machine fail.
  */
 export async function readSecret(
   client: Pick<KubeClient, 'get'>,
@@ -43,7 +45,9 @@ export async function readSecret(
       return await client.get(SECRETS, ref);
     } catch (error) {
       if (!isNotFound(error) && !isForbidden(error)) {
-        throw error;
+        const { name, namespace } = ref;
+        const message = `The host could not read the Secret ${name} in ${namespace} from the API server: ${messageOf(error)}`;
+        throw new ReasonedError('SecretNotRead', message, { cause: error });
       }
       if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {
         return undefined;
@@ -54,10 +58,10 @@ export async function readSecret(
 }
 
 /**
- * Returns the credentials of all pull secrets that the Pod names, in the same order. Throws the client's error if the API server is
- * unreachable.
+ * Returns the credentials of all pull secrets that the Pod names, in the same order.
  *
- * @throws ReasonedError `PullSecretMissing` when a secret does not exist, this host has no right to read it, or it has another type.
+ * @throws ReasonedError `PullSecretMissing` when a secret does not exist, this host has no right to read it, or it has another type;
+ * `SecretNotRead` when the API server does not give a secret.
  */
 export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
   const texts: string[] = [];

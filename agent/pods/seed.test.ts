@@ -79,14 +79,21 @@ describe('the condition of user data', () => {
     [
       'is False while the Secret is missing',
       { userDataSecret: SECRET },
-      {},
+      { created: true },
       trouble,
       ['False SecretNotFound'],
     ],
     [
-      'is absent for another trouble',
+      'is absent while another Secret cannot be read, before the machine has a disk',
       { userData: 'x' },
       {},
+      { ...trouble, reason: 'SecretNotRead' as const },
+      [],
+    ],
+    [
+      'is absent for another trouble',
+      { userData: 'x' },
+      { created: true },
       { ...trouble, reason: 'PortTaken' as const },
       [],
     ],

@@ -74,14 +74,17 @@ export function userDataConditions({
   record,
   trouble,
 }: Pick<Runtime, 'record' | 'trouble'>): SaidCondition<Reason>[] {
-  const { machine, seeded = false, startedWith } = record;
+  const { machine, seeded, startedWith } = record;
   if (machine?.userData === undefined && machine?.userDataSecret === undefined) {
     return [];
   }
-  if (trouble !== undefined && isOfUserData(trouble.reason)) {
+  // The host reads the user data after it has made the disk. Before that, it reads other Secrets.
+  if (record.created && trouble !== undefined && isOfUserData(trouble.reason)) {
     return [condition(USER_DATA_CONDITION, false, trouble.reason, trouble.message)];
   }
-  return seeded && startedWith !== undefined ? [condition(USER_DATA_CONDITION, true, 'Delivered')] : [];
+  return seeded === true && startedWith !== undefined
+    ? [condition(USER_DATA_CONDITION, true, 'Delivered')]
+    : [];
 }
 
 /**

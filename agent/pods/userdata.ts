@@ -2,7 +2,6 @@
 import { isUtf8 } from 'node:buffer';
 import { SECRET_USER_DATA_BYTES } from '../../api/v1alpha1/guestdata.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { messageOf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { readSecret } from './secrets.ts';
 
@@ -21,7 +20,7 @@ export interface SecretKey {
  */
 export async function readUserData(client: Pick<KubeClient, 'get'>, ref: SecretKey): Promise<string> {
   const { namespace, name, key } = ref;
-  const secret = await read(client, ref);
+  const secret = await readSecret(client, { name, namespace });
   if (secret === undefined) {
     const message = `The host is waiting for the Secret ${name} in ${namespace}. Create this Secret with the user data`;
     throw new ReasonedError('SecretNotFound', message);
@@ -39,13 +38,4 @@ export async function readUserData(client: Pick<KubeClient, 'get'>, ref: SecretK
     throw new ReasonedError('UserDataInvalid', message);
   }
   return bytes.toString('utf8');
-}
-
-async function read(client: Pick<KubeClient, 'get'>, { name, namespace }: SecretKey) {
-  try {
-    return await readSecret(client, { name, namespace });
-  } catch (error) {
-    const message = `The host could not read the Secret ${name} in ${namespace} from the API server: ${messageOf(error)}`;
-    throw new ReasonedError('SecretNotRead', message, { cause: error });
-  }
 }

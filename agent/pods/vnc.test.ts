@@ -47,6 +47,14 @@ test.each<[string, Partial<Secret> | undefined]>([
   expect(String(error)).not.toMatch(/aB3|longer than|seven/);
 });
 
+test('while the API server cannot read Secrets, the machine waits', async () => {
+  const get = async () => {
+    throw new ApiError('the key service is away', { status: 500, reason: 'InternalError' });
+  };
+  const asked = readVncPassword({ get }, VM);
+  await expect(asked).rejects.toMatchObject({ reason: 'SecretNotRead' });
+});
+
 test('the password stays in a file of the agent, so that the next start needs no Secret', async () => {
   const path = mkdtempSync(join(tmpdir(), 'berth-vnc-'));
   onTestFinished(() => rmSync(path, { recursive: true }));

@@ -23,7 +23,7 @@ const PASSWORD = /^[!-~]{8}$/;
 
 /**
  * Returns the VNC password of a VM. @throws ReasonedError `VNCSecretNotFound` when there is no Secret with a valid password, or the Secret
- * belongs to an earlier VM of the same name.
+ * belongs to an earlier VM of the same name; `SecretNotRead` when the API server does not give the Secret.
  */
 export async function readVncPassword(
   client: Pick<KubeClient, 'get'>,

@@ -61,7 +61,7 @@ export class HostReconciler {
    * becoming a host.
    */
   async #mark(node: Node, logger: Logger): Promise<void> {
-    const { name, uid } = node.metadata;
+    const { name, uid, resourceVersion } = node.metadata;
     if (!this.#options.approvals.has(name)) {
       const message = `Node ${name} claims to be a host, but Berth approved no certificate for its name. If it is a host, run: kubectl label node ${name} ${HOST_MARK}=${HOST_VALUE}`;
       const event = { type: 'Warning', reason: 'NotMarkedAsHost', action: 'Marking', message } as const;
@@ -69,9 +69,9 @@ export class HostReconciler {
       return;
     }
     logger.info({ host: name }, 'marking a Node as a host');
-    const patch = { metadata: { uid, labels: { [HOST_MARK]: HOST_VALUE } } };
+    const patch = { metadata: { uid, resourceVersion, labels: { [HOST_MARK]: HOST_VALUE } } };
     const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
-    // A conflict means that the Node was deleted and created again. The watch will report the new Node.
+    // A conflict means that the Node was changed or replaced, perhaps by an administrator's own mark. The watch will report the Node.
     await undefinedIf(isConflict, write);
   }
 

@@ -33,10 +33,15 @@ export const FAULTS = {
     todo: 'Create the Secret with an entry of this key',
   },
   SecretNotRead: {
-    seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
+    seen: {
+      VM: ['UserDataReady', 'Ready'],
+      Image: ['Ready', 'Pushed', 'Event'],
+      ImageCacheEntry: ['status.nodes'],
+      Pod: ['berth.dev/UserData', 'waiting', 'terminated'],
+    },
     class: 'mendable',
     by: 'agent',
-    says: 'The host could not read the Secret in spec.userDataSecretRef from the API server. The host tries again',
+    says: 'The host could not read the Secret in the message from the API server: user data, a pull secret or the VNC password',
     todo: 'If the fault continues, check the connection of the host to the API server',
   },
   UserDataInvalid: {

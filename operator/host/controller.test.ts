@@ -1,0 +1,32 @@
+import { pino } from 'pino';
+import { expect, it } from 'vitest';
+import { HOST_MARK } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { Node } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
+import { HostReconciler, type HostControllerOptions } from './controller.ts';
+
+it('an administrator who marks a Node differently is not overruled by an operator that does not see it yet', async () => {
+  const node = (resourceVersion: string, labels: Record<string, string>): Node => ({
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: { name: 'rack', uid: 'u', resourceVersion, labels },
+  });
+  const cached = node('1', {});
+  const stored = node('2', { [HOST_MARK]: 'never' });
+  const mergePatch = async (_type: unknown, _ref: unknown, { metadata }: Node) => {
+    const { resourceVersion } = stored.metadata;
+    if ((metadata.resourceVersion ?? resourceVersion) !== resourceVersion) {
+      throw new ApiError('the object has been modified', { status: 409, reason: 'Conflict' });
+    }
+    Object.assign(stored.metadata.labels ?? {}, metadata.labels);
+    return await Promise.resolve(stored);
+  };
+  const reconciler = new HostReconciler({
+    client: { mergePatch } as unknown as KubeClient,
+    nodes: { cache: { get: () => cached } },
+    approvals: { has: () => true },
+  } as unknown as HostControllerOptions);
+  await reconciler.reconcile('rack', { logger: pino({ level: 'silent' }) });
+  expect(stored.metadata.labels).toEqual({ [HOST_MARK]: 'never' });
+});
