@@ -1,4 +1,4 @@
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { Wanted } from './attachments.ts';
 import { rulesetScript } from './ruleset.ts';
@@ -34,4 +34,9 @@ describe('DNS queries', () => {
     const script = rulesetScript(natLayout({}), WANTED, true);
     expect(script).toContain(`th dport 53 goto ${name}\n`);
   });
+});
+
+test('DHCP messages of each guest are limited, because all guests share one queue of the DHCP server', () => {
+  const [rule] = chain('dhcp').filter((one) => one.includes('"bt-desk"'));
+  expect(rule).toMatch(/ 0x020000000001 limit rate 10\/second burst 50 packets accept$/);
 });

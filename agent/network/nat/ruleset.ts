@@ -175,13 +175,21 @@ function portsOf(layout: Layout, attachments: readonly Attachment[]): Port[] {
 }
 
 /**
+ * Limits of each guest's DHCP messages. A guest sends about four messages when it boots. All guests of the host share one queue for the
+ * messages that dnsmasq has not read yet. Without a limit, one guest could fill this queue, and the other guests would get no addresses.
+ */
+const DHCP_MESSAGES_PER_SECOND = 10;
+const DHCP_BURST = 50;
+
+/**
  * Returns the rules that accept the machines' DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP datagram
  * (RFC 2131). At this byte, the rule of a machine requires the machine's own MAC address.
  */
 function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): string[] {
+  const rate = `limit rate ${DHCP_MESSAGES_PER_SECOND}/second burst ${DHCP_BURST} packets`;
   return attachments.map(({ tap, macAddress, address }) => {
     const card = `@th,288,48 0x${macAddress.replaceAll(':', '')}`;
-    return `iifname "${tap}" ip saddr { 0.0.0.0, ${address} } ip daddr { 255.255.255.255, ${gateway} } ${card} accept`;
+    return `iifname "${tap}" ip saddr { 0.0.0.0, ${address} } ip daddr { 255.255.255.255, ${gateway} } ${card} ${rate} accept`;
   });
 }
 
