@@ -220,19 +220,15 @@ describe('a guest of the nat network', unless(missing), () => {
   });
 
   test('does not reach Pods, Services and metadata services, also through address translation, but reaches the outside world', async (context) => {
-    const redirect = [
-      `ip daddr ${CLUSTER_IP} dnat to ${WORLD_ADDRESS}`,
-      `ip daddr ${LOAD_BALANCER} dnat to ${FORBIDDEN['a Pod']}`,
-    ];
-    net.inHost(
-      'nft',
-      `table ip proxy { chain c { type nat hook prerouting priority -110; ${redirect.join('; ')}; }; }`,
-    );
+    const redirect = `ip daddr { ${CLUSTER_IP}, ${HOST_ADDRESS}, ${GATEWAY} } dnat to ${WORLD_ADDRESS}; ip daddr ${LOAD_BALANCER} dnat to ${FORBIDDEN['a Pod']}`;
+    net.inHost('nft', `table ip proxy { chain c { type nat hook prerouting priority -110; ${redirect}; }; }`);
     const ports = [80, 443, 6443, 10_250, ECHO_PORT];
     const targets = {
       ...FORBIDDEN,
       'a ClusterIP that leads elsewhere': CLUSTER_IP,
       'an address that leads to a Pod': LOAD_BALANCER,
+      'an address of the host that leads elsewhere': HOST_ADDRESS,
+      'the gateway that leads elsewhere': GATEWAY,
     };
     for (const [what, address] of Object.entries(targets)) {
       for (const port of ports) {

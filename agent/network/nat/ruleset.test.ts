@@ -40,3 +40,14 @@ test('DHCP messages of each guest are limited, because all guests share one queu
   const [rule] = chain('dhcp').filter((one) => one.includes('"bt-desk"'));
   expect(rule).toMatch(/ 0x020000000001 limit rate 10\/second burst 50 packets accept$/);
 });
+
+test('guests reach no other service of the host, also if other rules translate its address', () => {
+  const rules = chain('guests_reach');
+  const drop = rules.indexOf('fib daddr type local drop');
+  expect(drop).toBeGreaterThan(0);
+  expect(rules.slice(0, drop).filter((rule) => rule.startsWith('ip daddr'))).toEqual([
+    'ip daddr 10.97.0.1 meta l4proto { tcp, udp } th dport { 53, 67 } accept',
+    'ip daddr 10.97.0.1 meta l4proto icmp accept',
+    'ip daddr 169.254.169.254 tcp dport 80 accept',
+  ]);
+});

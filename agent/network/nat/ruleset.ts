@@ -87,8 +87,10 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   }
   chain guests_reach {
     ct direction reply ct state established,related accept
-    ip daddr ${gateway} accept
+    ip daddr ${gateway} meta l4proto { tcp, udp } th dport { 53, 67 } accept
+    ip daddr ${gateway} meta l4proto icmp accept
     ${onlyWithMetadata(`ip daddr ${metadata} tcp dport ${port} accept`)}
+    fib daddr type local drop
     ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
     ${lines(toPrograms.map((one) => `${one} accept`))}
     ip daddr ${metadata} drop
