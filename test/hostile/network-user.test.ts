@@ -105,6 +105,8 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
   }
 
   test('reaches nothing of the host, the cluster and metadata services, but the outside world, the resolver and its reserved port', async (context) => {
+    const redirect = `ip daddr ${HOST_ADDRESS} dnat to ${WORLD_ADDRESS}`;
+    net.inHost('nft', `table ip proxy { chain c { type nat hook output priority -110; ${redirect}; }; }`);
     for (const address of [HOST, DNS, HOST_ADDRESS, '127.0.0.1', ...FORBIDDEN]) {
       for (const port of [ECHO_PORT, 8000]) {
         send(`to ${address}`, address, port);

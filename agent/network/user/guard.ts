@@ -89,7 +89,8 @@ function removal(table: string): string {
 
 /**
  * Returns the nftables script of the guard. Clients on the host can connect to reserved ports over loopback, so the rules accept the
- * replies of guests to these clients.
+ * replies of guests to these clients. The rules check a packet before and after address translation, because rules of other programs can
+ * lead an address of the host elsewhere, or a permitted address to a forbidden one.
  */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [
@@ -103,9 +104,16 @@ function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: r
   return `${removal(table)}table inet ${table} {
   ${networkSet('may_not_reach', 'ipv4_addr', forbidden.ipv4)}
   ${networkSet('may_not_reach_ipv6', 'ipv6_addr', forbidden.ipv6)}
+  chain reach {
+    ${rules.join('\n    ')}
+  }
+  chain sent {
+    type filter hook output priority mangle; policy accept;
+    jump reach
+  }
   chain output {
     type filter hook output priority filter; policy accept;
-    ${rules.join('\n    ')}
+    jump reach
   }
 }
 `;
