@@ -51,3 +51,24 @@ test('guests reach no other service of the host, also if other rules translate i
     'ip daddr 169.254.169.254 tcp dport 80 accept',
   ]);
 });
+
+describe('hypervisors', () => {
+  test('have no network of the host, except to answer clients', () => {
+    const script = rulesetScript(natLayout({ users: ['7', '10-19'] }), WANTED, true);
+    const [, rules = ''] = script.split('chain hypervisors {');
+    expect(
+      rules
+        .slice(0, rules.indexOf('}\n'))
+        .trim()
+        .split(/\s*\n\s*/),
+    ).toEqual([
+      'type filter hook output priority mangle; policy accept;',
+      'ct direction reply ct state established,related accept',
+      'meta skuid { 7, 10-19 } drop',
+    ]);
+  });
+
+  test('without users of their own are not told apart', () => {
+    expect(rulesetScript(natLayout({ users: [] }), WANTED, true)).not.toContain('chain hypervisors');
+  });
+});

@@ -62,6 +62,20 @@ function metadataLimits(attachments: readonly Attachment[]): string[] {
   return attachments.map(({ address }) => `ip saddr ${address} ct state new ${rate} drop`);
 }
 
+/**
+ * Returns the chain that takes the network of the host from hypervisors. A hypervisor sends the packets of its guest through the tap, and
+ * needs no other network except to answer VNC clients. A guest that took over its hypervisor could otherwise pass by all other rules.
+ */
+function hypervisors({ users }: Layout): string {
+  return users.length === 0
+    ? ''
+    : `chain hypervisors {
+    type filter hook output priority mangle; policy accept;
+    ct direction reply ct state established,related accept
+    meta skuid { ${users.join(', ')} } drop
+  }`;
+}
+
 function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const attachments = wanted.machines;
   const toPrograms = peerMatches(wanted);
@@ -118,6 +132,7 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
     type nat hook output priority -100; policy accept;
     ${toReservation}
   }
+  ${hypervisors(layout)}
   chain input {
     type filter hook input priority filter; policy accept;
     iifname "${probe.outerPort}" drop
