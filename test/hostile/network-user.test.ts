@@ -144,6 +144,15 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     },
   );
 
+  test('a connection of another process of the host ends on both sides', async () => {
+    const program = `socket($s, 2, 1, 0); bind($s, $at = pack('S n a4 x8', 2, 7001, "\\x7f\\0\\0\\1")); listen($s, 1);
+      socket($c, 2, 1, 0); connect($c, $at); accept($t, $s); close $c; sysread($t, $_, 1); close $t;`;
+    net.inHost('perl', '-e', program);
+    await waitFor('the end', () => !net.inHost('ss', '-tan', 'sport', '=', ':7001').includes('LAST-ACK'), {
+      deadlineMilliseconds: 5_000,
+    });
+  });
+
   test('rules that another program removed are restored at the next check, and checks without faults repair nothing', async () => {
     net.inHost('nft', 'flush', 'ruleset');
     expect(await host.do('check')).toMatchObject({

@@ -94,13 +94,14 @@ function removal(table: string): string {
  */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [
-    `meta skuid != { ${users.join(', ')} } accept`,
     'ct direction reply ct state established,related accept',
     ...resolvers.map((address) => `ip daddr ${address} meta l4proto { tcp, udp } th dport 53 accept`),
     'fib daddr type { local, broadcast, multicast } drop',
     'ip daddr @may_not_reach drop',
     'ip6 daddr @may_not_reach_ipv6 drop',
   ];
+  // The kernel knows no user of a packet whose process has already closed the connection. Such packets pass, because most are of others.
+  const ofMachines = `meta skuid { ${users.join(', ')} }`;
   return `${removal(table)}table inet ${table} {
   ${networkSet('may_not_reach', 'ipv4_addr', forbidden.ipv4)}
   ${networkSet('may_not_reach_ipv6', 'ipv6_addr', forbidden.ipv6)}
@@ -109,11 +110,11 @@ function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: r
   }
   chain sent {
     type filter hook output priority mangle; policy accept;
-    jump reach
+    ${ofMachines} jump reach
   }
   chain output {
     type filter hook output priority filter; policy accept;
-    jump reach
+    ${ofMachines} jump reach
   }
 }
 `;
