@@ -91,7 +91,7 @@ export function frame(
 export type SaidCondition<Reason extends string> = PodCondition & { reason?: Reason };
 
 export function waiting(reason: string, message?: string): ContainerState {
-  return { waiting: { reason, ...(message === undefined ? {} : { message }) } };
+  return { waiting: { reason, ...(message === undefined ? {} : { message: lastWords(message) }) } };
 }
 
 /** Returns the status of a container of which this host has no record. */

@@ -71,9 +71,12 @@ async function ownBytes(path: string): Promise<number> {
   return ((await undefinedIf(isOfSystem, lstat(path)))?.blocks ?? 0) * STAT_BLOCK_BYTES;
 }
 
-async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
+/**
+ * Returns at most `limit` entries of a folder. A folder that cannot be opened counts as empty, for example a folder that is missing, or
+ * nested so deeply that its path is too long.
+ */
+export async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
   const entries: Dirent[] = [];
-  // A folder that cannot be opened counts as empty, for example a folder that is nested so deeply that its path is too long.
   const opened = limit > 0 ? await undefinedIf(isOfSystem, opendir(folder)) : undefined;
   for await (const entry of opened ?? []) {
     entries.push(entry);

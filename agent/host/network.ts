@@ -95,6 +95,7 @@ export interface NetworkSurroundings {
  */
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, resolvConf, logger } = surroundings;
+  const { machineUsers: users = [] } = surroundings;
   const directory = join(dataDirectory, 'network');
   const id = createHash('sha256').update(directory).digest('hex').slice(0, 8);
   if (settings.driver === 'user') {
@@ -112,6 +113,7 @@ export function createNetwork(settings: NetworkSettings, surroundings: NetworkSu
     dnsServers,
     ports,
     connectionsPerGuest,
+    users,
     forbidden: forbiddenNetworks({ ...settings, clusterCIDRs }).ipv4,
     ...(settings.hostAddress === undefined ? {} : { hostAddress: settings.hostAddress }),
     ...(resolvConf === undefined ? {} : { resolvConf }),

@@ -105,6 +105,8 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
   }
 
   test('reaches nothing of the host, the cluster and metadata services, but the outside world, the resolver and its reserved port', async (context) => {
+    const redirect = `ip daddr ${HOST_ADDRESS} dnat to ${WORLD_ADDRESS}`;
+    net.inHost('nft', `table ip proxy { chain c { type nat hook output priority -110; ${redirect}; }; }`);
     for (const address of [HOST, DNS, HOST_ADDRESS, '127.0.0.1', ...FORBIDDEN]) {
       for (const port of [ECHO_PORT, 8000]) {
         send(`to ${address}`, address, port);
@@ -141,6 +143,15 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
       expect(() => net.inHost('setpriv', ...user, 'bash', '-c', say)).toThrow(/not permitted|unreachable/);
     },
   );
+
+  test('a connection of another process of the host ends on both sides', async () => {
+    const program = `socket($s, 2, 1, 0); bind($s, $at = pack('S n a4 x8', 2, 7001, "\\x7f\\0\\0\\1")); listen($s, 1);
+      socket($c, 2, 1, 0); connect($c, $at); accept($t, $s); close $c; sysread($t, $_, 1); close $t;`;
+    net.inHost('perl', '-e', program);
+    await waitFor('the end', () => !net.inHost('ss', '-tan', 'sport', '=', ':7001').includes('LAST-ACK'), {
+      deadlineMilliseconds: 5_000,
+    });
+  });
 
   test('rules that another program removed are restored at the next check, and checks without faults repair nothing', async () => {
     net.inHost('nft', 'flush', 'ruleset');

@@ -53,6 +53,7 @@ const CLUSTER_IP = '10.96.0.20';
 const LOAD_BALANCER = '198.51.100.7';
 const NODE_PORT = 31_000;
 const [HOST_IPV6, WORLD_IPV6, GUESTS_IPV6] = ['2001:db8:1::1', '2001:db8:1::2', '2001:db8:2::1'] as const;
+const HYPERVISOR_USER = '1900000007';
 const ANSWER = { deadlineMilliseconds: 60_000 };
 
 const missing = whyNotHere();
@@ -157,30 +158,14 @@ describe('a guest of the nat network', unless(missing), () => {
       '255.255.255.255',
       '224.0.0.251',
     ];
-    const known = [
-      22,
-      53,
-      67,
-      68,
-      80,
-      111,
-      443,
-      2379,
-      5353,
-      6443,
-      8081,
-      10_250,
-      10_350,
-      ECHO_PORT,
-      RESERVED_PORT,
-    ];
+    const known = [22, 53, 67, 68, 80, 111, 443, 2379, 5353, 6443, 8081, 10_250, 10_350];
     const random = fc.sample(fc.integer({ min: 1, max: 65_535 }), {
       seed: HOSTILE_SEED,
       numRuns: scaled(2000),
     });
     for (const address of hosts) {
       const via = address.endsWith('255') ? BROADCAST : gateway;
-      for (const port of new Set([...known, ...random])) {
+      for (const port of new Set([...known, ECHO_PORT, RESERVED_PORT, ...random])) {
         const [from, to] = [
           { address: addresses.a, port: 5000 },
           { address, port },
@@ -220,19 +205,15 @@ describe('a guest of the nat network', unless(missing), () => {
   });
 
   test('does not reach Pods, Services and metadata services, also through address translation, but reaches the outside world', async (context) => {
-    const redirect = [
-      `ip daddr ${CLUSTER_IP} dnat to ${WORLD_ADDRESS}`,
-      `ip daddr ${LOAD_BALANCER} dnat to ${FORBIDDEN['a Pod']}`,
-    ];
-    net.inHost(
-      'nft',
-      `table ip proxy { chain c { type nat hook prerouting priority -110; ${redirect.join('; ')}; }; }`,
-    );
+    const redirect = `ip daddr { ${CLUSTER_IP}, ${HOST_ADDRESS}, ${GATEWAY} } dnat to ${WORLD_ADDRESS}; ip daddr ${LOAD_BALANCER} dnat to ${FORBIDDEN['a Pod']}`;
+    net.inHost('nft', `table ip proxy { chain c { type nat hook prerouting priority -110; ${redirect}; }; }`);
     const ports = [80, 443, 6443, 10_250, ECHO_PORT];
     const targets = {
       ...FORBIDDEN,
       'a ClusterIP that leads elsewhere': CLUSTER_IP,
       'an address that leads to a Pod': LOAD_BALANCER,
+      'an address of the host that leads elsewhere': HOST_ADDRESS,
+      'the gateway that leads elsewhere': GATEWAY,
     };
     for (const [what, address] of Object.entries(targets)) {
       for (const port of ports) {
@@ -497,4 +478,13 @@ describe('a guest of the nat network', unless(missing), () => {
     expect(refused).toBeGreaterThan(0);
     tried(context, `${flows} flows of one guest`, `at most ${CONNECTIONS_PER_GUEST} tracked`);
   });
+
+  test.each([HOST_ADDRESS, '127.0.0.1', GATEWAY, WORLD_ADDRESS, '169.254.169.254'])(
+    'that took over its hypervisor does not reach %s over the network of the host',
+    (address) => {
+      const say = `echo taken over > /dev/udp/${address}/${ECHO_PORT}`;
+      const user = ['--reuid', HYPERVISOR_USER, '--regid', HYPERVISOR_USER, '--clear-groups'];
+      expect(() => net.inHost('setpriv', ...user, 'bash', '-c', say)).toThrow('not permitted');
+    },
+  );
 });

@@ -86,6 +86,8 @@ export const CONNECTIONS_PER_GUEST = 200;
 export const BLOCKED_MILLISECONDS = 1_500;
 /** Time limit for an answer or a connection that must come, in milliseconds. It is long, because the machine may be busy. */
 export const OPEN_MILLISECONDS = 20_000;
+/** Linux users of hypervisors in the form of nftables. */
+const MACHINE_USERS = '1900000000-1900000099';
 export const HOST_ADDRESS = '192.0.2.1';
 export const WORLD_ADDRESS = '192.0.2.2';
 
@@ -144,6 +146,7 @@ export class NatWorld implements AsyncDisposable {
       forbidden: forbiddenNetworks({ guestsMayNotReach: METADATA_NETWORKS, clusterCIDRs: CLUSTER_NETWORKS })
         .ipv4,
       connectionsPerGuest: CONNECTIONS_PER_GUEST,
+      users: [MACHINE_USERS],
       ports: portRulesSchema.parse({}),
       dnsServers: [WORLD_ADDRESS],
     };

@@ -4,11 +4,11 @@
  * root, to a file outside. So the agent follows no path deeper into the user's folders: it creates and removes only their direct entries.
  * The agent does so only while no process of the user lives.
  */
-import { lchown, mkdir, open, readdir, writeFile } from 'node:fs/promises';
+import { lchown, mkdir, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
+import { entriesOf } from '../../disks/diskio.ts';
 import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
 import { AVDS, FOLDERS } from './arguments.ts';
 import { AVD_NAME, avdFiles } from './avd.ts';
@@ -29,6 +29,11 @@ const INI_MODE = 0o644;
  * files.
  */
 const LOCKS_LIMIT = 64;
+/**
+ * Largest number of entries among which lock files are searched. An emulator has fewer than a hundred entries there, but a hostile one can
+ * make millions, and their names would fill the memory of the agent.
+ */
+const ENTRIES_LIMIT = 2_000;
 const TOKEN_FILE = '.emulator_console_auth_token';
 
 /**
@@ -62,7 +67,7 @@ export async function makeFiles(
  */
 export async function prepareStart(folder: string, token: string, runAs: RunAs | undefined): Promise<void> {
   const disks = join(folder, AVDS, `${AVD_NAME}.avd`);
-  const names = (await undefinedIf(isMissing, readdir(disks))) ?? [];
+  const names = (await entriesOf(disks, ENTRIES_LIMIT)).map(({ name }) => name);
   const locks = names.filter((name) => name.endsWith('.lock')).slice(0, LOCKS_LIMIT);
   await removeTrees(locks.map((name) => join(disks, name)));
   const path = join(folder, FOLDERS.home, TOKEN_FILE);

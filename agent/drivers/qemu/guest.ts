@@ -21,6 +21,7 @@ import {
 import { hasGuestAgent, setTime } from './guestagent/commands.ts';
 import { GuestAgentRefusal, type GuestConnection } from './guestagent/connection.ts';
 import { executeInGuest } from './guestagent/exec.ts';
+import { beginningOf } from './lists.ts';
 import type { QemuMachine } from './machine.ts';
 
 /**
@@ -48,21 +49,6 @@ const NOWHERE = [
 const nowhere = new BlockList();
 for (const [network, prefix, family] of NOWHERE) {
   nowhere.addSubnet(network, prefix, family);
-}
-
-/**
- * The agent reads at most this number of interfaces of a guest, and of addresses of one interface. A guest with many containers has a few
- * dozen interfaces.
- */
-const LIST_LIMIT = 256;
-
-/**
- * Returns the schema of a list. The schema checks only the first {@link LIST_LIMIT} items, and drops the rest. A guest can send a list of
- * 500,000 invalid items. The schema makes an error for each invalid item, so a check of the whole list would block the agent for half a
- * second.
- */
-function beginningOf<T extends z.ZodType>(item: T) {
-  return z.preprocess((value) => (Array.isArray(value) ? value.slice(0, LIST_LIMIT) : value), z.array(item));
 }
 
 const interfacesSchema = beginningOf(

@@ -22,18 +22,21 @@ let servers: Server[];
 let qmp: QmpConnection;
 /** Run state that the hypervisor reports; undefined once it has ended. */
 let status: string | undefined;
+/** Description of the error with which the hypervisor ends a save. */
+let description: string | undefined;
 
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-memory-'));
   servers = [];
   status = 'inmigrate';
+  description = undefined;
   await serve(FILES.qmp, (socket) => {
     createInterface({ input: socket }).on('line', (line) => {
       const { id, execute } = JSON.parse(line) as { id: number; execute: string };
       if (execute === 'query-status' && status === undefined) {
         socket.destroy();
       } else {
-        socket.write(`${JSON.stringify({ id, return: { status } })}\n`);
+        socket.write(`${JSON.stringify({ id, return: { status, 'error-desc': description } })}\n`);
       }
     });
   });
@@ -92,4 +95,11 @@ test.each([
   status = 'failed';
   await expect(saveMemory(folder, qmp, memoryBytes)).rejects.toThrow('failed');
   expect(limit.mock.calls).toEqual([[milliseconds], [milliseconds]]);
+});
+
+test('a long error of a hypervisor that saves no memory is cut', async () => {
+  status = 'failed';
+  description = 'x'.repeat(100_000);
+  const error = await saveMemory(folder, qmp).catch((cause: unknown) => String(cause));
+  expect(String(error).length).toBeLessThan(1_100);
 });

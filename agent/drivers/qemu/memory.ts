@@ -11,7 +11,7 @@ import { pause } from '../../../base/time.ts';
 import { sync } from '../../../base/files.ts';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
-import type { QmpConnection } from './qmp.ts';
+import { ERROR_LIMIT_CHARACTERS, type QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /**
@@ -108,9 +108,8 @@ async function send(qmp: QmpConnection, signal: AbortSignal): Promise<void> {
       return;
     }
     if (answer.status === 'failed' || answer.status === 'cancelled') {
-      throw new Error(
-        `QEMU did not save the memory of the machine: ${answer['error-desc'] ?? answer.status}`,
-      );
+      const why = answer['error-desc']?.slice(0, ERROR_LIMIT_CHARACTERS) ?? answer.status;
+      throw new Error(`QEMU did not save the memory of the machine: ${why}`);
     }
     signal.throwIfAborted();
     await pause(STATUS_INTERVAL_MILLISECONDS);

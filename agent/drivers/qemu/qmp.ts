@@ -32,7 +32,7 @@ const LINE_LIMIT_BYTES = 1024 * 1024;
 const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
 /** Limit of an error's text. An error of QEMU is one sentence. A longer text is cut before it gets into logs and statuses. */
-const ERROR_LIMIT_CHARACTERS = 1_000;
+export const ERROR_LIMIT_CHARACTERS = 1_000;
 
 const messageSchema = z.object({
   QMP: z.unknown().optional(),
@@ -140,7 +140,8 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
   ): Promise<T> {
     const answer = schema.safeParse(await this.execute(command, parameters, timeoutMilliseconds));
     if (!answer.success) {
-      throw new QmpError(`QEMU gave an invalid answer to ${command}: ${z.prettifyError(answer.error)}`);
+      const why = z.prettifyError(answer.error).slice(0, ERROR_LIMIT_CHARACTERS);
+      throw new QmpError(`QEMU gave an invalid answer to ${command}: ${why}`);
     }
     return answer.data;
   }

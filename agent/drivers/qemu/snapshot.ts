@@ -15,6 +15,7 @@ import { hasCode, isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
 import { DISK_NODE } from './arguments.ts';
+import { beginningOf } from './lists.ts';
 import { type QmpConnection, QmpError } from './qmp.ts';
 
 /**
@@ -44,8 +45,8 @@ const EXPORT_END_INTERVAL_MILLISECONDS = 10;
 /** Returns whether a removal failed because the snapshot's folder contains entries that do not belong to the snapshot. */
 const isForeign = hasCode('ENOTEMPTY', 'EEXIST', 'ERR_FS_EISDIR');
 
-const blockNodesSchema = z.array(z.object({ 'node-name': z.string().optional() }));
-const drivesSchema = z.array(
+const blockNodesSchema = beginningOf(z.object({ 'node-name': z.string().optional() }));
+const drivesSchema = beginningOf(
   z.object({
     qdev: z.string().optional(),
     inserted: z
@@ -56,7 +57,7 @@ const drivesSchema = z.array(
       .optional(),
   }),
 );
-const exportsSchema = z.array(z.object({ id: z.string() }));
+const exportsSchema = beginningOf(z.object({ id: z.string() }));
 
 interface Drive {
   /** Path of the drive's device in QEMU's object tree. */

@@ -33,6 +33,8 @@ export interface NatOptions {
   forbidden: readonly string[];
   /** Largest number of tracked connections of one guest at the same time. */
   connectionsPerGuest: number;
+  /** Uids of the Linux users of hypervisors, in the form of nftables: `7`, `10-19`. No other process may run as one of these users. */
+  users: readonly string[];
   /** Rules for the ports that machines may reserve. */
   ports: PortRules;
   /** Upstream DNS servers. If the list is empty, the servers of the host's resolv.conf are used. */
@@ -50,6 +52,7 @@ export interface Layout {
   hostAddress: string | undefined;
   forbidden: readonly string[];
   connectionsPerGuest: number;
+  users: readonly string[];
   tapPrefix: string;
   probe: ProbeLayout;
   namespaces: NamespaceLayout;
@@ -155,6 +158,7 @@ export function layoutOf(options: NatOptions): Layout {
     hostAddress: options.hostAddress,
     forbidden: options.forbidden,
     connectionsPerGuest: options.connectionsPerGuest,
+    users: options.users,
     tapPrefix: `bt${id}`,
     probe: {
       innerPort: `bp${id}i`,

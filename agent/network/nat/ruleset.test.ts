@@ -1,4 +1,4 @@
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { Wanted } from './attachments.ts';
 import { rulesetScript } from './ruleset.ts';
@@ -33,5 +33,42 @@ describe('DNS queries', () => {
     expect(rules).toContain(`goto ${next}`);
     const script = rulesetScript(natLayout({}), WANTED, true);
     expect(script).toContain(`th dport 53 goto ${name}\n`);
+  });
+});
+
+test('DHCP messages of each guest are limited, because all guests share one queue of the DHCP server', () => {
+  const [rule] = chain('dhcp').filter((one) => one.includes('"bt-desk"'));
+  expect(rule).toMatch(/ 0x020000000001 limit rate 10\/second burst 50 packets accept$/);
+});
+
+test('guests reach no other service of the host, also if other rules translate its address', () => {
+  const rules = chain('guests_reach');
+  const drop = rules.indexOf('fib daddr type local drop');
+  expect(drop).toBeGreaterThan(0);
+  expect(rules.slice(0, drop).filter((rule) => rule.startsWith('ip daddr'))).toEqual([
+    'ip daddr 10.97.0.1 meta l4proto { tcp, udp } th dport { 53, 67 } accept',
+    'ip daddr 10.97.0.1 meta l4proto icmp accept',
+    'ip daddr 169.254.169.254 tcp dport 80 accept',
+  ]);
+});
+
+describe('hypervisors', () => {
+  test('have no network of the host, except to answer clients', () => {
+    const script = rulesetScript(natLayout({ users: ['7', '10-19'] }), WANTED, true);
+    const [, rules = ''] = script.split('chain hypervisors {');
+    expect(
+      rules
+        .slice(0, rules.indexOf('}\n'))
+        .trim()
+        .split(/\s*\n\s*/),
+    ).toEqual([
+      'type filter hook output priority mangle; policy accept;',
+      'ct direction reply ct state established,related accept',
+      'meta skuid { 7, 10-19 } drop',
+    ]);
+  });
+
+  test('without users of their own are not told apart', () => {
+    expect(rulesetScript(natLayout({ users: [] }), WANTED, true)).not.toContain('chain hypervisors');
   });
 });

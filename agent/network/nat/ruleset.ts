@@ -62,6 +62,20 @@ function metadataLimits(attachments: readonly Attachment[]): string[] {
   return attachments.map(({ address }) => `ip saddr ${address} ct state new ${rate} drop`);
 }
 
+/**
+ * Returns the chain that takes the network of the host from hypervisors. A hypervisor sends the packets of its guest through the tap, and
+ * needs no other network except to answer VNC clients. A guest that took over its hypervisor could otherwise pass by all other rules.
+ */
+function hypervisors({ users }: Layout): string {
+  return users.length === 0
+    ? ''
+    : `chain hypervisors {
+    type filter hook output priority mangle; policy accept;
+    ct direction reply ct state established,related accept
+    meta skuid { ${users.join(', ')} } drop
+  }`;
+}
+
 function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const attachments = wanted.machines;
   const toPrograms = peerMatches(wanted);
@@ -87,8 +101,10 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   }
   chain guests_reach {
     ct direction reply ct state established,related accept
-    ip daddr ${gateway} accept
+    ip daddr ${gateway} meta l4proto { tcp, udp } th dport { 53, 67 } accept
+    ip daddr ${gateway} meta l4proto icmp accept
     ${onlyWithMetadata(`ip daddr ${metadata} tcp dport ${port} accept`)}
+    fib daddr type local drop
     ip saddr ${probe.innerAddress} ip daddr ${formatSubnet(probe.outerSubnet)} accept
     ${lines(toPrograms.map((one) => `${one} accept`))}
     ip daddr ${metadata} drop
@@ -116,6 +132,7 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
     type nat hook output priority -100; policy accept;
     ${toReservation}
   }
+  ${hypervisors(layout)}
   chain input {
     type filter hook input priority filter; policy accept;
     iifname "${probe.outerPort}" drop
@@ -175,13 +192,21 @@ function portsOf(layout: Layout, attachments: readonly Attachment[]): Port[] {
 }
 
 /**
+ * Limits of each guest's DHCP messages. A guest sends about four messages when it boots. All guests of the host share one queue for the
+ * messages that dnsmasq has not read yet. Without a limit, one guest could fill this queue, and the other guests would get no addresses.
+ */
+const DHCP_MESSAGES_PER_SECOND = 10;
+const DHCP_BURST = 50;
+
+/**
  * Returns the rules that accept the machines' DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP datagram
  * (RFC 2131). At this byte, the rule of a machine requires the machine's own MAC address.
  */
 function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): string[] {
+  const rate = `limit rate ${DHCP_MESSAGES_PER_SECOND}/second burst ${DHCP_BURST} packets`;
   return attachments.map(({ tap, macAddress, address }) => {
     const card = `@th,288,48 0x${macAddress.replaceAll(':', '')}`;
-    return `iifname "${tap}" ip saddr { 0.0.0.0, ${address} } ip daddr { 255.255.255.255, ${gateway} } ${card} accept`;
+    return `iifname "${tap}" ip saddr { 0.0.0.0, ${address} } ip daddr { 255.255.255.255, ${gateway} } ${card} ${rate} accept`;
   });
 }
 

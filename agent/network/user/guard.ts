@@ -89,23 +89,32 @@ function removal(table: string): string {
 
 /**
  * Returns the nftables script of the guard. Clients on the host can connect to reserved ports over loopback, so the rules accept the
- * replies of guests to these clients.
+ * replies of guests to these clients. The rules check a packet before and after address translation, because rules of other programs can
+ * lead an address of the host elsewhere, or a permitted address to a forbidden one.
  */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [
-    `meta skuid != { ${users.join(', ')} } accept`,
     'ct direction reply ct state established,related accept',
     ...resolvers.map((address) => `ip daddr ${address} meta l4proto { tcp, udp } th dport 53 accept`),
     'fib daddr type { local, broadcast, multicast } drop',
     'ip daddr @may_not_reach drop',
     'ip6 daddr @may_not_reach_ipv6 drop',
   ];
+  // The kernel knows no user of a packet whose process has already closed the connection. Such packets pass, because most are of others.
+  const ofMachines = `meta skuid { ${users.join(', ')} }`;
   return `${removal(table)}table inet ${table} {
   ${networkSet('may_not_reach', 'ipv4_addr', forbidden.ipv4)}
   ${networkSet('may_not_reach_ipv6', 'ipv6_addr', forbidden.ipv6)}
+  chain reach {
+    ${rules.join('\n    ')}
+  }
+  chain sent {
+    type filter hook output priority mangle; policy accept;
+    ${ofMachines} jump reach
+  }
   chain output {
     type filter hook output priority filter; policy accept;
-    ${rules.join('\n    ')}
+    ${ofMachines} jump reach
   }
 }
 `;

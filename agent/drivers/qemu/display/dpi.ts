@@ -10,10 +10,11 @@ import { messageOf } from '../../../../base/errors.ts';
 import { rest } from '../../../../base/time.ts';
 import type { DisplayState, MachineFolder, MachineState } from '../../driver.ts';
 import { readBody } from './dbus.ts';
-import type { DBusConnection } from './dbusconnection.ts';
+import { type DBusConnection, DBusError } from './dbusconnection.ts';
 import { connectDisplay } from './socket.ts';
 import { displayState } from '../displaycard.ts';
 import type { Hypervisor } from '../hypervisor.ts';
+import { beginningOf } from '../lists.ts';
 import type { QmpEvent } from '../qmp.ts';
 import { readMachineFile, type Screen } from '../state.ts';
 
@@ -39,7 +40,7 @@ const FAULT_LIMIT_CHARACTERS = 100;
 const NO_DBUS =
   'QEMU on the host has no D-Bus display, or QEMU cannot set the DPI of the VM’s graphics card. Upgrade QEMU, then stop and start the VM';
 
-const propertiesSchema = z.tuple([z.array(z.tuple([z.string(), z.unknown()]))]);
+const propertiesSchema = z.tuple([beginningOf(z.tuple([z.string(), z.unknown()]))]);
 const sizeSchema = z.object({ Width: z.number().int().min(1), Height: z.number().int().min(1) });
 
 /** Limit of width and height in pixels. QEMU writes the size into a field of 12 bits, as the EDID standard for screens requires. */
@@ -210,8 +211,11 @@ async function sizeOf(dbus: DBusConnection): Promise<Size> {
     type: 's',
     values: [CONSOLE_INTERFACE],
   });
-  const [properties] = propertiesSchema.parse(readBody(answer));
-  const { Width: width, Height: height } = sizeSchema.parse(Object.fromEntries(properties));
+  const { data } = propertiesSchema.safeParse(readBody(answer));
+  if (data === undefined) {
+    throw new DBusError('QEMU gave an invalid answer to GetAll');
+  }
+  const { Width: width, Height: height } = sizeSchema.parse(Object.fromEntries(data[0]));
   return { width, height };
 }
 

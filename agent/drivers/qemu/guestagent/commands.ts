@@ -1,6 +1,7 @@
 /** Commands to a guest agent: shut down, set the clock, and freeze the file systems until a copy of the disk has begun. */
 import * as z from 'zod';
 import { AGENT_CHARDEV } from '../arguments.ts';
+import { beginningOf } from '../lists.ts';
 import type { QmpConnection } from '../qmp.ts';
 import { GuestConnection } from './connection.ts';
 import type { GuestAgent } from './guestagent.ts';
@@ -29,7 +30,7 @@ const THAW_ATTEMPTS = 3;
 const PERHAPS_FROZEN =
   'The guest agent does not answer, and the file systems of the guest are perhaps frozen';
 
-const chardevsSchema = z.array(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
+const chardevsSchema = beginningOf(z.object({ label: z.string(), 'frontend-open': z.boolean() }));
 
 /**
  * Returns whether a program in the guest has opened the guest agent's port. This check is fast, because it needs only one QMP command.
