@@ -107,10 +107,21 @@ test.each([
   ['a file', undefined],
   ['a relative link', '../run/names'],
   ['an absolute link', '/run/names'],
+  ['a link to an absolute link', '../run/resolver/names'],
+  ['a link below a folder that is an absolute link', '../var/run/names'],
 ])('a file of the host that is %s is read on the host', async (_, target) => {
-  await Promise.all(['etc', 'run'].map(async (name) => await mkdir(join(folder, name))));
+  await Promise.all(
+    ['etc', 'run/resolver', 'var'].map((name) => mkdir(join(folder, name), { recursive: true })),
+  );
   await writeFile(join(folder, 'run', 'names'), 'nameserver 192.0.2.1');
+  await symlink('/run/names', join(folder, 'run', 'resolver', 'names'));
+  await symlink('/run', join(folder, 'var', 'run'));
   const path = join(folder, 'etc', 'resolv.conf');
   await (target === undefined ? writeFile(path, 'nameserver 192.0.2.1') : symlink(target, path));
   expect(await readFile(await hostFile('/etc/resolv.conf', folder), 'utf8')).toBe('nameserver 192.0.2.1');
+});
+
+test('a file of the host that is a link to itself has a path', async () => {
+  await symlink('/names', join(folder, 'names'));
+  expect(await hostFile('/names', folder)).toBe(join(folder, 'names'));
 });

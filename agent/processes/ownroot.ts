@@ -45,13 +45,33 @@ export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefi
 /** Root directory of the host, as a container with the host's PID namespace sees it. */
 const HOST_ROOT = '/proc/1/root';
 
+/** Largest number of links on the way to a file. The kernel has the same limit. */
+const LINKS_LIMIT = 40;
+
 /**
- * Returns the path at which this container sees a file of the host. `path` is the path on the host. If the file is an absolute link, the
- * function follows the link, because the kernel would look for the link's target in the container.
+ * Returns the path at which this container sees a file of the host. `path` is the path on the host. If a link on the way to the file is
+ * absolute, the function follows the links, because the kernel would look for the target of this link in the container.
  */
 export async function hostFile(path: string, root = HOST_ROOT): Promise<string> {
-  const target = await undefinedIf(isOfSystem, readlink(join(root, path)));
-  return join(root, target?.startsWith('/') ? target : path);
+  const names = path.split('/');
+  let isAbsolute = false;
+  let links = 0;
+  let found = '/';
+  for (let name = names.shift(); name !== undefined; name = names.shift()) {
+    const next = join(found, name);
+    const target = await undefinedIf(isOfSystem, readlink(join(root, next)));
+    if (target === undefined || links === LINKS_LIMIT) {
+      found = next;
+    } else {
+      links += 1;
+      names.unshift(...target.split('/'));
+      if (target.startsWith('/')) {
+        isAbsolute = true;
+        found = '/';
+      }
+    }
+  }
+  return join(root, isAbsolute ? found : path);
 }
 
 /**
