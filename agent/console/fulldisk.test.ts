@@ -8,7 +8,7 @@ import { ConsoleStore } from './store.ts';
 
 vi.mock(import('node:fs'), { spy: true });
 
-const { appendFileSync } = await vi.importActual<typeof fs>('node:fs');
+const { appendFileSync, writeFileSync } = await vi.importActual<typeof fs>('node:fs');
 
 let folder: string;
 let store: ConsoleStore;
@@ -38,8 +38,20 @@ function fillDisk(): void {
   });
 }
 
+/** Fills the disk, but the last block of the store still has room. */
+function fillDiskBesideStore(): void {
+  vi.mocked(fs.writeFileSync).mockImplementation((path, ...rest) => {
+    // This function also works for appendFileSync, with a descriptor as its path.
+    if (typeof path === 'string' && path.endsWith('.tmp')) {
+      throw Object.assign(new Error('no space left on device'), { code: 'ENOSPC' });
+    }
+    writeFileSync(path, ...rest);
+  });
+}
+
 function freeDisk(): void {
   vi.mocked(fs.appendFileSync).mockImplementation(appendFileSync);
+  vi.mocked(fs.writeFileSync).mockImplementation(writeFileSync);
 }
 
 function guestWrites(text: string): void {
@@ -80,3 +92,19 @@ it('tells a full disk once, and again when the disk is full the next time', asyn
   }
   expect(logged).toHaveLength(2);
 });
+
+it.each(['serial.log', 'serial.0.log'])(
+  'has each line of %s once if only the store had room',
+  async (file) => {
+    const stored: string[] = [];
+    for (const change of [freeDisk, fillDiskBesideStore, fillDisk, freeDisk]) {
+      change();
+      appendFileSync(join(folder, file), `${change.name}\n`);
+      await read();
+      stored.push(await read());
+    }
+    const [first, second] = ['freeDisk\n', 'fillDiskBesideStore\n'];
+    expect(stored).toEqual([first, first + second, first + second, `${first}${second}fillDisk\n${first}`]);
+    expect(logged).toHaveLength(1);
+  },
+);

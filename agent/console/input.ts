@@ -45,7 +45,10 @@ export interface RawPiece {
 interface Source {
   /** Returns the next bytes, at most `length`. The result has no bytes when all bytes have been read. */
   next: (length: number) => RawPiece;
-  /** Confirms that all bytes read so far are stored, except the last `pending` bytes. */
+  /**
+   * Confirms that all bytes read so far are stored, except the last `pending` bytes. If the position cannot be written to its file, this
+   * throws, but the position counts until the agent ends.
+   */
   commit: (pending: number) => void;
   /** Goes back to the position of the last commit. The bytes after this position are then read again. */
   rewind: () => void;
@@ -117,7 +120,9 @@ class Segments implements Source {
   readonly #log: LogName;
   readonly #file: string;
   #position: number | undefined;
+  /** Position of the last commit. The file has an earlier one if it could not be written. */
   #committed: number | undefined;
+  #saved: number | undefined;
 
   /** `position` is the position of the first byte to read. The default is the position of the last commit. */
   constructor(folder: string, log: LogName, position?: number) {
@@ -153,12 +158,11 @@ class Segments implements Source {
     }
     // `pending` can be larger than the position, because some of the pending bytes can come from the single file that was read before the
     // log writer's files.
-    const committed = Math.max(0, this.#position - pending);
-    if (committed === this.#committed) {
-      return;
+    this.#committed = Math.max(0, this.#position - pending);
+    if (this.#committed !== this.#saved) {
+      savePosition(this.#file, this.#committed);
+      this.#saved = this.#committed;
     }
-    savePosition(this.#file, committed);
-    this.#committed = committed;
   }
 
   rewind(): void {
@@ -182,6 +186,8 @@ class AppendedFile implements Source {
   readonly #raw: string;
   readonly #file: string;
   #position: number | undefined;
+  /** Position of the last commit. The file has an earlier one if it could not be written. */
+  #committed: number | undefined;
 
   constructor(folder: string, log: LogName) {
     this.#raw = join(folder, appendedLog(log));
@@ -220,11 +226,12 @@ class AppendedFile implements Source {
     }
     // `pending` can be larger than the position, because the file has perhaps just been emptied. Pending bytes that were in the file before
     // can no longer be read.
-    savePosition(this.#file, Math.max(0, this.#position - pending));
+    this.#committed = Math.max(0, this.#position - pending);
+    savePosition(this.#file, this.#committed);
   }
 
   rewind(): void {
-    this.#position = undefined;
+    this.#position = this.#committed;
   }
 
   /** Empties the file if all its bytes were read. Bytes written in the microseconds between the size check and the truncation are lost. */

@@ -144,9 +144,7 @@ export class ConsoleStore implements ConsoleLog {
   /** Moves waiting output into the store. Returns whether more output is waiting. */
   #poll(): boolean {
     try {
-      const isMore = this.#move();
-      this.#isFailing = false;
-      return isMore;
+      return this.#move();
     } catch (error) {
       // A disk can be full for days, so only the first of several failures in a row is logged.
       if (!this.#isFailing) {
@@ -177,6 +175,7 @@ export class ConsoleStore implements ConsoleLog {
     }
     if (moved > 0 || records.length > 0) {
       this.#input.commit(this.#lines.pending);
+      this.#isFailing = false;
     }
     return length > 0;
   }
