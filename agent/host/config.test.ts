@@ -1,11 +1,12 @@
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, test } from 'vitest';
+import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { ConfigError } from '../../base/config.ts';
 import { createKey, selfSigned } from '../../kube/certificates/certificate.ts';
 import { identityFiles, writePair } from '../identity/certificates.ts';
 import { loadConfig } from './config.ts';
+import { folderMistakes } from './folders.ts';
 
 let directory: string;
 
@@ -14,6 +15,7 @@ beforeEach(() => {
 });
 
 afterEach(() => {
+  vi.unstubAllEnvs();
   rmSync(directory, { recursive: true });
 });
 
@@ -192,6 +194,28 @@ describe('folders of shared files hold nothing of the agent', () => {
 
   test('folders beside one another are fine, also when one has the name of the other at its beginning', () => {
     expect(images('data-shared, ..data', ', storageFolder: storage')).toEqual([]);
+  });
+});
+
+describe('a faulty file server of shared files does not keep the agent from starting', () => {
+  test('if it refuses all access', () => {
+    writeFileSync(join(directory, 'file'), '');
+    expect(mistakes(`${LEAST}images: { sharedRoots: [file/shared], storageFolder: file/storage }\n`)).toEqual(
+      [],
+    );
+  });
+
+  test('if it does not answer', () => {
+    const data = join(directory, 'data');
+    const shared = join(directory, 'shared');
+    mkdirSync(data);
+    symlinkSync(data, shared);
+    const folders = { dataDirectory: data, images: { sharedRoots: [shared] } };
+    expect(folderMistakes(folders)).toHaveLength(1);
+    // Nothing can follow the link now.
+    writeFileSync(join(directory, 'stat'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 });
+    vi.stubEnv('PATH', `${directory}:${process.env['PATH']}`);
+    expect(folderMistakes(folders, 100)).toEqual([]);
   });
 });
 

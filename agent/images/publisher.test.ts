@@ -102,6 +102,7 @@ describe('a disk in the folder of the image storage', () => {
       'removed',
       async () => await publisher().remove({ type: 'folder', path: PATH }, new AbortController().signal),
     ],
+    ['protected', async () => await publisher().protectFolder()],
   ])('is not %s while the file server of the folder does not answer', async (_, work) => {
     await writeFile(join(root, 'stat'), '#!/bin/sh\nexec sleep 600\n', { mode: 0o755 });
     vi.stubEnv('PATH', `${root}:${process.env['PATH']}`);

@@ -146,7 +146,7 @@ export class Publisher {
     const partial = partialOf(file);
     await requireAnswer(folder, signal);
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
-    await this.protectFolder();
+    await unlessMissing(chmod(folder, FOLDER_MODE));
     try {
       // If the agent was killed, a partial file is left. This file is removed, because it can be read-only, and an agent that is not root
       // cannot overwrite a read-only file.
@@ -169,10 +169,13 @@ export class Publisher {
   /**
    * Makes the folder of the image storage accessible only to the agent, because the folder contains users' disks. Does nothing if the
    * folder does not exist.
+   *
+   * @throws ReasonedError `ImageFetchFailed` when the file server of the folder does not answer in time.
    */
   async protectFolder(): Promise<void> {
     const { storageFolder } = this.#options;
     if (storageFolder !== undefined) {
+      await requireAnswer(storageFolder, new AbortController().signal);
       await unlessMissing(chmod(storageFolder, FOLDER_MODE));
     }
   }

@@ -81,8 +81,11 @@ it('accepts callers of a new authority when the file of the authorities has chan
   expect([await statusFor(next), await statusFor(former)]).toEqual([200, 401]);
 });
 
-it('keeps its authorities while their file is missing, also with a new certificate', async () => {
-  await rm(clientCAFile);
+it.each([
+  ['is missing', async () => await rm(clientCAFile)],
+  ['is empty', async () => await writeFile(clientCAFile, '')],
+])('keeps its authorities while their file %s, also with a new certificate', async (_, change) => {
+  await change();
   vi.advanceTimersByTime(LOOK_MILLISECONDS);
   server.replaceCertificate(await certificateOf(former, 'host'));
   expect(await statusFor(former)).toBe(200);

@@ -9,7 +9,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from '../../kube/serving/authorization.ts';
-import type { Certificate } from '../../kube/certificates/certificate.ts';
+import { type Certificate, validityOf } from '../../kube/certificates/certificate.ts';
 import {
   createServer,
   holdOpen,
@@ -113,11 +113,18 @@ export class KubeletServer {
     this.#authorities = authorities;
   }
 
-  /** Uses changed authorities for new connections. While their file cannot be read, the server keeps the authorities in use. */
+  /**
+   * Uses changed authorities for new connections. While their file cannot be read, or has no certificate, the server keeps the authorities in
+   * use.
+   */
   #followAuthorities(): void {
     try {
       const authorities = authoritiesIn(this.#options.clientCAFile);
       if (!isDeepStrictEqual(authorities, this.#authorities)) {
+        for (const file of authorities) {
+          // This call throws if the file has no certificate.
+          validityOf(file.toString());
+        }
         this.#use(this.#certificate, authorities);
       }
     } catch (error) {
