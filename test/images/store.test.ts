@@ -111,8 +111,8 @@ describe('an image of a registry', () => {
         {
           names: [
             reference,
-            `${registry.host}/team/base@${first.digest}`,
             `berth.dev/team/base@${first.digest}`,
+            `${registry.host}/team/base@${first.digest}`,
           ],
           sizeBytes: expect.any(Number) as number,
         },
