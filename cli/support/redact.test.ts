@@ -121,6 +121,11 @@ it('keeps the values of labels that Berth, Helm or Kubernetes sets, and texts th
   expect(redactor.text(line)).toBe(line);
 });
 
+it('removes the rest of a private key from a log that begins within the key', () => {
+  const log = 'short/rest/0f\nAQAB==\n-----END RSA PRIVATE KEY-----\nstarted\n';
+  expect(new Redactor().text(log)).toBe(`${REMOVED}\nstarted\n`);
+});
+
 it('is fast for long lines without secrets, and ends for those that are made to be slow', () => {
   const redactor = new Redactor();
   for (const text of [

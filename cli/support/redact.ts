@@ -75,6 +75,11 @@ const FORMS: readonly (readonly [RegExp, string])[] = [
     /-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|$)/g,
     REMOVED,
   ],
+  // A log without its earlier lines can begin within a key.
+  [
+    /^(?:[ \t]{0,64}[\w+/=]{1,128}\r?\n){0,512}[ \t]{0,64}-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----/,
+    REMOVED,
+  ],
   [
     /\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\]+/gi,
     `$1$2${REMOVED}`,

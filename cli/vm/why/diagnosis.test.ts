@@ -166,6 +166,11 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
     step('host', 'HostLost', /^Bring the host back/),
   ],
   [
+    'a pull secret that the host cannot read',
+    { vm: vm({ phase: 'Pulling', conditions: [condition('Ready', 'False', 'SecretNotRead', 'regcred')] }) },
+    step('host', 'SecretNotRead', /connection of the host/),
+  ],
+  [
     'an image that is not ready',
     {
       vm: waits('ImageReady', 'ImageNotReady', 'Image base has no content'),

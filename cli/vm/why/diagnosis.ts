@@ -74,7 +74,13 @@ const NETWORK_REASONS: ReadonlySet<string> = new Set([
   'PortNotReservable',
   'NoFreePort',
 ]);
-const HOST_REASONS: ReadonlySet<string> = new Set(['HostLost', 'HostUnreachable', 'HostDiskFull', 'Evicted']);
+const HOST_REASONS: ReadonlySet<string> = new Set([
+  'HostLost',
+  'HostUnreachable',
+  'HostDiskFull',
+  'Evicted',
+  'SecretNotRead',
+]);
 const QUOTA = /exceeded quota: ([^,\s]+)/;
 
 export function diagnose(seen: Seen): Diagnosis {
