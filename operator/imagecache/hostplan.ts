@@ -273,7 +273,10 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
   }
   const why = obstacle(context);
   if (why === undefined) {
-    return { row, isHeld: true, start: { type: 'uncache', isParked: false } };
+    // Only the message of an attempt still applies: a message about an obstacle does not.
+    const { message: _message, ...rest } = row;
+    const shown = row.triedAt === undefined ? rest : row;
+    return { row: shown, isHeld: true, start: { type: 'uncache', isParked: false } };
   }
   const told = { ...row, message: why };
   return isLost(context)

@@ -130,8 +130,12 @@ describe('a host that should remove the image', () => {
   it('has the reason why its Job did not begin, until a Job begins', () => {
     const obstacle = 'the host has the taint off';
     expect(messageAbout(queued, { isScheduled: false, obstacle })).toBe(NOT_SCHEDULED);
-    const tried = { ...queued, message: NOT_SCHEDULED };
+    const tried = { ...queued, triedAt: queuedAt, message: NOT_SCHEDULED };
     expect(messageAbout(tried)).toBe(NOT_SCHEDULED);
     expect(messageAbout(tried, { isScheduled: true, obstacle: undefined })).toBeUndefined();
+  });
+
+  it('that is Ready again does not keep the message that it is not Ready while it waits for its turn', () => {
+    expect(messageAbout({ ...queued, message: 'The host is not Ready' })).toBeUndefined();
   });
 });

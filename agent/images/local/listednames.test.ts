@@ -1,4 +1,5 @@
 import { expect, it } from 'vitest';
+import type { Metadata } from './layout.ts';
 import { listedNames } from './listednames.ts';
 
 const DIGEST = `sha256:${'a'.repeat(64)}`;
@@ -6,19 +7,22 @@ const DIGEST = `sha256:${'a'.repeat(64)}`;
 const OBJECT_BYTES = 1.5 * 1024 * 1024;
 const IMAGES_OF_NODE = 200;
 
+const METADATA: Metadata = {
+  version: 1,
+  digest: DIGEST,
+  format: 'raw',
+  virtualSizeBytes: 1,
+  sizeBytes: 1,
+  architecture: 'amd64',
+  names: [],
+  repositories: [],
+  urls: [],
+  entries: [],
+};
+
 function listed(names: string[], repositories: string[] = []): string[] {
-  return listedNames({
-    version: 1,
-    digest: DIGEST,
-    format: 'raw',
-    virtualSizeBytes: 1,
-    sizeBytes: 1,
-    architecture: 'amd64',
-    names,
-    repositories: repositories.map((name) => ({ name, open: true, digests: [DIGEST] })),
-    urls: [],
-    entries: [],
-  });
+  const origins = repositories.map((name) => ({ name, open: true, digests: [DIGEST] }));
+  return listedNames({ ...METADATA, names, repositories: origins });
 }
 
 it('lists references, Image objects and digests', () => {
@@ -35,4 +39,13 @@ it('long names fill neither the Node nor the places of earlier names', () => {
   const names = listed(['registry.example/first:1', ...long.map((name) => `${name}:1`)], long);
   expect(names[0]).toBe('registry.example/first:1');
   expect(JSON.stringify(names).length * IMAGES_OF_NODE).toBeLessThan(OBJECT_BYTES);
+});
+
+it('the names of many Images do not displace the digest of the index, which Images on hosts of all platforms share', () => {
+  const index = `sha256:${'b'.repeat(64)}`;
+  const names = Array.from({ length: 64 }, (_, number) => `berth.dev/platform-${number}/base`);
+  const repositories = [{ name: 'registry.example/base', open: true, digests: [DIGEST, index] }];
+  const shown = listedNames({ ...METADATA, names, repositories });
+  expect(shown).toContain(`registry.example/base@${index}`);
+  expect(shown).toContain(`berth.dev/platform-0/base@${DIGEST}`);
 });
