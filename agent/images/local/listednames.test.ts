@@ -1,13 +1,14 @@
 import { expect, it } from 'vitest';
-import { listedNames } from './listednames.ts';
+import type { Metadata } from './layout.ts';
+import { listedNames, namesLength } from './listednames.ts';
 
 const DIGEST = `sha256:${'a'.repeat(64)}`;
 /** Limit of etcd for one object, in bytes. */
 const OBJECT_BYTES = 1.5 * 1024 * 1024;
 const IMAGES_OF_NODE = 200;
 
-function listed(names: string[], repositories: string[] = []): string[] {
-  return listedNames({
+function listed(names: string[], repositories: string[] = [], images = 1): string[] {
+  const metadata: Metadata = {
     version: 1,
     digest: DIGEST,
     format: 'raw',
@@ -18,7 +19,8 @@ function listed(names: string[], repositories: string[] = []): string[] {
     repositories: repositories.map((name) => ({ name, open: true, digests: [DIGEST] })),
     urls: [],
     entries: [],
-  });
+  };
+  return listedNames(metadata, namesLength(images));
 }
 
 it('lists references, Image objects and digests', () => {
@@ -30,9 +32,24 @@ it('lists references, Image objects and digests', () => {
   ]);
 });
 
-it('long names fill neither the Node nor the places of earlier names', () => {
-  const long = Array.from({ length: 64 }, (_, index) => `registry.example/${index}${'x'.repeat(400)}`);
-  const names = listed(['registry.example/first:1', ...long.map((name) => `${name}:1`)], long);
-  expect(names[0]).toBe('registry.example/first:1');
-  expect(JSON.stringify(names).length * IMAGES_OF_NODE).toBeLessThan(OBJECT_BYTES);
+it.each([1, 50, IMAGES_OF_NODE, 1_000])(
+  'long names fill neither the Node of a host with %i images nor the places of earlier names',
+  (images) => {
+    const long = Array.from({ length: 64 }, (_, index) => `registry.example/${index}${'x'.repeat(400)}`);
+    const first = 'registry.example/first:1';
+    const names = listed([first, ...long.map((name) => `${name}:1`)], long, images);
+    expect(names[0]).toBe(first);
+    expect(JSON.stringify(names).length * Math.min(images, IMAGES_OF_NODE)).toBeLessThan(OBJECT_BYTES);
+  },
+);
+
+it('all names of usual length are listed, because caches find an image by its name and digest', () => {
+  const namespaces = Array.from(
+    { length: 63 },
+    (_, index) => `berth.dev/platform-team-${index}/macos-with-xcode`,
+  );
+  const repository = 'registry.example/desktops/macos-with-xcode';
+  const names = listed([`${repository}:1`, ...namespaces], [repository], 50);
+  expect(names).toHaveLength(65);
+  expect(names).toContain(`${repository}@${DIGEST}`);
 });
