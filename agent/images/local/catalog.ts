@@ -6,7 +6,7 @@ import type { Logger } from 'pino';
 import { Serial } from '../../../base/serial.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
-import { listedNames } from './listednames.ts';
+import { listedNames, namesLength } from './listednames.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
@@ -214,8 +214,9 @@ export class Catalog {
    * images follow. In each of these two groups, larger images come first, and images of equal size are in the order of their names.
    */
   list(): StoredImage[] {
+    const length = namesLength(this.#images.size);
     const listed = this.all().map(({ metadata }) => ({
-      names: listedNames(metadata),
+      names: listedNames(metadata, length),
       sizeBytes: metadata.sizeBytes,
       wanted: metadata.entries.length > 0,
     }));

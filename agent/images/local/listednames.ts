@@ -1,36 +1,42 @@
 /** Determines the names under which a Node lists an image of the store. */
+import { IMAGES_LISTED } from '../../../api/v1alpha1/listedimages.ts';
 import type { Metadata } from './layout.ts';
 
 /** Prefix of the names of Image and ISO objects. All other names are references, which begin with the host of a registry. */
 const OBJECT = 'berth.dev/';
 /**
- * Largest length of all references and names of objects of one image together, in characters. A Node lists 200 images, and users choose
- * their names. Without this limit, the names could fill the Node, and the API server would refuse its status. The limit has room for dozens
- * of names of usual length.
+ * Largest length in characters of all names in the list, and of the names of one image. Users choose the names of images. Without these
+ * limits, the names could fill the Node, and the API server would refuse its status. The limit of one image is enough for the most names
+ * that an image keeps, if they have usual lengths.
  */
-const NAMES_LENGTH = 4_000;
+const LIST_LENGTH = 800_000;
+const IMAGE_LENGTH = 16_000;
 /**
- * Largest length of all names with a digest in a repository. These names have a limit of their own, so that other names cannot displace
- * them. The operator compares digests. Without the digest of the index, an Image for several platforms would never count as cached. The
- * limit has room for all digests of one repository.
+ * Largest length of the names with a digest in a repository. Other names cannot displace them, because the operator compares digests.
+ * Without the digest of the index, an Image for several platforms would never count as cached. The limit has room for all digests of one
+ * repository.
  */
 const DIGESTS_LENGTH = 2_500;
 
+/** Returns the largest length in characters of the names of one image, if the host has this number of images. */
+export function namesLength(images: number): number {
+  return Math.min(IMAGE_LENGTH, Math.floor(LIST_LENGTH / Math.min(images, IMAGES_LISTED)));
+}
+
 /**
- * Returns the names as in `Node.status.images`. If the references and the names of objects are too long together, the newest names of
- * objects are left out first, then the newest references. If the names with a digest are too long, those of the newest repositories are
- * left out.
+ * Returns the names as in `Node.status.images`. If the names are longer than `length` together, the newest names of Image objects are left
+ * out first, then the newest references. If the names with a digest are too long, those of the newest repositories are left out.
  */
-export function listedNames({ names, digest, repositories }: Metadata): string[] {
+export function listedNames({ names, digest, repositories }: Metadata, length: number): string[] {
   if (names.length === 0) {
     return [];
   }
   const references = names.filter((name) => !name.startsWith(OBJECT));
   const objects = names.filter((name) => name.startsWith(OBJECT)).map((name) => `${name}@${digest}`);
   const pinned = repositories.flatMap(({ name, digests }) => digests.map((one) => `${name}@${one}`));
-  return [
-    ...new Set([...within(NAMES_LENGTH, [...references, ...objects]), ...within(DIGESTS_LENGTH, pinned)]),
-  ];
+  const digests = within(DIGESTS_LENGTH, pinned);
+  const left = length - digests.join('').length;
+  return [...new Set([...within(left, [...references, ...objects]), ...digests])];
 }
 
 /** Returns the first names, which have at most `length` characters together. */
