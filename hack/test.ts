@@ -18,16 +18,16 @@ const ROOT = join(import.meta.dirname, '..');
 /** Step of a whole run that makes the guests and the base of the images. It spends most of its time on downloads. */
 const GUESTS = 'guests';
 /**
- * A whole run. Projects with two files at a time fill two processors. Those with one file at a time wait much of their time, so two of
- * them run side by side. Their networks, processes and folders are their own. `oci` builds the images for `installed`.
+ * A whole run. Projects that start guests with two files at a time fill two processors. The others wait much of their time, so two of them
+ * run side by side. Their networks, processes and folders are their own. `oci` builds the images for `installed`.
  */
 const STAGES: readonly Stage<string>[] = [
-  [['unit', 'integration'], [GUESTS]],
-  [['images', 'chart', 'e2e', 'hostile']],
   [
-    ['oci', 'installed'],
-    ['docker', 'harness', 'faults', 'nat'],
+    ['unit', 'integration'],
+    [GUESTS, 'oci', 'docker', 'harness'],
   ],
+  [['images', 'chart', 'e2e', 'hostile']],
+  [['installed'], ['faults', 'nat']],
 ];
 const PROJECTS = STAGES.flat(2).filter((step) => step !== GUESTS);
 /** Projects that run only if the command names them. They need programs that no package registry has. */
