@@ -200,15 +200,6 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     await (CROWD.emulators.includes(name) ? emulators : vms).delete(name);
   }
 
-  /** Returns the states of these VMs and emulators in words. */
-  async function statesOf(names: readonly string[]): Promise<string> {
-    const objects = [...(await vms.list()), ...(await emulators.list())];
-    return objects
-      .filter(({ metadata }) => names.includes(metadata.name))
-      .map(({ metadata, status }) => `${metadata.name}: ${JSON.stringify(status)}`)
-      .join('; ');
-  }
-
   /**
    * Waits until the guest of each VM and emulator was up. The first ones are deleted to leave their slots, so that the last ones run then.
    * Returns the names of the last ones, and the uids of all Pods.
@@ -227,9 +218,9 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
             await remove(name);
           }
         }
-        const missing = all.filter((name) => !seen.has(name));
-        if (missing.length > 0) {
-          throw new Error(await statesOf(missing));
+        if (!all.every((name) => seen.has(name))) {
+          const members = [...(await vms.list()), ...(await emulators.list())];
+          throw new Error(JSON.stringify(members.map(({ metadata, status }) => [metadata.name, status])));
         }
         return true;
       },
