@@ -18,6 +18,12 @@ import { Downloaders, send } from './send.ts';
 
 const content = randomBytes(300_000);
 const { signal } = new AbortController();
+const TASK = {
+  apiVersion: TASK_API_VERSION,
+  type: 'send',
+  image: { source: { type: 'registry', reference: 'r.example/i:1' }, format: 'Auto', name: 'n' },
+  format: 'qcow2',
+} as const;
 
 let folder: string;
 let server: Server;
@@ -154,15 +160,9 @@ it('ends when the disk of its host becomes full, and its copy is removed', async
   const virtualSizeBytes = 64 * 1024;
   await writeFile(file.path, content.subarray(0, virtualSizeBytes));
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes, digest: 'sha256:d' };
-  const task = {
-    apiVersion: TASK_API_VERSION,
-    type: 'send',
-    image: { source: { type: 'registry', reference: 'r.example/i:1' }, format: 'Auto', name: 'n' },
-    format: 'qcow2',
-  } as const;
   const context = { folder, log, signal, takeCallers: () => undefined } as unknown as TaskContext;
   const host = { images: { withRoom } } as unknown as DiskHost;
-  const sent = send(host, task, context, async (use) => await use(base));
+  const sent = send(host, TASK, context, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
   expect(await readdir(folder)).toEqual(['disk']);
 });
@@ -175,17 +175,11 @@ it('ends the conversion that an earlier run of the agent has left running', asyn
   await once(left, 'spawn');
   onTestFinished(() => void left.kill('SIGKILL'));
   expect(await findByArgument(mark)).toMatchObject({ pid: left.pid });
-  const task = {
-    apiVersion: TASK_API_VERSION,
-    type: 'send',
-    image: { source: { type: 'registry', reference: 'r.example/i:1' }, format: 'Auto', name: 'n' },
-    format: 'qcow2',
-  } as const;
   const context = { uid, folder, log: () => undefined, signal, takeCallers: () => undefined };
   const images = { withRoom: async () => await Promise.reject(new ReasonedError('DiskFull', 'no room')) };
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes: 512, digest: 'sha256:d' };
   const host = { images } as unknown as DiskHost;
-  const sent = send(host, task, context as unknown as TaskContext, async (use) => await use(base));
+  const sent = send(host, TASK, context as unknown as TaskContext, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
   expect(await findByArgument(mark)).toBeUndefined();
 });
