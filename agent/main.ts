@@ -2,7 +2,7 @@
  * `node agent/main.ts --config FILE`: runs the agent, which makes this computer a host of VMs. A signal stops the agent, but its VMs
  * continue to run.
  */
-import './host/threads.ts';
+import './threads.ts';
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
@@ -11,13 +11,13 @@ import { ReasonedError } from '../api/v1alpha1/reasons.ts';
 import { ConfigError } from '../base/config.ts';
 import { surviveRejections } from '../kube/rejections.ts';
 import { keepReserve } from '../base/reserve.ts';
-import { runAgent } from './host/agent.ts';
-import { type AgentConfig, loadConfig } from './host/config.ts';
-import { HostUnfitError } from './host/fitness.ts';
-import { LockedError, lockDataDirectory } from './host/lock.ts';
+import { runAgent } from './agent.ts';
+import { type AgentConfig, loadConfig } from './config.ts';
+import { HostUnfitError } from './fitness.ts';
+import { LockedError, lockDataDirectory } from './processes/lock.ts';
 import { UserRangeError } from './processes/users.ts';
 import { JoinError } from './identity/identity.ts';
-import { createParts } from './host/parts.ts';
+import { createParts } from './parts.ts';
 
 const EXIT_FAILURE = 1;
 /** Exit code for a wrong configuration or command line. A restart does not help until a person corrects the mistake. */

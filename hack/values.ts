@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import * as z from 'zod';
 import { isMissing } from '../base/errors.ts';
-import { configSchema as agentConfig } from '../agent/host/config.ts';
+import { configSchema as agentConfig } from '../agent/config.ts';
 import { clusterNetworks } from '../agent/network/reach.ts';
 import { configSchema as operatorConfig } from '../operator/config/config.ts';
 import { configSchema as serverConfig } from '../server/config.ts';

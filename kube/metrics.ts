@@ -173,7 +173,7 @@ function declareQueues(registers: Registry[]) {
     }),
     longestRunning: new Gauge({
       name: 'workqueue_longest_running_processor_seconds',
-      help: 'Seconds that the longest unfinished processing of an item has taken so far',
+      help: 'Seconds since the start of the oldest processing that has not ended yet',
       labelNames,
       registers,
     }),

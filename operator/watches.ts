@@ -114,8 +114,8 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: { [PODS_BY_NODE]: nodeOfPod },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
-    // There are two watches of RoleBindings, because a field selector names only one object. The operator has no right to read RoleBindings
-    // of other names.
+    // The operator reads only RoleBindings of two names, and has no right to read others. A field selector can contain only one name, so
+    // each name has its own watch.
     devBindings: new Informer(client, ROLE_BINDINGS, { ...base, fieldSelector: `metadata.name=${DEV_ROLE}` }),
     adminBindings: new Informer(client, ROLE_BINDINGS, {
       ...base,

@@ -22,7 +22,7 @@ import { acceptUpgrades, type Upgrade } from '../../kube/serving/upgrades.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { OpenLimit } from './limit.ts';
 import { type LogSource, parseLogRequest } from './logs.ts';
-import { isStreamKind } from './streamrequest.ts';
+import { isStreamKind } from './streams/streamrequest.ts';
 import { StreamServer } from './streamserver.ts';
 import type { StreamTargets, Transfers } from './targets.ts';
 

@@ -12,16 +12,22 @@ import { rest } from '../../base/time.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import type { Upgrade } from '../../kube/serving/upgrades.ts';
 import { StreamRefused } from '../drivers/driver.ts';
-import { attach } from './attach.ts';
-import { execute } from './exec.ts';
+import { attach } from './streams/attach.ts';
+import { execute } from './streams/exec.ts';
 import { OpenLimit } from './limit.ts';
-import { forward } from './portforward.ts';
-import { checkCommand, parseStreamRequest, type StreamKind, type StreamRequest } from './streamrequest.ts';
+import { forward } from './streams/portforward.ts';
+import {
+  checkCommand,
+  parseStreamRequest,
+  type StreamKind,
+  type StreamRequest,
+} from './streams/streamrequest.ts';
 import type { Session, SessionLimits } from './streams/session.ts';
 import { ProtocolError } from './streams/spdy/frames.ts';
 import * as spdy from './streams/spdy/sessions.ts';
 import * as websocket from './streams/websocket.ts';
-import type { StreamTarget, StreamTargets, Transfers } from './targets.ts';
+import type { StreamTarget } from './streams/target.ts';
+import type { StreamTargets, Transfers } from './targets.ts';
 
 /**
  * Time without data after which a stream ends, in milliseconds. Such a stream ends because its caller has probably forgotten it. A

@@ -3,22 +3,14 @@ import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { ADB_PORT, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
-import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../drivers/driver.ts';
+import { StreamRefused } from '../drivers/driver.ts';
 import { NO_COMMAND, NO_CONSOLE } from '../drivers/emulator/refusals.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import { consoleSource, type ConsoleSources, type LogSource } from './logs.ts';
 import { ownPod } from './lookup.ts';
-import { connectGuest, SharedForwards } from './portforward.ts';
-import type { StreamRequest } from './streamrequest.ts';
-
-/** Ways to connect to one running machine. Each function throws StreamRefused when the machine does not allow the connection. */
-export interface StreamTarget {
-  /** Connects to the serial console. Several connections can read the console of a machine, but only one can send input. */
-  console(input: boolean): Promise<Duplex>;
-  /** Connects to a TCP port of the guest. The port {@link SCREEN_PORT} stands for the screen of the machine. */
-  port(port: number): Promise<Duplex>;
-  execute(command: GuestCommand): Promise<GuestCommandResult>;
-}
+import { connectGuest, SharedForwards } from './streams/portforward.ts';
+import type { StreamRequest } from './streams/streamrequest.ts';
+import type { StreamTarget } from './streams/target.ts';
 
 /** Messages for streams that an emulator refuses. The key is the kind of stream. */
 const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {

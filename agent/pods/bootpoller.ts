@@ -17,9 +17,9 @@ const BOOTED_MILLISECONDS = 10_000;
  */
 const FAILURES = 3;
 /**
- * Largest value of the patience. The patience is a factor: the agent multiplies {@link FAILURES}, the needed number of failed requests, by
- * this factor. The patience doubles each time that failed requests change the readiness. Otherwise an Android that repeatedly stops
- * answering would cause a request to the API server every few seconds. With the largest patience, the agent notices after two minutes that
+ * Largest value of the factor `patience`. A booted Android counts as not ready after {@link FAILURES} × patience failed requests in a row.
+ * The factor doubles each time that failed requests change the readiness. With a constant factor, an Android that repeatedly stops
+ * answering would change the status of its Pod every few seconds. With the largest factor, the agent needs two minutes to notice that
  * Android no longer answers.
  */
 const MOST_PATIENCE = 20;

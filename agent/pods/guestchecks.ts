@@ -27,7 +27,7 @@ export class GuestChecks {
       onError: (uid, error) =>
         host.logger.error(
           { uid, err: error },
-          'The boot of an emulator could not be saved in the record of the machine',
+          'The record of a machine could not be changed to tell that its Android has booted',
         ),
     });
     this.#poller = new GuestPoller({

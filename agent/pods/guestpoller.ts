@@ -118,7 +118,7 @@ class Poll {
     return performance.now() >= this.#nextFacts || (guest?.facts?.addresses ?? []).length === 0;
   }
 
-  /** Returns the state of the guest after an answer. */
+  /** Returns the new state of the guest, which follows from the guest agent's answer and the previous state. */
   take(answer: GuestAnswer, guest: Runtime['guest']): Runtime['guest'] {
     this.pauseMilliseconds = SILENT_MILLISECONDS;
     switch (answer.kind) {

@@ -168,7 +168,8 @@ function noticed(situation: Situation, now: number): Partial<MachineRecord> | un
     return undefined;
   }
   if (!record.running) {
-    // The record still has the size of a run if the start failed, or if the agent was restarted while it stopped the machine.
+    // The record can still have the size with which the machine was started. The start then failed, or the agent was restarted while it
+    // stopped the machine.
     return record.startedWith === undefined ? undefined : { startedWith: undefined };
   }
   const end = endOf(situation, now);

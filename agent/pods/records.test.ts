@@ -135,7 +135,7 @@ describe('users of machines', () => {
     expect(kept).toEqual(given);
     const third = recordOf('c', records);
     expect(() => ownUser({ users, records }, third)).toThrow(
-      'Machines use all 2 users. Set machines.users.count to a larger value',
+      'Machines use all 2 Linux users that are set aside for them. Set machines.users.count to a larger value',
     );
     records.remove('a');
     expect(ownUser({ users, records }, third)?.uid).toBe(given[0]);

@@ -1,4 +1,4 @@
-/** Finds the machine of a VM on this host, for a task or for the emulator of the VM. */
+/** Finds the machine of a VM on this host. A task needs the machine to read its disks, and the VM's emulator needs its network. */
 import { join } from 'node:path';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';

@@ -63,7 +63,9 @@ export class MachineUsers {
         return { uid: number, gid: number };
       }
     }
-    throw new UserRangeError(`Machines use all ${offered} users. Set machines.users.count to a larger value`);
+    throw new UserRangeError(
+      `Machines use all ${offered} Linux users that are set aside for them. Set machines.users.count to a larger value`,
+    );
   }
 }
 

@@ -24,7 +24,7 @@ export function cachedObjectName(namespace: string, name: string): string {
 
 /**
  * Returns a function that reports whether a host with this name and these tags should have the image. The targets can name thousands of
- * hosts, and callers ask about as many. Therefore the function searches sets, which are made once.
+ * hosts, and a caller can call the function for thousands of hosts. Therefore the function looks names up in sets, which are made once.
  */
 export function targetTest(
   targets: CacheTargets,

@@ -61,7 +61,7 @@ const imageSpecSchema = z
     commit: z
       .object({
         vmName: objectName('VM in this namespace. Its disk becomes the content of this Image.'),
-        requestedAt: timestamp('Set a new time to start a commit.'),
+        requestedAt: timestamp('A commit starts when this field gets a new time.'),
       })
       .meta({ description: 'Replaces the content of this Image with the disk of a VM.' })
       .optional(),

@@ -118,7 +118,7 @@ export function storedStatus() {
     digest: report('Digest of the content.', 256).optional(),
     content: contentSchema.optional(),
     consistency: report(
-      'Consistency of the copied disk. FileSystem: the guest agent froze the file systems. Crash: the disk is as after a power cut. Stopped: the VM was off.',
+      'Consistency of the copied disk. FileSystem: the guest agent froze the file systems. Crash: the file systems were not frozen, so the disk looks as if the VM had lost power. Stopped: the VM was off.',
       32,
     ).optional(),
     origin: report('Source from which the content came.', 2048).optional(),

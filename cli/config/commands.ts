@@ -1,7 +1,7 @@
 /** The verbs of `config`. */
 import { type Command, InvalidArgumentError } from 'commander';
 import type { Globals } from '../globals.ts';
-import { API_URL_FORM, apiURLIn } from '../settings.ts';
+import { API_URL_FORM, apiURLIn } from './settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 
 export function addConfigCommands(noun: Command, terminal: Terminal): void {

@@ -7,7 +7,7 @@ import { writeWhole } from '../../base/files.ts';
 import { CommandError } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { print } from '../output.ts';
-import { API_URL_KEY, readSettings, type Settings, settingsFile, settingsOf } from '../settings.ts';
+import { API_URL_KEY, readSettings, type Settings, settingsFile, settingsOf } from './settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 
 /** Writes the address of the HTTP API to the settings file. @throws CommandError when the file has a mistake or cannot be written. */

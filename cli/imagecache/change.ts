@@ -67,8 +67,8 @@ export async function changeCache(
 }
 
 /**
- * Returns the namespace of the Image object. Hosts can still have an image whose Image object was deleted. For the removal of such an
- * image, the result is undefined.
+ * Returns the namespace of the Image object. If the Image object was deleted, hosts can still have its image, and a caller can remove it
+ * there. The function then returns undefined.
  *
  * @throws CommandError when the image does not exist; ApiError.
  */

@@ -1,6 +1,6 @@
 /** Opens the browser of the user. */
 import { spawn } from 'node:child_process';
-import type { Environment } from '../settings.ts';
+import type { Environment } from '../config/settingsfile.ts';
 
 /**
  * Opens an address in a browser. The function must not throw. If no browser opens, the user can still open the address that the terminal

@@ -2,7 +2,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';
-import { API_URL_FORM, apiURLIn } from '../settings.ts';
+import { API_URL_FORM, apiURLIn } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import type { LoginFlags } from './login.ts';
 import type { TargetFlags } from './target.ts';

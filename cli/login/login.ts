@@ -2,7 +2,7 @@
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { print } from '../output.ts';
-import { readSettings } from '../settings.ts';
+import { readSettings } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
 import { browserCommand, opener } from './browser.ts';

@@ -2,7 +2,7 @@
 import { undefinedIf } from '../../base/errors.ts';
 import { CommandError, Interrupted } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { readSettings } from '../settings.ts';
+import { readSettings } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
 import { changeKubeconfig } from './kubeconfig.ts';

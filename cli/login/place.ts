@@ -4,7 +4,7 @@ import { join, resolve } from 'node:path';
 import { homeFolder } from '../../base/home.ts';
 import { kubeconfigsIn } from '../../kube/credentials.ts';
 import type { Globals } from '../globals.ts';
-import type { Settings } from '../settings.ts';
+import type { Settings } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 
 /** Name of the context if neither a flag nor the settings name a context. */

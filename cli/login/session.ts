@@ -6,7 +6,7 @@ import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { withFileLock } from '../../base/filelock.ts';
 import { writeWhole } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { settingsFile } from '../settings.ts';
+import { settingsFile } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import type { Place } from './place.ts';
 

@@ -4,7 +4,7 @@ import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { Connection } from '../../kube/credentials.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import type { Settings } from '../settings.ts';
+import type { Settings } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { fetchFrom } from './https.ts';
 import { readKubeconfig } from './kubeconfig.ts';

@@ -5,7 +5,7 @@ import { connect } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { readPassword } from '../password.ts';
-import { readSettings } from '../settings.ts';
+import { readSettings } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { changeKubeconfig } from './kubeconfig.ts';
 import { entriesFor } from './login.ts';

@@ -27,8 +27,8 @@ import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
 
 /**
- * The operator deletes a VM this long after the time limit of its deployment. Before that, the command itself keeps or deletes the VM. The
- * time is longer than the difference between the clocks of this computer and of the operator.
+ * Normally the command keeps or deletes the VM at the time limit of its deployment. If the command does neither, the operator deletes the VM
+ * this many milliseconds later. The clocks of this computer and of the operator can differ by less than that.
  */
 const ANSWER_MILLISECONDS = 60_000;
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */

@@ -13,7 +13,7 @@ import { homeFolder } from '../../base/home.ts';
 import { withCluster } from '../cluster.ts';
 import { CommandError, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { readSettings } from '../settings.ts';
+import { readSettings } from '../config/settingsfile.ts';
 import { runningVM } from '../streams/machine.ts';
 import type { Terminal } from '../terminal.ts';
 

@@ -3,7 +3,7 @@
  * the schemas lack are written in the page and kept.
  */
 import * as z from 'zod';
-import { configSchema as agentConfig } from '../../agent/host/config.ts';
+import { configSchema as agentConfig } from '../../agent/config.ts';
 import { configSchema as operatorConfig } from '../../operator/config/config.ts';
 import { configSchema as serverConfig } from '../../server/config.ts';
 import { between, fieldsOf, type JsonSchema, table, typeOf } from './table.ts';

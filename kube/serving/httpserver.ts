@@ -88,7 +88,7 @@ export function createServer(
   server.maxConnections = CONNECTIONS;
   server.timeout = STALL_MILLISECONDS;
   // This function adds no listener for `upgrade` (see `upgrades.ts`) or `connect`, because a listener would have to handle the socket's
-  // errors. Without a listener, Node.js answers a request with Upgrade like any other request, and closes the connection after a CONNECT.
+  // errors. Without a listener, Node.js ignores the header Upgrade of a request, and closes the connection after the method CONNECT.
   const answers = new WeakMap<Socket, ServerResponse>();
   server.on('request', (request: IncomingMessage, response: ServerResponse) => {
     const { socket } = request;

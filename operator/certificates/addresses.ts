@@ -45,8 +45,8 @@ export function plainAddress(text: string): string | undefined {
 }
 
 /**
- * Largest number of addresses of a Node that count. Computers have far fewer. The limit exists because a hostile host can publish any
- * number of addresses, and no other host gets a certificate for these addresses.
+ * Largest number of a Node's addresses that Berth reads. Computers have far fewer. The limit exists because no host gets a certificate for
+ * an address of another Node, and a hostile host can publish any number of addresses.
  */
 const ADDRESSES_LIMIT = 64;
 

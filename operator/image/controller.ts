@@ -24,7 +24,7 @@ import { mergeDiff } from '../objects/mergepatch.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
-import { ignoredEntries, readCredentials } from '../tasks/registries.ts';
+import { ignoredEntries, readCredentials } from '../objects/registries.ts';
 import { originKeys } from './content.ts';
 import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';

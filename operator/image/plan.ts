@@ -8,7 +8,7 @@ import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob } from '../tasks/job.ts';
-import { credentialsFor, insecureAnnotation, pullSecretNames } from '../tasks/registries.ts';
+import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
 import { failureText } from './failure.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';

@@ -164,7 +164,7 @@ function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolea
     : { row: withRefresh(row, refresh), isHeld: true };
 }
 
-/** Queues the host. The next status names it as a holder, so a restarted operator knows that the host must remove the image later. */
+/** Queues the host. The status then lists the host, so a restarted operator knows that this host must remove the image later. */
 function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean): PlanAtRest {
   const { failures } = row ?? {};
   const fresh: NodeCacheState = {

@@ -1,5 +1,5 @@
 /** Resolves the credentials with which a host fetches the images of a VM. */
-import { credentialsFor, pullSecretNames } from '../tasks/registries.ts';
+import { credentialsFor, pullSecretNames } from '../objects/registries.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { Lookups } from './observe.ts';

@@ -19,7 +19,7 @@ import { hostStateChanged } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
-import { ignoredEntries } from '../tasks/registries.ts';
+import { ignoredEntries } from '../objects/registries.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';

@@ -22,7 +22,7 @@ import type { NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../ku
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { hostPodSpec, type Placement } from '../tasks/placement.ts';
-import { insecureAnnotation } from '../tasks/registries.ts';
+import { insecureAnnotation } from '../objects/registries.ts';
 import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, sizeRequests } from './size.ts';

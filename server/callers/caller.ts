@@ -42,7 +42,7 @@ export class CallerClient extends KubeClient {
 /** Caller of a request. */
 export interface Caller {
   readonly client: CallerClient;
-  /** Connections that serve watches, with the rights of the caller. */
+  /** Connections to the API server, only for watches. Each watch has the rights of the caller. */
   readonly watches: Transport;
 }
 

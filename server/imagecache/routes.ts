@@ -141,10 +141,10 @@ function addChanges(app: App, cache: ImageCache): void {
     [
       '/:image',
       'add',
-      'Keep an image on hosts of a namespace. This path has the same effect as the path that ends with /add',
+      'Keep an image on hosts for a namespace. This path has the same effect as the path that ends with /add',
     ],
-    ['/:image/add', 'add', 'Keep an image on hosts of a namespace'],
-    ['/:image/remove', 'remove', 'Remove an image from hosts of a namespace'],
+    ['/:image/add', 'add', 'Keep an image on hosts for a namespace'],
+    ['/:image/remove', 'remove', 'Remove an image from hosts for a namespace'],
   ] as const) {
     app.post(
       IMAGES_PATH + path,
@@ -202,7 +202,7 @@ function addRemovals(app: App, cache: ImageCache, defaultNamespace: string): voi
       {
         schema: {
           summary:
-            'Remove an image from hosts of a namespace. If the request names no namespace, the default namespace is used',
+            'Remove an image from hosts for a namespace. If the request names no namespace, the default namespace is used',
           tags,
           body: cacheRemovalSchema,
           response: { [MULTI_STATUS]: cacheResultSchema },

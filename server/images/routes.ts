@@ -24,7 +24,7 @@ import { imageItem, type Stored } from '../../api/http/imageitem.ts';
 import { copySpec, emptySpec } from '../../api/http/imagespec.ts';
 import { addTransferRoutes } from './transfers.ts';
 
-/** Type of the objects, and the word for one such object in the summaries of routes. */
+/** Type of the objects. `one` is the word that the summaries of routes use for an object of this type. */
 interface Kind {
   readonly type: Resource<Stored>;
   readonly one: string;

@@ -26,8 +26,8 @@ const QUESTIONS = 16;
  */
 const QUESTIONS_WAITING = 8_192;
 /**
- * Limit for the access reviews of one user that wait or run. If a user has more, the server refuses further lists of namespaces to this
- * user, but not to other users.
+ * Limit for the unfinished access reviews of one user. If a user has more, the server refuses further lists of namespaces to this user, but
+ * not to other users.
  */
 const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 

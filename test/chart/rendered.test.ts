@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
-import { loadConfig as loadAgentConfig } from '../../agent/host/config.ts';
+import { loadConfig as loadAgentConfig } from '../../agent/config.ts';
 import { parseConfig } from '../../operator/config/config.ts';
 import { configSchema as serverConfig } from '../../server/config.ts';
 import { CHART, EVERYTHING, find, type Manifest, manifests, parseManifests, run } from '../support/chart.ts';

@@ -8,11 +8,11 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { stringify } from 'yaml';
 import { messageOf } from '../../base/errors.ts';
-import { runAgent } from '../../agent/host/agent.ts';
+import { runAgent } from '../../agent/agent.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
-import { loadConfig } from '../../agent/host/config.ts';
+import { loadConfig } from '../../agent/config.ts';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,

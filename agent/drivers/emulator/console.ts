@@ -16,7 +16,7 @@ import { CONSOLE_PORT } from './arguments.ts';
  */
 const LINE_LIMIT_BYTES = 4 * 1024;
 const OUTPUT_LIMIT_BYTES = 64 * 1024;
-/** Time limit of the console's answer to a command. An emulator whose host is overloaded answers within seconds. */
+/** Time limit of the console's answer to a command. Even if the host is overloaded, the emulator answers within a few seconds. */
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 
 /**

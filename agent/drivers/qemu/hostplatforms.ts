@@ -33,7 +33,7 @@ const HELP_TIMEOUT_MILLISECONDS = 30_000;
 /** Size of the largest screen that VNC shows, in pixels. QEMU cuts off the rest of a larger screen. */
 const VNC_MAXIMUM = { width: 5120, height: 2160 };
 const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
-/** QEMU 9.1 is the first version that shows {@link VNC_MAXIMUM}. Earlier versions show {@link FORMER_VNC_MAXIMUM}. */
+/** QEMU 9.1 is the first version with the limit {@link VNC_MAXIMUM}. Earlier versions have the limit {@link FORMER_VNC_MAXIMUM}. */
 const LARGE_VNC = { major: 9, minor: 1 };
 
 /**

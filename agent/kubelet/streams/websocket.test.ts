@@ -7,7 +7,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { WebSocket } from 'ws';
 import { acceptUpgrades, type UpgradeHandler } from '../../../kube/serving/upgrades.ts';
-import { connectGuest, forward } from '../portforward.ts';
+import { connectGuest, forward } from './portforward.ts';
 import { exited, type PortConnection } from './session.ts';
 import { acceptCommand, acceptPorts } from './websocket.ts';
 

@@ -39,7 +39,7 @@ export interface FailedRepairs {
 }
 
 export interface Evidence extends FailedRepairs {
-  /** Messages about devices of other programs that have a name which Berth needs for its own device. The key is the device's name. */
+  /** Messages about devices that other programs made. Berth needs the names of these devices for its own. The key is the device's name. */
   foreignDevices: ReadonlyMap<string, string>;
   /** Devices of this host. */
   links: Links;

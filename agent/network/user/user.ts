@@ -49,7 +49,7 @@ export class UserNetwork implements Network {
 
   async attachNamespace(): Promise<NamespaceNetwork> {
     const message =
-      'The network driver user has no network namespaces for emulators; set network.driver to nat';
+      'The network driver `user` has no network namespaces for emulators. Set network.driver to `nat`';
     throw new ReasonedError('NetworkUnavailable', message);
   }
 

@@ -5,7 +5,7 @@ export const EMULATOR_REASONS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'], Pod: ['waiting'] },
     class: 'state',
     by: 'agent and operator',
-    says: 'The VM of the emulator is not running, so the emulator has no host',
+    says: 'The emulator must run on the host of its VM, and the VM is not running',
     todo: 'Start the VM. The emulator then starts automatically',
   },
   NoFreeSlot: {

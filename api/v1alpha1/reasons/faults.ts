@@ -138,7 +138,7 @@ export const FAULTS = {
     seen: { VM: ['Ready'], Emulator: ['Ready'], Pod: ['waiting'] },
     class: 'mendable',
     by: 'agent',
-    says: 'All ports in a range from which the host chooses ports are in use. The condition’s message names the range',
+    says: 'The host has no free port in a range of its setting `ports`. The condition’s message names the range',
     todo: 'Delete VMs or Emulators on the host, or widen the range in the setting `ports` of its agent. Or set `network.automaticPorts` of VMs to false',
   },
   VNCSecretNotFound: {

@@ -5,7 +5,7 @@ import { appendFile, readdir, readFile, rm, stat, writeFile } from 'node:fs/prom
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { lockDataDirectory } from '../../../agent/host/lock.ts';
+import { lockDataDirectory } from '../../../agent/processes/lock.ts';
 import { writeWhole, writeWholeSync } from '../../../base/files.ts';
 import { keepReserve } from '../../../base/reserve.ts';
 import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';

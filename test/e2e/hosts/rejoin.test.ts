@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { parse, stringify } from 'yaml';
-import { loadConfig } from '../../../agent/host/config.ts';
+import { loadConfig } from '../../../agent/config.ts';
 import { identityFiles, readPair } from '../../../agent/identity/certificates.ts';
 import { JoinError, takeIdentity } from '../../../agent/identity/identity.ts';
 import { type Lease, LEASES } from '../../../kube/core.ts';

@@ -1,9 +1,9 @@
 /** Reads the settings of this command from a file of the user. */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing, messageOf, undefinedIf } from '../base/errors.ts';
-import { homeFolder } from '../base/home.ts';
-import { CommandError, EXIT } from './errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
+import { homeFolder } from '../../base/home.ts';
+import { CommandError, EXIT } from '../errors.ts';
 
 export interface Settings {
   /** Name of an environment variable that contains the namespace. `BERTH_NAMESPACE` has precedence over this variable. */

@@ -1,9 +1,9 @@
 /** Finds out which drivers of VMs can run guests on this host. */
 import type { Logger } from 'pino';
-import { messageOf } from '../../base/errors.ts';
-import type { Accelerator, DriverOfVMs } from '../drivers/driver.ts';
-import type { DriverOfEmulators, HostDriver } from '../drivers/hostdrivers.ts';
-import { nativeArchitecture } from '../node/facts.ts';
+import { messageOf } from '../base/errors.ts';
+import type { Accelerator, DriverOfVMs } from './drivers/driver.ts';
+import type { DriverOfEmulators, HostDriver } from './drivers/hostdrivers.ts';
+import { nativeArchitecture } from './node/facts.ts';
 import type { AgentConfig } from './config.ts';
 
 /** Error if this host cannot run the guests for which it is configured. The agent throws this error at start, before the first VM. */

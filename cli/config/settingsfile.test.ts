@@ -2,8 +2,8 @@ import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { namespaceOf } from './cluster.ts';
-import { apiURLIn, readSettings } from './settings.ts';
+import { namespaceOf } from '../cluster.ts';
+import { apiURLIn, readSettings } from './settingsfile.ts';
 
 let folder: string;
 

@@ -2,16 +2,16 @@
 import { isIP } from 'node:net';
 import { dirname, resolve } from 'node:path';
 import * as z from 'zod';
-import { checkConfig, ConfigError, readConfig } from '../../base/config.ts';
-import { messageOf } from '../../base/errors.ts';
-import { isHostName } from '../../api/v1alpha1/names.ts';
-import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
-import { hostPortsSchema, type PortRules } from '../../api/v1alpha1/reservable.ts';
+import { checkConfig, ConfigError, readConfig } from '../base/config.ts';
+import { messageOf } from '../base/errors.ts';
+import { isHostName } from '../api/v1alpha1/names.ts';
+import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import { hostPortsSchema, type PortRules } from '../api/v1alpha1/reservable.ts';
 import { folderMistakes } from './folders.ts';
-import { networkSchema } from './network.ts';
+import { networkSchema } from './networkdriver.ts';
 import { ownerMistakes } from './owner.ts';
-import { deniedRanges } from '../network/portplan.ts';
-import { clusterNetworks } from '../network/reach.ts';
+import { deniedRanges } from './network/portplan.ts';
+import { clusterNetworks } from './network/reach.ts';
 
 /** Shortest lifetime of a certificate, in seconds. The API server refuses a smaller `expirationSeconds` with status 422. */
 const SHORTEST_CERTIFICATE_SECONDS = 600;

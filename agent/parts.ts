@@ -1,18 +1,18 @@
 /** Creates the agent's parts that run machines on this host. The configuration determines these parts. */
 import { join } from 'node:path';
 import type { Logger } from 'pino';
-import { createMetrics } from '../../kube/metrics.ts';
+import { createMetrics } from '../kube/metrics.ts';
 import type { HostParts } from './agent.ts';
 import { type AgentConfig, portRules } from './config.ts';
-import { EmulatorDriver } from '../drivers/emulator/driver.ts';
-import { QemuDriver } from '../drivers/qemu/driver.ts';
-import { HostImageStore } from '../images/store.ts';
-import { Publisher } from '../images/publisher.ts';
-import { seedPages } from '../seed/documents.ts';
-import { hostFile, ownRoot } from '../processes/ownroot.ts';
-import { machineUsers, SHARED_RUN_AS } from '../processes/users.ts';
-import { createNetwork, networkSchema } from './network.ts';
-import { nativeArchitecture } from '../node/facts.ts';
+import { EmulatorDriver } from './drivers/emulator/driver.ts';
+import { QemuDriver } from './drivers/qemu/driver.ts';
+import { HostImageStore } from './images/store.ts';
+import { Publisher } from './images/publisher.ts';
+import { seedPages } from './seed/documents.ts';
+import { hostFile, ownRoot } from './processes/ownroot.ts';
+import { machineUsers, SHARED_RUN_AS } from './processes/users.ts';
+import { createNetwork, networkSchema } from './networkdriver.ts';
+import { nativeArchitecture } from './node/facts.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
   const { dataDirectory, architecture } = config;

@@ -4,9 +4,9 @@ import { connect, type Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import type { Logger } from 'pino';
-import { codeOf } from '../../base/errors.ts';
-import { type PortForward, StreamRefused } from '../drivers/driver.ts';
-import { ClientGoneError, type PortConnection } from './streams/session.ts';
+import { codeOf } from '../../../base/errors.ts';
+import { type PortForward, StreamRefused } from '../../drivers/driver.ts';
+import { ClientGoneError, type PortConnection } from './session.ts';
 
 /**
  * Time limit for a guest to accept a connection. A running guest on this host needs only milliseconds, but a guest that is starting can

@@ -3,7 +3,7 @@ import { Duplex, PassThrough } from 'node:stream';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { describe, expect, it, vi } from 'vitest';
 import { attach } from './attach.ts';
-import { ClientGoneError, type CommandSession, type Status } from './streams/session.ts';
+import { ClientGoneError, type CommandSession, type Status } from './session.ts';
 
 /** A console whose guest prints `shown`. It records the input that was typed. */
 class Console extends Duplex {

@@ -1,8 +1,8 @@
 /** Serves `kubectl attach`, which connects a caller to the serial console of a machine. */
 import { type Duplex, Transform, Writable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import { messageOf } from '../../base/errors.ts';
-import { type CommandSession, failure, type Status, SUCCESS } from './streams/session.ts';
+import { messageOf } from '../../../base/errors.ts';
+import { type CommandSession, failure, type Status, SUCCESS } from './session.ts';
 
 /** The character of Ctrl+]. kubectl has no key to leave a console, so the agent uses the key of other hypervisors' consoles. */
 const LEAVE = 0x1d;

@@ -3,7 +3,7 @@ import { existsSync, linkSync, readFileSync, renameSync, rmSync } from 'node:fs'
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
 import { codeOf } from '../../base/errors.ts';
-import { startTimeIn } from '../processes/process.ts';
+import { startTimeIn } from './process.ts';
 
 interface Holder {
   pid: number;

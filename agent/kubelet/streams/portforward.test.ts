@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server } from 'node:net';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { StreamRefused } from '../drivers/driver.ts';
+import { StreamRefused } from '../../drivers/driver.ts';
 import { SharedForwards } from './portforward.ts';
 
 let guest: Server;

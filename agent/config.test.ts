@@ -2,9 +2,9 @@ import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
-import { ConfigError } from '../../base/config.ts';
-import { createKey, selfSigned } from '../../kube/certificates/certificate.ts';
-import { identityFiles, writePair } from '../identity/certificates.ts';
+import { ConfigError } from '../base/config.ts';
+import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
+import { identityFiles, writePair } from './identity/certificates.ts';
 import { loadConfig } from './config.ts';
 import { folderMistakes } from './folders.ts';
 

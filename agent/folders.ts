@@ -2,7 +2,7 @@
 import { spawnSync } from 'node:child_process';
 import { realpathSync } from 'node:fs';
 import { basename, dirname, join, relative } from 'node:path';
-import { codeOf, isOfSystem } from '../../base/errors.ts';
+import { codeOf, isOfSystem } from '../base/errors.ts';
 
 /**
  * Time limit in milliseconds for the answer of a folder's file server. The limit is short, because the start of the agent waits for each

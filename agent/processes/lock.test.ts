@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { LockedError, lockDataDirectory } from './lock.ts';
-import { startTimeIn } from '../processes/process.ts';
+import { startTimeIn } from './process.ts';
 
 let directory: string;
 

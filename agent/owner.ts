@@ -2,8 +2,8 @@
 import { X509Certificate } from 'node:crypto';
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { isMissing, undefinedIfSync } from '../../base/errors.ts';
-import { identityFiles, nodeNameIn, readPair } from '../identity/certificates.ts';
+import { isMissing, undefinedIfSync } from '../base/errors.ts';
+import { identityFiles, nodeNameIn, readPair } from './identity/certificates.ts';
 
 interface Owner {
   nodeName: string;
@@ -12,7 +12,7 @@ interface Owner {
 
 /**
  * Returns a message if the data directory has machines of another Node. Their Pods are bound to that Node, so this agent would not see the
- * Pods, and would remove the machines with their disks. The stored client certificate has the name of the Node that made the machines.
+ * Pods, and would remove the machines with their disks. The owner's name is read from the stored client certificate.
  */
 export function ownerMistakes({ nodeName, dataDirectory }: Owner): string[] {
   const owner = storedName(dataDirectory);

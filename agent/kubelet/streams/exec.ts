@@ -1,8 +1,8 @@
 /** Serves `kubectl exec`: the guest agent runs a command, and the caller gets the output when the command has ended. */
 import { addAbortSignal, type Readable } from 'node:stream';
-import { StreamRefused } from '../drivers/driver.ts';
-import { type CommandSession, exited, failure, type Status } from './streams/session.ts';
-import type { StreamTarget } from './targets.ts';
+import { StreamRefused } from '../../drivers/driver.ts';
+import { type CommandSession, exited, failure, type Status } from './session.ts';
+import type { StreamTarget } from './target.ts';
 
 /**
  * Limit of the standard input in bytes. The guest agent takes the input only as a whole, so the input is read to its end before the command

@@ -1,6 +1,6 @@
 /** Parses requests for streams, as the API server sends them to a kubelet. */
-import { HttpError } from '../../kube/serving/httpserver.ts';
-import type { WantedStreams } from './streams/session.ts';
+import { HttpError } from '../../../kube/serving/httpserver.ts';
+import type { WantedStreams } from './session.ts';
 
 export type StreamKind = 'exec' | 'attach' | 'portForward';
 

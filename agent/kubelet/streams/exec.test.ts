@@ -1,8 +1,8 @@
 import { PassThrough, Readable } from 'node:stream';
 import { expect, it } from 'vitest';
 import { execute } from './exec.ts';
-import type { Status } from './streams/session.ts';
-import type { StreamTarget } from './targets.ts';
+import type { Status } from './session.ts';
+import type { StreamTarget } from './target.ts';
 
 it('a command whose caller never ends the input ends with the session', async () => {
   const lose = new AbortController();
