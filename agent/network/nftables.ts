@@ -15,6 +15,12 @@ const rulesetSchema = z.object({
   nftables: z.array(z.record(z.string(), z.record(z.string(), z.unknown()))),
 });
 
+/**
+ * Name of the set in which the kernel counts the connections of each guest or program. The kernel adds an element for an address at its
+ * first connection. A change of the rules keeps the set. Otherwise a guest could open further connections after each change.
+ */
+export const CONNECTIONS_SET = 'connections';
+
 export async function readRuleset(): Promise<RulesetEntry[]> {
   return parseRuleset(await run('nft', ['--json', 'list', 'ruleset']));
 }
@@ -38,6 +44,14 @@ export function tableOf(entry: RulesetEntry): string | undefined {
   const family = body?.['family'];
   const table = body?.[kind === 'table' ? 'name' : 'table'];
   return typeof family === 'string' && typeof table === 'string' ? `${family} ${table}` : undefined;
+}
+
+/** Returns the names of all entries of one kind in a table, for example of all sets. */
+export function namesIn(ruleset: readonly RulesetEntry[], table: string, kind: string): string[] {
+  return ruleset.flatMap((entry) => {
+    const name = entry[kind]?.name;
+    return name !== undefined && tableOf(entry) === table ? [name] : [];
+  });
 }
 
 /** Returns the number of packets of each counter in a table. The key is the counter's name. */
@@ -75,10 +89,19 @@ function byText(values: unknown[]): unknown[] {
   return values.toSorted((a, b) => JSON.stringify(a).localeCompare(JSON.stringify(b)));
 }
 
-/** Returns a hash of the given tables. Two hashes are equal if and only if all chains, rules, sets and maps are equal. */
+/** Returns the entry without the elements of {@link CONNECTIONS_SET}. The kernel adds and removes these elements. */
+function withoutCounted(entry: RulesetEntry): RulesetEntry {
+  const { elem: _counted, ...set } = entry['set'] ?? {};
+  return set.name === CONNECTIONS_SET ? { set } : entry;
+}
+
+/**
+ * Returns a hash of the given tables. Two hashes are equal if and only if all chains, rules, sets and maps are equal. Counted packets and
+ * counted connections do not matter.
+ */
 export function fingerprint(ruleset: readonly RulesetEntry[], tables: readonly string[]): string {
   const ours = ruleset.filter((entry) => tables.includes(tableOf(entry) ?? ''));
   return createHash('sha256')
-    .update(JSON.stringify(canonical(ours)))
+    .update(JSON.stringify(canonical(ours.map(withoutCounted))))
     .digest('hex');
 }

@@ -7,7 +7,8 @@ import type { NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
 import { type Layout, METADATA } from './layout.ts';
 import {
-  connectionRate,
+  connectionLimits,
+  connectionsSet,
   dnsLimits,
   elements,
   lines,
@@ -47,15 +48,6 @@ function admissions(namespaces: readonly NamespaceAttachment[]): string[] {
   );
 }
 
-/** Returns the rules that limit each program's tracked connections. Guests have the same limits. */
-function limits({ connectionsPerGuest }: Layout, namespaces: readonly NamespaceAttachment[]): string[] {
-  return namespaces.flatMap(({ address, device }) =>
-    [connectionRate(connectionsPerGuest), `ct count over ${connectionsPerGuest}`].map(
-      (limit) => `ip saddr ${address} ${limit} counter name "${refusalCounter(device)}" drop`,
-    ),
-  );
-}
-
 /**
  * Returns the host's nftables table for network namespaces. The result is empty if there are no network namespaces. This table is separate
  * from the other tables, so that it survives a downgrade of the agent. An earlier release replaces the other tables with tables that have
@@ -73,6 +65,7 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
   }
   return `table inet ${layout.namespaces.table} {
   ${lines(namespaces.map(({ device }) => `counter ${refusalCounter(device)} { }`))}
+  ${connectionsSet()}
   set may_not_reach {
     type ipv4_addr
     flags interval
@@ -141,7 +134,7 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
   }
   chain limits {
     ct state != new accept
-    ${lines(limits(layout, namespaces))}
+    ${lines(connectionLimits(layout.connectionsPerGuest, namespaces))}
   }
   chain output {
     type filter hook output priority filter; policy accept;

@@ -231,7 +231,7 @@ export class Refusals {
 
   /**
    * Returns the number of refused packets of each machine since the last count. The key is the machine's uid. If a counter is lower than at
-   * the last count, a reload of the rules has reset the counter to 0.
+   * the last count, a replacement of the rules has reset the counter to 0.
    *
    * @param devices taps, and devices of network namespaces; the key is the machine's uid.
    */

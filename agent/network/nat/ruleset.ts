@@ -1,17 +1,22 @@
 /**
- * Makes the nftables script of a NAT network. The script replaces complete tables in one transaction. A replacement breaks no connection,
- * because the kernel does not change the address translation of connections that it already tracks.
+ * Makes the nftables scripts of a NAT network. Each script loads complete tables in one transaction. A load breaks no connection, because
+ * the kernel does not change the address translation of connections that it already tracks.
  */
 import type { Attachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
 import { type Layout, METADATA } from './layout.ts';
 import { namespaceTable, peerMatches } from './namespacerules.ts';
+import type { RulesetEntry } from '../nftables.ts';
 import {
-  connectionRate,
+  clearTable,
+  connectionLimits,
+  connectionsSet,
   dnsLimits,
   elements,
   lines,
+  metadataLimits,
   refusalCounter,
+  removeTable,
   reservations,
   reservedDestination,
 } from './rulewords.ts';
@@ -38,31 +43,6 @@ function admissions(attachments: readonly Attachment[]): string[] {
 }
 
 /**
- * Returns the rules that limit each guest's tracked connections. Connections that are older than the last reload of the rules do not count.
- */
-function limits({ connectionsPerGuest }: Layout, attachments: readonly Attachment[]): string[] {
-  return attachments.flatMap(({ address, tap }) =>
-    [connectionRate(connectionsPerGuest), `ct count over ${connectionsPerGuest}`].map(
-      (limit) => `ip saddr ${address} ${limit} counter name "${refusalCounter(tap)}" drop`,
-    ),
-  );
-}
-
-/**
- * Largest number of connections per second that a guest can open to the metadata server, after an initial burst. The burst lets a guest
- * read all values one by one at its start. The limit is necessary, because each connection takes processor time of the agent. A busy agent
- * would renew the Lease of its Node too late.
- */
-const METADATA_CONNECTIONS_PER_SECOND = 5;
-const METADATA_BURST = 128;
-
-/** Returns the rules that limit how often each guest asks for its metadata. */
-function metadataLimits(attachments: readonly Attachment[]): string[] {
-  const rate = `limit rate over ${METADATA_CONNECTIONS_PER_SECOND}/second burst ${METADATA_BURST} packets`;
-  return attachments.map(({ address }) => `ip saddr ${address} ct state new ${rate} drop`);
-}
-
-/**
  * Returns the chain that takes the network of the host from hypervisors. A hypervisor sends the packets of its guest through the tap, and
  * needs no other network except to answer VNC clients. A guest that took over its hypervisor could otherwise pass by all other rules.
  */
@@ -81,10 +61,15 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const toPrograms = peerMatches(wanted);
   const { bridge, gateway, probe } = layout;
   const { address: metadata, port, gatewayPort } = METADATA;
+  const limits = connectionLimits(
+    layout.connectionsPerGuest,
+    attachments.map(({ address, tap }) => ({ address, device: tap })),
+  );
   const onlyWithMetadata = (rule: string): string => (hasMetadata ? rule : '');
   const toReservation = `${reservedDestination(layout)} dnat ip to meta l4proto . th dport map @reservations`;
   return `table inet ${layout.table} {
   ${lines(attachments.map((one) => `counter ${refusalCounter(one.tap)} { }`))}
+  ${connectionsSet()}
   set guests_may_not_reach {
     type ipv4_addr
     flags interval
@@ -120,7 +105,7 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   }
   chain guests_limits {
     ct state != new accept
-    ${lines(limits(layout, attachments))}
+    ${lines(limits)}
   }
   chain prerouting {
     type nat hook prerouting priority dstnat; policy accept;
@@ -263,12 +248,38 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
  * does not listen. In this case, the rules let no guest reach the server's port, because another program might be listening there.
  */
 export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
-  const tables = [
+  return [removalScript(layout), ...wantedTables(layout, wanted, hasMetadata), ''].join('\n');
+}
+
+/**
+ * Returns the script that changes Berth's tables, and keeps their counts of connections and refused packets. `loaded` contains the rules of
+ * the kernel, which an earlier script of this agent has loaded.
+ */
+export function changeScript(
+  layout: Layout,
+  wanted: Wanted,
+  hasMetadata: boolean,
+  loaded: readonly RulesetEntry[],
+): string {
+  const { table, namespaces } = layout;
+  const taps = wanted.machines.map(({ tap }) => tap);
+  const devices = wanted.namespaces.map(({ device }) => device);
+  const clearing = [
+    ...clearTable(`inet ${table}`, loaded, taps),
+    ...removeTable(`bridge ${table}`),
+    ...(devices.length === 0
+      ? removeTable(`inet ${namespaces.table}`)
+      : clearTable(`inet ${namespaces.table}`, loaded, devices)),
+  ];
+  return [...clearing, ...wantedTables(layout, wanted, hasMetadata), ''].join('\n');
+}
+
+function wantedTables(layout: Layout, wanted: Wanted, hasMetadata: boolean): string[] {
+  return [
     routed(layout, wanted, hasMetadata),
     bridged(layout, wanted.machines),
     namespaceTable(layout, wanted),
   ];
-  return [removalScript(layout), ...tables, ''].join('\n');
 }
 
 /** Returns the names of Berth's tables in nft, for example `inet berth`. */
@@ -278,7 +289,5 @@ export function tablesOf({ table, namespaces }: Layout): string[] {
 
 /** Returns the script that removes all of Berth's tables. The script also works if a table does not exist. */
 export function removalScript(layout: Layout): string {
-  return tablesOf(layout)
-    .flatMap((table) => [`add table ${table}`, `delete table ${table}`])
-    .join('\n');
+  return tablesOf(layout).flatMap(removeTable).join('\n');
 }

@@ -1,5 +1,6 @@
 /** Makes parts of nftables rules. The rules for guests and the rules for the network namespaces of programs both contain these parts. */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { CONNECTIONS_SET, namesIn, type RulesetEntry } from '../nftables.ts';
 import type { Layout } from './layout.ts';
 
 /**
@@ -47,9 +48,25 @@ export function reservedDestination({ hostAddress }: Layout): string {
  */
 const NEW_CONNECTIONS_PER_SECOND = 200;
 
-/** Returns the part of an nftables rule that matches new connections above the rate limit. */
-export function connectionRate(connectionsPerGuest: number): string {
-  return `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`;
+/** Returns the definition of the set in which the kernel counts connections. */
+export function connectionsSet(): string {
+  return `set ${CONNECTIONS_SET} {
+    type ipv4_addr
+    flags dynamic
+  }`;
+}
+
+/** Returns the rules that limit the tracked connections of guests or programs. `device` determines the counter for refused packets. */
+export function connectionLimits(
+  connectionsPerGuest: number,
+  members: readonly { address: string; device: string }[],
+): string[] {
+  return members.flatMap(({ address, device }) =>
+    [
+      `limit rate over ${NEW_CONNECTIONS_PER_SECOND}/second burst ${connectionsPerGuest} packets`,
+      `add @${CONNECTIONS_SET} { ip saddr ct count over ${connectionsPerGuest} }`,
+    ].map((limit) => `ip saddr ${address} ${limit} counter name "${refusalCounter(device)}" drop`),
+  );
 }
 
 /**
@@ -68,4 +85,42 @@ export function dnsLimits(members: readonly { address: string }[]): string[] {
     `ip saddr ${address} udp dport 53 ${rate} drop`,
     `ip saddr ${address} tcp dport 53 ct state new ct count over ${DNS_TCP_CONNECTIONS} drop`,
   ]);
+}
+
+/**
+ * Largest number of connections per second that a guest can open to the metadata server, after an initial burst. The burst lets a guest
+ * read all values one by one at its start. The limit is necessary, because each connection takes processor time of the agent. A busy agent
+ * would renew the Lease of its Node too late.
+ */
+const METADATA_CONNECTIONS_PER_SECOND = 5;
+const METADATA_BURST = 128;
+
+/** Returns the rules that limit how often each guest asks for its metadata. */
+export function metadataLimits(guests: readonly { address: string }[]): string[] {
+  const rate = `limit rate over ${METADATA_CONNECTIONS_PER_SECOND}/second burst ${METADATA_BURST} packets`;
+  return guests.map(({ address }) => `ip saddr ${address} ct state new ${rate} drop`);
+}
+
+/** Returns the commands that remove a table. They also succeed if the table does not exist. */
+export function removeTable(table: string): string[] {
+  return [`add table ${table}`, `delete table ${table}`];
+}
+
+/**
+ * Returns the commands that remove the content of a table, except the chains, the counted connections, and the counters of these devices.
+ * `loaded` contains the rules of the kernel. If it does not contain the table, the result is empty.
+ */
+export function clearTable(
+  table: string,
+  loaded: readonly RulesetEntry[],
+  devices: readonly string[],
+): string[] {
+  const kept = new Set([CONNECTIONS_SET, ...devices.map(refusalCounter)]);
+  const removed = (kind: string): string[] => namesIn(loaded, table, kind).filter((name) => !kept.has(name));
+  return [
+    ...namesIn(loaded, table, 'table').map(() => `flush table ${table}`),
+    ...removed('set').map((name) => `flush set ${table} ${name}`),
+    ...removed('map').map((name) => `flush map ${table} ${name}`),
+    ...removed('counter').map((name) => `delete counter ${table} ${name}`),
+  ];
 }

@@ -14,7 +14,7 @@ import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
 import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
 import { type FailedRepairs, Failures } from './report.ts';
-import { removalScript, rulesetScript, tablesOf } from './ruleset.ts';
+import { changeScript, removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 
 /**
  * Largest number of times that one check repairs the network. One repair can make another repair necessary. For example, a new probe must
@@ -29,7 +29,7 @@ export interface Convergence extends FailedRepairs {
 
 interface Attempt {
   wanted: Wanted;
-  observed: Observed;
+  observed: Convergence['observed'];
   /** List to which each successful repair is added. */
   done: Repair[];
   /** Collection to which each failed repair is added. */
@@ -148,7 +148,7 @@ export class NatState {
     }
   }
 
-  async #perform(repair: Repair, wanted: Wanted, observed: Observed): Promise<void> {
+  async #perform(repair: Repair, wanted: Wanted, observed: Convergence['observed']): Promise<void> {
     await ip(ipCommands(this.#layout, repair));
     if (isOfNamespace(repair)) {
       return await this.#namespaces.perform(repair, wanted.namespaces, observed);
@@ -157,7 +157,7 @@ export class NatState {
       case 'disableIPv6':
         return await disableIPv6(repair.device);
       case 'loadRules':
-        return await this.#loadRules(wanted);
+        return await this.#loadRules(wanted, observed.ruleset);
       case 'rebuildProbe':
         return await this.#probe.rebuild(new Set(observed.links.keys()));
       case 'enableForwarding':
@@ -174,9 +174,20 @@ export class NatState {
     }
   }
 
-  async #loadRules(wanted: Wanted): Promise<void> {
-    const script = rulesetScript(this.#layout, wanted, this.#metadata.listens);
-    await run('nft', ['-f', '-'], script);
+  /**
+   * Loads the rules. If no other program changed Berth's tables since the last load, the counts in these tables are kept. Otherwise, and
+   * after a failed load, the tables are replaced.
+   */
+  async #loadRules(wanted: Wanted, ruleset: readonly RulesetEntry[]): Promise<void> {
+    const hasMetadata = this.#metadata.listens;
+    const script = rulesetScript(this.#layout, wanted, hasMetadata);
+    const isUnchanged = this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
+    this.#loaded = undefined;
+    await run(
+      'nft',
+      ['-f', '-'],
+      isUnchanged ? changeScript(this.#layout, wanted, hasMetadata, ruleset) : script,
+    );
     this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
   }
 }

@@ -260,6 +260,9 @@ describe('network namespaces of programs', unless(missing), () => {
       await worker.do('udpFlood', WORLD_ADDRESS, { first: 10_000, last: 10_000 + 3 * CONNECTIONS_PER_GUEST });
       const { refusedConnections } = await host.do('check');
       expect(refusedConnections['emulator']).toBeGreaterThan(CONNECTIONS_PER_GUEST);
+      // The connections still count after the rules have changed.
+      await program('another');
+      await worker.do('udpFlood', WORLD_ADDRESS, { first: 20_000, last: 20_000 + 3 * CONNECTIONS_PER_GUEST });
       const tracked = net.inHost('conntrack', '-L', '--orig-src', address).trim().split('\n');
       expect(tracked.length).toBeLessThanOrEqual(CONNECTIONS_PER_GUEST);
       // Entries in the namespace itself are not limited by the rules of the host, so that there are none.

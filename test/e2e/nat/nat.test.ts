@@ -7,6 +7,7 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { FrameGuest, tapBackend } from '../../worlds/frameguest.ts';
 import {
+  CONNECTIONS_PER_GUEST,
   HOST_ADDRESS,
   NatWorld,
   OPEN_MILLISECONDS,
@@ -213,6 +214,29 @@ describe('nat', unless(missing), () => {
     net.inHost('ip', 'link', 'delete', tap);
     await host.do('attach', 'a', options);
     expect(net.inHost('conntrack', '-L')).not.toContain(address);
+  });
+
+  test('connections of a guest still count after another machine has come and gone', async () => {
+    const a = await guest('a', []);
+    const gateway = await gatewayOf(a);
+    const { address } = await host.do('attach', 'a', { macAddress: MACS.a, ports: [] });
+    let port = 1024;
+    const flood = async (): Promise<void> => {
+      for (const last = port + 2 * CONNECTIONS_PER_GUEST; port < last; port += 1) {
+        a.sendDatagram(gateway, { address: WORLD_ADDRESS, port: ECHO_PORT }, 'a flow', { port });
+      }
+      await waitFor('the refused packets to be counted', async () => {
+        const report = await host.do('check');
+        expect(report).toMatchObject({ healthy: true, repaired: [] });
+        return (report.refusedConnections['a'] ?? 0) > 0;
+      });
+    };
+    await flood();
+    await host.do('attach', 'b', { macAddress: MACS.b, ports: [] });
+    await host.do('detach', 'b');
+    await flood();
+    const tracked = net.inHost('conntrack', '-L', '--orig-src', address ?? '').trim().split('\n');
+    expect(tracked.length).toBeLessThanOrEqual(CONNECTIONS_PER_GUEST);
   });
 
   test('a detach that failed is completed by the next one', async () => {
