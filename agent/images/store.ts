@@ -16,7 +16,7 @@ import { Space, type SpaceLimits } from './local/space.ts';
 import { Registries } from './oci/repository.ts';
 import { type RegistrySettings, Transport } from './oci/transport.ts';
 import { Keyring } from './oci/credentials.ts';
-import { Access } from './sources/access.ts';
+import { Access } from './oci/access.ts';
 import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
 import { namesOf } from './sources/origins.ts';

@@ -4,7 +4,7 @@ import { systemImageName } from '../../api/v1alpha1/emulatormachine.ts';
 import { EMULATORS_CONDITION, SYSTEM_IMAGE_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { Node } from '../../kube/core.ts';
-import { equal } from '../objects/mergepatch.ts';
+import { equal } from '../../kube/mergepatch.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { resolveSpec } from './spec.ts';
 

@@ -10,7 +10,7 @@ import {
 import { listedImages } from '../../api/v1alpha1/listedimages.ts';
 import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
-import { equal } from '../objects/mergepatch.ts';
+import { equal } from '../../kube/mergepatch.ts';
 
 /**
  * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.

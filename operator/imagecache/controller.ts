@@ -15,7 +15,7 @@ import type { Node, Pod } from '../../kube/core.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
-import { equal } from '../objects/mergepatch.ts';
+import { equal } from '../../kube/mergepatch.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { Writer } from '../objects/writer.ts';
 import { ENTRY_UID_LABEL } from '../tasks/owner.ts';

@@ -16,7 +16,7 @@ import {
 } from '../../test/worlds/imagecache.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { planEntry } from './plan.ts';
-import { mergeDiff } from '../objects/mergepatch.ts';
+import { mergeDiff } from '../../kube/mergepatch.ts';
 
 const FULL = 'HostFull: the host has no free slot';
 const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLength: 150 };

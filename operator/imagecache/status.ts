@@ -8,7 +8,7 @@ import {
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
-import { equal } from '../objects/mergepatch.ts';
+import { equal } from '../../kube/mergepatch.ts';
 import { shortened } from './attempt.ts';
 import { isCached, type ObservedEntry } from './observed.ts';
 

@@ -1,5 +1,5 @@
 /** Delays status changes that nobody waits for, so that one request contains several of them. */
-import { mergeDiff } from './mergepatch.ts';
+import { mergeDiff } from '../../kube/mergepatch.ts';
 
 export interface HeldStatusOptions {
   /** Longest delay in milliseconds before a change is stored. */

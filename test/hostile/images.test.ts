@@ -8,7 +8,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, type TestContext } from 'vitest';
 import { parse, stringify } from 'yaml';
-import { REMEMBERED_MILLISECONDS } from '../../agent/images/sources/access.ts';
+import { REMEMBERED_MILLISECONDS } from '../../agent/images/oci/access.ts';
 import type { BaseImageSource, HostImageStore } from '../../agent/images/store.ts';
 import { ensure, keyringOf, openStore } from '../worlds/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';

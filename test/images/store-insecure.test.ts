@@ -10,7 +10,7 @@ import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
-import { ask } from '../../agent/images/sources/access.ts';
+import { ask } from '../../agent/images/oci/access.ts';
 import type { HostImageStore } from '../../agent/images/store.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { writeRawDisk } from '../fixtures/vmimages.ts';

@@ -13,7 +13,7 @@ import { type CacheJob, type Host, type ObservedEntry } from '../../operator/ima
 import { planEntry, type Start } from '../../operator/imagecache/plan.ts';
 import { entryBringsFacts } from '../../operator/imagecache/status.ts';
 import { attemptKey } from '../../operator/imagecache/attempt.ts';
-import { mergeDiff } from '../../operator/objects/mergepatch.ts';
+import { mergeDiff } from '../../kube/mergepatch.ts';
 
 export const LIMIT = 3;
 /** The scheduler's explanation for a Job that is for a full host, translated for people. */

@@ -15,7 +15,7 @@ import { writeWhole } from '../../../base/files.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { fileDigest } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
-import { requireAnswer } from '../fileserver.ts';
+import { requireAnswer } from './fileserver.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';

@@ -22,7 +22,7 @@ import { manifestId } from '../local/layout.ts';
 import type { ImageMetrics } from '../local/metrics.ts';
 import type { Keyring } from '../oci/credentials.ts';
 import type { Repository, ResolvedManifest } from '../oci/types.ts';
-import type { Access } from './access.ts';
+import type { Access } from '../oci/access.ts';
 import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
 /**

@@ -235,7 +235,10 @@ describe('nat', unless(missing), () => {
     await host.do('attach', 'b', { macAddress: MACS.b, ports: [] });
     await host.do('detach', 'b');
     await flood();
-    const tracked = net.inHost('conntrack', '-L', '--orig-src', address ?? '').trim().split('\n');
+    const tracked = net
+      .inHost('conntrack', '-L', '--orig-src', address ?? '')
+      .trim()
+      .split('\n');
     expect(tracked.length).toBeLessThanOrEqual(CONNECTIONS_PER_GUEST);
   });
 

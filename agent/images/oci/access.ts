@@ -3,12 +3,12 @@
  * and the registry's answer decides.
  */
 import { LRUCache } from 'lru-cache';
-import { type Credential, fingerprint, type Keyring } from '../oci/credentials.ts';
-import { scopeOf } from '../oci/route.ts';
-import type { Registries } from '../oci/repository.ts';
+import { type Credential, fingerprint, type Keyring } from './credentials.ts';
+import { scopeOf } from './route.ts';
+import type { Registries } from './repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Repository } from '../oci/types.ts';
+import type { Repository } from './types.ts';
 
 /**
  * Time in milliseconds for which the agent relies on a registry's permission without a new request. Within this time, further deployments

@@ -2,8 +2,8 @@ import { once } from 'node:events';
 import { beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { parseReference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { type Credential, Keyring } from '../oci/credentials.ts';
-import type { Registries } from '../oci/repository.ts';
+import { type Credential, Keyring } from './credentials.ts';
+import type { Registries } from './repository.ts';
 import { Access, REMEMBERED_MILLISECONDS } from './access.ts';
 
 const REFERENCE = parseReference('old.example:5000/team/base:1');

@@ -1,6 +1,6 @@
 /** Checks whether the file server of a folder answers. */
-import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { ProgramError, run } from '../../base/exec.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { ProgramError, run } from '../../../base/exec.ts';
 
 /**
  * Time limit in milliseconds for the answer. The limit is long, because a file server that moves to another machine needs more than a minute.
