@@ -37,7 +37,7 @@ import { machineOf } from './pods/vmmachine.ts';
 import { followNetwork } from './pods/network.ts';
 import { NetworkMonitor } from './network/monitor.ts';
 import { pullKeyring } from './pods/secrets.ts';
-import { RecordStore } from './pods/records.ts';
+import type { RecordStore } from './pods/records.ts';
 import { readUserData } from './pods/userdata.ts';
 import { readVncPassword } from './pods/vnc.ts';
 import { TaskRunner } from './tasks/runner.ts';
@@ -60,6 +60,8 @@ export interface HostParts {
   network: Network;
   /** Linux users of hypervisors: each hypervisor runs as the user of its machine. Undefined if the agent does not run as root. */
   users?: MachineUsers | undefined;
+  /** Records of the machines on this host. */
+  records: RecordStore;
   /** Registry of the metrics of the agent and of all its parts. */
   metrics: Registry;
 }
@@ -111,7 +113,6 @@ export async function runAgent(
     architecture: facts.architecture,
     disk: guard,
     monitor,
-    records: new RecordStore(join(config.dataDirectory, 'pods')),
     address: config.address,
     forwardAddress: forwardAddress(config),
     ports: config.ports,

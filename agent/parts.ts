@@ -9,8 +9,9 @@ import { QemuDriver } from './drivers/qemu/driver.ts';
 import { HostImageStore } from './images/store.ts';
 import { Publisher } from './images/publisher.ts';
 import { seedPages } from './seed/documents.ts';
+import { RecordStore } from './pods/records.ts';
 import { hostFile, ownRoot } from './processes/ownroot.ts';
-import { machineUsers, SHARED_RUN_AS } from './processes/users.ts';
+import { hypervisorUsers, machineUsers } from './processes/users.ts';
 import { createNetwork, networkSchema } from './networkdriver.ts';
 import { nativeArchitecture } from './node/facts.ts';
 
@@ -30,6 +31,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   });
   const log = logger.child({ part: 'qemu' });
   const machineRoot = await ownRoot({ dataDirectory, logger: log });
+  const records = new RecordStore(join(dataDirectory, 'pods'));
   const publisher = new Publisher({
     registries: images.registries,
     storageKeyring: () => images.storageKeyring(),
@@ -43,6 +45,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   return {
     metrics,
     users,
+    records,
     drivers: [
       new QemuDriver({
         dataDirectory,
@@ -68,17 +71,10 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
       ports: portRules(config),
       clusterCIDRs: config.clusterCIDRs,
       metadata: seedPages(join(dataDirectory, 'machines')),
-      machineUsers: process.getuid?.() === 0 ? userNumbers(config) : undefined,
+      machineUsers:
+        process.getuid?.() === 0 ? hypervisorUsers(config.machines.users, records.list()) : undefined,
       resolvConf: machineRoot === undefined ? undefined : await hostFile('/etc/resolv.conf'),
       logger: logger.child({ part: 'network' }),
     }),
   };
-}
-
-/**
- * Returns the ranges of user ids of machines. The last entry is the user id that earlier versions of the agent used for all
- * machines. This id is included, because such machines can still run.
- */
-function userNumbers({ machines: { users } }: AgentConfig): string[] {
-  return [`${users.first}-${users.first + users.count - 1}`, String(SHARED_RUN_AS.uid)];
 }

@@ -180,13 +180,29 @@ async function drain(
 ): Promise<void> {
   const machines = resources.filter(({ kind }) => MACHINE_KINDS.has(kind));
   for (const group of [machines, resources.filter((one) => !machines.includes(one))]) {
-    for (const one of group) {
-      for (const { metadata } of await listIfKnown(client, one)) {
+    await untilNone(async () => {
+      await deleteAll(client, group, logger);
+      return await namesOf(client, group);
+    }, signal);
+  }
+}
+
+/**
+ * Deletes all objects of these kinds that are not being deleted yet. The caller repeats this, because programs of users can create objects
+ * until the operator ends. An object whose name belongs to a later object by now is deleted by the next call.
+ */
+async function deleteAll(
+  client: KubeClient,
+  resources: readonly Resource<KubeObject>[],
+  logger: Logger,
+): Promise<void> {
+  for (const one of resources) {
+    for (const { metadata } of await listIfKnown(client, one)) {
+      if (metadata.deletionTimestamp === undefined) {
         logger.info({ kind: one.kind, name: metadata.name, namespace: metadata.namespace }, 'deleting');
-        await client.delete(one, metadata, { uid: metadata.uid });
+        await undefinedIf(isConflict, client.delete(one, metadata, { uid: metadata.uid }));
       }
     }
-    await untilNone(() => namesOf(client, group), signal);
   }
 }
 
@@ -225,7 +241,7 @@ async function removeHosts(client: KubeClient, logger: Logger): Promise<void> {
   const { items } = await client.list(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
   for (const node of items) {
     const { metadata } = node;
-    await client.delete(NODES, metadata, { uid: metadata.uid });
+    await undefinedIf(isConflict, client.delete(NODES, metadata, { uid: metadata.uid }));
     const note = isReady(node)
       ? 'the Node of a host was removed; a running agent creates it again'
       : 'host removed';

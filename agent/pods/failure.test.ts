@@ -46,3 +46,20 @@ describe('an image that cannot be had', () => {
     expect(after(reason, 100, true)).toMatchObject({ kind: 'retry' });
   });
 });
+
+describe('a start of a machine that has run', () => {
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+  const record = {
+    ...newRecord({ uid: 'u', driver: 'qemu', key: 'n/u', machine: undefined, claim }),
+    everRan: true,
+  };
+
+  test.each(['NetworkUnavailable', 'NATSelfHealFailed', 'PortTaken', 'OutOfMemory'] as const)(
+    '%s is tried again, because it is a fault of the host and the machine has the data of users',
+    (reason) => {
+      const step = { kind: 'start', record, desired: undefined, attempts: 100, now: 0 } as const;
+      const consequence = consequenceOf({ ...step, error: new ReasonedError(reason, 'in words') });
+      expect(consequence).toMatchObject({ kind: 'retry', message: 'in words' });
+    },
+  );
+});

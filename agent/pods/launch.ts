@@ -1,5 +1,10 @@
 /** Makes the plans with which a driver creates, starts and resumes a machine. */
+import { constants } from 'node:fs';
+import { access } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { messageOf } from '../../base/errors.ts';
 import type { LaunchPlan, VmLaunchPlan, VmPlan } from '../drivers/driver.ts';
+import { requireAnswer } from '../images/fileserver.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';
 import { prepareEmulator } from './emulator.ts';
@@ -24,11 +29,32 @@ export async function prepareStart(host: Host, runtime: Runtime, operation: Oper
     const { cpu, memoryBytes } = plan;
     return { plan, change: { startedWith: { cpu, memoryBytes }, booted: false } };
   }
+  await requireImages(record, operation.abort.signal);
   const seed = await prepareSeed(host, runtime, operation);
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
   const plan = { ...launchPlan(host, record, operation, network), seed, vnc };
   return { plan, change: { startedWith: sizeOf(plan, record), seeded: seed !== undefined } };
+}
+
+/**
+ * Checks that the machine's images can be read. An image can be in a shared folder, and the folder's file server can be down.
+ *
+ * @throws Error without a reason when an image cannot be read. The agent then tries the start again. A start that the hypervisor refuses
+ * would end a machine that has run, although its disk is intact.
+ */
+async function requireImages({ base, isoPath }: Readonly<MachineRecord>, signal: AbortSignal): Promise<void> {
+  const paths = [base?.path, isoPath].filter((path) => path !== undefined);
+  for (const path of paths) {
+    try {
+      await requireAnswer(dirname(path), signal);
+      await access(path, constants.R_OK);
+    } catch (error) {
+      signal.throwIfAborted();
+      const message = `This host cannot read an image of the machine: ${messageOf(error)}`;
+      throw new Error(message, { cause: error });
+    }
+  }
 }
 
 export function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): VmPlan {

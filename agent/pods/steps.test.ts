@@ -1,13 +1,15 @@
-import { mkdirSync, mkdtempSync, rmSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished, vi } from 'vitest';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import type { Host } from './host.ts';
+import { consequenceOf } from './failure.ts';
 import { newRecord, newRuntime, type Operation } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
@@ -130,4 +132,27 @@ it('tries again to restart a machine whose guest has shut down, after the start 
     host.records.update(record, step.change);
   }
   expect(next()).toEqual({ kind: 'start' });
+});
+
+it('tries again to start a machine that has run while the shared folder of its image is not mounted', async () => {
+  const { host, record, operation, runtime } = newVm();
+  await STEPS.create(host, runtime, operation);
+  const path = join(runtime.folder.path, 'image');
+  host.records.update(record, { everRan: true, base: { ...record.base, path } as typeof record.base });
+  // QEMU refuses such a start, and the refusal ends the machine.
+  const refusal = new ReasonedError('StartFailed', `Could not open '${path}'`);
+  const starting = vi.spyOn(driverOf(host, record), 'start').mockRejectedValue(refusal);
+  const error: unknown = await STEPS.start(host, runtime, operation).then(
+    () => undefined,
+    (reason: unknown) => reason,
+  );
+  const { desired } = operation;
+  expect(consequenceOf({ kind: 'start', error, record, desired, attempts: 9, now: 0 })).toMatchObject({
+    kind: 'retry',
+    message: expect.stringMatching(/^This host cannot read an image of the machine: ENOENT/) as string,
+  });
+  writeFileSync(path, '');
+  starting.mockRestore();
+  await STEPS.start(host, runtime, operation);
+  expect(record.running).toBe(true);
 });

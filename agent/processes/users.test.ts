@@ -1,6 +1,6 @@
 import { pino } from 'pino';
 import { describe, expect, it } from 'vitest';
-import { MachineUsers, machineUsers, overlapIn, UserRangeError } from './users.ts';
+import { hypervisorUsers, MachineUsers, machineUsers, overlapIn, UserRangeError } from './users.ts';
 
 const RANGE = { first: 1_900_000_000, count: 100 };
 const logger = pino({ level: 'silent' });
@@ -24,6 +24,18 @@ describe('users of machines', () => {
     const users = new MachineUsers(RANGE);
     expect(users.choose('a', new Set())).toEqual(users.choose('a', new Set()));
     expect(users.choose('a', new Set())).not.toEqual(users.choose('b', new Set()));
+  });
+
+  it('are all confined, also machines that were made while another range was configured', () => {
+    const records = [RANGE.first - 1, RANGE.first, RANGE.first + RANGE.count - 1, RANGE.first + 5000].map(
+      (uid) => ({ runAs: { uid, gid: uid } }),
+    );
+    expect(hypervisorUsers(RANGE, [...records, ...records, { runAs: undefined }])).toEqual([
+      '1900000000-1900000099',
+      '65107',
+      '1899999999',
+      '1900005000',
+    ]);
   });
 
   it('may be no user, group or subordinate number of the host', () => {

@@ -69,6 +69,22 @@ export class MachineUsers {
   }
 }
 
+/**
+ * Returns all Linux users under which hypervisors of this host can run, in the form of nftables: the configured range, the user of earlier
+ * versions of the agent, and the users in the records of machines. A machine keeps its user until it is removed, so a record can have a user
+ * from a range that was configured earlier. Rules that protect the host from hypervisors must name all these users.
+ */
+export function hypervisorUsers(
+  { first, count }: UserRange,
+  records: readonly Pick<UserRecord, 'runAs'>[],
+): string[] {
+  const last = first + count - 1;
+  const users = [SHARED_RUN_AS, ...records.flatMap(({ runAs }) => runAs ?? [])];
+  // nftables refuses a set with overlapping ranges.
+  const others = users.map(({ uid }) => uid).filter((uid) => uid < first || uid > last);
+  return [`${first}-${last}`, ...[...new Set(others)].map(String)];
+}
+
 interface UserRecord {
   readonly uid: string;
   runAs: RunAs | undefined;

@@ -13,6 +13,7 @@ import { Publisher } from '../../agent/images/publisher.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { loadConfig } from '../../agent/config.ts';
+import { RecordStore } from '../../agent/pods/records.ts';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,
@@ -102,13 +103,10 @@ export class TestHost {
     this.#stop = stop;
     this.metrics = createMetrics();
     const { driver, emulators, images, network, publisher, metrics } = this;
+    const records = new RecordStore(join(config.dataDirectory, 'pods'));
+    const parts = { drivers: [driver], emulators, images, network, publisher, records, metrics };
     const logger = pino({ level: config.logLevel });
-    this.#ended = runAgent(
-      config,
-      { drivers: [driver], emulators, images, network, publisher, metrics },
-      logger,
-      stop.signal,
-    ).catch((error: unknown) => {
+    this.#ended = runAgent(config, parts, logger, stop.signal).catch((error: unknown) => {
       if (!stop.signal.aborted) {
         throw error;
       }

@@ -43,7 +43,13 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 /** Largest number of forwards of a machine. Machines of QEMU have the same limit. */
 const FORWARDS = 16;
 const SECTOR_BYTES = 512;
-const IMAGE: BaseImage = { path: '/stand-in', digest: 'sha256:0', format: 'raw', virtualSizeBytes: 1024 };
+/** Its path is that of this file, because the agent checks before each start of a machine that it can read the image. */
+const IMAGE: BaseImage = {
+  path: import.meta.filename,
+  digest: 'sha256:0',
+  format: 'raw',
+  virtualSizeBytes: 1024,
+};
 
 /** A guest's report of itself, as in the tests with QEMU. It has the number of boots from this disk, an id of the boot, and a note. */
 interface Guest {

@@ -1,4 +1,11 @@
-import { expect, it } from 'vitest';
+import { once } from 'node:events';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { createServer } from 'node:https';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { expect, it, onTestFinished } from 'vitest';
+import { selfMadeCertificate, useCertificate } from '../../../kube/certificates/serving.ts';
 import { Transport } from './transport.ts';
 
 it.each([
@@ -9,4 +16,37 @@ it.each([
 ])('a registry that is configured as %s for plain HTTP is reached at %s', (host, url) => {
   const transport = new Transport({ allowLoopback: false, registries: [{ host, plainHttp: true }] });
   expect(transport.baseUrl(host).href).toBe(url);
+});
+
+it('follows the file of certificate authorities, and keeps them while the file is half written', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-transport-'));
+  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const caFile = join(folder, 'ca.crt');
+  const make = async () =>
+    await selfMadeCertificate({ commonName: 'registry', dnsNames: [], ipAddresses: ['127.0.0.1'] })();
+  const [before, after] = [await make(), await make()];
+  const server = createServer({ cert: before.certificate, key: before.key }, (_, response) => {
+    // Each request needs a new connection.
+    response.setHeader('connection', 'close').end();
+  });
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  onTestFinished(() => void server.close());
+  await writeFile(caFile, before.certificate);
+  const host = `127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const transport = new Transport({ allowLoopback: true, registries: [{ host, caFile }] });
+  onTestFinished(async () => await transport.close());
+  const ask = async () => {
+    const exchange = { method: 'GET', url: transport.baseUrl(host), headers: {}, what: 'The test' } as const;
+    const { status, body } = await transport.send(exchange, AbortSignal.timeout(30_000));
+    await body.dump();
+    return status;
+  };
+  expect(await ask()).toBe(200);
+  await writeFile(caFile, '');
+  expect(await ask()).toBe(200);
+  useCertificate(server, after);
+  await expect(ask()).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
+  await writeFile(caFile, after.certificate);
+  expect(await ask()).toBe(200);
 });

@@ -59,6 +59,7 @@ export const FAILURES = {
   NetworkUnavailable: {
     seen: MACHINE_FAILURE,
     class: 'final',
+    ofHost: true,
     by: 'agent',
     says: 'The host lacks a program, a kernel feature or a permission for the network',
     todo: 'Install the programs that the message names',
