@@ -60,4 +60,8 @@ it('reads pairs whose values have commas and equals signs', () => {
 
 it('reads lists, also in several flags', () => {
   expect(listIn('8080:80,', ['2222:22'])).toEqual(['2222:22', '8080:80']);
+  expect(listIn('one@berth.example, two@berth.example ,')).toEqual([
+    'one@berth.example',
+    'two@berth.example',
+  ]);
 });

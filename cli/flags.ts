@@ -151,7 +151,11 @@ export function pairsIn(text: string, before: Record<string, string> = {}): Reco
   return { ...before, ...Object.fromEntries(pairs) };
 }
 
-/** Adds the texts between the commas to `before`, and returns the result. `before` has the texts from earlier uses of the same flag. */
+/**
+ * Adds the texts between the commas to `before`, and returns the result. Leaves out the spaces around each text. `before` has the texts
+ * from earlier uses of the same flag.
+ */
 export function listIn(text: string, before: readonly string[] = []): readonly string[] {
-  return [...before, ...text.split(',').filter((part) => part.trim() !== '')];
+  const parts = text.split(',').map((part) => part.trim());
+  return [...before, ...parts.filter((part) => part !== '')];
 }

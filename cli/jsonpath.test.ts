@@ -3,20 +3,24 @@ import { render, templateIn } from './jsonpath.ts';
 
 const ITEMS = [
   { name: 'a', ip: '10.0.0.1', labels: { 'app/part': 'x' }, ports: [{ host: 1 }, { host: 2 }] },
-  { name: 'b', ports: [] },
+  { name: 'b', ip: undefined, ports: [] },
+  { name: 'c', ip: '10.0.0.3' },
 ];
 
 it.each([
   ['{[0].name}', 'a'],
-  ['{[-1].name}', 'b'],
-  ['{[*].name}', 'a b'],
-  ['{.[*].name}', 'a b'],
+  ['{[-1].name}', 'c'],
+  ['{[*].name}', 'a b c'],
+  ['{.[*].name}', 'a b c'],
+  ['{[*].ip}', '10.0.0.1 10.0.0.3'],
+  ['{[1].*}', 'b []'],
+  ['{[1].ip}', ''],
   ['{$[0].ports[*].host}', '1 2'],
   ['{[9].name}{[0].absent.field}', ''],
   [`{[0].labels['app/part']}`, 'x'],
   ['{[0].ports[0]}', '{"host":1}'],
-  ['{range [*]}{.name}{"\\t"}{.ip}{"\\n"}{end}', 'a\t10.0.0.1\nb\t\n'],
-  ['{range [*]}{.name}:{range .ports[*]}{@.host},{end};{end}', 'a:1,2,;b:;'],
+  ['{range [*]}{.name}{"\\t"}{.ip}{"\\n"}{end}', 'a\t10.0.0.1\nb\t\nc\t10.0.0.3\n'],
+  ['{range [*]}{.name}:{range .ports[*]}{@.host},{end};{end}', 'a:1,2,;b:;c:;'],
   ['name={[0].name}{"}"}', 'name=a}'],
   ['{[0].constructor}{[0].__proto__}', ''],
 ])('writes %s as kubectl does', (template, text) => {

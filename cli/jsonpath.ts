@@ -125,7 +125,11 @@ export function render(template: Template, value: unknown): string {
 }
 
 function valuesAt(value: unknown, path: readonly Step[]): unknown[] {
-  return path.reduce<unknown[]>((values, step) => values.flatMap((one) => inside(one, step)), [value]);
+  // The items of a list can have fields with the value undefined. JSON leaves out such fields, so they count as absent.
+  return path.reduce<unknown[]>(
+    (values, step) => values.flatMap((one) => inside(one, step)).filter((one) => one !== undefined),
+    [value],
+  );
 }
 
 function inside(value: unknown, step: Step): unknown[] {
@@ -136,7 +140,7 @@ function inside(value: unknown, step: Step): unknown[] {
     return Object.values(value);
   }
   if ('index' in step) {
-    return Array.isArray(value) && value.at(step.index) !== undefined ? [value.at(step.index)] : [];
+    return Array.isArray(value) ? [value.at(step.index)] : [];
   }
   return Object.hasOwn(value, step.field) ? [(value as Record<string, unknown>)[step.field]] : [];
 }

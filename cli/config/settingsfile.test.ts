@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { namespaceOf } from '../cluster.ts';
+import { EXIT } from '../errors.ts';
 import { apiURLIn, readSettings } from './settingsfile.ts';
 
 let folder: string;
@@ -22,6 +23,23 @@ async function settingsIn(text: string) {
 it('needs no file, and reads an empty one', async () => {
   expect(await readSettings({ XDG_CONFIG_HOME: join(folder, 'absent') })).toEqual({});
   expect(await settingsIn('')).toEqual({});
+});
+
+it('needs no folder for the file', async () => {
+  // Programs without a home folder often get a file as their HOME.
+  const HOME = join(folder, 'file');
+  await writeFile(HOME, '');
+  expect(await readSettings({ HOME })).toEqual({});
+});
+
+it('names a file that cannot be read, as a mistake of the user', async () => {
+  const own = join(folder, 'unreadable');
+  const file = join(own, 'berth', 'config.yaml');
+  await mkdir(file, { recursive: true });
+  await expect(readSettings({ XDG_CONFIG_HOME: own })).rejects.toMatchObject({
+    exitCode: EXIT.usage,
+    message: expect.stringContaining(file),
+  });
 });
 
 it.each([

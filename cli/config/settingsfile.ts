@@ -1,7 +1,7 @@
 /** Reads the settings of this command from a file of the user. */
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
+import { codeOf, isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
 import { homeFolder } from '../../base/home.ts';
 import { CommandError, EXIT } from '../errors.ts';
 
@@ -46,12 +46,22 @@ export function settingsFile(environment: Environment): string {
 /**
  * Returns the settings in the settings file. They are empty if the file does not exist.
  *
- * @throws CommandError when the file has a mistake.
+ * @throws CommandError when the file has a mistake or cannot be read.
  */
 export async function readSettings(environment: Environment): Promise<Settings> {
   const file = settingsFile(environment);
-  const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
+  let text: string | undefined;
+  try {
+    text = await undefinedIf(isAbsent, readFile(file, 'utf8'));
+  } catch (error) {
+    throw new CommandError(`${file}: ${messageOf(error)}`, EXIT.usage);
+  }
   return text === undefined ? {} : await settingsOf(file, text);
+}
+
+/** Reports whether the file does not exist. `HOME` can name a file such as `/dev/null`, so a folder of the path can be a file, too. */
+function isAbsent(error: unknown): boolean {
+  return isMissing(error) || codeOf(error) === 'ENOTDIR';
 }
 
 /** Returns the settings in the text of the file. @throws CommandError when the text has a mistake. */

@@ -74,6 +74,25 @@ it.each([
   expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
 });
 
+it.each(['/api/v1/imagecache/remove', '/v1/imagecache/remove'])(
+  'finds no namespace that Berth does not serve in the body of %s',
+  async (url) => {
+    const payload = { image: 'ghcr.io/a/b', namespace: 'kube-system', all: true };
+    const answer = await server.app.inject({ method: 'POST', url, headers: TOKEN, payload });
+    expect(answer.json()).toMatchObject({ code: 404, message: 'namespaces "kube-system" not found' });
+  },
+);
+
+it.each(['', 'json', 'a/', 'a/b; c'])('reads a body of the content type "%s"', async (type) => {
+  const headers = { ...TOKEN, 'content-type': type };
+  const sent = { method: 'POST', url: VMS, headers } as const;
+  const [empty, full] = await Promise.all(
+    ['', '{"image": "a", "cpu": 500}'].map(async (payload) => await server.app.inject({ ...sent, payload })),
+  );
+  expect(empty?.json()).toMatchObject({ code: 422, details: { causes: [{ field: 'image' }] } });
+  expect(full?.json()).toMatchObject({ code: 422, details: { causes: [{ field: 'cpu' }] } });
+});
+
 it('reads no body at a path that does not exist', async () => {
   for (const headers of [{}, TOKEN]) {
     const answer = await server.app.inject({ method: 'POST', url: '/nope', headers, payload: '{"image": 5' });

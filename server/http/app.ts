@@ -101,6 +101,13 @@ export function createApp({ logger, tls }: AppOptions): App {
 function readBodies(app: App): void {
   const reader = new BodyReader();
   app.removeAllContentTypeParsers();
+  app.addHook('onRequest', (request, _reply, next) => {
+    if (request.mediaType === undefined) {
+      // The framework would refuse a content type without the form of one, for example `json`.
+      delete request.headers['content-type'];
+    }
+    next();
+  });
   app.addContentTypeParser('*', async (request: FastifyRequest, payload: IncomingMessage) => {
     if (bodySchemaOf(request) !== undefined) {
       return parsed(await reader.read(payload));

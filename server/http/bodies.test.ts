@@ -39,6 +39,9 @@ it.each([
     { Items: 'a text', KEY: 'b' },
   ],
   [{ items: [{ key: 'a' }] }, { items: [{ key: 'a' }] }],
+  // Go programs write an empty list as null.
+  [{ items: null }, {}],
+  [{ a: null, b: '' }, { b: '' }],
 ])('reads the metadata %j as %j', (vmMetadata, read) => {
   expect(normalizeBody(vmDeployBody(240), { VMMetadata: vmMetadata })).toEqual({ vmMetadata: read });
 });

@@ -1,6 +1,7 @@
 /**
  * Reads request bodies in all forms that clients send. The letter case of keys does not matter. A field with the value null counts as
- * absent. An optional field also counts as absent if it is an empty text, or if it is zero and is one of {@link WITHOUT_ZERO}.
+ * absent, and so does an entry of a map with this value. An optional field also counts as absent if it is an empty text, or if it is zero
+ * and is one of {@link WITHOUT_ZERO}.
  */
 import * as z from 'zod';
 import { invalidField } from './errors.ts';
@@ -36,8 +37,7 @@ function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
     return normalized(schema.unwrap() as z.ZodType, value, field);
   }
   if (schema instanceof z.ZodRecord) {
-    refuseLong(value, field);
-    return value;
+    return normalizedMap(value, field);
   }
   if (schema instanceof z.ZodArray && Array.isArray(value)) {
     return value.map((element) => normalized(schema.element as z.ZodType, element, field));
@@ -52,10 +52,16 @@ function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
   return schema instanceof z.ZodObject && isObject(value) ? normalizedObject(schema, value) : value;
 }
 
-function refuseLong(map: unknown, field: string): void {
-  if (isObject(map) && Object.keys(map).length > ENTRIES) {
+/** Returns the map without the entries whose value is null. Values that are no map stay, and the validation refuses them. */
+function normalizedMap(map: unknown, field: string): unknown {
+  if (!isObject(map)) {
+    return map;
+  }
+  const entries = Object.entries(map);
+  if (entries.length > ENTRIES) {
     throw invalidField(field, `must have at most ${ENTRIES} entries`);
   }
+  return Object.fromEntries(entries.filter(([, value]) => value !== null));
 }
 
 function normalizedObject(schema: z.ZodObject, given: object): object {

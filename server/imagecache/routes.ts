@@ -16,8 +16,9 @@ import {
   cacheSelectionSchema,
 } from '../../api/http/imagecache.ts';
 import type { App } from '../http/app.ts';
-import { StatusError } from '../http/errors.ts';
+import { notFound, StatusError } from '../http/errors.ts';
 import { decodedImageName, splitImagePath } from '../http/imagename.ts';
+import { isServed } from '../http/namespaces.ts';
 import { namespaceParams } from '../http/params.ts';
 import type { Services } from '../services.ts';
 import { Entries } from './entries.ts';
@@ -106,7 +107,7 @@ export function addImageCacheRoutes(app: App, services: Services): void {
   addReads(app, cache);
   addChanges(app, cache);
   addPathsWithSlashes(app, cache);
-  addRemovals(app, cache, services.config.namespaces.default);
+  addRemovals(app, cache, services.config);
 }
 
 function addReads(app: App, cache: ImageCache): void {
@@ -195,7 +196,7 @@ function addPathsWithSlashes(app: App, cache: ImageCache): void {
 }
 
 /** Adds the routes for a removal whose image is named in the body and not in the path. */
-function addRemovals(app: App, cache: ImageCache, defaultNamespace: string): void {
+function addRemovals(app: App, cache: ImageCache, { namespaces }: Services['config']): void {
   for (const path of ['/api/v1/imagecache/remove', '/v1/imagecache/remove']) {
     app.post(
       path,
@@ -209,7 +210,16 @@ function addRemovals(app: App, cache: ImageCache, defaultNamespace: string): voi
         },
       },
       async (request, reply) => {
-        const { image, imageName, imageReference, namespace = defaultNamespace, ...selection } = request.body;
+        const {
+          image,
+          imageName,
+          imageReference,
+          namespace = namespaces.default,
+          ...selection
+        } = request.body;
+        if (!isServed(namespace, namespaces)) {
+          throw notFound('namespaces', namespace);
+        }
         const named = { namespace, image: image ?? imageName ?? imageReference ?? '' };
         reply.code(MULTI_STATUS);
         return await cache.change(request, 'remove', named, selection);
