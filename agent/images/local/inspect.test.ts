@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { inspectImage } from './inspect.ts';
+import { formatOf, inspectImage } from './inspect.ts';
 
 /** Time limit of `qemu-img info`, which is not configurable. */
 const LIMIT_MILLISECONDS = 60_000;
@@ -83,4 +83,17 @@ describe('a qcow2 file, when qemu-img', () => {
     vi.advanceTimersByTime(LIMIT_MILLISECONDS);
     await expect(inspected).rejects.toMatchObject({ name: 'ProgramError', exceeded: 'time' });
   });
+});
+
+it('content of the image storage has the format in which the agent stores it, and other files have the stated format', () => {
+  const artifact = { type: 'storedArtifact', reference: 'registry.example/berth/a:1' } as const;
+  const file = { type: 'storedFile', path: 'team/a.qcow2', sha256: '0' } as const;
+  const shared = { type: 'sharedFile', path: 'a' } as const;
+  expect([artifact, file, shared].map((source) => formatOf(source, 'QCOW2'))).toEqual([
+    'Raw',
+    'QCOW2',
+    'QCOW2',
+  ]);
+  expect([artifact, file, shared].map((source) => formatOf(source, 'Raw'))).toEqual(['Raw', 'QCOW2', 'Raw']);
+  expect(formatOf(shared)).toBe('Auto');
 });
