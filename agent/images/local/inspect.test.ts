@@ -3,7 +3,7 @@ import { chmod, mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { formatOf, inspectImage } from './inspect.ts';
 
 /** Time limit of `qemu-img info`, which is not configurable. */
@@ -96,4 +96,15 @@ it('content of the image storage has the format in which the agent stores it, an
   ]);
   expect([artifact, file, shared].map((source) => formatOf(source, 'Raw'))).toEqual(['Raw', 'QCOW2', 'Raw']);
   expect(formatOf(shared)).toBe('Auto');
+});
+
+it('a qcow2 file with an empty disk is ImageInvalid, like an empty raw file', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-inspect-'));
+  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const path = join(folder, 'disk.qcow2');
+  execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, '0']);
+  const message = expect.stringContaining('size of 0 bytes') as string;
+  await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
+  await writeFile(path, '');
+  await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
 });
