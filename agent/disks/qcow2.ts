@@ -156,8 +156,10 @@ function refusalOfTables(header: Header, fileBytes: number): string | undefined 
     offset % cluster === 0n && offset + bytes <= BigInt(fileBytes);
   return firstOf([
     [
-      header.size > BigInt(DISK_LIMIT_BYTES) || header.size % BigInt(SECTOR_BYTES) !== 0n,
-      `claims a size of ${header.size} bytes, which is too large or not a multiple of ${SECTOR_BYTES}`,
+      header.size === 0n ||
+        header.size > BigInt(DISK_LIMIT_BYTES) ||
+        header.size % BigInt(SECTOR_BYTES) !== 0n,
+      `claims a size of ${header.size} bytes, which is too large or not a positive multiple of ${SECTOR_BYTES}`,
     ],
     [
       l1Bytes > L1_LIMIT_BYTES,

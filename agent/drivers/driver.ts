@@ -22,8 +22,8 @@ export interface VmGuest {
    * size of its image.
    */
   diskSizeBytes: number | undefined;
-  /** Path of an ISO image, which the guest gets as a read-only drive. The firmware boots from this drive if the disk does not boot. */
-  iso: string | undefined;
+  /** ISO image, which the guest gets as a read-only drive. The firmware boots from this drive if the disk does not boot. */
+  iso: Pick<BaseImage, 'path' | 'format'> | undefined;
 }
 
 /** Guest that is an Android emulator. */

@@ -179,9 +179,10 @@ describe('the image store', () => {
 
   describe("files of the cluster's image storage", () => {
     it('are used in place if their digest is right', async () => {
-      const content = Buffer.alloc(RAW_BYTES, 9);
-      await writeFile(join(shared, 'stored'), content);
-      const sha256 = createHash('sha256').update(content).digest('hex');
+      qemuImg('create', '-q', '-f', 'qcow2', join(shared, 'stored'), String(RAW_BYTES));
+      const sha256 = createHash('sha256')
+        .update(await readFile(join(shared, 'stored')))
+        .digest('hex');
       const source: BaseImageSource = { type: 'storedFile', path: 'stored', sha256 };
       // The fault is in the configuration of this host, so the reason does not say that the source is wrong.
       const elsewhere = ensure(source);
@@ -190,6 +191,13 @@ describe('the image store', () => {
       expect(await ensure(source, host)).toMatchObject({ path: join(shared, 'stored') });
       await expect(ensure({ ...source, sha256: '0'.repeat(64) }, host)).rejects.toMatchObject({
         reason: 'DigestMismatch',
+      });
+      // The agent stores every file as qcow2, also if the file of the Image or ISO was raw.
+      const { signal } = new AbortController();
+      const asRaw = { holder: 'machine/a', format: 'Raw', signal, onProgress: () => undefined } as const;
+      expect(await host.ensure(source, asRaw)).toMatchObject({
+        format: 'qcow2',
+        virtualSizeBytes: RAW_BYTES,
       });
     });
   });

@@ -9,7 +9,7 @@ import type { RunAs } from '../../base/exec.ts';
 import { type Asked, Catalog, type Stored, type StoredImage } from './local/catalog.ts';
 import { type Holder, Holders } from './local/holders.ts';
 import { Importing, type Waiting } from './local/importing.ts';
-import { type ImageFormat, inspectImage } from './local/inspect.ts';
+import { formatOf, type ImageFormat, inspectImage } from './local/inspect.ts';
 import { type ImageId, Layout } from './local/layout.ts';
 import { imageMetrics } from './local/metrics.ts';
 import { Space, type SpaceLimits } from './local/space.ts';
@@ -29,7 +29,7 @@ const TIDY_MILLISECONDS = 60_000;
 export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
 
 export interface EnsureOptions extends Waiting {
-  /** Format that the Image states. With `Auto`, the content determines the format. */
+  /** Format that the Image states for its source. With `Auto`, the content determines the format. See {@link formatOf}. */
   format?: ImageFormat;
   /** Architecture that is chosen if an image is for several architectures. If absent, the host's own architecture is chosen. */
   architecture?: 'amd64' | 'arm64' | undefined;
@@ -165,10 +165,10 @@ export class HostImageStore implements ImageStore {
       holder: options.holder,
     };
     const before = this.#holders.imagesOf(asked.holder);
+    const format = formatOf(source, options.format);
     try {
-      const stored = await this.#find(source, options, asked);
+      const stored = await this.#find(source, { ...options, format }, asked);
       const base = this.#catalog.baseOf(stored);
-      const { format = 'Auto' } = options;
       // A request can state another format than earlier ones, so the file is inspected again, except for `Auto` and a known qcow2 file.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);

@@ -5,6 +5,7 @@ import { dirname } from 'node:path';
 import { messageOf } from '../../base/errors.ts';
 import type { LaunchPlan, VmLaunchPlan, VmPlan } from '../drivers/driver.ts';
 import { requireAnswer } from '../images/sources/fileserver.ts';
+import { formatOf } from '../images/local/inspect.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';
 import { prepareEmulator } from './emulator.ts';
@@ -61,7 +62,14 @@ export function machinePlan(host: Host, record: MachineRecord, { desired }: Oper
   const vm = needed(record.machine);
   const blank = vm.image?.type === 'empty' ? vm.image.sizeBytes : undefined;
   const diskSizeBytes = needed(desired).diskSizeBytes ?? vm.diskSizeBytes ?? blank;
-  return { guest: { vm, diskSizeBytes, iso: record.isoPath }, runAs: ownUser(host, record) };
+  return { guest: { vm, diskSizeBytes, iso: isoOf(record) }, runAs: ownUser(host, record) };
+}
+
+function isoOf({ isoPath, machine }: MachineRecord): VmPlan['guest']['iso'] {
+  if (isoPath === undefined || machine?.iso === undefined) {
+    return undefined;
+  }
+  return { path: isoPath, format: formatOf(machine.iso, 'Raw') === 'QCOW2' ? 'qcow2' : 'raw' };
 }
 
 export function launchPlan(

@@ -156,3 +156,21 @@ it('tries again to start a machine that has run while the shared folder of its i
   await STEPS.start(host, runtime, operation);
   expect(record.running).toBe(true);
 });
+
+it.each([
+  ['storedFile', 'qcow2'],
+  ['http', 'raw'],
+])('an ISO from the source %s is %s for the guest', async (type, format) => {
+  const { host, record, operation, runtime } = newVm();
+  const iso = { type, path: 'team/a.qcow2', url: 'https://images.example/a.iso', sha256: '0' };
+  host.records.update(record, { machine: { ...record.machine, image: undefined, iso } as Machine });
+  host.images.ensure = async () => ({
+    path: '/store/iso',
+    digest: 'sha256:0',
+    virtualSizeBytes: 512,
+    format: 'raw',
+  });
+  const create = vi.spyOn(driverOf(host, record), 'create');
+  await STEPS.create(host, runtime, operation);
+  expect(create.mock.calls[0]?.[1].guest).toMatchObject({ iso: { path: '/store/iso', format } });
+});

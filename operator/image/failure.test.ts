@@ -43,9 +43,13 @@ function observed(spec: ImageSpec, status: Image['status'] = {}, vm: VM | undefi
 
 /** Returns the same state with the failed Job of the next operation. */
 function failed(state: ObservedImage, reason: string, message: string): ObservedImage {
+  return withJob(state, { kind: 'failed', reason, message, finishedAt: requestedAt } as ImageJob['outcome']);
+}
+
+/** Returns the same state with the Job of the next operation. */
+function withJob(state: ObservedImage, outcome: ImageJob['outcome']): ObservedImage {
   const { createJob: job } = planImage(state);
   const operation = job?.metadata.labels?.['berth.dev/operation'] ?? '';
-  const outcome = { kind: 'failed', reason, message, finishedAt: requestedAt } as ImageJob['outcome'];
   const time = job?.metadata.annotations?.['berth.dev/requested-at'];
   return { ...state, jobs: [{ job: job as Job, operation, requestedAt: time, attempt: 1, outcome }] };
 }
@@ -185,5 +189,27 @@ describe('an Image of a VM that failed', () => {
   it('waits for a VM that may still run', () => {
     const state = observed({ source: FROM_VM }, {}, { ...ran, status: { nodeName: 'mac1' } });
     expect(conditionOf(state, 'Ready')?.reason).toBe('VMNotReady');
+  });
+});
+
+describe('a commit whose VM is deleted', () => {
+  const commit = { vmName: 'builder', requestedAt };
+  const asked = observed({ source: REGISTRY, commit }, { content: CONTENT });
+  const gone = { vm: () => undefined };
+  const report = { digest: `sha256:${'b'.repeat(64)}`, sizeBytes: 2 ** 20 };
+
+  it('has not failed while a host stores the copy of the disk, and succeeds with the Job', () => {
+    const running = withJob(asked, { kind: 'running', nodeName: 'mac1', report: {} });
+    const { createJob, status } = planImage({ ...running, ...gone });
+    expect([createJob, status.lastCommit]).toEqual([undefined, undefined]);
+    expect(status.phase).toBe('Updating');
+    const succeeded = withJob(asked, { kind: 'succeeded', report, finishedAt: requestedAt });
+    const after = planImage({ ...succeeded, object: { ...asked.object, status }, ...gone }).status;
+    expect(after.lastCommit).toMatchObject({ requestedAt, result: 'Succeeded' });
+    expect(after).toMatchObject({ phase: 'Ready', content: { type: 'storedFile' }, digest: report.digest });
+  });
+
+  it('has failed if no Job was made yet', () => {
+    expect(planImage({ ...asked, ...gone }).status.lastCommit?.message).toMatch(/^VMNotFound: /);
   });
 });

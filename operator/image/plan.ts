@@ -7,7 +7,7 @@ import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Task } from '../../api/v1alpha1/task.ts';
-import { taskJob } from '../tasks/job.ts';
+import { taskJob, taskOf } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
 import { failureText } from './failure.ts';
@@ -68,7 +68,7 @@ export function planImage(observed: ObservedImage, refused?: string): ImagePlan 
 }
 
 function progressOf(observed: ObservedImage): Omit<ImageProgress, 'refused'> {
-  const due = dueOperation(observed);
+  const due = nextOperation(observed);
   if (due?.kind !== 'operation') {
     return { operation: undefined, blocked: due, job: undefined, retryAt: undefined };
   }
@@ -77,11 +77,28 @@ function progressOf(observed: ObservedImage): Omit<ImageProgress, 'refused'> {
 }
 
 /**
+ * Does the same as {@link dueOperation}, but an action with an open Job is never blocked, because the Job reports its own result. For
+ * example, the VM of a commit can be deleted while a host already stores the copy of the VM's disk.
+ */
+function nextOperation(observed: ObservedImage): ReturnType<typeof dueOperation> {
+  const due = dueOperation(observed);
+  if (due?.kind !== 'blocked' || due.operation === undefined) {
+    return due;
+  }
+  const { operation: type, requestedAt } = due;
+  const job = latest(observed.jobs, type, requestedAt);
+  const task = job !== undefined && isOpen(job) ? taskOf(job.job) : undefined;
+  return task === undefined
+    ? due
+    : { kind: 'operation', type, requestedAt, task, pullSecrets: [], nodeName: undefined };
+}
+
+/**
  * Returns the facts of the image. If the next action (a commit or download) is blocked, the result records this action as failed. Users can
  * request the action again with a new time in the spec.
  */
 function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
-  const due = dueOperation(withFacts(observed, facts));
+  const due = nextOperation(withFacts(observed, facts));
   if (due?.kind !== 'blocked' || due.operation === undefined || due.requestedAt === undefined) {
     return facts;
   }

@@ -70,6 +70,30 @@ describe('the content of a commit', () => {
   });
 });
 
+describe('the file of a commit that failed', () => {
+  const file = { type: 'folder', path: 'platform-ci/golden-1.qcow2' } as const;
+  const { job, ...rest } = commitJob(FIRST, '1');
+  const vm = { namespace: 'platform-ci', name: 'builder', uid: 'v' };
+  const task = { apiVersion: TASK_API_VERSION, type: 'save', vm, target: file };
+  const metadata = { annotations: { [TASK_ANNOTATION]: JSON.stringify(task) } };
+  const written = { ...job, spec: { template: { ...job.spec.template, metadata } } };
+  const outcome = { kind: 'failed', reason: 'DeadlineExceeded', message: '', finishedAt: undefined } as const;
+
+  it('is removed, because its host may have ended before it could remove the file', () => {
+    const failed = observed(FIRST, [{ ...rest, job: written, outcome }]);
+    expect(replacedPlaces(failed, failed.object.status ?? {})).toEqual([file]);
+  });
+
+  it('stays while the Job runs, and if the content names the file', () => {
+    const running = { ...rest, job: written, outcome: { kind: 'waiting', message: '' } } as const;
+    expect(replacedPlaces(observed(FIRST, [running]), { content: undefined })).not.toContainEqual(file);
+    const folder = parseConfig({ imageStorage: { folder: true } }, 'test');
+    const failed = { ...observed(FIRST, [{ ...rest, job: written, outcome }]), config: folder };
+    const content = { type: 'storedFile' as const, path: file.path, sha256: '1'.repeat(64) };
+    expect(replacedPlaces(failed, { content })).toEqual([]);
+  });
+});
+
 describe('the Job of a removal', () => {
   const job = removalRecord(observed(FIRST, []), { type: 'registry', reference: stored('0') });
   const { affinity, tolerations = [] } = job.spec.template.spec;

@@ -40,7 +40,7 @@ const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.
 
 /**
  * Returns the places of the stored content that the image's next status no longer names, and of content that no status ever named. The
- * result is empty if the content stays the same and no commit was superseded.
+ * result is empty if the content stays the same, and no commit was superseded or failed.
  */
 export function replacedPlaces(
   observed: ObservedImage,
@@ -48,8 +48,19 @@ export function replacedPlaces(
 ): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
-  const replaced = placesOf([object, ...superseded(observed, next)], config);
+  const known = placesOf([object, ...superseded(observed, next)], config);
+  const replaced = [...known, ...filesOfFailedCommits(observed)];
   return replaced.filter((place) => !kept.includes(placeKey(place)));
+}
+
+/**
+ * Returns the files that failed commits might have left. A host that ended during a commit has removed nothing, and no later commit writes
+ * to the same file.
+ */
+function filesOfFailedCommits({ jobs }: ObservedImage): Place[] {
+  return jobs
+    .filter(({ operation, outcome }) => operation === 'commit' && outcome.kind === 'failed')
+    .flatMap(({ job }) => targetFile(job) ?? []);
 }
 
 /**

@@ -74,3 +74,17 @@ it('a resumed machine has the seed of its start, or none if it was started witho
   expect(resumed({ disk: 'seed.iso' }, undefined)).toEqual(expect.arrayContaining(DEVICE));
   expect(resumed(undefined, SEED).join(' ')).not.toContain('seed');
 });
+
+it.each([
+  ['raw', { driver: 'raw' }],
+  ['qcow2', { driver: 'qcow2', backing: null }],
+] as const)('an ISO is read in its format, and names no other file: %s', (format, node) => {
+  const { guest, ...rest } = plan(undefined);
+  const withIso = { ...rest, guest: { ...guest, iso: { path: '/store/iso', format } } };
+  const state = { version: 1, intent: 'run', live: true, suspended: false } as MachineFile;
+  const sizes = { cpu: 1, memoryBytes: 2 ** 28, runAs: undefined };
+  const all = commandLine({ uid: 'u', plan: withIso, state, platform: PLATFORM, incoming: false, ...sizes });
+  const found = all.find((one) => one.includes('"iso"')) ?? '{}';
+  const read = { 'read-only': true, file: { driver: 'file', filename: '/store/iso' } };
+  expect(JSON.parse(found)).toMatchObject({ 'node-name': 'iso', ...read, ...node });
+});

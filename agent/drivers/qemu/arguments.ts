@@ -152,12 +152,7 @@ function iso({ plan, platform }: CommandLine): string[] {
   if (plan.guest.iso === undefined) {
     return [];
   }
-  const drive = blockdev({
-    'node-name': 'iso',
-    driver: 'raw',
-    'read-only': true,
-    file: file(plan.guest.iso),
-  });
+  const drive = blockdev({ 'node-name': 'iso', ...baseNode(plan.guest.iso) });
   if (platform.architecture === 'amd64') {
     return [...drive, '-device', 'ide-cd,drive=iso,bootindex=1'];
   }

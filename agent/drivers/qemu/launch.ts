@@ -88,7 +88,7 @@ export async function launchMachine(
     await giveDisk(path, runAs);
   }
   const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
-  const files = [state.base?.path, plan.guest.iso].filter((file) => file !== undefined);
+  const files = [state.base?.path, plan.guest.iso?.path].filter((file) => file !== undefined);
   const hasScreen = state.launched?.screen?.card !== undefined;
   const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator, hasScreen });
   const logged = withLogWriter([platform.binary, ...parameters]);

@@ -3,8 +3,8 @@ import { chmod, mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { inspectImage } from './inspect.ts';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
+import { formatOf, inspectImage } from './inspect.ts';
 
 /** Time limit of `qemu-img info`, which is not configurable. */
 const LIMIT_MILLISECONDS = 60_000;
@@ -83,4 +83,28 @@ describe('a qcow2 file, when qemu-img', () => {
     vi.advanceTimersByTime(LIMIT_MILLISECONDS);
     await expect(inspected).rejects.toMatchObject({ name: 'ProgramError', exceeded: 'time' });
   });
+});
+
+it('content of the image storage has the format in which the agent stores it, and other files have the stated format', () => {
+  const artifact = { type: 'storedArtifact', reference: 'registry.example/berth/a:1' } as const;
+  const file = { type: 'storedFile', path: 'team/a.qcow2', sha256: '0' } as const;
+  const shared = { type: 'sharedFile', path: 'a' } as const;
+  expect([artifact, file, shared].map((source) => formatOf(source, 'QCOW2'))).toEqual([
+    'Raw',
+    'QCOW2',
+    'QCOW2',
+  ]);
+  expect([artifact, file, shared].map((source) => formatOf(source, 'Raw'))).toEqual(['Raw', 'QCOW2', 'Raw']);
+  expect(formatOf(shared)).toBe('Auto');
+});
+
+it('a qcow2 file with an empty disk is ImageInvalid, like an empty raw file', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-inspect-'));
+  onTestFinished(async () => await rm(folder, { recursive: true }));
+  const path = join(folder, 'disk.qcow2');
+  execFileSync('qemu-img', ['create', '-q', '-f', 'qcow2', path, '0']);
+  const message = expect.stringContaining('size of 0 bytes') as string;
+  await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
+  await writeFile(path, '');
+  await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
 });

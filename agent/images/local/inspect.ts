@@ -1,6 +1,7 @@
 /** Inspects an untrusted disk image: determines its format and size, and refuses an image that cannot be used. */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
+import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { ProgramError, type RunAs } from '../../../base/exec.ts';
@@ -52,6 +53,17 @@ const infoSchema = z.object({
 export interface InspectedImage {
   format: DiskFormat;
   virtualSizeBytes: number;
+}
+
+/**
+ * Returns the format to expect of a source. `stated` is the format that the user states for the source of an Image. It does not apply to
+ * content of the cluster's image storage, because the agent stores content of any format as a qcow2 file or as an artifact with a raw disk.
+ */
+export function formatOf({ type }: MachineImageSource, stated: ImageFormat = 'Auto'): ImageFormat {
+  if (type === 'storedFile') {
+    return 'QCOW2';
+  }
+  return type === 'storedArtifact' ? 'Raw' : stated;
 }
 
 /**

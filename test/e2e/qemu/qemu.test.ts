@@ -150,7 +150,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     const installing: VmLaunchPlan = {
       ...machine.plan,
       guest: {
-        iso,
+        iso: { path: iso, format: 'raw' },
         diskSizeBytes: 64 * 1024 * 1024,
         vm: {
           ...machine.plan.guest.vm,
