@@ -288,12 +288,18 @@ describe('the image store', () => {
     });
 
     it('an image with damaged metadata is fetched again, and stays for the machine that runs from it', async () => {
-      const source: BaseImageSource = { type: 'http', url: await serve((_, to) => to.end(content)), sha256 };
+      let requests = 0;
+      const url = await serve((_request, response) => {
+        requests += 1;
+        response.end(content);
+      });
+      const source: BaseImageSource = { type: 'http', url, sha256 };
       const { path } = await ensure(source);
       await writeFile(join(dirname(path), 'image.json'), '{');
       const reopened = await open();
       reopened.adopt('machine/running', path);
       expect(await ensure(source, reopened)).toMatchObject({ path });
+      expect(requests).toBe(2);
       expect(await readFile(path)).toEqual(content);
       reopened.release('machine/m');
       expect(reopened.heldBytes()).toBe(RAW_BYTES);

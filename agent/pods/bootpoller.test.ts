@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises';
 import { describe, expect, it } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
@@ -157,8 +158,10 @@ describe('answers that alternate without end', () => {
   });
 });
 
-it('the end of the process ends the questions, and the next run begins as not ready', () => {
+it('the end of the process ends the questions, and the next run begins as not ready', async () => {
   const runtime = runtimeOf(true);
+  const { promise: firstWait, resolve: endFirstWait } = Promise.withResolvers<void>();
+  const waits = [firstWait];
   let asked = 0;
   const poller = new BootPoller({
     ask: async () => {
@@ -168,12 +171,22 @@ it('the end of the process ends the questions, and the next run begins as not re
     booted: () => undefined,
     changed: () => undefined,
     onError: () => undefined,
-    wait: async () => undefined,
+    // Only the first wait ends.
+    wait: async () => await (waits.shift() ?? new Promise<void>(() => undefined)),
   });
   poller.follow(POD, runtime);
+  await setImmediate();
+  expect([asked, runtime.readiness?.ready]).toEqual([1, true]);
   runtime.state = { kind: 'stopped' };
   poller.follow(POD, runtime);
+  endFirstWait();
+  await setImmediate();
   expect([asked, runtime.readiness]).toEqual([1, undefined]);
+  runtime.state = { kind: 'running', pid: 2, guestStarted: true, paused: false };
+  poller.follow(POD, runtime);
+  expect(runtime.readiness?.ready).toBe(false);
+  await setImmediate();
+  expect([asked, runtime.readiness?.ready]).toEqual([2, true]);
 });
 
 it('an emulator that is forgotten while ADB answers is not written down as booted', async () => {

@@ -77,6 +77,13 @@ test('the feed has one entry for each version, with its date', () => {
   );
   expect(feed.match(/<entry>/g)).toHaveLength(2);
   expect(feed).toContain('<updated>2026-02-01T00:00:00Z</updated>\n  <author>');
+  const entries = [
+    ...feed.matchAll(/<entry>\s+<title>Berth (\S+)<\/title>\s+<id>\S+<\/id>\s+<updated>(\S+)<\/updated>/g),
+  ];
+  expect(entries.map(([, version, date]) => [version, date])).toEqual([
+    ['0.2.0', '2026-02-01T00:00:00Z'],
+    ['0.1.0', '2026-01-01T00:00:00Z'],
+  ]);
   expect(feed).toContain('&lt;li&gt;A &amp;amp; &lt;em&gt;b&lt;/em&gt;&lt;/li&gt;');
   expect(() => changelogFeed('## 0.3.0\n')).toThrow('"## 0.3.0" is not like');
 });

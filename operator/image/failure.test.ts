@@ -189,6 +189,7 @@ describe('an Image of a VM that failed', () => {
   it('waits for a VM that may still run', () => {
     const state = observed({ source: FROM_VM }, {}, { ...ran, status: { nodeName: 'mac1' } });
     expect(conditionOf(state, 'Ready')?.reason).toBe('VMNotReady');
+    expect(planImage(state).createJob).toBeUndefined();
   });
 });
 

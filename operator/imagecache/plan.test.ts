@@ -158,15 +158,23 @@ describe('one host', () => {
   });
 
   it('whose slot is taken before its Job is scheduled lets the next host begin, and waits for a slot', () => {
-    const world = new World(1);
-    act(world, 'host-0', 'reconcile', 'reconcile', 'fill', 'schedule');
-    const { queuedAt } = world.row('host-0') ?? {};
+    const world = new World(LIMIT + 1);
+    world.reconcile();
+    world.reconcile();
+    const [first = '', ...others] = world.jobs.map(({ host }) => host);
+    const [next = ''] = [...world.hosts.keys()].filter((host) => host !== first && !others.includes(host));
+    act(world, first, 'fill', 'schedule');
+    others.forEach((host) => act(world, host, 'schedule'));
+    const { queuedAt } = world.row(first) ?? {};
     minutes(world, 1);
-    expect(world.row('host-0')).toMatchObject({ state: 'Queued', queuedAt, triedAt: timestamp(world.now) });
+    expect(world.jobs.map(({ host }) => host)).toEqual([...others, next]);
+    expect(world.row(first)).toMatchObject({ state: 'Queued', queuedAt, triedAt: timestamp(world.now) });
     const message = `NotScheduled: the Job was not scheduled within 60 s: ${FULL_HOST}`;
-    expect(world.row('host-0')?.message).toBe(message);
+    expect(world.row(first)?.message).toBe(message);
+    act(world, next, 'schedule');
     minutes(world, 2);
-    expect([world.jobs, world.row('host-0')?.message]).toEqual([[], FULL]);
+    expect(world.jobs.map(({ host }) => host)).toEqual([...others, next]);
+    expect(world.row(first)?.message).toBe(FULL);
   });
 
   it('that fails is tried again after a minute, then after two; a crash does not count a failure twice', () => {

@@ -295,7 +295,15 @@ describe('deadlines of a VM', () => {
     expect(timeout(pending)).toMatch(/ to host host$/);
     const unbound = { ...pending, spec: { containers: [] } };
     expect(deadline(observed({ deployTimeoutSeconds: 60 }, {}, unbound))).toBeUndefined();
-    expect(deadline(observed({ deployTimeoutSeconds: 60 }, { firstRunningTime: FIRST_RAN }))).toBeUndefined();
+    const ran = { firstRunningTime: FIRST_RAN };
+    expect(deadline(observed({ deployTimeoutSeconds: 60 }, ran, pending))).toBeUndefined();
+    const state = { waiting: { reason: 'Stopped' } };
+    const container = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: false, restartCount: 0 };
+    const containerStatuses = [{ ...container, state }];
+    const stopped: Partial<Pod> = {
+      status: { phase: 'Running', conditions: [scheduled], containerStatuses },
+    };
+    expect(deadline(observed({ deployTimeoutSeconds: 60 }, {}, stopped))).toBeUndefined();
   });
 
   it('end no deployment on a silent host, so that the VM gets another host when its host counts as lost', () => {

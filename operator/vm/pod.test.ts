@@ -99,8 +99,12 @@ describe('placement', () => {
   });
 
   it('allows only the named host', () => {
-    expect(JSON.stringify(affinityOf({ node: 'rack1-7' }).required)).toContain('"rack1-7"');
-    expect(JSON.stringify(affinityOf({}).required)).not.toContain('rack1-7');
+    const named = { key: 'metadata.name', operator: 'In', values: ['rack1-7'] };
+    const { required } = affinityOf({ node: 'rack1-7' });
+    // The terms are alternatives, so each of them must name the host.
+    expect(required.map(({ matchFields }) => matchFields)).toEqual(required.map(() => [named]));
+    expect(required).not.toEqual([]);
+    expect(JSON.stringify(affinityOf({}).required)).not.toContain('metadata.name');
   });
 });
 

@@ -131,7 +131,7 @@ describe('a Pod or Job', () => {
     },
   );
 
-  test('with a node or a priority of its own choice: refused to `edit` in served namespaces', async (context) => {
+  test('with a node or a priority of its own choice: the Pod is refused to `edit` in served namespaces', async (context) => {
     const nodeName = pod('hostile', { spec: { nodeName: 'host-0' } });
     const first = await tenant.send('POST', pods(served), nodeName);
     expectRefused(context, 'Pod with a node', first, 'spec.nodeName');

@@ -81,5 +81,6 @@ describe.each(SHELLS)('$name', ({ name, start, shell, list }) => {
       offered(`berth vm get -n ${OTHER_NAMESPACE} `, ['Tab'], 'laptop'),
     ]);
     expect(names).not.toContain('--help');
+    expect(names).not.toContain('laptop');
   });
 });

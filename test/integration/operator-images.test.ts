@@ -205,7 +205,7 @@ describe('an Image of a registry', () => {
 });
 
 describe('an ISO', () => {
-  it('is fetched like an Image, and a VM boots from it', async () => {
+  it('is fetched like an Image, and the machine of a VM names it', async () => {
     const http = { url: 'https://images.example/installer.iso', sha256: 'b'.repeat(64) };
     const metadata = { name: 'installer', namespace: NAMESPACE };
     await cluster.client().create(ISOS, { metadata, spec: { source: { http } } });

@@ -97,7 +97,7 @@ function tap(device: string): Repair {
   return { kind: 'createTap', device, owner: undefined };
 }
 
-test('failed repairs are named as far as a message has room, and the others are counted', () => {
+test('the first three failed repairs are named, and the others are counted', () => {
   const failures = new Failures({ namespaces: { prefix: 'bn' } } as Layout);
   const first = [0, 1, 2].map((index) => `Tap bt${index} was missing, and it failed`).join('; ');
   for (let index = 0; index < 500; index++) {

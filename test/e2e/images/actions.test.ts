@@ -167,7 +167,7 @@ test(
 );
 
 test(
-  'a commit writes the disk over an Image; the VM that ran from it keeps its content, and later VMs get the new one',
+  'a commit writes the disk over an Image, and later VMs get the new content',
   async () => {
     const { digest: before } = (await untilReady('saved')).status ?? {};
     expect(await tell(port, 'marker=committed')).toBe('saved\n');

@@ -232,10 +232,11 @@ test(
     const full = { status: 'False', reason: 'DiskFull' } as const;
     const { message } = await world.vms.waitForCondition('large', 'ImageReady', full, STEP);
     expect(message).toMatch(/needs \d+ bytes, but only \d+ are free for images on this host/);
-    await waitFor('the entry to say so', async () => {
+    const row = await waitFor('the entry to say so', async () => {
       const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name: 'large' });
       return status?.nodes?.find(({ node, message: told }) => node === 'small' && told?.includes('DiskFull'));
     });
+    expect(row.message).toMatch(/needs \d+ bytes, but only \d+ are free for images on this host/);
     await client.delete(IMAGE_CACHE_ENTRIES, { name: 'large' });
     await world.kubectl('delete', '--wait=false', 'vm', 'large');
   },
