@@ -174,6 +174,16 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     await machine.driver.delete(other);
   });
 
+  it('boots from an ISO that the image storage keeps as a qcow2 file', async () => {
+    const other = folderOf(machine.host, '0b7e5c1a-9d7f-4a57-8d3b-5f1f6f0c0006');
+    const guest = { ...machine.plan.guest, iso: { path: base.path, format: 'qcow2' as const } };
+    const installing: VmLaunchPlan = { ...machine.plan, guest: { ...guest, diskSizeBytes: 1024 ** 2 } };
+    await machine.driver.create(other, installing, undefined);
+    await machine.driver.start(other, installing);
+    expect(await machine.page()).toMatchObject({ boots: '1' });
+    await machine.driver.delete(other);
+  });
+
   it('gets the DPI of its screen without the rights of root, also from a restarted agent', async () => {
     const screen = folderOf(machine.host, 'c52dc9f5-4a5c-4c8e-a0bb-3c2a8bb7c0a1');
     const display = { width: 2560, height: 1440, dpi: 144 };
