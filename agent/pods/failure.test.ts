@@ -1,4 +1,5 @@
 import { describe, expect, test } from 'vitest';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { newRecord } from './machine.ts';
 import { type Consequence, consequenceOf } from './failure.ts';
@@ -62,4 +63,28 @@ describe('a start of a machine that has run', () => {
       expect(consequence).toMatchObject({ kind: 'retry', message: 'in words' });
     },
   );
+
+  const desired = { power: 'Running', cpu: 1, memoryBytes: 1 } as const;
+  const refused = new ReasonedError('StartFailed', 'in words');
+
+  test.each([
+    ['Never', { kind: 'retry', message: 'in words', afterMilliseconds: 60_000 }],
+    ['OnFailure', { kind: 'end', end: { how: 'Crashed', message: 'in words', at: 5 } }],
+    ['Always', { kind: 'end', end: { how: 'Crashed', message: 'in words', at: 5 } }],
+  ] as const)(
+    'that its hypervisor refuses does not fail a VM with restartPolicy %s',
+    (restartPolicy, expected) => {
+      const step = { kind: 'start', error: refused, record, attempts: 100, now: 5 } as const;
+      expect(consequenceOf({ ...step, desired: { ...desired, restartPolicy } })).toEqual(expected);
+    },
+  );
+
+  test('fails an emulator with restartPolicy Never, which has no data of users', () => {
+    const emulator = { ...record, emulator: {} as EmulatorMachine };
+    const step = { kind: 'start', error: refused, record: emulator, attempts: 1, now: 0 } as const;
+    expect(consequenceOf({ ...step, desired: { ...desired, restartPolicy: 'Never' } })).toMatchObject({
+      kind: 'fail',
+      failure: { reason: 'StartFailed' },
+    });
+  });
 });

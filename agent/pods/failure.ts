@@ -107,6 +107,10 @@ function isFirst(kind: OperationKind): kind is keyof typeof UNNAMED {
   return kind === 'create' || kind === 'start';
 }
 
+/**
+ * Returns the consequence of a failed start of a machine that has run. The disk of a VM can have data of users, and a permanent failure
+ * would take the disk from them. Therefore the start of a VM is tried again until it succeeds or somebody stops or deletes the VM.
+ */
 function afterRun(step: FailedStep, retry: Consequence): Consequence {
   const { error, record, desired, now } = step;
   const reason = reasonIn(error);
@@ -114,9 +118,10 @@ function afterRun(step: FailedStep, retry: Consequence): Consequence {
     return retry;
   }
   const message = messageOf(error);
-  return desired === undefined || desired.restartPolicy === 'Never'
-    ? { kind: 'fail', failure: failed(reason, message) }
-    : { kind: 'end', end: { how: 'Crashed', message, at: now } };
+  if (desired !== undefined && desired.restartPolicy !== 'Never') {
+    return { kind: 'end', end: { how: 'Crashed', message, at: now } };
+  }
+  return kindOf(record) === 'VM' ? retry : { kind: 'fail', failure: failed(reason, message) };
 }
 
 /** Returns a failure without grace period, for a machine whose process has ended or must end at once. */
