@@ -1,5 +1,5 @@
 /** Shows and changes the settings of the command. */
-import { mkdir, readFile } from 'node:fs/promises';
+import { mkdir, readFile, realpath } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { parseDocument } from 'yaml';
 import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
@@ -21,7 +21,8 @@ export async function change(terminal: Terminal, { output }: Globals, apiURL: st
   const changed = document.toString();
   try {
     await mkdir(dirname(file), { recursive: true });
-    await writeWhole(file, changed);
+    // If the path is a link, the link stays, and its target is replaced.
+    await writeWhole((await undefinedIf(isMissing, realpath(file))) ?? file, changed);
   } catch (error) {
     throw new CommandError(`The settings file could not be written: ${messageOf(error)}`);
   }
