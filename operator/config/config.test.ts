@@ -4,7 +4,7 @@ import { messageOf } from '../../base/errors.ts';
 import { parseConfig } from './config.ts';
 
 describe('the configuration', () => {
-  it('has the published defaults', () => {
+  it('has the published defaults for slots, time limits and the size of VMs', () => {
     const config = parseConfig({}, 'config.yaml');
     expect(config).toMatchObject({
       osx_node_platform_quota_pod: 4,

@@ -87,8 +87,11 @@ function silentVM(reason: string, phase: string): VM {
 
 describe('the address of ADB', () => {
   it('is as the host reports it, while the emulator runs', () => {
-    expect(statusOf({ pod: runningPod(JSON.stringify({ adb: ADB })) }).adb).toEqual(ADB);
-    expect(statusOf({ pod: podWith({ phase: 'Failed' }) }).adb).toBeUndefined();
+    const running = runningPod(JSON.stringify({ adb: ADB }));
+    expect(statusOf({ pod: running }).adb).toEqual(ADB);
+    for (const phase of ['Pending', 'Failed'] as const) {
+      expect(statusOf({ pod: { ...running, status: { ...running.status, phase } } }).adb).toBeUndefined();
+    }
   });
 
   it.each([
@@ -201,6 +204,8 @@ describe('an Emulator that its host refused', () => {
   });
 
   it('gets another Pod ten seconds later', () => {
+    const early = ended('OutOfSlot', '2030-01-01T00:09:51Z');
+    expect(plan(observedWith({ emulator: tied, pod: early })).write).toBeUndefined();
     const pod = ended('OutOfSlot', '2030-01-01T00:09:50Z');
     expect(plan(observedWith({ emulator: tied, pod })).write).toEqual({ kind: 'deletePod', force: false });
     expect(plan(observedWith({ emulator: tied })).write).toEqual({ kind: 'createPod', host: 'mac-1' });
@@ -214,7 +219,7 @@ describe('an Emulator that its host refused', () => {
     (_, at) => {
       const planned = (created: string) =>
         plan(observedWith({ emulator: tied, pod: ended('OutOfSlot', at, created) })).write;
-      expect(planned('2030-01-01T00:09:55Z')).toBeUndefined();
+      expect(planned('2030-01-01T00:09:51Z')).toBeUndefined();
       expect(planned('2030-01-01T00:09:50Z')).toEqual({ kind: 'deletePod', force: false });
     },
   );
@@ -285,7 +290,7 @@ describe('an Emulator whose VM runs', () => {
     const pod = podWith({ phase: 'Pending', startTime: '2029-12-31T23:00:00Z' });
     const failureOn = (node: Node) => statusOf({ pod, node }).failure?.reason;
     expect(failureOn(nodeWith('Unknown', '2030-01-01T00:09:00Z'))).toBeUndefined();
-    expect(failureOn(nodeWith('True', '2030-01-01T00:09:00Z'))).toBeUndefined();
-    expect(failureOn(nodeWith('True', '2029-12-31T23:30:00Z'))).toBe('DeployTimeout');
+    expect(failureOn(nodeWith('True', '2030-01-01T00:00:01Z'))).toBeUndefined();
+    expect(failureOn(nodeWith('True', '2030-01-01T00:00:00Z'))).toBe('DeployTimeout');
   });
 });

@@ -1,5 +1,5 @@
 import { pino } from 'pino';
-import { expect, it } from 'vitest';
+import { expect, it, vi } from 'vitest';
 import { HOST_MARK } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Node } from '../../kube/core.ts';
@@ -14,19 +14,20 @@ it('an administrator who marks a Node differently is not overruled by an operato
   });
   const cached = node('1', {});
   const stored = node('2', { [HOST_MARK]: 'never' });
-  const mergePatch = async (_type: unknown, _ref: unknown, { metadata }: Node) => {
+  const mergePatch = vi.fn(async (_type: unknown, _ref: unknown, { metadata }: Node) => {
     const { resourceVersion } = stored.metadata;
     if ((metadata.resourceVersion ?? resourceVersion) !== resourceVersion) {
       throw new ApiError('the object has been modified', { status: 409, reason: 'Conflict' });
     }
     Object.assign(stored.metadata.labels ?? {}, metadata.labels);
     return await Promise.resolve(stored);
-  };
+  });
   const reconciler = new HostReconciler({
     client: { mergePatch } as unknown as KubeClient,
     nodes: { cache: { get: () => cached } },
     approvals: { has: () => true },
   } as unknown as HostControllerOptions);
   await reconciler.reconcile('rack', { logger: pino({ level: 'silent' }) });
+  expect(mergePatch).toHaveBeenCalledOnce();
   expect(stored.metadata.labels).toEqual({ [HOST_MARK]: 'never' });
 });

@@ -57,6 +57,7 @@ describe('slots of a host', () => {
     const slots = { 'berth.dev/slot': '4' };
     expect(slotsOf(host({ status: { capacity: slots, allocatable: slots } }), config)).toBeUndefined();
     expect(slotsOf(host({ status: { capacity: slots } }), config)).toEqual(slots);
+    expect(slotsOf(host({ status: { allocatable: slots } }), config)).toEqual(slots);
   });
 
   it('count one shared disk on an ARM host while the shared disk is on, and one for each berth on an x86 host', () => {
@@ -76,6 +77,10 @@ describe('slots of a host', () => {
 describe('taints of a host', () => {
   it('follow only an explicit NATReady=False, and do not touch taints of others', () => {
     expect(taintsToWrite(host({}))).toBeUndefined();
+    for (const status of ['True', 'Unknown'] as const) {
+      const conditions = [{ type: 'berth.dev/NATReady', status }];
+      expect(taintsToWrite(host({ status: { conditions } }))).toBeUndefined();
+    }
     expect(taintsToWrite(host({ taints: [adminTaint] }))).toBeUndefined();
     expect(taintsToWrite(host({ taints: [adminTaint], status: broken }))).toEqual([adminTaint, natTaint]);
     expect(taintsToWrite(host({ taints: [adminTaint, natTaint], status: broken }))).toBeUndefined();

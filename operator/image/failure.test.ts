@@ -5,6 +5,7 @@ import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/job.ts';
 import { parseConfig } from '../config/config.ts';
+import { taskOf } from '../tasks/job.ts';
 import { failureText, finalFailure, readFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import { planImage } from './plan.ts';
@@ -103,6 +104,16 @@ describe('a final failure', () => {
       [],
     );
   });
+});
+
+it('a failed upload leaves no file in the storage, also when its Job is gone', () => {
+  const upload = { source: { upload: { maxSize: '2Gi' } } };
+  const state = failed(observed(upload), 'UploadInterrupted', 'The sender is gone');
+  const task = taskOf(state.jobs[0]?.job as Job);
+  expect(task).toMatchObject({ type: 'receive', target: { type: 'folder' } });
+  const target = task?.type === 'receive' && task.target;
+  expect(abandonedPlaces(state)).toEqual([target]);
+  expect(abandonedPlaces(withoutJobs(state))).toEqual([target]);
 });
 
 describe('the wait after a failure on a host whose clock is wrong', () => {

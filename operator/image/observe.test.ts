@@ -56,6 +56,8 @@ describe('the origin of a copied Image', () => {
   it('is in the named namespace, and nowhere else', () => {
     const copyOf = { name: 'golden', namespace: 'platform-qa' };
     expect(copied('copy', copyOf, [shared, own]).origin).toBeUndefined();
+    const named = image('platform-qa', 'golden', EMPTY);
+    expect(copied('copy', copyOf, [shared, own, named]).origin).toBe('platform-qa/golden');
   });
 
   it('is never the Image itself, which may have the name of its origin', () => {
@@ -111,10 +113,10 @@ describe('a change of a VM', () => {
   const failure = { reason: 'DeployTimeout', message: '', time };
 
   it.each<[string, NonNullable<VM['status']>, boolean]>([
-    ['its first run', { firstRunningTime: time }, true],
-    ['its failure', { failure }, true],
-    ['another host', { nodeName: 'mac1' }, false],
-  ])('concerns the Image of its disk: %s', (_, status, isTold) => {
+    ['with its first run concerns', { firstRunningTime: time }, true],
+    ['with its failure concerns', { failure }, true],
+    ['with only another host does not concern', { nodeName: 'mac1' }, false],
+  ])('%s the Image of its disk', (_, status, isTold) => {
     const vm = { ...deployed('builder', {}, ''), status: {} };
     const vms = holding<VM>([vm]);
     const objects = holding([image('platform-ci', 'saved', { fromVM: { name: 'builder' } })]);

@@ -12,7 +12,6 @@ import { taskOf } from '../tasks/job.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
 import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
 import { planImage } from './plan.ts';
-import { abandonedPlaces } from './removalrecord.ts';
 
 const CREDENTIAL = { scheme: 'https', allowInsecure: false } as const;
 const CREDENTIALS: RegistryCredential[] = [
@@ -218,19 +217,6 @@ describe('an image', () => {
     });
   });
 
-  it('whose upload failed leaves no file in the storage, also when its Job is gone', () => {
-    const world = new World({ source: { upload: { maxSize: '2Gi' } } });
-    world.step();
-    const task = taskOf(world.jobs[0]?.job as Job);
-    world.fail('UploadInterrupted');
-    world.step();
-    world.jobs.length = 0;
-    expect(task).toMatchObject({ target: { type: 'folder' } });
-    expect(abandonedPlaces(world.observed())).toEqual([
-      task !== undefined && 'target' in task && task.target,
-    ]);
-  });
-
   it.each<[ImageSpec['source'], string]>([
     [{ registry: { reference: 'registry.example/team/disk:1' } }, 'Host mac1 is fetching the image'],
     [{ fromVM: { name: 'builder' } }, 'Host mac1 is saving the disk of the VM'],
@@ -280,16 +266,18 @@ describe('an image', () => {
 
   it('made of a VM waits until the VM has run, and is copied on its host', () => {
     const world = new World({ source: { fromVM: { name: 'builder' } } });
-    world.vms = [];
-    world.step();
-    expect(world.condition('Ready')?.reason).toBe('VMNotFound');
+    const prepared: VM = { ...ran, status: { phase: 'Pulling', nodeName: 'mac1' } };
+    for (const [vms, reason] of [[[], 'VMNotFound'] as const, [[prepared], 'VMNotReady'] as const]) {
+      world.vms = [...vms];
+      world.step();
+      expect([world.jobs, world.condition('Ready')?.reason]).toEqual([[], reason]);
+    }
     world.vms = [ran];
     world.step();
-    const [{ job } = { job: undefined }] = world.open;
-    const terms =
-      job?.spec.template.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution
-        ?.nodeSelectorTerms;
-    expect(terms?.every(({ matchFields }) => matchFields?.[0]?.values?.[0] === 'mac1')).toBe(true);
+    const { affinity } = world.open[0]?.job.spec.template.spec ?? {};
+    const terms = affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
+    const only = [{ key: 'metadata.name', operator: 'In', values: ['mac1'] }];
+    expect(terms?.map(({ matchFields }) => matchFields)).toEqual([only, only]);
     world.succeed();
     world.step();
     expect(world.object.status?.content).toMatchObject({ type: 'storedFile' });
@@ -299,6 +287,7 @@ describe('an image', () => {
     const world = new World({ source: { fromVM: { name: 'builder' } } });
     Object.assign(world.config, { imageStorage: undefined });
     world.step();
+    expect(world.jobs).toEqual([]);
     expect(world.condition('Stalled')).toMatchObject({ status: 'True', reason: 'NoImageStorage' });
   });
 });
@@ -345,15 +334,23 @@ describe('actions', () => {
     );
   });
 
-  it('fail once, with the reason in a condition, and do not change the image', () => {
-    const world = new World({ push });
+  it.each([
+    ['Pushed', { push }],
+    ['Committed', { commit: { vmName: 'builder', requestedAt } }],
+  ])('fail once, with the reason in a condition, and do not change the image: %s', (type, action) => {
+    const world = new World({});
     world.step();
     world.succeed();
     world.step();
+    const { content, digest, size, storageSize, origin } = world.object.status ?? {};
+    world.object.spec = { ...world.object.spec, ...action };
+    world.step();
+    world.now += 1_000;
     world.fail('ImageAccessDenied');
     world.step();
-    expect(world.condition('Pushed')).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
-    expect(world.object.status?.phase).toBe('Ready');
+    expect(world.condition(type)).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
+    const before = { content, digest, size, storageSize, origin };
+    expect(world.object.status).toMatchObject({ phase: 'Ready', ...before });
     world.now += 24 * 3600 * 1000;
     world.step();
     expect(world.open).toHaveLength(0);
@@ -393,15 +390,16 @@ describe('actions', () => {
   });
 
   it('fail when they need image storage and there is none, and the image stays Ready', () => {
-    const world = new World({ download: { requestedAt } });
-    world.step();
-    world.succeed();
-    const { status, createJob } = planImage({ ...world.observed(), config: parseConfig({}, 'test') });
-    expect(createJob).toBeUndefined();
-    expect(status).toMatchObject({
-      phase: 'Ready',
-      lastDownload: { requestedAt, result: 'Failed', message: expect.stringMatching(/^NoImageStorage: /) },
-    });
+    const failed = { requestedAt, result: 'Failed', message: expect.stringMatching(/^NoImageStorage: /) };
+    const actions = { lastDownload: 'download', lastCommit: 'commit' } as const;
+    for (const [field, action] of Object.entries(actions)) {
+      const world = new World({ [action]: { vmName: 'builder', requestedAt } });
+      world.step();
+      world.succeed();
+      const { status, createJob } = planImage({ ...world.observed(), config: parseConfig({}, 'test') });
+      expect(createJob).toBeUndefined();
+      expect(status).toMatchObject({ phase: 'Ready', [field]: failed });
+    }
   });
 
   it('give each version its own address, also when a time is requested again', () => {
@@ -423,7 +421,7 @@ describe('actions', () => {
     }
     world.step();
     places.push(world.object.status?.content?.path);
-    expect(new Set(places).size).toBe(4);
+    expect(new Set(places.filter((place) => place !== undefined)).size).toBe(4);
   });
 
   it('of a VM that does not exist fail at once', () => {

@@ -65,6 +65,8 @@ describe('the newest digest of a tag', () => {
   it('is that of most hosts, until a Job has checked', () => {
     const hosts = [host('a', 'old'), host('b', 'new'), host('c', 'new'), host('d')];
     expect(newestDigest(observed(tagged(), hosts))).toBe('sha256:new');
+    const checked = [succeeded('a', '2030-01-01T00:00:01Z', 'old')];
+    expect(newestDigest(observed(tagged(), hosts, checked))).toBe('sha256:old');
   });
 
   it('does not change when another host reports another digest', () => {

@@ -31,8 +31,12 @@ function outcome(condition?: { type: string; lastTransitionTime: string }) {
   return observed(condition)?.outcome;
 }
 
-/** Returns the Job as observed. The host can add `conditions` to the status of the Job's Pod. */
-function observed(condition?: { type: string; lastTransitionTime: string }, conditions: object[] = []) {
+/** Returns the Job as observed. The Job's Pod has `conditions`. It has no host if `nodeName` is empty. */
+function observed(
+  condition?: { type: string; lastTransitionTime: string },
+  conditions: object[] = [],
+  nodeName = 'mac1',
+) {
   const owner = { kind: 'Job', name: 'cache-1', uid: 'j', controller: true };
   const terminated = { exitCode: 0, reason: 'Completed', message: '', finishedAt: BEHIND };
   const job = {
@@ -42,7 +46,7 @@ function observed(condition?: { type: string; lastTransitionTime: string }, cond
   };
   const pod = {
     metadata: { name: 'cache-1-x', namespace: 'berth-system', ownerReferences: [owner] },
-    spec: { nodeName: 'mac1', containers: [] },
+    spec: { ...(nodeName !== '' && { nodeName }), containers: [] },
     status: { phase: 'Succeeded', conditions, containerStatuses: [{ state: { terminated } }] },
   };
   const sources: EntrySources = {
@@ -72,8 +76,11 @@ describe('a Job that succeeded on a host whose clock is wrong', () => {
 });
 
 it('takes the scheduler’s explanation only from a Pod without a host, because a host can write any text', () => {
+  const obstacleOf = (message: string, nodeName?: string) =>
+    observed(undefined, [{ type: 'PodScheduled', status: 'False', message }], nodeName)?.obstacle;
+  const message = '0/1 nodes are available: 1 Insufficient memory.';
+  expect(obstacleOf(message, '')).toBe('No host is free: 1 short of memory');
+  expect(obstacleOf(message)).toBeUndefined();
   // The operator would need seconds to read this text, and an hour to read a text of two megabytes.
-  const message = ' '.repeat(100_000);
-  const job = observed(undefined, [{ type: 'PodScheduled', status: 'False', message }]);
-  expect(job?.obstacle).toBeUndefined();
+  expect(obstacleOf(' '.repeat(100_000))).toBeUndefined();
 });

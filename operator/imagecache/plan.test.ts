@@ -213,6 +213,7 @@ describe('one host', () => {
     minutes(world, 1);
     expect(world.row('host-1')).toMatchObject({ state: 'Removing', message: 'The host is not Ready' });
     expect(world.row('host-0')).toBeUndefined();
+    expect(world.isReleased).toBe(false);
     minutes(world, 5);
     expect(world.isReleased).toBe(true);
     minutes(world, 24 * 60);
@@ -231,7 +232,7 @@ describe('one host', () => {
     world.delete();
     minutes(world, 2);
     act(world, 'host-0', 'schedule', 'succeed', 'reconcile', 'reconcile');
-    expect(world.isReleased).toBe(true);
+    expect([world.isReleased, world.hosts.get('host-0')?.holds]).toEqual([true, false]);
   });
 
   it('whose Node was deleted and has returned with its disk is cleaned with the entry', () => {

@@ -381,11 +381,16 @@ describe('the content of a thousand images', () => {
 describe('an image in the storage', () => {
   it('that a user names directly, also by its tag, is needed', () => {
     const world = new World('registry');
-    const content = world.make();
-    const place = placeOf(content, world.config) as Place;
-    const own = image('own');
-    own.spec.source = { registry: { reference: 'registry.example/berth/platform-ci/i:tag' } };
-    expect(isNeeded(place, needsOf({ objects: [own], pods: [], jobs: [] }))).toBe(true);
+    const content = world.make() as { reference: string };
+    const place = placeOf(content as MachineImageSource, world.config) as Place;
+    const isNeededBy = (reference: string) => {
+      const own = image('own');
+      own.spec.source = { registry: { reference } };
+      return isNeeded(place, needsOf({ objects: [own], pods: [], jobs: [] }));
+    };
+    expect(isNeededBy(content.reference)).toBe(true);
+    expect(isNeededBy('registry.example/berth/platform-ci/i:tag')).toBe(true);
+    expect(isNeededBy('registry.example/berth/platform-ci/other:tag')).toBe(false);
   });
 
   it('is needed while a Job may make it content again', () => {

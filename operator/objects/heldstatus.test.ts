@@ -36,7 +36,7 @@ describe('a status that may wait', () => {
     const { save, write } = held();
     await write({ phase: 'Scheduled' });
     expect(await write({ phase: 'Running' }, false)).toBeUndefined();
-    expect(save).toHaveBeenCalledOnce();
+    expect(save.mock.calls).toEqual([[{ phase: 'Running' }]]);
   });
 
   it('is dropped when nothing differs any more', async () => {

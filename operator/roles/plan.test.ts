@@ -103,12 +103,13 @@ describe('the groups of a RoleBinding', () => {
 
   it('do not include a user or account that has the name of a group', () => {
     const binding = stored(['ci']);
-    binding.subjects?.push(CI);
-    expect(changed(binding, []).subjects).toEqual([CI]);
+    const user: Subject = { ...ANN, name: 'ci' };
+    binding.subjects?.push(CI, user);
+    expect(changed(binding, []).subjects).toEqual([CI, user]);
   });
 
   it.each(['', '{', '{}', '[1, null, {"a": 1}]', '"oidc:devs"'])(
-    'are read from the annotation %j',
+    'stay, and are not doubled, with the unreadable annotation %j',
     (text) => {
       const binding = stored(['oidc:devs']);
       binding.metadata.annotations = { 'berth.dev/role-groups': text };

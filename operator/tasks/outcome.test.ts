@@ -69,7 +69,10 @@ describe('a task whose Pod failed with a reason that no condition may have', () 
 describe('a task whose Job is past its deadline', () => {
   it('has ended, whatever its Pod shows, because its host may never answer', () => {
     const late = job({ type: 'FailureTarget', reason: 'DeadlineExceeded', message: 'too long' });
-    expect(taskOutcome(late, pod('Running'))).toMatchObject({ kind: 'failed', reason: 'DeadlineExceeded' });
+    const deleted = pod('Running', {}, '2026-01-01T00:00:00Z');
+    for (const shown of [undefined, pod('Pending'), pod('Running'), pod('Unknown'), deleted]) {
+      expect(taskOutcome(late, shown)).toMatchObject({ kind: 'failed', reason: 'DeadlineExceeded' });
+    }
   });
 });
 

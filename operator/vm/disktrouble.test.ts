@@ -94,4 +94,5 @@ it('Events report its begin and its end, once each', () => {
   expect(stories(fine, paused)).toEqual([`Warning ${HOST_DISK_FULL}`]);
   expect(stories(paused, paused)).toEqual([]);
   expect(stories(paused, fine)).toEqual(['Normal HostDiskHasRoom']);
+  expect(stories(fine, fine)).toEqual([]);
 });

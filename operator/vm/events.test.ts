@@ -42,7 +42,10 @@ it('a VM that becomes Ready has one Event with the reason', () => {
 });
 
 it('a guest that closes and opens its port causes no more Events before its next start', () => {
-  expect(told(running('False', 'Port 22 is closed', '2030-01-01T00:07:00Z'), ANSWERS)).toEqual([]);
+  const closed = running('False', 'Port 22 is closed', '2030-01-01T00:07:00Z');
+  expect(told(closed, ANSWERS)).toEqual([]);
+  const startedAgain = { ...ANSWERS, startTime: '2030-01-01T00:08:00Z' };
+  expect(told(closed, startedAgain)).toEqual(['Ready: Port 22 of the guest answers']);
 });
 
 it('a VM that is Ready as soon as it runs has only the Events of its host and its run', () => {

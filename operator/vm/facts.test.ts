@@ -10,6 +10,7 @@ import { gatherFacts, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
+import { deploy } from './steps/deploy.ts';
 import { finish } from './steps/finish.ts';
 import { deleteMachine, retirePod } from './steps/retire.ts';
 
@@ -94,11 +95,21 @@ describe('a VM that hosts refuse before its first run', () => {
   };
 
   it('is placed again, and never on a host that refused it', () => {
-    const facts = gatherFacts(observed({}, { attempt: 2, avoidedNodes: ['first'] }, attempt(2, refused)));
+    const look = observed({}, { attempt: 2, avoidedNodes: ['first'] }, attempt(2, refused));
+    const facts = gatherFacts(look);
     expect(facts).toMatchObject({ attempt: 3, avoidedNodes: ['first', 'host'], failure: undefined });
+    const write = deploy({ ...look, pod: undefined }, facts).writes.find(({ kind }) => kind === 'createPod');
+    const { affinity } = (write as { pod: Pod }).pod.spec;
+    const terms = affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
+    const not = (name: string) => ({ key: 'metadata.name', operator: 'NotIn', values: [name] });
+    // The terms are alternatives, so each of them must leave out both hosts.
+    const both = [not('first'), not('host')];
+    expect(terms?.map(({ matchFields }) => matchFields)).toEqual([both, both]);
   });
 
   it('is placed again at most three times', () => {
+    const third = observed({}, { attempt: 3, avoidedNodes: ['first', 'second'] }, attempt(3, refused));
+    expect(gatherFacts(third)).toMatchObject({ attempt: 4, failure: undefined });
     const avoidedNodes = ['first', 'second', 'third'];
     const facts = gatherFacts(observed({}, { attempt: 4, avoidedNodes }, attempt(4, refused)));
     expect(facts).toMatchObject({ attempt: 4, avoidedNodes, failure: { reason: 'PortTaken' } });

@@ -60,7 +60,10 @@ describe('hardware identity', () => {
 
   it('is new on each deployment when it is Dynamic', () => {
     const spec = { hardwareIdentity: 'Dynamic' } as const;
-    expect(hardwareOf({ spec }).macAddress).not.toBe(hardwareOf({ spec }).macAddress);
+    const [first, second] = [hardwareOf({ spec }), hardwareOf({ spec })];
+    expect(second.uuid).not.toBe(first.uuid);
+    expect(second.serialNumber).not.toBe(first.serialNumber);
+    expect(second.macAddress).not.toBe(first.macAddress);
   });
 
   it('has the serial number of the VM', () => {
@@ -70,6 +73,8 @@ describe('hardware identity', () => {
 
 describe('placement', () => {
   const FAST = { key: 'tag.berth.dev/fast', operator: 'Exists' };
+  const isFast = (one: { key: string; operator: string }) =>
+    one.key === FAST.key && one.operator === FAST.operator;
 
   /** Returns the parts of the Pod's affinity that the placement changes. */
   function affinityOf(placement: VMSpec['placement']) {
@@ -87,14 +92,18 @@ describe('placement', () => {
     expect(JSON.stringify(preferred.preferred)).toContain(JSON.stringify(FAST));
     expect(JSON.stringify(preferred.required)).not.toContain(FAST.key);
     const required = affinityOf({ tag: 'fast', tagPolicy: 'Required' });
-    expect(JSON.stringify(required.required)).toContain(JSON.stringify(FAST));
+    // The terms are alternatives, so each of them must require the tag.
+    const requiring = required.required.filter((term) => term.matchExpressions?.some(isFast));
+    expect([requiring.length, required.required.length]).toEqual([2, 2]);
     expect(JSON.stringify(required.preferred)).not.toContain(FAST.key);
   });
 
   it('prefers hosts with running VMs only under MostAllocated', () => {
+    expect(affinityOf(undefined).together).toEqual([]);
     expect(affinityOf({ strategy: 'Default' }).together).toEqual([]);
+    const labelSelector = { matchLabels: { 'berth.dev/workload': 'vm' } };
     expect(affinityOf({ strategy: 'MostAllocated' }).together).toMatchObject([
-      { podAffinityTerm: { labelSelector: { matchLabels: { 'berth.dev/workload': 'vm' } } } },
+      { podAffinityTerm: { labelSelector, topologyKey: 'kubernetes.io/hostname' } },
     ]);
   });
 

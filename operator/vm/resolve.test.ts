@@ -148,7 +148,7 @@ it('the policy of a tag in the VMConfig does not apply to the tag of the VM', ()
 
 it('each value of a VMConfig is the value of a VM that leaves it out', () => {
   const spec: VMSpec = { configRef: { name: 'shared' }, image: 'registry.example/guest:1' };
-  const values: VMConfigSpec = {
+  const values: Required<Omit<VMConfigSpec, 'image' | 'iso'>> = {
     imagePullSecrets: [{ name: 'shared' }],
     architecture: 'arm64',
     os: 'MacOS',

@@ -26,7 +26,10 @@ describe('the disk that a VM requests from its host', () => {
 
   it('is all of it, or another size for unknown disks, if the operator is configured so', () => {
     const strict = parseConfig({ diskRequestRatio: 1, defaults: { diskRequest: '64Gi' } }, 'test');
+    expect(diskRequest({ ...NOTHING, diskSizeBytes: 50n * GIB }, strict)).toBe('50Gi');
     expect(diskRequest(NOTHING, strict)).toBe('64Gi');
+    const unknown = parseConfig({ defaults: { diskRequest: '50Gi' } }, 'test');
+    expect(diskRequest(NOTHING, unknown)).toBe('10Gi');
   });
 });
 
