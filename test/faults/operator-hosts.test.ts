@@ -31,6 +31,8 @@ let vms: VMs;
 const hosts: ActingHost[] = [];
 /** Names of VMs whose host was unreachable. A VM has this reason only until its host counts as lost. */
 const unreachable = new Set<string>();
+/** Names of VMs that were Failed at some time. */
+const failed = new Set<string>();
 const watching = new AbortController();
 
 beforeAll(async () => {
@@ -62,6 +64,9 @@ async function watch(): Promise<void> {
     const { status, reason } = conditionOf(object, 'Ready') ?? {};
     if (status === 'Unknown' && reason === 'HostUnreachable') {
       unreachable.add(object.metadata.name);
+    }
+    if (object.status?.phase === 'Failed') {
+      failed.add(object.metadata.name);
     }
   });
   informer.start(watching.signal);
@@ -126,6 +131,7 @@ describe('nat-or-nothing', () => {
     await vms.waitForPhase('unhealed', 'Starting');
     await host.fail(ref('unhealed'), 'NATSelfHealFailed', 'the bridge cannot be set up');
     await vms.waitUntilGone('unhealed');
+    await waitFor('the VM to have been shown as Failed', () => failed.has('unhealed'));
     await waitFor('the Event', async () => /Warning\s+NATSelfHealFailed/.test(await eventsOf('unhealed')));
     const counted = [
       'berth_vm_deployments_failed_total{vm_namespace="platform-default",reason="NATSelfHealFailed"} 1',
@@ -344,7 +350,10 @@ describe('no-orphan: a Pod whose VM was removed by force', () => {
     const host = await join('orphan-fenced');
     await runOn(host, 'fenced-orphan');
     await removeByForce('fenced-orphan');
-    await host.silence();
+    await waitFor('the operator to wait for the end of the machine', async () => {
+      return (await vms.pod('fenced-orphan')).metadata.deletionTimestamp !== undefined;
+    });
+    // The host goes on reporting. Otherwise its silence would release the Pod too.
     expect((await vms.pod('fenced-orphan')).metadata.finalizers).toContain(POD_FINALIZER);
     await taint(host, OUT_OF_SERVICE);
     await vms.waitUntilPodGone('fenced-orphan');

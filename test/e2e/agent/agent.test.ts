@@ -77,6 +77,13 @@ async function readLease(): Promise<Lease> {
   return await cluster.client().get(LEASES, { namespace: 'kube-node-lease', name: 'mac1' });
 }
 
+/** Returns what the agent has done with a machine so far, in its order. */
+function callsOf(uid: string): string[] {
+  return host.driver.calls
+    .filter((call) => call.endsWith(` ${uid}`))
+    .map((call) => call.slice(0, -uid.length - 1));
+}
+
 /** Waits until all periodic writes of the running agent have happened. */
 async function quietTime(): Promise<void> {
   const enough = host.network.checks + QUIET_CHECKS;
@@ -144,6 +151,7 @@ describe('a machine', () => {
 
   test('is stopped, suspended and resumed as desired, in the same Pod', async () => {
     const pod = await run('power');
+    const { uid = '' } = pod.metadata;
     await setDesired(operator, pod, { ...DESIRED, power: 'Stopped' });
     const stopped = await waitForPod('power', 'Stopped', (one) => waiting(one) === 'Stopped');
     expect(stopped.status?.phase).toBe('Running');
@@ -153,7 +161,9 @@ describe('a machine', () => {
     await setDesired(operator, pod, { ...DESIRED, power: 'Suspended' });
     await waitForPod('power', 'Suspended', (one) => waiting(one) === 'Suspended');
     await setDesired(operator, pod, DESIRED);
-    await waitForPod('power', 'Ready', isReady);
+    const resumed = await waitForPod('power', 'Ready', isReady);
+    expect(resumed.metadata.uid).toBe(uid);
+    expect(callsOf(uid)).toEqual(['create', 'start', 'power', 'stop', 'start', 'suspend', 'resume']);
     await destroy('power');
   });
 
@@ -270,8 +280,8 @@ describe('a port that the host chose', () => {
 });
 
 describe('deletion', () => {
-  test('presses the power button, and takes the power away when the grace period is over or shortened', async () => {
-    await run('deaf');
+  test('presses the power button, and takes the power away when the grace period was shortened', async () => {
+    const { uid = '' } = (await run('deaf')).metadata;
     host.driver.deaf = true;
     const gracePeriodSeconds = LONG_GRACE_SECONDS;
     await operator.delete(PODS, { namespace: NAMESPACE, name: 'deaf' }, { gracePeriodSeconds });
@@ -280,6 +290,8 @@ describe('deletion', () => {
       'Terminating',
       (one) => condition(one, MACHINE_CONDITION)?.reason === 'Terminating',
     );
+    await waitFor('the power button', () => callsOf(uid).includes('power'));
+    expect(callsOf(uid)).not.toContain('stop');
     await operator.delete(PODS, { namespace: NAMESPACE, name: 'deaf' }, { gracePeriodSeconds: 1 });
     // The wait for this is far shorter than the first grace period.
     await gone('deaf');
@@ -341,11 +353,13 @@ describe('an agent that returns', () => {
   });
 
   test('creates its Node again after a deletion, and keeps its machines', async () => {
-    await run('survivor');
+    const { uid = '' } = (await run('survivor')).metadata;
     await cluster.client().delete(NODES, { name: 'mac1' });
     await waitFor('the Node', async () => await cluster.client().get(NODES, { name: 'mac1' }));
     await host.setSlots(4);
+    await quietTime();
     expect(isReady(await read('survivor'))).toBe(true);
+    expect(callsOf(uid)).toEqual(['create', 'start']);
     await destroy('survivor');
   });
 });

@@ -12,6 +12,8 @@ import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';
 import { unless } from '../../support/unless.ts';
 
 const DISK_MEBIBYTES = 4;
+/** More than half of the reserve. */
+const MOST_OF_RESERVE_BYTES = 700 * 1024;
 const BLOCK = Buffer.alloc(4096);
 
 describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
@@ -58,6 +60,12 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     await fill();
     writeWholeSync(file, 'after'.repeat(10_000));
     expect(await readFile(file, 'utf8')).toBe('after'.repeat(10_000));
+    writeWholeSync(`${file}-large`, 'x'.repeat(MOST_OF_RESERVE_BYTES));
+    expect(() => writeWholeSync(`${file}-too`, 'x'.repeat(MOST_OF_RESERVE_BYTES))).toThrow('ENOSPC');
+    await rm(join(folder, 'disk'));
+    keepReserve(folder);
+    await fill();
+    writeWholeSync(`${file}-too`, 'x'.repeat(MOST_OF_RESERVE_BYTES));
   });
 
   it('a new agent does not release the reserve, and takes its lock', async () => {

@@ -19,6 +19,7 @@ import {
   StreamRefused,
 } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
+import { identify, isAlive } from '../../../agent/processes/process.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { markerOn } from '../../fixtures/copydisk.ts';
@@ -390,7 +391,7 @@ describe.each([
     expect(await subject.guest()).toMatchObject({ boots: '1', marker: '' });
   });
 
-  itOfVMs('ends the streams of a machine that stops, and opens no new ones', async () => {
+  itOfVMs('ends the console of a machine that stops, and opens no new streams', async () => {
     const { driver, folder } = subject;
     const console = await driver.connectConsole(folder, { input: true });
     const closed = once(console, 'close');
@@ -409,9 +410,17 @@ describe.each([
   });
 
   it('deletes a running machine, and leaves nothing', async () => {
+    await start();
+    const now = await state();
+    expect(now).toMatchObject({ kind: 'running' });
+    // The stand-in has no process.
+    const pid = now.kind === 'running' && name !== 'standin' ? now.pid : undefined;
+    const process = pid && (await identify(pid));
     await subject.driver.delete(subject.folder);
     expect(await state()).toEqual({ kind: 'absent' });
     expect(await subject.driver.list()).toEqual([]);
+    expect(existsSync(subject.folder.path)).toBe(false);
+    expect(process && (await isAlive(process))).toBe(pid && false);
   });
 
   itOfVMs('makes a machine without a disk, which cannot be copied', async () => {

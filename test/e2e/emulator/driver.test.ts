@@ -178,7 +178,7 @@ describe('a machine of the stand-in for the emulator', () => {
     await host.driver.pause(folder);
     await host.restartAgent();
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: false, paused: true });
-    const stand = async () => [...(await processesOf(user)).values()].every((one) => one === 'T');
+    const stand = async () => [...(await processesOf(user)).values()].join('') === 'TT';
     await waitFor('all processes to stand', stand);
     await host.driver.unpause(folder);
     expect(await state()).toMatchObject({ kind: 'running', guestStarted: true, paused: false });

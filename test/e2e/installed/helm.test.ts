@@ -77,7 +77,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       }
     });
 
-    test('runs the operator on both nodes, also after an upgrade to other values', async () => {
+    test('runs the operator on both nodes after an upgrade to other values', async () => {
       const values = { ...BOTH_AT_ONCE, metrics: { readers: [READER], hosts: { enabled: false } } };
       await berth.helm(['upgrade', 'berth', CHART], values);
       await berth.rolledOut();
@@ -110,7 +110,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       }
     });
 
-    test('a VM runs on when its agent is deleted, and the next agent takes it over', async () => {
+    test('a VM runs on when its agent is deleted, and beside the next agent', async () => {
       const { nodeName } = (await berth.vms.get('steady')).status ?? {};
       const before = await berth.page('steady', PORT);
       const [agent] = (await berth.pods('agent')).filter((pod) => `${pod.spec?.nodeName}-berth` === nodeName);
@@ -130,7 +130,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       await berth.cluster.kubectl(['delete', 'daemonset', 'on-every-node']);
     });
 
-    test('logs of operator and agents are JSON, with the id of each reconciliation', async () => {
+    test('logs of operator and agents are JSON without errors, and name reconciliations by their ids', async () => {
       const lines = await berth.said();
       expect(lines.filter(({ level }) => level >= ERROR_LEVEL)).toEqual([]);
       expect(lines.filter(({ reconcileID }) => reconcileID !== undefined).length).toBeGreaterThan(0);
@@ -294,7 +294,7 @@ describe('Berth installed with helm', unless(unfit), () => {
       expect(await berth.page('steady', PORT)).toMatchObject({ boot_id: before['boot_id'] });
     });
 
-    test('after a refusal, the commands in the message bring the release back', async () => {
+    test('after a refusal, a rollback and an upgrade bring the release back', async () => {
       await berth.helm(['rollback', 'berth', '1']);
       await berth.helm(['upgrade', 'berth', CHART], BOTH_AT_ONCE);
       await berth.rolledOut();

@@ -113,6 +113,9 @@ describe('the metadata service of the nat network', unless(missing), () => {
       expect(await page('/meta-data')).toBe(`{"instance-id":"${name}"}`);
       expect(await page('/vendor-data')).toBe('');
       expect(await page('/network-config')).toBe('');
+      for (const other of ['/', '/metadata', '/metadata/host', '/seed.json', '/latest/meta-data/']) {
+        expect(await page(other)).toBe('');
+      }
     }
   });
 

@@ -235,6 +235,7 @@ describe('network namespaces of programs', unless(missing), () => {
         `Network namespace ${device} was left over`,
       ]);
       expect(readdirSync(dirname(path))).toEqual([basename(path)]);
+      expect(net.inHost('ip', '-brief', 'link')).not.toContain(device);
     });
 
     test('a device of others with the name of the connection is the fault of its program alone', async () => {

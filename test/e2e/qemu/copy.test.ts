@@ -271,9 +271,13 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   it('of a suspended machine looks as after a loss of power, and a resume waits for it', async () => {
     const before = await machine.page();
     await machine.driver.suspend(machine.folder);
+    const order: string[] = [];
     const { end } = await begun();
+    const copied = end.finally(() => order.push('the copy ends'));
     await machine.driver.resume(machine.folder, machine.plan);
-    expect(await end).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
+    order.push('it runs');
+    expect(order).toEqual(['the copy ends', 'it runs']);
+    expect(await copied).toEqual({ consistency: 'Crash', virtualSizeBytes: COPY_DISK_BYTES });
     expect(await machine.page()).toMatchObject({ boot_id: before['boot_id'] });
     await expectWriting();
   });

@@ -94,7 +94,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
       stderr: Buffer.from('problem\n'),
       truncated: false,
     });
-    await run('date -s @1000000000');
+    expect(await run('date -s @1000000000')).toMatchObject({ exitCode: 0 });
     await driver.pause(folder);
     await driver.unpause(folder);
     await waitFor('the clock of the guest', async () => {

@@ -1,6 +1,6 @@
 /** VMs that cannot run on real hosts. Each shows the reason to its user, and leaves nothing on a host. */
 import { execFile } from 'node:child_process';
-import { copyFile, rm, writeFile } from 'node:fs/promises';
+import { copyFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { once } from 'node:events';
 import { createServer, type Server } from 'node:net';
 import { join } from 'node:path';
@@ -103,9 +103,12 @@ test(
 test(
   'a file that is not there, or not below the folder of images: Failed',
   async () => {
-    await world.makeImage('missing', 'missing.qcow2');
-    const message = /missing\.qcow2 is not a file below /;
-    await expectFailure('missing', { image: 'missing' }, { reason: 'ImageNotFound', message });
+    await symlink('/etc/hostname', join(world.shared, 'outside.qcow2'));
+    for (const name of ['missing', 'outside']) {
+      await world.makeImage(name, `${name}.qcow2`);
+      const message = new RegExp(`${name}\\.qcow2 is not a file below `);
+      await expectFailure(name, { image: name }, { reason: 'ImageNotFound', message });
+    }
   },
   TEST_MILLISECONDS,
 );
