@@ -35,6 +35,7 @@ it('a line without end is refused and not kept', () => {
   const splitter = new LineSplitter(10);
   splitter.push(Buffer.from('123456'));
   expect(() => splitter.push(Buffer.from('789012'))).toThrow('longer than 10 bytes');
+  expect(splitter.push(Buffer.from('\n'))).toEqual(['123456']);
 });
 
 it('a complete line that is too long is refused', () => {
@@ -52,7 +53,9 @@ it('a line without end, or a refused line, ends the connection', async () => {
       }
     });
     connection.write(bytes);
-    return (await promise).message;
+    const { message } = await promise;
+    expect(connection.destroyed).toBe(true);
+    return message;
   };
   expect(await closed('good\n12345678901')).toContain('longer than 10 bytes');
   expect(await closed('good\nbad\nworse\n')).toBe('not taken: bad');

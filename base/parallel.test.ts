@@ -59,10 +59,12 @@ test('after a failure starts no more calls, aborts those under way, and waits fo
 });
 
 test('starts nothing if its signal has aborted', async () => {
-  const work = inParallel([1], 1, AbortSignal.abort(new Error('over')), () =>
-    Promise.reject(new Error('begun')),
-  );
-  await expect(work).rejects.toThrow('over');
+  const begun: number[] = [];
+  const all = inParallel([1, 2], 1, AbortSignal.abort(new Error('over')), async (item) => {
+    begun.push(item);
+  });
+  await expect(all).rejects.toThrow('over');
+  expect(begun).toEqual([]);
 });
 
 test('throws a failure of the items when all calls under way were aborted and have ended', async () => {

@@ -2,6 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { Command } from 'commander';
 import { expect, it } from 'vitest';
 import { completionScript } from './completion.ts';
 import { createProgram } from './program.ts';
@@ -86,7 +87,26 @@ it('completes the plug-in of kubectl with the script of the docs', async () => {
   }
 });
 
+/** Returns the commands and the flags that are shown, each with its place. */
+function wordsOf(command: Command, path = ''): { path: string; word: string; description: string }[] {
+  const flags = command.options.filter(({ hidden }) => !hidden);
+  return [
+    ...flags.map(({ long, description }) => ({ path, word: long ?? '', description })),
+    ...command.commands.flatMap((next) => [
+      { path, word: next.name(), description: next.description() },
+      ...wordsOf(next, `${path} ${next.name()}`),
+    ]),
+  ];
+}
+
 it('describes each word in zsh and fish', () => {
-  expect(completionScript('zsh', program)).toContain(`'stop:Stop VMs. They keep their disk'`);
-  expect(completionScript('fish', program)).toContain(`= " vm"' -a stop -d 'Stop VMs. They keep their disk'`);
+  const [zsh, fish] = [completionScript('zsh', program), completionScript('fish', program)];
+  expect(zsh).toContain(`'stop:Stop VMs. They keep their disk'`);
+  expect(fish).toContain(`= " vm"' -a stop -d 'Stop VMs. They keep their disk'`);
+  const inQuotes = (text: string) => text.replaceAll("'", String.raw`'\''`);
+  for (const { path, word, description } of wordsOf(program)) {
+    expect(zsh).toContain(`'${word}:${inQuotes(description.replaceAll(':', String.raw`\:`))}'`);
+    const flag = word.startsWith('--') ? `-l ${word.slice(2)}` : `-a ${word}`;
+    expect(fish).toContain(`= "${path}"' ${flag} -d '${inQuotes(description)}'`);
+  }
 });

@@ -1,6 +1,7 @@
-import { expect, it } from 'vitest';
+import type { Command } from 'commander';
+import { expect, it, vi } from 'vitest';
 import { EXIT } from './errors.ts';
-import { run } from './program.ts';
+import { createProgram, run } from './program.ts';
 
 /** Runs the command without a cluster. Returns its exit code and both streams. */
 async function berth(...args: string[]) {
@@ -22,7 +23,29 @@ async function runAs(name: string, args: readonly string[]) {
   return { code, out, err };
 }
 
+/** Returns the path of each command, such as `vm deploy`. */
+function pathsOf(command: Command): string[][] {
+  return [[], ...command.commands.flatMap((next) => pathsOf(next).map((path) => [next.name(), ...path]))];
+}
+
 it('shows the help of each command, with the flags that all commands have', async () => {
+  const terminal = { name: 'berth', environment: {}, out: vi.fn(), err: vi.fn(), isForPeople: false };
+  const program = await createProgram({ ...terminal, signal: new AbortController().signal }, () => true);
+  const paths = pathsOf(program);
+  expect(paths).toContainEqual(['vm', 'deploy']);
+  for (const path of paths) {
+    const help = await berth(...path, '--help');
+    expect([path, help.code, help.err]).toEqual([path, EXIT.done, '']);
+    expect(help.out).toContain(`Usage: ${['berth', ...path].join(' ')}`);
+    for (const flag of [
+      '--namespace <name>',
+      '--context <name>',
+      '--kubeconfig <file>',
+      '--output <format>',
+    ]) {
+      expect(help.out).toContain(flag);
+    }
+  }
   const { code, out, err } = await berth('vm', 'deploy', '--help');
   expect([code, err]).toEqual([EXIT.done, '']);
   for (const part of [

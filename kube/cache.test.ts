@@ -95,12 +95,13 @@ describe('cache', () => {
 
   it('gives a late handler all objects, and goes on when another handler throws', () => {
     store.put(thing('x', 'u1', '1'));
+    store.put(thing('y', 'u2', '1'));
     const late: string[] = [];
     store.onChange(() => {
       throw new Error('broken handler');
     });
     store.onChange((change) => late.push(tell(change)));
     store.put(thing('x', 'u1', '2'));
-    expect(late).toEqual(['added u1@1 was -', 'updated u1@2 was u1']);
+    expect(late).toEqual(['added u1@1 was -', 'added u2@1 was -', 'updated u1@2 was u1']);
   });
 });

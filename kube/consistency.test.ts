@@ -60,7 +60,8 @@ describe('read your own writes', () => {
     const pods = follower('50');
     consistency.wrote('n/a', pods, '60');
     pods.cache.resourceVersion = '20';
-    expect(consistency.ready('n/a')).toBe(false);
+    pods.readSince = 99;
+    expect(consistency.ready('n/a'), 'after a read that began before the write').toBe(false);
     pods.readSince = 101;
     expect(consistency.ready('n/a')).toBe(true);
   });
@@ -68,8 +69,9 @@ describe('read your own writes', () => {
   it('forgets an object', () => {
     const consistency = new Consistency(() => 0);
     consistency.wrote('n/a', follower('1'), '2');
+    consistency.wrote('n/b', follower('1'), '2');
     consistency.forget('n/a');
-    expect(consistency.ready('n/a')).toBe(true);
+    expect([consistency.ready('n/a'), consistency.ready('n/b')]).toEqual([true, false]);
   });
 });
 

@@ -32,10 +32,14 @@ it.each(SIGNALS)(
   },
 );
 
-it('a signal ends a program after its work', async () => {
+it.each(SIGNALS)('%s ends a program after its work', async (signal) => {
   const { promise: stopped, resolve } = Promise.withResolvers<void>();
-  await runUntilSignal(logger, async () => ({ stop: async () => await stopped }));
-  process.emit('SIGTERM');
+  const stop = vi.fn<() => Promise<void>>(async () => await stopped);
+  await runUntilSignal(logger, async () => ({ stop }));
+  process.emit(signal);
+  await vi.waitFor(() => expect(stop).toHaveBeenCalledOnce());
+  // A program that does not wait for its work would exit in this turn.
+  await new Promise((turn) => setImmediate(turn));
   expect(exit).not.toHaveBeenCalled();
   resolve();
   await vi.waitFor(() => expect(exit.mock.calls).toEqual([[0]]));

@@ -86,9 +86,16 @@ describe('the ConfigMap of a namespace', () => {
     expect(read.mistakes).toHaveLength(1);
   });
 
-  test('a mistake quotes no value', () => {
-    const value = '{"server":"https://user:hunter2@registry.example"}';
-    expect(readRegistryCredentials({ regcred: value }).mistakes.join(' ')).not.toContain('hunter2');
+  test.each([
+    'hunter2',
+    '{"server":"hunter2"}',
+    '{"server":"https://user:hunter2@registry.example"}',
+    '{"server":"http://registry.example","username":"hunter2"}',
+    '{"server":"https://registry.example","allowInsecure":"hunter2"}',
+  ])('a mistake quotes no value: %s', (value) => {
+    const { mistakes } = readRegistryCredentials({ regcred: value });
+    expect(mistakes).toEqual([expect.stringMatching(/^Entry regcred is ignored: /)]);
+    expect(mistakes.join(' ')).not.toContain('hunter2');
   });
 
   test('has one credential for a registry, whatever its scheme', () => {

@@ -7,6 +7,8 @@ test.each([22, 1023, 2379, 2380, 6443, 10_250, 10_255, 10_259, 10_350, 30_000, 3
     expect(whyNotReservable(portRulesSchema.parse({}), port)).toMatch(
       new RegExp(`^port ${port} is .*ports\\.`),
     );
+    const allowing = portRulesSchema.parse({ reservable: [String(port)], denied: [] });
+    expect(whyNotReservable(allowing, port)).toBeUndefined();
   },
 );
 

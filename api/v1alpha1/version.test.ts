@@ -8,7 +8,11 @@ const ROOT = join(import.meta.dirname, '..', '..');
 it('the version of the release is the same everywhere', () => {
   const text = (file: string): string => readFileSync(join(ROOT, file), 'utf8');
   expect(JSON.parse(text('package.json'))).toMatchObject({ version: VERSION });
-  expect(text('charts/berth/Chart.yaml')).toContain(`appVersion: ${VERSION}\n`);
+  expect(JSON.parse(text('package-lock.json'))).toMatchObject({
+    version: VERSION,
+    packages: { '': { version: VERSION } },
+  });
+  expect(text('charts/berth/Chart.yaml')).toContain(`\nversion: ${VERSION}\nappVersion: ${VERSION}\n`);
 });
 
 it('the version of a Node has the version of its agent', () => {

@@ -84,6 +84,7 @@ it('keeps the VM although the API server is restarted when the VM runs', async (
       answer(200, RUNNING);
     }
   });
+  expect(attempts).toBe(3);
   expect(calls).not.toContain('DELETE');
   expect(out).toHaveBeenCalledWith('mac\n');
 });

@@ -73,11 +73,13 @@ it('shares no connection with another VM of the name, whatever the configuration
 it.each(['*', 'a\n*', '"@cert-authority *', ''])('starts no ssh for the UID %j', async (hostile) => {
   uid = hostile;
   await expect(login()).rejects.toThrow('UID');
+  expect(existsSync(join(folder, 'arguments'))).toBe(false);
 });
 
 it('starts no ssh for a namespace that would be a command in the shell fish', async () => {
   context = { name: 'a', namespace: String.raw`\'(touch hit)\'` };
   await expect(login()).rejects.toThrow('No namespace can have the name');
+  expect(existsSync(join(folder, 'arguments'))).toBe(false);
 });
 
 it('gives ssh a command whose words no shell changes', async () => {
@@ -90,10 +92,22 @@ it('gives ssh a command whose words no shell changes', async () => {
   expect(proxy.replace(/"[^"]*"/g, '')).not.toContain('\\');
 });
 
+/** Reports whether the process runs. */
+function isRunning(pid: number): boolean {
+  try {
+    return process.kill(pid, 0);
+  } catch {
+    return false;
+  }
+}
+
 it('ends ssh when the user ends the command, because the signal might not reach ssh', async () => {
-  await writeFile(join(folder, 'ssh'), `#!/bin/sh\ntouch ${folder}/arguments\nexec sleep 10\n`);
+  await writeFile(join(folder, 'ssh'), `#!/bin/sh\necho $$ > ${folder}/pid\nexec sleep 30\n`);
   const stop = new AbortController();
-  const started = vi.waitUntil(() => existsSync(join(folder, 'arguments')), { timeout: START_MILLISECONDS });
-  void started.then(() => stop.abort(new Interrupted()));
-  await expect(login(stop)).rejects.toThrow('Interrupted');
+  const ended = login(stop);
+  const pid = async () => await readFile(join(folder, 'pid'), 'utf8').catch(() => '');
+  const program = Number(await vi.waitUntil(pid, { timeout: START_MILLISECONDS }));
+  stop.abort(new Interrupted());
+  await expect(ended).rejects.toThrow('Interrupted');
+  await expect.poll(() => isRunning(program), { timeout: START_MILLISECONDS / 2 }).toBe(false);
 });

@@ -55,10 +55,13 @@ describe('the images', () => {
       expect(noted).toMatch(
         new RegExp(`^deb http://\\S+/debian-security/${snapshot} \\S+-security main$`, 'm'),
       );
+      const archives = noted.split('\n').filter((line) => line.startsWith('deb'));
+      expect(archives.filter((line) => !line.includes(`/${snapshot} `))).toEqual([]);
       const asked = noted.split('\n').filter((line) => line.includes('install') || line.includes('update'));
       expect(asked).toHaveLength(2);
       for (const line of asked) {
         expect(line).toContain('-o Dir::Etc::SourceParts=-');
+        expect(line).toContain('-o Dir::Etc::SourceList=');
       }
     });
 

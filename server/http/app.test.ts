@@ -61,6 +61,8 @@ it('refuses more than 64 labels', async () => {
   expect(await causesOf({ image: 'a', labels: mapOf(65, 'a') })).toMatchObject([
     { field: 'labels', message },
   ]);
+  const others = await causesOf({ image: 'a', cpu: 1_000, labels: mapOf(64, 'a') });
+  expect(others.map(({ field }) => field)).toEqual(['cpu']);
 });
 
 it.each([

@@ -14,6 +14,8 @@ interface Operation {
 let server: Awaited<ReturnType<typeof assemble>>;
 let operations: Record<string, Operation>;
 let text: string;
+/** Names of the schemas that operations share. */
+let schemas: string[];
 
 beforeAll(async () => {
   server = await assemble({
@@ -21,8 +23,12 @@ beforeAll(async () => {
     config: loadConfig(undefined),
     logger: pino({ level: 'silent' }),
   });
-  const document = server.app.swagger() as unknown as { paths: Record<string, Record<string, Operation>> };
+  const document = server.app.swagger() as unknown as {
+    paths: Record<string, Record<string, Operation>>;
+    components: { schemas: object };
+  };
   text = JSON.stringify(document);
+  schemas = Object.keys(document.components.schemas);
   const all = Object.entries(document.paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(([method, operation]) => [`${method} ${path}`, operation] as const),
   );
@@ -49,4 +55,6 @@ it('has the files and texts of an upload, and neither unused schemas nor bounds 
   expect(Object.keys(fields)).toEqual(['imageName', 'name', 'description', 'type', 'sha256', 'file']);
   expect(text).not.toContain(String(Number.MAX_SAFE_INTEGER));
   expect(text).not.toMatch(/"[A-Za-z]+Input":/);
+  expect(schemas).toContain('Status');
+  expect(schemas.filter((name) => !text.includes(`"#/components/schemas/${name}"`))).toEqual([]);
 });

@@ -83,19 +83,23 @@ it('gives no place to a client that is gone already', async () => {
 
 it('stops when each deployment has its answer, and accepts no other', async () => {
   const waiting = new WaitingRequests(3);
-  const connection = response();
-  const answer = waiting.run(connection, { user: 'ann', namespace: 'ann' }, untilEnd);
+  const [first, last] = [response(), response()];
+  const answers = [
+    waiting.run(first, { user: 'ann', namespace: 'ann' }, untilEnd),
+    waiting.run(last, { user: 'cid', namespace: 'cid' }, untilEnd),
+  ];
   let stopped = false;
   const stop = waiting.stop().then(() => {
     stopped = true;
   });
-  expect(await answer).toBe('stopping');
+  expect(await Promise.all(answers)).toEqual(['stopping', 'stopping']);
+  first.emit('close');
   await new Promise(setImmediate);
   expect(stopped).toBe(false);
   await expect(waiting.run(response(), { user: 'ben', namespace: 'ben' }, untilEnd)).rejects.toMatchObject({
     status: 503,
   });
-  connection.emit('close');
+  last.emit('close');
   await stop;
   expect(stopped).toBe(true);
 });

@@ -176,7 +176,18 @@ it('needs an object with content', async () => {
   expect(requests).toBe(0);
 });
 
-it('ends when the client leaves or the server stops, and its place is free again', async () => {
+it('ends when the client leaves, and its place is free again', async () => {
+  pods = [];
+  const ended = download();
+  ended.catch(() => undefined);
+  await vi.waitFor(() => expect(requests).toBe(1), WAIT);
+  expect(waiting.size).toBe(1);
+  response.destroy();
+  await expect(ended).rejects.toMatchObject({ body: { code: 503 } });
+  expect(waiting.size).toBe(0);
+});
+
+it('ends when the server stops, and its place is free again', async () => {
   pods = [];
   const ended = download();
   ended.catch(() => undefined);

@@ -17,15 +17,25 @@ let app: App;
 let client: Socket;
 /** Reads the form of the upload as {@link Uploads} does, and reports its end. */
 let form: PromiseWithResolvers<string>;
+/** What has arrived of the file. */
+let content: string;
 
 beforeEach(async () => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
   form = Promise.withResolvers();
+  content = '';
   app = createApp({ logger: pino({ level: 'silent' }), tls: false });
   app.decorateRequest('fullCaller', () => ({}) as never);
   const upload = async ({ read }: UploadRequest, response: ServerResponse) => {
     holdOpen(response);
-    await read().then(({ name }) => form.resolve(name), form.reject);
+    const { name, file } = await read().catch((error: unknown) => {
+      form.reject(error);
+      throw error;
+    });
+    form.resolve(name);
+    for await (const chunk of file) {
+      content += chunk.toString();
+    }
     return await new Promise<never>(() => undefined);
   };
   const config = { namespaces: { default: 'platform-default' } };
@@ -60,8 +70,10 @@ it('an upload whose file does not begin within ten seconds ends, and frees its p
 it('the file of an upload may take longer', async () => {
   await begin(`${FORM}begun`);
   expect(await form.promise).toBe('disk');
-  vi.advanceTimersByTime(60_000);
-  client.write('more');
-  await new Promise((turn) => setImmediate(turn));
+  await expect.poll(() => content).toBe('begun');
+  // The file itself may pause for 50 s.
+  vi.advanceTimersByTime(45_000);
+  client.write(' and more');
+  await expect.poll(() => content).toBe('begun and more');
   expect(client.destroyed).toBe(false);
 });

@@ -17,9 +17,15 @@ function visibleOf(count: number): VisibleNamespaces {
   return new VisibleNamespaces({ namespaces: () => namespaces, namespace: () => undefined }, () => true);
 }
 
+interface Review {
+  readonly spec: { readonly resourceAttributes: { readonly namespace: string } };
+}
+
 interface FakeUser {
   readonly client: CallerClient;
   readonly end: AbortController;
+  /** Names of the namespaces about which the API server was asked. */
+  readonly asked: string[];
   /** Lets the API server answer all requests, including later ones. */
   readonly answer: () => void;
 }
@@ -27,13 +33,17 @@ interface FakeUser {
 function userOf(name: string): FakeUser {
   const answered = Promise.withResolvers<{ status: { allowed: boolean } }>();
   const end = new AbortController();
+  const asked: string[] = [];
   const client = {
     raw: () => Promise.resolve({ status: 403, body: {} }),
-    create: () => answered.promise,
+    create: (_type: unknown, { spec }: Review) => {
+      asked.push(spec.resourceAttributes.namespace);
+      return answered.promise;
+    },
     username: () => Promise.resolve(name),
     ended: end.signal,
   } as unknown as CallerClient;
-  return { client, end, answer: () => answered.resolve({ status: { allowed: true } }) };
+  return { client, end, asked, answer: () => answered.resolve({ status: { allowed: true } }) };
 }
 
 it('refuses a list while the questions of other callers fill the queue', async () => {
@@ -54,9 +64,11 @@ it('refuses another list of a user whose questions wait, lets others ask, and as
   const gone = first.catch((error: unknown) => error);
   ann.end.abort(new Error('gone'));
   expect(await gone).toEqual(new Error('gone'));
+  const before = ann.asked.length;
   // Requests that were already sent to the API server end normally.
   ann.answer();
   bob.answer();
   expect(await other).toHaveLength(SOME);
+  expect([ann.asked.length, bob.asked.length]).toEqual([before, SOME]);
   expect(await visible.list(bob.client)).toHaveLength(SOME);
 });

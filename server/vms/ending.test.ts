@@ -25,34 +25,40 @@ type Write = () => Promise<unknown>;
 /** A client of an API server that does not answer until `isBack` is set. */
 function api() {
   const state = { isBack: false };
-  const write = vi.fn<Write>(async () => {
+  const write: Write = async () => {
     if (!state.isBack) {
       throw AWAY;
     }
     return vm;
-  });
-  return { state, write, client: { delete: write, mergePatch: write } as unknown as KubeClient };
+  };
+  const writes = { delete: vi.fn<Write>(write), mergePatch: vi.fn<Write>(write) };
+  return { state, writes, client: writes as unknown as KubeClient };
 }
 
 it.each([
-  ['deletes', 'late', false],
-  ['keeps', 'gone', true],
+  ['deletes', 'late', false, 'delete', 'mergePatch'],
+  ['keeps', 'gone', true, 'mergePatch', 'delete'],
 ] as const)(
   '%s the VM when the API server is back, long after the answer to a client that is %s',
-  async (_, why, stays) => {
-    const { state, write, client } = api();
+  async (_, why, stays, own, other) => {
+    const { state, writes, client } = api();
     const settled = settle(client, vm, { error: new WaitEnd(why), stays, logger });
     await vi.advanceTimersByTimeAsync(10_000);
     expect(await settled).toBe(false);
+    await vi.advanceTimersByTimeAsync(240_000);
+    expect(writes[other]).not.toHaveBeenCalled();
     state.isBack = true;
-    await vi.waitFor(() => expect(write).toHaveResolvedWith(vm), { timeout: 30_000 });
+    await vi.waitFor(() => expect(writes[own]).toHaveResolvedWith(vm), { timeout: 30_000 });
   },
 );
 
 it('writes nothing with a token that is no longer valid', async () => {
-  const { write, client } = api();
-  expect(await settle(client, vm, { error: UNAUTHORIZED, stays: false, logger })).toBe(false);
-  expect(write).not.toHaveBeenCalled();
+  const { writes, client } = api();
+  for (const stays of [true, false]) {
+    expect(await settle(client, vm, { error: UNAUTHORIZED, stays, logger })).toBe(false);
+  }
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect([writes.delete.mock.calls, writes.mergePatch.mock.calls]).toEqual([[], []]);
 });
 
 it.each<[unknown, boolean, number, string]>([
