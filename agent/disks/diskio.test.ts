@@ -45,6 +45,9 @@ describe('the bytes of a folder', () => {
     await symlink('loop', join(own, 'loop'));
     await symlink('..', join(own, 'up'));
     await symlink('../file', join(own, 'again'));
+    await mkdir(join(folder, 'links'));
+    // A program of the host, which is larger than everything in the folder.
+    await symlink(process.execPath, join(folder, 'links', 'program'));
     await run('mkfifo', [join(own, 'pipe')], COMMAND);
     await run('perl', ['-e', "chdir $ARGV[0]; for (1 .. 2500) { mkdir 'd'; chdir 'd' }", own], COMMAND);
     await run('perl', ['-e', 'chdir $ARGV[0]; for (1 .. 3000) { symlink "x", "l$_" }', own], COMMAND);

@@ -167,7 +167,7 @@ describe('a host that has joined', () => {
     expect(warnings()).toEqual([]);
   });
 
-  test('joins again if the cluster does not know its certificate, and replaces both certificates', async () => {
+  test('joins again if the cluster does not know its certificate, with a new client certificate and no serving certificate', async () => {
     writeBootstrap({ server: url });
     answers = {
       [REVIEW]: { status: 401 },
@@ -282,6 +282,8 @@ describe('a host that joins', () => {
     async (status) => {
       answers = { [REQUEST]: MADE, [READ]: refusedAlways(status) };
       await expect(take()).rejects.toThrow(new JoinError('not now'));
+      // Refusals after 0, 15 and 30 s: only the third one is later than 20 s.
+      expect(asked.filter((one) => one.startsWith(READ))).toHaveLength(3);
       const key = readFileSync(files().joining, 'utf8');
       answers[READ] = APPROVED();
       await take();
@@ -292,11 +294,20 @@ describe('a host that joins', () => {
   test('makes a new key after its request was denied', async () => {
     const condition = { type: 'Denied', reason: 'NotItself', message: 'another host' };
     const denied = { metadata: { name: 'mine' }, status: { conditions: [condition] } };
-    answers = { [REQUEST]: MADE, [READ]: { status: 200, body: denied } };
+    let deniedKey = '';
+    const deny = (): Answer => {
+      deniedKey = readFileSync(files().joining, 'utf8');
+      return { status: 200, body: denied };
+    };
+    answers = { [REQUEST]: MADE, [READ]: deny };
     await expect(take()).rejects.toThrow(
       new JoinError('The certificate request mine was denied: NotItself: another host'),
     );
-    expect(existsSync(files().joining)).toBe(false);
+    answers[READ] = APPROVED();
+    await take();
+    const key = readPair(files().client)?.key.trim();
+    expect(key).toMatch(/PRIVATE KEY/);
+    expect(key).not.toBe(deniedKey.trim());
   });
 });
 

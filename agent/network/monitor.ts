@@ -100,6 +100,9 @@ export class NetworkMonitor {
     let report: NetworkReport;
     try {
       report = await network.check();
+      if (report.faults.length > 0 && this.#areNew(report.faults)) {
+        logger.error({ faults: report.faults }, 'The network has faults');
+      }
     } catch (error) {
       const faults = [`The network could not be checked: ${messageOf(error)}`];
       if (this.#areNew(faults)) {
@@ -122,9 +125,6 @@ export class NetworkMonitor {
     }
     this.#countRefused(report);
     const faults = report.faults.length > 0;
-    if (faults && this.#areNew(report.faults)) {
-      logger.error({ faults: report.faults }, 'The network has faults');
-    }
     const fine = report.repaired.length > 0 ? 'repaired' : 'healthy';
     // A host takes no VMs while its whole network is faulty. A fault of single machines has no such effect.
     const faulty = report.healthy ? 'machine_faulty' : 'faulty';

@@ -4,7 +4,8 @@ import { isDiskPressed } from './keeper.ts';
 const GIB = 1024 ** 3;
 
 test.each([
-  ['less than a twentieth is free', { share: 0.04, bytes: 40 * GIB }, false, true],
+  ['less than a twentieth is free', { share: 0.0499, bytes: 40 * GIB }, false, true],
+  ['a twentieth is free', { share: 0.05, bytes: 40 * GIB }, false, false],
   ['less is free than images leave', { share: 0.5, bytes: 2 * GIB - 1 }, false, true],
   ['as much is free as images leave', { share: 0.5, bytes: 2 * GIB }, false, false],
   ['a little more is free, and was less', { share: 0.5, bytes: 2.2 * GIB }, true, true],

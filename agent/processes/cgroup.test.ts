@@ -2,10 +2,12 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { join, relative } from 'node:path';
 import { pino } from 'pino';
-import { expect, it, onTestFinished } from 'vitest';
+import { expect, it, onTestFinished, vi } from 'vitest';
 import { MachineCgroups } from './cgroup.ts';
+
+vi.mock(import('node:fs/promises'), { spy: true });
 
 const LIMITS = { memoryBytes: 96 * 1024 ** 2, processes: 64, cpu: 2 };
 const isRoot = process.getuid?.() === 0;
@@ -20,15 +22,24 @@ it('version 2: limits are written before the process is added, and are enabled i
   onTestFinished(async () => await rm(root, { recursive: true }));
   await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
   const tree = new MachineCgroups(pino({ level: 'silent' }), [root]);
+  vi.mocked(writeFile).mockClear();
   await tree.add('uid', 4711, LIMITS);
-  const read = async (name: string): Promise<string> =>
-    await readFile(join(root, 'berth', 'uid', name), 'utf8');
-  expect(await read('memory.max')).toBe('100663296');
-  expect(await read('memory.oom.group')).toBe('1');
-  expect(await read('pids.max')).toBe('64');
-  expect(await read('cpu.weight')).toBe('200');
-  expect(await read('cgroup.procs')).toBe('4711');
-  expect(await readFile(join(root, 'cgroup.subtree_control'), 'utf8')).toMatch(/^\+/);
+  const written = vi.mocked(writeFile).mock.calls.map(([file, text]) => [relative(root, String(file)), text]);
+  const enabled = (controller: string): string[][] =>
+    ['.', 'berth'].map((group) => [join(group, 'cgroup.subtree_control'), `+${controller}`]);
+  const ofMachine = (file: string, text: string): string[] => [join('berth', 'uid', file), text];
+  expect(written).toEqual([
+    ...enabled('memory'),
+    ofMachine('memory.max', '100663296'),
+    ...enabled('memory'),
+    ofMachine('memory.oom.group', '1'),
+    ...enabled('pids'),
+    ofMachine('pids.max', '64'),
+    ...enabled('cpu'),
+    ofMachine('cpu.weight', '200'),
+    ofMachine('cgroup.procs', '4711'),
+  ]);
+  expect(await readFile(join(root, 'berth', 'uid', 'memory.max'), 'utf8')).toBe('100663296');
   await writeFile(join(root, 'berth', 'uid', 'memory.events'), 'oom 1\noom_kill 1\noom_group_kill 1\n');
   expect(await tree.memoryKills('uid')).toBe(1);
 });

@@ -4,12 +4,12 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { run } from '../../../base/exec.ts';
-import { contradiction, imageFolder, scan } from './sdk.ts';
+import { type Architecture, contradiction, imageFolder, scan } from './sdk.ts';
 
 const IMAGE = {
   platform: 'android-36',
   imageType: 'google_apis',
-  architecture: 'amd64' as const,
+  architecture: 'amd64' as Architecture,
 };
 const PROPERTIES = [
   'Pkg.Revision=7',
@@ -42,7 +42,14 @@ async function makeImage(image = IMAGE, lines: readonly string[] = PROPERTIES): 
   await writeFile(join(folder, 'source.properties'), lines.join('\n'));
 }
 
-async function offered(changes: { sdk?: string | undefined; program?: string; isRoot?: boolean } = {}) {
+interface Changes {
+  sdk?: string | undefined;
+  program?: string;
+  isRoot?: boolean;
+  architecture?: Architecture;
+}
+
+async function offered(changes: Changes = {}) {
   const options = {
     sdk: root,
     program: undefined,
@@ -53,7 +60,7 @@ async function offered(changes: { sdk?: string | undefined; program?: string; is
   return await scan({ ...options, ...changes });
 }
 
-async function reason(changes: Parameters<typeof offered>[0] = {}): Promise<string> {
+async function reason(changes: Changes = {}): Promise<string> {
   const offer = await offered(changes);
   return offer.kind === 'none' ? offer.message.replaceAll(root, 'SDK') : offer.kind;
 }
@@ -65,10 +72,18 @@ describe('the SDK of a host', () => {
       'AndroidVersion.ApiLevel=34',
     ]);
     await makeImage({ ...IMAGE, imageType: 'other' });
-    await mkdir(join(root, 'system-images', 'android-36', 'default', 'arm64-v8a'), { recursive: true });
+    await makeImage({ ...IMAGE, imageType: 'default', architecture: 'arm64' }, [
+      ...PROPERTIES.slice(0, 2),
+      'SystemImage.Abi=arm64-v8a',
+      'SystemImage.TagId=default',
+    ]);
     expect(await offered()).toEqual({
       kind: 'offered',
       systemImages: ['android-34.google_apis', 'android-36.google_apis'],
+    });
+    expect(await offered({ architecture: 'arm64' })).toEqual({
+      kind: 'offered',
+      systemImages: ['android-36.default'],
     });
   });
 

@@ -134,6 +134,7 @@ describe('the guest agent of a machine', () => {
         'guest-get-host-name': host,
       });
       const answer = await ask();
+      expect(answer.kind).toBe('answers');
       const guest = answer.kind === 'answers' ? answer.facts : undefined;
       expect(machineReportSchema.parse({ guest })).toEqual({ guest });
       await peer?.close();

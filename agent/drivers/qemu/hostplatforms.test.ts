@@ -112,8 +112,10 @@ describe('the platforms of a host', () => {
     allow(['tcg']);
     expect(await accelerator()).toBe('tcg');
     allow(['kvm', 'tcg']);
+    const now = Date.now();
+    const clock = vi.spyOn(Date, 'now').mockReturnValue(now + HOUR_MILLISECONDS / 2);
     expect(await accelerator(agent())).toBe('tcg');
-    vi.spyOn(Date, 'now').mockReturnValue(Date.now() + HOUR_MILLISECONDS);
+    clock.mockReturnValue(now + HOUR_MILLISECONDS);
     expect(await accelerator()).toBe('tcg');
     expect(trials()).toEqual(['kvm', 'tcg']);
     expect(await accelerator(agent())).toBe('kvm');

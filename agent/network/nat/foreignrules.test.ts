@@ -96,7 +96,13 @@ test('named sets and chains jumped to are followed', () => {
 });
 
 test('chains that jump to each other end', () => {
-  expect(found(ruleset([[{ jump: { target: 'theirs' } }]]))).toEqual([]);
+  const place = { family: 'inet', table: 'other' };
+  const more = [
+    { chain: { ...place, name: 'more' } },
+    { rule: { ...place, chain: 'more', expr: [{ jump: { target: 'theirs' } }] } },
+  ];
+  expect(found(ruleset([[{ jump: { target: 'more' } }]], { more }))).toEqual([]);
+  expect(found(ruleset([[{ jump: { target: 'more' } }], [DROP]], { more }))).toEqual(STOPPED);
 });
 
 test('what the host itself sends and receives is no matter of the guests', () => {

@@ -57,16 +57,18 @@ test.each([MACHINE, PROGRAM])(
 
 test('a machine that is being detached is not wanted, but keeps its address and ports', async () => {
   const members = await loaded();
-  members.put(MACHINE, {});
-  members.leave(MACHINE.uid);
+  const ports = [{ name: 'ssh', protocol: 'TCP' as const, hostPort: 8022, guestPort: 22 }];
+  const machine = { ...MACHINE, ports };
+  members.put(machine, {});
+  members.leave(machine.uid);
   expect(members.wanted).toEqual({ machines: [], namespaces: [] });
   expect(members.size).toBe(1);
-  expect(members.holders).toEqual([MACHINE]);
-  expect(members.addresses()).toEqual(new Set([MACHINE.address]));
-  expect(members.addressOf(MACHINE.uid)).toBe(MACHINE.address);
-  members.put(MACHINE, {});
-  expect(members.holders).toEqual([MACHINE]);
-  expect(members.wanted.machines).toEqual([MACHINE]);
+  expect(members.holders).toEqual([{ ...MACHINE, ports }]);
+  expect(members.addresses()).toEqual(new Set([machine.address]));
+  expect(members.addressOf(machine.uid)).toBe(machine.address);
+  members.put(machine, {});
+  expect(members.holders).toEqual([machine]);
+  expect(members.wanted.machines).toEqual([machine]);
 });
 
 test('connections of a machine that an earlier agent perhaps did not attach completely are forgotten once', async () => {

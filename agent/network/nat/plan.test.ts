@@ -199,6 +199,9 @@ test("devices of others are never touched, and a machine's working tap is never 
       const working = wanted.map((one) => one.tap).filter((tap) => observed.links.has(tap));
       const commands = converge(host, wanted).flatMap((repair) => ipCommands(layout, repair));
       expect(commands.filter((one) => /\b(eth0|docker0)\b/.test(one))).toEqual([]);
+      for (const name of ['eth0', 'docker0']) {
+        expect(host.links.get(name)).toEqual(observed.links.get(name));
+      }
       for (const tap of working) {
         expect(commands).not.toContain(`link delete ${tap}`);
         expect(commands.filter((one) => one.startsWith(`tuntap add dev ${tap} `))).toEqual([]);
@@ -221,10 +224,25 @@ test('one thing broken is one repair', () => {
     namespaces: NO_NAMESPACES,
   });
   converge(host, wanted);
-  Object.assign(host.links.get(layout.bridge) ?? {}, { up: false });
-  expect(planRepairs(layout, wantedOf(wanted), host.observe())).toEqual([
-    { kind: 'raiseDevice', device: layout.bridge },
-  ]);
+  const { links, state } = host;
+  const [device = ''] = wanted.map(({ tap }) => tap);
+  const breaks: [damage: () => unknown, repair: Repair][] = [
+    [
+      () => Object.assign(links.get(layout.bridge) ?? {}, { up: false }),
+      { kind: 'raiseDevice', device: layout.bridge },
+    ],
+    [() => Object.assign(links.get(device) ?? {}, { ipv6: true }), { kind: 'disableIPv6', device }],
+    [() => Object.assign(links.get(device) ?? {}, { master: undefined }), { kind: 'connectPort', device }],
+    [() => Object.assign(state, { rulesCurrent: false }), { kind: 'loadRules' }],
+    [() => Object.assign(state, { forwarding: false }), { kind: 'enableForwarding' }],
+    [() => Object.assign(state, { dnsmasqKnows: false }), { kind: 'informDnsmasq' }],
+    [() => Object.assign(state, { dnsmasqRuns: false }), { kind: 'startDnsmasq' }],
+    [() => Object.assign(state, { metadataListens: false }), { kind: 'openMetadata' }],
+  ];
+  for (const [damage, repair] of breaks) {
+    damage();
+    expect(converge(host, wanted)).toEqual([repair]);
+  }
 });
 
 test('foreign devices with the names of our devices are left alone, and everything else is repaired', () => {

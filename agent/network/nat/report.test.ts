@@ -69,7 +69,8 @@ test('a foreign device in the place of the bridge is the first fault of all mach
     healthy: false,
     faults: ['Device berth0 is foreign', 'Packets from a guest to the outside are lost'],
   });
-  expect(machines['b']).toEqual({ healthy: false, message: faults.join('; ') });
+  const faulty = { healthy: false, message: faults.join('; ') };
+  expect(machines).toEqual({ a: faulty, b: faulty, p: faulty });
 });
 
 test('a lost namespace and a failed repair of a namespace are the fault of its program alone', () => {

@@ -4,9 +4,13 @@ import type { Wanted } from './attachments.ts';
 import { rulesetScript } from './ruleset.ts';
 
 const GUEST = '10.97.0.20';
+const NEIGHBOUR = '10.97.0.21';
 const PROGRAM = '10.97.1.20';
 const WANTED: Wanted = {
-  machines: [{ uid: 'desk', macAddress: '02:00:00:00:00:01', address: GUEST, tap: 'bt-desk', ports: [] }],
+  machines: [
+    { uid: 'desk', macAddress: '02:00:00:00:00:01', address: GUEST, tap: 'bt-desk', ports: [] },
+    { uid: 'shelf', macAddress: '02:00:00:00:00:02', address: NEIGHBOUR, tap: 'bt-shelf', ports: [] },
+  ],
   namespaces: [{ uid: 'phone', address: PROGRAM, device: 'bn-phone', exposedPort: 5555, ports: [] }],
 };
 
@@ -23,6 +27,7 @@ function chain(name: string): string[] {
 describe('DNS queries', () => {
   it.each([
     ['a guest', GUEST, 'guests_dns', 'guests_limits'],
+    ['another guest', NEIGHBOUR, 'guests_dns', 'guests_limits'],
     ['a program in a network namespace', PROGRAM, 'programs_dns', 'limits'],
   ])('of %s are limited, also those of one connection', (_, address, name, next) => {
     const rules = chain(name);
@@ -37,15 +42,20 @@ describe('DNS queries', () => {
 });
 
 test('DHCP messages of each guest are limited, because all guests share one queue of the DHCP server', () => {
-  const [rule] = chain('dhcp').filter((one) => one.includes('"bt-desk"'));
-  expect(rule).toMatch(/ 0x020000000001 limit rate 10\/second burst 50 packets accept$/);
+  const accepted = chain('dhcp').filter((rule) => rule.endsWith('accept'));
+  const limit = 'limit rate 10/second burst 50 packets accept';
+  expect(accepted).toEqual([
+    expect.stringMatching(`^iifname "bt-desk" .* 0x020000000001 ${limit}$`),
+    expect.stringMatching(`^iifname "bt-shelf" .* 0x020000000002 ${limit}$`),
+  ]);
 });
 
 test('guests reach no other service of the host, also if other rules translate its address', () => {
   const rules = chain('guests_reach');
   const drop = rules.indexOf('fib daddr type local drop');
   expect(drop).toBeGreaterThan(0);
-  expect(rules.slice(0, drop).filter((rule) => rule.startsWith('ip daddr'))).toEqual([
+  expect(rules.slice(0, drop).filter((rule) => rule !== '')).toEqual([
+    'ct direction reply ct state established,related accept',
     'ip daddr 10.97.0.1 meta l4proto { tcp, udp } th dport { 53, 67 } accept',
     'ip daddr 10.97.0.1 meta l4proto icmp accept',
     'ip daddr 169.254.169.254 tcp dport 80 accept',

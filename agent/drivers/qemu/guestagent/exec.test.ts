@@ -91,15 +91,25 @@ describe('a command in a guest', () => {
   });
 
   it.each([
-    ['an answer without a number', [{ return: { pid: 'x' } }]],
-    ['a status without an end', [STARTED, { return: { exitcode: 0 } }]],
-  ])('is refused after %s', async (_, answers) => {
-    await guest(answers);
-    await expect(run()).rejects.toThrow(StreamRefused);
+    ['an answer without a number', [{ return: { pid: 'x' } }, ENDED], ['guest-exec']],
+    [
+      'a status without an end',
+      [STARTED, { return: { exitcode: 0 } }, ENDED],
+      ['guest-exec', 'guest-exec-status'],
+    ],
+  ])('is refused after %s', async (_, answers, commands) => {
+    const seen: PeerCommand[] = [];
+    await guest(answers, seen);
+    const refusal = 'gave no valid answer. Check in the guest whether the command still runs';
+    await expect(run()).rejects.toThrow(new StreamRefused(`The guest agent of the machine ${refusal}`));
+    expect(seen.map(({ execute }) => execute)).toEqual(commands);
   });
 
   it('is refused if its input is too large', async () => {
-    await expect(run({ input: Buffer.alloc(MEBIBYTE + 1) })).rejects.toThrow(StreamRefused);
+    await guest([STARTED, ENDED]);
+    expect(await run({ input: Buffer.alloc(MEBIBYTE) })).toMatchObject({ exitCode: 0 });
+    const refusal = 'The standard input of the command is longer than 1048576 bytes';
+    await expect(run({ input: Buffer.alloc(MEBIBYTE + 1) })).rejects.toThrow(new StreamRefused(refusal));
   });
 
   it('is refused if no guest agent answers', async () => {
