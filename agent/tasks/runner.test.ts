@@ -144,13 +144,18 @@ test('the log of an ended task can still be read after a restart of the agent, u
 });
 
 test('a waiting task whose Pod is deleted ends at once; a running one counts until it has ended', async () => {
-  start('a', 'b', 'c', 'd');
+  start('a', 'b', 'c', 'd', 'e');
   runner.abort('c');
   const message = 'The Pod of the task was deleted';
   await vi.waitFor(() => expect(runner.state('c')).toMatchObject({ kind: 'failed', message }), WAIT);
   runner.abort('a');
   await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
   expect(kinds('a', 'b', 'd')).toEqual(['running', 'running', 'waiting']);
+  underWay.get('b')?.resolve({});
+  await vi.waitFor(() => expect(kinds('b', 'd')).toEqual(['succeeded', 'running']), WAIT);
+  expect(kinds('a', 'e')).toEqual(['running', 'waiting']);
+  underWay.get('a')?.resolve({});
+  await vi.waitFor(() => expect(kinds('a', 'e')).toEqual(['succeeded', 'running']), WAIT);
 });
 
 test('the folder of a task that an earlier run of the agent began is removed with its Pod', async () => {
