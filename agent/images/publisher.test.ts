@@ -2,6 +2,7 @@ import { existsSync } from 'node:fs';
 import { link, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
+import { setImmediate as immediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
@@ -66,6 +67,10 @@ describe('a disk in the folder of the image storage', () => {
   it('is on the disk before it gets its name, and its name before the result', async () => {
     const synced: string[] = [];
     vi.mocked(sync).mockImplementation(async (path) => {
+      // A store that does not wait for this call goes on meanwhile.
+      for (let turn = 0; turn < 100; turn += 1) {
+        await immediate();
+      }
       const when = existsSync(join(storageFolder, PATH)) ? 'named' : 'unnamed';
       synced.push(`${relative(root, path)}, ${when}`);
     });

@@ -57,10 +57,10 @@ describe('a host of four slots', () => {
     expect(admit(claim(), [], [], { ...CAPACITY, slots: undefined })).toMatchObject({ kind: 'wait' });
   });
 
-  test('keeps what it has when its slots become fewer, and takes nothing more', () => {
-    expect(admit(claim(), FOUR.slice(2), [], { ...CAPACITY, slots: 2 })).toMatchObject({
-      reason: 'OutOfSlot',
-    });
+  test('takes nothing more when its slots become as many as its machines, or fewer', () => {
+    for (const slots of [4, 3, 2]) {
+      expect(admit(claim(), FOUR, [], { ...CAPACITY, slots })).toMatchObject({ reason: 'OutOfSlot' });
+    }
   });
 });
 

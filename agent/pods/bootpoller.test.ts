@@ -103,6 +103,7 @@ describe('Android that boots', () => {
   ])('says %s without words of the guest', async (kind, message) => {
     const { waits } = await play([{ kind, message: 'HOSTILE' }]);
     expect(waits).toEqual([{ milliseconds: 2_000, ready: false, message: expect.stringMatching(message) }]);
+    expect(waits[0]?.message).not.toContain('HOSTILE');
   });
 });
 

@@ -3,7 +3,7 @@ import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import { describe, expect, it, onTestFinished } from 'vitest';
+import { describe, expect, it, onTestFinished, vi } from 'vitest';
 import {
   EMULATOR_API_VERSION,
   EMULATOR_MEMORY_OVERHEAD_BYTES,
@@ -14,6 +14,7 @@ import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, MACHINE_CONDITION } from '../..
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
 import { MachineUsers } from '../processes/users.ts';
 import { claimOf } from './admission.ts';
 import { consequenceOf, failed } from './failure.ts';
@@ -203,8 +204,13 @@ describe('an emulator beside its running VM', () => {
     const test = new TestHost();
     test.saveVM();
     const runtime = test.emulator({ exposure: 'Host' });
-    await STEPS.create(test.host, runtime, OPERATION);
+    const create = vi.spyOn(driverOf(test.host, runtime.record), 'create');
+    const before = create.mockImplementation(async () => {
+      expect(test.host.records.get('pod')?.automaticPorts).toMatchObject([port]);
+    });
     const port = { hostPort: 5555, guestPort: 5555, protocol: 'TCP' };
+    await STEPS.create(test.host, runtime, OPERATION);
+    expect(before).toHaveBeenCalledOnce();
     expect(runtime.record.automaticPorts).toMatchObject([port]);
     await STEPS.start(test.host, runtime, OPERATION);
     expect(test.calls).toContainEqual([
@@ -272,7 +278,7 @@ describe('an emulator that has failed', () => {
     const runtime = test.emulator();
     runtime.state = RUNNING;
     await STEPS.release(test.host, runtime, RELEASE);
-    expect(test.calls).not.toContainEqual(['discard']);
+    expect(test.calls.map((call) => (call as string[])[0])).toEqual(['stop', 'detach']);
   });
 });
 

@@ -1,5 +1,6 @@
+import { once } from 'node:events';
 import { pino } from 'pino';
-import { afterEach, expect, test, vi } from 'vitest';
+import { afterEach, expect, onTestFinished, test, vi } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -58,11 +59,14 @@ test('a machine that starts again is not ready until the first answer, also whil
 });
 
 test('the guest of a Pod that no longer exists is not asked any more', async () => {
+  vi.useFakeTimers();
+  onTestFinished(() => void vi.useRealTimers());
   const asked: AbortSignal[] = [];
   const driver = {
     askGuest: async (_: unknown, { signal }: { signal: AbortSignal }) => {
       asked.push(signal);
-      return await Promise.withResolvers<never>().promise;
+      await once(signal, 'abort');
+      throw signal.reason;
     },
   };
   checks = new GuestChecks(
@@ -74,4 +78,6 @@ test('the guest of a Pod that no longer exists is not asked any more', async () 
   await vi.waitFor(() => expect(asked).toHaveLength(1), WAIT);
   checks.forget('uid');
   expect(asked[0]?.aborted).toBe(true);
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(asked).toHaveLength(1);
 });

@@ -1,3 +1,4 @@
+import { setImmediate } from 'node:timers/promises';
 import * as fc from 'fast-check';
 import { afterEach, describe, expect, test, vi } from 'vitest';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
@@ -224,9 +225,31 @@ test('a VM with readiness GuestAgent is ready when the guest agent answers', asy
 });
 
 test('a machine that does not run is not asked, and has no facts', async () => {
-  const { runtime } = await poll([WITH_FACTS]);
-  const [poller] = pollers;
+  const runtime = runtimeOf('None');
+  const pauses: (() => void)[] = [];
+  const asked: string[] = [];
+  const poller = new GuestPoller({
+    ask: async ({ state }) => {
+      asked.push(state.kind);
+      return WITH_FACTS;
+    },
+    changed: () => undefined,
+    onError: () => undefined,
+    wait: async () => await new Promise<void>((resolve) => pauses.push(resolve)),
+  });
+  pollers.push(poller);
+  poller.follow(POD, runtime);
+  await expect.poll(() => pauses).toHaveLength(1);
+  expect(runtime.guest).toEqual({ connected: true, facts: FACTS });
   runtime.state = { kind: 'stopped' };
-  poller?.follow(POD, runtime);
+  poller.follow(POD, runtime);
   expect(runtime.guest).toBeUndefined();
+  // Another loop would ask at once when its pause is over.
+  pauses[0]?.();
+  await setImmediate();
+  poller.follow(POD, runtime);
+  runtime.state = { kind: 'running', pid: 2, guestStarted: true, paused: false };
+  poller.follow(POD, runtime);
+  await expect.poll(() => pauses).toHaveLength(2);
+  expect(asked).toEqual(['running', 'running']);
 });

@@ -333,12 +333,15 @@ describe('the end of a guest', () => {
     expect(kinds(model)).toEqual(steps);
   });
 
-  test('together with the host starts it again from its own disk, whatever the policy', () => {
-    const model = running();
-    model.happen({ kind: 'reboot' });
-    model.settle();
-    expect(kinds(model)).toEqual(['note', 'start']);
-  });
+  test.each(['Never', 'OnFailure', 'Always'] as const)(
+    'together with the host starts it again from its own disk, also under %s',
+    (restartPolicy) => {
+      const model = running({}, { restartPolicy });
+      model.happen({ kind: 'reboot' });
+      model.settle();
+      expect(kinds(model)).toEqual(['note', 'start']);
+    },
+  );
 
   test('that comes again and again is waited for longer and longer, and a long run forgives', () => {
     const model = running({}, { restartPolicy: 'Always' });

@@ -256,7 +256,9 @@ test('a Pod waits for a chosen port of another machine, and does not learn of ot
     'Port 9003/TCP is held by VM holder, for which this host chose the port',
   );
   const foreign = { ...pod, metadata: { ...pod.metadata, namespace: 'platform-qa' } };
-  expect(awaitedPort(foreign, claimed, [holder])).toContain('held by a VM of another namespace');
+  expect(awaitedPort(foreign, claimed, [holder])).toBe(
+    'Port 9003/TCP is held by a VM of another namespace, for which this host chose the port',
+  );
   expect(awaitedPort(podOf('other', 9002), ['TCP/9002'], [holder])).toBeUndefined();
   holder.failure = failed('Crashed', '');
   expect(awaitedPort(pod, claimed, [holder])).toBeUndefined();

@@ -4,6 +4,7 @@ import { machineReportSchema } from '../../api/v1alpha1/machine.ts';
 import { DISK_CONDITION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
+import { PAUSED_MESSAGE } from './diskguard.ts';
 import { type MachineRecord, newRecord, newRuntime, type Runtime, type Step } from './machine.ts';
 import { machineStatus, phaseOf } from './status.ts';
 
@@ -50,8 +51,8 @@ test('a machine that runs says nothing of the disk', () => {
 
 test('a paused machine is not ready, and says why', () => {
   const { ready, disk } = conditions({ ...RUNNING, guestStarted: false, paused: true }, { kind: 'settled' });
-  expect(ready).toMatchObject({ status: 'False', reason: 'HostDiskFull' });
-  expect(disk).toMatchObject({ status: 'False', reason: 'HostDiskFull', message: ready?.message });
+  const why = { status: 'False', reason: 'HostDiskFull', message: PAUSED_MESSAGE };
+  expect([ready, disk]).toMatchObject([why, why]);
 });
 
 test('a machine whose memory has no room is ready, and says why it is not suspended', () => {

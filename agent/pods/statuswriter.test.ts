@@ -1,11 +1,11 @@
 import { pino } from 'pino';
 import { expect, onTestFinished, test, vi } from 'vitest';
 import type { KubeClient } from '../../kube/client.ts';
-import type { Pod, PodStatus } from '../../kube/core.ts';
+import { type Pod, PODS, type PodStatus } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { parkedStatus } from '../../kube/podstatus.ts';
-import { showsAlready, StatusWriter } from './statuswriter.ts';
+import { StatusWriter } from './statuswriter.ts';
 
 const NOW = '2030-01-01T00:00:00Z';
 const pod: Pod = {
@@ -31,15 +31,9 @@ function status(message: string): PodStatus {
   return parkedStatus(pod, { reason: 'HostRunsOnlyMachines', message }, '192.0.2.1', NOW);
 }
 
-test('a status that was written is not written again, whatever the API server adds; another one is', () => {
-  const shown = { ...pod, status: given(status('a message')) };
-  expect(showsAlready(shown, status('a message'))).toBe(true);
-  expect(showsAlready(shown, status('another'))).toBe(false);
-});
-
 /** Starts a writer for `pod`. `remove` removes the Pod from the cache, as the watch does; `restore` adds it again. */
-function startWriter(client: object) {
-  let known: Pod | undefined = pod;
+function startWriter(client: object, cached: Pod = pod) {
+  let known: Pod | undefined = cached;
   const writer = new StatusWriter({
     client: client as KubeClient,
     podOf: () => known,
@@ -60,6 +54,22 @@ function startWriter(client: object) {
 async function rest(): Promise<void> {
   await new Promise((resolve) => setTimeout(resolve, 10));
 }
+
+test('a status that was written is not written again, whatever the API server adds; another one is', async () => {
+  const shown = { ...pod, status: given(status('a message')) };
+  const client = { apply: vi.fn(async () => shown) };
+  const { writer } = startWriter(client, shown);
+  const onTaken = vi.fn();
+  writer.show(shown, status('a message'), { onTaken });
+  await expect.poll(() => onTaken).toHaveBeenCalledTimes(1);
+  expect(client.apply).not.toHaveBeenCalled();
+  const another = status('another');
+  writer.show(shown, another, { onTaken });
+  await expect.poll(() => onTaken).toHaveBeenCalledTimes(2);
+  const { name, namespace, uid } = pod.metadata;
+  const written = { metadata: { name, namespace, uid }, status: another };
+  expect(client.apply).toHaveBeenCalledExactlyOnceWith(PODS, written, expect.anything());
+});
 
 test('nothing is kept for a Pod that is gone before the answer to its deletion arrives', async () => {
   const answer = Promise.withResolvers<void>();

@@ -33,7 +33,7 @@ describe('user data from a Secret', () => {
   test.each([
     ['no Secret', refused(404), 'SecretNotFound', 'first-boot in ci'],
     ['no such key', secret(PASSWORD, 'other'), 'SecretNotFound', 'the key user-data'],
-    ['too many bytes', secret(PASSWORD.repeat(2 ** 13)), 'UserDataInvalid', '65536'],
+    ['too many bytes', secret(`${PASSWORD.repeat(2 ** 12)}x`), 'UserDataInvalid', '65536'],
     ['no text', secret(Buffer.from([0xff, 0xfe, ...Buffer.from(PASSWORD)])), 'UserDataInvalid', 'UTF-8'],
     ['no answer', refused(503), 'SecretNotRead', 'away'],
   ])(

@@ -44,7 +44,7 @@ function runnerOf(atOnce: number): TaskRunner {
 }
 
 afterEach(async () => {
-  for (const uid of ['a', 'b', 'c', 'd']) {
+  for (const uid of ['a', 'b', 'c', 'd', 'e']) {
     underWay.get(uid)?.resolve({});
     runner.forget(uid);
   }
@@ -93,7 +93,7 @@ test('a limited number of tasks runs at once, and the others wait in their order
 });
 
 test('a namespace leaves one place of the host to others, and its own tasks wait in their order', async () => {
-  startIn('many', 'a', 'b', 'c');
+  startIn('many', 'a', 'b', 'c', 'e');
   startIn('other', 'd');
   await vi.waitFor(() => expect([...underWay.keys()]).toEqual(['a', 'd']), WAIT);
   expect(runner.state('b')).toEqual({
@@ -105,7 +105,8 @@ test('a namespace leaves one place of the host to others, and its own tasks wait
   expect(kinds('a', 'b', 'c')).toEqual(['running', 'waiting', 'waiting']);
   runner.abort('b');
   underWay.get('a')?.resolve({});
-  await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['succeeded', 'failed', 'running']), WAIT);
+  const ends = ['succeeded', 'failed', 'running', 'waiting'];
+  await vi.waitFor(() => expect(kinds('a', 'b', 'c', 'e')).toEqual(ends), WAIT);
 });
 
 test('on a host that does one task at once, each waiting task has a reason', async () => {
@@ -143,13 +144,18 @@ test('the log of an ended task can still be read after a restart of the agent, u
 });
 
 test('a waiting task whose Pod is deleted ends at once; a running one counts until it has ended', async () => {
-  start('a', 'b', 'c', 'd');
+  start('a', 'b', 'c', 'd', 'e');
   runner.abort('c');
   const message = 'The Pod of the task was deleted';
   await vi.waitFor(() => expect(runner.state('c')).toMatchObject({ kind: 'failed', message }), WAIT);
   runner.abort('a');
   await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
   expect(kinds('a', 'b', 'd')).toEqual(['running', 'running', 'waiting']);
+  underWay.get('b')?.resolve({});
+  await vi.waitFor(() => expect(kinds('b', 'd')).toEqual(['succeeded', 'running']), WAIT);
+  expect(kinds('a', 'e')).toEqual(['running', 'waiting']);
+  underWay.get('a')?.resolve({});
+  await vi.waitFor(() => expect(kinds('a', 'e')).toEqual(['succeeded', 'running']), WAIT);
 });
 
 test('the folder of a task that an earlier run of the agent began is removed with its Pod', async () => {

@@ -82,12 +82,22 @@ it('that is shorter than announced is no success, and its caller gets fewer byte
 
 it('is interrupted when all callers leave before its end', async () => {
   await writeFile(file.path, Buffer.alloc(64 * 1024 ** 2));
-  const caller = await attach();
-  const served = downloaders.serve({ ...file, bytes: 64 * 1024 ** 2 }, signal);
+  const [first, last] = [await attach(), await attach()];
+  const onEnd = vi.fn();
+  const served = downloaders.serve({ ...file, bytes: 64 * 1024 ** 2 }, signal).finally(onEnd);
   served.catch(() => undefined);
-  await once(caller, 'readable');
-  expect(open[1]?.timeout).toBe(60_000);
-  caller.destroy();
+  await Promise.all([once(first, 'readable'), once(last, 'readable')]);
+  const [, host, , lastHost] = open as [Socket, Socket, Socket, Socket];
+  expect([host.timeout, lastHost.timeout]).toEqual([60_000, 60_000]);
+  const left = once(host, 'close');
+  first.destroy();
+  await left;
+  // The other caller still gets bytes.
+  let bytes = 0;
+  last.on('data', (piece: Buffer) => (bytes += piece.length));
+  await vi.waitUntil(() => bytes > 16 * 1024 ** 2, { timeout: 30_000 });
+  expect(onEnd).not.toHaveBeenCalled();
+  last.destroy();
   await expect(served).rejects.toMatchObject({ reason: 'DownloadInterrupted' });
 });
 
@@ -137,15 +147,16 @@ it('that cannot be fetched is refused to those who wait', async () => {
 
 it('ends for all callers when its Pod is deleted', async () => {
   await writeFile(file.path, Buffer.alloc(64 * 1024 ** 2));
-  const caller = await attach();
+  const callers = [await attach(), await attach()];
   const abort = new AbortController();
   const served = downloaders.serve({ ...file, bytes: 64 * 1024 ** 2 }, abort.signal);
   served.catch(() => undefined);
-  await once(caller, 'readable');
+  await Promise.all(callers.map(async (caller) => await once(caller, 'readable')));
   abort.abort(new Error('deleted'));
   await expect(served).rejects.toThrow('deleted');
-  caller.on('error', () => undefined).resume();
-  await once(caller, 'close');
+  await Promise.all(
+    callers.map(async (caller) => await once(caller.on('error', () => undefined).resume(), 'close')),
+  );
 });
 
 it('ends when the disk of its host becomes full, and its copy is removed', async () => {

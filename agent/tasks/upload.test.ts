@@ -7,7 +7,10 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { transferAnswerSchema } from '../../api/v1alpha1/transfer.ts';
+import { writeSparse } from '../disks/sparse.ts';
 import { answer, receiveFile, type ReceivedFile } from './upload.ts';
+
+vi.mock(import('../disks/sparse.ts'), { spy: true });
 
 const MEBIBYTE = 1024 ** 2;
 const content = Buffer.concat([randomBytes(MEBIBYTE), Buffer.alloc(MEBIBYTE)]);
@@ -34,6 +37,7 @@ beforeEach(async () => {
 
 afterEach(async () => {
   vi.useRealTimers();
+  vi.mocked(writeSparse).mockClear();
   sender.destroy();
   host.destroy();
   server.close();
@@ -174,6 +178,18 @@ describe('an upload', () => {
     const received = receive();
     received.catch(() => undefined);
     sender.on('error', () => undefined);
+    while (vi.getTimerCount() === 0) {
+      await new Promise((turn) => setImmediate(turn));
+    }
+    const disk = Promise.withResolvers<void>();
+    vi.mocked(writeSparse).mockImplementationOnce(async () => await disk.promise);
+    sender.write(piece(content.subarray(0, 1000)));
+    while (vi.mocked(writeSparse).mock.calls.length === 0) {
+      await new Promise((turn) => setImmediate(turn));
+    }
+    vi.advanceTimersByTime(120_000);
+    expect(host.destroyed).toBe(false);
+    disk.resolve();
     while (vi.getTimerCount() === 0) {
       await new Promise((turn) => setImmediate(turn));
     }

@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import { mkdtemp, open, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
@@ -95,7 +95,9 @@ describe('a blob', () => {
     gate.catch(() => undefined);
     await expect(fetch(all, { gate })).rejects.toThrow('registry gone');
     expect(journal.has('blob 0')).toBe(true);
+    asked = [];
     expect((await fetch(all, { servesRanges: false })).equals(CONTENT)).toBe(true);
+    expect(asked).toEqual([0]);
   });
 
   test('with a wrong digest is reported as such, whatever its reader reported', async () => {
@@ -105,10 +107,12 @@ describe('a blob', () => {
   });
 
   test('with the right digest lets its reader report a fault, once all of it has come', async () => {
-    await expect(fetch(giveUp)).rejects.toThrow('no archive');
-    const file = await open(join(folder, 'blob'));
-    expect((await file.stat()).size).toBe(CONTENT.length);
-    await file.close();
+    const gate = Promise.withResolvers<void>();
+    const early = async (content: AsyncIterable<Buffer>): Promise<never> =>
+      await giveUp(content).finally(() => gate.resolve());
+    await expect(fetch(early, { gate: gate.promise })).rejects.toThrow('no archive');
+    expect(['blob 0', 'blob 1'].map((part) => journal.has(part))).toEqual([true, true]);
+    expect((await readFile(join(folder, 'blob'))).equals(CONTENT)).toBe(true);
   });
 
   test('that does not come to its end fails with the error of the registry', async () => {

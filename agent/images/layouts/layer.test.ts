@@ -10,7 +10,7 @@ import { extractDisk } from './layer.ts';
 const MEBIBYTE = 1024 ** 2;
 const PIECE_BYTES = 4096;
 
-it('writes a disk that comes in small pieces by the mebibyte, also without direct writes', async () => {
+it('writes a disk that comes in small pieces by the mebibyte where direct writes are impossible', async () => {
   const folder = await mkdtemp(join(tmpdir(), 'berth-layer-'));
   onTestFinished(() => rm(folder, { recursive: true }));
   const content = randomBytes(4 * MEBIBYTE);

@@ -143,6 +143,7 @@ describe('an import', () => {
     );
     const message = 'it ends in the middle';
     await expect(broken).rejects.toMatchObject({ name: 'ReasonedError', reason: 'ImageInvalid', message });
+    expect(await readdir(join(folder, 'images', 'partial'))).toEqual([]);
     expect((await fetching()).id).toBe(fileId(DIGEST));
     expect(fetches).toBe(1);
   });

@@ -1,5 +1,5 @@
 import * as fc from 'fast-check';
-import { describe, expect, it } from 'vitest';
+import { describe, expect, it, vi } from 'vitest';
 import { type Credential, fingerprint, Keyring } from './credentials.ts';
 
 function config(auths: Record<string, unknown>): string {
@@ -120,7 +120,7 @@ describe('a keyring', () => {
   });
 });
 
-it('fingerprints differ between credentials, and reveal nothing else', () => {
+it('fingerprints differ between credentials, and reveal nothing else', async () => {
   const all: (Credential | undefined)[] = [
     undefined,
     { type: 'password', username: 'a', password: 'bc' },
@@ -131,4 +131,9 @@ it('fingerprints differ between credentials, and reveal nothing else', () => {
   const prints = all.map(fingerprint);
   expect(new Set(prints).size).toBe(all.length);
   expect(all.map(fingerprint)).toEqual(prints);
+  expect(prints).toEqual(['anonymous', ...Array(4).fill(expect.stringMatching(/^[0-9a-f]{64}$/))]);
+  // A fingerprint without a key would let its readers try passwords.
+  vi.resetModules();
+  const { fingerprint: later } = await import('./credentials.ts');
+  expect(all.map(later).filter((print) => prints.includes(print))).toEqual(['anonymous']);
 });

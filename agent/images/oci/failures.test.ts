@@ -25,7 +25,8 @@ describe('retrying', () => {
     expect(asked).toBe(1);
   });
 
-  it('ends with the reason of its signal while it waits', async () => {
+  // Its wait is longer than the limit of this test.
+  it('ends with the reason of its signal while it waits', { timeout: 15_000 }, async () => {
     const abort = new AbortController();
     const busy = new TransientError(new ReasonedError('ImageFetchFailed', 'busy'), 20_000);
     const waiting = retrying(async () => {
