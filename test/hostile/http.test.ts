@@ -110,7 +110,7 @@ it('a connection that is reset in the middle of an upgrade, a tunnel or an answe
 it('10,000 invalid tokens are refused, and the Leases are renewed meanwhile', async (context) => {
   const guarded = doors.filter(({ tls }) => tls);
   const rounds = Math.ceil(scaled(10_000) / AT_ONCE);
-  let isRenewed = false;
+  const leases = { renewed: false };
   const ask = async (door: Door, isCounted: boolean): Promise<void> => {
     const token = randomBytes(30).toString('base64url');
     const outcome = await send(door, request('GET', '/metrics', [`Authorization: Bearer ${token}`]));
@@ -121,13 +121,13 @@ it('10,000 invalid tokens are refused, and the Leases are renewed meanwhile', as
   };
   // Further tokens come until the Leases are renewed. They are not counted, because their number depends on the time.
   const askAll = async (): Promise<void> => {
-    for (let round = 0; round < rounds || !isRenewed; round += 1) {
+    for (let round = 0; round < rounds || !leases.renewed; round += 1) {
       const door = guarded[round % guarded.length] as Door;
       await Promise.all(Array.from({ length: AT_ONCE }, () => ask(door, round < rounds)));
     }
   };
   const alive = expectAlive().finally(() => {
-    isRenewed = true;
+    leases.renewed = true;
   });
   await Promise.all([askAll(), alive]);
 });
