@@ -142,6 +142,12 @@ describe('a private image on a host', () => {
     now = REMEMBERED_MILLISECONDS;
     await registry.stop();
     expect(await ask(context, 'no secret, open and away', reference)).toBe('an image');
+    await configure('password');
+    now = 2 * REMEMBERED_MILLISECONDS;
+    const denied = { reason: 'ImageAccessDenied' };
+    await expect(ensure(store, reference, 'machine/late')).rejects.toMatchObject(denied);
+    await registry.stop();
+    await expect(ensure(store, reference, 'machine/later')).rejects.toMatchObject({ name: 'ReasonedError' });
   });
 });
 

@@ -60,6 +60,9 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     await world.do('serveUdp', ECHO_PORT);
     await host.do('serveUdp', ECHO_PORT, '::');
     await host.do('serveHttp', 80);
+    await world.do('serveHttp', 80);
+    // Without a route, the kernel would not send anything to this address, whatever the rules are.
+    net.inHost('ip', '-6', 'route', 'add', 'fd00:ec2::254/128', 'dev', 'uplink');
     for (const port of [53, 8000]) {
       await host.do('serveUdp', port, RESOLVER);
     }
@@ -119,7 +122,22 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     expect(await host.do('heard')).toEqual({});
     expect(Object.keys(await world.do('heard'))).toEqual(['the last']);
     const isAccepted = (frame: Buffer): boolean => frame[23] === 6 && ((frame[47] ?? 0) & 0x12) === 0x12;
-    expect(guest.frames.filter(isAccepted)).toEqual([]);
+    const acceptedBy = (): string[] =>
+      guest.frames.filter(isAccepted).map((frame) => frame.subarray(26, 30).join('.'));
+    // The outside world accepts a connection, so the guest would see that another server does.
+    await waitFor(
+      'the outside world to accept a connection',
+      () => {
+        const [from, to] = [
+          { address: GUEST, port: 6001 },
+          { address: WORLD_ADDRESS, port: 80 },
+        ];
+        guest.sendPacket(gateway, tcpSyn(from, to));
+        return acceptedBy().length > 0;
+      },
+      ANSWER,
+    );
+    expect(acceptedBy().filter((address) => address !== WORLD_ADDRESS)).toEqual([]);
     await waitFor(
       'the resolver to be asked',
       async () => {
@@ -140,13 +158,13 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     (address) => {
       const say = `echo taken over > /dev/udp/${address}/${ECHO_PORT}`;
       const user = ['--reuid', String(MACHINE_USER), '--regid', String(MACHINE_USER), '--clear-groups'];
-      expect(() => net.inHost('setpriv', ...user, 'bash', '-c', say)).toThrow(/not permitted|unreachable/);
+      expect(() => net.inHost('setpriv', ...user, 'bash', '-c', say)).toThrow('not permitted');
     },
   );
 
   test('a connection of another process of the host ends on both sides', async () => {
     const program = `socket($s, 2, 1, 0); bind($s, $at = pack('S n a4 x8', 2, 7001, "\\x7f\\0\\0\\1")); listen($s, 1);
-      socket($c, 2, 1, 0); connect($c, $at); accept($t, $s); close $c; sysread($t, $_, 1); close $t;`;
+      socket($c, 2, 1, 0); connect($c, $at) or die; accept($t, $s) or die; close $c; sysread($t, $_, 1); close $t;`;
     net.inHost('perl', '-e', program);
     await waitFor('the end', () => !net.inHost('ss', '-tan', 'sport', '=', ':7001').includes('LAST-ACK'), {
       deadlineMilliseconds: 5_000,

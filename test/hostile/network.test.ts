@@ -31,7 +31,7 @@ import {
 import { waitFor } from '../../hack/wait.ts';
 import { HOSTILE_SEED, hostileRuns, scaled, tried } from './support/attempts.ts';
 import { ipv6Attempts } from '../wires/ipv6.ts';
-import { arrived, forgetArrived, strangeFrames, watchGuests } from './support/watch.ts';
+import { arrived, forgetArrived, icmpBesidePings, strangeFrames, watchGuests } from './support/watch.ts';
 import { unless } from '../support/unless.ts';
 
 const ECHO_PORT = 7000;
@@ -199,6 +199,7 @@ describe('a guest of the nat network', unless(missing), () => {
       `tcp ${GATEWAY} 53`,
       `udp ${GATEWAY} 53`,
     ]);
+    expect(icmpBesidePings(net)).toBe(0);
     expect(await host.do('heard')).toEqual({});
     const pong = (frame: Buffer): boolean => frame[23] === PROTOCOL.icmp && frame[34] === 0;
     await waitFor('the gateway to answer the ping', () => a.frames.some(pong), ANSWER);
@@ -425,7 +426,7 @@ describe('a guest of the nat network', unless(missing), () => {
     );
   });
 
-  test('can send frames of all kinds, and none reaches the neighbour or the host', async (context) => {
+  test('can send frames of all kinds: only DHCP, DNS and ping reach the host, and nothing the neighbour', async (context) => {
     const mac = fc.constantFrom(MACS.a, MACS.b, gateway, BROADCAST, '01:80:c2:00:00:00', '33:33:00:00:00:01');
     const type = fc.oneof(fc.constantFrom(...Object.values(ETHERTYPE)), fc.integer({ min: 0, max: 65_535 }));
     const address = fc.constantFrom(
@@ -467,7 +468,7 @@ describe('a guest of the nat network', unless(missing), () => {
         flow % 2 === 0 ? { address: WORLD_ADDRESS, port: ECHO_PORT + 1 } : { address: GATEWAY, port: 53 };
       a.sendDatagram(gateway, to, 'a flow', { port: 1024 + (Math.floor(flow / 2) % 60_000) });
     }
-    const { a: refused = 0 } = await waitFor('what was refused to be counted', async () => {
+    const { a: refused = 0, ...others } = await waitFor('what was refused to be counted', async () => {
       const report = await host.do('check');
       expect(report).toMatchObject({ healthy: true, repaired: [] });
       return (report.refusedConnections['a'] ?? 0) > 0 && report.refusedConnections;
@@ -476,6 +477,7 @@ describe('a guest of the nat network', unless(missing), () => {
     const tracked = net.inHost('conntrack', '-L', '--orig-src', addresses.a).trim().split('\n').length;
     expect(tracked).toBeLessThanOrEqual(CONNECTIONS_PER_GUEST + 1);
     expect(refused).toBeGreaterThan(0);
+    expect(Object.values(others).filter((count) => count > 0)).toEqual([]);
     tried(context, `${flows} flows of one guest`, `at most ${CONNECTIONS_PER_GUEST} tracked`);
   });
 

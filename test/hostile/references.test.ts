@@ -73,6 +73,12 @@ beforeAll(async () => {
     // The right to `list` does not replace the right to `get`.
     { apiGroups: ['berth.dev'], resources: ['vmconfigs', 'images', 'isos'], verbs: ['list', 'watch'] },
   ];
+  for (const { kind, plural } of [{ kind: 'VMConfig', plural: 'vmconfigs' }, ...NAMESPACED.slice(1)]) {
+    const source = { http: { url: 'https://images.example/disk', sha256: 'a'.repeat(64) } };
+    const spec = kind === 'VMConfig' ? {} : { source };
+    const existing = { apiVersion: 'berth.dev/v1alpha1', kind, metadata: { name: 'secret' }, spec };
+    await made(`${API}/namespaces/${foreign}/${plural}`, existing);
+  }
   await made(`${RIGHTS}/namespaces/${foreign}/roles`, { metadata: { name: ROLE }, rules });
   await grant(`${RIGHTS}/namespaces/${foreign}`, 'Role', ROLE);
   await waitFor('the rights and the policy to be known', async () => {

@@ -209,7 +209,7 @@ describe('a disk with less free space than images.minimumFree', () => {
     );
   }
 
-  test('a machine is not suspended until there is room, and says why', async (context) => {
+  test('a machine is not suspended without room, and says why', async (context) => {
     const uid = await run('asleep');
     const pod = await operator.get(PODS, { namespace, name: 'asleep' });
     await setDesired(operator, pod, { ...DESIRED, power: 'Suspended' });

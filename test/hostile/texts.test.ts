@@ -91,6 +91,18 @@ describe('an image reference', () => {
           '',
           '',
         ]);
+        const [named = ''] = text.trim().split('@');
+        const written = `${reference.registry}/${reference.repository}`;
+        const spellings = [
+          written,
+          written.replace('docker.io/', ''),
+          written.replace('docker.io/library/', ''),
+        ];
+        const tags = [undefined, reference.tag].map((tag) => (tag === undefined ? '' : `:${tag}`));
+        const all = spellings.flatMap((name) => tags.map((tag) => `${name}${tag}`));
+        expect(all).toContain(
+          named.replace(/^[^/]*\//, (host) => host.toLowerCase()).replace('index.docker.io/', 'docker.io/'),
+        );
         expect(normaliseImageName(normaliseImageName(text))).toBe(normaliseImageName(text));
       }),
       hostileRuns(REFERENCES),

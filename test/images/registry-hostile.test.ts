@@ -229,6 +229,7 @@ describe('a registry that', () => {
       reason: 'ImageFetchFailed',
       message: expect.stringContaining('address of this host') as string,
     });
+    expect(asked).toHaveLength(1);
   });
 
   it('redirects to storage: the range is sent there, the password is not, and an expired address is requested again', async () => {

@@ -131,7 +131,7 @@ describe('a registry with a token server', () => {
     }
   });
 
-  it('renews a token that the registry no longer accepts in the middle of a pull, once', async () => {
+  it('renews a token that the registry no longer accepts, once', async () => {
     const repository = to('private/image', password());
     tokens.givesExpired = true;
     await expect(repository.head('v1', signal)).rejects.toMatchObject({ reason: 'ImageAccessDenied' });

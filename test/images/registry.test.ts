@@ -208,7 +208,13 @@ describe('a registry with TLS and a password', () => {
     const before = await registry.requests();
     const { size } = descriptor;
     expect(await buffer(repository.stream(descriptor, { start: size, end: size }, signal))).toHaveLength(0);
-    expect(await registry.requests()).toEqual(before);
+    // The registry writes its log after an answer. A later request shows that it has written what came before.
+    await repository.head('both', signal);
+    const asked = await waitFor('the log', async () => {
+      const later = (await registry.requests()).slice(before.length);
+      return later.some(({ method }) => method === 'HEAD') && later;
+    });
+    expect(asked.filter(({ path }) => path.includes('/blobs/'))).toEqual([]);
   });
 
   it('a small blob is returned as a whole, and a blob above the limit not at all', async () => {
@@ -247,9 +253,10 @@ describe('a registry with TLS and a password', () => {
     const stream = repository.stream(await firstLayer(repository), { start: 0, end: BLOB_BYTES }, signal);
     for await (const chunk of stream) {
       expect(chunk).toBeDefined();
+      expect(registry.traffic.connections).toBeGreaterThan(0);
       break;
     }
-    expect(stream.destroyed).toBe(true);
+    await waitFor('the connection of the transfer to end', () => registry.traffic.connections === 0);
     const aborted = new AbortController();
     const other = repository.stream(
       await firstLayer(repository),

@@ -78,6 +78,12 @@ async function has(registry: TestRegistry, { reference = '' }: Published): Promi
   }
 }
 
+/** Returns how often the registry was asked to delete something. It first refuses a request without a password. */
+async function deletions(registry: TestRegistry): Promise<number> {
+  const requests = await registry.requests();
+  return requests.filter(({ method, status }) => method === 'DELETE' && status !== 401).length;
+}
+
 describe('a registry that allows deletes', () => {
   let registry: TestRegistry;
 
@@ -109,9 +115,11 @@ describe('a registry that allows deletes', () => {
   it('is never asked to remove a tag, because the tag may have another version by now', async () => {
     const host = publisher({ registry });
     const made = await store(host, version(registry, 'tagged'));
+    const before = await deletions(registry);
     const tagged = host.remove(version(registry, 'tagged'), signal);
     await expect(tagged).rejects.toMatchObject({ reason: 'ImageInvalid' });
     expect(await has(registry, made)).toBe(true);
+    expect(await deletions(registry)).toBe(before);
   });
 });
 
@@ -129,6 +137,7 @@ describe('a registry that allows no deletes', () => {
     const made = await store(host, version(registry, 'one'));
     expect(await host.remove(place(made), signal)).toMatch(/storage\/platform-ci\/golden.*allow deletions/);
     expect(await has(registry, made)).toBe(true);
+    expect(await deletions(registry)).toBe(1);
   });
 });
 

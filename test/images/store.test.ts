@@ -299,6 +299,8 @@ describe('the removal for a cache entry', () => {
   it('waits until starting VMs have their clones, and leaves running machines their file', async () => {
     const keyring = keyringOf(registry);
     const { reference } = await publish('team/removed:1');
+    const { reference: unneeded } = await publish('team/unneeded:1');
+    await ensure(store, unneeded, 'entry/unneeded', { keyring });
     const earlier = await blobsFetched();
     await ensure(store, reference, 'entry/e', { keyring });
     const { path } = await ensure(store, reference, 'machine/a', { keyring });
@@ -308,6 +310,8 @@ describe('the removal for a cache entry', () => {
     });
     await ensure(store, reference, 'machine/b', { keyring });
     store.cloned('machine/a');
+    // This removal begins later. If the other one no longer waited, it would have ended before this one.
+    await store.remove('entry/unneeded', new AbortController().signal);
     expect(store.images()).toHaveLength(1);
     expect(removal.done).toBe(false);
     store.cloned('machine/b');
@@ -332,6 +336,7 @@ describe('the removal for a cache entry', () => {
     const reopened = await openStore(data, [registry]);
     await reopened.remove('entry/one', signal);
     expect(reopened.images()).toHaveLength(1);
+    expect(existsSync(path)).toBe(true);
     await reopened.remove('entry/two', signal);
     expect(reopened.images()).toEqual([]);
     expect(existsSync(path)).toBe(false);
@@ -349,6 +354,8 @@ describe('the removal for a cache entry', () => {
     await expect(removed).rejects.toThrow('too late');
     expect(store.images()).toHaveLength(1);
     store.release('machine/a');
+    // The cache entry still holds the image.
+    expect(store.heldBytes()).toBeGreaterThan(0);
     await store.remove('entry/e', new AbortController().signal);
     expect(store.images()).toEqual([]);
   });

@@ -39,6 +39,11 @@ export class Wire implements Disposable {
     return (this.#server.address() as AddressInfo).port;
   }
 
+  /** Number of open connections of clients. */
+  get connections(): number {
+    return this.#pairs.size;
+  }
+
   /** Returns the origin of a URL with the port of this wire. */
   addressOf(url: string): string {
     const through = new URL(url);

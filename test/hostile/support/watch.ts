@@ -24,8 +24,10 @@ export function watchGuests(net: NatWorld, probe: string): void {
       set host_other { ${pair} }
       set beyond_ports { ${tuple} }
       set beyond_other { ${pair} }
+      counter other_icmp { }
       ${chain('input', 'host')}
       ${chain('forward', 'beyond')}
+      chain other_icmp { type filter hook input priority ${LAST}; ${past} icmp type != echo-request counter name other_icmp; }
     }
     table bridge watch {
       counter strange { }
@@ -63,6 +65,14 @@ export function strangeFrames(net: NatWorld): number {
     listing(net, 'counter', 'bridge', 'watch', 'strange'),
   ].flat();
   return counters.reduce((sum, { counter }) => sum + (counter?.packets ?? 0), 0);
+}
+
+/** Returns the number of ICMP packets of guests other than pings that reached the host itself. */
+export function icmpBesidePings(net: NatWorld): number {
+  return listing(net, 'counter', 'inet', 'watch', 'other_icmp').reduce(
+    (sum, { counter }) => sum + (counter?.packets ?? 0),
+    0,
+  );
 }
 
 export function forgetArrived(net: NatWorld): void {
