@@ -36,11 +36,14 @@ describe('a cluster', () => {
       'kube-scheduler',
       'kwok',
     ]);
+    const others = await listProcesses(two.directory);
+    expect(others).toHaveLength(processes.length);
 
     await one.stop();
 
     expect(await Promise.all(processes.map((record) => isAlive(record)))).not.toContain(true);
     expect(existsSync(one.directory)).toBe(false);
+    expect(await Promise.all(others.map((record) => isAlive(record)))).not.toContain(false);
     expect((await two.client().list(NODES)).items).toHaveLength(1);
   });
 
@@ -54,6 +57,10 @@ describe('a cluster', () => {
     );
     const policies = await cluster.kubectl(['get', 'validatingadmissionpolicies', '-o', 'name']);
     expect(policies.stdout).toContain('berth');
+    const namespaces = await cluster.kubectl(['get', 'namespaces', '-o', 'name']);
+    expect(namespaces.stdout.split('\n')).toEqual(
+      expect.arrayContaining(['namespace/berth-system', 'namespace/platform-default']),
+    );
     const text = readFileSync(cluster.kubeconfig, 'utf8');
     for (const field of ['certificate-authority-data', 'client-certificate-data', 'client-key-data']) {
       expect(text).toMatch(new RegExp(`^ +${field}: \\S+$`, 'm'));
@@ -76,6 +83,7 @@ describe('a cluster', () => {
   test('is removed by the next start if its process died without cleaning up', async () => {
     const cluster = await start('left');
     const processes = await listProcesses(cluster.directory);
+    expect(processes).not.toEqual([]);
     // The harness must not signal a process id that another process has got in the meantime.
     expect(await signalProcess({ pid: process.pid, startTime: '1' }, 'SIGKILL')).toBe(false);
     // The record looks as if another process, which has ended, had started the cluster.

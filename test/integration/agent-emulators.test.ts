@@ -214,6 +214,12 @@ describe('an emulator', () => {
     host.driver.end(vm.metadata.uid ?? '', 'Crashed', 'the host lost its power');
     host.emulators.end(uid, 'Crashed', 'the host lost its power');
     const { length } = host.emulators.calls;
+    const stateOfVM: (string | undefined)[] = [];
+    const start = host.emulators.start.bind(host.emulators);
+    host.emulators.start = async (...call) => {
+      stateOfVM.push(host.driver.machines.get(vm.metadata.uid ?? '')?.kind);
+      await start(...call);
+    };
     await host.launch();
     const booting = await waitForPod(
       name,
@@ -224,7 +230,9 @@ describe('an emulator', () => {
     expect(condition(booting, 'Ready')).toMatchObject({ status: 'False', reason: 'Starting' });
     host.emulators.device(uid).booted = true;
     const running = await waitForPod(name, 'Ready', (pod) => condition(pod, 'Ready')?.status === 'True');
+    host.emulators.start = start;
     expect(host.emulators.calls.slice(length).filter((call) => call === `start ${uid}`)).toHaveLength(1);
+    expect(new Set(stateOfVM), 'the VM when the emulator starts').toEqual(new Set(['running']));
     await destroy(running);
   });
 

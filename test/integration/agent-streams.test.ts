@@ -6,6 +6,7 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { type Duplex, PassThrough } from 'node:stream';
+import { promisify } from 'node:util';
 import { Attach, Exec, KubeConfig, PortForward as WebSocketPortForward } from '@kubernetes/client-node';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { SharedConsole } from '../../agent/console/shared.ts';
@@ -74,6 +75,9 @@ function listenLocally(handle: (socket: Socket) => void): Promise<Server> {
 }
 
 const portOf = (server: Server): number => (server.address() as AddressInfo).port;
+
+const connectionsOf = (server: Server): Promise<number> =>
+  promisify<number>((callback) => server.getConnections(callback))();
 
 /** Sends bytes and returns what comes back until the end. */
 async function exchange(port: number, bytes: Buffer): Promise<Buffer> {
@@ -176,6 +180,7 @@ describe('port-forward', () => {
     });
     await Promise.all(exchanges);
     await waitFor('the forward to be closed', () => forwards === 0);
+    await waitFor('the guest to have no connection', async () => (await connectionsOf(guest)) === 0);
     forwarder.kill();
   });
 

@@ -151,7 +151,7 @@ describe('an emulator', () => {
     });
     await create('new');
     const told = await world.emulators.waitForReason('new', 'Scheduled', 'HostWithoutEmulators');
-    expect(told.message).toContain(message);
+    expect(told.message).toContain(`Host ${name} runs no emulators: ${message}`);
     expect([await uidOf('old'), emulators.machines.get(uid)?.kind]).toEqual([uid, 'running']);
     await restartAgent(() => {
       emulators.offered = before;
@@ -184,6 +184,8 @@ describe('an emulator', () => {
       message: 'Nobody may use /dev/kvm',
     });
     expect(world.host.emulators.calls).toContain(`discard ${await uidOf('unable')}`);
+    const { network } = world.host;
+    await waitFor('the network to be gone', () => network.namespaces.size === 0);
     await remove('unable');
     await expectOnHost(0);
   });

@@ -11,6 +11,7 @@ import { Informer, type InformerOptions } from '../../kube/informer.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
+import { numbered } from '../fixtures/vms.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { type FaultProxy, startFaultProxy } from '../wires/kubeproxy.ts';
@@ -101,14 +102,15 @@ afterEach(async () => {
 describe('informer', () => {
   it('has all objects after its first read, by one WatchList, and then follows', async () => {
     await create('a', '1');
+    await create('b', '1');
     await follow();
-    expect(told()).toEqual(['added a 1']);
+    expect(told().toSorted()).toEqual(['added a 1', 'added b 1']);
     await change('a', '2');
     await remove('a');
     await waitToSee('deleted a 2');
-    expect(told()).toEqual(['added a 1', 'updated a 2', 'deleted a 2']);
-    expect(proxy.requests).toHaveLength(1);
-    expect(informer.cache.list()).toEqual([]);
+    expect(told().slice(2)).toEqual(['updated a 2', 'deleted a 2']);
+    expect(proxy.requests).toEqual([expect.stringContaining('sendInitialEvents=true')]);
+    expect(informer.cache.list().map(({ metadata }) => metadata.name)).toEqual([`b-${label}`]);
   });
 
   it('lists in pages if the server has no WatchList', async () => {
@@ -116,13 +118,18 @@ describe('informer', () => {
       path.includes('sendInitialEvents')
         ? { status: 422, body: { kind: 'Status', code: 422, reason: 'Invalid' } }
         : undefined;
+    // More objects than one page has, in the order of their names.
     await create('a', '1');
-    await create('b', '1');
+    await Promise.all(numbered('b', 500).map((name) => create(name, '1')));
     await follow();
-    expect(told().toSorted()).toEqual(['added a 1', 'added b 1']);
-    await change('b', '2');
-    await waitToSee('updated b 2');
-    expect(proxy.requests[1]).toContain('limit=500');
+    expect(new Set(told())).toEqual(new Set(['a', ...numbered('b', 500)].map((name) => `added ${name} 1`)));
+    await change('b-499', '2');
+    await waitToSee('updated b-499 2');
+    expect(told().at(-1)).toBe('updated b-499 2');
+    expect(proxy.requests.slice(1, 3)).toEqual([
+      expect.stringContaining('limit=500'),
+      expect.stringContaining('continue='),
+    ]);
     expect(informer.cache.get(`${namespace}/a-${label}`)).toMatchObject({
       kind: 'ConfigMap',
       apiVersion: 'v1',

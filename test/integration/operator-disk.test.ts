@@ -3,6 +3,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { createQuota } from '../support/quota.ts';
+import { waitFor } from '../../hack/wait.ts';
 
 const COUNTED = 'platform-counted';
 const REQUESTED = 'ephemeral-storage';
@@ -47,9 +48,15 @@ it('a larger disk is counted from the next Pod on', async () => {
   await vms.patch('plain', { diskSize: '100Gi' });
   await vms.waitForVM('plain', 'its new size', ({ status }) => status?.resources?.diskSize === '100Gi');
   expect(await requestOf('plain')).toBe('2Gi');
-  await vms.create('again', { diskSize: '100Gi' });
-  await vms.waitForPhase('again', 'Running');
-  expect(await requestOf('again')).toBe('20Gi');
+  await vms.create('unbound', { placement: { node: 'nowhere' } });
+  await vms.waitForCondition('unbound', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
+  await vms.patch('unbound', { diskSize: '100Gi' });
+  await vms.waitForVM('unbound', 'its new size', ({ status }) => status?.resources?.diskSize === '100Gi');
+  expect(await requestOf('unbound')).toBe('2Gi');
+  const first = (await vms.pod('unbound')).metadata.uid;
+  await vms.deletePod('unbound');
+  await waitFor('the next Pod', async () => (await vms.pod('unbound')).metadata.uid !== first);
+  expect(await requestOf('unbound')).toBe('20Gi');
 });
 
 it('a quota counts the disk', async () => {

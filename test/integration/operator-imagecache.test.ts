@@ -89,6 +89,14 @@ async function kubectlGet(...more: string[]): Promise<string[][]> {
     .map((row) => row.split(/\s{2,}/));
 }
 
+/** Waits until `kubectl get` names the host that fails. The host does not fail while it is tried again. */
+async function untilShownFailing(host: string): Promise<void> {
+  await waitFor('kubectl get to name the host that fails', async () => {
+    const [head, row] = await kubectlGet('-o', 'wide');
+    return row?.[head?.indexOf('FAILING') ?? 0] === host;
+  });
+}
+
 describe('an ImageCacheEntry for all hosts', () => {
   const reference = 'registry.example/all:1';
 
@@ -119,8 +127,10 @@ describe('an ImageCacheEntry for all hosts', () => {
     const [first = ''] = hosts;
     await simulator.pull(first, reference);
     const before = simulator.done.length;
-    await entries.create('all', { reference, targets: { nodes: hosts.slice(0, 3) } });
-    await entries.waitUntilCached('all', 3);
+    await entries.create('present', { reference, targets: { nodes: hosts.slice(0, 3) } });
+    await entries.waitUntilCached('present', 3);
+    await waitFor('the Jobs to be gone', () => history.madeFor('present') >= 2 && history.present === 0);
+    expect(history.madeFor('present')).toBe(2);
     expect(simulator.done.slice(before).toSorted()).toEqual([
       `cache host-1 ${reference}`,
       `cache host-2 ${reference}`,
@@ -237,6 +247,7 @@ describe('hosts that do not finish', () => {
       'denied',
       /Warning\s+CachingFailed\s.*Host host-2: ImageAccessDenied: the registry wants/,
     );
+    await untilShownFailing('host-2');
     simulator.conduct('host-2', {});
     await entries.waitUntilCached('denied', hosts.length);
   });
@@ -256,10 +267,7 @@ describe('hosts that do not finish', () => {
     );
     expect(rowOf(failed, 'host-3')?.message).toMatch(/^DeadlineExceeded: image not fetched within 10 s/);
     // The operator tries again soon, and the host fails again.
-    await waitFor('kubectl get to name the host that fails', async () => {
-      const [head, row] = await kubectlGet('-o', 'wide');
-      return row?.[head?.indexOf('FAILING') ?? 0] === 'host-3';
-    });
+    await untilShownFailing('host-3');
     const vms = new VMs(cluster);
     await vms.create('instead', { placement: { node: 'host-3' } });
     await vms.waitForPhase('instead', 'Running');
@@ -378,6 +386,9 @@ describe('names', () => {
     await entries.waitUntilGone('spelling-0');
     await entries.waitUntilCached('spelling-1', 1);
     expect(simulator.holds('host-0')).toEqual([(await entries.get('spelling-1')).metadata.uid]);
+    await entries.waitFor('spelling-2', 'to be a duplicate of the next', (entry) =>
+      Boolean(readyOf(entry)?.message?.includes('spelling-1')),
+    );
   });
 
   it('a tag that moved: hosts with the older image are Outdated until a newer one is requested', async () => {

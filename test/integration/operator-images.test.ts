@@ -18,6 +18,9 @@ const DIGEST = `sha256:${'a'.repeat(64)}`;
 const PINNED = `registry.example/team/disk@${DIGEST}`;
 const REPORT = { digest: DIGEST, sizeBytes: 64 * 1024 ** 3, storageBytes: 9 * 1024 ** 3 };
 
+/** The host has one slot. Work on images must not wait for it. */
+const CONFIG = { imageStorage: { folder: true }, osx_node_platform_quota_pod: 1 };
+
 let cluster: Cluster;
 let operator: OperatorProcess;
 let host: ActingHost;
@@ -25,9 +28,7 @@ let vms: VMs;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `operator-images-${process.pid}` });
-  // The host has one slot. Work on images must not wait for it.
-  const config = { imageStorage: { folder: true }, osx_node_platform_quota_pod: 1 };
-  operator = await cluster.startOperator({ config });
+  operator = await cluster.startOperator({ config: CONFIG });
   await allowMetrics(cluster);
   host = await ActingHost.join(cluster.client(), 'mac1', { slots: 1 });
   vms = new VMs(cluster);
@@ -53,6 +54,12 @@ function untilImage(name: string, what: string, matches: (image: Image) => boole
 
 function untilPhase(name: string, phase: string): Promise<Image> {
   return untilImage(name, phase, ({ status }) => status?.phase === phase);
+}
+
+/** Changes the description, and returns the image when the operator has reconciled this change. */
+async function untilSeen(name: string, description: string): Promise<Image> {
+  const { generation } = (await patch(name, { description })).metadata;
+  return await untilImage(name, 'to be seen', ({ status }) => status?.observedGeneration === generation);
 }
 
 function condition(image: Image, type: string) {
@@ -178,19 +185,16 @@ describe('an Image of a registry', () => {
     expect(status?.contentFailure).toBe('ImageInvalid: not a disk');
     await cluster.client().delete(JOBS, ref(job), { propagationPolicy: 'Background' });
     await waitFor('the Job to be gone', () => isGone(() => cluster.client().get(JOBS, ref(job))));
-    const { metadata } = await patch('broken', { description: 'looked at after its Job is gone' });
-    const later = await untilImage(
-      'broken',
-      'to be seen',
-      (image) => image.status?.observedGeneration === metadata.generation,
-    );
+    const later = await untilSeen('broken', 'looked at after its Job is gone');
     expect(condition(later, 'Stalled')).toMatchObject({ reason: 'ImageInvalid', message: 'not a disk' });
     expect(await jobsOf('broken', 'pull')).toEqual([]);
   });
 
   it('from which an uninstallation removed the finalizer is kept by a later operator', async () => {
+    await operator.stop();
     const metadata = { finalizers: [] };
     await cluster.client().mergePatch(IMAGES, { namespace: NAMESPACE, name: 'disk' }, { metadata });
+    operator = await cluster.startOperator({ config: CONFIG });
     const held = await untilImage('disk', 'to be held', (one) => one.metadata.finalizers !== undefined);
     expect(held.metadata.finalizers).toEqual(['berth.dev/image']);
     expect(held.status?.phase).toBe('Ready');
@@ -279,6 +283,7 @@ describe('actions on an Image', () => {
       ({ status }) => status?.lastPush?.requestedAt === asked[1],
     );
     expect(done.status?.lastPush).toMatchObject({ result: 'Succeeded', reference });
+    await untilSeen('disk', 'looked at after its push');
     expect(await jobsOf('disk', 'push')).toHaveLength(2);
   });
 

@@ -143,6 +143,16 @@ describe('no-lost-disk: a VM that has run', () => {
   });
 
   it('was placed exactly once, in spite of later requests', async () => {
+    for (const name of ['robbed', 'drained']) {
+      for (const powerState of ['Stopped', 'Running']) {
+        const { generation } = (await vms.patch(name, { powerState })).metadata;
+        await vms.waitForVM(
+          name,
+          `${powerState} to be seen`,
+          ({ status }) => status?.observedGeneration === generation,
+        );
+      }
+    }
     const names = ['robbed', 'drained', 'dies'];
     const created = await Promise.all(names.map((name) => history.createdAs(vms.namespace, name)));
     expect(created).toEqual([1, 1, 1]);
@@ -266,9 +276,11 @@ describe('a VM during its life', () => {
     expect(await history.createdAs(vms.namespace, 'short')).toBe(1);
   });
 
-  it('a silent network does not change Ready, but an explicit False does', async () => {
+  it('a silent or a broken network does not change Ready, and NetworkReady tells of it', async () => {
     await runOnBare('net');
-    expect(conditionOf(await vms.get('net'), 'NetworkReady')).toMatchObject({ status: 'Unknown' });
+    const silent = await vms.get('net');
+    expect(conditionOf(silent, 'NetworkReady')).toMatchObject({ status: 'Unknown' });
+    expect(conditionOf(silent, 'Ready')).toMatchObject({ status: 'True' });
     await bare.setPodCondition(ref('net'), {
       type: 'berth.dev/Network',
       status: 'False',
@@ -276,7 +288,9 @@ describe('a VM during its life', () => {
       message: 'forwarding is switched off',
     });
     await vms.waitForCondition('net', 'NetworkReady', { status: 'False', reason: 'ForwardingOff' });
-    expect((await vms.get('net')).status?.phase).toBe('Running');
+    const broken = await vms.get('net');
+    expect(broken.status?.phase).toBe('Running');
+    expect(conditionOf(broken, 'Ready')).toMatchObject({ status: 'True' });
   });
 });
 
