@@ -126,7 +126,7 @@ describe('a deployment', () => {
     await vms.waitUntilGone('failing');
   });
 
-  it('on full hosts answers 503 at once if the client wants so', async () => {
+  it('that no host can take answers 503 at once if the client wants so', async () => {
     const { status, body, headers } = await deploy({ ...nowhere, name: 'full' }, '?whenFull=fail');
     expect([status, body.reason]).toEqual([503, 'ServiceUnavailable']);
     expect(headers['retry-after']).toBeDefined();
