@@ -230,6 +230,8 @@ describe('vm wait', () => {
     );
     await rack.run(ref('other'));
     expect(await running).toEqual({ code: 0, out: 'vm first is running\nvm other is running\n', err: '' });
+    const unready = await berth('vm', 'wait', 'unready', '--for', 'ready', '--timeout', '1s');
+    expect([unready.code, unready.out]).toEqual([5, '']);
     await rack.setPodCondition(ref('first'), { type: 'Ready', status: 'True', reason: 'GuestReady' });
     expect(await ready).toEqual({ code: 0, out: 'vm first is ready\n', err: '' });
     expect(await wait('condition=Scheduled', 'first')).toMatchObject({
@@ -407,7 +409,10 @@ describe('support-bundle', () => {
     expect(statSync(file).mode & 0o777).toBe(0o600);
     const raw = gunzipSync(readFileSync(file)).toString('latin1');
     expect(raw.match(/planted0\d/g)).toBeNull();
-    expect(raw).toContain('berth-support/objects/vms.json');
+    for (const plural of ['vms', 'images']) {
+      const [, objects] = raw.split(`berth-support/objects/${plural}.json`);
+      expect(objects).toMatch(/"name": ?"planted"/);
+    }
     // The simulated hosts serve no metrics.
     expect(err).toMatch(/^warning: not in the bundle: metrics of host rack: /m);
     expect(raw).toContain('metrics of host rack');

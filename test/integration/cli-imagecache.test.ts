@@ -383,7 +383,7 @@ describe('imagecache', () => {
     expect(kept.map(({ spec }) => spec.targets?.nodes?.toSorted())).toEqual([hosts]);
   });
 
-  it('adds the image to the other hosts when a tag excludes one', async () => {
+  it('adds the image to the other host when a tag excludes two', async () => {
     const image = `${IMAGE}/excluded:1`;
     await cluster.client().create(IMAGE_CACHE_ENTRIES, {
       metadata: { name: `${namespace}-excluded` },
@@ -397,6 +397,8 @@ describe('imagecache', () => {
       out: words(first),
       err: `error: ${refusal(second)}${refusal(third)}`,
     });
+    const kept = (await entries()).filter(({ spec }) => spec.reference === image);
+    expect(kept.map(({ spec }) => spec.targets)).toMatchObject([{ nodes: [first], excludeTags: ['new'] }]);
   });
 
   it('refuses what cannot be, and names the mistake', async () => {

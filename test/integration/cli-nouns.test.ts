@@ -250,6 +250,7 @@ describe('emulator', () => {
       '3Gi',
     ]);
     expect(await json(['emulator', 'list'])).toEqual([item]);
+    expect(await json(['emulator', 'get', 'pixel'])).toEqual([item]);
     const deleted = berth('emulator', 'delete', 'pixel', 'absent', '--namespace', namespace);
     await bare.end(emulators.podRef('pixel'));
     expect(await deleted).toEqual({
@@ -257,6 +258,7 @@ describe('emulator', () => {
       out: 'Successfully deleted emulator pixel\n',
       err: `error: emulator "absent" not found in namespace ${namespace}\n`,
     });
+    await emulators.waitUntilGone('pixel');
   });
 
   it('deploy that fails deletes the emulator and has its words', async () => {
@@ -269,6 +271,7 @@ describe('emulator', () => {
       '',
       expect.stringMatching(/no such system image.*\. Emulator broken was deleted\n$/),
     ]);
+    await emulators.waitUntilGone('broken');
   });
 
   it('deploy refuses what cannot be, and names the flag', async () => {

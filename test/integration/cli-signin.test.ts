@@ -2,7 +2,7 @@
 import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { parse, stringify } from 'yaml';
 import { authenticationConfiguration } from '../../hack/authentication.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
@@ -163,7 +163,7 @@ describe('a person with a browser', () => {
 });
 
 describe('a session', () => {
-  it('goes on for two hours, in which each token lives for its own time', async () => {
+  it('gets another token each time that one ends', async () => {
     provider.idTokenSeconds = SHORT_SECONDS;
     await expire();
     const tokens = new Set<string>();
@@ -223,6 +223,17 @@ describe('a session', () => {
 });
 
 describe('a sign-in that fails writes nothing and says what to do', () => {
+  let before: string;
+
+  beforeEach(async () => {
+    before = await readFile(kubeconfig, 'utf8');
+  });
+
+  afterEach(async () => {
+    expect(await readdir(sessions)).toEqual([]);
+    expect(await readFile(kubeconfig, 'utf8')).toBe(before);
+  });
+
   it.each<[string, Person, number, RegExp]>([
     ['a person who refuses', { cancels: true }, 3, /The sign-in was refused\. .*says access_denied/],
     [
@@ -240,7 +251,6 @@ describe('a sign-in that fails writes nothing and says what to do', () => {
     const result = await login(person);
     expect([result.code, result.out]).toEqual([code, '']);
     expect(result.err).toMatch(words);
-    expect(await readdir(sessions)).toEqual([]);
   });
 
   it('of a token that lives too long', async () => {

@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
+import { IMAGES, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -135,9 +135,18 @@ describe('the forms that integrations call', () => {
     const expected = [{ name: CONFIG, namespace, image: IMAGE, type: 'arm64' }];
     expect(await json('vm-config', 'list', '-o', 'json')).toEqual(expected);
     expect(await json('image', 'list', '-o', 'json')).toEqual([]);
-    const elsewhere = ['vmconfig', 'list', '-n', 'platform-elsewhere', '-o', 'json'];
-    const { out } = await command.run(elsewhere, { kubeconfig: cluster.kubeconfig });
-    expect(JSON.parse(out)).toEqual(expected);
+    const source = { registry: { reference: IMAGE } };
+    await cluster.client().create(IMAGES, { metadata: { name: 'base', namespace }, spec: { source } });
+    const images = [expect.objectContaining({ name: 'base', namespace })];
+    expect(await json('image', 'list', '-o', 'json')).toEqual(images);
+    for (const [noun, items] of [
+      ['vmconfig', expected],
+      ['image', images],
+    ] as const) {
+      const elsewhere = [noun, 'list', '-n', 'platform-elsewhere', '-o', 'json'];
+      const { out } = await command.run(elsewhere, { kubeconfig: cluster.kubeconfig });
+      expect(JSON.parse(out)).toEqual(items);
+    }
   });
 
   it('delete VMs, and name one that is missing', async () => {
@@ -146,7 +155,8 @@ describe('the forms that integrations call', () => {
     const { code, out, err } = await berth('vm', 'delete', name, 'absent', 'named', '--namespace', namespace);
     expect([code, out]).toEqual([4, `Successfully deleted vm ${name}\nSuccessfully deleted vm named\n`]);
     expect(err).toBe(`error: vm "absent" not found in namespace ${namespace}\n`);
-    expect((await vms.list()).map(({ metadata }) => metadata.name)).not.toContain(name);
+    const left = (await vms.list()).map(({ metadata }) => metadata.name);
+    expect(left.filter((one) => one === name || one === 'named')).toEqual([]);
   });
 
   it('say Unauthorized to a token that nobody has', async () => {
@@ -174,6 +184,11 @@ describe('the namespace', () => {
       [3, 'platform-own'],
       [3, 'platform-other'],
     ]);
+    expect(await berth('vm', 'get', 'absent')).toEqual({
+      code: 4,
+      out: '',
+      err: `error: vm "absent" not found in namespace ${namespace}\n`,
+    });
   });
 });
 
@@ -243,6 +258,12 @@ it('start, stop and restart change the VM, and refuse what makes no sense', asyn
     err: '',
   });
   expect((await vms.get('power')).spec.powerState).toBe('Stopped');
+  expect(await berth('vm', 'start', 'power')).toEqual({
+    code: 0,
+    out: 'Requested start of vm power\n',
+    err: '',
+  });
+  expect((await vms.get('power')).spec.powerState).toBe('Running');
   expect((await json('vm', 'restart', 'power', '-o', 'json'))[0]).toMatchObject({
     name: 'power',
     powerState: 'Running',

@@ -42,8 +42,13 @@ function manifest(kind: string, name: string, annotations: Record<string, string
   return JSON.stringify({ apiVersion: 'berth.dev/v1alpha1', kind, metadata, spec: SPECS[kind] });
 }
 
-async function expectChangeRefused(target: readonly string[], annotations: object, says: string) {
-  const { code, stderr } = await patch(target, AS_ADMIN, { metadata: { annotations } });
+async function expectChangeRefused(
+  target: readonly string[],
+  annotations: object,
+  says: string,
+  as = AS_ADMIN,
+) {
+  const { code, stderr } = await patch(target, as, { metadata: { annotations } });
   expect({ code, stderr }).toMatchObject({ code: 1, stderr: expect.stringContaining(says) });
 }
 
@@ -63,6 +68,8 @@ describe('the author of an object', () => {
     await expectChangeRefused(own, { [CREATED_BY_ANNOTATION]: null }, 'is immutable');
     const nobodys = ['vm', 'nobodys', '-n', namespace];
     await expectChangeRefused(nobodys, { [CREATED_BY_ANNOTATION]: 'admin' }, 'is immutable');
+    await expectChangeRefused(own, { [CREATED_BY_ANNOTATION]: null }, 'is immutable', AS_AUTHOR);
+    await expectChangeRefused(nobodys, { [CREATED_BY_ANNOTATION]: AUTHOR }, 'is immutable', AS_AUTHOR);
     const other = { metadata: { annotations: { 'example.com/other': 'x' } }, spec: { cpu: 3 } };
     expect(await patch(own, AS_ADMIN, other)).toMatchObject({ code: 0 });
   });

@@ -5,7 +5,7 @@ import { type Cluster, type OperatorProcess, startCluster } from '../../hack/clu
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import { IMAGES } from '../../api/v1alpha1/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES } from '../../api/v1alpha1/resources.ts';
 import * as controller from '../fixtures/clients/agentcontroller.ts';
 import * as cloud from '../fixtures/clients/cloudagents.ts';
 import * as guide from '../fixtures/clients/guide.ts';
@@ -228,6 +228,10 @@ describe('the commands of a guide', () => {
 
   it('change the image cache by a name that is encoded twice', async () => {
     const shared = { ...site, namespace: FIXED_NAMESPACE };
-    expect(await guide.cycleCache(shared, 'registry.example/team/desktop:1')).toEqual([207, 207]);
+    const image = 'registry.example/team/desktop:1';
+    const changed = { status: 207, hosts: [[HOST, 200]] };
+    expect(await guide.cycleCache(shared, image)).toEqual([changed, changed]);
+    const { items } = await cluster.client().list(IMAGE_CACHE_ENTRIES);
+    expect(items.map(({ spec }) => spec.reference)).toEqual([image]);
   });
 });

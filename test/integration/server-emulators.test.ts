@@ -124,7 +124,7 @@ it('deletes an emulator whose client is gone without its name, and keeps one tha
   expect((await answers).map(({ status }) => status)).toEqual(['rejected', 'rejected']);
   await waitFor('the end of one emulator', async () => (await emulators()).length === 1);
   expect((await emulators()).map(({ metadata }) => metadata.name)).toEqual(['named']);
-  await api.call(`${COLLECTION}/named`, { method: 'DELETE', token });
+  expect((await api.call(`${COLLECTION}/named`, { method: 'DELETE', token })).status).toBe(200);
 });
 
 it('refuses an emulator without a running VM, and values that are not offered', async () => {

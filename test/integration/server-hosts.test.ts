@@ -20,6 +20,8 @@ const namespace = `platform-hosts-${randomBytes(4).toString('hex')}`;
 const SYSTEM = `system-${namespace}`;
 const FIRST = `${namespace}-0`;
 const SECOND = `${namespace}-1`;
+/** Host of the namespace of this test. */
+const THIRD = `${namespace}-2`;
 const nodesOf = (name: string) => `/api/v1/namespaces/${name}/nodes`;
 const DEDICATED = 'berth.node-restriction.kubernetes.io/namespace';
 
@@ -37,6 +39,7 @@ beforeAll(async () => {
   for (const name of [FIRST, SECOND]) {
     await createHost(name);
   }
+  await createHost(THIRD, { [DEDICATED]: namespace });
   await role('member', 'hosts=list', 'hosts/imagecache=update');
   await createCertificateSecret();
   await role(
@@ -68,7 +71,7 @@ afterAll(async () => {
   for (const { metadata } of await entries()) {
     await cluster.client().delete(IMAGE_CACHE_ENTRIES, metadata);
   }
-  await cluster?.kubectl(['delete', 'node', FIRST, SECOND, '--ignore-not-found']);
+  await cluster?.kubectl(['delete', 'node', FIRST, SECOND, THIRD, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'clusterrole', '-l', `test=${namespace}`]);
   await cluster?.kubectl(['delete', 'clusterrolebinding', `${namespace}-admin`, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'namespace', namespace, SYSTEM, '--wait=false']);
@@ -95,11 +98,11 @@ async function createCertificateSecret(): Promise<void> {
 }
 
 /** Creates the Node of a host. No agent is there, so it does not become Ready. */
-async function createHost(name: string): Promise<void> {
+async function createHost(name: string, labels: Record<string, string> = {}): Promise<void> {
   await cluster.client().create(NODES, {
     metadata: {
       name,
-      labels: { 'berth.dev/host': 'true', 'berth.node-restriction.kubernetes.io/host': 'true' },
+      labels: { 'berth.dev/host': 'true', 'berth.node-restriction.kubernetes.io/host': 'true', ...labels },
     },
     spec: { taints: [{ key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' }] },
     status: {
@@ -162,7 +165,7 @@ it('tells everybody where the Kubernetes API is, whatever token they send', asyn
 
 it('shows members the hosts of their namespace only, and refuses others', async () => {
   expect(await namesIn(DEFAULT, admin)).toEqual([200, [FIRST, SECOND]]);
-  expect(await namesIn(namespace, member)).toEqual([200, []]);
+  expect(await namesIn(namespace, member)).toEqual([200, [THIRD]]);
   expect(await itemOf(FIRST)).toMatchObject({
     name: FIRST,
     namespace: DEFAULT,
@@ -225,6 +228,7 @@ it('gives a host to a namespace and takes it back, but not while VMs run there',
     return body.items[0]?.name === SECOND;
   });
   expect(await namesIn(DEFAULT, admin)).toEqual([200, [FIRST]]);
+  expect(await namesIn(namespace, member)).toEqual([200, [SECOND, THIRD]]);
   expect((await move(DEFAULT, namespace)).status).toBe(404);
   const tagged = { method: 'POST', token: admin, body: { tag: 'fast' } } as const;
   expect((await api.call(`${nodesOf(DEFAULT)}/${SECOND}/tag`, tagged)).status).toBe(404);
@@ -338,7 +342,11 @@ it('can change nothing else of a Node with its own account', async () => {
   for (const change of [
     `label node ${FIRST} other=x`,
     `annotate node ${FIRST} other=x`,
+    `label node ${FIRST} berth.node-restriction.kubernetes.io/host-`,
+    `label node ${FIRST} berth.dev/host=false --overwrite`,
     `taint node ${FIRST} other=x:NoSchedule`,
+    `patch node ${FIRST} -p {"spec":{"unschedulable":true}}`,
+    `patch node ${FIRST} -p {"metadata":{"finalizers":["example.com/other"]}}`,
     `patch node ${FIRST} -p {"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Node","name":"x","uid":"u"}]}}`,
   ]) {
     await expect(cluster.kubectl([...change.split(' '), account])).rejects.toThrow(

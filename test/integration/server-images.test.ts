@@ -113,7 +113,7 @@ it('makes a VM config from the request of a client that sends its empty fields t
   }
 });
 
-it('shows the objects of the default namespace in each namespace, except to users without rights there', async () => {
+it('shows the VM configs of the default namespace in another one, except to users without rights there', async () => {
   const config = (image: string, memory: number) => ({ name: 'both', image, cpu: 2, memory });
   await post(`${shared}/vmconfigs`, config('shared', 4.8));
   await post(`${shared}/vmconfigs`, { ...config('shared', 8), name: 'shared' });
@@ -133,6 +133,7 @@ it('shows the objects of the default namespace in each namespace, except to user
 
 it('refuses a VM config outside the bounds in words that name field, value and bounds, and stores nothing', async () => {
   const valid = { name: 'wrong', image: 'base', cpu: 2 };
+  const before = (await get(`${namespace}/vmconfigs`)).body.items;
   for (const [change, code, words] of [
     [{ displayWidth: 100 }, 422, 'displayWidth: must be from 320 to 3840, not 100'],
     [{ displayDPI: 300 }, 422, 'displayDPI: must be from 60 to 240, not 300'],
@@ -148,7 +149,7 @@ it('refuses a VM config outside the bounds in words that name field, value and b
     expect([change, status, body.message]).toEqual([change, code, expect.stringContaining(words)]);
     expect(body.details.causes.length).toBeGreaterThan(0);
   }
-  expect((await get(`${namespace}/vmconfigs/wrong`)).status).toBe(404);
+  expect((await get(`${namespace}/vmconfigs`)).body.items).toEqual(before);
 });
 
 it('makes an empty image, describes it, copies it and deletes it', async () => {
@@ -218,6 +219,9 @@ it('shows the state of images and ISOs as their status says, and copies an ISO o
     description: 'Mine',
     state: 'Updating',
   });
+  expect((await stored('iso', 'mine')).spec).toMatchObject({
+    source: { copyOf: { name: 'disc', namespace: shared } },
+  });
 });
 
 it('answers 404 for a name that only an image reference can be, however it is encoded, and reaches no other path', async () => {
@@ -235,6 +239,8 @@ it('answers 404 for a name that only an image reference can be, however it is en
       answers.map(() => ['Status', 404]),
     ]);
   }
+  const held = await get(`${shared}/images/held`);
+  expect([held.status, held.body.description]).toEqual([200, '']);
   const elsewhere = await get(`${shared}%2Fisos%2F..%2F..%2F${shared}/images`);
   expect([elsewhere.status, elsewhere.body.reason]).toEqual([422, 'Invalid']);
 });

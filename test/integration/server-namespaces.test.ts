@@ -15,6 +15,7 @@ const ID = randomBytes(4).toString('hex');
 /** Namespace of the accounts of this test, in which `admin` and `member` have their roles. */
 const HOME = `platform-home-${ID}`;
 const MADE = `platform-made-${ID}`;
+const PLAIN = `platform-plain-${ID}`;
 const GONE = `platform-gone-${ID}`;
 /** Namespace that Berth does not serve. */
 const OTHER = `other-${ID}`;
@@ -61,6 +62,7 @@ afterAll(async () => {
     'namespace',
     HOME,
     MADE,
+    PLAIN,
     GONE,
     OTHER,
     '--wait=false',
@@ -115,6 +117,8 @@ describe('namespaces', () => {
       'berth.dev/custom-pods': 'true',
       'pod-security.kubernetes.io/enforce': 'privileged',
     });
+    expect((await call('POST', '', owner, { name: PLAIN })).status).toBe(200);
+    expect((await get(PLAIN, owner)).body).toEqual({ name: PLAIN, customPods: false });
     for (const [name, token, code] of [
       [MADE, owner, 409],
       [`else-${ID}`, owner, 422],
@@ -142,6 +146,11 @@ describe('namespaces', () => {
     await client.delete(NODES, { name: HOST });
     expect((await call('DELETE', GONE, owner)).body.message).toBe(`Namespace ${GONE} still has VMs (one)`);
     await client.delete(VMS, { name: 'one', namespace: GONE });
+    await client.create(NODES, { metadata: { name: HOST, labels } });
+    expect((await call('DELETE', GONE, owner)).body.message).toBe(
+      `Namespace ${GONE} still has hosts (${HOST})`,
+    );
+    await client.delete(NODES, { name: HOST });
     const denied = await call('DELETE', GONE, admin);
     expect([denied.status, denied.body.message]).toEqual([403, expect.stringContaining('cannot delete')]);
     expect((await call('DELETE', DEFAULT, owner)).status).toBe(409);
@@ -260,8 +269,12 @@ describe('members', () => {
     const ci = { name: 'ci', namespace: DEFAULT };
     expect((await call('POST', `${SUBJECTS}/add`, admin, { serviceaccounts: [ci] })).status).toBe(200);
     expect((await get(SUBJECTS, admin)).body.items).toContainEqual({ kind: 'ServiceAccount', ...ci });
-    const gone = { users: [...users, 'absent@example.com'], serviceaccounts: [ci] };
-    expect((await call('DELETE', `${SUBJECTS}/remove`, admin, gone)).status).toBe(200);
+    const gone = [
+      ...users.map((user) => ({ users: [user] })),
+      { users: ['absent@example.com'], serviceaccounts: [ci] },
+    ];
+    const removed = await Promise.all(gone.map((one) => call('DELETE', `${SUBJECTS}/remove`, admin, one)));
+    expect(removed.map(({ status }) => status)).toEqual(gone.map(() => 200));
     expect(await subjects()).toEqual(['all@example.com']);
   });
 

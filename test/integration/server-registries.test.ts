@@ -71,9 +71,12 @@ it('an administrator adds, replaces and removes a credential, and nobody reads i
     status: 409,
     body: { reason: 'AlreadyExists' },
   });
-  const other = { ...credential, username: 'robot', replace: true };
+  const other = { ...credential, username: 'robot', password: 'another word', replace: true };
   expect((await call('POST', '/add', admin, other)).status).toBe(200);
   expect((await call('GET', '', dev)).body.items).toMatchObject([{ server: SERVER, username: 'robot' }]);
+  expect(await passwords()).toEqual([
+    JSON.stringify({ auths: { 'registry.example:5000': { username: 'robot', password: 'another word' } } }),
+  ]);
   expect((await call('DELETE', '/remove', admin, { server: SERVER })).status).toBe(200);
   expect((await call('GET', '', dev)).body).toEqual({ items: [] });
   expect(await passwords()).toEqual(['']);

@@ -126,7 +126,7 @@ describe('a deployment', () => {
     await vms.waitUntilGone('failing');
   });
 
-  it('on full hosts answers 503 at once if the client wants so', async () => {
+  it('that no host can take answers 503 at once if the client wants so', async () => {
     const { status, body, headers } = await deploy({ ...nowhere, name: 'full' }, '?whenFull=fail');
     expect([status, body.reason]).toEqual([503, 'ServiceUnavailable']);
     expect(headers['retry-after']).toBeDefined();
@@ -234,6 +234,7 @@ describe('actions on a VM', () => {
     expect(await act('known', 'exec', { command: 'suspend' })).toBe(200);
     expect((await vms.get('known')).spec.powerState).toBe('Suspended');
     expect(await act('known', 'exec', { Action: 'start' })).toBe(200);
+    expect((await vms.get('known')).spec.powerState).toBe('Running');
     expect(await act('known', 'exec/stop')).toBe(200);
     expect((await vms.get('known')).spec.powerState).toBe('Stopped');
     expect(await act('known', 'exec', { operation: 'revert' })).toBe(200);
@@ -293,6 +294,7 @@ describe('actions on a VM', () => {
     expect((await vms.get('known')).spec.diskSize).toBe('200G');
     expect(await act('known', 'resize', { size: 100 })).toBe(409);
     expect(await act('known', 'resize', { size: 0 })).toBe(422);
+    expect((await vms.get('known')).spec.diskSize).toBe('200G');
   });
 });
 
