@@ -2,7 +2,6 @@ import { lstat, mkdir, mkdtemp, readFile, rm, symlink, writeFile } from 'node:fs
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
-import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import { change } from './settings.ts';
 
@@ -14,7 +13,7 @@ it('a settings file that is a link stays a link, and the file to which it leads 
   await writeFile(join(folder, 'dotfile'), 'ssh:\n  user: ci\n');
   await symlink('../dotfile', link);
   const terminal = { environment: { XDG_CONFIG_HOME: folder }, out: () => undefined };
-  await change(terminal as unknown as Terminal, { output: 'table' } as Globals, 'https://berth.example');
+  await change(terminal as unknown as Terminal, { output: 'table' }, 'https://berth.example');
   expect((await lstat(link)).isSymbolicLink()).toBe(true);
   const changed = await readFile(join(folder, 'dotfile'), 'utf8');
   expect(changed).toBe('ssh:\n  user: ci\napiURL: https://berth.example\n');

@@ -187,9 +187,15 @@ describe('helm', () => {
     await release(['upgrade', 'berth', CHART, '--force-conflicts'], changed);
     const config = await cluster.kubectl(['-n', SYSTEM, 'get', 'configmap', 'berth-operator', '-o', 'yaml']);
     expect(config.stdout).toContain('osx_node_platform_quota_pod: 2');
+    const own = { namespace: 'platform-default', name: 'of-a-user' };
+    const source = { registry: { reference: 'registry.example/own:1' } };
+    const { metadata } = await cluster.client().create(IMAGES, { metadata: own, spec: { source } });
     await release(['uninstall', 'berth', '--no-hooks']);
     expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(false);
     expect(await isThere(NAMESPACES, 'platform-default')).toBe(true);
+    const kept = (await cluster.client().get(IMAGES, own)).metadata;
+    expect([kept.uid, kept.deletionTimestamp]).toEqual([metadata.uid, undefined]);
+    await cluster.client().delete(IMAGES, own);
     await cluster.kubectl(['get', 'crd', 'vms.berth.dev', 'images.berth.dev']);
     // The kept objects still belong to this release.
     await release(['install', 'berth', CHART], values);
@@ -340,6 +346,11 @@ describe('uninstall', () => {
     expect(code).toBe(1);
     expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(true);
     expect(await isThere(NODES, 'former-host')).toBe(true);
+    expect(await isThere(LEASES, 'berth-operator', SYSTEM)).toBe(true);
+    const { metadata } = await cluster
+      .client()
+      .get(VMS, { namespace: 'platform-default', name: 'still-here' });
+    expect(metadata.deletionTimestamp).toBeUndefined();
     // The authorizer of the API server learns of removed RoleBindings and ClusterRoleBindings by two watches.
     for (const right of [['nodes'], ['deployments/berth-operator', '-n', SYSTEM]]) {
       await waitFor(

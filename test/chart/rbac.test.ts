@@ -311,6 +311,10 @@ describe('tried', () => {
     const status = ['-n', OWN, 'patch', 'vm', 'tried', '--subresource=status', '--type=merge', '-p'];
     expect((await as(EDITOR, [...status, '{"status":{"phase":"Running"}}'])).said).toContain('forbidden');
     expect((await as(EDITOR, ['get', 'nodes'])).said).toContain('forbidden');
+    const node = { apiVersion: 'v1', kind: 'Node', metadata: { name: 'any', labels: { tried: 'yes' } } };
+    expect((await as(EDITOR, ['apply', '--server-side', '-f', '-'], node)).said).toContain(
+      'cannot patch resource "nodes"',
+    );
     expect(await as(EDITOR, ['-n', OWN, 'delete', 'vm', 'tried'])).toMatchObject({ code: 0 });
   });
 

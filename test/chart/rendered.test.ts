@@ -154,8 +154,8 @@ describe('the rendered configuration file is valid for', () => {
 
 test('make manifests prints the reason of helm for refused values, and nothing else', async () => {
   const script = join(CHART, '..', '..', 'hack', 'manifests.ts');
-  const { code, stderr } = await run(process.execPath, [script, '--set', 'displayDPIMaximum=300']);
-  expect(code).toBe(1);
+  const { code, stdout, stderr } = await run(process.execPath, [script, '--set', 'displayDPIMaximum=300']);
+  expect({ code, stdout }).toEqual({ code: 1, stdout: '' });
   expect(stderr).toMatch(/^Error: values don't meet the specifications of the schema.*displayDPIMaximum/s);
   expect(stderr).not.toContain('    at ');
 });
@@ -173,6 +173,16 @@ test('only a new configuration replaces the Pods', async () => {
   const agent = { ...EVERYTHING.agent, apiServer: 'https://10.96.0.1:443' };
   const moved = await manifests({ ...EVERYTHING, agent });
   expect(checksum(moved, 'DaemonSet', 'berth-agent')).not.toBe(agents);
+  // The same configuration, rendered again beside another value, gives the same Pods.
+  const rules = { enabled: true, runbooks: 'https://wiki.example/runbooks.md' };
+  const other = await manifests({ ...EVERYTHING, metrics: { ...EVERYTHING.metrics, rules } });
+  for (const [kind, name] of [
+    ['Deployment', 'berth-operator'],
+    ['Deployment', 'berth-server'],
+    ['DaemonSet', 'berth-agent'],
+  ] as const) {
+    expect(find(other, kind, name)['spec'].template).toEqual(find(everything, kind, name)['spec'].template);
+  }
 });
 
 test('the chart has the version of the programs', async () => {
@@ -188,8 +198,10 @@ test('install.yaml has all objects except the hooks, and creates its namespaces'
     const program = [join(ROOT, 'hack', 'manifests.ts'), '--output', file];
     await promisify(execFile)(process.execPath, program);
     const objects = parseManifests(await readFile(file, 'utf8'));
-    const hooks = defaults.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] !== undefined);
-    expect(objects).toHaveLength(defaults.length - hooks.length + 1);
+    const kept = defaults.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] === undefined);
+    const idOf = ({ kind, metadata }: Manifest) => `${kind} ${metadata.namespace ?? ''}/${metadata.name}`;
+    expect(objects.map(idOf).toSorted()).toEqual([...kept.map(idOf), 'Namespace /berth-system'].toSorted());
+    expect(objects.map(idOf)).toContain('Namespace /platform-default');
     const namespace = find(objects, 'Namespace', 'berth-system');
     expect(namespace.metadata.labels).toMatchObject({ 'pod-security.kubernetes.io/enforce': 'privileged' });
   } finally {

@@ -12,6 +12,10 @@ interface Rules {
   groups: { rules: { alert: string; expr: string; annotations: Record<string, string> }[] }[];
 }
 
+interface Tests {
+  tests: { alert_rule_test: { alertname: string; exp_alerts: unknown[] }[] }[];
+}
+
 let folder: string;
 let rules: Rules;
 
@@ -45,9 +49,12 @@ test('each alert fires when it should, and not earlier', async () => {
   const { code, stdout, stderr } = await run('promtool', ['test', 'rules', file]);
   expect(`${stdout}${stderr}`).toContain('SUCCESS');
   expect(code).toBe(0);
-  const tested = readFileSync(file, 'utf8');
+  const { tests } = parse(readFileSync(file, 'utf8')) as Tests;
+  const looks = tests.flatMap(({ alert_rule_test: all }) => all);
   for (const { alert } of alerts()) {
-    expect(tested).toContain(`alertname: ${alert}`);
+    const counts = looks.filter(({ alertname }) => alertname === alert).map((one) => one.exp_alerts.length);
+    expect(Math.max(...counts), `${alert} fires in a test`).toBeGreaterThan(0);
+    expect(Math.min(...counts), `${alert} does not fire yet in a test`).toBe(0);
   }
 });
 

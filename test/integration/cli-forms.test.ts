@@ -364,7 +364,11 @@ it('a cluster without one of the kinds says so, and the others go on', async () 
     /^error: The cluster does not have this kind\. Berth is not installed there, or its release is older than this command\n$/,
   );
   expect(calls).toEqual(calls.map(() => ({ code: 4, out: '', err })));
-  expect((await berth('vm', 'list')).code).toBe(0);
+  const others = ['vm', 'vmconfig', 'image', 'iso'];
+  const lists = await Promise.all(others.map((noun) => berth(noun, 'list')));
+  expect(lists.map(({ code, out }) => [code, out])).toEqual(
+    others.map(() => [0, expect.stringMatching(/^NAME /)]),
+  );
 });
 
 it('a cluster without one of the fields says so, and makes nothing', async () => {

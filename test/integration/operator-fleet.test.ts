@@ -95,11 +95,15 @@ describe('40 VMs on 8 hosts with 4 slots each', () => {
     await vms.waitForCondition('later', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
     expect((await vms.get('late')).status?.phase).toBe('Pending');
     await deleteAndWait(onFirst.slice(2, 3));
+    const deleted = onFirst.slice(0, 3);
+    const untouched = all.map((vm) => vm.metadata.name).filter((name) => !deleted.includes(name));
     const placed = await waitFor('one of the two that wait to run', async () => {
       const running = await vms.names('Running');
       return running.find((name) => name === 'late' || name === 'later');
     });
     expect((await vms.get(placed)).status?.nodeName).toBe('host-0');
+    const running = new Set(await vms.names('Running'));
+    expect(untouched.filter((name) => !running.has(name))).toEqual([]);
   });
 
   it("four-slots: by the Pods' history no host ever had more than four machines", async () => {

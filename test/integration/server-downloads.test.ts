@@ -164,7 +164,7 @@ it('an ISO is downloaded as the file that was uploaded', async () => {
     200,
     'attachment; filename="setup.iso"',
   ]);
-  expect(await jobs()).toEqual([]);
+  expect([await jobs(), (await read('iso', 'setup')).spec.download]).toEqual([[], undefined]);
   expect(sha256(await download(path))).toBe(sha256(content));
   expect(await untilOver('iso', 'setup')).toMatchObject({ result: 'Succeeded' });
 });
@@ -204,11 +204,15 @@ it('a client that leaves in the middle ends the work of the host, and the next d
   });
   expect(sha256(await download(path))).toBe(sha256(large));
   await untilOver('iso', 'large');
+  await untilNoCopies();
+});
+
+async function untilNoCopies(): Promise<void> {
   await waitFor('the copies of the host to be gone', async () => {
     const files = await readdir(join(host.dataDirectory, 'tasks'), { recursive: true });
     return !files.some((file) => file.includes('disk.'));
   });
-});
+}
 
 it('a client whose host or replica ends in the middle has a broken transfer and no shorter file', async () => {
   const path = pathOf('iso', 'large');
@@ -230,14 +234,17 @@ it('a client whose host or replica ends in the middle has a broken transfer and 
 it('a deletion in the middle ends the transfer, and nothing is left', async () => {
   const { uid } = (await read('iso', 'large')).metadata;
   const { toEnd } = await begin(pathOf('iso', 'large'));
-  await cluster.client().delete(ISOS, { namespace: NAMESPACE, name: 'large' });
   const selection = { namespace: NAMESPACE, labelSelector: `${IMAGE_UID_LABEL}=${uid}` };
-  const areGone = async (): Promise<boolean> => {
+  const left = async (): Promise<boolean[]> => {
     const lists = [JOBS, PODS].map(async (type) => await cluster.client().list<KubeObject>(type, selection));
-    return (await Promise.all(lists)).every(({ items }) => items.length === 0);
+    return (await Promise.all(lists)).map(({ items }) => items.length > 0);
   };
+  expect(await left()).toEqual([true, true]);
+  await cluster.client().delete(ISOS, { namespace: NAMESPACE, name: 'large' });
+  const areGone = async (): Promise<boolean> => !(await left()).includes(true);
   await waitFor('the Jobs and Pods to be gone', areGone, { deadlineMilliseconds: COLLECTION_MILLISECONDS });
   await expect(toEnd()).rejects.toThrow(BROKEN);
+  await untilNoCopies();
   expect((await api.call(pathOf('iso', 'large'), { token })).status).toBe(404);
 });
 
@@ -270,6 +277,9 @@ it('callers without the right, missing objects and objects without a file are re
     expect([name, status, body.kind]).toEqual([name, code, 'Status']);
   }
   expect((await read('image', 'desktop')).spec.download).toEqual(before);
+  for (const name of ['unready', 'empty']) {
+    expect((await read('image', name)).spec).not.toHaveProperty('download');
+  }
 });
 
 it('without image storage a download is not offered', async () => {

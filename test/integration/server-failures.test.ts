@@ -132,15 +132,17 @@ describe.concurrent('in the middle of a deployment', () => {
       deploy({ ...onBare, name: 'running', timeout: 1 }, { client }),
     ];
     const running = await bound('running', answers[1] as Promise<HTTPAnswer>);
-    const time = answerBy(running) ?? '';
+    const time = Date.parse(answerBy(running) ?? '');
+    const pendingTime = Date.parse(answerBy(await vms.get('pending')) ?? '');
     await process.kill('SIGKILL');
     expect((await Promise.allSettled(answers)).map(({ status }) => status)).toEqual(['rejected', 'rejected']);
     await bare.run({ namespace, name: 'running' });
     await vms.waitForPhase('running', 'Running');
     expect((await api.call(`${PATH}/running`, { token })).body).toMatchObject({ status: 'Running' });
-    await waitForEnd('running');
-    expect(Date.now()).toBeGreaterThan(Date.parse(time));
-    await vms.waitUntilGone('pending');
+    const ended = async (end: Promise<void>): Promise<number> => await end.then(() => Date.now());
+    const ends = await Promise.all([ended(waitForEnd('running')), ended(vms.waitUntilGone('pending'))]);
+    expect(ends[0]).toBeGreaterThan(time);
+    expect(ends[1]).toBeGreaterThan(pendingTime);
     expect((await api.call(`${PATH}/answered`, { token })).body).toMatchObject({ status: 'Running' });
     await client.close();
   });

@@ -27,7 +27,9 @@ describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
     });
   });
 
-  test('has the licence, and a bill of materials with Node.js and every direct dependency', async ({ skip }) => {
+  test('has the licence, and a bill of materials with Node.js and every direct dependency', async ({
+    skip,
+  }) => {
     if (unfit !== undefined) {
       skip(unfit);
     }

@@ -230,6 +230,7 @@ test(
 test(
   'a refused push is reported in a condition, and the Image stays unchanged',
   async () => {
+    const { digest, content, size } = (await untilReady('saved')).status ?? {};
     await world.cluster.client().create(SECRETS, {
       metadata: { name: 'wrong', namespace: NAMESPACE },
       type: 'kubernetes.io/dockerconfigjson',
@@ -245,7 +246,7 @@ test(
     const condition = status?.conditions?.find(({ type }) => type === 'Pushed');
     expect(condition).toMatchObject({ status: 'False', reason: 'ImageAccessDenied' });
     expect(condition?.message).toContain(registry.host);
-    expect(status?.phase).toBe('Ready');
+    expect(status).toMatchObject({ phase: 'Ready', digest, content, size });
   },
   TEST_MILLISECONDS,
 );

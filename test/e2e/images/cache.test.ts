@@ -108,8 +108,10 @@ test(
     expect(stdout).toMatch(/^desktop +berth\.dev\/platform-default\/desktop\S* .*2/m);
     // From now on the web server answers each request only by half.
     downloads.holdBack();
+    const { length: asked } = downloads.starts;
     await world.makeVM('quick', { image: 'desktop', placement: { node: other } });
     await world.vms.waitForPhase('quick', 'Running', undefined, BOOT);
+    expect(downloads.starts).toHaveLength(asked);
     downloads.release();
     await world.kubectl('delete', 'vm', 'quick');
   },
