@@ -24,7 +24,9 @@ it('version 2: limits are written before the process is added, and are enabled i
   const tree = new MachineCgroups(pino({ level: 'silent' }), [root]);
   vi.mocked(writeFile).mockClear();
   await tree.add('uid', 4711, LIMITS);
-  const written = vi.mocked(writeFile).mock.calls.map(([file, text]) => [relative(root, String(file)), text]);
+  const written = vi
+    .mocked(writeFile)
+    .mock.calls.map(([file, text]) => [relative(root, file as string), text]);
   const enabled = (controller: string): string[][] =>
     ['.', 'berth'].map((group) => [join(group, 'cgroup.subtree_control'), `+${controller}`]);
   const ofMachine = (file: string, text: string): string[] => [join('berth', 'uid', file), text];
