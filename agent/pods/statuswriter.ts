@@ -185,7 +185,7 @@ function isOurMistake(error: unknown): error is Error {
  * Returns whether the Pod's status already has all fields and conditions of `wanted`. Other fields and conditions, which other programs
  * write, are ignored.
  */
-export function showsAlready(pod: Pod, wanted: PodStatus): boolean {
+function showsAlready(pod: Pod, wanted: PodStatus): boolean {
   const { conditions: wantedConditions = [], ...rest } = wanted;
   const current: Record<string, unknown> = { ...pod.status };
   const same = Object.entries(rest).every(([key, value]) => isDeepStrictEqual(current[key], value));
