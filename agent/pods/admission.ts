@@ -178,7 +178,8 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
     : admission;
 }
 
-/** Returns the claims of all machines and tasks, except the claim of this Pod. {@link admit} takes the result as `alive` and `leaving`. */
+/** Returns the claims of all machines and tasks, except the claim of this Pod. Both lists of the result are
+ * parameters of {@link admit}. */
 export function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,

@@ -252,8 +252,8 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
   const policy = desired.restartPolicy;
   if (policy === 'Always' || (policy === 'OnFailure' && end.how === 'Crashed')) {
     const until = end.at + backoff(record.endsInARow);
-    // If the time of the machine's end is in the future, the clock of the host was set back. In this case the machine starts at once,
-    // because a wait could be endless.
+    // If the recorded time of the machine's end is later than now, the clock of the host was set back. In this case the machine starts at
+    // once, because the wait until its restart could be endless.
     return now >= until || now < end.at ? { kind: 'start' } : { kind: 'wait', until };
   }
   // An emulator has no state Stopped in which it keeps its slot. So an emulator that ends by itself has failed.

@@ -135,7 +135,7 @@ export function listItems(
   return [...items].toSorted(([a], [b]) => (a < b ? -1 : 1)).map(([, item]) => item);
 }
 
-/** Returns the item of `items` for the same content under the same name. If there is none, adds `item`. */
+/** Returns the item of `items` that has the content and the name of `item`. If there is none, adds `item` and returns it. */
 function shared(item: ListItem, items: Map<string, ListItem>): ListItem {
   const key = [item.image, item.tag, item.imageId].join(' ');
   const known = items.get(key) ?? item;

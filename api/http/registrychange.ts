@@ -43,7 +43,7 @@ export interface Refusal {
 }
 
 /**
- * Entries of the ConfigMap to remove, and the Secret to delete before. This is the Secret that Berth creates for the registry. It can exist
+ * Entries to remove from the ConfigMap, and the Secret to delete before that. Berth created this Secret for the registry. It can exist
  * without an entry, because an earlier addition might have been interrupted before its entry was written. Secrets that people created stay,
  * because such a Secret can contain credentials for other registries.
  */

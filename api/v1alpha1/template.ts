@@ -74,9 +74,9 @@ const placementFields = {
 };
 export const placementSchema = z
   .object(placementFields)
-  .meta({ description: 'Choice of the host of the machine.' });
+  .meta({ description: 'Rules that select a host for the machine.' });
 export const vmPlacementSchema = z.object(placementFields).meta({
-  description: 'Choice of the host of the machine. Each omitted field has the value of the VMConfig.',
+  description: 'Rules that select a host for the machine. Each omitted field has the value of the VMConfig.',
 });
 
 const networkSchema = z

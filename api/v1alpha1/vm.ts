@@ -45,12 +45,8 @@ function vmFields(dpiMaximum: DisplayDpiMaximum) {
       'Whether the machine starts again when the guest ends by itself: Never (the default), OnFailure or Always.',
       ['Never', 'OnFailure', 'Always'],
     ).optional(),
-    restartRequestedAt: timestamp(
-      'When you change this time, the host restarts the machine once.',
-    ).optional(),
-    revertRequestedAt: timestamp(
-      'When you change this time, the host resets the disk to its image once.',
-    ).optional(),
+    restartRequestedAt: timestamp('Each change of this time restarts the machine once.').optional(),
+    revertRequestedAt: timestamp('Each change of this time resets the disk to its image once.').optional(),
     serialNumber: text(
       'Serial number of the machine: 8 to 12 letters, digits and dashes.',
       12,

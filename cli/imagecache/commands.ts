@@ -17,7 +17,7 @@ export function addImageCacheCommands(noun: Command, terminal: Terminal): void {
     });
   noun
     .command('info')
-    .description('Show the hosts that have, fetch or remove an image')
+    .description('Show which hosts have an image, are fetching it or are removing it')
     .argument('<image>', 'image of a registry, or an Image of the cluster')
     .action(async (image: string, _flags, command: Command) => {
       const { info } = await import('./show.ts');

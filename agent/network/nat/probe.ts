@@ -210,7 +210,7 @@ export class Probe {
 }
 
 interface EndpointOptions {
-  /** Name of the device that leads to this end of the probe. The device is in the network namespace of this process. */
+  /** Name of the device to which this end of the probe is connected. The device is in the network namespace of this process. */
   device: string;
   /**
    * Lines for `ip -batch` that configure this end of the probe in its own network namespace. The device of this end has the name `eth0`

@@ -105,7 +105,7 @@ function machineFault(one: Member, evidence: Evidence, probed: Set<string>): str
   const withheld = one.ports.map((port) => evidence.withheldPorts.get(portName(port)));
   const ports = withheld.filter((fault) => fault !== undefined).join('; ');
   if (ports !== '') {
-    return `Reserved ports do not lead to the ${one.what}: ${ports}`;
+    return `These reserved ports do not lead to the ${one.what}: ${ports}`;
   }
   const culprits = chainsStopping(evidence.foreign, one).filter((chain) => !probed.has(chain));
   return culprits.length === 0

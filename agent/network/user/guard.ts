@@ -100,7 +100,8 @@ function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: r
     'ip daddr @may_not_reach drop',
     'ip6 daddr @may_not_reach_ipv6 drop',
   ];
-  // The kernel knows no user of a packet whose process has already closed the connection. Such packets pass, because most are of others.
+  // When a process has closed a connection, the kernel no longer knows the user of the connection's last packets. Such packets pass, because
+  // most of them come from other programs than hypervisors.
   const ofMachines = `meta skuid { ${users.join(', ')} }`;
   return `${removal(table)}table inet ${table} {
   ${networkSet('may_not_reach', 'ipv4_addr', forbidden.ipv4)}

@@ -29,8 +29,8 @@ function mustGo(observed: Observed, pod: Pod): boolean {
 }
 
 /**
- * Returns true if the Pod belongs to an earlier placement and its machine never ran. A lost host can return and start the machine of an
- * earlier placement before its Pod is deleted. The VM then keeps this Pod, because the Pod has the only disk of the VM.
+ * Returns true if the Pod belongs to an earlier placement and the Pod's machine never ran. If the machine ran, the VM keeps the Pod, because
+ * this machine has the only disk of the VM. For example, a lost host can return and start the machine before its Pod is deleted.
  */
 function wasGivenUp({ vm }: Observed, pod: Pod): boolean {
   return (vm.status?.attempt ?? 1) > podAttempt(pod) && !hasRun(pod);

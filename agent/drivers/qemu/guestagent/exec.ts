@@ -14,9 +14,9 @@ const INPUT_LIMIT_BYTES = 1024 * 1024;
  * The agent keeps nearly 4 MiB of each stream.
  */
 const RECEIVE_LIMIT_BYTES = 48 * 1024 * 1024;
-/** Time limit of an answer without output. A guest agent starts a program slowly if the guest is emulated and busy. */
+/** Time limit of an answer that contains no output of a program. A guest agent starts a program slowly if the guest is emulated and busy. */
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
-/** Time limit of an answer with output. An emulated guest needs 5 s for 22 MB of output. */
+/** Time limit of an answer that contains output of a program. An emulated guest needs 5 s for 22 MB of output. */
 const OUTPUT_TIMEOUT_MILLISECONDS = 60_000;
 /**
  * Time that the agent keeps its first connection open to wait for the end of a command. Most commands end within this time. The time is
