@@ -54,10 +54,7 @@ export interface ImageStore {
   ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
   /** Records that a machine was cloned from the file `path`. The agent calls this function at its start for existing machines. */
   adopt(holder: Holder, path: string): void;
-  /**
-   * Records that a machine cloned the image, or that a task fetched it. The machine or task still needs the image, but {@link remove} no
-   * longer waits for this machine or task.
-   */
+  /** Records that a machine cloned the image, or a task fetched it. {@link remove} then no longer waits for this machine or task. */
   cloned(holder: Holder): void;
   /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void;
