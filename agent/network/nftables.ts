@@ -54,6 +54,17 @@ export function namesIn(ruleset: readonly RulesetEntry[], table: string, kind: s
   });
 }
 
+/** Returns the addresses in {@link CONNECTIONS_SET} of a table: those of guests and programs whose connections the kernel counts. */
+export function countedAddresses(ruleset: readonly RulesetEntry[], table: string): string[] {
+  return ruleset.flatMap((entry) => {
+    const elements =
+      entry['set']?.name === CONNECTIONS_SET && tableOf(entry) === table && entry['set']['elem'];
+    return z
+      .array(z.object({ elem: z.object({ val: z.string() }) }).transform(({ elem }) => elem.val))
+      .parse(elements || []);
+  });
+}
+
 /** Returns the number of packets of each counter in a table. The key is the counter's name. */
 export function countedPackets(ruleset: readonly RulesetEntry[], table: string): Map<string, number> {
   const counters = ruleset.flatMap((entry) =>

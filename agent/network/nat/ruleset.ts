@@ -262,14 +262,13 @@ export function changeScript(
   loaded: readonly RulesetEntry[],
 ): string {
   const { table, namespaces } = layout;
-  const taps = wanted.machines.map(({ tap }) => tap);
-  const devices = wanted.namespaces.map(({ device }) => device);
+  const guests = wanted.machines.map(({ address, tap }) => ({ address, device: tap }));
   const clearing = [
-    ...clearTable(`inet ${table}`, loaded, taps),
+    ...clearTable(`inet ${table}`, loaded, guests),
     ...removeTable(`bridge ${table}`),
-    ...(devices.length === 0
+    ...(wanted.namespaces.length === 0
       ? removeTable(`inet ${namespaces.table}`)
-      : clearTable(`inet ${namespaces.table}`, loaded, devices)),
+      : clearTable(`inet ${namespaces.table}`, loaded, wanted.namespaces)),
   ];
   return [...clearing, ...wantedTables(layout, wanted, hasMetadata), ''].join('\n');
 }

@@ -1,6 +1,6 @@
 /** Makes parts of nftables rules. The rules for guests and the rules for the network namespaces of programs both contain these parts. */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
-import { CONNECTIONS_SET, namesIn, type RulesetEntry } from '../nftables.ts';
+import { CONNECTIONS_SET, countedAddresses, namesIn, type RulesetEntry } from '../nftables.ts';
 import type { Layout } from './layout.ts';
 
 /**
@@ -107,20 +107,26 @@ export function removeTable(table: string): string[] {
 }
 
 /**
- * Returns the commands that remove the content of a table, except the chains, the counted connections, and the counters of these devices.
- * `loaded` contains the rules of the kernel. If it does not contain the table, the result is empty.
+ * Returns the commands that remove the content of a table, except the chains, and except the counted connections and the counters of these
+ * members. `loaded` contains the rules of the kernel. If it does not contain the table, the result is empty.
  */
 export function clearTable(
   table: string,
   loaded: readonly RulesetEntry[],
-  devices: readonly string[],
+  members: readonly { address: string; device: string }[],
 ): string[] {
-  const kept = new Set([CONNECTIONS_SET, ...devices.map(refusalCounter)]);
+  const kept = new Set([CONNECTIONS_SET, ...members.map(({ device }) => refusalCounter(device))]);
   const removed = (kind: string): string[] => namesIn(loaded, table, kind).filter((name) => !kept.has(name));
+  const addresses = new Set(members.map(({ address }) => address));
+  const gone = countedAddresses(loaded, table).filter((address) => !addresses.has(address));
   return [
     ...namesIn(loaded, table, 'table').map(() => `flush table ${table}`),
     ...removed('set').map((name) => `flush set ${table} ${name}`),
     ...removed('map').map((name) => `flush map ${table} ${name}`),
     ...removed('counter').map((name) => `delete counter ${table} ${name}`),
+    // The kernel may have removed an element meanwhile, and the deletion of a missing element would fail.
+    ...gone.flatMap((address) =>
+      ['add', 'delete'].map((verb) => `${verb} element ${table} ${CONNECTIONS_SET} { ${address} }`),
+    ),
   ];
 }

@@ -408,6 +408,8 @@ describe('nat', unless(missing), () => {
     const before = [net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')];
     const a = await guest('a', [reservation('UDP', 5353, 53)]);
     await echoes('tracked');
+    a.sendDatagram(await gatewayOf(a), { address: WORLD_ADDRESS, port: ECHO_PORT }, 'counted');
+    await waitFor('the answer from the world', () => a.received.includes('counted'));
     await a.stop();
     const address = (await host.do('address', 'a')) ?? '';
     await host.do('detach', 'a');
