@@ -48,10 +48,14 @@ export function reservedDestination({ hostAddress }: Layout): string {
  */
 const NEW_CONNECTIONS_PER_SECOND = 200;
 
+/** Largest number of addresses whose connections are counted. It is nft's default, and more than a host has guests. */
+const COUNTED_ADDRESSES = 65_535;
+
 /** Returns the definition of the set in which the kernel counts connections. */
 export function connectionsSet(): string {
   return `set ${CONNECTIONS_SET} {
     type ipv4_addr
+    size ${COUNTED_ADDRESSES}
     flags dynamic
   }`;
 }
