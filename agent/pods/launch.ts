@@ -30,7 +30,9 @@ export async function prepareStart(host: Host, runtime: Runtime, operation: Oper
     const { cpu, memoryBytes } = plan;
     return { plan, change: { startedWith: { cpu, memoryBytes }, booted: false } };
   }
-  await requireImages(record, operation.abort.signal);
+  if (record.everRan) {
+    await requireImages(record, operation.abort.signal);
+  }
   const seed = await prepareSeed(host, runtime, operation);
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
