@@ -178,8 +178,7 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
     : admission;
 }
 
-/** Returns the claims of all machines and tasks, except the claim of this Pod. Both lists of the result are
- * parameters of {@link admit}. */
+/** Returns the claims of all machines and tasks, except the claim of this Pod. {@link admit} has two parameters for the two lists. */
 export function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,

@@ -44,7 +44,7 @@ export async function prepareStart(host: Host, runtime: Runtime, operation: Oper
  * Checks that the machine's images can be read. An image can be in a shared folder, and the folder's file server can be down.
  *
  * @throws Error without a reason when an image cannot be read. The agent then tries the start again. A start that the hypervisor refuses
- * would end a machine that has run, although its disk is intact.
+ * would count as a crash of the machine, or as its failure.
  */
 async function requireImages({ base, isoPath }: Readonly<MachineRecord>, signal: AbortSignal): Promise<void> {
   const paths = [base?.path, isoPath].filter((path) => path !== undefined);

@@ -11,8 +11,10 @@ import type { KubeObject, Resource } from '../../kube/objects.ts';
 const OBJECTS = 2_000;
 /** Largest size of one text in the bundle. A text is a log or the metrics of a host. */
 const TEXT_BYTES = 1024 * 1024;
-/** Number of bytes after which the read of one text ends. Usual logs are shorter. The limit exists because a hostile host could send bytes
- * without end. */
+/**
+ * Number of bytes after which the read of one text ends. Usual logs are shorter. The limit exists because a hostile host could send bytes
+ * without end.
+ */
 const READ_BYTES = 16 * TEXT_BYTES;
 /** Largest size of all texts and objects. The bundle must fit into memory and into an email. */
 const TOTAL_BYTES = 64 * 1024 * 1024;

@@ -1,7 +1,7 @@
 /**
- * Ends a deployment: the VM is kept or deleted, and the caller gets the result. While the API server of Kubernetes does not answer,
- * Berth repeats the request that keeps or deletes the VM. If this request never succeeds, the operator deletes the VM at the time in the annotation
- * `berth.dev/answer-by`.
+ * Ends a deployment: the VM is kept or deleted, and the caller gets the result. While the API server of Kubernetes does not answer, Berth
+ * repeats the request that keeps or deletes the VM. If this request never succeeds, the operator deletes the VM at the time in the
+ * annotation `berth.dev/answer-by`.
  */
 import type { Logger } from 'pino';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';

@@ -42,6 +42,11 @@ function admissions(attachments: readonly Attachment[]): string[] {
   );
 }
 
+/** Returns the guests whose connections and refused packets are counted, with the devices that name their counters. */
+function countedGuests(attachments: readonly Attachment[]): { address: string; device: string }[] {
+  return attachments.map(({ address, tap }) => ({ address, device: tap }));
+}
+
 /**
  * Returns the chain that takes the network of the host from hypervisors. A hypervisor sends the packets of its guest through the tap, and
  * needs no other network except to answer VNC clients. A guest that took over its hypervisor could otherwise pass by all other rules.
@@ -61,10 +66,7 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   const toPrograms = peerMatches(wanted);
   const { bridge, gateway, probe } = layout;
   const { address: metadata, port, gatewayPort } = METADATA;
-  const limits = connectionLimits(
-    layout.connectionsPerGuest,
-    attachments.map(({ address, tap }) => ({ address, device: tap })),
-  );
+  const limits = connectionLimits(layout.connectionsPerGuest, countedGuests(attachments));
   const onlyWithMetadata = (rule: string): string => (hasMetadata ? rule : '');
   const toReservation = `${reservedDestination(layout)} dnat ip to meta l4proto . th dport map @reservations`;
   return `table inet ${layout.table} {
@@ -262,9 +264,8 @@ export function changeScript(
   loaded: readonly RulesetEntry[],
 ): string {
   const { table, namespaces } = layout;
-  const guests = wanted.machines.map(({ address, tap }) => ({ address, device: tap }));
   const clearing = [
-    ...clearTable(`inet ${table}`, loaded, guests),
+    ...clearTable(`inet ${table}`, loaded, countedGuests(wanted.machines)),
     ...removeTable(`bridge ${table}`),
     ...(wanted.namespaces.length === 0
       ? removeTable(`inet ${namespaces.table}`)
