@@ -18,7 +18,8 @@ import { nativeArchitecture } from './node/facts.ts';
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
   const { dataDirectory, architecture } = config;
   const metrics = createMetrics();
-  const users = await machineUsers(config.machines.users, logger);
+  const records = new RecordStore(join(dataDirectory, 'pods'));
+  const users = await machineUsers(config.machines.users, records.list(), logger);
   const images = await HostImageStore.open({
     dataDirectory,
     architecture: architecture ?? nativeArchitecture(),
@@ -31,7 +32,6 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   });
   const log = logger.child({ part: 'qemu' });
   const machineRoot = await ownRoot({ dataDirectory, logger: log });
-  const records = new RecordStore(join(dataDirectory, 'pods'));
   const publisher = new Publisher({
     registries: images.registries,
     storageKeyring: () => images.storageKeyring(),

@@ -54,9 +54,20 @@ describe('users of machines', () => {
     if (process.getuid?.() !== 0) {
       skip('only root has users to give');
     }
-    await expect(machineUsers({ first: 0, count: 2 }, logger)).rejects.toThrow(
+    await expect(machineUsers({ first: 0, count: 2 }, [], logger)).rejects.toThrow(
       /^The users 0 to 1 of machines\.users overlap with "root:.*" in \/etc\/passwd\. Set machines\.users\.first to a different value$/,
     );
-    expect(await machineUsers(RANGE, logger)).toBeInstanceOf(MachineUsers);
+    expect(await machineUsers(RANGE, [], logger)).toBeInstanceOf(MachineUsers);
+  });
+
+  it('are refused if a machine of an earlier range would be the reader of images', async ({ skip }) => {
+    if (process.getuid?.() !== 0) {
+      skip('only root has users to give');
+    }
+    const of = (uid: number) => [{ uid: 'machine-1', runAs: { uid, gid: uid } }];
+    await expect(machineUsers(RANGE, of(RANGE.first), logger)).rejects.toThrow(
+      'The user 1900000000 belongs to machine machine-1, which started with an earlier range of machines.users. Set machines.users.first to a different value',
+    );
+    expect(await machineUsers(RANGE, of(RANGE.first + 1), logger)).toBeInstanceOf(MachineUsers);
   });
 });

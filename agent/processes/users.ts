@@ -87,7 +87,7 @@ export function hypervisorUsers(
 
 interface UserRecord {
   readonly uid: string;
-  runAs: RunAs | undefined;
+  runAs?: RunAs | undefined;
 }
 
 interface UserRecords {
@@ -120,9 +120,14 @@ const ROOTS = ['', '/proc/1/root'];
 /**
  * Checks the range and returns the users. If the agent is not root, the function writes a warning to the log and returns undefined.
  *
- * @throws UserRangeError when the range contains a user or group of this host, or numbers outside the agent's user namespace.
+ * @throws UserRangeError when the range contains a user or group of this host, or numbers outside the agent's user namespace. Also when its
+ * first user, the reader of images, is the user of a machine that started with an earlier range. That machine could read all images.
  */
-export async function machineUsers(range: UserRange, logger: Logger): Promise<MachineUsers | undefined> {
+export async function machineUsers(
+  range: UserRange,
+  records: readonly UserRecord[],
+  logger: Logger,
+): Promise<MachineUsers | undefined> {
   if (process.getuid?.() !== 0) {
     logger.warn(
       'The agent is not root, so machines run as the user of the agent and without limits of memory, processes and CPU',
@@ -141,7 +146,14 @@ export async function machineUsers(range: UserRange, logger: Logger): Promise<Ma
       }
     }
   }
-  return new MachineUsers(range);
+  const users = new MachineUsers(range);
+  const owner = records.find(({ runAs }) => runAs?.uid === users.reader.uid);
+  if (owner !== undefined) {
+    throw new UserRangeError(
+      `The user ${range.first} belongs to machine ${owner.uid}, which started with an earlier range of machines.users. Set machines.users.first to a different value`,
+    );
+  }
+  return users;
 }
 
 /**

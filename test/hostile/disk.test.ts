@@ -138,7 +138,7 @@ describe('a host with a small disk', unless(missing), () => {
   );
 
   test(
-    'it stays paused over a restart of the agent',
+    'it is still paused after a restart of the agent, and its disk has not grown',
     async (context) => {
       const before = await diskBytes('greedy');
       await agent.kill();
