@@ -6,9 +6,10 @@ import type { Cluster } from '../cluster.ts';
 
 /**
  * Creates the object, and returns the version that the API server stored. The API server refuses fields that it does not know, instead of
- * dropping them.
+ * dropping them. When `signal` aborts, the request that creates the object is not sent. If this request is already sent, the function waits
+ * for its answer. Otherwise the caller could not know whether the object exists, for example to delete it.
  *
- * @throws ApiError when the API server refuses the object.
+ * @throws ApiError when the API server refuses the object; the signal's reason when the signal aborts before the request is sent.
  */
 export async function createNamed<T extends KubeObject>(
   { client }: Pick<Cluster, 'client'>,
@@ -19,9 +20,10 @@ export async function createNamed<T extends KubeObject>(
   const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} }, { signal });
   const { metadata } = object;
   const annotations = { ...metadata.annotations, [CREATED_BY_ANNOTATION]: status?.userInfo?.username ?? '' };
+  signal.throwIfAborted();
   return await client.create(
     type,
     { ...object, metadata: { ...metadata, annotations } },
-    { signal, fieldValidation: 'Strict' },
+    { fieldValidation: 'Strict' },
   );
 }

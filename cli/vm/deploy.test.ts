@@ -6,6 +6,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import { pause } from '../../base/time.ts';
+import { Interrupted } from '../errors.ts';
 import { estimator } from '../remaining.ts';
 import { deploy, lineOf } from './deploy.ts';
 
@@ -26,23 +28,38 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-/** Deploys a VM at an API server whose VM runs at once. `keep` answers the requests that keep the VM. */
-async function deployed(
-  keep: (answer: (status: number, body: object) => void, socket: IncomingMessage['socket']) => void,
-) {
-  const calls: string[] = [];
+type Answer = (status: number, body: object) => void;
+
+interface Behaviour {
+  /** Answers the requests that keep the VM. */
+  readonly keep?: (answer: Answer, socket: IncomingMessage['socket']) => void;
+  /** Version of the VM in the watch. */
+  readonly version?: object;
+  /** Called when the API server has received the request that creates the VM, and before it answers. */
+  readonly onCreate?: (interrupt: AbortController) => Promise<void>;
+}
+
+/** Deploys a VM at an API server whose VM runs at once. `calls` receives the methods of all requests. */
+async function deployed({ keep, version = RUNNING, onCreate }: Behaviour, calls: string[] = []) {
+  const interrupt = new AbortController();
+  const created = async (answer: Answer) => {
+    await onCreate?.(interrupt);
+    answer(200, CREATED);
+  };
   server = createServer((request: IncomingMessage, response: ServerResponse) => {
     const { method = '', url = '' } = request;
     calls.push(method);
-    const answer = (status: number, body: object) =>
+    const answer: Answer = (status, body) =>
       response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body));
     if (method === 'PATCH') {
-      keep(answer, request.socket);
+      keep?.(answer, request.socket);
     } else if (method === 'GET') {
       response.writeHead(200, { 'content-type': 'application/json' });
-      response.write(`${JSON.stringify({ type: 'MODIFIED', object: RUNNING })}\n`);
+      response.write(`${JSON.stringify({ type: 'MODIFIED', object: version })}\n`);
+    } else if (method === 'POST' && !url.includes('selfsubjectreviews')) {
+      void created(answer);
     } else {
-      answer(200, url.includes('selfsubjectreviews') ? { status: {} } : CREATED);
+      answer(200, { status: {} });
     }
   });
   await once(server.listen(0, '127.0.0.1'), 'listening');
@@ -55,7 +72,7 @@ async function deployed(
   };
   await writeFile(kubeconfig, JSON.stringify(document));
   const out = vi.fn<(text: string) => void>();
-  const signal = AbortSignal.timeout(30_000);
+  const signal = AbortSignal.any([interrupt.signal, AbortSignal.timeout(30_000)]);
   const terminal = {
     name: 'berth',
     environment: { HOME: folder },
@@ -71,18 +88,20 @@ async function deployed(
 
 it('keeps the VM although the API server is restarted when the VM runs', async () => {
   let attempts = 0;
-  const { calls, out } = await deployed((answer, socket) => {
-    attempts += 1;
-    if (attempts === 1) {
-      socket.destroy();
-    } else if (attempts === 2) {
-      answer(403, {
-        message: 'vms.berth.dev "mac" is forbidden: User "ci" cannot patch',
-        reason: 'Forbidden',
-      });
-    } else {
-      answer(200, RUNNING);
-    }
+  const { calls, out } = await deployed({
+    keep: (answer, socket) => {
+      attempts += 1;
+      if (attempts === 1) {
+        socket.destroy();
+      } else if (attempts === 2) {
+        answer(403, {
+          message: 'vms.berth.dev "mac" is forbidden: User "ci" cannot patch',
+          reason: 'Forbidden',
+        });
+      } else {
+        answer(200, RUNNING);
+      }
+    },
   });
   expect(attempts).toBe(3);
   expect(calls).not.toContain('DELETE');
@@ -91,8 +110,20 @@ it('keeps the VM although the API server is restarted when the VM runs', async (
 
 it('fails if somebody has deleted the VM before the command keeps it', async () => {
   const metadata = { ...RUNNING.metadata, deletionTimestamp: '2026-11-27T12:00:00Z' };
-  const kept = deployed((answer) => answer(200, { ...RUNNING, metadata }));
+  const kept = deployed({ keep: (answer) => answer(200, { ...RUNNING, metadata }) });
   await expect(kept).rejects.toThrow('VM mac was deleted before it ran');
+});
+
+it('deletes the VM if the user interrupts the command while the API server creates the VM', async () => {
+  const calls: string[] = [];
+  const onCreate = async (interrupt: AbortController) => {
+    interrupt.abort(new Interrupted());
+    // A command that does not wait for the answer ends in this time.
+    await pause(100);
+  };
+  const interrupted = deployed({ onCreate }, calls);
+  await expect(interrupted).rejects.toThrow('Interrupted. VM mac was deleted');
+  expect(calls.at(-1)).toBe('DELETE');
 });
 
 it('shows the part, the rate and the time that is left of a pull, and before it the words of the scheduler', () => {
