@@ -36,6 +36,10 @@ it('ends when the VM runs, or when it is Ready', () => {
 
 it.each([
   [500, { phase: 'Stopping', failure: { reason: 'Crashed', message: 'qemu ended', time: '' } }],
+  [
+    504,
+    { phase: 'Failed', failure: { reason: 'DeployTimeout', message: 'not Running after 600 s', time: '' } },
+  ],
   [500, { phase: 'Failed', conditions: [condition('Ready', 'False', 'HostLost', 'host is silent')] }],
   [500, { phase: 'Stopped', conditions: [condition('Ready', 'False', 'Stopped', 'VM is stopped')] }],
   [500, { phase: 'Suspended' }],

@@ -1,5 +1,6 @@
 /** Determines how far the deployment of a VM has progressed, for the HTTP API and the `berth` command. */
 import { pause } from '../../base/time.ts';
+import type { Reason } from '../v1alpha1/reasons.ts';
 import type { VM } from '../v1alpha1/vm.ts';
 import { conditionOf } from './conditions.ts';
 import type { Cause } from './status.ts';
@@ -18,6 +19,12 @@ const NO_ROOM = 'Unschedulable';
 
 /** Status code of a deployment for which no host has room. */
 const FULL_STATUS = 503;
+/**
+ * Reason of the failure that the operator records at the time limit of a deployment. The client waits for the same time, and the operator
+ * is often earlier by a fraction of a second. In both cases, the client must get the same status code.
+ */
+const OUT_OF_TIME: Reason = 'DeployTimeout';
+const LATE_STATUS = 504;
 
 /**
  * Time in milliseconds that the operator needs to notice a new object. If an object is missing, the deployment fails only after this time.
@@ -92,7 +99,8 @@ function failureOf(vm: VM): Ended | undefined {
   const { metadata, status = {} } = vm;
   if (status.failure !== undefined) {
     const { reason, message } = status.failure;
-    return { code: 500, message: message || reason, causes: [{ reason, message }] };
+    const code = reason === OUT_OF_TIME ? LATE_STATUS : 500;
+    return { code, message: message || reason, causes: [{ reason, message }] };
   }
   const ready = conditionOf(vm, 'Ready');
   if (ENDS.has(statusOfPhase(status.phase))) {

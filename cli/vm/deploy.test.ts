@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { pause } from '../../base/time.ts';
-import { Interrupted } from '../errors.ts';
+import { EXIT, Interrupted } from '../errors.ts';
 import { estimator } from '../remaining.ts';
 import { deploy, lineOf } from './deploy.ts';
 
@@ -124,6 +124,15 @@ it('deletes the VM if the user interrupts the command while the API server creat
   const interrupted = deployed({ onCreate }, calls);
   await expect(interrupted).rejects.toThrow('Interrupted. VM mac was deleted');
   expect(calls.at(-1)).toBe('DELETE');
+});
+
+it('ends with the code for a time limit if the operator was the first to notice that the time was over', async () => {
+  const failure = { reason: 'DeployTimeout', message: 'The VM was not Running 600 s after', time: '' };
+  const late = deployed({ version: { ...RUNNING, status: { phase: 'Failed', failure } } });
+  await expect(late).rejects.toMatchObject({
+    exitCode: EXIT.noAnswer,
+    message: 'The VM was not Running 600 s after. VM mac was deleted',
+  });
 });
 
 it('shows the part, the rate and the time that is left of a pull, and before it the words of the scheduler', () => {

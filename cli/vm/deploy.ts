@@ -34,7 +34,7 @@ const ANSWER_MILLISECONDS = 60_000;
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
 const LAST_WRITE_MILLISECONDS = 10_000;
 
-const EXIT_BY_CODE: Readonly<Record<number, ExitCode>> = { 404: EXIT.notFound };
+const EXIT_BY_CODE: Readonly<Record<number, ExitCode>> = { 404: EXIT.notFound, 504: EXIT.noAnswer };
 
 interface Request {
   readonly name: string | undefined;
