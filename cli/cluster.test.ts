@@ -1,14 +1,14 @@
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { VMS } from '../api/v1alpha1/resources.ts';
-import { CredentialError } from '../kube/errors.ts';
+import { ApiError, CredentialError } from '../kube/errors.ts';
 import { withCluster } from './cluster.ts';
-import { Interrupted } from './errors.ts';
+import { described, Interrupted } from './errors.ts';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
 
@@ -36,6 +36,15 @@ async function givenCluster(
     { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
     { kubeconfig, context: 'a', output: 'table' },
   ];
+}
+
+/** Gives the context of the kubeconfig a user with this token. */
+async function addToken(token: string): Promise<void> {
+  const kubeconfig = join(folder, 'kubeconfig');
+  const document = JSON.parse(await readFile(kubeconfig, 'utf8')) as object;
+  const contexts = [{ name: 'a', context: { cluster: 'a', user: 'a' } }];
+  const users = [{ name: 'a', user: { token } }];
+  await writeFile(kubeconfig, JSON.stringify({ ...document, contexts, users }));
 }
 
 it('asks for objects while it watches many', async () => {
@@ -73,4 +82,26 @@ it('is interrupted when Ctrl+C has also ended the credential plug-in', async () 
     throw new CredentialError('The credential plug-in ended with code 130', 130);
   });
   await expect(work).rejects.toThrow(Interrupted);
+});
+
+it.each([
+  [
+    'a server that does not answer',
+    () => Object.assign(new Error('connect ECONNREFUSED 127.0.0.1:1'), { code: 'ECONNREFUSED' }),
+    'The API server https://127.0.0.1:1 does not answer: connect ECONNREFUSED 127.0.0.1:1. Check the network and the kubeconfig',
+  ],
+  [
+    'a token that has expired',
+    () => new ApiError('Unauthorized', { status: 401, reason: 'Unauthorized' }),
+    'Unauthorized: The token expired at 1970-01-01T00:00:01.000Z. Sign in again',
+  ],
+])('names %s once if the command works on several objects', async (_, cause, words) => {
+  const [terminal, globals] = await givenCluster('https://127.0.0.1:1');
+  const claims = Buffer.from('{"exp":1}').toString('base64url');
+  await addToken(`e30.${claims}.e30`);
+  const work = withCluster(terminal, globals, async () => {
+    throw new AggregateError([cause(), cause()]);
+  });
+  const error: unknown = await work.catch((reason: unknown) => reason);
+  expect(described(error).message).toBe(words);
 });

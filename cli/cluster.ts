@@ -64,12 +64,7 @@ export async function withCluster<T>(
     }
     return result;
   } catch (error) {
-    if (error instanceof CredentialError) {
-      // Ctrl+C also ends a running credential plug-in. The command then reports the interrupt, and not the failure of the plug-in.
-      terminal.signal.throwIfAborted();
-    }
-    const source = 'the kubeconfig';
-    throw (await refusalOf(error, connection)) ?? explained(error, `API server ${connection.server}`, source);
+    throw await errorForUser(error, connection, terminal.signal);
   } finally {
     await Promise.all([requests.close(), watches.close()]);
   }
@@ -137,6 +132,24 @@ export async function connect(
     }
     throw new CommandError(words, EXIT.usage);
   }
+}
+
+/**
+ * Returns the error for the user. Its message names the API server that does not answer, or the reason why the API server refused the token.
+ * Other errors are returned unchanged.
+ */
+async function errorForUser(thrown: unknown, connection: Connection, signal: AbortSignal): Promise<unknown> {
+  // Work on several names throws an AggregateError without a code. An AggregateError with a code is one failed connection.
+  if (thrown instanceof AggregateError && codeOf(thrown) === undefined) {
+    const errors = thrown.errors.map(async (one) => await errorForUser(one, connection, signal));
+    return new AggregateError(await Promise.all(errors));
+  }
+  if (thrown instanceof CredentialError && signal.aborted) {
+    // Ctrl+C also ends a running credential plug-in. The command then reports the interrupt, and not the failure of the plug-in.
+    return signal.reason;
+  }
+  const server = `API server ${connection.server}`;
+  return (await refusalOf(thrown, connection)) ?? explained(thrown, server, 'the kubeconfig');
 }
 
 /**

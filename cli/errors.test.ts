@@ -2,7 +2,15 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { ApiError, CredentialError } from '../kube/errors.ts';
-import { certificateMistake, CommandError, described, EXIT, Interrupted, withLogin } from './errors.ts';
+import {
+  certificateMistake,
+  CommandError,
+  described,
+  EXIT,
+  explained,
+  Interrupted,
+  withLogin,
+} from './errors.ts';
 
 function refusal(status: number, message: string): ApiError {
   return new ApiError(message, { status, reason: '' });
@@ -27,6 +35,7 @@ it.each([
   [new CredentialError('The identity provider does not answer', 5), EXIT.noAnswer, /does not answer$/],
   [new Interrupted(), EXIT.interrupted, /^Interrupted$/],
   [new AggregateError([new CommandError('a', EXIT.notFound), new Error('b')]), EXIT.notFound, /^a\nb$/],
+  [new AggregateError([new CommandError('a', EXIT.noAnswer), new Error('a')]), EXIT.noAnswer, /^a$/],
 ])('describes %s', (error, code, words) => {
   const { exitCode, message } = described(error);
   expect(exitCode).toBe(code);
@@ -44,6 +53,16 @@ it.each([
   ['Sign in again: berth login', 'Sign in again: berth login'],
 ])('adds the command for the sign-in, with the name that the user typed: %s', (message, words) => {
   expect(withLogin(message, 'kubectl berth')).toBe(words);
+});
+
+it('says why none of the addresses of a server could be reached', () => {
+  const causes = ['10.0.0.1', '10.0.0.2'].map((address) => new Error(`connect ECONNREFUSED ${address}:6443`));
+  const error = Object.assign(new AggregateError(causes), { code: 'ECONNREFUSED' });
+  expect(described(explained(error, 'API server https://a', 'the kubeconfig'))).toEqual({
+    exitCode: EXIT.noAnswer,
+    message:
+      'The API server https://a does not answer: connect ECONNREFUSED 10.0.0.1:6443, connect ECONNREFUSED 10.0.0.2:6443. Check the network and the kubeconfig',
+  });
 });
 
 it('has exactly the exit codes that the docs describe', () => {

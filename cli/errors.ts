@@ -79,10 +79,9 @@ export function certificateMistake(error: unknown): string | undefined {
 export function described(error: unknown): { exitCode: ExitCode; message: string } {
   if (error instanceof AggregateError) {
     const all = error.errors.map(described);
-    return {
-      exitCode: all[0]?.exitCode ?? EXIT.failed,
-      message: all.map(({ message }) => message).join('\n'),
-    };
+    // Work on several names can fail for all of them with the same message, for example if the API server does not answer.
+    const messages = new Set(all.map(({ message }) => message));
+    return { exitCode: all[0]?.exitCode ?? EXIT.failed, message: [...messages].join('\n') };
   }
   if (error instanceof ApiError) {
     return { exitCode: exitCodeOf(error), message: printable(wordsOf(error)) };
@@ -130,7 +129,6 @@ function wordsOf(error: ApiError): string {
  * `source` names the place from which the address and the certificate authority come.
  */
 export function explained(error: unknown, server: string, source: string): unknown {
-  const { message } = error as Error;
   const mistake = certificateMistake(error);
   if (mistake !== undefined) {
     return new CommandError(
@@ -139,8 +137,16 @@ export function explained(error: unknown, server: string, source: string): unkno
   }
   return isUnreachable(error)
     ? new CommandError(
-        `The ${server} does not answer: ${message}. Check the network and ${source}`,
+        `The ${server} does not answer: ${messageOfConnection(error)}. Check the network and ${source}`,
         EXIT.noAnswer,
       )
     : error;
+}
+
+/**
+ * Returns the message of a failed connection. If a server has several addresses, the error has an empty message, and contains one error for
+ * each address.
+ */
+function messageOfConnection(error: unknown): string {
+  return error instanceof AggregateError ? error.errors.map(messageOf).join(', ') : messageOf(error);
 }
