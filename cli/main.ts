@@ -21,12 +21,12 @@ for (const signal of ['SIGINT', 'SIGTERM'] as const) {
     interrupt.abort(new Interrupted());
   });
 }
-for (const stream of [process.stdout, process.stderr]) {
-  // A program that reads the output can end before it has read everything, for example `head`. In this case, nobody needs the rest of the
-  // output, so the command succeeds. After any other error, for example if the disk is full, the rest of the output is lost, so the command
-  // fails.
-  stream.on('error', (error) => process.exit(codeOf(error) === 'EPIPE' ? EXIT.done : EXIT.failed));
-}
+// A program that reads the output can end before it has read everything, for example `head`. In this case, nobody needs the rest of the
+// output, so the command succeeds. After any other error, for example if the disk is full, the rest of the output is lost, so the command
+// fails.
+process.stdout.on('error', (error) => process.exit(codeOf(error) === 'EPIPE' ? EXIT.done : EXIT.failed));
+// If nobody reads the messages, the exit code still tells the result. So the command continues, and ends with the code of its own result.
+process.stderr.on('error', () => undefined);
 
 // The build turns this file into a CommonJS module, so `await` is not possible at the top level.
 void run(process.argv.slice(2), {
