@@ -1,5 +1,6 @@
 /** Creates objects from a file in the form that kubectl uses: one or more documents of YAML or JSON. */
 import { createReadStream } from 'node:fs';
+import { addAbortSignal } from 'node:stream';
 import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
@@ -17,7 +18,7 @@ const LENGTH = 3 * 1024 * 1024;
 /**
  * Creates all objects of the file at the same time. If the file has a mistake, creates no object.
  *
- * @throws CommandError for a mistake in the file; ApiError.
+ * @throws CommandError for a mistake in the file; ApiError; the signal's reason when the signal aborts.
  */
 export async function createFromFile<T extends KubeObject>(
   terminal: Terminal,
@@ -25,7 +26,7 @@ export async function createFromFile<T extends KubeObject>(
   kind: Kind<T>,
   file: string,
 ): Promise<void> {
-  const objects = await objectsIn(file, kind);
+  const objects = await objectsIn(file, kind, terminal.signal);
   await withCluster(terminal, globals, async (cluster) => {
     const placed = objects.map((object) => placedIn(object, globals, cluster));
     const { done, rethrow } = await forEachName(
@@ -42,9 +43,15 @@ export function createdSentence({ noun }: { readonly noun: string }): (name: str
   return (name) => `Successfully created ${noun} ${name}`;
 }
 
-async function objectsIn<T extends KubeObject>(file: string, { type }: Kind<T>): Promise<Unsaved<T>[]> {
+async function objectsIn<T extends KubeObject>(
+  file: string,
+  { type }: Kind<T>,
+  signal: AbortSignal,
+): Promise<Unsaved<T>[]> {
   const { parseAllDocuments } = await import('yaml');
-  const documents = [...parseAllDocuments(await textOf(file))].filter(({ contents }) => contents !== null);
+  const documents = [...parseAllDocuments(await textOf(file, signal))].filter(
+    ({ contents }) => contents !== null,
+  );
   if (documents.length === 0) {
     throw new CommandError(`${file} has no object`, EXIT.usage);
   }
@@ -75,8 +82,10 @@ function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefi
     : 'metadata needs a name or a generateName, and metadata.namespace must be a text';
 }
 
-async function textOf(file: string): Promise<string> {
-  const stream = file === '-' ? process.stdin : createReadStream(file);
+/** Returns the text of the file. @throws CommandError when the file cannot be read; the signal's reason when the signal aborts. */
+async function textOf(file: string, signal: AbortSignal): Promise<string> {
+  // The user can interrupt a command whose standard input never ends, for example if the input is the user's terminal.
+  const stream = addAbortSignal(signal, file === '-' ? process.stdin : createReadStream(file));
   const pieces: Buffer[] = [];
   let length = 0;
   const read = async () => {
@@ -95,6 +104,7 @@ async function textOf(file: string): Promise<string> {
       return text;
     }
   } catch (error) {
+    signal.throwIfAborted();
     throw error instanceof CommandError
       ? error
       : new CommandError(`${file}: ${messageOf(error)}`, EXIT.usage);
