@@ -72,6 +72,12 @@ describe('kubeconfig', () => {
     });
   });
 
+  it('takes an empty path or context for an absent one, as kubectl does', async () => {
+    const environment = { KUBECONFIG: await kubeconfig({ token: 'own' }) };
+    const connection = await loadConnection({ kubeconfigPath: '', context: '', environment });
+    expect(connection).toMatchObject({ token: 'own', namespace: 'mine' });
+  });
+
   it('names the token file like kubectl, and leaves the reading to the transport', async () => {
     const kubeconfigPath = await kubeconfig({ tokenFile: 'token' });
     const { tokenFile, token } = await loadConnection({ kubeconfigPath });

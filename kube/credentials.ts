@@ -37,8 +37,9 @@ export interface Connection {
 }
 
 export interface LoadOptions {
+  /** Path of the file. As in kubectl, an empty path counts as absent. */
   kubeconfigPath?: string | undefined;
-  /** Name of the context. If absent, the current context of the file is used. */
+  /** Name of the context. If absent or empty, the current context of the file is used. */
   context?: string | undefined;
   environment?: Record<string, string | undefined>;
 }
@@ -59,16 +60,18 @@ const OWN_NAME = 'kubernetes.default.svc';
  */
 export async function loadConnection(options: LoadOptions = {}): Promise<Connection> {
   const environment = options.environment ?? process.env;
-  const files = options.kubeconfigPath === undefined ? kubeconfigsIn(environment) : [options.kubeconfigPath];
+  // A script can give an empty text, for example `--context "$CONTEXT"` with a variable that is not set.
+  const context = options.context || undefined;
+  const files = options.kubeconfigPath ? [options.kubeconfigPath] : kubeconfigsIn(environment);
   if (files.length > 0) {
-    return await fromKubeconfigs(files, options.context, environment);
+    return await fromKubeconfigs(files, context, environment);
   }
   const own = path.join(homeFolder(environment), '.kube', 'config');
-  const server = options.context === undefined && !(await exists(own)) ? serverOfPod(environment) : undefined;
+  const server = context === undefined && !(await exists(own)) ? serverOfPod(environment) : undefined;
   if (server !== undefined && (await exists(path.join(SERVICE_ACCOUNT_FOLDER, 'token')))) {
     return await fromServiceAccount(server);
   }
-  return await fromKubeconfigs([own], options.context, environment);
+  return await fromKubeconfigs([own], context, environment);
 }
 
 /** Returns the paths in the variable `KUBECONFIG`. The list is empty if the variable names no file. */

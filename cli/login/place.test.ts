@@ -12,6 +12,8 @@ it('is in the first file of KUBECONFIG that exists, otherwise in the last one', 
     expect(placeOf({ environment }, {}, {})).toEqual({ file: files[2], context: 'berth' });
     await Promise.all(files.slice(1).map(async (file) => await writeFile(file, '')));
     expect(placeOf({ environment }, {}, {}).file).toBe(files[1]);
+    const empty = { kubeconfig: '', context: '' };
+    expect(placeOf({ environment }, empty, {})).toEqual({ file: files[1], context: 'berth' });
     expect(placeOf({ environment }, { kubeconfig: files[0] ?? '' }, { context: 'ci' })).toEqual({
       file: files[0],
       context: 'ci',

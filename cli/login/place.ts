@@ -18,7 +18,7 @@ export interface Place {
 
 /**
  * Returns the name of the context, and the path of its kubeconfig. If no flag names the kubeconfig, it is the file that kubectl would
- * change. This is the first file in `KUBECONFIG` that exists, or the last file if none exists.
+ * change. This is the first file in `KUBECONFIG` that exists, or the last file if none exists. An empty flag counts as absent.
  */
 export function placeOf(
   { environment }: Pick<Terminal, 'environment'>,
@@ -26,9 +26,9 @@ export function placeOf(
   settings: Settings,
 ): Place {
   const files = kubeconfigsIn(environment);
-  const named = kubeconfig ?? files.find((file) => existsSync(file)) ?? files.at(-1);
+  const named = kubeconfig || (files.find((file) => existsSync(file)) ?? files.at(-1));
   return {
     file: resolve(named ?? join(homeFolder(environment), '.kube', 'config')),
-    context: context ?? settings.context ?? CONTEXT,
+    context: context || (settings.context ?? CONTEXT),
   };
 }
