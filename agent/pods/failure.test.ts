@@ -54,17 +54,18 @@ describe('a start of a machine that has run', () => {
     ...newRecord({ uid: 'u', driver: 'qemu', key: 'n/u', machine: undefined, claim }),
     everRan: true,
   };
+  const desired = { power: 'Running', cpu: 1, memoryBytes: 1 } as const;
 
   test.each(['NetworkUnavailable', 'NATSelfHealFailed', 'PortTaken', 'OutOfMemory'] as const)(
-    '%s is tried again, because it is a fault of the host and the machine has the data of users',
+    '%s is tried again and counts as no crash, because it is a fault of the host',
     (reason) => {
-      const step = { kind: 'start', record, desired: undefined, attempts: 100, now: 0 } as const;
-      const consequence = consequenceOf({ ...step, error: new ReasonedError(reason, 'in words') });
+      const step = { kind: 'start', record, attempts: 100, now: 0 } as const;
+      const error = new ReasonedError(reason, 'in words');
+      const consequence = consequenceOf({ ...step, error, desired: { ...desired, restartPolicy: 'Always' } });
       expect(consequence).toMatchObject({ kind: 'retry', message: 'in words' });
     },
   );
 
-  const desired = { power: 'Running', cpu: 1, memoryBytes: 1 } as const;
   const refused = new ReasonedError('StartFailed', 'in words');
 
   test.each([

@@ -24,6 +24,11 @@ const CONNECTIONS = 2_048;
  * 503. {@link UnreadAnswers} limits the time of long answers.
  */
 const STALL_MILLISECONDS = 150_000;
+/**
+ * Longest pause in milliseconds between two requests of one connection. Proxies such as ingress-nginx and the load balancers of clouds keep
+ * connections for 60 s. If this server closed them first, the proxy would sometimes send a request on a closed connection and answer 502.
+ */
+const KEEP_ALIVE_MILLISECONDS = 75_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
 
@@ -88,6 +93,7 @@ export function createApp({ logger, tls }: AppOptions): App {
   );
   app.server.maxConnections = CONNECTIONS;
   app.server.timeout = STALL_MILLISECONDS;
+  app.server.keepAliveTimeout = KEEP_ALIVE_MILLISECONDS;
   readBodies(app);
   const unread = new UnreadAnswers();
   app.addHook('onSend', async (request, reply, payload) => {
