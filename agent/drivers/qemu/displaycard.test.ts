@@ -22,6 +22,7 @@ function platform(
     accelerator: 'tcg',
     firmware: undefined,
     display: displaySupport({ version, ...HELP, ...said }),
+    runWith: false,
   };
 }
 
