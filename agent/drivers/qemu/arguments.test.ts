@@ -57,6 +57,11 @@ it('a guest cannot sleep, because no user could wake it', () => {
   expect(started.join(' ')).toContain('-global ICH9-LPC.disable_s3=1');
 });
 
+it('a core dump of QEMU does not contain the memory of the guest', () => {
+  const started = argumentsOf(startedWith(plan(undefined), PLATFORM), undefined);
+  expect(started[started.indexOf('-machine') + 1]).toBe('pc-q35-7.2,accel=tcg,dump-guest-core=off');
+});
+
 it.each([
   [false, '-runas 7:8'],
   [true, '-run-with user=7:8'],

@@ -87,7 +87,9 @@ function changeOfUser({ uid, gid }: RunAs, { runWith }: Platform): string[] {
 }
 
 function machineOptions({ state, platform }: CommandLine): string {
-  const parts = [state.machineType, `accel=${platform.accelerator}`];
+  // If QEMU crashes, the host can keep its core dump for weeks. The dump must not contain the memory of the guest, which holds secrets of the
+  // tenant and can be larger than the free disk.
+  const parts = [state.machineType, `accel=${platform.accelerator}`, 'dump-guest-core=off'];
   if (platform.architecture === 'arm64') {
     // These options choose another interrupt controller, because QEMU's default for ARM serves only eight processors.
     parts.push(platform.accelerator === 'tcg' ? 'gic-version=3' : 'gic-version=max');

@@ -42,9 +42,9 @@ async function launched(state: Partial<MachineFile>, now: Platform) {
 it('a suspended machine resumes with the accelerator of its start, because its memory fits no other', async () => {
   const before = startedWith(PLAN, platform('tcg'));
   const resumed = await launched({ launched: resumedWith(before, PLAN, platform('kvm')) }, platform('kvm'));
-  expect(resumed.command).toContain('-machine pc,accel=tcg -cpu max ');
+  expect(resumed.command).toContain('accel=tcg,dump-guest-core=off -cpu max ');
   const started = await launched({ launched: startedWith(PLAN, platform('kvm')) }, platform('kvm'));
-  expect(started.command).toContain('-machine pc,accel=kvm -cpu host ');
+  expect(started.command).toContain('accel=kvm,dump-guest-core=off -cpu host ');
   // Emulation needs 1 GiB more.
   expect((resumed.memoryBytes ?? 0) - (started.memoryBytes ?? 0)).toBe(2 ** 30);
 });
