@@ -18,8 +18,8 @@ export interface MachineFolder {
 export interface VmGuest {
   vm: Machine;
   /**
-   * Wanted size of the disk in bytes. A smaller disk is grown before the start. A larger disk is not shrunk. If undefined, the disk has the
-   * size of its image.
+   * Wanted size of the disk in bytes. A smaller disk is grown before the start, and a missing disk is made. A larger disk is not shrunk. If
+   * undefined, the disk has the size of its image.
    */
   diskSizeBytes: number | undefined;
   /** ISO image, which the guest gets as a read-only drive. The firmware boots from this drive if the disk does not boot. */

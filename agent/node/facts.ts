@@ -48,7 +48,7 @@ export async function hostFacts(
     machineId: firstLine('/etc/machine-id'),
     bootId: firstLine('/proc/sys/kernel/random/boot_id'),
     cpus: processors(),
-    memoryBytes: totalmem(),
+    memoryBytes: totalmem() - hugePageBytes(),
     diskBytes: disk.bsize * disk.blocks,
     hypervisor,
   };
@@ -60,6 +60,15 @@ export async function hostFacts(
  */
 function processors(): number {
   return process.getuid?.() === 0 ? cpus().length : availableParallelism();
+}
+
+/**
+ * Returns the memory that the host has set aside for huge pages. Machines cannot use it, because QEMU gets normal pages. A kubelet leaves
+ * this memory out, too.
+ */
+function hugePageBytes(): number {
+  const [, kibibytes = 0] = /^Hugetlb:\s+(\d+) kB$/m.exec(readIfThere('/proc/meminfo')) ?? [];
+  return Number(kibibytes) * 1024;
 }
 
 /** Free space on the file system of the data directory. */

@@ -62,8 +62,9 @@ async function requireImages({ base, isoPath }: Readonly<MachineRecord>, signal:
 
 export function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): VmPlan {
   const vm = needed(record.machine);
-  const blank = vm.image?.type === 'empty' ? vm.image.sizeBytes : undefined;
-  const diskSizeBytes = needed(desired).diskSizeBytes ?? vm.diskSizeBytes ?? blank;
+  const wanted = needed(desired).diskSizeBytes ?? vm.diskSizeBytes;
+  // A disk is never smaller than its image. The driver knows the sizes of other images, but an empty image has no file.
+  const diskSizeBytes = vm.image?.type === 'empty' ? Math.max(wanted ?? 0, vm.image.sizeBytes) : wanted;
   return { guest: { vm, diskSizeBytes, iso: isoOf(record) }, runAs: ownUser(host, record) };
 }
 

@@ -57,6 +57,25 @@ it('a guest cannot sleep, because no user could wake it', () => {
   expect(started.join(' ')).toContain('-global ICH9-LPC.disable_s3=1');
 });
 
+it('a core dump of QEMU does not contain the memory of the guest', () => {
+  const started = argumentsOf(startedWith(plan(undefined), PLATFORM), undefined);
+  expect(started[started.indexOf('-machine') + 1]).toBe('pc-q35-7.2,accel=tcg,dump-guest-core=off');
+});
+
+it.each([
+  [false, '-runas 7:8'],
+  [true, '-run-with user=7:8'],
+])('QEMU leaves the rights of root by the option that it has: %s', (runWith, expected) => {
+  const state = { version: 1, intent: 'run', live: true, suspended: false } as MachineFile;
+  const platform = { ...PLATFORM, runWith };
+  const command = { uid: 'u', plan: plan(undefined), state, platform, incoming: false };
+  const sizes = { cpu: 1, memoryBytes: 2 ** 28 };
+  const started = commandLine({ ...command, ...sizes, runAs: { uid: 7, gid: 8 } }).join(' ');
+  expect(started).toContain(`elevateprivileges=allow,spawn=deny,resourcecontrol=deny ${expected} `);
+  const asAgent = commandLine({ ...command, ...sizes, runAs: undefined }).join(' ');
+  expect(asAgent).not.toMatch(/-runas|-run-with/);
+});
+
 it('the seed disk is the last device and only for reading, so all others have the same addresses with and without it', () => {
   const without = argumentsOf(startedWith(plan(undefined), PLATFORM), undefined);
   const seeded = argumentsOf(startedWith(plan(SEED), PLATFORM), SEED);

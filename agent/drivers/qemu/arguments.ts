@@ -49,7 +49,7 @@ export function commandLine(command: CommandLine): string[] {
   return [
     ...options('-name', processMark(command.uid)),
     ...options('-nodefaults', '-no-user-config', '-msg', 'timestamp=on'),
-    ...sandbox(command.runAs),
+    ...sandbox(command),
     ...options('-machine', machineOptions(command), '-cpu', cpuModel(platform), '-smp', String(command.cpu)),
     ...(platform.architecture === 'amd64' ? NO_SLEEP : []),
     ...options('-m', `${Math.floor(command.memoryBytes / BYTES_PER_MEBIBYTE)}M`),
@@ -76,14 +76,20 @@ export function commandLine(command: CommandLine): string[] {
  * Returns the options of QEMU's sandbox. If `runAs` is set, the sandbox allows setuid, because QEMU needs it to change from root to that
  * user. After this change, QEMU has no right to change its user again.
  */
-function sandbox(runAs: RunAs | undefined): string[] {
+function sandbox({ runAs, platform }: CommandLine): string[] {
   const elevate = runAs === undefined ? 'deny' : 'allow';
   const rules = `on,obsolete=deny,elevateprivileges=${elevate},spawn=deny,resourcecontrol=deny`;
-  return ['-sandbox', rules, ...(runAs === undefined ? [] : ['-runas', `${runAs.uid}:${runAs.gid}`])];
+  return ['-sandbox', rules, ...(runAs === undefined ? [] : changeOfUser(runAs, platform))];
+}
+
+function changeOfUser({ uid, gid }: RunAs, { runWith }: Platform): string[] {
+  return runWith ? options('-run-with', `user=${uid}:${gid}`) : options('-runas', `${uid}:${gid}`);
 }
 
 function machineOptions({ state, platform }: CommandLine): string {
-  const parts = [state.machineType, `accel=${platform.accelerator}`];
+  // If QEMU crashes, the host can keep its core dump for weeks. The dump must not contain the memory of the guest, which holds secrets of the
+  // tenant and can be larger than the free disk.
+  const parts = [state.machineType, `accel=${platform.accelerator}`, 'dump-guest-core=off'];
   if (platform.architecture === 'arm64') {
     // These options choose another interrupt controller, because QEMU's default for ARM serves only eight processors.
     parts.push(platform.accelerator === 'tcg' ? 'gic-version=3' : 'gic-version=max');

@@ -29,10 +29,9 @@ import {
   type PortForward,
   type StopOptions,
 } from '../driver.ts';
-import { diskNode } from './arguments.ts';
 import { DiskCopies } from './diskcopies.ts';
 import { DisplayDpi } from './display/dpi.ts';
-import { createFiles, growDisk } from './files.ts';
+import { createFiles, enlargeDisk } from './files.ts';
 import { MachineGuest } from './guest.ts';
 import { HostPlatforms } from './hostplatforms.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
@@ -119,9 +118,9 @@ export class QemuDriver implements DriverOfVMs {
     const machine = this.#of(folder).machine;
     const state = await requireMachineFile(folder.path);
     const platform = await this.#platforms.of(state.architecture);
-    const wanted = plan.guest.diskSizeBytes;
-    if (wanted !== undefined && state.diskBytes !== undefined && wanted > state.diskBytes) {
-      await growDisk(folder.path, diskNode(state), { sizeBytes: wanted, isRoot: this.#context.isRoot });
+    const wanted = plan.guest.diskSizeBytes ?? 0;
+    if (wanted > (state.diskBytes ?? 0)) {
+      await enlargeDisk(folder.path, state, { sizeBytes: wanted, isRoot: this.#context.isRoot });
       await machine.state.update({ diskBytes: wanted });
     }
     await machine.start(plan, platform);

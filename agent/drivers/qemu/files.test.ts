@@ -6,9 +6,9 @@ import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { sync } from '../../../base/files.ts';
 import { createQcow2 } from '../../disks/qemuimg.ts';
 import type { VmPlan } from '../driver.ts';
-import { createFiles, growDisk } from './files.ts';
+import { createFiles, enlargeDisk } from './files.ts';
 import type { Platform } from './platform.ts';
-import { FILES } from './state.ts';
+import { FILES, type MachineFile } from './state.ts';
 
 vi.mock(import('../../../base/files.ts'), { spy: true });
 
@@ -41,10 +41,22 @@ test.each([
   [1_500_000_000, 1_500_000_256],
   [2 ** 31, 2 ** 31],
 ])('a disk grows to %i bytes in whole sectors', async (wanted, bytes) => {
-  const disk = join(root, FILES.disk);
-  await createQcow2(disk, 1024 ** 2);
-  const node = { driver: 'qcow2', file: { driver: 'file', filename: FILES.disk } };
-  await growDisk(root, node, { sizeBytes: wanted, isRoot: false });
-  const info = execFileSync('qemu-img', ['info', '--output=json', disk], { encoding: 'utf8' });
-  expect(JSON.parse(info)).toMatchObject({ 'virtual-size': bytes });
+  await createQcow2(join(root, FILES.disk), 1024 ** 2);
+  await enlargeDisk(root, machine(1024 ** 2), { sizeBytes: wanted, isRoot: false });
+  expect(diskInfo()).toMatchObject({ 'virtual-size': bytes });
 });
+
+test('a machine that boots from an ISO gets a disk when its VM asks for one later', async () => {
+  await enlargeDisk(root, machine(undefined), { sizeBytes: 2 ** 31, isRoot: false });
+  expect(diskInfo()).toMatchObject({ format: 'qcow2', 'virtual-size': 2 ** 31 });
+});
+
+function machine(diskBytes: number | undefined): MachineFile {
+  const at = { version: 1, architecture: 'amd64', machineType: 'pc', intent: 'stop' } as const;
+  return { ...at, live: false, suspended: false, diskBytes };
+}
+
+function diskInfo(): unknown {
+  const disk = join(root, FILES.disk);
+  return JSON.parse(execFileSync('qemu-img', ['info', '--output=json', disk], { encoding: 'utf8' }));
+}

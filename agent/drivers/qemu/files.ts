@@ -13,6 +13,7 @@ import { sync } from '../../../base/files.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
 import type { MachineFolder, VmPlan } from '../driver.ts';
 import { makeMachineFolder } from '../statefile.ts';
+import { diskNode } from './arguments.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
@@ -77,10 +78,24 @@ async function makeDisk(
 }
 
 /**
+ * Gives a machine a disk of `sizeBytes` bytes, which is more than it has: grows its disk, or makes a blank disk if it has none. A machine
+ * that boots from an ISO has no disk until its VM asks for one. @throws ReasonedError as {@link growDisk} does.
+ */
+export async function enlargeDisk(
+  folder: string,
+  state: MachineFile,
+  size: { sizeBytes: number; isRoot: boolean },
+): Promise<void> {
+  await (state.diskBytes === undefined
+    ? createQcow2(join(folder, FILES.disk), size.sizeBytes)
+    : growDisk(folder, diskNode(state), size));
+}
+
+/**
  * Grows a machine's disk to `sizeBytes`, rounded up to whole sectors, because qemu-img refuses other sizes. The disk's header can name a backing file. The function ignores this name, because the hypervisor
  * wrote it and is not trusted. @throws ReasonedError when {@link requireOwnData} refuses the disk.
  */
-export async function growDisk(
+async function growDisk(
   folder: string,
   node: Record<string, unknown>,
   { sizeBytes, isRoot }: { sizeBytes: number; isRoot: boolean },

@@ -97,6 +97,18 @@ describe('the platforms of a host', () => {
     expect(trials()).toEqual(['kvm', 'kvm']);
   });
 
+  it.each([
+    ['9.0', false],
+    ['9.1', true],
+    ['10.0', true],
+  ])(
+    'tell how QEMU changes its user, because QEMU 10.0 has no option -runas: %s',
+    async (version, runWith) => {
+      install(version);
+      expect(await platforms.of('amd64')).toMatchObject({ runWith });
+    },
+  );
+
   it('are tried again when the rights of a file or the groups of the agent change', async () => {
     allow(['tcg']);
     expect(await accelerator()).toBe('tcg');

@@ -35,6 +35,8 @@ const VNC_MAXIMUM = { width: 5120, height: 2160 };
 const FORMER_VNC_MAXIMUM = { width: 2560, height: 2048 };
 /** QEMU 9.1 is the first version with the limit {@link VNC_MAXIMUM}. Earlier versions have the limit {@link FORMER_VNC_MAXIMUM}. */
 const LARGE_VNC = { major: 9, minor: 1 };
+/** QEMU 9.1 is the first version whose option `-run-with` can change the user. QEMU 10.0 no longer has the option `-runas`. */
+const RUN_WITH = { major: 9, minor: 1 };
 
 /**
  * Machine code of the test guest for amd64, which shows whether an accelerator works: `mov ecx, 50000000; dec ecx; jnz -4`, then
@@ -187,8 +189,8 @@ async function probeArchitecture(
     for (const accelerator of candidates(architecture)) {
       const refusal = await tryGuest({ architecture, binary, machineType, accelerator, firmware }, work);
       if (refusal === undefined) {
-        const display = await probeDisplay(binary);
-        const platform = { architecture, binary, machineType, accelerator, firmware, display };
+        const features = await probeFeatures(binary);
+        const platform = { architecture, binary, machineType, accelerator, firmware, ...features };
         return { platform, isRefused };
       }
       isRefused = true;
@@ -223,7 +225,7 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
  * Tries a small guest on a platform. Returns undefined if the guest ran and powered itself off. Otherwise returns the reason for the
  * failure.
  */
-async function tryGuest(platform: Omit<Platform, 'display'>, work: string): Promise<string | undefined> {
+async function tryGuest(platform: Omit<Platform, keyof Features>, work: string): Promise<string | undefined> {
   const guest = join(work, 'guest');
   const expected = platform.architecture === 'amd64' ? BIOS_GUEST_EXIT_CODE : 0;
   const parameters = [
@@ -261,8 +263,10 @@ async function tryGuest(platform: Omit<Platform, 'display'>, work: string): Prom
   }
 }
 
-/** Asks QEMU's program on this host which screens it can give its guests. */
-async function probeDisplay(binary: string): Promise<DisplaySupport> {
+type Features = Pick<Platform, 'display' | 'runWith'>;
+
+/** Asks QEMU's program on this host which screens it can give its guests, and how it changes its user. */
+async function probeFeatures(binary: string): Promise<Features> {
   const ask = async (...parameters: string[]) =>
     await run(binary, parameters, { timeoutMilliseconds: HELP_TIMEOUT_MILLISECONDS });
   const [version, displays, devices] = await Promise.all([
@@ -270,18 +274,20 @@ async function probeDisplay(binary: string): Promise<DisplaySupport> {
     ask('-display', 'help'),
     ask('-device', 'help'),
   ]);
-  return displaySupport({ version, displays, devices });
+  return { display: displaySupport({ version, displays, devices }), runWith: isSince(version, RUN_WITH) };
 }
 
 /** Returns the screen features of QEMU. `said` contains QEMU's output for `-version`, `-display help` and `-device help`. */
 export function displaySupport(said: { version: string; displays: string; devices: string }): DisplaySupport {
-  const [, major, minor] = /version (\d+)\.(\d+)/.exec(said.version) ?? [];
-  const isLarge =
-    Number(major) > LARGE_VNC.major ||
-    (Number(major) === LARGE_VNC.major && Number(minor) >= LARGE_VNC.minor);
   return {
     virtioVga: said.devices.includes('"virtio-vga"'),
     dbus: /^dbus$/m.test(said.displays) && canPassSockets(),
-    vncMaximum: isLarge ? VNC_MAXIMUM : FORMER_VNC_MAXIMUM,
+    vncMaximum: isSince(said.version, LARGE_VNC) ? VNC_MAXIMUM : FORMER_VNC_MAXIMUM,
   };
+}
+
+/** Returns whether QEMU has the version `first` or a later one. `said` is QEMU's output for `-version`. */
+function isSince(said: string, first: { major: number; minor: number }): boolean {
+  const [, major, minor] = /version (\d+)\.(\d+)/.exec(said) ?? [];
+  return Number(major) > first.major || (Number(major) === first.major && Number(minor) >= first.minor);
 }

@@ -1,7 +1,7 @@
 /** Starts a QEMU process, which continues to run when the agent ends. */
 import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
-import { run } from '../../../base/exec.ts';
+import { run, type RunAs } from '../../../base/exec.ts';
 import type { Logger } from 'pino';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { withLogWriter } from '../../console/logwriter.ts';
@@ -79,22 +79,30 @@ export async function launchMachine(
   context: Pick<MachineContext, 'cgroups' | 'ownRoot'>,
 ): Promise<Launched> {
   const { cpu, memoryBytes } = state.launched ?? plan;
+  // The memory of a suspended machine fits only the accelerator with which the machine was started. Since then, the host can have found
+  // another one, for example because somebody has corrected the rights of /dev/kvm.
+  const accelerator = state.launched?.accelerator ?? platform.accelerator;
+  const started = { ...platform, accelerator };
   const { runAs } = plan;
   const { uid, path } = folder;
-  if (state.diskBytes !== undefined) {
-    await requireOwnData(join(path, FILES.disk));
-  }
-  if (runAs !== undefined) {
-    await giveDisk(path, runAs);
-  }
-  const parameters = commandLine({ uid, plan, state, platform, cpu, memoryBytes, runAs, incoming });
+  await prepareDisk(path, state, runAs);
+  const parameters = commandLine({ uid, plan, state, platform: started, cpu, memoryBytes, runAs, incoming });
   const files = [state.base?.path, plan.guest.iso?.path].filter((file) => file !== undefined);
   const hasScreen = state.launched?.screen?.card !== undefined;
-  const limits = limitsOf({ cpu, memoryBytes, accelerator: platform.accelerator, hasScreen });
+  const limits = limitsOf({ cpu, memoryBytes, accelerator, hasScreen });
   const logged = withLogWriter([platform.binary, ...parameters]);
   const command = context.ownRoot?.enclose({ folder: path, files }, logged) ?? logged;
   const options = { name: 'hypervisor', command, environment: ENVIRONMENT, limits };
   return await launch(folder, options, context.cgroups);
+}
+
+async function prepareDisk(folder: string, state: MachineFile, runAs: RunAs | undefined): Promise<void> {
+  if (state.diskBytes !== undefined) {
+    await requireOwnData(join(folder, FILES.disk));
+  }
+  if (runAs !== undefined) {
+    await giveDisk(folder, runAs);
+  }
 }
 
 const MEBIBYTE = 1024 ** 2;

@@ -20,6 +20,8 @@ export interface Platform {
   /** UEFI firmware; absent for amd64, which starts with the BIOS of QEMU. */
   firmware: Firmware | undefined;
   display: DisplaySupport;
+  /** Whether QEMU changes to another user by its option `-run-with`. Earlier versions of QEMU have the option `-runas` instead. */
+  runWith: boolean;
 }
 
 /** Screen features of this host's QEMU. */

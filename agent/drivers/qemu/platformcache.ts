@@ -8,7 +8,7 @@ import { hostBootId } from '../../processes/process.ts';
 import { findArmFirmware, type Platform } from './platform.ts';
 
 /** Number of the format of the saved results. An agent with another number ignores these results, and tries the platforms again. */
-const CACHE_FORMAT = 3;
+const CACHE_FORMAT = 4;
 /**
  * If an accelerator did not work, the agent uses the saved results only for this time. After that, a starting agent tries the accelerators
  * again. The cause of the failure can be temporary, for example an overloaded host after its boot.

@@ -67,7 +67,7 @@ const stateSchema = z.object({
     .object({
       cpu: z.number().int(),
       memoryBytes: z.number().int(),
-      accelerator: z.string(),
+      accelerator: z.enum(['kvm', 'hvf', 'tcg']),
       /**
        * Linux user of the process. Absent if the agent that started the process was not root, or was an early release with one user for all
        * machines.
