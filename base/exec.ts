@@ -1,6 +1,7 @@
 /** Runs other programs without a shell. The caller can limit the time and the output of a program. */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import type { FileHandle } from 'node:fs/promises';
+import { constants, setPriority } from 'node:os';
 import { Readable, type Writable } from 'node:stream';
 import { codeOf } from './errors.ts';
 
@@ -229,4 +230,16 @@ export async function run(
     throw failure;
   }
   return Buffer.concat(pieces).toString('utf8');
+}
+
+/** Lowers the priority of a process, so that other processes get the processor first. Does nothing if the process has ended. */
+export function lowerPriority(pid: number): void {
+  try {
+    setPriority(pid, constants.priority.PRIORITY_LOW);
+  } catch (error) {
+    // `setPriority` fails with this code when the process has already ended.
+    if (codeOf(error) !== 'ERR_SYSTEM_ERROR') {
+      throw error;
+    }
+  }
 }

@@ -4,12 +4,17 @@
  * the agent.
  */
 import { type FileHandle, open } from 'node:fs/promises';
-import { constants, setPriority } from 'node:os';
 import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import * as z from 'zod';
-import { codeOf } from '../../base/errors.ts';
-import { run, type RunAs, type RunningProgram, type RunOptions, start } from '../../base/exec.ts';
+import {
+  lowerPriority,
+  run,
+  type RunAs,
+  type RunningProgram,
+  type RunOptions,
+  start,
+} from '../../base/exec.ts';
 import type { BaseImage } from './disk.ts';
 
 /**
@@ -105,9 +110,9 @@ export async function qcow2Info(
 export async function convertToQcow2(
   raw: string,
   target: string,
-  { mark, signal }: Pick<ConvertOptions, 'mark' | 'signal'>,
+  { mark, signal, onProgress }: Pick<ConvertOptions, 'mark' | 'signal' | 'onProgress'>,
 ): Promise<void> {
-  await runQemuImg(['convert', '-f', 'raw', '-O', 'qcow2', raw, target], { mark, signal });
+  await convert(['-f', 'raw', '-O', 'qcow2', raw, target], { mark, signal, onProgress });
 }
 
 export interface ConvertOptions {
@@ -146,19 +151,9 @@ export async function convertToRaw(
     const name = as === undefined ? target : fileName(files.length - 1);
     // Running guests and the copy use the same host disk. In addition, qemu-img can read the source through the hypervisor of a guest. With
     // `-m 1`, qemu-img makes one request at a time. Thus a request of a guest waits for at most one request of qemu-img.
-    const parameters = ['-p', '-m', '1', '-O', 'raw', jsonOf(from.node), name];
-    const options = { as, files: as === undefined ? [] : files, folder, mark, signal };
-    const { output, ended, pid } = startQemuImg(['convert', ...parameters], options);
-    if (pid !== undefined && !signal.aborted) {
-      yieldToGuests(pid);
-    }
-    output.setEncoding('utf8').on('data', (text: string) => {
-      const percent = Number([...text.matchAll(PROGRESS)].at(-1)?.[1] ?? 0);
-      if (percent > 0) {
-        onProgress(percent);
-      }
-    });
-    await ended;
+    const parameters = ['-m', '1', '-O', 'raw', jsonOf(from.node), name];
+    const inherited = as === undefined ? [] : files;
+    await convert(parameters, { as, files: inherited, folder, mark, signal, onProgress });
     // qemu-img has ended. The file now belongs to root, so that no other process of qemu-img's user can write to it.
     if (as !== undefined) {
       await to.chown(0, 0);
@@ -166,7 +161,25 @@ export async function convertToRaw(
   } finally {
     await closeAll(files);
   }
-  signal.throwIfAborted();
+}
+
+/** Runs `qemu-img convert` with a low priority, so that guests get the processor first. @throws ProgramError or the signal's reason. */
+async function convert(
+  parameters: readonly string[],
+  options: Options & Pick<ConvertOptions, 'signal' | 'onProgress'>,
+): Promise<void> {
+  options.signal.throwIfAborted();
+  const { output, ended, pid } = startQemuImg(['convert', '-p', ...parameters], options);
+  if (pid !== undefined) {
+    lowerPriority(pid);
+  }
+  output.setEncoding('utf8').on('data', (text: string) => {
+    const percent = Number([...text.matchAll(PROGRESS)].at(-1)?.[1] ?? 0);
+    if (percent > 0) {
+      options.onProgress(percent);
+    }
+  });
+  await ended.finally(() => options.signal.throwIfAborted());
 }
 
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });
@@ -234,18 +247,6 @@ function limited(command: string[], options: Options): string[] {
   }
   const cpu = cpuSeconds === undefined ? [] : [`--cpu=${cpuSeconds}:${2 * cpuSeconds}`];
   return ['prlimit', `--as=${addressSpaceBytes}`, '--core=0', `--nofile=${OPEN_FILES}`, ...cpu, ...command];
-}
-
-/** Lowers the priority of a long copy, so that guests get the processor first. */
-function yieldToGuests(pid: number): void {
-  try {
-    setPriority(pid, constants.priority.PRIORITY_LOW);
-  } catch (error) {
-    // `setPriority` fails with this code when the process has already ended.
-    if (codeOf(error) !== 'ERR_SYSTEM_ERROR') {
-      throw error;
-    }
-  }
 }
 
 /**

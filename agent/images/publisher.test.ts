@@ -101,6 +101,18 @@ describe('a disk in the folder of the image storage', () => {
     expect((await readFile(seen, 'utf8')).split('\n')).toContain(markArgument('mark'));
   });
 
+  it('has its progress reported while it is written', async () => {
+    const percents: number[] = [];
+    const options = {
+      signal: new AbortController().signal,
+      onProgress: (percent: number) => percents.push(percent),
+      mark: 'mark',
+    };
+    const disk = { path: join(root, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
+    await publisher().store({ type: 'folder', path: PATH }, disk, options);
+    expect(percents.at(-1)).toBe(100);
+  });
+
   it.each([
     ['stored', store],
     [

@@ -141,7 +141,8 @@ export class Publisher {
    * Writes a disk as a qcow2 file, in which zeros use no space. The file appears under its name only when it is complete. When the promise
    * resolves, the file and its name survive a loss of power.
    */
-  async #storeFile(path: string, disk: RawDisk, { mark, signal }: StoringOptions): Promise<Published> {
+  async #storeFile(path: string, disk: RawDisk, options: StoringOptions): Promise<Published> {
+    const { signal } = options;
     const { file, folder } = this.#placeOf(path);
     const partial = partialOf(file);
     await requireAnswer(folder, signal);
@@ -152,7 +153,7 @@ export class Publisher {
       // cannot overwrite a read-only file.
       await rm(partial, { force: true });
       // A raw disk cannot name other files, so the conversion reads only this disk.
-      await convertToQcow2(disk.path, partial, { mark, signal });
+      await convertToQcow2(disk.path, partial, options);
       await this.#keepFromOthers(partial);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);

@@ -171,7 +171,8 @@ it('ends when the disk of its host becomes full, and its copy is removed', async
   const virtualSizeBytes = 64 * 1024;
   await writeFile(file.path, content.subarray(0, virtualSizeBytes));
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes, digest: 'sha256:d' };
-  const context = { folder, log, signal, takeCallers: () => undefined } as unknown as TaskContext;
+  const progress = () => undefined;
+  const context = { folder, log, progress, signal, takeCallers: () => undefined } as unknown as TaskContext;
   const host = { images: { withRoom } } as unknown as DiskHost;
   const sent = send(host, TASK, context, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
@@ -186,7 +187,8 @@ it('ends the conversion that an earlier run of the agent has left running', asyn
   await once(left, 'spawn');
   onTestFinished(() => void left.kill('SIGKILL'));
   expect(await findByArgument(mark)).toMatchObject({ pid: left.pid });
-  const context = { uid, folder, log: () => undefined, signal, takeCallers: () => undefined };
+  const nothing = () => undefined;
+  const context = { uid, folder, log: nothing, progress: nothing, signal, takeCallers: nothing };
   const images = { withRoom: async () => await Promise.reject(new ReasonedError('DiskFull', 'no room')) };
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes: 512, digest: 'sha256:d' };
   const host = { images } as unknown as DiskHost;

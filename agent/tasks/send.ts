@@ -103,7 +103,7 @@ async function withQcow2(
       // If an earlier run of the agent was killed during this task, that run can have left a file.
       await rm(path, { force: true });
       context.log('Converting the image to qcow2');
-      await convertToQcow2(base.path, path, { mark, signal });
+      await convertToQcow2(base.path, path, { mark, signal, onProgress: context.progress });
       return await use(path, signal);
     });
   } finally {

@@ -1,6 +1,7 @@
 import { expect, test, vi } from 'vitest';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
 import { Keyring } from '../images/oci/credentials.ts';
+import type { PublishingOptions } from '../images/publisher.ts';
 import type { BaseImageSource, EnsureOptions } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 import { type TaskHost, taskWork } from './work.ts';
@@ -62,4 +63,34 @@ test('a copy of the disk of a VM that is not on this host fails because there is
   );
   const message = 'VM platform-ci/builder is not on this host';
   await expect(copied).rejects.toMatchObject({ reason: 'NoMachine', message });
+});
+
+test.each([
+  ['a push', 'push', [25, 50, 75, 100]],
+  ['an import that stores the image', 'import', [25, 50, 75, 100]],
+  ['an import that only fetches the image', 'fetch', [50, 100]],
+] as const)('the progress of %s never goes back', async (_, type, expected) => {
+  const percents: number[] = [];
+  const report = (onProgress: (percent: number) => void) =>
+    [50, 100].forEach((percent) => onProgress(percent));
+  const ensure = async (_: BaseImageSource, { onProgress }: EnsureOptions) => {
+    report(onProgress);
+    return { path: import.meta.filename, digest: MANIFEST, format: 'raw', virtualSizeBytes: 512 };
+  };
+  const publish = async (_to: unknown, _disk: unknown, { onProgress }: PublishingOptions) => {
+    report(onProgress);
+    return {};
+  };
+  const images = { ensure, cloned: vi.fn(), release: vi.fn() };
+  const publisher = { push: publish, store: publish };
+  const host = { images, publisher, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
+  const context = { uid: 'u', log: vi.fn(), progress: (percent: number) => percents.push(percent) };
+  const reference = 'registry.example/team/disk:1';
+  const image = { source: { type: 'registry', reference }, format: 'Auto' } as const;
+  const target = type === 'import' ? { type: 'folder' as const, path: 'team/disk.qcow2' } : undefined;
+  const apiVersion = TASK_API_VERSION;
+  const task: Task =
+    type === 'push' ? { apiVersion, type, image, reference } : { apiVersion, type: 'import', image, target };
+  await taskWork(host)(task, context as unknown as TaskContext);
+  expect(percents).toEqual(expected);
 });

@@ -13,6 +13,9 @@ import { receive } from './receive.ts';
 import { send } from './send.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
 
+/** Progress of a task in percent when its image is on the host. The rest of the progress is for the work with the image. */
+const FETCHED_PERCENT = 50;
+
 export interface TaskHost extends DiskHost {
   /** Returns the credentials from the pull secrets of the task's Pod. */
   keyring: (pod: TaskContext['pod']) => Promise<Keyring>;
@@ -36,10 +39,12 @@ export function taskWork(host: TaskHost): TaskWork {
         return await receive(host, task, context, async (disk, options) => {
           return await store(host, { target: task.target, disk, context }, options);
         });
-      case 'send':
-        return await send(host, task, context, async (use) => {
-          return await held(host, task.image, context, async ({ base }) => await use(base));
+      case 'send': {
+        const { fetching, using } = inTwoParts(context);
+        return await send(host, task, using, async (use) => {
+          return await held(host, task.image, fetching, async ({ base }) => await use(base));
         });
+      }
       case 'remove':
         return await remove(host, task, context);
       case 'push':
@@ -69,12 +74,14 @@ async function importImage(
   { image, target }: Task & { type: 'import' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  return await held(host, image, context, async ({ base, reference }) => {
+  const { fetching, using } =
+    target === undefined ? { fetching: context, using: context } : inTwoParts(context);
+  return await held(host, image, fetching, async ({ base, reference }) => {
     if (target === undefined) {
       return { ...(await describe(base)), reference };
     }
     const { architecture } = image;
-    return await withImage(host, { base, architecture }, context, async (disk, options) => {
+    return await withImage(host, { base, architecture }, using, async (disk, options) => {
       return await store(host, { target, disk, context }, options);
     });
   });
@@ -85,9 +92,10 @@ async function push(
   { image, reference }: Task & { type: 'push' },
   context: TaskContext,
 ): Promise<TaskReport> {
-  return await held(host, image, context, async ({ base }, keyring) => {
+  const { fetching, using } = inTwoParts(context);
+  return await held(host, image, fetching, async ({ base }, keyring) => {
     const { architecture } = image;
-    return await withImage(host, { base, architecture }, context, async (disk, options) => {
+    return await withImage(host, { base, architecture }, using, async (disk, options) => {
       context.log(`Publishing the disk as ${reference}`);
       const published = await host.publisher.push({ reference, keyring }, disk, options);
       context.log(`Published as ${published.reference}`);
@@ -119,6 +127,15 @@ async function remove(
   }
   context.log(`Not removed: ${kept}`);
   return { kept };
+}
+
+/** Divides the progress of a task between the fetch of its image and the work with the image. */
+function inTwoParts(context: TaskContext): { fetching: TaskContext; using: TaskContext } {
+  const part = (from: number, to: number): TaskContext => ({
+    ...context,
+    progress: (percent) => context.progress(from + (percent * (to - from)) / 100),
+  });
+  return { fetching: part(0, FETCHED_PERCENT), using: part(FETCHED_PERCENT, 100) };
 }
 
 /** Fetches an image and calls `use` with it. The image store does not remove the image before `use` has ended. */

@@ -9,7 +9,7 @@ import { taskOf } from '../tasks/job.ts';
 import { failureText, finalFailure, readFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import { planImage } from './plan.ts';
-import { abandonedPlaces } from './removalrecord.ts';
+import { abandonedPlaces, replacedPlaces } from './removalrecord.ts';
 
 const requestedAt = '2026-01-01T00:00:00Z';
 const NOW = Date.parse('2026-01-02T00:00:00Z');
@@ -96,13 +96,44 @@ describe('a final failure', () => {
     expect(planImage(later).createJob).toBeDefined();
   });
 
-  it('leaves no file in the storage, also when its Job is gone', () => {
+  it('leaves no file in the storage, because its removal is recorded before its Job is gone', () => {
     const state = failed(observed({ source: WEB }), 'DigestMismatch', 'wrong');
-    expect(abandonedPlaces(state)).toEqual([{ type: 'folder', path: expect.stringContaining('golden-') }]);
-    expect(abandonedPlaces(withoutJobs(state))).toEqual(abandonedPlaces(state));
-    expect(abandonedPlaces(withoutJobs(failed(observed({ source: REGISTRY }), 'ImageInvalid', '')))).toEqual(
-      [],
-    );
+    const file = { type: 'folder', path: expect.stringContaining('golden-') };
+    expect(abandonedPlaces(state)).toEqual([file]);
+    expect(replacedPlaces(state, planImage(state).status)).toEqual([file]);
+    const elsewhere = failed(observed({ source: REGISTRY }), 'ImageInvalid', '');
+    expect(replacedPlaces(elsewhere, planImage(elsewhere).status)).toEqual([]);
+  });
+});
+
+describe.each([
+  ['a file of a web server', WEB],
+  ['the disk of a VM', FROM_VM],
+])('the next attempt to store %s', (_, source) => {
+  const first = failed(observed({ source }), 'DeadlineExceeded', 'The host does not respond');
+  const later = { ...first, now: NOW + 3_600_000 };
+  const next = planImage(later).createJob as Job;
+  const report = { digest: `sha256:${'b'.repeat(64)}` };
+  const succeeded = { kind: 'succeeded', report, finishedAt: requestedAt } as const;
+  const operation = next.metadata.labels?.['berth.dev/operation'] ?? '';
+  const stored: ObservedImage = {
+    ...later,
+    jobs: [...later.jobs, { job: next, operation, requestedAt: undefined, attempt: 2, outcome: succeeded }],
+  };
+
+  it('has a file of its own, because the host of the first attempt might still write', () => {
+    const [before, after] = [later.jobs[0]?.job as Job, next].map((job) => taskOf(job));
+    expect(before).toMatchObject({ target: { type: 'folder' } });
+    expect(after).toEqual({ ...before, target: { type: 'folder', path: expect.any(String) } });
+    expect(after).not.toEqual(before);
+  });
+
+  it('removes the file of the first attempt when it has succeeded, and not before', () => {
+    const task = taskOf(later.jobs[0]?.job as Job);
+    expect(replacedPlaces(later, planImage(later).status)).toEqual([]);
+    expect(replacedPlaces(stored, planImage(stored).status)).toEqual([
+      task !== undefined && 'target' in task && task.target,
+    ]);
   });
 });
 

@@ -1,14 +1,12 @@
 /** Determines which operation an Image or ISO needs next. One operation runs at a time, and others wait. All functions are pure. */
-import { createHash } from 'node:crypto';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
-import { type StorageTarget, TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
+import { TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { OperatorConfig } from '../config/config.ts';
 import {
   contentOf,
   directSource,
@@ -19,10 +17,9 @@ import {
 } from './content.ts';
 import { finalFailure } from './failure.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
+import { storageTarget } from './place.ts';
 
 const apiVersion = TASK_API_VERSION;
-/** Number of hash characters in the file names and tags of stored content. The hash distinguishes several contents of one image. */
-const HASH_LENGTH = 16;
 const NO_STORAGE = 'There is no image storage. Set imageStorage in the configuration of the operator';
 
 export type ImageOperationType = 'pull' | 'save' | 'upload' | 'commit' | 'push' | 'download';
@@ -114,10 +111,11 @@ function noCopy({ kind, object, origin, config }: ObservedImage): BlockedImage {
     : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
 }
 
-function pull({ object, config }: ObservedImage, source: MachineImageSource): ImageOperation {
+function pull(observed: ObservedImage, source: MachineImageSource): ImageOperation {
+  const { object } = observed;
   // If there is an image storage, content from a web server is stored there, because the web server might later remove the file.
   const target =
-    source.type === 'http' ? storageTarget(object, config, object.metadata.uid ?? '') : undefined;
+    source.type === 'http' ? storageTarget(object, observed.config, versionOf(observed)) : undefined;
   return {
     kind: 'operation',
     type: 'pull',
@@ -174,8 +172,7 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): I
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
   // For a commit, `version` contains the commit's `requestedAt` and the current tag or file name. The new tag or file name depends on
   // `version`. Therefore the new name always differs from the current name, even if another commit has the same `requestedAt`.
-  const version =
-    requestedAt === undefined ? (object.metadata.uid ?? '') : `${requestedAt} ${placeName(object)}`;
+  const version = requestedAt === undefined ? versionOf(observed) : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
   if (target === undefined) {
     return { ...blocked('NoImageStorage', NO_STORAGE), ...action };
@@ -188,6 +185,15 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): I
   const { uid = '', namespace = '' } = vm.metadata;
   const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, target };
   return { kind: 'operation', type, requestedAt, task, pullSecrets: [], nodeName };
+}
+
+/**
+ * Returns the `version` of the first content. Each attempt writes a file of its own. A host that did not respond can still end an earlier
+ * attempt, and must not replace the file of a later attempt. In a registry all attempts have one tag, because the digest names the content.
+ */
+function versionOf({ object, config, now }: ObservedImage): string {
+  const { uid = '' } = object.metadata;
+  return config.imageStorage?.folder === true ? `${uid} ${now}` : uid;
 }
 
 function placeName(object: Image | ISO): string {
@@ -271,25 +277,6 @@ function taskImage(object: Image | ISO, source: TaskImage['source']): TaskImage 
 function formOf({ spec }: Image | ISO): Pick<TaskImage, 'format' | 'architecture'> {
   const format = 'format' in spec ? (spec.format ?? 'Auto') : 'Auto';
   return { format, architecture: spec.architecture };
-}
-
-/**
- * Returns the tag or file in which to store new content of an image. Another `version` gives another tag or file. The result is undefined
- * if there is no image storage.
- */
-export function storageTarget(
-  object: Image | ISO,
-  { imageStorage }: OperatorConfig,
-  version: string,
-): StorageTarget | undefined {
-  const { namespace, name, uid } = object.metadata;
-  const hash = createHash('sha256').update(`${uid} ${version}`).digest('hex').slice(0, HASH_LENGTH);
-  if (imageStorage?.registry !== undefined) {
-    return { type: 'registry', reference: `${imageStorage.registry.prefix}/${namespace}/${name}:${hash}` };
-  }
-  return imageStorage?.folder === true
-    ? { type: 'folder', path: `${namespace}/${name}-${hash}.qcow2` }
-    : undefined;
 }
 
 function blocked(reason: Reason, message: string): BlockedImage {

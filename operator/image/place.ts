@@ -2,10 +2,16 @@
  * Identifies places in the cluster's image storage. A place is an artifact in the storage's registry, or a file in the storage's folder.
  * All functions are pure.
  */
+import { createHash } from 'node:crypto';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
+
+/** Number of hash characters in the file names and tags of stored content. The hash distinguishes several contents of one image. */
+const HASH_LENGTH = 16;
 
 /** Place of an image's content in the storage: an artifact with its digest, or a file. */
 export type Place = StorageTarget;
@@ -56,4 +62,23 @@ export function folderKey(path: string): string {
 export function repositoryOf(reference: string): string {
   const parts = readReference(reference);
   return typeof parts === 'string' ? reference : repositoryName(parts);
+}
+
+/**
+ * Returns the tag or file in which to store new content of an image. Another `version` gives another tag or file. The result is undefined
+ * if there is no image storage.
+ */
+export function storageTarget(
+  object: Image | ISO,
+  { imageStorage }: OperatorConfig,
+  version: string,
+): StorageTarget | undefined {
+  const { namespace, name, uid } = object.metadata;
+  const hash = createHash('sha256').update(`${uid} ${version}`).digest('hex').slice(0, HASH_LENGTH);
+  if (imageStorage?.registry !== undefined) {
+    return { type: 'registry', reference: `${imageStorage.registry.prefix}/${namespace}/${name}:${hash}` };
+  }
+  return imageStorage?.folder === true
+    ? { type: 'folder', path: `${namespace}/${name}-${hash}.qcow2` }
+    : undefined;
 }

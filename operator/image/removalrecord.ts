@@ -14,8 +14,7 @@ import { taskJob, taskOf } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
 import { contentAt, gatherFacts, type ImageFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';
-import { storageTarget } from './operation.ts';
-import { type Place, placeKey, placeOf } from './place.ts';
+import { type Place, placeKey, placeOf, storageTarget } from './place.ts';
 
 const OPERATION = 'remove';
 /** Annotation with the object to which the content belonged. The operator records the Events of the removal for this object. */
@@ -40,27 +39,31 @@ const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.
 
 /**
  * Returns the places of the stored content that the image's next status no longer names, and of content that no status ever named. The
- * result is empty if the content stays the same, and no commit was superseded or failed.
+ * result is empty if the content stays the same, no commit was superseded, and no Job failed.
  */
 export function replacedPlaces(
   observed: ObservedImage,
-  next: Pick<ImageFacts, 'content' | 'lastCommit'>,
+  next: Pick<ImageFacts, 'content' | 'contentFailure' | 'lastCommit'>,
 ): Place[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
   const known = placesOf([object, ...superseded(observed, next)], config);
-  const replaced = [...known, ...filesOfFailedCommits(observed)];
+  const replaced = [...known, ...filesOfFailedJobs(observed, next)];
   return replaced.filter((place) => !kept.includes(placeKey(place)));
 }
 
 /**
- * Returns the files that failed commits might have left. A host that ended during a commit has removed nothing, and no later commit writes
- * to the same file.
+ * Returns the files that failed Jobs might have left. A host that ended during its work has removed nothing, and no later Job writes to the
+ * same file. The result is empty until the first content exists or has finally failed. Otherwise each attempt to fetch an image that stays
+ * unreachable would need a removal.
  */
-function filesOfFailedCommits({ jobs }: ObservedImage): Place[] {
-  return jobs
-    .filter(({ operation, outcome }) => operation === 'commit' && outcome.kind === 'failed')
-    .flatMap(({ job }) => targetFile(job) ?? []);
+function filesOfFailedJobs(
+  { jobs }: ObservedImage,
+  { content, contentFailure }: Pick<ImageFacts, 'content' | 'contentFailure'>,
+): Place[] {
+  return content === undefined && contentFailure === undefined
+    ? []
+    : jobs.filter(({ outcome }) => outcome.kind === 'failed').flatMap(({ job }) => targetFile(job) ?? []);
 }
 
 /**
@@ -85,7 +88,7 @@ export function abandonedPlaces(observed: ObservedImage): Place[] {
   const { object, config, jobs } = observed;
   const facts = gatherFacts(observed);
   const known = placesOf([object, { status: facts }, ...superseded(observed, facts)], config);
-  const files = [...jobs.map(({ job }) => targetFile(job)), failedFile(observed)].filter(
+  const files = [...jobs.map(({ job }) => targetFile(job)), failedUpload(observed)].filter(
     (place) => place !== undefined,
   );
   return [...new Map([...known, ...files].map((place) => [placeKey(place), place])).values()];
@@ -108,18 +111,14 @@ function targetFile(job: Job): Place | undefined {
 }
 
 /**
- * Returns the file that a failed Job might have left in the storage, for example because the agent restarted. The file must be removed,
- * because no later attempt replaces it. The function does not read the failed Job, because this Job might no longer exist. If the source is
- * a registry or a shared file, the result is undefined, because such content is never put into the storage.
+ * Returns the file that a failed upload might have left in the storage, for example because the agent restarted. The file must be removed,
+ * because an upload has only one attempt. The function does not read the failed Job, because this Job might no longer exist.
  */
-function failedFile({ object, config }: ObservedImage): Place | undefined {
-  const { contentFailure, uploadFailure = contentFailure } = object.status ?? {};
-  const { registry, sharedFile } = object.spec.source;
-  const isStored = registry === undefined && sharedFile === undefined;
+function failedUpload({ object, config }: ObservedImage): Place | undefined {
   const target =
-    uploadFailure !== undefined && isStored
-      ? storageTarget(object, config, object.metadata.uid ?? '')
-      : undefined;
+    object.status?.uploadFailure === undefined
+      ? undefined
+      : storageTarget(object, config, object.metadata.uid ?? '');
   return target?.type === 'folder' ? target : undefined;
 }
 

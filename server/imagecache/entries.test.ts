@@ -1,12 +1,13 @@
 import { expect, it, vi } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Watches } from '../own/watches.ts';
 import { Entries } from './entries.ts';
 
 const LIMIT = 1_000;
-/** Largest number of entries for the hosts of one namespace. */
-const SHARE = 250;
+/** Largest number of entries for the hosts of one namespace. A host could show no more images as cached, because its Node lists no more. */
+const SHARE = IMAGES_LISTED;
 const SOURCE = { reference: 'registry.example/new:1' };
 
 /** Returns an entry that the server created. It keeps its image on a host, or on none any more. */
@@ -55,7 +56,7 @@ it('deletes entries of hosts that do not exist, but only while the cache is full
 
 it('refuses a namespace that has its share, and also counts entries that the watch does not show yet', async () => {
   const client = { get: () => Promise.resolve(undefined), create: vi.fn().mockResolvedValue({}) };
-  const shown = Array.from({ length: 200 }, (_, index) => entry(index, false));
+  const shown = Array.from({ length: SHARE - 1 }, (_, index) => entry(index, false));
   const watches = { entries: () => shown, entriesFor: () => [] } as unknown as Watches;
   const entries = new Entries(client as unknown as KubeClient, watches);
   const add = async (index: number, host: string) =>

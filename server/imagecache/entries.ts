@@ -12,6 +12,7 @@ import {
 import { isEmpty } from '../../api/http/cachehosts.ts';
 import { type CacheTargets, keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
 import { StatusError } from '../http/errors.ts';
@@ -22,9 +23,9 @@ import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 const ENTRIES = 1_000;
 /**
  * Largest number of entries that keep images on the hosts of one namespace. Without this limit, the members of one namespace could create
- * all {@link ENTRIES} entries. Few hosts keep more images than this.
+ * all {@link ENTRIES} entries. A Node lists no more images than this, and an image that it does not list never counts as cached.
  */
-const ENTRIES_OF_NAMESPACE = 250;
+const ENTRIES_OF_NAMESPACE = IMAGES_LISTED;
 /**
  * Time in milliseconds after which the watch surely shows a new entry. Until then, the server itself remembers the new entry, so that the
  * entry counts in {@link ENTRIES_OF_NAMESPACE}.
