@@ -183,4 +183,11 @@ describe('kubeconfig', () => {
     await writeFile(kubeconfigPath, '{}');
     await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(/: there is no current context$/);
   });
+
+  it('whose context names a user that does not exist is refused, and does not connect without a user', async () => {
+    const kubeconfigPath = await kubeconfig({ token: 't' });
+    const content = JSON.parse(await readFile(kubeconfigPath, 'utf8')) as object;
+    await writeFile(kubeconfigPath, JSON.stringify({ ...content, users: [] }));
+    await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(/: there is no user "me"$/);
+  });
 });

@@ -151,6 +151,9 @@ async function fromKubeconfigs(
     throw new Error(`kubeconfig ${shown}: there is no cluster ${JSON.stringify(context.cluster)}`);
   }
   const user = named(raws, ({ users }) => users, newUsers, context.user);
+  if (user === undefined && context.user) {
+    throw new Error(`kubeconfig ${shown}: there is no user ${JSON.stringify(context.user)}`);
+  }
   refuseUnsupported(shown, cluster.entry, user?.entry);
   const { caData, caFile } = cluster.entry;
   const certificateAuthority = await pem(cluster.raw.folder, caData, caFile);

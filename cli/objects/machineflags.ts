@@ -1,6 +1,7 @@
 /** Flags for the fields that a VM and a VM config share. */
 import { type Command, Option } from 'commander';
 import type { MachineRequest } from '../../api/http/machine.ts';
+import { CommandError, EXIT } from '../errors.ts';
 import { BooleanFlag, memoryIn, wholeNumber } from '../flags.ts';
 
 export interface MachineFlags {
@@ -62,9 +63,14 @@ export function addMachineFlags(command: Command): Command {
 /**
  * Returns the fields of a request to the HTTP API, except the memory. Such a request gives the memory as a number of GiB, but the flag
  * gives a quantity. Therefore the caller sets the memory.
+ *
+ * @throws CommandError when a flag has no effect without another one.
  */
 export function machineRequest(flags: MachineFlags): MachineRequest {
   const { image, iso, cpu, node, tag, tagRequired, scheduler, displayWidth, displayHeight } = flags;
+  if (tagRequired === true && tag === undefined) {
+    throw new CommandError('--tag-required needs --tag', EXIT.usage);
+  }
   return {
     image,
     iso,

@@ -31,6 +31,11 @@ it('makes the VM of the flags', () => {
   });
 });
 
+it('refuses --tag-required without --tag, because it would have no effect', () => {
+  expect(() => bodyOf('mac', { image: 'sonoma', tagRequired: true })).toThrow('--tag-required needs --tag');
+  expect(bodyOf('mac', { image: 'sonoma', tagRequired: false })).toMatchObject({ tag: undefined });
+});
+
 it('names the flags of the fields that an older cluster does not have', () => {
   const message =
     'VM in version "v1alpha1" cannot be handled as a VM: strict decoding error: unknown field "spec.displayDPI", unknown field "spec.odd"';
