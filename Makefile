@@ -14,9 +14,10 @@ PACKAGES := node_modules/.berth-installed
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# npm runs on the machine's own Node.js here, and would warn that our packages ask for the newer one that comes with them.
+# npm runs on the machine's own Node.js here, and would warn that our packages ask for the newer one that comes with them. Its words are no
+# output of a target: `make host-token` writes a kubeconfig to its output.
 $(PACKAGES): package.json package-lock.json
-	npm ci --no-audit --no-fund --loglevel=error
+	@npm ci --no-audit --no-fund --loglevel=error >&2
 	@touch $@
 
 .PHONY: demo demo-down

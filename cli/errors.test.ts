@@ -16,6 +16,8 @@ function refusal(status: number, message: string): ApiError {
   return new ApiError(message, { status, reason: '' });
 }
 
+const NAMESPACE_ADMIN = /\. Ask a cluster admin for the role berth-role-namespace-admin$/;
+
 it.each([
   [refusal(401, 'x'), EXIT.denied, /^Unauthorized: .*Sign in again$/],
   [refusal(403, 'vms is forbidden: User "a" cannot list'), EXIT.denied, /cannot list\. Ask an admin/],
@@ -24,6 +26,27 @@ it.each([
     refusal(403, 'nodes is forbidden: User "a" cannot list resource "nodes" at the cluster scope'),
     EXIT.denied,
     /at the cluster scope\. Only cluster admins have this right$/,
+  ],
+  [
+    refusal(
+      403,
+      'namespaces is forbidden: User "a" cannot create resource "namespaces" at the cluster scope',
+    ),
+    EXIT.denied,
+    NAMESPACE_ADMIN,
+  ],
+  [
+    refusal(
+      403,
+      'namespaces "b" is forbidden: User "a" cannot delete resource "namespaces" in the namespace "b"',
+    ),
+    EXIT.denied,
+    NAMESPACE_ADMIN,
+  ],
+  [
+    refusal(403, 'hosts.berth.dev is forbidden: User "a" cannot update resource "hosts/namespace"'),
+    EXIT.denied,
+    NAMESPACE_ADMIN,
   ],
   [refusal(403, 'pods "a" is forbidden: exceeded quota'), EXIT.failed, /exceeded quota$/],
   [refusal(404, 'the server could not find the requested resource'), EXIT.notFound, /not installed there/],

@@ -54,6 +54,8 @@ export function withLogin(message: string, name: string): string {
 
 /** Messages of the API server for a path that it does not serve, for example because a CustomResourceDefinition is missing. */
 const NO_SUCH_PATH = /could not find the requested resource|page not found/;
+/** Messages about a right of the role namespace-admin. No role within a namespace has these rights. */
+const OF_NAMESPACE_ADMIN = /\bcannot \w+ resource "(namespaces|hosts\/namespace)"/;
 const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
   401: EXIT.denied,
   403: EXIT.denied,
@@ -111,9 +113,7 @@ function exitCodeOf(error: ApiError): ExitCode {
 function wordsOf(error: ApiError): string {
   const { status, message } = error;
   if (status === 403 && !isRefused(error)) {
-    return message.endsWith('at the cluster scope')
-      ? `${message}. Only cluster admins have this right`
-      : `${message}. Ask an admin of the namespace for a role, or choose another namespace with --namespace`;
+    return `${message}. ${adviceFor(message)}`;
   }
   if (status === 401) {
     return 'Unauthorized: the cluster does not accept the credentials of the kubeconfig. Sign in again';
@@ -122,6 +122,16 @@ function wordsOf(error: ApiError): string {
     return 'The cluster does not have this kind. Berth is not installed there, or its release is older than this command';
   }
   return message;
+}
+
+/** Returns what a user can do who lacks the right in the message of the API server. */
+function adviceFor(message: string): string {
+  if (OF_NAMESPACE_ADMIN.test(message)) {
+    return 'Ask a cluster admin for the role berth-role-namespace-admin';
+  }
+  return message.endsWith('at the cluster scope')
+    ? 'Only cluster admins have this right'
+    : 'Ask an admin of the namespace for a role, or choose another namespace with --namespace';
 }
 
 /**

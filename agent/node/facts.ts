@@ -71,18 +71,6 @@ function hugePageBytes(): number {
   return Number(kibibytes) * 1024;
 }
 
-/** Free space on the file system of the data directory. */
-export interface FreeDisk {
-  /** Share of the disk that is free, from 0 to 1. */
-  share: number;
-  bytes: number;
-}
-
-export async function freeDisk(dataDirectory: string): Promise<FreeDisk> {
-  const { bavail, blocks, bsize } = await statfs(dataDirectory);
-  return { share: blocks === 0 ? 1 : bavail / blocks, bytes: bavail * bsize };
-}
-
 function osImage(): string {
   const line = readIfThere('/etc/os-release')
     .split('\n')

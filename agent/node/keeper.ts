@@ -12,7 +12,8 @@ import { Controller, type Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
-import { type FreeDisk, freeDisk, type HostFacts } from './facts.ts';
+import { freeDisk, isDiskPressed } from '../disks/freedisk.ts';
+import type { HostFacts } from './facts.ts';
 import {
   type HostState,
   labelsDiffer,
@@ -30,15 +31,6 @@ const LOOK_MILLISECONDS = 30_000;
  * Time between two checks of the existence of the Node, in milliseconds. The time is short, because the host waits for its Node at start.
  */
 const REGISTERED_LOOK_MILLISECONDS = 20;
-
-/**
- * Two shares of free disk space. Disk pressure begins below the first share, which is a kubelet's threshold. Disk pressure ends above the
- * second share. The difference prevents frequent changes.
- */
-const PRESSED_BELOW = 0.05;
-const FINE_ABOVE = 0.08;
-/** Multiple of `minimumFree` that must be free before disk pressure ends. */
-const FINE_FACTOR = 1.25;
 
 export interface KeeperOptions {
   client: KubeClient;
@@ -182,11 +174,4 @@ export class NodeKeeper {
     const { dataDirectory, images } = this.#options.config;
     return isDiskPressed(await freeDisk(dataDirectory), images.minimumFree, this.#state.diskPressure);
   }
-}
-
-/** Reports whether the host has disk pressure. `minimumFree` is the number of bytes that images leave free for growing disks. */
-export function isDiskPressed({ share, bytes }: FreeDisk, minimumFree: number, wasPressed: boolean): boolean {
-  return wasPressed
-    ? share < FINE_ABOVE || bytes < minimumFree * FINE_FACTOR
-    : share < PRESSED_BELOW || bytes < minimumFree;
 }

@@ -1,4 +1,5 @@
 import { expect, test } from 'vitest';
+import { SLOTS_MAXIMUM } from '../../api/v1alpha1/names.ts';
 import type { Node } from '../../kube/core.ts';
 import type { HostFacts } from './facts.ts';
 import {
@@ -81,6 +82,10 @@ test('the disk is offered without what is to stay free and the images that someb
   // 2Gi of the disk stay free for `minimumFree`.
   expect(allocatable).toMatchObject({ 'ephemeral-storage': `${1024 - 2 - 30}Gi` });
   expect(offered(1023 * gib).allocatable).toMatchObject({ 'ephemeral-storage': '0' });
+});
+
+test('the Node offers a Pod for each slot that the operator can give it, and more for tasks', () => {
+  expect(Number(status({}, undefined, NOW).allocatable?.['pods'])).toBeGreaterThan(SLOTS_MAXIMUM);
 });
 
 test('a Node that takes no VMs because of its disk says so in words', () => {

@@ -8,6 +8,7 @@ import {
   HOST_KEY,
   HOST_VALUE,
   NAT_READY_CONDITION,
+  SLOTS_MAXIMUM,
   SYSTEM_IMAGE_LABEL_PREFIX,
   TAG_LABEL_PREFIX,
 } from '../../api/v1alpha1/names.ts';
@@ -22,10 +23,10 @@ import { emulatorCondition, emulatorLabels } from './emulators.ts';
 import type { HostFacts } from './facts.ts';
 
 /**
- * Number of Pods that the Node offers. By default, a kubelet offers the same number. The number of machines has a limit of its own: each
- * machine also needs one of the Node's slots. A slot is the right to run one machine.
+ * Number of Pods that the Node offers. It does not limit machines, because each machine needs one of the Node's slots. A slot is the right
+ * to run one machine. The number of other Pods is the one that a kubelet offers by default. An example is the Pod of a task without a slot.
  */
-const PODS = 110;
+const PODS = SLOTS_MAXIMUM + 110;
 /** Time, in milliseconds, after which the agent writes the Node's status even if it has not changed. A kubelet has the same period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 

@@ -44,6 +44,8 @@ export const DEDICATED_KEY = 'berth.node-restriction.kubernetes.io/namespace';
 export const SLOT_RESOURCE = 'berth.dev/slot';
 export const MACOS_GUEST_RESOURCE = 'berth.dev/macos-guest';
 export const SHARED_DISK_RESOURCE = 'berth.dev/shared-disk';
+/** Largest number of slots that the configuration of the operator can give to a host. */
+export const SLOTS_MAXIMUM = 1000;
 
 /** Annotations with which the operator sends data to the agent. */
 export const MACHINE_ANNOTATION = 'berth.dev/machine';

@@ -48,7 +48,7 @@ export function typeOf(schema: JsonSchema): string {
   if (schema['x-kubernetes-int-or-string'] === true) {
     return 'quantity';
   }
-  const words = schema.enum ?? (schema.const === undefined ? [] : [schema.const]);
+  const words = schema.enum ?? [schema, ...(schema.anyOf ?? [])].flatMap((one) => one.const ?? []);
   if (words.length > 0) {
     return words.map((word) => `\`${word}\``).join(', ');
   }

@@ -2,7 +2,12 @@
 import * as z from 'zod';
 import { checkConfig, readConfig } from '../../base/config.ts';
 import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../../base/certificatefiles.ts';
-import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
+import {
+  DEFAULT_NAMESPACE,
+  NAMESPACE_PREFIX,
+  SLOTS_MAXIMUM,
+  SYSTEM_NAMESPACE,
+} from '../../api/v1alpha1/names.ts';
 import { bytesIn } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 
@@ -119,8 +124,8 @@ export const configSchema = z.strictObject({
       prefix: z.string().min(1).default(NAMESPACE_PREFIX),
     })
     .prefault({}),
-  osx_node_platform_quota_pod: z.number().int().min(0).max(1000).default(4),
-  x86_node_platform_quota_pod: z.number().int().min(0).max(1000).default(16),
+  osx_node_platform_quota_pod: z.number().int().min(0).max(SLOTS_MAXIMUM).default(4),
+  x86_node_platform_quota_pod: z.number().int().min(0).max(SLOTS_MAXIMUM).default(16),
   vm_shared_disk_enabled: z.boolean().default(false),
   /**
    * Time limit in seconds for a host to get an image. The time starts when the operator first queues the host. The limit covers all Jobs

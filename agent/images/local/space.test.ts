@@ -1,4 +1,4 @@
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm, statfs, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished, vi } from 'vitest';
@@ -78,4 +78,16 @@ it('the budget ends a fetch that takes more than it reserved, if no image can be
     { reason: { message: 'the test is over' } },
     { reason: { reason: 'DiskFull', message: expect.stringContaining('15728640 bytes for all images') } },
   ]);
+});
+
+it('images that nobody needs go until disk pressure can end, because a host with disk pressure gets no VMs', async () => {
+  const { layout } = await prepared();
+  const { bavail, bsize } = await statfs(layout.root);
+  const images = [{ metadata: { sizeBytes: MEBIBYTE } }];
+  const discard = async (): Promise<void> => void images.pop();
+  const catalog = { sweep: async () => undefined, evictable: () => images, discard } as unknown as Catalog;
+  // More than the reserve is free, but less than a quarter more.
+  const minimumFree = (bavail * bsize) / 1.1;
+  await new Space({ layout, catalog, minimumFree, onEviction: () => undefined }).tidy();
+  expect(images).toEqual([]);
 });

@@ -2,11 +2,11 @@
  * Manages the disk space for images. Reserves space before a fetch, and watches the free space during the fetch. To free space, removes
  * images that no machine, cache entry or task needs.
  */
-import { statfs } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/serial.ts';
 import type { Catalog } from './catalog.ts';
 import { folderBytes } from '../../disks/diskio.ts';
+import { freeDisk, isDiskPressed } from '../../disks/freedisk.ts';
 import type { Layout } from './layout.ts';
 
 /**
@@ -113,12 +113,13 @@ export class Space {
   }
 
   /**
-   * Removes images that nobody can use, and frees disk space as {@link relieve} does. Then removes the fetches that nobody has continued
+   * Removes images that nobody can use. Then removes as {@link relieve} does, until so much is free that disk pressure would end. Otherwise a
+   * host with disk pressure would get no VMs, although it has images that nobody needs. Then removes the fetches that nobody has continued
    * for a day.
    */
   async tidy(): Promise<void> {
     await this.#options.catalog.sweep();
-    await this.relieve();
+    await this.#making.run(() => this.#relieve(() => this.#unpressed()));
     await this.#making.run(() => this.#dropOld());
   }
 
@@ -198,8 +199,13 @@ export class Space {
    */
   async #free(): Promise<number> {
     const { layout, minimumFree } = this.#options;
-    const { bavail, bsize } = await statfs(layout.root);
-    return bavail * bsize - minimumFree;
+    return (await freeDisk(layout.root)).bytes - minimumFree;
+  }
+
+  /** Returns a negative number if a host with disk pressure would keep it. */
+  async #unpressed(): Promise<number> {
+    const { layout, minimumFree } = this.#options;
+    return isDiskPressed(await freeDisk(layout.root), minimumFree, true) ? -1 : 0;
   }
 
   async #watch(claim: Claim, full: AbortController): Promise<void> {

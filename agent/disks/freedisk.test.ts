@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { isDiskPressed } from './keeper.ts';
+import { isDiskPressed } from './freedisk.ts';
 
 const GIB = 1024 ** 3;
 
