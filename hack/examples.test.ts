@@ -41,3 +41,15 @@ test('a VM without sizes fits the share that a host of the chart has by default'
   const { cpu, memory } = parseConfig({}, 'test').defaults;
   expectFits({ cpu, memory }, agent.share);
 });
+
+test.each(['README.md', 'docs/operate/install.md'])(
+  'the agents of %s run on nodes with a label that no kubelet can set on its own Node',
+  async (file) => {
+    const text = await read(file);
+    const [, label] = /^kubectl label node NODE ([^=\s]+)=true$/m.exec(text) ?? [];
+    const [, selector] = /agent\.nodeSelector\.([^=\s]+)=true/.exec(text) ?? [];
+    expect(selector?.replaceAll('\\.', '.')).toBe(label);
+    // The admission plugin NodeRestriction protects only labels with this prefix.
+    expect(label).toMatch(/^([\w.-]+\.)?node-restriction\.kubernetes\.io\//);
+  },
+);
