@@ -2,6 +2,7 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
+import { HOST_MARK } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { parseConfig } from '../operator/config/config.ts';
 
@@ -51,5 +52,13 @@ test.each(['README.md', 'docs/operate/install.md'])(
     expect(selector?.replaceAll('\\.', '.')).toBe(label);
     // The admission plugin NodeRestriction protects only labels with this prefix.
     expect(label).toMatch(/^([\w.-]+\.)?node-restriction\.kubernetes\.io\//);
+  },
+);
+
+test.each(['charts/berth/templates/monitoring.yaml', 'docs/reference/metrics.md'])(
+  'Prometheus sends its token only to Nodes that cannot call themselves hosts (%s)',
+  async (file) => {
+    const selectors = (await read(file)).matchAll(/\{role: node, label: ([^}]+)\}/gi);
+    expect([...selectors].map(([, label]) => label)).toEqual([HOST_MARK]);
   },
 );
