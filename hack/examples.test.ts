@@ -2,6 +2,7 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
+import { HOST_MARK } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { parseConfig } from '../operator/config/config.ts';
 
@@ -41,3 +42,23 @@ test('a VM without sizes fits the share that a host of the chart has by default'
   const { cpu, memory } = parseConfig({}, 'test').defaults;
   expectFits({ cpu, memory }, agent.share);
 });
+
+test.each(['README.md', 'docs/operate/install.md'])(
+  'the agents of %s run on nodes with a label that no kubelet can set on its own Node',
+  async (file) => {
+    const text = await read(file);
+    const [, label] = /^kubectl label node NODE ([^=\s]+)=true$/m.exec(text) ?? [];
+    const [, selector] = /agent\.nodeSelector\.([^=\s]+)=true/.exec(text) ?? [];
+    expect(selector?.replaceAll('\\.', '.')).toBe(label);
+    // The admission plugin NodeRestriction protects only labels with this prefix.
+    expect(label).toMatch(/^([\w.-]+\.)?node-restriction\.kubernetes\.io\//);
+  },
+);
+
+test.each(['charts/berth/templates/monitoring.yaml', 'docs/reference/metrics.md'])(
+  'Prometheus sends its token only to Nodes that cannot call themselves hosts (%s)',
+  async (file) => {
+    const selectors = (await read(file)).matchAll(/\{role: node, label: ([^}]+)\}/gi);
+    expect([...selectors].map(([, label]) => label)).toEqual([HOST_MARK]);
+  },
+);

@@ -119,7 +119,7 @@ const networkPolicy = z.strictObject({
 const agent = z.strictObject({
   enabled: z.boolean(),
   image,
-  nodeSelector: texts.meta({ examples: [{ 'berth.dev/machines': 'yes' }] }),
+  nodeSelector: texts.meta({ examples: [{ 'berth.node-restriction.kubernetes.io/machines': 'yes' }] }),
   nodeNameSuffix: text.regex(/^-[a-z0-9-]*[a-z0-9]$/).meta({ examples: ['-vms'] }),
   // Zero is not allowed: with maxSurge 0, no agent would ever be upgraded.
   maxUnavailable: z.union([z.int().min(1), text.regex(/^([1-9]\d?|100)%$/)]).meta({ examples: [7, '25%'] }),
