@@ -64,6 +64,14 @@ describe('a disk in the folder of the image storage', () => {
     expect(classOf('TaskFailed', 'Image')).toBe('passing');
   });
 
+  it('is not stored if the folder is missing, because the agent of a Pod without the mount would lose it', async () => {
+    await rm(storageFolder, { recursive: true });
+    await expect(store()).rejects.toThrow(
+      `${storageFolder} does not exist on this host: mount or create the folder of images.storageFolder`,
+    );
+    expect(existsSync(storageFolder)).toBe(false);
+  });
+
   it('is on the disk before it gets its name, and its name before the result', async () => {
     const synced: string[] = [];
     vi.mocked(sync).mockImplementation(async (path) => {

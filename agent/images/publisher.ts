@@ -146,8 +146,14 @@ export class Publisher {
     const { file, folder } = this.#placeOf(path);
     const partial = partialOf(file);
     await requireAnswer(folder, signal);
+    // The agent does not create this folder. In a Pod without the mount, the folder would be lost with the container, and all its disks.
+    if ((await unlessMissing(chmod(folder, FOLDER_MODE).then(() => true))) === undefined) {
+      throw new ReasonedError(
+        'TaskFailed',
+        `${folder} does not exist on this host: mount or create the folder of images.storageFolder`,
+      );
+    }
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
-    await unlessMissing(chmod(folder, FOLDER_MODE));
     try {
       // If the agent was killed, a partial file is left. This file is removed, because it can be read-only, and an agent that is not root
       // cannot overwrite a read-only file.

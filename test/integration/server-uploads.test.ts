@@ -1,7 +1,7 @@
 /** Uploads over the HTTP API: through the server and the API server to an agent, and into the folder of the image storage. */
 import { execFile } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
-import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Readable } from 'node:stream';
@@ -60,7 +60,9 @@ beforeAll(async () => {
   registry = await startRegistry({ directory: join(folder, 'registry') });
   registries = new Registries({ registries: [registry], allowLoopback: false });
   const storageKeyring = () => Keyring.parse([registry.dockerConfigJson()]);
-  host.publisher = new Publisher({ registries, storageKeyring, storageFolder: join(folder, 'storage') });
+  const storageFolder = join(folder, 'storage');
+  await mkdir(storageFolder);
+  host.publisher = new Publisher({ registries, storageKeyring, storageFolder });
   await host.start();
   token = await accountToken(cluster, { namespace: NAMESPACE, name: 'dev' }, { role: 'berth-role-dev' });
   await waitFor('the rights', async () => {

@@ -76,7 +76,7 @@ export function find(objects: readonly Manifest[], kind: string, name: string): 
 export const EVERYTHING = {
   agent: {
     enabled: true,
-    nodeSelector: { 'berth.dev/machines': 'true' },
+    nodeSelector: { 'berth.node-restriction.kubernetes.io/machines': 'true' },
     clusterCIDRs: ['10.244.0.0/16', '10.96.0.0/12'],
   },
   priorityClass: { create: true },

@@ -49,7 +49,7 @@ export const VALUES = {
   agent: {
     enabled: true,
     image: { repository: 'localhost/berth-agent' },
-    nodeSelector: { 'berth.dev/machines': 'true' },
+    nodeSelector: { 'berth.node-restriction.kubernetes.io/machines': 'true' },
     share: { cpu: 1, memory: '2Gi' },
     clusterCIDRs: ['10.244.0.0/16', '10.96.0.0/16', '10.200.0.0/24'],
     config: {
@@ -143,7 +143,7 @@ export class Installed implements AsyncDisposable {
       await this.importImages(archive);
     }
     const names = this.nodes.map(({ name }) => name);
-    await this.cluster.kubectl(['label', 'nodes', ...names, 'berth.dev/machines=true']);
+    await this.cluster.kubectl(['label', 'nodes', ...names, 'berth.node-restriction.kubernetes.io/machines=true']);
   }
 
   async importImages(archive: string): Promise<void> {
