@@ -4,7 +4,7 @@ import { existsSync, linkSync, readFileSync, renameSync, rmSync } from 'node:fs'
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
 import { codeOf } from '../../base/errors.ts';
-import { startTimeIn } from './process.ts';
+import { PS_ENVIRONMENT, startTimeIn } from './process.ts';
 
 interface Holder {
   pid: number;
@@ -109,14 +109,11 @@ function describe(pid: number): Holder {
   return { pid, startTime: startTimeIn(readFileSync(file, 'utf8')) ?? 'ended' };
 }
 
-/**
- * Returns the start time that `ps` prints; empty if there is no such process. The time zone is fixed, because the start time of an agent
- * must not change when somebody sets the time zone of the host. @throws Error when `ps` cannot run.
- */
+/** Returns the start time that `ps` prints; empty if there is no such process. @throws Error when `ps` cannot run. */
 function startTimeFromPs(pid: number): string {
   const { error, stdout } = spawnSync('ps', ['-o', 'lstart=', '-p', String(pid)], {
     encoding: 'utf8',
-    env: { PATH: process.env['PATH'], TZ: 'UTC', LC_ALL: 'C' },
+    env: PS_ENVIRONMENT,
     timeout: PS_TIMEOUT_MILLISECONDS,
   });
   if (error !== undefined) {
