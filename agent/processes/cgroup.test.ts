@@ -87,6 +87,11 @@ it('a machine that takes more memory than its limit ends alone', async ({ skip }
   expect(await tree.memoryKills(greedy ?? '')).toBe(1);
   expect(await tree.memoryKills(neighbour ?? '')).toBe(0);
   expect(processes[1].exitCode ?? processes[1].signalCode).toBeNull();
+  // The group is left, as after a crash of the agent. The next run of the machine begins without the earlier kill.
+  await expect.poll(async () => await tree.processes(greedy ?? '')).toEqual([]);
+  await tree.add(greedy ?? '', processes[1].pid ?? 0, LIMITS);
+  expect(await tree.memoryKills(greedy ?? '')).toBe(0);
+  expect(await tree.processes(greedy ?? '')).toEqual([processes[1].pid]);
 });
 
 /** Starts a process that allocates 256 MiB after its first input. */

@@ -105,6 +105,9 @@ export class MachineCgroups {
     for (const hierarchy of await this.#roots()) {
       const group = join(hierarchy.path, GROUP, machineUid);
       try {
+        // A group of an earlier run can be left, because its removal failed or the agent died before it. Its count of killed processes would
+        // explain the next end of the machine wrongly.
+        await removeIfEmpty(group);
         await mkdir(group, { recursive: true });
         if (hierarchy.path.endsWith('/cpuset')) {
           await inheritCpuset(hierarchy.path, machineUid);

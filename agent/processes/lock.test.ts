@@ -74,6 +74,41 @@ describe('a pid that a process of another user has', () => {
   });
 });
 
+describe('on a host without /proc', () => {
+  const lock = (startTime: string): void =>
+    writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid: process.pid, startTime }));
+
+  beforeEach(() => {
+    vi.spyOn(process, 'platform', 'get').mockReturnValue('darwin');
+  });
+
+  afterEach(() => {
+    vi.restoreAllMocks();
+    vi.unstubAllEnvs();
+  });
+
+  test('the lock contains the start time, so a process that has the pid after a reboot does not hold it', () => {
+    lockDataDirectory(directory);
+    const text = readFileSync(join(directory, 'agent.lock'), 'utf8');
+    const { startTime } = JSON.parse(text) as { startTime: string };
+    const age = Date.now() - Date.parse(`${startTime} UTC`);
+    expect(Math.abs(age - process.uptime() * 1000)).toBeLessThan(10_000);
+    lock('Fri Nov  2 03:04:05 2001');
+    expect(lockDataDirectory(directory)).not.toThrow();
+  });
+
+  test('a running agent holds the lock, also if the time zone has changed', () => {
+    lockDataDirectory(directory);
+    vi.stubEnv('TZ', 'ABC-9');
+    expect(() => lockDataDirectory(directory)).toThrow(LockedError);
+  });
+
+  test('an agent of an earlier release, which wrote no start time, holds the lock', () => {
+    lock('');
+    expect(() => lockDataDirectory(directory)).toThrow(LockedError);
+  });
+});
+
 test('an empty lock file, left by a full disk, holds nothing', () => {
   writeFileSync(join(directory, 'agent.lock'), '');
   expect(lockDataDirectory(directory)).not.toThrow();

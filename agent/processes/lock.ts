@@ -1,18 +1,22 @@
 /** A lock that allows only one agent per data directory, because two agents would kill each other's machines. */
+import { spawnSync } from 'node:child_process';
 import { existsSync, linkSync, readFileSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
 import { codeOf } from '../../base/errors.ts';
-import { startTimeIn } from './process.ts';
+import { PS_ENVIRONMENT, startTimeIn } from './process.ts';
 
 interface Holder {
   pid: number;
   /**
-   * Start time of the process. It distinguishes the process from a later process with the same pid. The text is empty if the system reports
-   * no start times.
+   * Start time of the process. It distinguishes the process from a later process with the same pid. The text is empty if an earlier release
+   * of the agent wrote it on a host without /proc.
    */
   startTime: string;
 }
+
+/** Time limit in milliseconds of the program `ps`, which usually answers within milliseconds. */
+const PS_TIMEOUT_MILLISECONDS = 5_000;
 
 /** Error if another running agent uses the data directory. */
 export class LockedError extends Error {}
@@ -86,14 +90,34 @@ function isAlive(holder: Holder): boolean {
       return true;
     }
   }
+  // Without a start time, the process can be the agent or another one. Two agents would do more harm than an agent that does not start.
+  if (holder.startTime === '') {
+    return true;
+  }
   return describe(holder.pid).startTime === holder.startTime;
 }
 
 function describe(pid: number): Holder {
+  if (process.platform !== 'linux') {
+    return { pid, startTime: startTimeFromPs(pid) };
+  }
   const file = `/proc/${pid}/stat`;
   if (!existsSync(file)) {
     return { pid, startTime: '' };
   }
   // A zombie (an ended process whose parent has not yet waited for it) no longer has the lock.
   return { pid, startTime: startTimeIn(readFileSync(file, 'utf8')) ?? 'ended' };
+}
+
+/** Returns the start time that `ps` prints; empty if there is no such process. @throws Error when `ps` cannot run. */
+function startTimeFromPs(pid: number): string {
+  const { error, stdout } = spawnSync('ps', ['-o', 'lstart=', '-p', String(pid)], {
+    encoding: 'utf8',
+    env: PS_ENVIRONMENT,
+    timeout: PS_TIMEOUT_MILLISECONDS,
+  });
+  if (error !== undefined) {
+    throw error;
+  }
+  return stdout.trim();
 }

@@ -1,8 +1,8 @@
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
-import { describe, expect, it, onTestFinished, vi } from 'vitest';
-import { identify, processFiles, startTimeIn, waitForExit } from './process.ts';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
+import { hostBootId, identify, isAlive, processFiles, startTimeIn, waitForExit } from './process.ts';
 
 /** Time limit of a state that takes milliseconds on an idle machine. */
 const STATE_MILLISECONDS = 30_000;
@@ -21,6 +21,34 @@ describe('a process', () => {
   it('exists until the last of its threads has ended, because until then its disk is locked and its ports are in use', () => {
     expect(startTimeIn(stat('Z', 2))).toBe('1389051');
     expect(startTimeIn(stat('Z', 1))).toBeUndefined();
+  });
+});
+
+describe('on a host without /proc, a process', () => {
+  beforeEach(async () => {
+    // Only macOS has the program that reads the boot id there. The boot id that is read here is remembered.
+    await hostBootId();
+    vi.spyOn(process, 'platform', 'get').mockReturnValue('darwin');
+    vi.stubEnv('TZ', 'ABC-9');
+  });
+
+  afterEach(() => {
+    vi.restoreAllMocks();
+    vi.unstubAllEnvs();
+  });
+
+  it('stays alive when the time zone of the host changes', async () => {
+    const identity = (await identify(process.pid))!;
+    vi.stubEnv('TZ', 'DEF-3');
+    expect(await isAlive(identity)).toBe(true);
+    expect(await isAlive({ ...identity, startTime: 'Fri Nov  2 03:04:05 2001' })).toBe(false);
+  });
+
+  it('is known by the identity that an earlier release wrote, in the time zone of the host', async () => {
+    const identity = (await identify(process.pid))!;
+    const startTime = execFileSync('ps', ['-o', 'lstart=', '-p', String(process.pid)], { encoding: 'utf8' });
+    expect(startTime.trim()).not.toBe(identity.startTime);
+    expect(await isAlive({ ...identity, startTime: startTime.trim() })).toBe(true);
   });
 });
 

@@ -26,6 +26,8 @@ const EXIT_POLL_MILLISECONDS = 10;
 const KILL_TIMEOUT_MILLISECONDS = 20_000;
 /** Time limit of the programs `ps` and `sysctl`. These programs usually answer within milliseconds. */
 const PROGRAM = { timeoutMilliseconds: 5_000 };
+/** Environment of `ps`. The time zone is fixed, because the printed start time of a process must not change with that of the host. */
+export const PS_ENVIRONMENT = { PATH: process.env['PATH'], TZ: 'UTC', LC_ALL: 'C' };
 
 let cachedBootId: Promise<string> | undefined;
 
@@ -66,16 +68,27 @@ export function startTimeIn(text: string): string | undefined {
   return state === 'X' || (state === 'Z' && threads === '1') ? undefined : fields[19];
 }
 
-async function startTimeFromPs(pid: number): Promise<string | undefined> {
+async function startTimeFromPs(
+  pid: number,
+  environment: NodeJS.ProcessEnv = PS_ENVIRONMENT,
+): Promise<string | undefined> {
   // The exit code 1 of ps is not an error: it means that no such process exists.
   const isNone = (error: unknown): boolean => error instanceof ProgramError && error.exitCode === 1;
-  const text = await undefinedIf(isNone, run('ps', ['-o', 'lstart=', '-p', String(pid)], PROGRAM));
+  const options = { ...PROGRAM, environment };
+  const text = await undefinedIf(isNone, run('ps', ['-o', 'lstart=', '-p', String(pid)], options));
   return text?.trim() || undefined;
 }
 
-export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
-  const now = await identify(identity.pid);
-  return now !== undefined && now.startTime === identity.startTime && now.bootId === identity.bootId;
+export async function isAlive({ pid, startTime, bootId }: ProcessIdentity): Promise<boolean> {
+  const now = await identify(pid);
+  if (now === undefined || now.bootId !== bootId) {
+    return false;
+  }
+  if (now.startTime === startTime || process.platform === 'linux') {
+    return now.startTime === startTime;
+  }
+  // Earlier releases of the agent wrote the start time in the time zone of the host.
+  return (await startTimeFromPs(pid, process.env)) === startTime;
 }
 
 /** Waits for the end of a process. Returns false if the process is alive at the deadline. */

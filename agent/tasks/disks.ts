@@ -35,6 +35,9 @@ export interface DiskHost {
   architecture: 'amd64' | 'arm64';
 }
 
+/** A file with the disk of an image. */
+export type DiskFile = Omit<BaseImage, 'digest'>;
+
 /** Function that works with a raw disk, for example publishes it. The function returns the report of the task. */
 export type UseDisk = (disk: RawDisk, options: StoringOptions) => Promise<TaskReport>;
 
@@ -45,7 +48,7 @@ export type UseDisk = (disk: RawDisk, options: StoringOptions) => Promise<TaskRe
  */
 export async function withImage(
   host: DiskHost,
-  { base, architecture }: { base: BaseImage; architecture: RawDisk['architecture'] | undefined },
+  { base, architecture }: { base: DiskFile; architecture: RawDisk['architecture'] | undefined },
   context: TaskContext,
   use: UseDisk,
 ): Promise<TaskReport> {

@@ -1,10 +1,10 @@
 import { execFileSync, spawn } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
 import { once } from 'node:events';
-import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { cp, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { gzipSync } from 'node:zlib';
 import { afterEach, beforeEach, expect, it, onTestFinished, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
@@ -108,6 +108,7 @@ it('a file is checked and given on as a disk; its sender has the answer before t
     async ({ path, virtualSizeBytes }, { onProgress }) => {
       expect(await answered()).toEqual({});
       expect((await readFile(path)).equals(content)).toBe(true);
+      expect(await readdir(folder)).toEqual([basename(path)]);
       onProgress(100);
       return { sizeBytes: virtualSizeBytes };
     },
@@ -115,6 +116,26 @@ it('a file is checked and given on as a disk; its sender has the answer before t
   expect(taker(host)).toBe(false);
   expect(report).toEqual({ sizeBytes: content.length });
   expect(percents.at(-1)).toBe(100);
+  expect(await readdir(folder)).toEqual([]);
+});
+
+it('a file that has arrived is given on after a restart of the agent, because its sender no longer has it', async () => {
+  const atKill = await mkdtemp(join(tmpdir(), 'berth-receive-'));
+  caller.resolve(host);
+  send(content);
+  const killed = receive(diskHost(), TASK, context(), async () => {
+    await cp(folder, atKill, { recursive: true });
+    throw new Error('killed');
+  });
+  await expect(killed).rejects.toThrow('killed');
+  await rm(folder, { recursive: true });
+  folder = atKill;
+  caller = Promise.withResolvers();
+  const report = await receive(diskHost(), TASK, context(), async ({ path, virtualSizeBytes }) => {
+    expect((await readFile(path)).equals(content)).toBe(true);
+    return { sizeBytes: virtualSizeBytes };
+  });
+  expect(report).toEqual({ sizeBytes: content.length });
   expect(await readdir(folder)).toEqual([]);
 });
 
@@ -138,7 +159,7 @@ it('the raw copy of a qcow2 file has disk space in addition to the file', async 
   await sendQcow2();
   let fileBytes = Number.POSITIVE_INFINITY;
   await receive(diskHost(), TASK, context(), async () => {
-    fileBytes = await allocatedBytes(join(folder, 'upload'));
+    fileBytes = await allocatedBytes(join(folder, 'received'));
     return {};
   });
   // A reservation includes the bytes that its folder already has.

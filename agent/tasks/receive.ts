@@ -1,13 +1,14 @@
 /** The task of an upload: it waits for the sender of a file, receives the file, and stores it as the content of an Image or ISO. */
-import { chmod, chown, rm } from 'node:fs/promises';
+import { chmod, chown, rename, rm, stat } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import { join } from 'node:path';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
-import type { BaseImage } from '../disks/disk.ts';
+import { sync } from '../../base/files.ts';
+import { unlessMissing } from '../disks/diskio.ts';
 import { compressionOf } from '../disks/unpack.ts';
 import { inspectImage } from '../images/local/inspect.ts';
-import { type DiskHost, type UseDisk, withImage } from './disks.ts';
+import { type DiskFile, type DiskHost, type UseDisk, withImage } from './disks.ts';
 import type { TaskContext } from './runner.ts';
 import { answer, receiveFile } from './upload.ts';
 
@@ -28,23 +29,32 @@ interface ReceiveContext extends TaskContext {
   readonly caller: Promise<Socket>;
 }
 
-/** Receives a file, and calls `use` with the disk in this file. The agent answers the sender before it calls `use`. */
+/** Paths of the file while it arrives (`partial`), and when it is complete (`path`). */
+interface Places {
+  partial: string;
+  path: string;
+}
+
+/**
+ * Receives a file, and calls `use` with the disk in this file. The agent answers the sender before it calls `use`. The sender then no longer
+ * has the file. So if the agent ends after its answer, the next run of the task uses the received file.
+ */
 export async function receive(
   host: DiskHost,
   task: ReceiveTask,
   context: TaskContext,
   use: UseDisk,
 ): Promise<TaskReport> {
-  const path = join(context.folder, 'upload');
+  const places = { partial: join(context.folder, 'upload'), path: join(context.folder, 'received') };
   const caller = firstCaller(context);
   try {
-    const base = await received(host, task, { ...context, caller }, path);
+    const base = await received(host, task, { ...context, caller }, places);
     const { architecture } = task;
     const progress = (percent: number): void =>
       context.progress(RECEIVED_PERCENT + (percent * (100 - RECEIVED_PERCENT)) / 100);
     return await withImage(host, { base, architecture }, { ...context, progress }, use);
   } finally {
-    await rm(path, { force: true });
+    await Promise.all(Object.values(places).map(async (path) => await rm(path, { force: true })));
   }
 }
 
@@ -66,22 +76,38 @@ async function received(
   host: DiskHost,
   task: ReceiveTask,
   context: ReceiveContext,
-  path: string,
-): Promise<BaseImage> {
-  const { limitBytes, format } = task;
-  const claim = { folder: context.folder, bytes: limitBytes };
+  places: Places,
+): Promise<DiskFile> {
+  const { partial, path } = places;
   return await answering(context, async () => {
-    // If an earlier run of the agent ended during this task, that run can have left a file.
-    await rm(path, { force: true });
-    return await host.images.withRoom(claim, context.signal, async (signal) => {
-      const sender = await senderOf(context, signal);
-      context.log('Receiving the file');
-      const onBytes = (bytes: number): void => context.progress((bytes * RECEIVED_PERCENT) / limitBytes);
-      const { bytes, sha256 } = await receiveFile(sender, { path, limitBytes, signal, onBytes });
-      context.log(`Received ${bytes} bytes with the sha256 ${sha256}`);
-      return { path, digest: `sha256:${sha256}`, ...(await inspected(host, path, format)) };
-    });
+    // If an earlier run of the agent ended while the file arrived, that run can have left a part of the file.
+    await rm(partial, { force: true });
+    if ((await unlessMissing(stat(path))) === undefined) {
+      await fetchFile(host, task, context, places);
+    } else {
+      context.log('The file arrived before the agent restarted');
+    }
+    return { path, ...(await inspected(host, path, task.format)) };
   });
+}
+
+/** Receives the file. When the promise resolves, the file is complete, and survives a loss of power. */
+async function fetchFile(
+  host: DiskHost,
+  { limitBytes }: ReceiveTask,
+  context: ReceiveContext,
+  { partial, path }: Places,
+): Promise<void> {
+  const claim = { folder: context.folder, bytes: limitBytes };
+  await host.images.withRoom(claim, context.signal, async (signal) => {
+    const sender = await senderOf(context, signal);
+    context.log('Receiving the file');
+    const onBytes = (bytes: number): void => context.progress((bytes * RECEIVED_PERCENT) / limitBytes);
+    const { bytes, sha256 } = await receiveFile(sender, { path: partial, limitBytes, signal, onBytes });
+    context.log(`Received ${bytes} bytes with the sha256 ${sha256}`);
+  });
+  await rename(partial, path);
+  await sync(context.folder);
 }
 
 /** Sends the result of `work` to the sender, even if the sender attaches after `work` has ended. */

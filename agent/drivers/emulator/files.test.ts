@@ -2,17 +2,18 @@ import type { Dir } from 'node:fs';
 import type * as fs from 'node:fs/promises';
 import { access, mkdir, mkdtemp, opendir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { AVDS, FOLDERS } from './arguments.ts';
 import { AVD_NAME } from './avd.ts';
-import { prepareStart } from './files.ts';
+import { makeFiles, prepareStart } from './files.ts';
 
 vi.mock('node:fs/promises', async (original) => {
   const real = await original<typeof fs>();
   return {
     ...real,
     opendir: vi.fn(real.opendir),
+    writeFile: vi.fn(real.writeFile),
     readdir: vi.fn(() => Promise.reject(new Error('Out of memory'))),
   };
 });
@@ -47,4 +48,22 @@ test('many files in the folder of an emulator do not fill the memory at its next
   await expect(access(lock)).rejects.toThrow('ENOENT');
   const token = join(folder, FOLDERS.home, '.emulator_console_auth_token');
   expect(await readFile(token, 'utf8')).toBe('token');
+});
+
+test('the description of the device of a new emulator survives a loss of power', async () => {
+  vi.mocked(writeFile).mockClear();
+  const described = {
+    platform: 'android-34',
+    device: 'pixel_7',
+    imageType: 'google_apis',
+    architecture: 'amd64',
+  };
+  await makeFiles(folder, described as Parameters<typeof makeFiles>[1], undefined);
+  const written = vi
+    .mocked(writeFile)
+    .mock.calls.map(([path, , options]) => [basename(path as string), options]);
+  expect(written).toEqual([
+    [`${AVD_NAME}.ini`, expect.objectContaining({ flush: true })],
+    ['config.ini', expect.objectContaining({ flush: true })],
+  ]);
 });

@@ -50,9 +50,10 @@ export async function makeFiles(
   const avds = join(folder, AVDS);
   const disks = join(avds, `${AVD_NAME}.avd`);
   await mkdir(avds, { mode: AVDS_MODE });
-  await writeFile(join(avds, `${AVD_NAME}.ini`), ini, { mode: INI_MODE });
+  // Without `flush`, the two files could be empty after a loss of power, and the emulator would never start again.
+  await writeFile(join(avds, `${AVD_NAME}.ini`), ini, { mode: INI_MODE, flush: true });
   await mkdir(disks, { mode: OWN_MODE });
-  await writeFile(join(disks, 'config.ini'), config, { mode: 0o600 });
+  await writeFile(join(disks, 'config.ini'), config, { mode: 0o600, flush: true });
   await own(join(disks, 'config.ini'), runAs);
   await own(disks, runAs);
   for (const name of Object.values(FOLDERS)) {

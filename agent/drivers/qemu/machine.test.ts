@@ -194,6 +194,20 @@ describe('an agent that dies while it saves the memory of a machine', () => {
   });
 });
 
+describe('an agent that dies after it has begun to end a machine', () => {
+  it.each(['stop', 'suspend'] as const)(
+    '(%s) leaves a guest that powers off without a crash',
+    async (intent) => {
+      await new StateFile(folder.path).update({ intent });
+      await listen('running');
+      expect(await driver.inspect(folder)).toMatchObject({ kind: 'running' });
+      report(SAYS.powerOff);
+      const ended = { kind: 'exited', reason: 'GuestShutdown' };
+      await expect.poll(async () => await driver.inspect(folder)).toMatchObject(ended);
+    },
+  );
+});
+
 describe('a suspension whose record is written, but cannot be synced', () => {
   it('lets the guest continue, and the next inspection does not end it for its old memory', async () => {
     vi.spyOn(StateFile.prototype, 'update').mockImplementation(async function (this: StateFile, change) {

@@ -196,8 +196,8 @@ export async function reconcile(
 }
 
 /**
- * Completes a pause, or cancels a suspension, that the agent had begun when it died. `status` is the run state of QEMU, and `state` is the
- * content of the state file. Returns the run state afterwards.
+ * Completes a pause, or cancels a stop or a suspension, that the agent had begun when it died. `status` is the run state of QEMU, and
+ * `state` is the content of the state file. Returns the run state afterwards.
  */
 async function standStillOrGoOn(
   hypervisor: Hypervisor,
@@ -208,6 +208,11 @@ async function standStillOrGoOn(
   if (state?.intent === 'suspend') {
     // The suspension did not succeed, so the files with the memory of the guest are of no use.
     await forgetMemory(hypervisor.folder.path);
+  }
+  if (state !== undefined && state.intent !== 'run') {
+    // A stop or a suspension has not ended the machine. If it is still wanted, the agent begins it again. If not, the machine runs on, and a
+    // later power-off of its guest must be recorded. Otherwise the power-off would count as a crash.
+    await file.update({ intent: 'run' });
   }
   if (state?.paused === true) {
     if (status === 'running') {
