@@ -15,6 +15,7 @@ import {
   WORLD_ADDRESS,
   whyNotHere,
 } from '../../worlds/nat.ts';
+import { BROADCAST, DHCP, dhcp, udp } from '../../wires/frames.ts';
 import { unless } from '../../support/unless.ts';
 
 /** What the issue promises: repaired or reported within this time. */
@@ -32,6 +33,8 @@ function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: numbe
   return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort };
 }
 
+const DHCP_CLIENT = { address: '0.0.0.0', port: 68 };
+const DHCP_SERVERS = { address: '255.255.255.255', port: 67 };
 const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
 
 describe('nat', unless(missing), () => {
@@ -271,6 +274,25 @@ describe('nat', unless(missing), () => {
     const next = Number(readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8'));
     expect(next).not.toBe(pid);
     expect(await identify(next)).toBeDefined();
+  });
+
+  test('a machine gets by DHCP the address of one that is gone, whose lease has not ended', async () => {
+    for (const macAddress of [MACS.a, MACS.b]) {
+      const { address = '', ...card } = await host.do('attach', 'a', { macAddress, ports: [] });
+      const backend = tapBackend(card.kind === 'tap' ? card.device : '');
+      const spawn = (file: string, args: string[]) => net.spawnInHost(file, args);
+      const socketPath = join(net.directory, 'a.sock');
+      const one = await FrameGuest.start({ spawn, backend, socketPath, macAddress, address });
+      guests.push(one);
+      const request = dhcp({ operation: 1, kind: DHCP.request, card: macAddress, requested: address });
+      await waitFor(`the lease of ${macAddress}`, () => {
+        one.sendPacket(BROADCAST, udp(DHCP_CLIENT, DHCP_SERVERS, request), macAddress);
+        return one.frames.some((frame) => frame.includes(Buffer.from([53, 1, DHCP.acknowledge])));
+      });
+      await one.stop();
+      rmSync(socketPath, { force: true });
+      await host.do('detach', 'a');
+    }
   });
 
   test.each([
