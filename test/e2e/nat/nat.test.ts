@@ -426,6 +426,15 @@ describe('nat', unless(missing), () => {
     await echoes('with the next agent');
   });
 
+  test('tables with a former name are removed', async () => {
+    for (const table of ['former', 'berth']) {
+      await host.kill();
+      host = net.worker('host');
+      await host.do('open', { ...net.natOptions(), table });
+      expect(net.inHost('nft', 'list', 'tables').match(/\S+$/gm)).toEqual([table, table]);
+    }
+  });
+
   test('nothing is left of a detached machine', async () => {
     const before = [net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')];
     const a = await guest('a', [reservation('UDP', 5353, 53)]);
