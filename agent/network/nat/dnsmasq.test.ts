@@ -102,6 +102,13 @@ test('dnsmasq has places for the waiting queries of several guests that send as 
   expect(await wordsOf(dnsmasq)).toContain('--dns-forward-max=20000');
 });
 
+test('guests choose no names of the DNS server that all guests of the host use', async () => {
+  const dnsmasq = dnsmasqFor([]);
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  expect(await wordsOf(dnsmasq)).toContain('--dhcp-ignore-names');
+});
+
 /** The resolv.conf in a container names the DNS server of the cluster, which knows the names of all Services. */
 test('dnsmasq in a container asks the DNS servers of the host, also when they change', async () => {
   const host = join(root, 'host-resolv.conf');
