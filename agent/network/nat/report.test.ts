@@ -19,6 +19,7 @@ const NO_FAULT: Evidence = {
   failedNamespaces: new Map(),
   foreignDevices: new Map(),
   links: new Map(),
+  guestRoutes: [],
   lostPaths: [],
   foreign: [],
   lostTaps: new Set(),
@@ -59,6 +60,27 @@ test.each([
   expect(machines['p']?.healthy).toBe(true);
   if (!healthy) {
     expect(machines['a']?.message).toContain(`docker1 has the network ${network}`);
+  }
+});
+
+test.each([
+  ['10.213.0.16/28', 'tun0', 'device tun0'],
+  ['10.213.0.20', '', 'no device'],
+  ['10.213.0.21', 'tun0', undefined],
+  ['10.213.0.16/28', 'berth0', undefined],
+  ['10.213.0.0/20', 'tun0', undefined],
+])('the route to %s by "%s" leads the packets for a guest to: %s', (dst, dev, elsewhere) => {
+  const { machines } = report({
+    guestRoutes: [
+      { dst: '10.213.0.0/20', dev: 'berth0' },
+      { dst, dev },
+    ],
+  });
+  expect(machines['a']?.healthy).toBe(elsewhere === undefined);
+  expect(machines['p']?.healthy).toBe(true);
+  if (elsewhere !== undefined) {
+    const told = `The route to ${dst} leads packets for 10.213.0.20 to ${elsewhere}`;
+    expect(machines['a']?.message).toContain(told);
   }
 });
 

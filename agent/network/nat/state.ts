@@ -6,11 +6,12 @@ import { ip, run } from '../commands.ts';
 import { deleteDevice, disableIPv6 } from './devices.ts';
 import type { Dnsmasq } from './dnsmasq.ts';
 import { formerTables } from './formertables.ts';
+import { formatSubnet } from './ipv4.ts';
 import { type Layout, METADATA } from './layout.ts';
 import type { MetadataServer } from './metadata.ts';
 import { isOfNamespace } from './namespaceplan.ts';
 import { Namespaces } from './namespaces.ts';
-import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
+import { FORWARDING_SWITCH, readForwarding, readLinks, readRoutes } from './observe.ts';
 import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
 import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
@@ -62,8 +63,9 @@ export class NatState {
   }
 
   async observe(wanted: Wanted): Promise<Convergence['observed']> {
-    const [links, forwarding, ruleset, pid, dnsmasqKnows, namespaces] = await Promise.all([
+    const [links, guestRoutes, forwarding, ruleset, pid, dnsmasqKnows, namespaces] = await Promise.all([
       readLinks(),
+      readRoutes(formatSubnet(this.#layout.subnet)),
       readForwarding(),
       readRuleset(),
       this.#dnsmasq.pid(),
@@ -77,6 +79,7 @@ export class NatState {
     const dnsmasqRuns = pid !== undefined;
     return {
       links,
+      guestRoutes,
       forwarding,
       rulesCurrent,
       dnsmasqRuns,

@@ -22,8 +22,8 @@ import { unless } from '../../support/unless.ts';
 const REPAIR_DEADLINE_MILLISECONDS = 5_000;
 /** A guest is attached and its QEMU started meanwhile; who waits gets on as soon as there is an answer. */
 const START_MILLISECONDS = 60_000;
-/** Twice the usual cost of a check: the CPU time of six starts of a program. */
-const QUIET_STARTS = 12;
+/** Twice the usual cost of a check: the CPU time of seven starts of a program. */
+const QUIET_STARTS = 14;
 const SERVICE_PORT = 8000;
 const ECHO_PORT = 7000;
 
@@ -140,6 +140,7 @@ describe('nat', unless(missing), () => {
       'The nftables rules were missing or changed',
     ],
     ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'Device berth0 was down'],
+    ['the route gone', ['ip', 'route', 'flush', 'dev', 'berth0'], 'The route to the guests was missing'],
     ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'Bridge berth0 was missing'],
     [
       'the bridge without its address',
