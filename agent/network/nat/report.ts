@@ -7,7 +7,7 @@ import type { NetworkReport } from '../network.ts';
 import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
-import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
+import { chainsStopping, chainsStoppingInput, type ForeignTables, type Subject } from './foreignrules.ts';
 import { misrouting } from './guestroutes.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
 import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
@@ -118,10 +118,13 @@ export function reportOn(
   const { innerAddress: address, innerMac: macAddress, innerPort: port } = layout.probe;
   const probe: Subject = { address, macAddress, port, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, probe);
+  const input = chainsStoppingInput(evidence.foreign, probe);
   const general = [
     ...sharedDevices(layout).flatMap((device) => evidence.foreignDevices.get(device) ?? []),
     ...(evidence.failedRepair === undefined ? [] : [evidence.failedRepair]),
-    ...evidence.lostPaths.map((path) => explainLoss(path, culprits)),
+    ...evidence.lostPaths.map((path) =>
+      explainLoss(path, path === 'dns' ? [...culprits, ...input] : culprits),
+    ),
   ];
   const probed = new Set(culprits);
   const machines: NetworkReport['machines'] = {};
