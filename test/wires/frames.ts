@@ -144,7 +144,7 @@ export function arp(operation: 1 | 2, sender: Station, target: Station): Buffer 
 }
 
 /** Types of DHCP messages (RFC 2132). */
-export const DHCP = { discover: 1, offer: 2, decline: 4, release: 7 };
+export const DHCP = { discover: 1, offer: 2, request: 3, decline: 4, acknowledge: 5, release: 7 };
 
 export interface DhcpMessage {
   operation: 1 | 2;

@@ -2,6 +2,7 @@ import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import type { Attachment } from './attachments.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 
@@ -65,11 +66,47 @@ test('a new agent makes the dnsmasq that it keeps read the list of machines agai
   await expect.poll(() => readFile(join(directory, 'dnsmasq.pid.told'), 'utf8')).toBe('\n');
 });
 
+/** While dnsmasq has the lease of a machine that is gone, it gives the address to no other machine. */
+test('dnsmasq forgets its leases when an address belongs to another machine, and only then', async () => {
+  const machine = (macAddress: string, address: string): Attachment => ({
+    uid: macAddress,
+    tap: macAddress,
+    ports: [],
+    macAddress,
+    address,
+  });
+  const first = machine('02:00:00:00:00:01', '10.213.0.16');
+  const second = machine('02:00:00:00:00:02', '10.213.0.17');
+  const dnsmasq = dnsmasqFor([]);
+  await dnsmasq.tell([first]);
+  await dnsmasq.start();
+  const pid = await dnsmasq.pid();
+  await dnsmasq.tell([first, second]);
+  await dnsmasq.tell([second]);
+  await dnsmasq.tell([second, first]);
+  expect(await dnsmasq.pid()).toBe(pid);
+  await dnsmasq.tell([second]);
+  await dnsmasq.tell([second, machine('02:00:00:00:00:03', first.address)]);
+  const restarted = await dnsmasq.pid();
+  expect(restarted).not.toBe(pid);
+  expect(restarted).toBeGreaterThan(0);
+  // The next agent does not know which leases dnsmasq has.
+  await dnsmasqFor([]).tell([second]);
+  expect(await dnsmasq.pid()).not.toBe(restarted);
+});
+
 test('dnsmasq has places for the waiting queries of several guests that send as many as they may', async () => {
   const dnsmasq = dnsmasqFor([]);
   await dnsmasq.tell([]);
   await dnsmasq.start();
   expect(await wordsOf(dnsmasq)).toContain('--dns-forward-max=20000');
+});
+
+test('guests choose no names of the DNS server that all guests of the host use', async () => {
+  const dnsmasq = dnsmasqFor([]);
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  expect(await wordsOf(dnsmasq)).toContain('--dhcp-ignore-names');
 });
 
 /** The resolv.conf in a container names the DNS server of the cluster, which knows the names of all Services. */

@@ -1,7 +1,7 @@
 /**
  * Provides DHCP and DNS for the guests. Each NAT network has one process of dnsmasq, which continues to run when the agent ends. After a
  * restart, the agent finds this process by its pid file. dnsmasq needs no lease file, because each machine's address is fixed: a restarted
- * dnsmasq gives the same addresses.
+ * dnsmasq gives the same addresses, and renews leases that it does not know.
  */
 import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -52,6 +52,11 @@ export class Dnsmasq {
   readonly #hostsFile: string;
   /** Copy of {@link Upstream.resolvConf} that dnsmasq can read. */
   readonly #resolvFile: string;
+  /**
+   * MAC addresses to which dnsmasq might have given leases since its start. The key is the leased address. Undefined if an earlier run of
+   * the agent started dnsmasq.
+   */
+  #leases: Map<string, string> | undefined;
 
   constructor(layout: Layout, directory: string, upstream: Upstream) {
     this.#layout = layout;
@@ -106,7 +111,8 @@ export class Dnsmasq {
 
   /**
    * Writes the list of machines, and the DNS servers of the host. If dnsmasq runs, also makes dnsmasq read the list. It notices changed DNS
-   * servers by itself.
+   * servers by itself. If dnsmasq might still have the lease of an earlier machine for one of the addresses, restarts dnsmasq. Otherwise
+   * the present machine would get no address until the end of that lease.
    */
   async tell(attachments: readonly Attachment[]): Promise<void> {
     await mkdir(this.#directory, { recursive: true, mode: 0o755 });
@@ -114,9 +120,23 @@ export class Dnsmasq {
       await writeWhole(path, text, 0o644);
     }
     const pid = await this.pid();
-    if (pid !== undefined) {
+    const mustForget = this.#hasFormerLease(attachments);
+    const kept = pid === undefined || mustForget ? [] : (this.#leases ?? []);
+    this.#leases = new Map([...kept, ...attachments.map((one) => [one.address, one.macAddress] as const)]);
+    if (pid !== undefined && mustForget) {
+      await this.#end();
+      await this.start();
+    } else if (pid !== undefined) {
       readAgain(pid);
     }
+  }
+
+  /** Returns whether dnsmasq might have given the address of one of these machines to another machine. */
+  #hasFormerLease(attachments: readonly Attachment[]): boolean {
+    const leases = this.#leases;
+    const isFree = ({ address, macAddress }: Attachment): boolean =>
+      [undefined, macAddress].includes(leases?.get(address));
+    return leases === undefined || !attachments.every(isFree);
   }
 
   /**
@@ -137,6 +157,12 @@ export class Dnsmasq {
   }
 
   async stop(): Promise<void> {
+    await this.#end();
+    await rm(this.#directory, { recursive: true, force: true });
+  }
+
+  /** Ends the process of dnsmasq, if it runs. */
+  async #end(): Promise<void> {
     for (const name of ['SIGTERM', 'SIGKILL'] as const) {
       const pid = await this.pid();
       if (pid === undefined) {
@@ -145,7 +171,6 @@ export class Dnsmasq {
       signal(pid, name);
       await this.#gone();
     }
-    await rm(this.#directory, { recursive: true, force: true });
   }
 
   async #gone(): Promise<void> {
@@ -180,6 +205,9 @@ export class Dnsmasq {
       // ignores the usual option for the default route.
       `--dhcp-option=option:classless-static-route,${METADATA.address}/32,${gateway},0.0.0.0/0,${gateway}`,
       '--dhcp-ignore=tag:!known',
+      // Without this option, a guest could choose a name such as `registry`, and the DNS server would give the guest's address to all guests
+      // that ask for this name.
+      '--dhcp-ignore-names',
       '--dhcp-authoritative',
       '--leasefile-ro',
       '--quiet-dhcp',

@@ -175,17 +175,36 @@ function stops(table: Table, chain: Chain, subject: Subject): boolean {
   ) {
     return false;
   }
-  return packetsAt(table.family, hook, subject).some((packet) => {
-    const verdict = walk(table, chain, packet);
-    return verdict === 'drop' || (verdict === 'next' && chain.policy === 'drop');
-  });
+  return packetsAt(table.family, hook, subject).some((packet) => drops(table, chain, packet));
+}
+
+function drops(table: Table, chain: Chain, packet: Packet): boolean {
+  const verdict = walk(table, chain, packet);
+  return verdict === 'drop' || (verdict === 'next' && chain.policy === 'drop');
 }
 
 /** Returns the names of base chains that drop the machine's or probe's packets, for example `table inet other, chain forward`. */
 export function chainsStopping(tables: readonly Table[], subject: Subject): string[] {
+  return chainsOf(tables, (table, chain) => stops(table, chain, subject));
+}
+
+/**
+ * Returns the names of base chains that perhaps drop the packets of a machine or probe to the host itself. Chains whose rules accept some
+ * of these packets are named too, because their rules are often about ports. So the result explains only a loss that is known otherwise.
+ */
+export function chainsStoppingInput(tables: readonly Table[], { address, bridge }: Subject): string[] {
+  const packet: Packet = { saddr: address, iifname: bridge };
+  return chainsOf(
+    tables,
+    (table, chain) =>
+      chain.hook === 'input' && ['inet', 'ip'].includes(table.family) && drops(table, chain, packet),
+  );
+}
+
+function chainsOf(tables: readonly Table[], isMeant: (table: Table, chain: Chain) => boolean): string[] {
   return tables.flatMap((table) =>
     [...table.chains.values()]
-      .filter((chain) => stops(table, chain, subject))
+      .filter((chain) => isMeant(table, chain))
       .map((chain) => `table ${table.name}, chain ${chain.name}`),
   );
 }

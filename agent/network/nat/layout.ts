@@ -173,9 +173,14 @@ export function layoutOf(options: NatOptions): Layout {
       prefix: `bn${id}`,
       folder: join(options.directory, 'namespaces'),
       gateway: NAMESPACE_GATEWAY,
-      table: `${options.table}-namespaces`,
+      table: namespacesTable(options.table),
     },
   };
+}
+
+/** Returns the name of the nftables table for the network namespaces. `table` is the name of the other tables. */
+export function namespacesTable(table: string): string {
+  return `${table}-namespaces`;
 }
 
 /** Returns the device name of a machine's tap, at most 15 characters. The same uid always gives the same name. */

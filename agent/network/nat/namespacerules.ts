@@ -15,6 +15,7 @@ import {
   refusalCounter,
   reservations,
   reservedDestination,
+  segmentLimits,
 } from './rulewords.ts';
 
 /** Returns the part of an nftables rule that matches packets to the exposed port of a network namespace. */
@@ -120,6 +121,7 @@ export function namespaceTable(layout: Layout, wanted: Wanted): string {
   }
   chain forward {
     type filter hook forward priority filter; policy accept;
+    ${lines(segmentLimits(`${layout.namespaces.prefix}*`))}
     iifname ${any} jump from_namespaces
     oifname ${any} jump to_namespaces
   }

@@ -18,7 +18,7 @@ import {
   type NamespacesObserved,
 } from './namespaceplan.ts';
 import { insideScript } from './namespacerules.ts';
-import { type Links, parseLinks, parseRoutes } from './observe.ts';
+import { type Links, parseLinks, parseRoutes, readRoutes } from './observe.ts';
 
 /**
  * Largest number of mounts that are removed from one file. A file normally has one mount. Each program that mounts something over the file
@@ -76,7 +76,7 @@ export class Namespaces {
     const unreadable = new Map<string, string>();
     const range = formatSubnet(this.#layout.probe.outerSubnet);
     const [routes] = await Promise.all([
-      run('ip', ['-json', 'route', 'show', 'root', range]),
+      readRoutes(range),
       ...names.map(async (name) => {
         try {
           files.set(name, await this.#inside(name, attachments.get(name)));
@@ -85,7 +85,7 @@ export class Namespaces {
         }
       }),
     ]);
-    return { files, unreadable, routes: parseRoutes(routes) };
+    return { files, unreadable, routes };
   }
 
   async #inside(name: string, attachment: NamespaceAttachment | undefined): Promise<Inside | undefined> {

@@ -199,6 +199,7 @@ export class NatNetwork implements Network {
       ...failures,
       foreignDevices: foreignDevices(this.#layout, observed.links),
       links: observed.links,
+      guestRoutes: observed.guestRoutes,
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
       lostTaps: this.#taps.lost,

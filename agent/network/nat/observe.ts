@@ -83,12 +83,18 @@ export interface Route {
   dst: string;
   /** Address of the router; undefined if the route uses no router. */
   gateway?: string | undefined;
+  /** Device; empty if the kernel drops the packets, or if the route has several devices. */
   dev: string;
 }
 
 const routesSchema = z.array(
   z.object({ dst: z.string(), gateway: z.string().optional(), dev: z.string().default('') }),
 );
+
+/** Reads the routes of this process's network namespace to a subnet and to its parts. The subnet has the form `a.b.c.d/len`. */
+export async function readRoutes(subnet: string): Promise<Route[]> {
+  return parseRoutes(await run('ip', ['-json', 'route', 'show', 'root', subnet]));
+}
 
 /** Parses the output of `ip -json route show`. @throws Error when the text is not such output. */
 export function parseRoutes(text: string): Route[] {

@@ -35,6 +35,8 @@ function wantedOf(machines: readonly Attachment[]): Wanted {
   return { machines, namespaces: [] };
 }
 
+const ROUTE = { dst: '10.213.0.0/20', dev: layout.bridge };
+const GATEWAY = '10.213.0.1/20';
 const NO_NAMESPACES = { files: new Map(), unreadable: new Map(), routes: [] };
 
 const FRESH: Link = {
@@ -71,9 +73,19 @@ class Host {
       [K in Exclude<Repair, NamespaceRepair>['kind']]: (one: Extract<Repair, { kind: K }>) => void;
     } = {
       removeDevice: ({ device }) => this.links.delete(device),
-      createBridge: () => this.#create(layout.bridge, 'bridge'),
-      addressDevice: ({ device, address }) => this.#change(device, (link) => link.addresses.push(address)),
-      raiseDevice: ({ device }) => this.#change(device, (link) => Object.assign(link, { up: true })),
+      createBridge: () => {
+        this.#create(layout.bridge, 'bridge');
+        Object.assign(this.state, { guestRoutes: [] });
+      },
+      addressDevice: ({ device, address }) => {
+        this.#change(device, (link) => link.addresses.push(address));
+        this.#routeByKernel(device);
+      },
+      raiseDevice: ({ device }) => {
+        this.#change(device, (link) => Object.assign(link, { up: true }));
+        this.#routeByKernel(device);
+      },
+      routeGuests: () => Object.assign(this.state, { guestRoutes: [ROUTE] }),
       createTap: ({ device }) => this.#create(device, 'tun'),
       connectPort: ({ device }) =>
         this.#change(device, (link) => Object.assign(link, { master: layout.bridge, isolated: true })),
@@ -93,6 +105,14 @@ class Host {
     };
     if (!isOfNamespace(repair)) {
       (performed[repair.kind] as (one: Repair) => void)(repair);
+    }
+  }
+
+  /** Adds the route to the guests, as the kernel does when the bridge is up and has its address. */
+  #routeByKernel(device: string): void {
+    const link = this.links.get(device);
+    if (device === layout.bridge && link?.up && link.addresses.includes(GATEWAY)) {
+      Object.assign(this.state, { guestRoutes: [ROUTE] });
     }
   }
 
@@ -164,6 +184,7 @@ function anyHost(names: readonly string[]): fc.Arbitrary<Observed> {
     dnsmasqKnows: fc.boolean(),
     metadataListens: fc.boolean(),
     namespaces: fc.constant(NO_NAMESPACES),
+    guestRoutes: fc.constantFrom([], [ROUTE], [{ ...ROUTE, dev: 'docker0' }]),
   });
 }
 
@@ -183,7 +204,8 @@ test('from any state the repairs end in what should be, and then there is nothin
         expect(links.get(name)).toMatchObject({ ipv6: false });
       }
       expect(links.get(layout.bridge)).toMatchObject({ kind: 'bridge', up: true });
-      expect(links.get(layout.bridge)?.addresses).toContain('10.213.0.1/20');
+      expect(links.get(layout.bridge)?.addresses).toContain(GATEWAY);
+      expect(state.guestRoutes).toContainEqual(ROUTE);
       const taps = [...links.keys()].filter((name) => name.startsWith(layout.tapPrefix));
       expect(taps.sort()).toEqual(wanted.map((one) => one.tap).sort());
       expect(planRepairs(layout, wantedOf(wanted), host.observe())).toEqual([]);
@@ -222,6 +244,7 @@ test('one thing broken is one repair', () => {
     dnsmasqKnows: false,
     metadataListens: false,
     namespaces: NO_NAMESPACES,
+    guestRoutes: [],
   });
   converge(host, wanted);
   const { links, state } = host;
@@ -233,6 +256,7 @@ test('one thing broken is one repair', () => {
     ],
     [() => Object.assign(links.get(device) ?? {}, { ipv6: true }), { kind: 'disableIPv6', device }],
     [() => Object.assign(links.get(device) ?? {}, { master: undefined }), { kind: 'connectPort', device }],
+    [() => Object.assign(state, { guestRoutes: [] }), { kind: 'routeGuests' }],
     [() => Object.assign(state, { rulesCurrent: false }), { kind: 'loadRules' }],
     [() => Object.assign(state, { forwarding: false }), { kind: 'enableForwarding' }],
     [() => Object.assign(state, { dnsmasqKnows: false }), { kind: 'informDnsmasq' }],

@@ -1,7 +1,8 @@
 /** Plans the repairs that bring the NAT network from its actual to its wanted state. All functions are pure. */
 import type { Attachment, Wanted } from './attachments.ts';
 import { type DeviceRepair, planAddressed, planWithoutIPv6 } from './deviceplan.ts';
-import { isInOneNetwork, overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
+import { isSubnetRouted } from './guestroutes.ts';
+import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import {
   describeNamespaceDifference,
@@ -11,7 +12,7 @@ import {
   outsideCommands,
   planNamespaces,
 } from './namespaceplan.ts';
-import type { Link, Links } from './observe.ts';
+import type { Link, Links, Route } from './observe.ts';
 
 export interface Observed {
   links: Links;
@@ -26,6 +27,8 @@ export interface Observed {
   /** Whether this process listens for guests that ask for their metadata. */
   metadataListens: boolean;
   namespaces: NamespacesObserved;
+  /** Routes of this host to addresses of guests. */
+  guestRoutes: readonly Route[];
 }
 
 export type Repair =
@@ -33,6 +36,7 @@ export type Repair =
   | NamespaceRepair
   | { kind: 'removeDevice'; device: string }
   | { kind: 'createBridge' }
+  | { kind: 'routeGuests' }
   | { kind: 'createTap'; device: string; owner: Attachment['owner'] }
   | { kind: 'connectPort'; device: string }
   | { kind: 'rebuildProbe' }
@@ -81,6 +85,7 @@ export function sharedDevices({ bridge, probe }: Layout): string[] {
 function devicesOf({ bridge, probe }: Layout, repair: Repair): string[] {
   switch (repair.kind) {
     case 'createBridge':
+    case 'routeGuests':
     case 'startDnsmasq':
     case 'openMetadata':
       return [bridge];
@@ -93,13 +98,17 @@ function devicesOf({ bridge, probe }: Layout, repair: Repair): string[] {
   }
 }
 
-function planBridge(layout: Layout, links: Links): Repair[] {
+function planBridge(layout: Layout, { links, guestRoutes }: Observed): Repair[] {
   const bridge = links.get(layout.bridge);
   const repairs: Repair[] = bridge ? [] : [{ kind: 'createBridge' }];
+  const addressed = planAddressed(layout.bridge, `${layout.gateway}/${layout.subnet.prefix}`, bridge);
+  // When the bridge gets its address or comes up, the kernel adds the route.
+  const isRouted = addressed.length > 0 || isSubnetRouted(layout, guestRoutes);
   return [
     ...repairs,
     ...planWithoutIPv6(layout.bridge, bridge),
-    ...planAddressed(layout.bridge, `${layout.gateway}/${layout.subnet.prefix}`, bridge),
+    ...addressed,
+    ...(isRouted ? [] : [{ kind: 'routeGuests' } as const]),
   ];
 }
 
@@ -152,7 +161,7 @@ export function planRepairs(layout: Layout, wanted: Wanted, observed: Observed):
   const { links } = observed;
   const repairs: Repair[] = [
     ...planStrays(layout, wanted, links),
-    ...planBridge(layout, links),
+    ...planBridge(layout, observed),
     ...wanted.machines.flatMap((one) => planTap(layout, one, links)),
     ...planProbe(layout, observed),
     ...planNamespaces(layout, wanted.namespaces, links, observed.namespaces),
@@ -181,6 +190,8 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
   switch (repair.kind) {
     case 'createBridge':
       return [`link add name ${layout.bridge} address ${layout.bridgeMac} type bridge`];
+    case 'routeGuests':
+      return [`route replace ${formatSubnet(layout.subnet)} dev ${layout.bridge} src ${layout.gateway}`];
     case 'removeDevice':
       return [`link delete ${repair.device}`];
     case 'addressDevice':
@@ -226,6 +237,7 @@ export function describeDifference(layout: Layout, repair: Repair): string {
 }
 
 const DIFFERENCES = {
+  routeGuests: 'The route to the guests was missing',
   rebuildProbe: 'The network probe was incomplete',
   loadRules: 'The nftables rules were missing or changed',
   enableForwarding: 'IPv4 forwarding was off',
@@ -251,25 +263,6 @@ export function findOverlap(layout: Layout, links: Links): string | undefined {
         const both = `${setting} (${formatSubnet(subnet)}) overlaps ${clash} on device ${name}`;
         return `The setting ${both}; choose a network that this host does not use`;
       }
-    }
-  }
-  return undefined;
-}
-
-/**
- * Returns a message if the host sends packets for a guest's address to another device. This happens if the other device has a smaller network
- * that contains the address. {@link findOverlap} finds such a network only when the agent starts.
- */
-export function misrouting({ bridge, subnet }: Layout, address: string, links: Links): string | undefined {
-  for (const [name, link] of links) {
-    const network = link.addresses.find((one) => {
-      const [host = '', length] = one.split('/');
-      const prefix = Number(length);
-      return prefix > subnet.prefix && isInOneNetwork(host, address, prefix);
-    });
-    if (name !== bridge && network !== undefined) {
-      const cause = `Device ${name} has the network ${network}, so the host sends packets for ${address} there`;
-      return `${cause}; remove this network, or choose another network.subnet`;
     }
   }
   return undefined;

@@ -1,5 +1,6 @@
 import { expect, test } from 'vitest';
 import type { Attachment } from './attachments.ts';
+import { foreignTables } from './foreignrules.ts';
 import type { Layout } from './layout.ts';
 import type { Link } from './observe.ts';
 import type { Repair } from './plan.ts';
@@ -19,6 +20,7 @@ const NO_FAULT: Evidence = {
   failedNamespaces: new Map(),
   foreignDevices: new Map(),
   links: new Map(),
+  guestRoutes: [],
   lostPaths: [],
   foreign: [],
   lostTaps: new Set(),
@@ -60,6 +62,46 @@ test.each([
   if (!healthy) {
     expect(machines['a']?.message).toContain(`docker1 has the network ${network}`);
   }
+});
+
+test.each([
+  ['10.213.0.16/28', 'tun0', 'device tun0'],
+  ['10.213.0.20', '', 'no device'],
+  ['10.213.0.21', 'tun0', undefined],
+  ['10.213.0.16/28', 'berth0', undefined],
+  ['10.213.0.0/20', 'tun0', undefined],
+])('the route to %s by "%s" leads the packets for a guest to: %s', (dst, dev, elsewhere) => {
+  const { machines } = report({
+    guestRoutes: [
+      { dst: '10.213.0.0/20', dev: 'berth0' },
+      { dst, dev },
+    ],
+  });
+  expect(machines['a']?.healthy).toBe(elsewhere === undefined);
+  expect(machines['p']?.healthy).toBe(true);
+  if (elsewhere !== undefined) {
+    const told = `The route to ${dst} leads packets for 10.213.0.20 to ${elsewhere}`;
+    expect(machines['a']?.message).toContain(told);
+  }
+});
+
+/** A firewall such as ufw drops everything to the host that its rules do not accept. */
+test('a firewall of the host is named if DNS queries of guests are lost, and is no fault by itself', () => {
+  const place = { family: 'ip', table: 'filter' };
+  const ssh = { match: { op: '==', left: { payload: { protocol: 'tcp', field: 'dport' } }, right: 22 } };
+  const foreign = foreignTables(
+    [
+      { table: { family: 'ip', name: 'filter' } },
+      { chain: { ...place, name: 'INPUT', hook: 'input', policy: 'drop' } },
+      { rule: { ...place, chain: 'INPUT', expr: [ssh, { accept: null }] } },
+    ],
+    [],
+  );
+  expect(report({ foreign })).toMatchObject({ healthy: true, faults: [] });
+  expect(report({ foreign, lostPaths: ['out', 'dns'] }).faults).toEqual([
+    'Packets from a guest to the outside are lost',
+    expect.stringContaining('are lost; other programs drop packets in table ip filter, chain INPUT'),
+  ]);
 });
 
 test('a foreign device in the place of the bridge is the first fault of all machines', () => {

@@ -7,17 +7,11 @@ import type { NetworkReport } from '../network.ts';
 import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
-import { chainsStopping, type ForeignTables, type Subject } from './foreignrules.ts';
+import { chainsStopping, chainsStoppingInput, type ForeignTables, type Subject } from './foreignrules.ts';
+import { misrouting } from './guestroutes.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
-import {
-  describeDifference,
-  misrouting,
-  type Observed,
-  ownDevices,
-  type Repair,
-  sharedDevices,
-} from './plan.ts';
-import type { Links } from './observe.ts';
+import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
+import type { Links, Route } from './observe.ts';
 import { PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
@@ -43,6 +37,8 @@ export interface Evidence extends FailedRepairs {
   foreignDevices: ReadonlyMap<string, string>;
   /** Devices of this host. */
   links: Links;
+  /** Routes of this host to addresses of guests. */
+  guestRoutes: readonly Route[];
   /** Paths through the network on which the probe's test packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
@@ -77,10 +73,10 @@ interface Member extends Subject {
   fault: string | undefined;
 }
 
-function guest(one: Attachment, layout: Layout, { lostTaps, links }: Evidence): Member {
+function guest(one: Attachment, layout: Layout, evidence: Evidence): Member {
   const { bridge } = layout;
   const lost = `The tap ${one.tap} of the running machine was deleted; restart the machine`;
-  const fault = lostTaps.has(one.tap) ? lost : misrouting(layout, one.address, links);
+  const fault = evidence.lostTaps.has(one.tap) ? lost : misrouting(layout, one.address, evidence);
   return { ...one, port: one.tap, bridge, what: 'guest', fault };
 }
 
@@ -122,10 +118,13 @@ export function reportOn(
   const { innerAddress: address, innerMac: macAddress, innerPort: port } = layout.probe;
   const probe: Subject = { address, macAddress, port, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, probe);
+  const input = chainsStoppingInput(evidence.foreign, probe);
   const general = [
     ...sharedDevices(layout).flatMap((device) => evidence.foreignDevices.get(device) ?? []),
     ...(evidence.failedRepair === undefined ? [] : [evidence.failedRepair]),
-    ...evidence.lostPaths.map((path) => explainLoss(path, culprits)),
+    ...evidence.lostPaths.map((path) =>
+      explainLoss(path, path === 'dns' ? [...culprits, ...input] : culprits),
+    ),
   ];
   const probed = new Set(culprits);
   const machines: NetworkReport['machines'] = {};

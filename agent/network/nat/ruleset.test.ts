@@ -41,6 +41,24 @@ describe('DNS queries', () => {
   });
 });
 
+/** Servers outside otherwise send segments that are too large for a VPN or the network of a cloud, and many routers drop them without a message. */
+test('TCP segments of guests and programs fit the smallest device on this host', () => {
+  const script = rulesetScript(natLayout({}), WANTED, true);
+  const [, guests = '', _bridge, programs = ''] = script.split(
+    'chain forward {\n    type filter hook forward',
+  );
+  for (const [rules, device, next] of [
+    [guests, 'berth0', 'iifname "berth0" jump from_guests'],
+    [programs, `${natLayout({}).namespaces.prefix}*`, 'jump from_namespaces'],
+  ] as const) {
+    for (const side of ['iifname', 'oifname']) {
+      const rule = `${side} "${device}" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu\n`;
+      expect(rules).toContain(rule);
+      expect(rules.indexOf(rule)).toBeLessThan(rules.indexOf(next));
+    }
+  }
+});
+
 test('DHCP messages of each guest are limited, because all guests share one queue of the DHCP server', () => {
   const accepted = chain('dhcp').filter((rule) => rule.endsWith('accept'));
   const limit = 'limit rate 10/second burst 50 packets accept';

@@ -19,6 +19,7 @@ import {
   removeTable,
   reservations,
   reservedDestination,
+  segmentLimits,
 } from './rulewords.ts';
 
 /**
@@ -134,6 +135,7 @@ function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
   }
   chain forward {
     type filter hook forward priority filter; policy accept;
+    ${lines(segmentLimits(bridge))}
     iifname "${bridge}" jump from_guests
     oifname "${bridge}" jump to_guests
   }

@@ -105,6 +105,17 @@ export function metadataLimits(guests: readonly { address: string }[]): string[]
   return guests.map(({ address }) => `ip saddr ${address} ct state new ${rate} drop`);
 }
 
+/**
+ * Returns the rules that lower the largest segment of TCP connections to what the smallest device on this host can send, for example a VPN
+ * or the network of a cloud. Without these rules, guests announce segments for their own larger devices. Many routers drop packets that are
+ * too large without a message. `device` is the name of the device of guests or programs, perhaps with a `*` at its end.
+ */
+export function segmentLimits(device: string): string[] {
+  return ['iifname', 'oifname'].map(
+    (side) => `${side} "${device}" tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu`,
+  );
+}
+
 /** Returns the commands that remove a table. They also succeed if the table does not exist. */
 export function removeTable(table: string): string[] {
   return [`add table ${table}`, `delete table ${table}`];

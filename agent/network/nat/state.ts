@@ -5,16 +5,19 @@ import type { Wanted } from './attachments.ts';
 import { ip, run } from '../commands.ts';
 import { deleteDevice, disableIPv6 } from './devices.ts';
 import type { Dnsmasq } from './dnsmasq.ts';
+import { formerTables } from './formertables.ts';
+import { formatSubnet } from './ipv4.ts';
 import { type Layout, METADATA } from './layout.ts';
 import type { MetadataServer } from './metadata.ts';
 import { isOfNamespace } from './namespaceplan.ts';
 import { Namespaces } from './namespaces.ts';
-import { FORWARDING_SWITCH, readForwarding, readLinks } from './observe.ts';
+import { FORWARDING_SWITCH, readForwarding, readLinks, readRoutes } from './observe.ts';
 import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
 import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
 import { type FailedRepairs, Failures } from './report.ts';
 import { changeScript, removalScript, rulesetScript, tablesOf } from './ruleset.ts';
+import { removeTable } from './rulewords.ts';
 
 /**
  * Largest number of times that one check repairs the network. One repair can make another repair necessary. For example, a new probe must
@@ -60,8 +63,9 @@ export class NatState {
   }
 
   async observe(wanted: Wanted): Promise<Convergence['observed']> {
-    const [links, forwarding, ruleset, pid, dnsmasqKnows, namespaces] = await Promise.all([
+    const [links, guestRoutes, forwarding, ruleset, pid, dnsmasqKnows, namespaces] = await Promise.all([
       readLinks(),
+      readRoutes(formatSubnet(this.#layout.subnet)),
       readForwarding(),
       readRuleset(),
       this.#dnsmasq.pid(),
@@ -70,10 +74,12 @@ export class NatState {
     ]);
     const metadataListens = this.#metadata.listens;
     const isLoaded = this.#loaded?.script === rulesetScript(this.#layout, wanted, metadataListens);
-    const rulesCurrent = isLoaded && this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
+    const isUnchanged = isLoaded && this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
+    const rulesCurrent = isUnchanged && formerTables(this.#layout, ruleset).length === 0;
     const dnsmasqRuns = pid !== undefined;
     return {
       links,
+      guestRoutes,
       forwarding,
       rulesCurrent,
       dnsmasqRuns,
@@ -176,18 +182,16 @@ export class NatState {
 
   /**
    * Loads the rules. If no other program changed Berth's tables since the last load, the counts in these tables are kept. Otherwise, and
-   * after a failed load, the tables are replaced.
+   * after a failed load, the tables are replaced. Tables that have a former name are removed in the same step.
    */
   async #loadRules(wanted: Wanted, ruleset: readonly RulesetEntry[]): Promise<void> {
     const hasMetadata = this.#metadata.listens;
     const script = rulesetScript(this.#layout, wanted, hasMetadata);
     const isUnchanged = this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
+    const removal = formerTables(this.#layout, ruleset).flatMap(removeTable);
     this.#loaded = undefined;
-    await run(
-      'nft',
-      ['-f', '-'],
-      isUnchanged ? changeScript(this.#layout, wanted, hasMetadata, ruleset) : script,
-    );
+    const change = isUnchanged ? changeScript(this.#layout, wanted, hasMetadata, ruleset) : script;
+    await run('nft', ['-f', '-'], [...removal, change].join('\n'));
     this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
   }
 }

@@ -15,14 +15,15 @@ import {
   WORLD_ADDRESS,
   whyNotHere,
 } from '../../worlds/nat.ts';
+import { BROADCAST, DHCP, dhcp, udp } from '../../wires/frames.ts';
 import { unless } from '../../support/unless.ts';
 
 /** What the issue promises: repaired or reported within this time. */
 const REPAIR_DEADLINE_MILLISECONDS = 5_000;
 /** A guest is attached and its QEMU started meanwhile; who waits gets on as soon as there is an answer. */
 const START_MILLISECONDS = 60_000;
-/** Twice the usual cost of a check: the CPU time of six starts of a program. */
-const QUIET_STARTS = 12;
+/** Twice the usual cost of a check: the CPU time of seven starts of a program. */
+const QUIET_STARTS = 14;
 const SERVICE_PORT = 8000;
 const ECHO_PORT = 7000;
 
@@ -32,6 +33,8 @@ function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: numbe
   return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort };
 }
 
+const DHCP_CLIENT = { address: '0.0.0.0', port: 68 };
+const DHCP_SERVERS = { address: '255.255.255.255', port: 67 };
 const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
 
 describe('nat', unless(missing), () => {
@@ -137,6 +140,7 @@ describe('nat', unless(missing), () => {
       'The nftables rules were missing or changed',
     ],
     ['the bridge set down', ['ip', 'link', 'set', 'berth0', 'down'], 'Device berth0 was down'],
+    ['the route gone', ['ip', 'route', 'flush', 'dev', 'berth0'], 'The route to the guests was missing'],
     ['the bridge deleted', ['ip', 'link', 'delete', 'berth0'], 'Bridge berth0 was missing'],
     [
       'the bridge without its address',
@@ -273,6 +277,25 @@ describe('nat', unless(missing), () => {
     expect(await identify(next)).toBeDefined();
   });
 
+  test('a machine gets by DHCP the address of one that is gone, whose lease has not ended', async () => {
+    for (const macAddress of [MACS.a, MACS.b]) {
+      const { address = '', ...card } = await host.do('attach', 'a', { macAddress, ports: [] });
+      const backend = tapBackend(card.kind === 'tap' ? card.device : '');
+      const spawn = (file: string, args: string[]) => net.spawnInHost(file, args);
+      const socketPath = join(net.directory, 'a.sock');
+      const one = await FrameGuest.start({ spawn, backend, socketPath, macAddress, address });
+      guests.push(one);
+      const request = dhcp({ operation: 1, kind: DHCP.request, card: macAddress, requested: address });
+      await waitFor(`the lease of ${macAddress}`, () => {
+        one.sendPacket(BROADCAST, udp(DHCP_CLIENT, DHCP_SERVERS, request), macAddress);
+        return one.frames.some((frame) => frame.includes(Buffer.from([53, 1, DHCP.acknowledge])));
+      });
+      await one.stop();
+      rmSync(socketPath, { force: true });
+      await host.do('detach', 'a');
+    }
+  });
+
   test.each([
     ['every packet', 'type filter hook forward priority 0; policy drop;', ''],
     ["the guests' packets", 'type filter hook forward priority 0;', 'ip saddr 10.213.0.0/20 drop'],
@@ -402,6 +425,15 @@ describe('nat', unless(missing), () => {
     expect(await host.do('address', 'a')).toBe(address);
     expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [], faults: [] });
     await echoes('with the next agent');
+  });
+
+  test('tables with a former name are removed', async () => {
+    for (const table of ['former', 'berth']) {
+      await host.kill();
+      host = net.worker('host');
+      await host.do('open', { ...net.natOptions(), table });
+      expect(net.inHost('nft', 'list', 'tables').match(/\S+$/gm)).toEqual([table, table]);
+    }
   });
 
   test('nothing is left of a detached machine', async () => {
