@@ -118,7 +118,8 @@ export async function connect(
   { environment, name }: Terminal,
   { kubeconfig: kubeconfigPath, context }: Globals,
 ): Promise<Connection> {
-  const { ContextError, loadConnection } = await import('../kube/credentials.ts');
+  const { loadConnection } = await import('../kube/credentials.ts');
+  const { ContextError } = await import('../kube/kubeconfig.ts');
   try {
     return await loadConnection({ kubeconfigPath, context, environment });
   } catch (error) {

@@ -143,7 +143,12 @@ export class Installed implements AsyncDisposable {
       await this.importImages(archive);
     }
     const names = this.nodes.map(({ name }) => name);
-    await this.cluster.kubectl(['label', 'nodes', ...names, 'berth.node-restriction.kubernetes.io/machines=true']);
+    await this.cluster.kubectl([
+      'label',
+      'nodes',
+      ...names,
+      'berth.node-restriction.kubernetes.io/machines=true',
+    ]);
   }
 
   async importImages(archive: string): Promise<void> {
