@@ -18,9 +18,9 @@ import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { recordDeletion, recordTransition } from './events.ts';
-import { untilNextDeadline } from './facts.ts';
+import { isOverdue, untilNextDeadline } from './facts.ts';
 import { systemImagesChanged } from './host.ts';
-import { emulatorKeyOf, isPodOf, observe, podKeyOf, type Sources } from './observe.ts';
+import { emulatorKeyOf, isPodOf, type Observed, observe, podKeyOf, type Sources } from './observe.ts';
 import { type Blocked, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
@@ -72,7 +72,9 @@ export class EmulatorReconciler {
   }
 
   async #reconcileEmulator(key: string, emulator: Emulator): Promise<Result> {
-    const before = await observe(this.#options, emulator);
+    const known = await observe(this.#options, emulator);
+    // An emulator that the operator ends loses its data. Therefore the end must not rely on a cache that lags.
+    const before = mayEnd(known) ? (await this.#writer.readPod(known)).observed : known;
     const { write, blocked: planned } = plan(before);
     const { observed, blocked = planned } =
       write === undefined ? { observed: before } : await this.#writer.execute(before, write);
@@ -116,6 +118,13 @@ export class EmulatorReconciler {
       await this.#writer.deletePod(pod, false);
     }
   }
+}
+
+/** Returns true if, according to the caches, this reconcile ends an emulator that was not Running in time. */
+function mayEnd(observed: Observed): boolean {
+  const { emulator, pod } = observed;
+  const isEnding = emulator.status?.failure !== undefined || pod?.metadata.deletionTimestamp !== undefined;
+  return !isEnding && isOverdue(observed);
 }
 
 /**
