@@ -118,6 +118,11 @@ export function isRefusal(error: unknown): error is ApiError {
   );
 }
 
+/** Returns whether an error shows a mistake in the program. Such errors are counted in `controller_runtime_reconcile_panics_total`. */
+export function isProgrammingError(error: unknown): boolean {
+  return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
+}
+
 /** Returns whether the API server could not be reached, or did not answer in time. */
 export function isUnreachable(error: unknown): boolean {
   return error instanceof DeadlineError || CONNECTION_ERRORS.test(codeOf(error) ?? '');
