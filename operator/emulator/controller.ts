@@ -20,8 +20,16 @@ import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { recordDeletion, recordTransition } from './events.ts';
 import { isOverdue, untilNextDeadline } from './facts.ts';
 import { systemImagesChanged } from './host.ts';
-import { emulatorKeyOf, isPodOf, type Observed, observe, podKeyOf, type Sources } from './observe.ts';
-import { type Blocked, plan, type Write } from './plan.ts';
+import {
+  emulatorKeyOf,
+  isPodOf,
+  type Observed,
+  observe,
+  podKeyOf,
+  type Sources,
+  withCurrentVM,
+} from './observe.ts';
+import { type Blocked, endsWithVM, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
 
@@ -72,9 +80,7 @@ export class EmulatorReconciler {
   }
 
   async #reconcileEmulator(key: string, emulator: Emulator): Promise<Result> {
-    const known = await observe(this.#options, emulator);
-    // An emulator that the operator ends loses its data. Therefore the end must not rely on a cache that lags.
-    const before = mayEnd(known) ? (await this.#writer.readPod(known)).observed : known;
+    const before = await this.#confirmed(await observe(this.#options, emulator));
     const { write, blocked: planned } = plan(before);
     const { observed, blocked = planned } =
       write === undefined ? { observed: before } : await this.#writer.execute(before, write);
@@ -88,6 +94,15 @@ export class EmulatorReconciler {
     const recheck =
       blocked && RECHECKED.has(blocked.reason) ? recheckMilliseconds(waitsSince, observed.now) : undefined;
     return { requeueAfterMilliseconds: soonest(held, untilNextDeadline(observed), recheck) };
+  }
+
+  /**
+   * Replaces the parts of the observed state because of which this reconcile would end the emulator. An emulator that ends loses its data,
+   * and a cache can lag, for example after an outage of the API server or in a new leader.
+   */
+  async #confirmed(known: Observed): Promise<Observed> {
+    const { observed } = isLate(known) ? await this.#writer.readPod(known) : { observed: known };
+    return endsWithVM(observed) ? await withCurrentVM(this.#options, observed) : observed;
   }
 
   #tellDeletion(emulator: Emulator, write: Write | undefined): void {
@@ -121,7 +136,7 @@ export class EmulatorReconciler {
 }
 
 /** Returns true if, according to the caches, this reconcile ends an emulator that was not Running in time. */
-function mayEnd(observed: Observed): boolean {
+function isLate(observed: Observed): boolean {
   const { emulator, pod } = observed;
   const isEnding = emulator.status?.failure !== undefined || pod?.metadata.deletionTimestamp !== undefined;
   return !isEnding && isOverdue(observed);

@@ -54,6 +54,14 @@ export function plan(observed: Observed): Plan {
   }
 }
 
+/** Returns true if the next request ends the emulator, because its VM does not exist or does not run. */
+export function endsWithVM(observed: Observed): boolean {
+  const { kind } = plan(observed).write ?? {};
+  const isEnd = kind === 'deletePod' || kind === 'deleteEmulator';
+  const isAsked = observed.emulator.metadata.deletionTimestamp !== undefined;
+  return isEnd && !isAsked && ['ended', 'missing'].includes(pairingOf(observed).kind);
+}
+
 /**
  * Plans the next request for an Emulator whose VM does not exist or does not run: the Pod of the Emulator must end. With `whenVMStops:
  * Delete`, the Emulator is deleted.
