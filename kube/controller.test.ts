@@ -55,6 +55,30 @@ describe('controller', () => {
     expect(waits().slice(5)).toEqual([5]);
   });
 
+  it('drops the keys of objects that are deleted before it starts, and works on their keys afterwards', async () => {
+    const live = new Set(['n/a', 'n/b']);
+    const seen: string[] = [];
+    const reconcile = async (key: string) => {
+      seen.push(key);
+      return await Promise.resolve(undefined);
+    };
+    const controller = createController('standby', reconcile, { exists: (key) => live.has(key) });
+    controller.enqueue('n/a', { urgent: true });
+    controller.enqueue('n/b');
+    live.clear();
+    controller.enqueue('n/a');
+    controller.enqueue('n/b');
+    live.add('n/c');
+    controller.enqueue('n/c');
+    controller.start(end.signal);
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(seen).toEqual(['n/c']);
+    live.clear();
+    controller.enqueue('n/c');
+    await vi.advanceTimersByTimeAsync(1_000);
+    expect(seen).toEqual(['n/c', 'n/c']);
+  });
+
   it('never waits longer than a minute', async () => {
     let runs = 0;
     const controller = createController('cap', async () => {

@@ -5,7 +5,7 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { waitAfter } from '../base/backoff.ts';
 import { beginTurn, isTurnOver } from '../base/turn.ts';
-import { isConflict, TerminalError } from './errors.ts';
+import { isConflict, isProgrammingError, TerminalError } from './errors.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';
 import { type Ready, WorkQueue } from './queue.ts';
@@ -46,6 +46,8 @@ export interface ControllerOptions {
   metrics: Registry;
   /** Returns false if a cache lacks this process's last change for the key. The controller then checks the key again after 100 ms. */
   ready?: (key: string) => boolean;
+  /** Returns false if no cache has an object for the key. Before its start, the controller drops such keys. Otherwise a standby keeps them. */
+  exists?: (key: string) => boolean;
 }
 
 type Outcome = 'success' | 'error' | 'requeue' | 'requeue_after';
@@ -78,7 +80,9 @@ export class Controller {
    * controller reports finished steps before it begins other steps.
    */
   enqueue(key: string, options: { urgent?: boolean } = {}): void {
-    if (!this.#stopped) {
+    if (this.#signal === undefined && this.#options.exists?.(key) === false) {
+      this.#queue.drop(key);
+    } else if (!this.#stopped) {
       this.#metrics.adds.inc();
       this.#queue.add(key, options);
     }
@@ -241,11 +245,6 @@ class Context implements ReconcileContext {
     this.#logger ??= this.#parent.child({ ...refOf(this.#key), reconcileID: randomUUID() });
     return this.#logger;
   }
-}
-
-/** Returns whether an error shows a mistake in the program. Such errors are counted in `controller_runtime_reconcile_panics_total`. */
-function isProgrammingError(error: unknown): boolean {
-  return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
 }
 
 /**

@@ -86,13 +86,18 @@ export function isForbidden(error: unknown): error is ApiError {
   return error instanceof ApiError && error.status === 403;
 }
 
+/** Beginning of the message when an admission webhook denied a request. The status is 400, unless the webhook chose another one. */
+const WEBHOOK_DENIAL = /^admission webhook "[^"]*" denied the request/;
+
 /**
- * Returns whether admission refused an object, for example because of a quota or Pod Security. The result is false if the authorizer
- * refused the request. The authorizer refuses if the caller lacks a right, or if the API server has just started and knows no roles yet.
- * Only refusals of the authorizer have the user's name directly after "is forbidden:".
+ * Returns whether admission refused an object, for example because of a quota, Pod Security or a webhook. The result is false if the
+ * authorizer refused the request. The authorizer refuses if the caller lacks a right, or if the API server has just started and knows no
+ * roles yet. Only refusals of the authorizer have the user's name directly after "is forbidden:".
  */
 export function isRefused(error: unknown): error is ApiError {
-  return isForbidden(error) && !/^[a-z./]+( "[^"]*")? is forbidden: User "/.test(error.message);
+  return isForbidden(error)
+    ? !/^[a-z./]+( "[^"]*")? is forbidden: User "/.test(error.message)
+    : error instanceof ApiError && WEBHOOK_DENIAL.test(error.message);
 }
 
 /** Returns whether the API server refused an object because its namespace is being deleted. */
@@ -111,6 +116,11 @@ export function isRefusal(error: unknown): error is ApiError {
   return (
     error instanceof ApiError && error.status >= 400 && error.status < 500 && !TEMPORARY.has(error.status)
   );
+}
+
+/** Returns whether an error shows a mistake in the program. Such errors are counted in `controller_runtime_reconcile_panics_total`. */
+export function isProgrammingError(error: unknown): boolean {
+  return error instanceof TypeError || error instanceof ReferenceError || error instanceof RangeError;
 }
 
 /** Returns whether the API server could not be reached, or did not answer in time. */

@@ -106,6 +106,13 @@ export class WorkQueue {
     }
   }
 
+  /** Forgets a waiting key. */
+  drop(key: string): void {
+    this.#cancel(key);
+    this.#urgent.delete(key);
+    this.#ready.delete(key);
+  }
+
   /** Forgets all waiting keys. Workers continue with the keys that they have taken. */
   clear(): void {
     for (const { timer } of this.#delayed.values()) {

@@ -7,12 +7,13 @@ import { Consistency } from '../kube/consistency.ts';
 import { Controller, type ControllerOptions } from '../kube/controller.ts';
 import type { EventRecorder } from '../kube/events.ts';
 import type { Informer } from '../kube/informer.ts';
-import type { KubeObject } from '../kube/objects.ts';
+import { type KubeObject, refOf } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
 import { VMMetrics } from './vm/metrics.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
 import { exportEmulatorMetrics } from './emulator/metrics.ts';
+import { podKeyOf } from './emulator/observe.ts';
 import { CertificateReconciler, enqueueRequests } from './certificates/controller.ts';
 import { HostApprovals } from './host/approvals.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
@@ -77,12 +78,18 @@ export function createControllers(options: OperatorOptions): Controllers {
 function controllerFor(
   { logger, registry }: OperatorOptions,
   name: string,
-  workers: number,
+  { workers = FEW_WORKERS, exists = () => true }: Pick<ControllerOptions, 'exists'> & { workers?: number },
   reconciler: Pick<ControllerOptions, 'reconcile'>,
   own: { ready: (key: string) => boolean } = { ready: () => true },
 ): Controller {
   const reconcile = reconciler.reconcile.bind(reconciler);
-  return new Controller({ name, workers, reconcile, ready: own.ready.bind(own), logger, metrics: registry });
+  const ready = own.ready.bind(own);
+  return new Controller({ name, workers, reconcile, ready, exists, logger, metrics: registry });
+}
+
+/** Returns a function that tells whether one of the caches has an object for a key. */
+function existsIn(...informers: { readonly cache: { get(key: string): unknown } }[]) {
+  return (key: string): boolean => informers.some(({ cache }) => cache.get(key) !== undefined);
 }
 
 function vmController(options: OperatorOptions, watches: Watches): Controller {
@@ -103,7 +110,14 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
   exportRunnerMetrics(registry, { isLeader, clock, vms: list, config: config.runnerMetrics });
   const sources = { ...watches, client, config, clock };
   const reconciler = new VMReconciler({ ...sources, recorder, metrics, consistency });
-  const controller = controllerFor(options, 'vm', config.workers, reconciler, consistency);
+  const exists = existsIn(watches.vms, watches.pods);
+  const controller = controllerFor(
+    options,
+    'vm',
+    { workers: config.workers, exists },
+    reconciler,
+    consistency,
+  );
   enqueueVMs(controller, sources);
   return controller;
 }
@@ -115,7 +129,8 @@ function imageController(
 ): Controller {
   const consistency = new Consistency();
   const reconciler = new ImageReconciler({ ...options, ...watches, ...about, consistency });
-  const controller = controllerFor(options, about.kind.toLowerCase(), FEW_WORKERS, reconciler, consistency);
+  const exists = existsIn(about.objects);
+  const controller = controllerFor(options, about.kind.toLowerCase(), { exists }, reconciler, consistency);
   enqueueImages(controller, { ...options, ...watches, ...about });
   return controller;
 }
@@ -124,7 +139,7 @@ function imageController(
 function removalController(options: OperatorOptions, watches: Watches): Controller {
   const consistency = new Consistency();
   const reconciler = new RemovalReconciler({ ...options, ...watches, consistency });
-  const controller = controllerFor(options, 'removal', 1, reconciler, consistency);
+  const controller = controllerFor(options, 'removal', { workers: 1 }, reconciler, consistency);
   enqueueRemovals(controller, watches);
   return controller;
 }
@@ -133,7 +148,7 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
   const { registry, isLeader } = options;
   exportHostMetrics(registry, { isLeader, nodes: () => watches.nodes.cache.list() });
   const reconciler = new HostReconciler({ ...options, nodes: watches.nodes, approvals });
-  const controller = controllerFor(options, 'host', FEW_WORKERS, reconciler);
+  const controller = controllerFor(options, 'host', { exists: existsIn(watches.nodes) }, reconciler);
   enqueueHosts(controller, watches);
   return controller;
 }
@@ -145,7 +160,8 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
  */
 function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });
-  const controller = controllerFor(o, 'certificate', 1, reconciler, reconciler);
+  const exists = existsIn(watches.requests);
+  const controller = controllerFor(o, 'certificate', { workers: 1, exists }, reconciler, reconciler);
   enqueueRequests(controller, watches);
   return controller;
 }
@@ -156,7 +172,8 @@ function imageCacheController(options: OperatorOptions, watches: Watches): Contr
   const metrics = new CacheMetrics(registry, { isLeader, entries: () => watches.entries.cache.list() });
   const sources = { ...watches, config, clock };
   const reconciler = new ImageCacheReconciler({ ...sources, client, recorder, metrics, consistency });
-  const controller = controllerFor(options, 'imagecache', FEW_WORKERS, reconciler, consistency);
+  const exists = existsIn(watches.entries);
+  const controller = controllerFor(options, 'imagecache', { exists }, reconciler, consistency);
   enqueueEntries(controller, sources);
   return controller;
 }
@@ -171,7 +188,9 @@ function emulatorController(options: OperatorOptions, watches: Watches): Control
   });
   const sources = { ...options, ...watches };
   const reconciler = new EmulatorReconciler({ ...sources, consistency });
-  const controller = controllerFor(options, 'emulator', FEW_WORKERS, reconciler, consistency);
+  const { emulators, emulatorPods } = watches;
+  const exists = existsIn(emulators, { cache: { get: (key) => emulatorPods.cache.get(podKeyOf(key)) } });
+  const controller = controllerFor(options, 'emulator', { exists }, reconciler, consistency);
   enqueueEmulators(controller, sources);
   return controller;
 }
@@ -180,7 +199,9 @@ function emulatorController(options: OperatorOptions, watches: Watches): Control
 function roleController(options: OperatorOptions, watches: Watches): Controller {
   const consistency = new Consistency();
   const reconciler = new RoleReconciler({ ...options, ...watches, consistency });
-  const controller = controllerFor(options, 'roles', FEW_WORKERS, reconciler, consistency);
+  // The key of a RoleBinding is queued even if the RoleBinding does not exist yet, but only while its namespace exists.
+  const exists = (key: string) => watches.namespaces.cache.get(refOf(key).namespace ?? '') !== undefined;
+  const controller = controllerFor(options, 'roles', { exists }, reconciler, consistency);
   enqueueBindings(controller, watches);
   return controller;
 }

@@ -18,10 +18,18 @@ import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { recordDeletion, recordTransition } from './events.ts';
-import { untilNextDeadline } from './facts.ts';
+import { isOverdue, untilNextDeadline } from './facts.ts';
 import { systemImagesChanged } from './host.ts';
-import { emulatorKeyOf, isPodOf, observe, podKeyOf, type Sources } from './observe.ts';
-import { type Blocked, plan, type Write } from './plan.ts';
+import {
+  emulatorKeyOf,
+  isPodOf,
+  type Observed,
+  observe,
+  podKeyOf,
+  type Sources,
+  withCurrentVM,
+} from './observe.ts';
+import { type Blocked, endsWithVM, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { EmulatorWriter } from './writes.ts';
 
@@ -72,7 +80,7 @@ export class EmulatorReconciler {
   }
 
   async #reconcileEmulator(key: string, emulator: Emulator): Promise<Result> {
-    const before = await observe(this.#options, emulator);
+    const before = await this.#confirmed(await observe(this.#options, emulator));
     const { write, blocked: planned } = plan(before);
     const { observed, blocked = planned } =
       write === undefined ? { observed: before } : await this.#writer.execute(before, write);
@@ -86,6 +94,15 @@ export class EmulatorReconciler {
     const recheck =
       blocked && RECHECKED.has(blocked.reason) ? recheckMilliseconds(waitsSince, observed.now) : undefined;
     return { requeueAfterMilliseconds: soonest(held, untilNextDeadline(observed), recheck) };
+  }
+
+  /**
+   * Replaces the parts of the observed state because of which this reconcile would end the emulator. An emulator that ends loses its data,
+   * and a cache can lag, for example after an outage of the API server or in a new leader.
+   */
+  async #confirmed(known: Observed): Promise<Observed> {
+    const { observed } = isLate(known) ? await this.#writer.readPod(known) : { observed: known };
+    return endsWithVM(observed) ? await withCurrentVM(this.#options, observed) : observed;
   }
 
   #tellDeletion(emulator: Emulator, write: Write | undefined): void {
@@ -116,6 +133,13 @@ export class EmulatorReconciler {
       await this.#writer.deletePod(pod, false);
     }
   }
+}
+
+/** Returns true if, according to the caches, this reconcile ends an emulator that was not Running in time. */
+function isLate(observed: Observed): boolean {
+  const { emulator, pod } = observed;
+  const isEnding = emulator.status?.failure !== undefined || pod?.metadata.deletionTimestamp !== undefined;
+  return !isEnding && isOverdue(observed);
 }
 
 /**

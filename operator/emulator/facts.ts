@@ -1,11 +1,10 @@
 /** Gathers the facts of an Emulator that are written to its status: the time of its first run, and its failure. All functions are pure. */
 import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
-import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endOfLimit } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { boundTime, endOf, firstRun, lastReport, lostAt } from '../vm/facts.ts';
+import { boundTime, endOf, firstRun, lastReport, lostAt, TIMEOUT } from '../vm/facts.ts';
 import { hasEnded, machineCondition } from '../vm/podstate.ts';
 import type { Observed } from './observe.ts';
 import { pairingOf } from './pairing.ts';
@@ -22,9 +21,6 @@ export interface Facts {
    */
   readonly failure: Failure | undefined;
 }
-
-/** Reason of the failure when the deployment takes too long. The operator itself ends the Pod after this failure. */
-export const TIMEOUT: Reason = 'DeployTimeout';
 
 export function gatherFacts(observed: Observed): Facts {
   return {
@@ -56,12 +52,20 @@ function newFailure(observed: Observed): Failure | undefined {
   if (pod === undefined || pod.metadata.deletionTimestamp !== undefined) {
     return undefined;
   }
-  const deadline = deployDeadline(observed);
-  if (deadline !== undefined && now >= deadline) {
+  if (isOverdue(observed)) {
     return { reason: TIMEOUT, message: timeoutMessage(observed), time: timestamp(now) };
   }
   const hasFailed = hasEnded(pod) && refusalOf(pod, now) === undefined;
   return hasFailed ? { ...endOf(pod), time: timestamp(now) } : undefined;
+}
+
+/**
+ * Returns true if, according to the caches, the time limit of the deployment is over. The operator then ends the Pod. After an outage of
+ * the API server, the cache can lack the report that the emulator runs.
+ */
+export function isOverdue(observed: Observed): boolean {
+  const deadline = deployDeadline(observed);
+  return deadline !== undefined && observed.now >= deadline;
 }
 
 /**

@@ -1,11 +1,13 @@
 /** Reads from caches everything that one reconcile of an Emulator needs. A Node that is not in the cache is read from the API server. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATOR_UID_LABEL, emulatorPodName } from '../../api/v1alpha1/names.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import type { Node, Pod } from '../../kube/core.ts';
+import { type Node, type Pod, PODS } from '../../kube/core.ts';
+import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { keyOf } from '../../kube/objects.ts';
+import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { asksForSlot, holdsSlot } from '../tasks/slots.ts';
@@ -92,6 +94,22 @@ export async function observe(sources: Sources, emulator: Emulator): Promise<Obs
     config,
     now: sources.clock(),
   };
+}
+
+/**
+ * Returns the observed state with the VM and its Pod from the API server.
+ * @throws ApiError when a request fails
+ */
+export async function withCurrentVM(
+  { client, nodes }: Pick<Sources, 'client' | 'nodes'>,
+  observed: Observed,
+): Promise<Observed> {
+  const ref = refOf(vmKeyOf(observed.emulator));
+  const [vm, vmPod] = await Promise.all([
+    unlessMissing(client.get(VMS, ref)),
+    unlessMissing(client.get(PODS, ref)),
+  ]);
+  return { ...observed, vm, vmPod, vmNode: nodes.cache.get(vmPod?.spec.nodeName ?? '') };
 }
 
 /** Returns true if the Pod belongs to this Emulator, and not to an earlier Emulator of the same name. */

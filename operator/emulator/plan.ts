@@ -3,9 +3,8 @@ import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isOutOfService } from '../host/observe.ts';
-import { isLost } from '../vm/facts.ts';
+import { isLost, TIMEOUT } from '../vm/facts.ts';
 import { hasEnded } from '../vm/podstate.ts';
-import { TIMEOUT } from './facts.ts';
 import { hostFault } from './host.ts';
 import type { Observed } from './observe.ts';
 import { belongsToAnother, ownerOf, pairingOf } from './pairing.ts';
@@ -53,6 +52,14 @@ export function plan(observed: Observed): Plan {
     default:
       return besideVM(observed, pairing.host);
   }
+}
+
+/** Returns true if the next request ends the emulator, because its VM does not exist or does not run. */
+export function endsWithVM(observed: Observed): boolean {
+  const { kind } = plan(observed).write ?? {};
+  const isEnd = kind === 'deletePod' || kind === 'deleteEmulator';
+  const isAsked = observed.emulator.metadata.deletionTimestamp !== undefined;
+  return isEnd && !isAsked && ['ended', 'missing'].includes(pairingOf(observed).kind);
 }
 
 /**

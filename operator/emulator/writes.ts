@@ -120,7 +120,7 @@ export class EmulatorWriter {
     try {
       const built = buildPod({ emulator, vm, vmPod, host, config });
       const pod = await this.#pods.create(keyOf(emulator), built);
-      return pod === undefined ? await this.#existingPod(observed) : { observed: { ...observed, pod } };
+      return pod === undefined ? await this.readPod(observed) : { observed: { ...observed, pod } };
     } catch (error) {
       if (isRefused(error) || isInvalid(error)) {
         return { observed, blocked: { reason: 'PodRefused', message: error.message } };
@@ -129,8 +129,12 @@ export class EmulatorWriter {
     }
   }
 
-  /** Adds the existing Pod to the observed state if it belongs to the Emulator. Any other Pod of this name blocks the Emulator. */
-  async #existingPod(observed: Observed): Promise<Executed> {
+  /**
+   * Returns the observed state with the Pod from the API server if this Pod belongs to the Emulator. Any other Pod of this name blocks the
+   * Emulator.
+   * @throws ApiError when there is no Pod
+   */
+  async readPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
     const key = keyOf(observed.emulator);
     const pod = await client.get(PODS, refOf(podKeyOf(key)));

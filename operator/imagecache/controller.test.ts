@@ -1,16 +1,25 @@
 import pino from 'pino';
 import { expect, it, vi } from 'vitest';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
-import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { ImageCacheEntry, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
+import { CACHE_FINALIZER, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { type IndexFunctions, Store } from '../../kube/cache.ts';
+import { Consistency } from '../../kube/consistency.ts';
 import type { Controller } from '../../kube/controller.ts';
 import type { Node } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { trimNode } from '../host/observe.ts';
-import { enqueueEntries } from './controller.ts';
+import { parseConfig } from '../config/config.ts';
+import { TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { JOBS_BY_HOST } from '../tasks/placement.ts';
+import { PODS_BY_NODE } from '../vm/podstate.ts';
+import { type CacheControllerOptions, enqueueEntries, ImageCacheReconciler } from './controller.ts';
 import { ENTRIES_BY_REFERENCE, type EntrySources } from './observe.ts';
 
 const logger = pino({ level: 'silent' });
+const BEGIN = Date.parse('2030-01-01T00:10:00Z');
+const END = BEGIN + 4_000;
 const DIGEST = `sha256:${'a'.repeat(64)}`;
 
 function cacheOf<T extends KubeObject>(indexes?: IndexFunctions<T>, transform?: (object: T) => T) {
@@ -50,6 +59,73 @@ function changed(before: readonly string[], after: readonly string[]): { found: 
 function enqueued(before: readonly string[], after: readonly string[]): string[] {
   return changed(before, after).found;
 }
+
+/** Reconciles an entry for one host while the API server refuses its Job. Returns what the status then says about the host. */
+async function rowWhile(refusal: ApiError): Promise<NodeCacheState | undefined> {
+  const known = entry('guest', 'registry.example/guest:1');
+  const queuedAt = '2030-01-01T00:00:00.000Z';
+  let now = BEGIN;
+  let guest: ImageCacheEntry = {
+    ...known,
+    metadata: { ...known.metadata, finalizers: [CACHE_FINALIZER] },
+    spec: { ...known.spec, targets: { all: true } },
+    status: { nodes: [{ node: 'host', state: 'Queued', queuedAt }], holders: ['host'] },
+  };
+  const metadata = { name: 'host', uid: 'host', labels: { [HOST_MARK]: HOST_VALUE } };
+  const status = {
+    allocatable: { [SLOT_RESOURCE]: '4' },
+    conditions: [{ type: 'Ready', status: 'True' as const }],
+  };
+  const indexes = {
+    [ENTRIES_BY_REFERENCE]: (object: ImageCacheEntry) => [referenceOf(object)],
+    ...Object.fromEntries([TASKS_BY_OWNER, PODS_BY_NODE, JOBS_BY_HOST].map((name) => [name, () => []])),
+  };
+  const informer = () => ({
+    ...cacheOf<ImageCacheEntry>(indexes),
+    readSince: 0,
+    cutIfStale: () => undefined,
+  });
+  const options = {
+    entries: informer(),
+    nodes: cacheOf<Node>(),
+    images: informer(),
+    jobs: informer(),
+    taskPods: informer(),
+    pods: informer(),
+    emulatorPods: informer(),
+    client: {
+      create: async () => {
+        throw refusal;
+      },
+      mergePatch: async (_type: unknown, _ref: unknown, patch: ImageCacheEntry) => {
+        guest = { ...guest, status: { ...guest.status, ...patch.status } };
+        return guest;
+      },
+    },
+    consistency: new Consistency(),
+    recorder: { event: () => undefined },
+    metrics: { ended: () => undefined },
+    config: parseConfig({}, 'test'),
+    clock: () => now,
+  };
+  options.nodes.cache.put({ apiVersion: 'v1', kind: 'Node', metadata, status });
+  const reconciler = new ImageCacheReconciler(options as unknown as CacheControllerOptions);
+  for (; now < END; now += 1_000) {
+    const resourceVersion = String(now);
+    options.entries.cache.put({ ...guest, metadata: { ...guest.metadata, resourceVersion } });
+    await expect(reconciler.reconcile('guest')).rejects.toThrow(refusal);
+  }
+  return guest.status?.nodes?.[0];
+}
+
+it.each([
+  [403, 'jobs.batch "x" is forbidden: exceeded quota: small'],
+  [400, 'admission webhook "policies.example" denied the request: no Jobs here'],
+  [422, 'jobs.batch "x" is forbidden: ValidatingAdmissionPolicy … denied request'],
+])('tells why a host has no Job if the API server refuses it with status %i', async (status, message) => {
+  const row = await rowWhile(new ApiError(message, { status, reason: '' }));
+  expect(row).toMatchObject({ state: 'Queued', message: `JobRefused: ${message}` });
+});
 
 it('reconciles only the entries of images that a host gets or loses', () => {
   const guest = ['registry.example/guest:1', `registry.example/guest@${DIGEST}`];

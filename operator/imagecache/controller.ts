@@ -12,10 +12,12 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Node, Pod } from '../../kube/core.ts';
+import { isInvalid, isRefused } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { equal } from '../../kube/mergepatch.ts';
+import type { Unsaved } from '../../kube/objects.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { Writer } from '../objects/writer.ts';
 import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
@@ -55,6 +57,8 @@ export class ImageCacheReconciler {
   readonly #status: HeldStatus;
   /** Uids of Jobs that this process deleted and that the cache still shows. */
   readonly #deletedJobs = new Set<string>();
+  /** Message of the API server for each entry whose last Job it refused. The map's key is the name of the entry. */
+  readonly #refusals = new Map<string, string>();
 
   constructor(options: CacheControllerOptions) {
     const { client, consistency, entries, jobs, clock } = options;
@@ -75,13 +79,14 @@ export class ImageCacheReconciler {
     if (entry === undefined) {
       this.#status.forget(key);
       this.#options.consistency.forget(key);
+      this.#refusals.delete(key);
       return undefined;
     }
     const observed = observeEntry(this.#options, entry, this.#deletedJobs);
     const held = await this.#withFinalizer(observed);
     return held === undefined
       ? undefined
-      : await this.#execute({ ...observed, entry: held }, planEntry(observed));
+      : await this.#execute({ ...observed, entry: held }, planEntry(observed, this.#refusals.get(key)));
   }
 
   /**
@@ -111,12 +116,11 @@ export class ImageCacheReconciler {
       await this.#deleteJob(job);
     }
     planned.ended.forEach((ended) => this.#options.metrics.ended(ended));
+    this.#refusals.delete(name);
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
-        // not get the response.
-        await this.#jobs.create(name, job);
+        await this.#createJob(name, job);
       }
     }
     if (planned.isReleased) {
@@ -138,6 +142,23 @@ export class ImageCacheReconciler {
         recordEntryEvents(this.#options.recorder, entry, status);
       }
     });
+  }
+
+  /**
+   * Creates a Job. If the API server refuses it, for example because of a quota, the next reconcile stores the message in the status.
+   * @throws ApiError when the API server refuses the Job
+   */
+  async #createJob(name: string, job: Unsaved<Job>): Promise<void> {
+    try {
+      // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
+      // not get the response.
+      await this.#jobs.create(name, job);
+    } catch (error) {
+      if (isRefused(error) || isInvalid(error)) {
+        this.#refusals.set(name, error.message);
+      }
+      throw error;
+    }
   }
 
   /** Deletes a Job. Kubernetes then also deletes the Pod of the Job, no matter in which state the Pod is. */

@@ -2,7 +2,12 @@
 import { createHash } from 'node:crypto';
 import { soonest } from '../../base/time.ts';
 import { targetTest } from '../../api/v1alpha1/cachetargets.ts';
-import type { ImageCacheEntryStatus, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
+import {
+  type ImageCacheEntryStatus,
+  NODE_MESSAGE_LENGTH,
+  type NodeCacheState,
+} from '../../api/v1alpha1/imagecacheentry.ts';
+import { shortened } from './attempt.ts';
 import { type HostContext, type HostPlan, planHost } from './hostplan.ts';
 import { newestDigest } from './image.ts';
 import { type CacheJob, isCached, type ObservedEntry, type TaskType } from './observed.ts';
@@ -27,7 +32,8 @@ export interface EntryPlan {
   readonly wakeAt: number | undefined;
 }
 
-export function planEntry(observed: ObservedEntry): EntryPlan {
+/** Plans the work for an entry. `refusal` is the API server's message if it refused the last Job of the entry. */
+export function planEntry(observed: ObservedEntry, refusal?: string): EntryPlan {
   const targets = targetsOf(observed);
   const digest = newestDigest(observed);
   const refreshBegins = isRefreshAsked(observed);
@@ -37,7 +43,7 @@ export function planEntry(observed: ObservedEntry): EntryPlan {
     const context = contextOf(observed, node, stored);
     const isTarget = targets.has(node);
     return 'host' in context
-      ? { ...planHost({ ...context, isTarget, digest, refreshBegins }), node }
+      ? { ...withRefusal(planHost({ ...context, isTarget, digest, refreshBegins }), refusal), node }
       : { ...context, node };
   });
   const deletes = plans.flatMap((one) => one.deletes);
@@ -51,6 +57,24 @@ export function planEntry(observed: ObservedEntry): EntryPlan {
     isReleased: observed.entry.metadata.deletionTimestamp !== undefined && holders.length === 0,
     wakeAt: soonest(...plans.map(({ wakeAt }) => wakeAt)),
   };
+}
+
+const JOB_REFUSED = 'JobRefused: ';
+
+/**
+ * Returns the plan with the API server's message in the row of a host whose Job was refused. The Job is requested again nevertheless. If no
+ * Job was refused, the message of an earlier refusal is removed.
+ */
+function withRefusal(plan: HostPlan, refusal: string | undefined): HostPlan {
+  const { row, start } = plan;
+  if (row !== undefined && refusal !== undefined && start !== undefined) {
+    return { ...plan, row: { ...row, message: shortened(JOB_REFUSED + refusal, NODE_MESSAGE_LENGTH) } };
+  }
+  if (refusal === undefined && row?.message?.startsWith(JOB_REFUSED) === true) {
+    const { message: _message, ...others } = row;
+    return { ...plan, row: others };
+  }
+  return plan;
 }
 
 /** Returns the names of the hosts that should have the image. A duplicate and an entry that is being deleted have no such hosts. */

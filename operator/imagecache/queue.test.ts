@@ -73,6 +73,19 @@ describe('the queue of an entry', () => {
   });
 });
 
+it('gives a host the words of the API server that refused its Job, until no Job is refused', () => {
+  const quota = 'jobs.batch "x" is forbidden: exceeded quota: small';
+  const rows = [{ node: 'a', queuedAt }];
+  const refused = planEntry(observe(rows, [], 1), quota);
+  const message = `JobRefused: ${quota}`;
+  expect(refused.status.nodes).toEqual([{ node: 'a', queuedAt, state: 'Queued', message }]);
+  expect(refused.starts).toHaveLength(1);
+  const again = observe([{ node: 'a', queuedAt, message }], [], 1);
+  expect(planEntry(again).status.nodes).toEqual([{ node: 'a', queuedAt, state: 'Queued' }]);
+  const late = planEntry({ ...again, now: NOW + 3 * 3_600_000 }, quota).status.nodes?.[0]?.message;
+  expect(late).toBe(`DeadlineExceeded: image not fetched within 10800 s: ${message}`);
+});
+
 it('keeps an entry while a host has a Job of it, even if the status has lost the host', () => {
   const observed = observe([{ node: 'a', queuedAt }], [], 1);
   const { metadata } = observed.entry;

@@ -24,7 +24,7 @@ import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
-import { isDeploying, readLive } from './live.ts';
+import { isDeploying, isOverdue, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
 import {
   isBound,
@@ -96,7 +96,7 @@ export class VMReconciler {
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {
     const known = { ...(await observe(this.#options, vm)), resizeRefused: this.#resizeRefused.get(key) };
-    const start = isDeploying(known) ? await readLive(this.#reads, known) : known;
+    const start = await this.#confirmed(known);
     const { observed, findings, outcome } = await this.#runSteps(start);
     this.#remember(key, observed);
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
@@ -113,6 +113,14 @@ export class VMReconciler {
       findings.blocked && recheckMilliseconds(waitsSince(observed.vm), observed.now),
     );
     return { requeueAfterMilliseconds };
+  }
+
+  /** Replaces the parts of the observed state on which a final decision depends, because the caches can lag. */
+  async #confirmed(known: Observed): Promise<Observed> {
+    if (isDeploying(known)) {
+      return await readLive(this.#reads, known);
+    }
+    return isOverdue(known) ? (await this.#writer.readPod(known)).observed : known;
   }
 
   #remember(key: string, observed: Observed): void {

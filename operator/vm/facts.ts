@@ -25,6 +25,8 @@ export type Failure = NonNullable<VMStatus['failure']>;
  * a loss, any number of times.
  */
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
+/** Reason of the failure when a deployment takes too long. The operator itself ends the Pod after this failure. */
+export const TIMEOUT = 'DeployTimeout' satisfies Reason;
 /** Largest number of times that a VM is placed again because its host refused it. */
 const MAXIMUM_REPLACEMENTS = 3;
 /** Reasons of the DisruptionTarget condition on a Pod that is being evicted. */
@@ -231,7 +233,7 @@ function deployDeadline({ vm, pod, node, config }: Observed): Deadline | undefin
     ? undefined
     : {
         at,
-        reason: 'DeployTimeout',
+        reason: TIMEOUT,
         message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
       };
 }

@@ -1,13 +1,14 @@
 /**
  * Reads the objects of a deployment (VMConfig, Image, ISO, credentials for registries) from the API server. The Pod of a VM is created
- * only once. If it were created from a cache that lags, the machine would never get the latest changes of these objects.
+ * only once. If it were created from a cache that lags, the machine would never get the latest changes of these objects. Also finds VMs
+ * whose Pod must be read from the API server.
  */
 import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import type { SharedReads } from '../../kube/sharedreads.ts';
 import { IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
-import { gatherFacts } from './facts.ts';
+import { gatherFacts, TIMEOUT } from './facts.ts';
 import type { Lookups, Observed } from './observe.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { needsPod } from './steps/deploy.ts';
@@ -21,6 +22,16 @@ export function isDeploying(observed: Observed): boolean {
     needsPod(observed, gatherFacts(observed)) &&
     !isUnresolved(resolve(observed))
   );
+}
+
+/**
+ * Returns true if, according to the caches, the time limit of the VM's deployment is over. The VM then fails for good and loses its Pod.
+ * After an outage of the API server, the cache can lack the report that the machine runs.
+ */
+export function isOverdue(observed: Observed): boolean {
+  const { vm, pod } = observed;
+  const isPending = pod !== undefined && vm.status?.firstRunningTime === undefined;
+  return isPending && vm.status?.failure === undefined && gatherFacts(observed).failure?.reason === TIMEOUT;
 }
 
 interface Question {

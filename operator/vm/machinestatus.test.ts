@@ -3,7 +3,7 @@ import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.t
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import type { VM, VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import type { Pod, PodStatus } from '../../kube/core.ts';
+import type { Container, Pod, PodStatus } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
 import { machineStatus } from './machinestatus.ts';
 import type { Observed } from './observe.ts';
@@ -21,7 +21,8 @@ function statusOf(
     report = {},
     pod: told = {},
     last,
-  }: { spec?: VMSpec; report?: MachineReport; pod?: PodStatus; last?: VMStatus },
+    inserted = [],
+  }: { spec?: VMSpec; report?: MachineReport; pod?: PodStatus; last?: VMStatus; inserted?: Container[] },
 ): Partial<VMStatus> {
   const vm: VM = {
     apiVersion: 'berth.dev/v1alpha1',
@@ -46,6 +47,7 @@ function statusOf(
   const built = buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config, clusterUid: 'uid', random });
   const pod = {
     ...built,
+    spec: { ...built.spec, containers: [...inserted, ...built.spec.containers] },
     status: {
       conditions: [{ type: MACHINE_CONDITION, status: 'False', message: JSON.stringify(report) }],
       containerStatuses: [
@@ -168,4 +170,9 @@ it.each<[string, VMSpec, (number | undefined)[]]>([
     return shown.filter(({ hostPort }) => hostPort >= 20_000).map(({ guestPort }) => guestPort);
   });
   expect(found).toEqual(guestPorts);
+});
+
+it('shows the image of the machine, although a webhook has inserted a container before it', () => {
+  const inserted = [{ name: 'proxy', image: 'registry.example/proxy:1', imagePullPolicy: 'Always' as const }];
+  expect(statusOf('Running', { inserted }).image?.reference).toBe(REFERENCE);
 });

@@ -9,7 +9,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { Observed } from './observe.ts';
 import { PENDING_PHASES } from './phase.ts';
 import { endpointsOf } from './ports.ts';
-import { containerState, desiredOf, machineOf, machineReport } from './podstate.ts';
+import { containerState, desiredOf, machineContainer, machineOf, machineReport } from './podstate.ts';
 
 /** Phases in which a machine has a disk, but its host reports no disk size, because the machine does not run. */
 const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
@@ -75,7 +75,7 @@ function imageStatus(
   { imageName, isoName }: Machine,
   { imageDigest }: MachineReport,
 ): VMStatus['image'] {
-  const reference = pod.spec.containers[0]?.image ?? '';
+  const reference = machineContainer(pod)?.image ?? '';
   const object = imageName ?? isoName;
   const digest = imageDigest ?? digestOf(pod.status?.containerStatuses?.[0]?.imageID);
   return { name: object?.slice(object.lastIndexOf('/') + 1) ?? shortImageName(reference), reference, digest };

@@ -212,3 +212,11 @@ it('of a status with megabytes, which only a hostile host writes, only the phase
   const pod = { metadata: { name: 'x' }, spec: { nodeName: 'host', containers: [] }, status };
   expect(trimPod(pod as unknown as Pod).status).toEqual({ phase: 'Failed' });
 });
+
+it('the ports of a VM are those of its machine, although a webhook has inserted a container before it', () => {
+  const sample = { isDeleted: false, hasRunBefore: true, node: TAINTED, conditions: [] };
+  const pod = podOf({ ...sample, isBound: true, phase: 'Running', state: {} });
+  const proxy = { name: 'proxy', image: '', ports: [{ containerPort: 15090, hostPort: 15090 }] };
+  const mutated: Pod = { ...pod, spec: { ...pod.spec, containers: [proxy, ...pod.spec.containers] } };
+  expect(podPorts(mutated)).toEqual(['8822/TCP']);
+});

@@ -14,7 +14,7 @@ import {
   MACHINE_CONTAINER,
 } from '../../api/v1alpha1/names.ts';
 import { keepFields } from '../../base/fields.ts';
-import type { ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
+import type { Container, ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
 import { Documents } from '../objects/documents.ts';
 
@@ -57,8 +57,13 @@ export function nodeOfPod({ spec }: Readonly<Pod>): string[] {
   return spec.nodeName === undefined ? [] : [spec.nodeName];
 }
 
+/** Returns the container that stands for the machine. An admission webhook can insert other containers before it. */
+export function machineContainer(pod: Pod): Container | undefined {
+  return pod.spec.containers.find(({ name }) => name === MACHINE_CONTAINER);
+}
+
 export function podPorts(pod: Pod): string[] {
-  const ports = pod.spec.containers[0]?.ports ?? [];
+  const ports = machineContainer(pod)?.ports ?? [];
   return ports
     .filter(({ hostPort }) => hostPort !== undefined)
     .map(({ hostPort, protocol }) => `${hostPort}/${protocol ?? 'TCP'}`);
@@ -75,17 +80,17 @@ export function hasEnded(pod: Pod): boolean {
  */
 export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === 'Running') {
-    return machineContainer(pod)?.containerID !== undefined || containerState(pod)?.waiting === undefined;
+    return containerStatus(pod)?.containerID !== undefined || containerState(pod)?.waiting === undefined;
   }
   const startedAt = terminated(pod)?.startedAt;
   return startedAt !== undefined && startedAt !== null;
 }
 
 export function containerState(pod: Pod): ContainerState | undefined {
-  return machineContainer(pod)?.state;
+  return containerStatus(pod)?.state;
 }
 
-function machineContainer(pod: Pod): ContainerStatus | undefined {
+function containerStatus(pod: Pod): ContainerStatus | undefined {
   return pod.status?.containerStatuses?.find(({ name }) => name === MACHINE_CONTAINER);
 }
 

@@ -12,7 +12,7 @@ import type { Container, Pod } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Observed, ResizeRefusal, Size } from './observe.ts';
-import { machineReport, podCondition } from './podstate.ts';
+import { machineContainer, machineReport, podCondition } from './podstate.ts';
 import type { Resolved } from './resolve.ts';
 
 /**
@@ -177,8 +177,4 @@ function startedSize(pod: Pod): Size | undefined {
 
 function inWords({ cpu, memoryBytes }: Size): string {
   return `cpu ${cpu}, memory ${formatQuantity(memoryBytes)}`;
-}
-
-function machineContainer(pod: Pod): Container | undefined {
-  return pod.spec.containers.find(({ name }) => name === MACHINE_CONTAINER);
 }

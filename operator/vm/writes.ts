@@ -129,7 +129,7 @@ export class VMWriter {
     try {
       const created = await this.#pods.create(keyOf(observed.vm), pod);
       return created === undefined
-        ? await this.#existingPod(observed)
+        ? await this.readPod(observed)
         : { observed: { ...observed, pod: created } };
     } catch (error) {
       if (isRefused(error) || isInvalid(error)) {
@@ -153,10 +153,11 @@ export class VMWriter {
   }
 
   /**
-   * Returns the observed state with the existing Pod if this Pod has the VM's uid. Such a Pod is orphaned: it has lost only its owner
-   * reference. A Pod with the uid of another VM is never adopted.
+   * Returns the observed state with the Pod from the API server if this Pod has the VM's uid. Such a Pod can be orphaned: it has then lost
+   * only its owner reference. A Pod with the uid of another VM is never adopted.
+   * @throws ApiError when there is no Pod
    */
-  async #existingPod(observed: Observed): Promise<Executed> {
+  async readPod(observed: Observed): Promise<Executed> {
     const { client, nodes } = this.#options;
     const key = keyOf(observed.vm);
     const pod = await client.get(PODS, refOf(key));

@@ -1,0 +1,68 @@
+import { pino } from 'pino';
+import { expect, it } from 'vitest';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import { Store } from '../../kube/cache.ts';
+import { Consistency } from '../../kube/consistency.ts';
+import { ApiError } from '../../kube/errors.ts';
+import type { KubeObject, Resource } from '../../kube/objects.ts';
+import { parseConfig } from '../config/config.ts';
+import { ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { type ImageControllerOptions, ImageReconciler } from './controller.ts';
+
+const logger = pino({ level: 'silent' });
+
+function holding(...objects: KubeObject[]) {
+  const cache = new Store<KubeObject>(logger, { [TASKS_BY_OWNER]: ownersOf });
+  objects.forEach((object) => cache.put(object));
+  return { cache, readSince: 0, cutIfStale: () => undefined };
+}
+
+/** Reconciles a new Image. Returns the status that the operator stores if the API server refuses the Job of the Image with this error. */
+async function statusAfter(refusal: ApiError): Promise<Image['status']> {
+  const image: Image = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'Image',
+    metadata: { namespace: 'ci', name: 'golden', uid: 'u', finalizers: ['berth.dev/image'] },
+    spec: { source: { registry: { reference: 'registry.example/golden:1' } } },
+  };
+  let stored: Image['status'];
+  const client = {
+    get: async (type: Resource<KubeObject>) => {
+      throw new ApiError(`no ${type.kind}`, { reason: 'NotFound', status: 404 });
+    },
+    create: async () => {
+      throw refusal;
+    },
+    mergePatch: async (_type: Resource<KubeObject>, _ref: object, { status }: Image) => {
+      stored = status;
+      return image;
+    },
+  };
+  const none = { vms: holding(), jobs: holding(), taskPods: holding() };
+  const options = {
+    kind: 'Image',
+    objects: holding(image),
+    client,
+    ...none,
+    config: parseConfig({}, 'test'),
+    recorder: { event: () => undefined },
+    consistency: new Consistency(),
+    clock: () => 0,
+  } as unknown as ImageControllerOptions;
+  await new ImageReconciler(options).reconcile('ci/golden', { logger });
+  return stored;
+}
+
+it.each([
+  ['a quota', 403, 'jobs.batch "x" is forbidden: exceeded quota: small'],
+  ['a webhook', 400, 'admission webhook "policies.example" denied the request: no Jobs here'],
+  [
+    'a ValidatingAdmissionPolicy',
+    422,
+    'jobs.batch "x" is forbidden: ValidatingAdmissionPolicy … denied request',
+  ],
+])('an Image whose Job %s refuses has the words of the API server', async (_what, status, message) => {
+  const { conditions } = (await statusAfter(new ApiError(message, { status, reason: '' }))) ?? {};
+  const ready = conditions?.find(({ type }) => type === 'Ready');
+  expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message });
+});
