@@ -11,7 +11,7 @@ const conditionSchema = z
     type: text('Type of the condition, for example Ready.', 316, CONDITION_TYPE),
     status: choice('True, False or Unknown.', ['True', 'False', 'Unknown']),
     reason: text(
-      'Reason for the status, as one word for programs.',
+      'Reason for the status, as one word that programs can read.',
       1024,
       /^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$/,
     ),

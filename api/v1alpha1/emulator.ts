@@ -91,7 +91,7 @@ export const emulatorStatusSchema = z
     firstRunningTime: timestamp('Time when the emulator first ran. This time never changes.').optional(),
     failure: z
       .object({
-        reason: report('Reason of the failure, as one word for programs.', 1024),
+        reason: report('Reason of the failure, as one word that programs can read.', 1024),
         message: report('Description of the failure, with the last output of the emulator.', 32_768),
         time: timestamp('Time when the operator recorded the failure.'),
       })

@@ -112,7 +112,7 @@ export const vmStatusSchema = z
       .optional(),
     failure: z
       .object({
-        reason: report('Reason of the failure, as one word for programs.', 1024),
+        reason: report('Reason of the failure, as one word that programs can read.', 1024),
         message: report('Description of the failure, with the last output of the hypervisor.', 32_768),
         time: timestamp('Time when the operator recorded the failure.'),
       })

@@ -31,7 +31,7 @@ export function addLogout(command: Command, terminal: Terminal): void {
 export function addUserCommands(noun: Command, terminal: Terminal): void {
   addLogin(noun.command('login').description('Sign in at the identity provider of the cluster'), terminal);
   addLogout(noun.command('logout').description('Sign out'), terminal);
-  const get = noun.command('get-token').description('Write the token of the user, and nothing else');
+  const get = noun.command('get-token').description('Print the token of the user, and nothing else');
   get.action(async () => {
     const { getToken } = await import('./token.ts');
     await getToken(terminal, get.optsWithGlobals<Globals>());

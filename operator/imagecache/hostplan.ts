@@ -273,7 +273,7 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
   }
   const why = obstacle(context);
   if (why === undefined) {
-    // Only the message of an attempt still applies: a message about an obstacle does not.
+    // There is no obstacle any more, so a message about an obstacle is removed. The message of a failed attempt stays.
     const { message: _message, ...rest } = row;
     const shown = row.triedAt === undefined ? rest : row;
     return { row: shown, isHeld: true, start: { type: 'uncache', isParked: false } };

@@ -64,7 +64,7 @@ function lastRefresh({ entry, image }: ObservedEntry, { refreshBegins }: EntryFi
   return refreshBegins || isNothing ? (spec.refreshRequestedAt ?? status?.lastRefresh) : status?.lastRefresh;
 }
 
-/** Returns the rows with messages that together have at most {@link MESSAGES_LENGTH} characters. */
+/** Returns all rows. Their messages are shortened, so that together they have at most {@link MESSAGES_LENGTH} characters. */
 function withShortMessages(rows: readonly NodeCacheState[]): NodeCacheState[] {
   const length = Math.floor(MESSAGES_LENGTH / rows.length);
   return rows.map((row) =>
@@ -172,7 +172,7 @@ function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCac
 }
 
 /**
- * Returns the facts in a row (the state of one host): the fields that a restarted operator needs. If the host only has an outdated image,
+ * Returns the facts of a row, which is the state of one host: the fields that a restarted operator needs. If the host only has an outdated image,
  * its row has no facts.
  */
 function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {

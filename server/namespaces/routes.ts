@@ -79,7 +79,7 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
     NAMESPACE_PATH,
     {
       schema: {
-        summary: 'Delete a namespace that has no hosts and no VMs, with all its other objects',
+        summary: 'Delete a namespace and all its objects. It must have no hosts and no VMs',
         tags,
         params: namespaceParams,
         response: { 200: statusSchema },

@@ -118,7 +118,7 @@ export class Hypervisor {
       throw new QmpError('The agent closed the connection to QEMU');
     }
     qmp.on('event', (event) => this.#handlers.onEvent(event));
-    // The process is checked at once, because an ending process closes its connection before it ends.
+    // The closed connection usually means that the process is about to end. Therefore it is checked now, before the next regular check.
     qmp.on('close', () => this.#watch.check());
     this.#qmp = qmp;
     return qmp;

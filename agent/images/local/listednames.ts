@@ -18,7 +18,7 @@ const IMAGE_LENGTH = 16_000;
  */
 const DIGESTS_LENGTH = 2_500;
 
-/** Returns the largest length in characters of the names of one image, if the host has this number of images. */
+/** Returns how many characters the names of one image may have together. `images` is the number of images on the host. */
 export function namesLength(images: number): number {
   return Math.min(IMAGE_LENGTH, Math.floor(LIST_LENGTH / Math.min(images, IMAGES_LISTED)));
 }

@@ -33,7 +33,7 @@ export interface FailedRepairs {
 }
 
 export interface Evidence extends FailedRepairs {
-  /** Messages about devices that other programs made. Berth needs the names of these devices for its own. The key is the device's name. */
+  /** Messages about foreign devices. Another program gave them names that Berth needs for its own devices. The key is the name. */
   foreignDevices: ReadonlyMap<string, string>;
   /** Devices of this host. */
   links: Links;

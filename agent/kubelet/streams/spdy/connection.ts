@@ -97,7 +97,7 @@ export class SpdyConnection implements StreamOwner {
     }
   }
 
-  /** Tells the client that the server accepts no more streams. Ends the server's direction after all waiting data is sent. */
+  /** Tells the client that the server accepts no more streams. Closes the server's side of the connection after all waiting data is sent. */
   end(): void {
     if (!this.#socket.writableEnded && !this.#socket.destroyed) {
       this.#control(goAway(this.#last, GO_AWAY.ok));
