@@ -1,7 +1,7 @@
 /** Downloads over the HTTP API: from the image storage to an agent, and through the API server and the server to clients. */
 import { execFile } from 'node:child_process';
 import { createHash, randomBytes } from 'node:crypto';
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -56,6 +56,7 @@ beforeAll(async () => {
   const clientCAFile = join(cluster.directory, 'pki', 'ca.crt');
   host = await TestHost.make(cluster, { name: 'downloads', kubelet: { port: 0, clientCAFile } });
   const storageFolder = join(folder, 'storage');
+  await mkdir(storageFolder);
   const store = await openStore(join(folder, 'store'), [], { storageFolder });
   host.publisher = noPublisher(storageFolder);
   host.images = Object.assign(new StandInImages(), {

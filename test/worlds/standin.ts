@@ -370,7 +370,8 @@ export class StandInImages implements ImageStore {
   }
 
   startTidying(signal: AbortSignal): void {
-    this.#isTidying = true;
+    // The agent can be stopped while it takes over its machines.
+    this.#isTidying = !signal.aborted;
     signal.addEventListener('abort', () => (this.#isTidying = false), { once: true });
   }
 }
