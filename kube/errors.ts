@@ -100,6 +100,14 @@ export function isRefused(error: unknown): error is ApiError {
     : error instanceof ApiError && WEBHOOK_DENIAL.test(error.message);
 }
 
+/**
+ * Returns whether the API server refused an object because of the object: admission refused it, or it is invalid. A
+ * ValidatingAdmissionPolicy refuses with the status of an invalid object.
+ */
+export function isObjectRefused(error: unknown): error is ApiError {
+  return isRefused(error) || isInvalid(error);
+}
+
 /** Returns whether the API server refused an object because its namespace is being deleted. */
 export function isNamespaceTerminating(error: unknown): boolean {
   const details = isForbidden(error) ? (error.details as { causes?: { reason?: string }[] } | undefined) : {};

@@ -4,7 +4,7 @@ import { API_VERSION, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import { isInvalid, isRefused, unlessMissing } from '../../kube/errors.ts';
+import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
@@ -122,7 +122,7 @@ export class EmulatorWriter {
       const pod = await this.#pods.create(keyOf(emulator), built);
       return pod === undefined ? await this.readPod(observed) : { observed: { ...observed, pod } };
     } catch (error) {
-      if (isRefused(error) || isInvalid(error)) {
+      if (isObjectRefused(error)) {
         return { observed, blocked: { reason: 'PodRefused', message: error.message } };
       }
       throw error;

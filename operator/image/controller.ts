@@ -13,7 +13,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isInvalid, isRefused, unlessMissing } from '../../kube/errors.ts';
+import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
@@ -163,8 +163,7 @@ export class ImageReconciler {
       }
       return undefined;
     } catch (error) {
-      // A ValidatingAdmissionPolicy refuses with the status of an invalid object.
-      if (isRefused(error) || isInvalid(error)) {
+      if (isObjectRefused(error)) {
         logger.warn({ err: error }, 'a Job for an image was refused');
         return error.message;
       }

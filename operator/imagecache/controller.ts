@@ -12,7 +12,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { isInvalid, isRefused } from '../../kube/errors.ts';
+import { isObjectRefused } from '../../kube/errors.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
@@ -154,7 +154,7 @@ export class ImageCacheReconciler {
       // not get the response.
       await this.#jobs.create(name, job);
     } catch (error) {
-      if (isRefused(error) || isInvalid(error)) {
+      if (isObjectRefused(error)) {
         this.#refusals.set(name, error.message);
       }
       throw error;

@@ -172,8 +172,8 @@ function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCac
 }
 
 /**
- * Returns the facts of a row, which is the state of one host: the fields that a restarted operator needs. If the host only has an outdated image,
- * its row has no facts.
+ * Returns the facts of a row, which is the state of one host: the fields that a restarted operator needs. If the host only has an outdated
+ * image, its row has no facts.
  */
 function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {
   return { queuedAt, triedAt, failures, retryAt, refresh, isRemoved: state === 'Removing' };

@@ -12,11 +12,11 @@ import type { Consistency } from '../../kube/consistency.ts';
 import { type Node, NODES, type Pod, PODS, type Secret, SECRETS } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import {
-  type ApiError,
   isAlreadyExists,
   isInvalid,
   isNotFound,
-  isRefused,
+  type ApiError,
+  isObjectRefused,
   unlessMissing,
 } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
@@ -132,7 +132,7 @@ export class VMWriter {
         ? await this.readPod(observed)
         : { observed: { ...observed, pod: created } };
     } catch (error) {
-      if (isRefused(error) || isInvalid(error)) {
+      if (isObjectRefused(error)) {
         return { observed, blocked: refused(error) };
       }
       throw error;
@@ -145,7 +145,7 @@ export class VMWriter {
       await undefinedIf(isAlreadyExists, creation);
       return { observed };
     } catch (error) {
-      if (isRefused(error) || isInvalid(error)) {
+      if (isObjectRefused(error)) {
         return { observed, blocked: refused(error) };
       }
       throw error;
@@ -216,7 +216,7 @@ export class VMWriter {
       const saved = await this.#pods.patch(keyOf(vm), pod, change, 'resize');
       return saved === undefined ? observed : { ...observed, pod: saved, resizeRefused: undefined };
     } catch (error) {
-      if (isRefused(error) || isInvalid(error)) {
+      if (isObjectRefused(error)) {
         return { ...observed, resizeRefused: refusedAgain(observed, size, error.message) };
       }
       throw error;
