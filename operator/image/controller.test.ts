@@ -61,6 +61,11 @@ it.each([
     422,
     'jobs.batch "x" is forbidden: ValidatingAdmissionPolicy … denied request',
   ],
+  [
+    'a webhook that cannot be called',
+    500,
+    'Internal error occurred: failed calling webhook "policies.example": connection refused',
+  ],
 ])('an Image whose Job %s refuses has the words of the API server', async (_what, status, message) => {
   const { conditions } = (await statusAfter(new ApiError(message, { status, reason: '' }))) ?? {};
   const ready = conditions?.find(({ type }) => type === 'Ready');

@@ -22,6 +22,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../../kube/mergepatch.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
+import { refusalMessage } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
@@ -165,7 +166,7 @@ export class ImageReconciler {
     } catch (error) {
       if (isObjectRefused(error)) {
         logger.warn({ err: error }, 'a Job for an image was refused');
-        return error.message;
+        return refusalMessage(error, conditionIn(object.status, 'Reconciling')?.message);
       }
       throw error;
     }
