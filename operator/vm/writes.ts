@@ -122,6 +122,21 @@ export class VMWriter {
     return vm?.metadata.uid !== uid;
   }
 
+  /**
+   * Returns true if the VM has not changed since it was read. If it has changed, the next reconcile waits until the cache shows the change.
+   * In a new leader, the cache can lack what the earlier leader wrote, for example the failure of a VM.
+   * @throws ApiError when there is no VM
+   */
+  async isCurrent(vm: VM): Promise<boolean> {
+    const key = keyOf(vm);
+    const current = await this.#options.client.get(VMS, refOf(key));
+    const isSame = current.metadata.resourceVersion === vm.metadata.resourceVersion;
+    if (!isSame) {
+      this.#vms.follow(key, current);
+    }
+    return isSame;
+  }
+
   async #setFinalizer(observed: Observed, isHeld: boolean): Promise<Observed> {
     const { vm } = observed;
     return { ...observed, vm: (await this.#vms.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm };
