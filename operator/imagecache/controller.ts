@@ -7,13 +7,12 @@ import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import { CACHE_FINALIZER, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Cache, Change } from '../../kube/cache.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { isObjectRefused } from '../../kube/errors.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import type { Recorder } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { refusalMessage } from '../objects/refusal.ts';
@@ -47,7 +46,7 @@ const FOLD_MILLISECONDS = 1_000;
 export interface CacheControllerOptions extends EntrySources {
   readonly client: KubeClient;
   readonly consistency: Consistency;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly metrics: CacheMetrics;
 }
 

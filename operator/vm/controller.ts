@@ -8,11 +8,10 @@ import { VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, ReconcileContext, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import type { Recorder } from '../objects/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { SharedReads } from '../../kube/sharedreads.ts';
 import { hostStateChanged } from '../host/observe.ts';
@@ -55,7 +54,7 @@ const WITHOUT_HOST = 'true';
 const FOLD_MILLISECONDS = 500;
 export interface VMControllerOptions extends Sources {
   readonly consistency: Consistency;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly metrics: VMMetrics;
 }
 
