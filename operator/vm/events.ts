@@ -60,7 +60,7 @@ export function recordUnanswered(recorder: Recorder, vm: VM, milliseconds: numbe
 }
 
 /** Records an Event: the API server refused a change of the VM or its Pod. `words` is the message of the API server. */
-export function recordRefusedChange(recorder: EventRecorder<SaidReason>, vm: VM, words: string): void {
+export function recordRefusedChange(recorder: Recorder, vm: VM, words: string): void {
   const message = `The API server refused a change of the VM or its Pod: ${words}`;
   recorder.event(vm, warning('PodRefused', 'Changing', message));
 }
