@@ -108,11 +108,20 @@ interface Outcome {
   target: string | undefined;
 }
 
+/** Returns whether the expression is the target REJECT of iptables, which nft cannot translate. */
+function isIptablesReject({ xt }: Expression): boolean {
+  const { type, name } = (xt ?? {}) as { type?: string; name?: string };
+  return type === 'target' && name === 'REJECT';
+}
+
 function verdictOf(expressions: readonly Expression[]): Outcome | undefined {
   for (const expression of expressions) {
     const [kind, body] = Object.entries(expression)[0] ?? [];
     if (kind === undefined) {
       continue;
+    }
+    if (isIptablesReject(expression)) {
+      return { verdict: 'reject', target: undefined };
     }
     if (['accept', 'drop', 'reject', 'return', 'jump', 'goto'].includes(kind)) {
       return { verdict: kind, target: (body as { target?: string } | null)?.target };
@@ -189,11 +198,16 @@ export function chainsStopping(tables: readonly Table[], subject: Subject): stri
 }
 
 /**
- * Returns the names of base chains that perhaps drop the packets of a machine or probe to the host itself. Chains whose rules accept some
- * of these packets are named too, because their rules are often about ports. So the result explains only a loss that is known otherwise.
+ * Returns the names of base chains that perhaps drop the packets of a machine or probe to a UDP port of the host itself. Chains whose rules
+ * accept some of these packets are named too, for example those of a known connection. So the result explains only a loss that is known
+ * otherwise.
  */
-export function chainsStoppingInput(tables: readonly Table[], { address, bridge }: Subject): string[] {
-  const packet: Packet = { saddr: address, iifname: bridge };
+export function chainsStoppingInput(
+  tables: readonly Table[],
+  { address, bridge }: Subject,
+  port: number,
+): string[] {
+  const packet: Packet = { saddr: address, iifname: bridge, protocol: 'udp', dport: String(port) };
   return chainsOf(
     tables,
     (table, chain) =>

@@ -104,6 +104,30 @@ test('a firewall of the host is named if DNS queries of guests are lost, and is 
   ]);
 });
 
+const dport = (port: number) => ({
+  match: { op: '==', left: { payload: { protocol: 'udp', field: 'dport' } }, right: port },
+});
+
+test.each([
+  ['dns', [dport(53), { drop: null }], true],
+  ['dhcp', [dport(67), { drop: null }], true],
+  ['dhcp', [dport(53), { drop: null }], false],
+  ['dhcp', [{ xt: { type: 'match', name: 'comment' } }, { xt: { type: 'target', name: 'REJECT' } }], true],
+  ['out', [dport(67), { drop: null }], false],
+] as const)('a loss on the path %s names a firewall with the rule %j: %s', (path, expr, isNamed) => {
+  const place = { family: 'ip', table: 'filter' };
+  const foreign = foreignTables(
+    [
+      { table: { family: 'ip', name: 'filter' } },
+      { chain: { ...place, name: 'INPUT', hook: 'input', policy: 'accept' } },
+      { rule: { ...place, chain: 'INPUT', expr } },
+    ],
+    [],
+  );
+  const faults = report({ foreign, lostPaths: [path] }).faults.join();
+  expect(faults.includes('table ip filter, chain INPUT')).toBe(isNamed);
+});
+
 test('a foreign device in the place of the bridge is the first fault of all machines', () => {
   const foreignDevices = new Map([[layout.bridge, 'Device berth0 is foreign']]);
   const { healthy, faults, machines } = report({ foreignDevices, lostPaths: ['out'] });

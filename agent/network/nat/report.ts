@@ -12,7 +12,7 @@ import { misrouting } from './guestroutes.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
 import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
 import type { Links, Route } from './observe.ts';
-import { PATHS, type ProbePath } from './probe.ts';
+import { HOST_PORTS, PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
 /**
@@ -118,13 +118,16 @@ export function reportOn(
   const { innerAddress: address, innerMac: macAddress, innerPort: port } = layout.probe;
   const probe: Subject = { address, macAddress, port, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, probe);
-  const input = chainsStoppingInput(evidence.foreign, probe);
+  const culpritsOf = (path: ProbePath): string[] => {
+    const port = HOST_PORTS[path];
+    return port === undefined
+      ? culprits
+      : [...culprits, ...chainsStoppingInput(evidence.foreign, probe, port)];
+  };
   const general = [
     ...sharedDevices(layout).flatMap((device) => evidence.foreignDevices.get(device) ?? []),
     ...(evidence.failedRepair === undefined ? [] : [evidence.failedRepair]),
-    ...evidence.lostPaths.map((path) =>
-      explainLoss(path, path === 'dns' ? [...culprits, ...input] : culprits),
-    ),
+    ...evidence.lostPaths.map((path) => explainLoss(path, culpritsOf(path))),
   ];
   const probed = new Set(culprits);
   const machines: NetworkReport['machines'] = {};

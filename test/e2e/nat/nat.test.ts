@@ -316,6 +316,32 @@ describe('nat', unless(missing), () => {
     },
   );
 
+  test.each([
+    ['DHCP messages', 'udp dport 67 drop', 'DHCP'],
+    ['DNS queries', 'udp dport 53 drop', 'DNS'],
+    ['new DNS queries', 'ct state established accept; iifname berth0 udp dport 53 drop', 'DNS'],
+  ])(
+    'a firewall of the host drops only %s of guests: reported with its name',
+    async (_what, rules, server) => {
+      // Other tests send more queries than an agent in the same time, so the kernel still knows their connections.
+      net.inHost('conntrack', '-F');
+      expect(await host.do('check')).toMatchObject({ healthy: true });
+      net.inHost(
+        'nft',
+        `table inet other { chain theirs { type filter hook input priority 0; ${rules}; }; }`,
+      );
+      const { healthy, faults } = await host.do('check');
+      net.inHost('nft', 'delete', 'table', 'inet', 'other');
+      expect({ healthy, faults }).toEqual({
+        healthy: false,
+        faults: [
+          `Packets from a guest to the ${server} server of its network are lost; other programs drop packets in table inet other, chain theirs`,
+        ],
+      });
+      expect(await host.do('check')).toMatchObject({ healthy: true, repaired: [], faults: [] });
+    },
+  );
+
   test("another table drops one guest's packets: that machine is reported, the others are not", async () => {
     await guest('a', []);
     await guest('b', []);
@@ -447,7 +473,7 @@ describe('nat', unless(missing), () => {
     await host.do('detach', 'a');
     expect([net.inHost('ip', '-brief', 'link'), net.inHost('nft', 'list', 'ruleset')]).toEqual(before);
     expect(net.inHost('conntrack', '-L')).not.toContain(address);
-    expect(readFileSync(join(net.directory, 'run/dhcp-hosts'), 'utf8')).toBe('');
+    expect(readFileSync(join(net.directory, 'run/dhcp-hosts'), 'utf8')).toMatch(/^\S+,10\.213\.0\.2\n$/);
   });
 
   test('two networks on one host do not meet, and the end of one is nothing to the other', async () => {
