@@ -21,6 +21,7 @@ const NO_FAULT: Evidence = {
   foreignDevices: new Map(),
   links: new Map(),
   guestRoutes: [],
+  closedUplinks: [],
   lostPaths: [],
   foreign: [],
   lostTaps: new Set(),

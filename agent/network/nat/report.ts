@@ -39,6 +39,8 @@ export interface Evidence extends FailedRepairs {
   links: Links;
   /** Routes of this host to addresses of guests. */
   guestRoutes: readonly Route[];
+  /** Devices that lead outside, but from which the kernel forwards no packets. */
+  closedUplinks: readonly string[];
   /** Paths through the network on which the probe's test packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
@@ -61,6 +63,11 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
   return culprits.length === 0
     ? lost
     : `${lost}; other programs drop packets in ${culprits.join(' and in ')}`;
+}
+
+function explainClosed(device: string): string {
+  const told = `Device ${device} leads outside, but the kernel does not forward the answers to guests from it`;
+  return `${told}; set net.ipv4.conf.${device}.forwarding to 1`;
 }
 
 /** Properties of one machine and of its connection, from which the report is made. */
@@ -127,6 +134,7 @@ export function reportOn(
   const general = [
     ...sharedDevices(layout).flatMap((device) => evidence.foreignDevices.get(device) ?? []),
     ...(evidence.failedRepair === undefined ? [] : [evidence.failedRepair]),
+    ...evidence.closedUplinks.map(explainClosed),
     ...evidence.lostPaths.map((path) => explainLoss(path, culpritsOf(path))),
   ];
   const probed = new Set(culprits);
