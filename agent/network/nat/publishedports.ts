@@ -27,6 +27,9 @@ const OUTSIDE = '203.0.113.1';
 /** Conditions of iptables that nft cannot read. Rules that publish a port have some of them. */
 const HIDDEN_CONDITIONS = new Set(['addrtype', 'multiport', 'statistic']);
 
+/** Targets of iptables that lead packets elsewhere. */
+const TRANSLATIONS = new Set(['DNAT', 'REDIRECT']);
+
 /** What the rules on the way of a packet have said so far. */
 interface Way {
   /** Whether a rule has named the port of the packet. */
@@ -150,48 +153,68 @@ class Walk {
 
   /** Returns the result of a rule; undefined if the next rule decides. */
   #follow(chain: Chain, rule: readonly Expression[], before: Way): End | undefined {
-    let way = before;
+    let way: Way | undefined = before;
     for (const expression of rule) {
-      const { match, xt, vmap, dnat } = expression as Statements;
-      if (match !== undefined) {
-        if (matchExpression(expression, this.#packet, this.#table.sets) !== 'yes') {
-          return undefined;
-        }
-        way = { ...way, isNamed: way.isNamed || isAboutPort(match.left) };
-      } else if (xt?.type === 'match' && xt.name !== 'comment') {
-        if (!HIDDEN_CONDITIONS.has(xt.name)) {
-          return undefined;
-        }
-        way = { ...way, isHidden: true };
-      } else if (vmap !== undefined) {
-        const verdict = this.#lookUp(vmap);
-        if (verdict !== undefined) {
-          const isNamed = way.isNamed || isAboutPort(vmap.key);
-          return this.#decide(verdict as Expression, { ...way, isNamed });
-        }
-      } else if (dnat?.addr?.map !== undefined) {
-        const { map } = dnat.addr;
-        const isNamed = way.isNamed || isAboutPort(map.key);
-        return this.#lookUp(map) === undefined ? undefined : ledBy(chain, { ...way, isNamed });
-      } else if ('dnat' in expression || 'redirect' in expression || isTranslation(xt)) {
-        return ledBy(chain, way);
-      } else if (verdictOf([expression]) !== undefined) {
-        return this.#decide(expression, way);
+      way = this.#past(expression, way);
+      if (way === undefined) {
+        return undefined;
+      }
+      const end = this.#result(chain, expression, way);
+      if (end !== 'next') {
+        return end;
       }
     }
     return undefined;
   }
 
+  /** Returns the way past an expression; undefined if the expression is a condition that the packet does not meet. */
+  #past(expression: Expression, way: Way): Way | undefined {
+    const { match, xt } = expression as Statements;
+    if (match !== undefined) {
+      const answer = matchExpression(expression, this.#packet, this.#table.sets);
+      return answer === 'yes' ? named(way, match.left) : undefined;
+    }
+    if (xt?.type !== 'match' || xt.name === 'comment') {
+      return way;
+    }
+    return HIDDEN_CONDITIONS.has(xt.name) ? { ...way, isHidden: true } : undefined;
+  }
+
+  /** Returns the result of an expression: `next` if the next expression decides, and undefined if the next rule decides. */
+  #result(chain: Chain, expression: Expression, way: Way): End | 'next' | undefined {
+    const { vmap, dnat } = expression as Statements;
+    if (vmap !== undefined) {
+      const verdict = this.#lookUp(vmap);
+      return verdict === undefined ? 'next' : this.#decide(verdict as Expression, named(way, vmap.key));
+    }
+    const map = dnat?.addr?.map;
+    if (map !== undefined) {
+      return this.#lookUp(map) === undefined ? undefined : ledBy(chain, named(way, map.key));
+    }
+    if (isTranslation(expression)) {
+      return ledBy(chain, way);
+    }
+    return verdictOf([expression]) === undefined ? 'next' : this.#decide(expression, way);
+  }
+
+  /** Returns the result of an expression with a verdict; undefined if the next rule decides. */
   #decide(expression: Expression, way: Way): End | undefined {
     const { verdict, target } = verdictOf([expression]) ?? { verdict: 'return', target: undefined };
-    if (verdict !== 'jump' && verdict !== 'goto') {
-      const end = verdict === 'return' ? 'return' : 'accept';
-      return way.isHidden ? undefined : end;
+    if (verdict === 'jump' || verdict === 'goto') {
+      const end = this.#jump(target ?? '', way);
+      return end === undefined && verdict === 'goto' ? 'return' : end;
     }
-    const next = this.#table.chains.get(target ?? '');
-    const isTooDeep = next === undefined || way.depth === MAXIMUM_DEPTH;
-    const end = isTooDeep ? undefined : this.through(next, { ...way, depth: way.depth + 1 });
-    return end === undefined && verdict === 'goto' ? 'return' : end;
+    if (way.isHidden) {
+      return undefined;
+    }
+    return verdict === 'return' ? 'return' : 'accept';
+  }
+
+  #jump(target: string, way: Way): End | undefined {
+    const chain = this.#table.chains.get(target);
+    return chain === undefined || way.depth === MAXIMUM_DEPTH
+      ? undefined
+      : this.through(chain, { ...way, depth: way.depth + 1 });
   }
 
   /** Returns the value in a map of the first key that the packet can have; undefined if it can have none. */
@@ -213,8 +236,15 @@ function ledBy({ name }: Chain, { isNamed, isHidden }: Way): End | undefined {
   return isNamed || !isHidden ? { chain: name } : undefined;
 }
 
-function isTranslation(xt: Statements['xt']): boolean {
-  return xt?.type === 'target' && ['DNAT', 'REDIRECT'].includes(xt.name);
+/** Returns the way past a condition or lookup with this selector. */
+function named(way: Way, selector: unknown): Way {
+  return { ...way, isNamed: way.isNamed || isAboutPort(selector) };
+}
+
+function isTranslation(expression: Expression): boolean {
+  const { xt } = expression as Statements;
+  const isOfIptables = xt?.type === 'target' && TRANSLATIONS.has(xt.name);
+  return isOfIptables || 'dnat' in expression || 'redirect' in expression;
 }
 
 /** Returns the parts of a concatenation in nftables. Other values are their only part. */

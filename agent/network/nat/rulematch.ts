@@ -107,14 +107,14 @@ function isInSpan(value: string, { prefix, range }: Literal): Answer {
     const first = toNumber(prefix.addr);
     return isWithin(value, first, first + 2 ** (32 - prefix.len) - 1);
   }
-  const [first, last] = range ?? [];
-  if (typeof first === 'string' && typeof last === 'string' && isIPv4(first) && isIPv4(last)) {
-    return isWithin(value, toNumber(first), toNumber(last));
+  return range === undefined ? 'maybe' : isInRange(value, range);
+}
+
+function isInRange(value: string, [first, last]: NonNullable<Literal['range']>): Answer {
+  if (typeof first === 'number' || typeof last === 'number') {
+    return yesNo(Number(value) >= Number(first) && Number(value) <= Number(last));
   }
-  if (typeof first === 'number' && typeof last === 'number') {
-    return yesNo(Number(value) >= first && Number(value) <= last);
-  }
-  return 'maybe';
+  return isIPv4(first) && isIPv4(last) ? isWithin(value, toNumber(first), toNumber(last)) : 'maybe';
 }
 
 function isEqual(value: string, right: unknown, sets: Sets): Answer {
@@ -166,6 +166,22 @@ function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answe
   return isAboutIPv4(selector, right) ?? 'maybe';
 }
 
+function matchComparison(comparison: Comparison, packet: Packet, sets: Sets): Answer {
+  if (isOfOtherProtocol(comparison, packet)) {
+    return 'no';
+  }
+  if (comparison.op === '==') {
+    return compare(comparison, packet, sets);
+  }
+  return comparison.op === '!=' ? negate(compare(comparison, packet, sets)) : 'maybe';
+}
+
+/** Returns whether an expression of iptables, which nft cannot read, is a target or a comment. */
+function isUnconditional(body: unknown): boolean {
+  const { type, name } = (body ?? {}) as { type?: string; name?: string };
+  return type === 'target' || name === 'comment';
+}
+
 /**
  * Returns whether the packet matches an expression of a rule. The result is also `yes` if the expression is not a condition on the packet,
  * for example if it is a counter. The result is `maybe` if the expression tests a property that this code does not know.
@@ -176,18 +192,7 @@ export function matchExpression(expression: Record<string, unknown>, packet: Pac
     return 'yes';
   }
   if (kind === 'xt') {
-    const { type, name } = (body ?? {}) as { type?: string; name?: string };
-    return type === 'target' || name === 'comment' ? 'yes' : 'maybe';
+    return isUnconditional(body) ? 'yes' : 'maybe';
   }
-  if (kind !== 'match') {
-    return 'maybe';
-  }
-  const comparison = body as Comparison;
-  if (isOfOtherProtocol(comparison, packet)) {
-    return 'no';
-  }
-  if (comparison.op === '==') {
-    return compare(comparison, packet, sets);
-  }
-  return comparison.op === '!=' ? negate(compare(comparison, packet, sets)) : 'maybe';
+  return kind === 'match' ? matchComparison(body as Comparison, packet, sets) : 'maybe';
 }
