@@ -91,6 +91,7 @@ class TestHost {
         return answer;
       };
     const emulators = {
+      name: 'emulator',
       create: call('create', undefined),
       start: call('start', undefined),
       stop: call('stop', undefined),
@@ -98,15 +99,15 @@ class TestHost {
       inspect: async () => RUNNING,
       list: async () => this.found,
     };
-    const vms = { inspect: async () => this.vmState, list: async () => this.found };
+    const vms = { name: 'qemu', inspect: async () => this.vmState, list: async () => this.found };
     const host = {
       records: new RecordStore(join(this.directory, 'pods')),
       machinesDirectory: join(this.directory, 'machines'),
       architecture: 'amd64',
       drivers: new Map<string, object>([
         ['qemu', { driver: vms, accelerators: [{ architecture: 'amd64', accelerator: 'kvm' }] }],
-        ['emulator', { driver: emulators, accelerators: [] }],
       ]),
+      emulators,
       // Images, seeds and passwords are only for VMs. The host has none of these parts, so their use would be an error.
       images: { adopt: () => undefined },
       network: {

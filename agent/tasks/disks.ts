@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import type { Driver, MachineFolder } from '../drivers/driver.ts';
+import type { DriverOfVMs, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw, markArgument } from '../disks/qemuimg.ts';
 import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
 import type { Publisher, PublishingOptions, RawDisk, StoringOptions } from '../images/publisher.ts';
@@ -21,7 +21,7 @@ const COPY_PERCENT = 40;
 export interface MachineOnHost {
   folder: MachineFolder;
   machine: Machine;
-  driver: Driver;
+  driver: DriverOfVMs;
 }
 
 export interface DiskHost {
