@@ -26,7 +26,7 @@ import type {
 } from '../driver.ts';
 import type { DriverOfEmulators } from '../hostdrivers.ts';
 import { makeMachineFolder, stateOfFound } from '../statefile.ts';
-import { acceleration } from './acceleration.ts';
+import { accelerationGroups } from './acceleration.ts';
 import { makeFiles, removeFiles } from './files.ts';
 import { type EmulatorContext, EmulatorProcess } from './machine.ts';
 import { type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
@@ -106,7 +106,7 @@ export class EmulatorDriver implements DriverOfEmulators {
       plan: { ...plan, runAs: this.#userOf(plan) },
       program: programOf(this.#sdk),
       sdk,
-      acceleration: await this.#acceleration(),
+      accelerationGroups: await this.#accelerationGroups(),
       isContained: hostRoot !== '',
     });
   }
@@ -207,9 +207,9 @@ export class EmulatorDriver implements DriverOfEmulators {
     }
   }
 
-  async #acceleration(): ReturnType<typeof acceleration> {
+  async #accelerationGroups(): Promise<number[] | undefined> {
     const { architecture, hostRoot, isRoot } = this.#sdk;
-    return architecture === NATIVE ? await acceleration(hostRoot, isRoot) : undefined;
+    return architecture === NATIVE ? await accelerationGroups(hostRoot, isRoot) : undefined;
   }
 
   #userOf({ runAs }: Pick<MachinePlan, 'runAs'>): RunAs | undefined {
