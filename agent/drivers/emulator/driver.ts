@@ -25,7 +25,7 @@ import type {
   StopOptions,
 } from '../driver.ts';
 import type { DriverOfEmulators } from '../hostdrivers.ts';
-import { makeMachineFolder, stateOfFound } from '../statefile.ts';
+import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
 import { accelerationGroups } from './acceleration.ts';
 import { makeFiles, removeFiles } from './files.ts';
 import { type EmulatorContext, EmulatorProcess } from './machine.ts';
@@ -128,7 +128,8 @@ export class EmulatorDriver implements DriverOfEmulators {
     await removeFiles(folder.path);
     // Another machine can now get the Linux user of this machine. So the user is removed from this machine's state file. Otherwise a
     // restarted agent would read there that this machine still has the user.
-    if ((await state.read())?.runAs !== undefined) {
+    const known = await state.readIfPossible();
+    if (known !== UNREADABLE && known?.runAs !== undefined) {
       await state.update({ runAs: undefined });
     }
   }

@@ -6,7 +6,7 @@ import { isAlive, type ProcessIdentity, waitForExit } from '../../processes/proc
 import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { MachineFolder, MachineState, StopOptions } from '../driver.ts';
 import { liveProcess, ProcessWatch } from '../processwatch.ts';
-import type { StateFile } from '../statefile.ts';
+import { type StateFile, UNREADABLE } from '../statefile.ts';
 import { logEnd } from '../../console/input.ts';
 import { ConsoleClient, connectInside, killByConsole } from './console.ts';
 import { prepareStart } from './files.ts';
@@ -67,9 +67,9 @@ export class EmulatorProcess {
     return state?.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the machine's live main process, if any. */
+  /** Returns the machine's live main process, if any. Also finds the process of a machine whose state file is unreadable. */
   async process(): Promise<ProcessIdentity | undefined> {
-    return await liveProcess(await this.state.read(), this.#folder.uid);
+    return await liveProcess(await this.state.readIfPossible(), this.#folder.uid);
   }
 
   async start(start: EmulatorStart): Promise<void> {
@@ -94,13 +94,18 @@ export class EmulatorProcess {
   }
 
   async stop(options: StopOptions): Promise<void> {
-    const known = await this.state.read();
+    const known = await this.state.readIfPossible();
     if (known === undefined) {
       return;
+    }
+    if (known === UNREADABLE) {
+      return await this.end();
     }
     const { paused } = await this.state.update({ intent: 'stop' });
     const identity = await this.process();
     this.#watch?.expectExit();
+    // Otherwise the record of an end could continue after this stop, and end the next process.
+    await this.#settling?.catch(() => undefined);
     if (identity !== undefined && options.graceMilliseconds > 0 && !paused) {
       await this.#endInOrder(identity, known, options);
     }
