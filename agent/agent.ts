@@ -12,7 +12,7 @@ import { Transport } from '../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import { EmulatorOffers } from './node/emulators.ts';
 import { freeDisk } from './disks/freedisk.ts';
-import { fitDrivers, runtimeVersion, withEmulators } from './fitness.ts';
+import { fitDrivers, runtimeVersion } from './fitness.ts';
 import type { DriverOfVMs } from './drivers/driver.ts';
 import { folderBytes } from './disks/diskio.ts';
 import type { Publisher } from './images/publisher.ts';
@@ -81,12 +81,12 @@ export async function runAgent(
   signal: AbortSignal,
 ): Promise<void> {
   const { metrics } = parts;
-  const vmDrivers = await fitDrivers(config, parts.drivers, logger);
+  const drivers = await fitDrivers(config, parts.drivers, logger);
   const offers = new EmulatorOffers(config, parts);
   const identity = await takeIdentity({ config, logger, metrics, signal });
   const transport = new Transport(identity.connection, { metrics, userAgent: AGENT_NAME });
   const client = new KubeClient(transport);
-  const facts = await hostFacts(config, runtimeVersion(vmDrivers));
+  const facts = await hostFacts(config, runtimeVersion(drivers));
   const monitor = new NetworkMonitor({
     network: parts.network,
     intervalMilliseconds: config.network.checkIntervalSeconds * 1000,
@@ -110,7 +110,7 @@ export async function runAgent(
   });
   const host: Host = {
     ...parts,
-    drivers: withEmulators(vmDrivers, parts.emulators),
+    drivers,
     architecture: facts.architecture,
     disk: guard,
     monitor,

@@ -198,6 +198,35 @@ export interface Driver {
   pause(folder: MachineFolder): Promise<void>;
   /** Continues a paused guest from the point at which it was paused. */
   unpause(folder: MachineFolder, signal?: AbortSignal): Promise<void>;
+  /** Ends the machine's process without a grace period, and removes all files of the machine, even if its state file is unreadable. */
+  delete(folder: MachineFolder): Promise<void>;
+  /**
+   * Returns the state of the machine. First completes or cancels a step that the agent had begun when it died.
+   *
+   * @throws UnreadableFileError when the machine's state file cannot be read.
+   */
+  inspect(folder: MachineFolder): Promise<MachineState>;
+  /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
+  list(): Promise<FoundMachine[]>;
+  /**
+   * Registers a handler. The driver calls it with a machine's uid if the machine's state might have changed without a call to the driver.
+   */
+  onChange(handler: (uid: string) => void): void;
+  console(folder: MachineFolder): ConsoleLog;
+  /** Closes the agent's connections to machines, and its timers. The machines continue to run. */
+  close(): Promise<void>;
+}
+
+/** A driver of VMs. Emulators have none of its additional functions. */
+export interface DriverOfVMs extends Driver {
+  /**
+   * Returns the guest architectures that this host can run, and their accelerators. Tries each accelerator with a small guest. Saves the
+   * results. They are valid until the host boots again, or the hypervisor or the agent's rights change. After a failure of an accelerator,
+   * they are valid for at most an hour.
+   */
+  probe(): Promise<Accelerator[]>;
+  /** Returns whether the machine has a live process. Calls of this function may overlap with other calls, because it changes nothing. */
+  hasProcess(folder: MachineFolder): Promise<boolean>;
   /** Suspends a machine to disk: writes its memory and the state of its devices into the machine's folder, and ends its process. */
   suspend(folder: MachineFolder): Promise<void>;
   /**
@@ -223,28 +252,6 @@ export interface Driver {
    * or ended meanwhile; `CopyFailed` in all other cases.
    */
   copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;
-  /**
-   * Removes the files of a machine that has failed permanently and has no process, and releases its Linux user. The machine's log stays. A
-   * driver does not have this function if its machines keep their disks after a failure.
-   */
-  discard?(folder: MachineFolder): Promise<void>;
-  /** Ends the machine's process without a grace period, and removes all files of the machine, even if its state file is unreadable. */
-  delete(folder: MachineFolder): Promise<void>;
-  /**
-   * Returns the state of the machine. First completes or cancels a step that the agent had begun when it died.
-   *
-   * @throws UnreadableFileError when the machine's state file cannot be read.
-   */
-  inspect(folder: MachineFolder): Promise<MachineState>;
-  /** Returns whether the machine has a live process. Calls of this function may overlap with other calls, because it changes nothing. */
-  hasProcess(folder: MachineFolder): Promise<boolean>;
-  /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
-  list(): Promise<FoundMachine[]>;
-  /**
-   * Registers a handler. The driver calls it with a machine's uid if the machine's state might have changed without a call to the driver.
-   */
-  onChange(handler: (uid: string) => void): void;
-  console(folder: MachineFolder): ConsoleLog;
   /**
    * Connects to the serial console of a running machine. The stream gives the guest's output from now on. If `input` is true, the stream
    * also takes input for the guest. A machine can have any number of streams, but only one of them can take input. A stream ends when the
@@ -279,16 +286,4 @@ export interface Driver {
    * reason when the signal aborted.
    */
   execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult>;
-  /** Closes the agent's connections to machines, and its timers. The machines continue to run. */
-  close(): Promise<void>;
-}
-
-/** A driver of VMs. Only drivers of VMs can run guests of an architecture other than the host's. */
-export interface DriverOfVMs extends Driver {
-  /**
-   * Returns the guest architectures that this host can run, and their accelerators. Tries each accelerator with a small guest. Saves the
-   * results. They are valid until the host boots again, or the hypervisor or the agent's rights change. After a failure of an accelerator,
-   * they are valid for at most an hour.
-   */
-  probe(): Promise<Accelerator[]>;
 }

@@ -7,7 +7,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
+import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import type { Host } from './host.ts';
 import { consequenceOf } from './failure.ts';
 import { newRecord, newRuntime, type Operation } from './machine.ts';
@@ -99,7 +99,7 @@ it('tells the VM why its machine was not suspended, because the VM stays Running
   const told: string[] = [];
   const { host, record, operation, runtime } = newVm(told);
   const fault = new Error('Migration is blocked');
-  driverOf(host, record).suspend = async () => {
+  driverOfVM(host, record).suspend = async () => {
     throw fault;
   };
   await expect(STEPS.suspend(host, runtime, operation)).rejects.toBe(fault);
@@ -110,7 +110,7 @@ it('counts no stop for a machine that was not suspended, because its emulators w
   const { host, record, operation, runtime } = newVm();
   await STEPS.create(host, runtime, operation);
   await STEPS.start(host, runtime, operation);
-  driverOf(host, record).suspend = async () => {
+  driverOfVM(host, record).suspend = async () => {
     throw new Error('Migration is blocked');
   };
   const suspending = { ...operation, desired: { ...operation.desired, power: 'Suspended' } } as Operation;
