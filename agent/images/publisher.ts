@@ -10,12 +10,11 @@ import { ask } from './oci/access.ts';
 import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
 import { requireAnswer } from './sources/fileserver.ts';
 import { publishDisk } from './layouts/publish.ts';
-import type { Registries } from './oci/repository.ts';
+import type { Registries, Repository } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
-import type { Repository } from './oci/types.ts';
 
 const FOLDER_MODE = 0o700;
 /**

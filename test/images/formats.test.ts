@@ -7,7 +7,7 @@ import { promisify } from 'node:util';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { lookupIn, readChunkTable } from '../../agent/images/layouts/chunks.ts';
 import { type DiskToPublish, publishDisk } from '../../agent/images/layouts/publish.ts';
-import type { Repository } from '../../agent/images/oci/types.ts';
+import type { Repository } from '../../agent/images/oci/repository.ts';
 import { allocated, compareDisks, pull, PullWorld } from '../worlds/pulls.ts';
 import type { TestRegistry } from '../wires/registry.ts';
 import { pushTart } from '../fixtures/tart.ts';

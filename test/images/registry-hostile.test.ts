@@ -17,9 +17,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/oci/repository.ts';
+import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
 import type { Credential } from '../../agent/images/oci/credentials.ts';
-import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
+import type { Descriptor } from '../../agent/images/oci/manifests.ts';
 import { serverCertificate, testAuthority } from '../wires/registry.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';

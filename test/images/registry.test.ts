@@ -6,10 +6,10 @@ import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/oci/repository.ts';
+import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
-import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
+import type { Descriptor } from '../../agent/images/oci/manifests.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 import { waitFor } from '../../hack/wait.ts';
 

@@ -6,10 +6,9 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { asReasonedError, type ContentLookup } from '../../agent/images/layouts/pull.ts';
 import { planPull } from '../../agent/images/layouts/index.ts';
-import { Registries } from '../../agent/images/oci/repository.ts';
+import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
-import type { Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 
 const run = promisify(execFile);

@@ -5,10 +5,10 @@ import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
+import type { Repository } from '../oci/repository.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { parseJson } from '../oci/manifests.ts';
-import { checkDigest, streamOf } from './blob.ts';
+import { type Descriptor, type Manifest, parseJson } from '../oci/manifests.ts';
+import { checkDigest } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import {
   ARTIFACT_TYPE,
@@ -210,7 +210,7 @@ async function fetchChunk({ repository, room, options }: Work, { descriptor }: R
   const hash = createHash('sha256');
   let at = 0;
   const range = { start: 0, end: descriptor.size };
-  for await (const bytes of streamOf(repository, descriptor, range, options.signal)) {
+  for await (const bytes of repository.stream(descriptor, range, options.signal)) {
     at += bytes.copy(room, at);
     hash.update(bytes);
     options.onBytes(bytes.length);

@@ -3,7 +3,8 @@ import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import type { Descriptor, Repository } from '../oci/types.ts';
+import type { Descriptor } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import { fetchBlob, PART_BYTES } from './blob.ts';
 import { type Journal, openJournal } from './journal.ts';
 

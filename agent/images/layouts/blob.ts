@@ -5,7 +5,8 @@
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Descriptor, Repository } from '../oci/types.ts';
+import type { Descriptor } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';
@@ -182,7 +183,7 @@ async function fetchPart(
   hash?: Hash,
 ): Promise<void> {
   let position = range.start;
-  for await (const bytes of streamOf(repository, descriptor, range, signal)) {
+  for await (const bytes of repository.stream(descriptor, range, signal)) {
     hash?.update(bytes);
     await writeAll(file, bytes, position);
     position += bytes.length;
@@ -199,22 +200,6 @@ export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash):
     'DigestMismatch',
     `${repository.name} sent wrong content for ${descriptor.digest}: the digest of the content is ${found}`,
   );
-}
-
-/**
- * Yields the bytes of a range of a blob. For an empty range, the function yields nothing and sends no request, because registries refuse a
- * request that begins at the end of a blob.
- */
-export async function* streamOf(
-  repository: Repository,
-  descriptor: Descriptor,
-  range: { start: number; end: number },
-  signal: AbortSignal,
-): AsyncGenerator<Buffer, void, undefined> {
-  if (range.start === range.end) {
-    return;
-  }
-  yield* repository.stream(descriptor, range, signal) as AsyncIterable<Buffer>;
 }
 
 /**

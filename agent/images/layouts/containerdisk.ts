@@ -10,8 +10,8 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unpackedLimit } from '../../disks/unpack.ts';
-import type { Descriptor, Repository } from '../oci/types.ts';
-import { parseJson } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
+import { type Descriptor, parseJson } from '../oci/manifests.ts';
 import { fetchBlob } from './blob.ts';
 import {
   asReasonedError,

@@ -6,8 +6,8 @@ import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
-import { printable } from '../oci/manifests.ts';
-import type { Repository, ResolvedManifest } from '../oci/types.ts';
+import { printable, type ResolvedManifest } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 
 /**
  * The folder into which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues

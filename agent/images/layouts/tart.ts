@@ -8,9 +8,9 @@ import { constants, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
-import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { parseJson, printable } from '../oci/manifests.ts';
-import { checkDigest, saveBlob, streamOf } from './blob.ts';
+import type { Repository } from '../oci/repository.ts';
+import { type Descriptor, type Manifest, parseJson, printable } from '../oci/manifests.ts';
+import { checkDigest, saveBlob } from './blob.ts';
 import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
 import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
@@ -200,7 +200,7 @@ async function decodeLayer(
   const compressed = createHash('sha256');
   const decoding = new LayerDecoding(disk, offset, length);
   let broken: DiskError | undefined;
-  for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
+  for await (const bytes of repository.stream(descriptor, { start: 0, end: descriptor.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
     // If bytes cannot be decoded, the registry might have sent wrong bytes. Only the digest of the whole layer shows this. So the loop

@@ -1,13 +1,9 @@
 /** Streams the bytes of a blob, and resumes an interrupted transfer at the same byte. */
-import { Readable } from 'node:stream';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Attempts, networkError, TransientError } from './failures.ts';
 import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
-import type { Descriptor } from './types.ts';
-
-/** Number of bytes that the stream reads ahead of its reader. This number corresponds to a few reads of a socket. */
-const READ_AHEAD_BYTES = 256 * 1024;
+import type { Descriptor } from './manifests.ts';
 
 interface Range {
   /** Position of the first byte (inclusive). */
@@ -17,47 +13,15 @@ interface Range {
 }
 
 /**
- * Returns a stream of exactly the bytes of `range` of a blob. If bytes are missing, the stream fails with a ReasonedError. The stream does
- * not verify a digest, and sends no request before a reader reads from it.
+ * Yields exactly the bytes of `range` of a blob. If bytes are missing, the generator throws a ReasonedError. It does not verify a digest. For
+ * an empty range it sends no request, because registries refuse a request that begins at the end of a blob.
  */
-export function blobStream(
+export async function* blobStream(
   session: Session,
   descriptor: Descriptor,
   range: Range,
   signal: AbortSignal,
-): Readable {
-  const ended = new AbortController();
-  const either = AbortSignal.any([signal, ended.signal]);
-  const chunks = read(session, descriptor, range, either);
-  let isReading = false;
-  return new Readable({
-    highWaterMark: READ_AHEAD_BYTES,
-    read() {
-      if (isReading) {
-        return;
-      }
-      isReading = true;
-      chunks.next().then(
-        ({ done, value }) => {
-          isReading = false;
-          this.push(done === true ? null : value);
-        },
-        (error: unknown) => this.destroy(error as Error),
-      );
-    },
-    destroy(error, callback) {
-      ended.abort(error ?? new Error('The reader stopped reading'));
-      callback(error);
-    },
-  });
-}
-
-async function* read(
-  session: Session,
-  descriptor: Descriptor,
-  range: Range,
-  signal: AbortSignal,
-): AsyncGenerator<Buffer, undefined> {
+): AsyncGenerator<Buffer, void, undefined> {
   const what = session.named(descriptor.digest);
   checkRange(range, descriptor, what);
   const attempts = new Attempts(range.start);

@@ -21,7 +21,8 @@ import type { Import, ImageRequest, Importing, Waiting } from '../local/importin
 import { manifestId } from '../local/layout.ts';
 import type { ImageMetrics } from '../local/metrics.ts';
 import type { Keyring } from '../oci/credentials.ts';
-import type { Repository, ResolvedManifest } from '../oci/types.ts';
+import type { ResolvedManifest } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import type { Access } from '../oci/access.ts';
 import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
