@@ -123,9 +123,9 @@ describe('a Tart image', () => {
 });
 
 describe('a disk of our own', () => {
-  function toPublish(name: string, rawPath = disk): DiskToPublish {
-    const virtualSize = DISK_MIB * MIB;
-    return { repository: repository(name), tag: 'latest', rawPath, virtualSize, architecture: 'amd64' };
+  function toPublish(name: string, path = disk): DiskToPublish {
+    const virtualSizeBytes = DISK_MIB * MIB;
+    return { repository: repository(name), tag: 'latest', path, virtualSizeBytes, architecture: 'amd64' };
   }
 
   async function publish(
@@ -134,7 +134,7 @@ describe('a disk of our own', () => {
     const before = registry.traffic.sent;
     let dealtWith = 0;
     const published = await publishDisk(what, { signal, onBytes: (count) => (dealtWith += count) });
-    expect(dealtWith).toBe(what.virtualSize);
+    expect(dealtWith).toBe(what.virtualSizeBytes);
     return { ...published, sent: registry.traffic.sent - before };
   }
 
@@ -185,7 +185,7 @@ describe('a disk of our own', () => {
   });
 
   it('continues after a cut', async () => {
-    await publish({ ...toPublish('own/noise', noise), virtualSize: NOISE_MIB * MIB });
+    await publish({ ...toPublish('own/noise', noise), virtualSizeBytes: NOISE_MIB * MIB });
     await expectResumed(repository('own/noise'), noise, 4 * (CHUNK + MIB));
   });
 

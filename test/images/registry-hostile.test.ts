@@ -94,7 +94,7 @@ describe('a registry that', () => {
     const registries = hosts
       .filter((each) => o.except?.includes(each) !== true)
       .map((each) => ({ host: each, caFile, plainHttp: o.plain === true && each === host }));
-    client = new Registries({ registries, allowLoopback: false });
+    client = new Registries({ registries, allowLoopbackHttp: false });
     return client.repository({ registry: host, repository: 'team/image' }, o.credential);
   }
 

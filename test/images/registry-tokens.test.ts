@@ -53,7 +53,10 @@ describe('a registry with a token server', () => {
   function open(): void {
     const { caFile } = registry;
     const hosts = [registry.host, tokens.host];
-    client = new Registries({ registries: hosts.map((host) => ({ host, caFile })), allowLoopback: false });
+    client = new Registries({
+      registries: hosts.map((host) => ({ host, caFile })),
+      allowLoopbackHttp: false,
+    });
   }
 
   function password(text?: string): Credential | undefined {

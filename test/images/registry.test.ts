@@ -109,7 +109,7 @@ describe('a registry with TLS and a password', () => {
   beforeEach(() => {
     client = new Registries({
       registries: [{ host: registry.host, caFile: registry.caFile }],
-      allowLoopback: false,
+      allowLoopbackHttp: false,
     });
   });
 
@@ -174,7 +174,7 @@ describe('a registry with TLS and a password', () => {
   });
 
   it('a certificate of an authority that is not configured is not trusted', async () => {
-    const other = new Registries({ registries: [{ host: registry.host }], allowLoopback: false });
+    const other = new Registries({ registries: [{ host: registry.host }], allowLoopbackHttp: false });
     await expect(open('team/image', other).head('both', signal)).rejects.toMatchObject({
       reason: 'ImageFetchFailed',
       message: expect.stringContaining('does not trust the certificate') as string,
@@ -183,7 +183,7 @@ describe('a registry with TLS and a password', () => {
   });
 
   it('an address of the host is refused unless its registry is configured', async () => {
-    const other = new Registries({ registries: [], allowLoopback: false });
+    const other = new Registries({ registries: [], allowLoopbackHttp: false });
     await expect(open('team/image', other).head('both', signal)).rejects.toMatchObject({
       reason: 'ImageFetchFailed',
       message: expect.stringContaining('images.registries') as string,

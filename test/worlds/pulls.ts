@@ -15,7 +15,7 @@ const run = promisify(execFile);
 const STAT_BLOCK_BYTES = 512;
 
 export function registriesFor({ host, caFile }: TestRegistry): Registries {
-  return new Registries({ registries: [{ host, caFile }], allowLoopback: false });
+  return new Registries({ registries: [{ host, caFile }], allowLoopbackHttp: false });
 }
 
 export function repositoryOf(registries: Registries, registry: TestRegistry, name: string): Repository {

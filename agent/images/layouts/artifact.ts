@@ -7,9 +7,9 @@ import { setImmediate as turn } from 'node:timers/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/repository.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { type Descriptor, type Manifest, parseJson } from '../oci/manifests.ts';
+import { type Manifest, parseJson } from '../oci/manifests.ts';
 import { checkDigest } from './blob.ts';
-import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
+import { type Chunk, copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
 import {
   ARTIFACT_TYPE,
   checkLayers,
@@ -47,11 +47,6 @@ const WRITE_BYTES = 1024 * 1024;
  */
 const HASH_BYTES = 1024 * 1024;
 
-interface RemoteChunk extends Chunk {
-  index: number;
-  descriptor: Descriptor;
-}
-
 export const planArtifact: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
   if (manifest.artifactType !== ARTIFACT_TYPE) {
     return undefined;
@@ -66,10 +61,7 @@ export const planArtifact: PlanPull = async (repository, { manifest, digest, arc
     run: async (target, options) => {
       await makeDisk(target, digest, async (journal) => {
         await pull(repository, { config, chunks }, { target, journal }, options);
-        await writeChunkTable(
-          target,
-          chunks.map(({ descriptor: _descriptor, index: _index, ...chunk }) => chunk),
-        );
+        await writeChunkTable(target, chunks);
       });
     },
   };
@@ -83,7 +75,7 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
       throw invalid(`layer ${layer} is missing`);
     }
     const { digest, size } = descriptor;
-    return { ...chunk, rawDigest, digest, size, descriptor };
+    return { ...chunk, rawDigest, digest, size };
   });
 }
 
@@ -191,10 +183,7 @@ function spare({ written, options }: Work, { digest, size }: Chunk): void {
 async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
   const { disk, path, written, options } = work;
   const same = written.get(chunk.digest);
-  const local =
-    same === undefined
-      ? options.lookup?.(chunk.rawDigest, chunk.offset, chunk.length)
-      : { path, offset: same };
+  const local = same === undefined ? options.lookup?.(chunk) : { path, offset: same };
   const to = { file: disk.file, fresh: disk.fresh, position: chunk.offset };
   if (local !== undefined && (await copyLocal(local, chunk, to, options.signal))) {
     spare(work, chunk);
@@ -206,16 +195,16 @@ async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
 }
 
 /** Fetches the compressed layer of a chunk into the buffer `room`. Returns the part of this buffer with the verified bytes. */
-async function fetchChunk({ repository, room, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
+async function fetchChunk({ repository, room, options }: Work, chunk: Chunk): Promise<Buffer> {
   const hash = createHash('sha256');
   let at = 0;
-  const range = { start: 0, end: descriptor.size };
-  for await (const bytes of repository.stream(descriptor, range, options.signal)) {
+  const range = { start: 0, end: chunk.size };
+  for await (const bytes of repository.stream(chunk, range, options.signal)) {
     at += bytes.copy(room, at);
     hash.update(bytes);
     options.onBytes(bytes.length);
   }
-  checkDigest({ repository, descriptor }, hash);
+  checkDigest({ repository, blob: chunk }, hash);
   return room.subarray(0, at);
 }
 

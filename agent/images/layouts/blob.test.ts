@@ -52,7 +52,7 @@ function fetch<T>(
 ): Promise<T> {
   const descriptor = { mediaType: 'any', digest, size: CONTENT.length };
   const work = { path: join(folder, 'blob'), journal, name: 'blob' };
-  return fetchBlob({ repository: repository(answers), descriptor }, work, OPTIONS, read);
+  return fetchBlob({ repository: repository(answers), blob: descriptor }, work, OPTIONS, read);
 }
 
 async function all(content: AsyncIterable<Buffer>): Promise<Buffer> {

@@ -5,7 +5,7 @@
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Descriptor } from '../oci/manifests.ts';
+import type { BlobReference } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
@@ -30,7 +30,7 @@ const PIECE_BYTES = 1024 * 1024;
 
 export interface BlobSource {
   repository: Repository;
-  descriptor: Descriptor;
+  blob: BlobReference;
 }
 
 /** Name of the only part of a blob in the journal if the registry ignores ranges. All other parts have numbers. */
@@ -50,7 +50,7 @@ export async function fetchBlob<T>(
   options: PullOptions,
   read: (content: AsyncIterable<Buffer>) => Promise<T>,
 ): Promise<T> {
-  const { size } = source.descriptor;
+  const { size } = source.blob;
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   try {
     const arriving = new ArrivingBlob(file, size, await partBytesOf(source, options.signal));
@@ -80,9 +80,9 @@ export async function fetchBlob<T>(
  * Returns the size of the parts in which the blob is fetched. If the registry ignores ranges, this is the size of the whole blob. Each part
  * would otherwise cost the transfer of all bytes before it.
  */
-async function partBytesOf({ repository, descriptor }: BlobSource, signal: AbortSignal): Promise<number> {
-  const isOnePart = descriptor.size <= PART_BYTES;
-  return isOnePart || (await repository.servesRanges(descriptor, signal)) ? PART_BYTES : descriptor.size;
+async function partBytesOf({ repository, blob }: BlobSource, signal: AbortSignal): Promise<number> {
+  const isOnePart = blob.size <= PART_BYTES;
+  return isOnePart || (await repository.servesRanges(blob, signal)) ? PART_BYTES : blob.size;
 }
 
 interface Part {
@@ -176,14 +176,14 @@ class ArrivingBlob {
 }
 
 async function fetchPart(
-  { repository, descriptor }: BlobSource,
+  { repository, blob }: BlobSource,
   range: { start: number; end: number },
   file: FileHandle,
   { signal, onBytes }: PullOptions,
   hash?: Hash,
 ): Promise<void> {
   let position = range.start;
-  for await (const bytes of repository.stream(descriptor, range, signal)) {
+  for await (const bytes of repository.stream(blob, range, signal)) {
     hash?.update(bytes);
     await writeAll(file, bytes, position);
     position += bytes.length;
@@ -191,14 +191,14 @@ async function fetchPart(
   }
 }
 
-export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash): void {
+export function checkDigest({ repository, blob }: BlobSource, hash: Hash): void {
   const found = `sha256:${hash.digest('hex')}`;
-  if (found === descriptor.digest) {
+  if (found === blob.digest) {
     return;
   }
   throw new ReasonedError(
     'DigestMismatch',
-    `${repository.name} sent wrong content for ${descriptor.digest}: the digest of the content is ${found}`,
+    `${repository.name} sent wrong content for ${blob.digest}: the digest of the content is ${found}`,
   );
 }
 
@@ -210,7 +210,7 @@ export async function saveBlob(source: BlobSource, path: string, options: PullOp
   const file = await open(path, 'w', 0o600);
   try {
     const hash = createHash('sha256');
-    await fetchPart(source, { start: 0, end: source.descriptor.size }, file, options, hash);
+    await fetchPart(source, { start: 0, end: source.blob.size }, file, options, hash);
     checkDigest(source, hash);
     await file.sync();
   } finally {

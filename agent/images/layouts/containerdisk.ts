@@ -128,7 +128,7 @@ async function pull(
     const { descriptor } = remote;
     const work = { path: blobPath(target, index), journal, name: `layer ${index}` };
     const into = { disk: unfinished(target), covering, allowance };
-    const hasDisk = await fetchBlob({ repository, descriptor }, work, options, async (content) => {
+    const hasDisk = await fetchBlob({ repository, blob: descriptor }, work, options, async (content) => {
       return await extractDisk(remote, content, into, options.signal);
     });
     if (hasDisk) {

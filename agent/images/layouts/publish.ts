@@ -43,15 +43,19 @@ const UPLOAD_BYTES = 256 * 1024;
  */
 const CHUNKS_AT_ONCE = 3;
 
-export interface DiskToPublish {
+/** A disk in a raw file. The file can be sparse. Nobody writes to the file. */
+export interface RawDisk {
+  path: string;
+  /** Size of the disk. If the file is shorter, the rest of the disk is zeros. */
+  virtualSizeBytes: number;
+  /** Architecture of the guest. Undefined when it was not specified. */
+  architecture?: 'amd64' | 'arm64' | undefined;
+  os?: string | undefined;
+}
+
+export interface DiskToPublish extends RawDisk {
   repository: Repository;
   tag: string;
-  /** Path of a sparse raw file that nobody writes to. */
-  rawPath: string;
-  /** Size of the disk in bytes. If the file is shorter, the rest of the disk is zeros. */
-  virtualSize: number;
-  architecture?: string | undefined;
-  os?: string | undefined;
   /** Annotations of the manifest. */
   annotations?: Readonly<Record<string, string>> | undefined;
 }
@@ -60,7 +64,7 @@ export interface PublishOptions {
   signal: AbortSignal;
   /**
    * Called with the number of bytes of the disk, including holes, that were processed since the last call. The sum of all calls is
-   * `virtualSize`.
+   * `virtualSizeBytes`.
    */
   onBytes: (count: number) => void;
 }
@@ -81,7 +85,7 @@ const UNKNOWN = 'unknown';
  * @throws ReasonedError when the upload fails or the disk has too much data.
  */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
-  const { repository, tag, virtualSize, architecture = UNKNOWN, os = UNKNOWN, annotations } = disk;
+  const { repository, tag, virtualSizeBytes: virtualSize, architecture = UNKNOWN, os = UNKNOWN } = disk;
   const { signal } = options;
   const chunkSize = chunkSizeFor(virtualSize);
   const { layers, map } = arranged(await publishChunks(disk, chunkSize, options));
@@ -99,7 +103,7 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
       artifactType: ARTIFACT_TYPE,
       config: await publishConfig(repository, configBytes, signal),
       layers: layers.map(({ digest, size }) => ({ mediaType: CHUNK_TYPE, digest, size })),
-      annotations,
+      annotations: disk.annotations,
     }),
   );
   const digest = await repository.putManifest(tag, MANIFEST_TYPE, manifest, signal);
@@ -148,8 +152,8 @@ async function publishChunks(
   chunkSize: number,
   { signal, onBytes }: PublishOptions,
 ): Promise<Map<number, Layer>> {
-  const { rawPath, virtualSize } = disk;
-  const indexes = await chunksWithData(rawPath, chunkSize, virtualSize, signal);
+  const { path, virtualSizeBytes: virtualSize } = disk;
+  const indexes = await chunksWithData(path, chunkSize, virtualSize, signal);
   const workers = Math.min(CHUNKS_AT_ONCE, chunksAtOnce(chunkSize));
   const length = Math.min(chunkSize, virtualSize);
   const rooms = Array.from({ length: workers }, () => new Room(length));
@@ -160,7 +164,7 @@ async function publishChunks(
    */
   const layers = new Map<string, Promise<Layer>>();
   let reported = 0;
-  const file = await open(rawPath, 'r');
+  const file = await open(path, 'r');
   try {
     await inParallel(indexes, workers, signal, async (index, signal, worker) => {
       const offset = index * chunkSize;

@@ -54,13 +54,11 @@ export interface PullOptions {
  * Searches this host for content that a pull needs. The pull copies this content instead of downloading it, and verifies it like a
  * download. Returns the file and the content's offset in bytes, or undefined if the host does not have the content.
  */
-export type ContentLookup = (
+export type ContentLookup = (content: {
   /** Digest of the needed content without compression: `sha256:<hex>`. */
-  rawDigest: string,
-  /** Position of the content on the pulled disk, in bytes. */
-  offset: number,
-  length: number,
-) => { path: string; offset: number } | undefined;
+  rawDigest: string;
+  length: number;
+}) => { path: string; offset: number } | undefined;
 
 /**
  * Plans the pull of a manifest. Returns undefined when the manifest does not have this layout.

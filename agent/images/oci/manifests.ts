@@ -33,6 +33,8 @@ const descriptorSchema = z.object({
 });
 /** A piece of content, identified by its digest. */
 export type Descriptor = z.infer<typeof descriptorSchema>;
+/** The part of a descriptor that a request for the content of a blob needs. */
+export type BlobReference = Pick<Descriptor, 'digest' | 'size'>;
 
 const manifestSchema = z.object({
   schemaVersion: z.literal(2),

@@ -3,7 +3,7 @@ import { retrying } from './failures.ts';
 import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
 import {
-  type Descriptor,
+  type BlobReference,
   digestOf,
   type Document,
   MANIFEST_ACCEPT,
@@ -126,8 +126,8 @@ export class Repository {
    *
    * @throws ReasonedError when the blob is larger than `limitBytes` or its digest differs.
    */
-  async blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
-    const { digest, size } = descriptor;
+  async blob(blob: BlobReference, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
+    const { digest, size } = blob;
     if (size > limitBytes) {
       throw new ReasonedError(
         'ImageInvalid',
@@ -135,7 +135,7 @@ export class Repository {
       );
     }
     const chunks: Buffer[] = [];
-    for await (const chunk of this.stream(descriptor, { start: 0, end: size }, signal)) {
+    for await (const chunk of this.stream(blob, { start: 0, end: size }, signal)) {
       chunks.push(chunk);
     }
     const content = Buffer.concat(chunks);
@@ -148,18 +148,18 @@ export class Repository {
    * not verify a digest. An interrupted transfer resumes at the same byte, with back-off and a limit of tries.
    */
   stream(
-    descriptor: Descriptor,
+    blob: BlobReference,
     range: { start: number; end: number },
     signal: AbortSignal,
   ): AsyncGenerator<Buffer, void, undefined> {
-    return blobStream(this.#session, descriptor, range, signal);
+    return blobStream(this.#session, blob, range, signal);
   }
 
   /**
    * Returns whether the registry sends a part of a blob on request. Some registries send the whole blob instead, and {@link stream} then
    * receives and drops all bytes before `start`.
    */
-  async servesRanges({ digest }: Descriptor, signal: AbortSignal): Promise<boolean> {
+  async servesRanges({ digest }: BlobReference, signal: AbortSignal): Promise<boolean> {
     const headers = { range: 'bytes=0-0', 'accept-encoding': 'identity' };
     const response = await this.#session.ask(
       { method: 'GET', at: `blobs/${digest}`, reference: digest, headers },

@@ -3,7 +3,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Attempts, networkError, TransientError } from './failures.ts';
 import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
-import type { Descriptor } from './manifests.ts';
+import type { BlobReference } from './manifests.ts';
 
 interface Range {
   /** Position of the first byte (inclusive). */
@@ -18,18 +18,18 @@ interface Range {
  */
 export async function* blobStream(
   session: Session,
-  descriptor: Descriptor,
+  blob: BlobReference,
   range: Range,
   signal: AbortSignal,
 ): AsyncGenerator<Buffer, void, undefined> {
-  const what = session.named(descriptor.digest);
-  checkRange(range, descriptor, what);
+  const what = session.named(blob.digest);
+  checkRange(range, blob, what);
   const attempts = new Attempts(range.start);
   let at = range.start;
   while (at < range.end) {
     try {
       const part = { start: at, end: range.end };
-      const { response, skip } = await open(session, descriptor, part, signal);
+      const { response, skip } = await open(session, blob, part, signal);
       for await (const chunk of cut(response, skip, part.end - part.start)) {
         at += chunk.length;
         attempts.reached(at);
@@ -52,11 +52,11 @@ export async function* blobStream(
  */
 async function open(
   session: Session,
-  descriptor: Descriptor,
+  blob: BlobReference,
   { start, end }: Range,
   signal: AbortSignal,
 ): Promise<{ response: Response; skip: number }> {
-  const { digest, size } = descriptor;
+  const { digest, size } = blob;
   const isWhole = start === 0 && end === size;
   const headers: Record<string, string> = isWhole ? {} : { range: `bytes=${start}-${end - 1}` };
   const response = await session.once(
@@ -124,7 +124,7 @@ function wholeMistake({ status, headers }: Response, size: number): string | und
   return `sends ${String(length)} bytes of the blob, but the manifest of the image states ${size}`;
 }
 
-function checkRange({ start, end }: Range, { size }: Descriptor, what: string): void {
+function checkRange({ start, end }: Range, { size }: BlobReference, what: string): void {
   const isRange =
     Number.isSafeInteger(start) && Number.isSafeInteger(end) && start >= 0 && start <= end && end <= size;
   if (!isRange) {
