@@ -108,7 +108,9 @@ async function pull(
   const { virtualSize, chunkSize } = config['dev.berth.disk'];
   const path = unfinished(target);
   const width = chunksAtOnce(chunkSize);
-  const notes = new Notes();
+  // Entries of the journal that are being written, at most one for each worker. While the entry for a chunk is written to the disk, the
+  // worker already fetches its next chunk.
+  const entries: Promise<void>[] = [];
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   let direct: DirectFile | undefined;
   try {
@@ -128,45 +130,21 @@ async function pull(
         spare(work, chunk);
       } else {
         await makeChunk(work, chunk);
-        await notes.add(worker, journal.add(name, file));
+        const before = entries[worker];
+        const entry = journal.add(name, file);
+        // If the entry cannot be written, the worker's next chunk or the wait at the end throws the error. Until then, this handler prevents
+        // an unhandled rejection.
+        entry.catch(() => undefined);
+        entries[worker] = entry;
+        await before;
       }
       written.set(chunk.digest, chunk.offset);
     });
-    await notes.all();
+    await Promise.all(entries);
   } finally {
-    await notes.ended();
+    await Promise.allSettled(entries);
     await direct?.close();
     await file.close();
-  }
-}
-
-/**
- * Entries of the journal that are being written, at most one for each worker. While the entry for a chunk is written to the disk, the
- * worker already fetches its next chunk.
- */
-class Notes {
-  readonly #byWorker = new Map<number, Promise<void>>();
-
-  /**
-   * Remembers the worker's new entry without waiting for its write. Waits only until the worker's previous entry is on the disk, so that
-   * the worker continues with at most one unfinished entry. @throws Error when the previous entry could not be written.
-   */
-  async add(worker: number, entry: Promise<void>): Promise<void> {
-    const before = this.#byWorker.get(worker);
-    this.#byWorker.set(worker, entry);
-    // If the entry cannot be written, the worker's next call of `add`, or the call of `all`, throws the error. Until one of these calls,
-    // this handler prevents an unhandled rejection.
-    entry.catch(() => undefined);
-    await before;
-  }
-
-  async all(): Promise<void> {
-    await Promise.all(this.#byWorker.values());
-  }
-
-  /** Resolves when the writes of all entries have ended, with or without success. */
-  async ended(): Promise<void> {
-    await Promise.allSettled(this.#byWorker.values());
   }
 }
 

@@ -10,6 +10,7 @@ import type { Repository } from '../oci/repository.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';
+import { Serial } from '../../../base/serial.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
 /**
@@ -103,8 +104,8 @@ class ArrivingBlob {
   readonly #file: FileHandle;
   readonly #hash = createHash('sha256');
   #at = 0;
-  #reader: symbol | undefined;
-  #reading: Promise<unknown> = Promise.resolve();
+  /** Queue of reads. A reader that has stopped early can have a read under way when the next reader begins. */
+  readonly #reads = new Serial();
 
   constructor(file: FileHandle, size: number, partBytes: number) {
     this.#file = file;
@@ -128,27 +129,14 @@ class ArrivingBlob {
     }
   }
 
-  /**
-   * Returns a new reader, which yields the bytes that no earlier reader has read. The reader waits for each piece until the piece has
-   * arrived. Each call stops all earlier readers.
-   *
-   * @throws Error that was given to {@link fail}.
-   */
+  /** Yields the bytes that nobody has read yet. Waits for each piece until it has arrived. @throws Error that was given to {@link fail}. */
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
-    const reader = Symbol('reader');
-    this.#reader = reader;
-    // An earlier reader might have stopped while it read a piece. This code waits until that read has ended. It ignores an error of that
-    // read, because the earlier reader gets the error.
-    await this.#reading.catch(() => undefined);
-    while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
-      const part = this.parts[Math.floor(this.#at / this.#partBytes)];
-      await part?.arrived.promise;
-      if (this.#reader !== reader) {
+    for (;;) {
+      const piece = await this.#reads.run(async () => await this.#next());
+      if (piece === undefined) {
         return;
       }
-      const piece = this.#piece(part?.end ?? 0);
-      this.#reading = piece;
-      yield await piece;
+      yield piece;
     }
   }
 
@@ -160,8 +148,13 @@ class ArrivingBlob {
     return this.#hash;
   }
 
-  async #piece(end: number): Promise<Buffer> {
-    const piece = Buffer.allocUnsafe(Math.min(PIECE_BYTES, end - this.#at));
+  async #next(): Promise<Buffer | undefined> {
+    const part = this.parts[Math.floor(this.#at / this.#partBytes)];
+    if (part === undefined || this.#at === part.end) {
+      return undefined;
+    }
+    await part.arrived.promise;
+    const piece = Buffer.allocUnsafe(Math.min(PIECE_BYTES, part.end - this.#at));
     for (let length = 0; length < piece.length; ) {
       const { bytesRead } = await this.#file.read(piece, length, piece.length - length, this.#at + length);
       if (bytesRead === 0) {

@@ -195,7 +195,7 @@ export class Repository {
         reference: tag,
         headers: { 'content-type': mediaType },
         body: () => bytes,
-        writes: true,
+        rights: 'pull,push',
       },
       signal,
     );
@@ -221,7 +221,7 @@ export class Repository {
         method: 'DELETE',
         at: `manifests/${digest}`,
         reference: digest,
-        removes: true,
+        rights: 'pull,delete',
         accept: [404, NOT_ALLOWED],
       },
       signal,

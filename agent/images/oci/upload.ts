@@ -29,7 +29,7 @@ export async function uploadBlob(session: Session, blob: UploadBlob, signal: Abo
 /** Starts an upload. Returns the URL to which the client must send the blob. The URL is valid for one request. */
 async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<URL> {
   const response = await session.once(
-    { method: 'POST', at: 'blobs/uploads/', reference: blob.digest, writes: true },
+    { method: 'POST', at: 'blobs/uploads/', reference: blob.digest, rights: 'pull,push' },
     signal,
   );
   await response.body.dump();
@@ -42,7 +42,7 @@ async function put(session: Session, blob: UploadBlob, location: URL, signal: Ab
   at.search += `${at.search === '' ? '?' : '&'}digest=${encodeURIComponent(blob.digest)}`;
   const headers = { 'content-type': 'application/octet-stream', 'content-length': String(blob.size) };
   const response = await session.once(
-    { method: 'PUT', at, reference: blob.digest, headers, body: blob.content, writes: true },
+    { method: 'PUT', at, reference: blob.digest, headers, body: blob.content, rights: 'pull,push' },
     signal,
   );
   await response.body.dump();
