@@ -29,15 +29,22 @@ export function parseChallenges(header: string | string[] = []): Challenge[] {
 function challengesIn(header: string): Challenge[] {
   const challenges: Challenge[] = [];
   for (const { groups = {} } of header.matchAll(PART)) {
-    const { scheme, name = '', quoted, plain = '' } = groups;
-    const parameters = challenges.at(-1)?.parameters;
-    if (scheme !== undefined) {
+    const { scheme } = groups;
+    if (scheme === undefined) {
+      addParameter(groups, challenges.at(-1)?.parameters);
+    } else {
       challenges.push({ scheme: scheme.toLowerCase(), parameters: new Map() });
-    } else if (parameters === undefined) {
-      break;
-    } else if (!parameters.has(name.toLowerCase())) {
-      parameters.set(name.toLowerCase(), quoted?.replace(/\\(.)/g, '$1') ?? plain);
     }
   }
   return challenges;
+}
+
+function addParameter(
+  { name = '', quoted, plain = '' }: Readonly<Record<string, string>>,
+  parameters: Map<string, string> | undefined,
+): void {
+  const key = name.toLowerCase();
+  if (parameters?.has(key) === false) {
+    parameters.set(key, quoted?.replace(/\\(.)/g, '$1') ?? plain);
+  }
 }
