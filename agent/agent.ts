@@ -12,7 +12,7 @@ import { Transport } from '../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import { EmulatorOffers } from './node/emulators.ts';
 import { freeDisk } from './disks/freedisk.ts';
-import { fitDrivers, runtimeVersion, withEmulators } from './fitness.ts';
+import { fitDrivers, runtimeVersion } from './fitness.ts';
 import type { DriverOfVMs } from './drivers/driver.ts';
 import { folderBytes } from './disks/diskio.ts';
 import type { Publisher } from './images/publisher.ts';
@@ -80,7 +80,7 @@ export async function runAgent(
   logger: Logger,
   signal: AbortSignal,
 ): Promise<void> {
-  const { metrics } = parts;
+  const { metrics, emulators } = parts;
   const vmDrivers = await fitDrivers(config, parts.drivers, logger);
   const offers = new EmulatorOffers(config, parts);
   const identity = await takeIdentity({ config, logger, metrics, signal });
@@ -110,7 +110,8 @@ export async function runAgent(
   });
   const host: Host = {
     ...parts,
-    drivers: withEmulators(vmDrivers, parts.emulators),
+    // The driver of emulators comes last and has no accelerators, so it never gets a VM.
+    drivers: new Map([...vmDrivers, [emulators.name, { driver: emulators, accelerators: [] }]]),
     architecture: facts.architecture,
     disk: guard,
     monitor,
@@ -209,7 +210,7 @@ export async function runAgent(
     kubelet,
     parts.network,
     ...parts.drivers,
-    parts.emulators,
+    emulators,
     transport,
   ]);
 }

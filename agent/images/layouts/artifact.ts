@@ -115,16 +115,15 @@ async function pull(
   let direct: DirectFile | undefined;
   try {
     direct = await DirectFile.open(path, { count: width, bytes: WRITE_BYTES });
-    const pieces = direct?.rooms;
     await file.truncate(virtualSize);
     const written = new Map<string, number>();
     const disk = { file, fresh: journal.fresh, direct };
     const largest = Math.max(0, ...chunks.map(({ size }) => size));
-    const rooms = Array.from({ length: width }, () => Buffer.allocUnsafe(largest));
+    const rooms: Buffer[] = [];
     await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
       const name = String(chunk.index);
-      const room = rooms[worker] ?? Buffer.allocUnsafe(largest);
-      const piece = pieces?.[worker];
+      const room = (rooms[worker] ??= Buffer.allocUnsafe(largest));
+      const piece = direct?.rooms[worker];
       const work = { repository, disk, path, written, piece, room, options: { ...options, signal } };
       if (journal.has(name)) {
         spare(work, chunk);

@@ -155,8 +155,7 @@ async function publishChunks(
   const { path, virtualSizeBytes: virtualSize } = disk;
   const indexes = await chunksWithData(path, chunkSize, virtualSize, signal);
   const workers = Math.min(CHUNKS_AT_ONCE, chunksAtOnce(chunkSize));
-  const length = Math.min(chunkSize, virtualSize);
-  const rooms = Array.from({ length: workers }, () => new Room(length));
+  const rooms: Room[] = [];
   const places = new Map<number, Layer>();
   /**
    * Layers that are already published, or whose upload is under way. The key is the digest of the layer's uncompressed content. Thus
@@ -169,7 +168,7 @@ async function publishChunks(
     await inParallel(indexes, workers, signal, async (index, signal, worker) => {
       const offset = index * chunkSize;
       const length = Math.min(chunkSize, virtualSize - offset);
-      const room = rooms[worker] ?? new Room(length);
+      const room = (rooms[worker] ??= new Room(Math.min(chunkSize, virtualSize)));
       const bytes = room.raw.subarray(0, length);
       await readAll(file, bytes, offset);
       if (!isZero(bytes)) {

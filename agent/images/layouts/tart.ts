@@ -193,8 +193,16 @@ async function decodeLayer(
     onBytes(bytes.length);
     // If bytes cannot be decoded, the registry might have sent wrong bytes. Only the digest of the whole layer shows this. So the loop
     // reads the layer to its end, and the error is thrown after the check of the digest.
-    if (broken === undefined) {
-      broken = await failureOf(decoding.push(bytes));
+    if (broken !== undefined) {
+      continue;
+    }
+    try {
+      await decoding.push(bytes);
+    } catch (error) {
+      if (!(error instanceof DiskError)) {
+        throw error;
+      }
+      broken = error;
     }
   }
   checkDigest({ repository, blob: layer }, compressed);
@@ -241,23 +249,6 @@ class LayerDecoding {
     // This pause lets other work run. Often, zeros need not be written, so a layer with many zeros can be decoded without any wait for the
     // disk. Without the pause, the decoding of such a layer would block all other work.
     await turn();
-  }
-}
-
-/**
- * Returns undefined when `work` succeeds. Returns the error when `work` fails with a DiskError.
- *
- * @throws Error when `work` fails with any other error.
- */
-async function failureOf(work: Promise<void>): Promise<DiskError | undefined> {
-  try {
-    await work;
-    return undefined;
-  } catch (error) {
-    if (error instanceof DiskError) {
-      return error;
-    }
-    throw error;
   }
 }
 

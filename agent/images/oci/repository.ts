@@ -1,4 +1,5 @@
 /** Reads and writes manifests and blobs in repositories of registries (distribution specification 1.1). */
+import { buffer } from 'node:stream/consumers';
 import { retrying } from './failures.ts';
 import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
@@ -134,11 +135,7 @@ export class Repository {
         `${this.#session.named(digest)} has ${size} bytes, more than the allowed ${limitBytes}`,
       );
     }
-    const chunks: Buffer[] = [];
-    for await (const chunk of this.stream(blob, { start: 0, end: size }, signal)) {
-      chunks.push(chunk);
-    }
-    const content = Buffer.concat(chunks);
+    const content = await buffer(this.stream(blob, { start: 0, end: size }, signal));
     this.#checkDigest(digest, digestOf(content));
     return content;
   }
