@@ -1,6 +1,7 @@
-/** Metrics of image caching. Only the leader exports the gauge. Otherwise a sum over all replicas would count each host several times. */
-import { Counter, Gauge, type Registry } from 'prom-client';
+/** Metrics of image caching. */
+import { Counter, type Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { leaderGauge } from '../objects/leadergauge.ts';
 import type { AttemptResult } from './attempt.ts';
 import type { TaskType } from './observed.ts';
 
@@ -14,25 +15,24 @@ export interface CacheView {
 export class CacheMetrics {
   readonly #jobs: Counter<'type' | 'result'>;
 
-  constructor(registry: Registry, view: CacheView) {
-    const registers = [registry];
+  constructor(registry: Registry, { isLeader, entries }: CacheView) {
     this.#jobs = new Counter({
       name: 'berth_cache_jobs_total',
       help: 'Number of ended Jobs for ImageCacheEntries, by type (cache, uncache) and result',
       labelNames: ['type', 'result'] as const,
-      registers,
+      registers: [registry],
     });
     for (const type of ['cache', 'uncache'] as const) {
       for (const result of ['succeeded', 'failed', 'unscheduled'] as const) {
         this.#jobs.inc({ type, result }, 0);
       }
     }
-    const hosts: Gauge<'state'> = new Gauge({
+    leaderGauge(registry, {
       name: 'berth_cache_hosts',
       help: 'Hosts of all ImageCacheEntries by state. A host is counted once for each of its entries',
-      labelNames: ['state'] as const,
-      registers,
-      collect: () => countHosts(hosts, view),
+      labelNames: ['state'],
+      isLeader,
+      measure: (gauge) => countHosts(gauge, entries()),
     });
   }
 
@@ -41,14 +41,10 @@ export class CacheMetrics {
   }
 }
 
-function countHosts(gauge: Gauge<'state'>, view: CacheView): void {
-  gauge.reset();
-  if (!view.isLeader()) {
-    return;
-  }
+function countHosts(gauge: Gauge<'state'>, entries: ReturnType<CacheView['entries']>): void {
   const counts = new Map(STATES.map((state) => [state, 0]));
   const add = (state: string, count: number) => counts.set(state, (counts.get(state) ?? 0) + count);
-  for (const { status } of view.entries()) {
+  for (const { status } of entries) {
     add('Cached', status?.cached ?? 0);
     for (const { state } of status?.nodes ?? []) {
       add(state, 1);
