@@ -7,33 +7,20 @@ import {
   VM_UID_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import { type Node, NODES, type Pod, PODS, type Secret, SECRETS } from '../../kube/core.ts';
+import { NODES, type Pod, PODS, type Secret, SECRETS } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
-import {
-  isAlreadyExists,
-  isInvalid,
-  isNotFound,
-  type ApiError,
-  isObjectRefused,
-  unlessMissing,
-} from '../../kube/errors.ts';
-import type { Informer } from '../../kube/informer.ts';
+import { isAlreadyExists, isInvalid, isNotFound, isObjectRefused, unlessMissing } from '../../kube/errors.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 import { Writer } from '../objects/writer.ts';
-import { nodeOf, type Observed, type Size } from './observe.ts';
+import { nodeOf, type Observed, type Size, type Sources } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
 import type { Findings } from './status.ts';
 import type { Write } from './steps/step.ts';
 
-export interface VMWriterOptions {
-  readonly client: KubeClient;
-  readonly vms: Informer<VM>;
-  readonly pods: Informer<Pod>;
-  readonly nodes: Informer<Node>;
+export interface VMWriterOptions extends Pick<Sources, 'client' | 'vms' | 'pods' | 'nodes'> {
   readonly consistency: Consistency;
 }
 
@@ -66,9 +53,8 @@ export class VMWriter {
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
       case 'createPod':
-        return await this.#createPod(observed, write.pod);
       case 'createSecret':
-        return await this.#createSecret(observed, write.secret);
+        return await this.#create(observed, write);
       default:
         return { observed: await this.#change(observed, write) };
     }
@@ -125,31 +111,32 @@ export class VMWriter {
     return { ...observed, vm: (await this.#vms.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm };
   }
 
-  async #createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
+  /** Creates the Pod or Secret. If a quota or another admission rule refuses the object, the VM is blocked with the API server's message. */
+  async #create(observed: Observed, write: Creation): Promise<Executed> {
     try {
-      const created = await this.#pods.create(keyOf(observed.vm), pod);
-      return created === undefined
-        ? await this.readPod(observed)
-        : { observed: { ...observed, pod: created } };
+      return write.kind === 'createPod'
+        ? await this.#createPod(observed, write.pod)
+        : await this.#createSecret(observed, write.secret);
     } catch (error) {
       if (isObjectRefused(error)) {
-        return { observed, blocked: refused(error) };
+        return {
+          observed,
+          blocked: { condition: 'Scheduled', reason: 'PodRefused', message: error.message },
+        };
       }
       throw error;
     }
   }
 
+  async #createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
+    const created = await this.#pods.create(keyOf(observed.vm), pod);
+    return created === undefined ? await this.readPod(observed) : { observed: { ...observed, pod: created } };
+  }
+
   async #createSecret(observed: Observed, secret: Unsaved<Secret>): Promise<Executed> {
-    try {
-      const creation = this.#options.client.create(SECRETS, secret, { fieldManager: FIELD_MANAGER });
-      await undefinedIf(isAlreadyExists, creation);
-      return { observed };
-    } catch (error) {
-      if (isObjectRefused(error)) {
-        return { observed, blocked: refused(error) };
-      }
-      throw error;
-    }
+    const creation = this.#options.client.create(SECRETS, secret, { fieldManager: FIELD_MANAGER });
+    await undefinedIf(isAlreadyExists, creation);
+    return { observed };
   }
 
   /**
@@ -222,12 +209,4 @@ export class VMWriter {
       throw error;
     }
   }
-}
-
-/**
- * Returns the condition of a VM whose Pod or Secret was refused by a quota or another admission rule. The condition has the message of the
- * API server.
- */
-function refused(error: ApiError): NonNullable<Findings['blocked']> {
-  return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
 }
