@@ -7,6 +7,7 @@ import { soonest } from '../../base/time.ts';
 import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
 import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
@@ -20,6 +21,7 @@ import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../../kube/mergepatch.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
+import { refusalMessage } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
@@ -28,7 +30,7 @@ import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';
 import { type ImageSources, observeImage, type ObservedImage } from './observe.ts';
 import { type Place, placeKey } from './place.ts';
-import { planImage } from './plan.ts';
+import { planImage, vmWithoutDisk } from './plan.ts';
 import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
 
 /** Finalizer of Images and ISOs. It delays a deletion while a host prepares a VM from the image. */
@@ -73,7 +75,8 @@ export class ImageReconciler {
     if (object === undefined) {
       return undefined;
     }
-    const observed = await this.#withCredentials(observeImage(this.#options, object));
+    const current = await this.#withCurrentVM(observeImage(this.#options, object));
+    const observed = await this.#withCredentials(current);
     const { createJob, status, wakeMilliseconds } = planImage(observed);
     const expiry = expiresAt(object, status);
     if (expiry !== undefined && observed.now >= expiry) {
@@ -87,6 +90,20 @@ export class ImageReconciler {
     const waitsSince = conditionIn(object.status, 'Reconciling')?.lastTransitionTime;
     const wake = refused === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
     return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
+  }
+
+  /**
+   * If a commit will fail because its VM has not run, replaces this VM by the VM in the API server. The cache can lack the first run of the
+   * VM, and nobody repeats a commit that failed.
+   */
+  async #withCurrentVM(observed: ObservedImage): Promise<ObservedImage> {
+    const name = vmWithoutDisk(observed);
+    if (name === undefined) {
+      return observed;
+    }
+    const { namespace = '' } = observed.object.metadata;
+    const vm = await unlessMissing(this.#options.client.get(VMS, { namespace, name }));
+    return { ...observed, vm: () => vm };
   }
 
   /** If a Job must be created, adds the registry credentials of the image's namespace to the observed state. */
@@ -156,7 +173,7 @@ export class ImageReconciler {
     } catch (error) {
       if (isObjectRefused(error)) {
         logger.warn({ err: error }, 'a Job for an image was refused');
-        return error.message;
+        return refusalMessage(error, conditionIn(object.status, 'Reconciling')?.message);
       }
       throw error;
     }

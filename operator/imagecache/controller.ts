@@ -17,6 +17,7 @@ import { type Job, JOBS } from '../../kube/job.ts';
 import { imageObjectName } from '../image/content.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
+import { refusalMessage } from '../objects/refusal.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
@@ -117,11 +118,12 @@ export class ImageCacheReconciler {
       await this.#deleteJob(job);
     }
     planned.ended.forEach((ended) => this.#options.metrics.ended(ended));
+    const before = this.#refusals.get(name);
     this.#refusals.delete(name);
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        await this.#createJob(name, job);
+        await this.#createJob(name, job, before);
       }
     }
     if (planned.isReleased) {
@@ -147,16 +149,17 @@ export class ImageCacheReconciler {
 
   /**
    * Creates a Job. If the API server refuses it, for example because of a quota, the next reconcile stores the message in the status.
+   * `before` is the message of the last refusal.
    * @throws ApiError when the API server refuses the Job
    */
-  async #createJob(name: string, job: Unsaved<Job>): Promise<void> {
+  async #createJob(name: string, job: Unsaved<Job>, before: string | undefined): Promise<void> {
     try {
       // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
       // not get the response.
       await this.#jobs.create(name, job);
     } catch (error) {
       if (isObjectRefused(error)) {
-        this.#refusals.set(name, error.message);
+        this.#refusals.set(name, refusalMessage(error, before));
       }
       throw error;
     }

@@ -23,7 +23,7 @@ import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
-import { isDeploying, isOverdue, readLive } from './live.ts';
+import { isDeploying, isOverdue, mayBeOutdated, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
 import {
   isBound,
@@ -95,6 +95,9 @@ export class VMReconciler {
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {
     const known = { ...(await observe(this.#options, vm)), resizeRefused: this.#resizeRefused.get(key) };
+    if (mayBeOutdated(known) && !(await this.#writer.isCurrent(vm))) {
+      return { requeueAfterMilliseconds: 0 };
+    }
     const start = await this.#confirmed(known);
     const { observed, findings, outcome } = await this.#runSteps(start);
     this.#remember(key, observed);
