@@ -1,7 +1,9 @@
-/** Exports the number of Emulators. */
-import type { Registry } from 'prom-client';
+/**
+ * Exports the number of Emulators. Only the leader exports the number. Otherwise a sum over all replicas would count each Emulator several
+ * times.
+ */
+import { Gauge, type Registry } from 'prom-client';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
-import { leaderGauge } from '../objects/leadergauge.ts';
 import { EMULATOR_PHASES } from './phase.ts';
 
 /** Functions and caches that the gauge reads for each scrape. */
@@ -12,22 +14,28 @@ export interface EmulatorView {
   readonly namespaces: () => readonly string[];
 }
 
-export function exportEmulatorMetrics(
-  registry: Registry,
-  { isLeader, emulators, namespaces }: EmulatorView,
-): void {
-  leaderGauge(registry, {
+export function exportEmulatorMetrics(registry: Registry, view: EmulatorView): void {
+  const gauge: Gauge<'phase' | 'vm_namespace'> = new Gauge({
     name: 'berth_emulators',
     help: 'Emulators by phase',
-    labelNames: ['phase', 'vm_namespace'],
-    isLeader,
-    measure: (gauge) => {
-      for (const vm_namespace of namespaces()) {
-        EMULATOR_PHASES.forEach((phase) => gauge.set({ phase, vm_namespace }, 0));
-      }
-      for (const { metadata, status } of emulators()) {
-        gauge.inc({ phase: status?.phase ?? 'Pending', vm_namespace: metadata.namespace ?? '' });
-      }
-    },
+    labelNames: ['phase', 'vm_namespace'] as const,
+    registers: [registry],
+    collect: () => count(gauge, view),
   });
+}
+
+function count(
+  gauge: Gauge<'phase' | 'vm_namespace'>,
+  { isLeader, emulators, namespaces }: EmulatorView,
+): void {
+  gauge.reset();
+  if (!isLeader()) {
+    return;
+  }
+  for (const vm_namespace of namespaces()) {
+    EMULATOR_PHASES.forEach((phase) => gauge.set({ phase, vm_namespace }, 0));
+  }
+  for (const { metadata, status } of emulators()) {
+    gauge.inc({ phase: status?.phase ?? 'Pending', vm_namespace: metadata.namespace ?? '' });
+  }
 }

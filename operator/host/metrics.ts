@@ -1,7 +1,6 @@
-/** Metrics of hosts. */
-import type { Registry } from 'prom-client';
+/** Metrics of hosts. Only the leader exports these metrics. Otherwise a sum over all replicas would count each host several times. */
+import { Gauge, type Registry } from 'prom-client';
 import type { Node } from '../../kube/core.ts';
-import { leaderGauge } from '../objects/leadergauge.ts';
 import { isHost, isTooOldOrNew } from './observe.ts';
 
 export interface HostView {
@@ -9,11 +8,14 @@ export interface HostView {
   readonly nodes: () => readonly Readonly<Node>[];
 }
 
-export function exportHostMetrics(registry: Registry, { isLeader, nodes }: HostView): void {
-  leaderGauge(registry, {
+export function exportHostMetrics(registry: Registry, view: HostView): void {
+  const apart = new Gauge({
     name: 'berth_hosts_version_skew',
     help: 'Hosts whose agent is more than one minor release older or newer than the operator',
-    isLeader,
-    measure: (gauge) => gauge.set(nodes().filter((node) => isHost(node) && isTooOldOrNew(node)).length),
+    registers: [registry],
+    collect: () => {
+      const hosts = view.isLeader() ? view.nodes().filter(isHost) : [];
+      apart.set(hosts.filter(isTooOldOrNew).length);
+    },
   });
 }

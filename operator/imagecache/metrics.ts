@@ -1,7 +1,6 @@
-/** Metrics of image caching. */
-import { Counter, type Gauge, type Registry } from 'prom-client';
+/** Metrics of image caching. Only the leader exports the gauge. Otherwise a sum over all replicas would count each host several times. */
+import { Counter, Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { leaderGauge } from '../objects/leadergauge.ts';
 import type { AttemptResult } from './attempt.ts';
 import type { TaskType } from './observed.ts';
 
@@ -15,24 +14,25 @@ export interface CacheView {
 export class CacheMetrics {
   readonly #jobs: Counter<'type' | 'result'>;
 
-  constructor(registry: Registry, { isLeader, entries }: CacheView) {
+  constructor(registry: Registry, view: CacheView) {
+    const registers = [registry];
     this.#jobs = new Counter({
       name: 'berth_cache_jobs_total',
       help: 'Number of ended Jobs for ImageCacheEntries, by type (cache, uncache) and result',
       labelNames: ['type', 'result'] as const,
-      registers: [registry],
+      registers,
     });
     for (const type of ['cache', 'uncache'] as const) {
       for (const result of ['succeeded', 'failed', 'unscheduled'] as const) {
         this.#jobs.inc({ type, result }, 0);
       }
     }
-    leaderGauge(registry, {
+    const hosts: Gauge<'state'> = new Gauge({
       name: 'berth_cache_hosts',
       help: 'Hosts of all ImageCacheEntries by state. A host is counted once for each of its entries',
-      labelNames: ['state'],
-      isLeader,
-      measure: (gauge) => countHosts(gauge, entries()),
+      labelNames: ['state'] as const,
+      registers,
+      collect: () => countHosts(hosts, view),
     });
   }
 
@@ -41,10 +41,14 @@ export class CacheMetrics {
   }
 }
 
-function countHosts(gauge: Gauge<'state'>, entries: ReturnType<CacheView['entries']>): void {
+function countHosts(gauge: Gauge<'state'>, view: CacheView): void {
+  gauge.reset();
+  if (!view.isLeader()) {
+    return;
+  }
   const counts = new Map(STATES.map((state) => [state, 0]));
   const add = (state: string, count: number) => counts.set(state, (counts.get(state) ?? 0) + count);
-  for (const { status } of entries) {
+  for (const { status } of view.entries()) {
     add('Cached', status?.cached ?? 0);
     for (const { state } of status?.nodes ?? []) {
       add(state, 1);

@@ -1,10 +1,12 @@
-/** Metrics of VMs. Every metric has the label `vm_namespace`. */
-import { Counter, type Gauge, Histogram, type Registry } from 'prom-client';
+/**
+ * Metrics of VMs. Every metric has the label `vm_namespace`. Only the leader exports these metrics. Otherwise a sum over all replicas would
+ * count each VM several times.
+ */
+import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
 import { VM_PHASES } from '../../api/v1alpha1/phases.ts';
 import { isReason, type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import { leaderGauge } from '../objects/leadergauge.ts';
 import { PENDING_PHASES } from './phase.ts';
 
 /**
@@ -33,22 +35,23 @@ export class VMMetrics {
 
   constructor(registry: Registry, view: VMView) {
     const registers = [registry];
-    const { isLeader, clock } = view;
-    const labelNames: 'vm_namespace'[] = ['vm_namespace'];
-    leaderGauge(registry, {
+    const pending: Gauge<'vm_namespace'> = new Gauge({
       name: 'berth_pending_vms',
       help: 'VMs that are Pending or on their way to Running (Scheduled, Pulling, Cloning, Starting)',
-      labelNames,
-      isLeader,
-      measure: (gauge) => show(gauge, view, (vms) => vms.length),
+      labelNames: ['vm_namespace'] as const,
+      registers,
+      collect: () => {
+        show(pending, view, (vms) => vms.length);
+      },
     });
-    leaderGauge(registry, {
+    const oldest: Gauge<'vm_namespace'> = new Gauge({
       name: 'berth_oldest_pending_vm_seconds',
       help: 'Age in seconds of the oldest VM that is pending and has never run. The value is 0 if there is no such VM',
-      labelNames,
-      isLeader,
-      measure: (gauge) =>
-        show(gauge, view, (vms) => Math.max(0, ...vms.map((vm) => secondsWithoutRun(vm, clock())))),
+      labelNames: ['vm_namespace'] as const,
+      registers,
+      collect: () => {
+        show(oldest, view, (vms) => Math.max(0, ...vms.map((vm) => secondsWithoutRun(vm, view.clock()))));
+      },
     });
     this.#transitions = new Histogram({
       name: 'berth_vm_phase_transition_seconds',
@@ -66,7 +69,7 @@ export class VMMetrics {
     this.#unanswered = new Counter({
       name: 'berth_vms_unanswered_total',
       help: 'VMs that were deleted because the client that deployed them did not get the answer in time (annotation berth.dev/answer-by)',
-      labelNames,
+      labelNames: ['vm_namespace'] as const,
       registers,
     });
   }
@@ -98,12 +101,16 @@ export class VMMetrics {
   }
 }
 
-/** Sets the gauge of every namespace to the result of `measure` for its pending VMs. */
+/** Sets the gauge of every namespace to the result of `measure` for its pending VMs. Only the leader sets values. */
 function show(
   gauge: Gauge<'vm_namespace'>,
   view: VMView,
   measure: (pending: readonly Readonly<VM>[]) => number,
 ): void {
+  gauge.reset();
+  if (!view.isLeader()) {
+    return;
+  }
   const pending = Map.groupBy(view.vms().filter(isPending), ({ metadata }) => metadata.namespace ?? '');
   for (const vm_namespace of new Set([...view.namespaces(), ...pending.keys()])) {
     gauge.set({ vm_namespace }, measure(pending.get(vm_namespace) ?? []));
