@@ -9,6 +9,7 @@ import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha
 import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
+import { imageObjectName } from './content.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
 import { failureText } from './failure.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
@@ -83,9 +84,7 @@ function nextOperation(observed: ObservedImage): ReturnType<typeof dueOperation>
   const { operation: type, requestedAt } = due;
   const job = latest(observed.jobs, type, requestedAt);
   const task = job !== undefined && isOpen(job) ? taskOf(job.job) : undefined;
-  return task === undefined
-    ? due
-    : { kind: 'operation', type, requestedAt, task, pullSecrets: [], nodeName: undefined };
+  return task === undefined ? due : { kind: 'operation', type, requestedAt, task };
 }
 
 /**
@@ -151,7 +150,7 @@ function buildJob(
   attempt: number,
 ): Unsaved<Job> {
   const { name, namespace = '', uid = '' } = object.metadata;
-  const { type, requestedAt, task, pullSecrets, nodeName } = operation;
+  const { type, requestedAt, task, pullSecrets = [], nodeName } = operation;
   const found = credentialsFor(referencesOf(task), credentials);
   const metadata: Partial<ObjectMeta> = {
     name: jobName(uid, operation, attempt),
@@ -166,7 +165,7 @@ function buildJob(
     metadata,
     workload: 'image',
     task,
-    containerImage: `berth.dev/${namespace}/${name}`,
+    containerImage: imageObjectName(object),
     pullSecrets: pullSecretNames(pullSecrets, found),
     annotations: insecureAnnotation(found),
     placement: {
