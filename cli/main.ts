@@ -35,6 +35,7 @@ void run(process.argv.slice(2), {
   out: writerTo(process.stdout),
   err: (text) => void process.stderr.write(text),
   isForPeople: process.stderr.isTTY,
+  columns: () => process.stderr.columns,
   signal: interrupt.signal,
 }).then((code) => {
   process.exitCode = code;
