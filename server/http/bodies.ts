@@ -44,7 +44,7 @@ function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
   if (schema instanceof z.ZodRecord) {
     return normalizedMap(value, field);
   }
-  if (schema instanceof z.ZodArray && Array.isArray(value) && value.length <= ELEMENTS) {
+  if (schema instanceof z.ZodArray && isShortList(value)) {
     return value.map((element) => normalized(schema.element as z.ZodType, element, field));
   }
   if (schema instanceof z.ZodUnion) {
@@ -55,6 +55,11 @@ function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
     return forms.find(([option, form]) => (option as z.ZodType).safeParse(form).success)?.[1] ?? value;
   }
   return schema instanceof z.ZodObject && isObject(value) ? normalizedObject(schema, value) : value;
+}
+
+/** Reports whether the value is a list whose elements are read. The schema refuses longer lists without reading their elements. */
+function isShortList(value: unknown): value is readonly unknown[] {
+  return Array.isArray(value) && value.length <= ELEMENTS;
 }
 
 /** Returns the map without the entries whose value is null. Values that are no map stay, and the validation refuses them. */
