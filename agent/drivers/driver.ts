@@ -110,7 +110,7 @@ export interface Accelerator {
 
 export interface StopOptions {
   graceMilliseconds: number;
-  /** If this signal aborts, the grace period ends early. */
+  /** If this signal aborts, the grace period ends early, for example because the Pod's grace period was shortened. */
   hurry?: AbortSignal;
 }
 
@@ -197,8 +197,7 @@ export interface Driver {
   start(folder: MachineFolder, plan: LaunchPlan, signal?: AbortSignal): Promise<void>;
   /**
    * Ends a machine. First asks the guest agent, if any, to shut the guest down. If the guest continues to run, the driver presses the
-   * guest's power button. If the process still runs after the grace period, the driver ends the process. The grace period ends early if the
-   * signal `hurry` aborts, for example because the Pod's grace period was shortened. No process is left when the promise resolves. A
+   * guest's power button. Ends the process if it still runs after the grace period, even if the machine's state file is unreadable. A
    * suspended machine loses its saved memory. A paused machine has no grace period, because its guest ignores the power button.
    */
   stop(folder: MachineFolder, options: StopOptions): Promise<void>;
@@ -239,9 +238,12 @@ export interface Driver {
    * driver does not have this function if its machines keep their disks after a failure.
    */
   discard?(folder: MachineFolder): Promise<void>;
-  /** Ends the machine's process without a grace period, and removes all files of the machine. */
+  /** Ends the machine's process without a grace period, and removes all files of the machine, even if its state file is unreadable. */
   delete(folder: MachineFolder): Promise<void>;
+  /** Returns the machine's state, after the end of a step that a dead agent had begun. @throws UnreadableFileError for its state file. */
   inspect(folder: MachineFolder): Promise<MachineState>;
+  /** Returns whether the machine has a live process. Calls of this function may overlap with other calls, because it changes nothing. */
+  hasProcess(folder: MachineFolder): Promise<boolean>;
   /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
   list(): Promise<FoundMachine[]>;
   /**

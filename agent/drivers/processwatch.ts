@@ -4,6 +4,7 @@
  */
 import { findByArgument, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitStatus } from './launch.ts';
+import { UNREADABLE } from './statefile.ts';
 
 /**
  * Time between two checks whether the process lives. The checks are necessary for a process that the agent started before its restart,
@@ -13,12 +14,16 @@ const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 
 /**
  * Returns the live process of a machine; undefined if no process of the machine lives. `state` is the content of the machine's state file.
- * If the agent died before it wrote the process into the state file, the function searches for a process with the argument `mark`.
+ * If the agent died before it wrote the process into the state file, or the state file is unreadable, the function searches for a process
+ * with the argument `mark`.
  */
 export async function liveProcess(
-  state: { live: boolean; process?: ProcessIdentity | undefined } | undefined,
+  state: { live: boolean; process?: ProcessIdentity | undefined } | typeof UNREADABLE | undefined,
   mark: string,
 ): Promise<ProcessIdentity | undefined> {
+  if (state === UNREADABLE) {
+    return await findByArgument(mark);
+  }
   if (state === undefined || !state.live) {
     return undefined;
   }

@@ -3,7 +3,7 @@ import { mkdir, readFile, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import { isMissing, undefinedIf } from '../../base/errors.ts';
+import { isMissing, isOfSystem, messageOf, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
 import { keepReserve } from '../../base/reserve.ts';
 import { Serial } from '../../base/serial.ts';
@@ -21,10 +21,33 @@ export async function makeMachineFolder(root: string, folder: string): Promise<v
   await mkdir(folder, { recursive: true, mode: MACHINE_FOLDER_MODE });
 }
 
-/** Reads a JSON file. Returns undefined if the file is missing. @throws Error when the content does not match the schema. */
+/** Error when a file of a machine cannot be read. */
+export class UnreadableFileError extends Error {
+  /** Whether the content of the file is wrong. If false, the system could not read the file, and a later try can succeed. */
+  readonly isDamaged: boolean;
+
+  constructor(path: string, cause: unknown) {
+    super(`${path}: ${describeFault(cause)}`, { cause });
+    this.isDamaged = !isOfSystem(cause);
+  }
+}
+
+/** Describes in one line why a file could not be read, because a Pod's status shows the text. */
+export function describeFault(error: unknown): string {
+  if (error instanceof z.ZodError) {
+    return error.issues.map(({ path, message }) => `${path.join('.') || 'file'}: ${message}`).join('; ');
+  }
+  return messageOf(error);
+}
+
+/** Reads a JSON file. Returns undefined if the file is missing. @throws UnreadableFileError when the file cannot be read. */
 export async function readParsed<T>(path: string, schema: z.ZodType<T>): Promise<T | undefined> {
-  const text = await undefinedIf(isMissing, readFile(path, 'utf8'));
-  return text === undefined ? undefined : schema.parse(JSON.parse(text));
+  try {
+    const text = await undefinedIf(isMissing, readFile(path, 'utf8'));
+    return text === undefined ? undefined : schema.parse(JSON.parse(text));
+  } catch (error) {
+    throw new UnreadableFileError(path, error);
+  }
 }
 
 /**
@@ -52,6 +75,9 @@ export const runAsSchema = z.object({ uid: z.number().int(), gid: z.number().int
 export const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 export const endSchema = z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() });
 
+/** Result of a read if the state file exists, but cannot be read. */
+export const UNREADABLE = 'unreadable';
+
 /** Fields to set. A field that is set to undefined is removed. */
 export type Change<State> = { [Key in keyof State]?: State[Key] | undefined };
 
@@ -68,8 +94,18 @@ export class StateFile<State extends object> {
     this.#schema = schema;
   }
 
+  /** Returns the state, or undefined if the file is missing. @throws UnreadableFileError when the file cannot be read. */
   async read(): Promise<State | undefined> {
     return await readParsed(this.#path, this.#schema);
+  }
+
+  /** Like {@link read}, for steps that end or remove a machine. These steps must work even if the file is unreadable. */
+  async readIfPossible(): Promise<State | typeof UNREADABLE | undefined> {
+    try {
+      return await this.read();
+    } catch {
+      return UNREADABLE;
+    }
   }
 
   async replace(state: State): Promise<void> {

@@ -74,8 +74,10 @@ class TestHost {
   found: { uid: string }[] = [];
   /** Removes the data of a failed emulator. */
   discard = async (): Promise<void> => void this.calls.push(['discard']);
-  /** State of the VM's machine. */
-  vmState: MachineState = RUNNING;
+  /** Whether the VM's machine has a process. */
+  vmHasProcess = true;
+  /** Number of inspections of the VM's machine. */
+  vmInspections = 0;
   readonly host: Host;
 
   constructor() {
@@ -98,7 +100,14 @@ class TestHost {
       inspect: async () => RUNNING,
       list: async () => this.found,
     };
-    const vms = { inspect: async () => this.vmState, list: async () => this.found };
+    const vms = {
+      hasProcess: async () => this.vmHasProcess,
+      inspect: async () => {
+        this.vmInspections += 1;
+        return RUNNING;
+      },
+      list: async () => this.found,
+    };
     const host = {
       records: new RecordStore(join(this.directory, 'pods')),
       machinesDirectory: join(this.directory, 'machines'),
@@ -290,7 +299,7 @@ describe('an emulator whose VM does not run', () => {
       'has ended unseen',
       (test) => {
         test.saveVM();
-        test.vmState = { kind: 'exited', reason: 'Crashed', message: '' };
+        test.vmHasProcess = false;
       },
     ],
   ])('because it %s is not started', async (_, prepare) => {
@@ -301,6 +310,13 @@ describe('an emulator whose VM does not run', () => {
       message: 'The emulator is waiting for VM desk, which is not running on this host',
     });
     expect(test.calls).toEqual([]);
+  });
+
+  it('is found out without an inspection, which would undo a step of the VM that is under way', async () => {
+    const test = new TestHost();
+    test.saveVM();
+    await STEPS.start(test.host, test.emulator(), OPERATION);
+    expect(test.vmInspections).toBe(0);
   });
 
   it('is tried again every 2 s, as long as its Pod is there', () => {

@@ -140,6 +140,11 @@ export function recordDamaged(
   return unusable(`The agent's record of this machine cannot be read (${path}: ${message})`, document);
 }
 
+/** Returns the failure of a machine whose state file is damaged. Like a machine with an unreadable record, it does not lose a VM's disk. */
+export function stateDamaged(fault: string, document: Readonly<MachineDocument>): MachineFailure {
+  return unusable(`The state of this machine cannot be read (${fault})`, document);
+}
+
 /** Returns the failure of a machine whose record is missing. Like a machine with an unreadable record, it does not lose the disk of a VM. */
 export function recordMissing(document: Readonly<MachineDocument>): MachineFailure {
   return unusable("The agent's record of this machine is missing", document);

@@ -4,7 +4,6 @@
  */
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { event } from './events.ts';
 import { consequenceOf, UNSAVED_MILLISECONDS, waitBefore } from './failure.ts';
@@ -18,10 +17,10 @@ import {
   type OperationKind,
   type Runtime,
   type Step,
-  suspendedBytes,
   type Wanted,
 } from './machine.ts';
 import { isObsolete, plan, type Situation } from './plan.ts';
+import { inspect, situationOf } from './situation.ts';
 import { STEPS } from './steps.ts';
 
 /**
@@ -29,12 +28,6 @@ import { STEPS } from './steps.ts';
  * loop.
  */
 const ROUNDS = 8;
-/**
- * Number of consecutive failed network checks after which a new machine fails. A machine is new if it has never run. One failed check is
- * not enough, because the check can run during a repair of the network.
- */
-const FAULTY_CHECKS = 2;
-
 const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
   create: 'Pulling',
   start: 'Starting',
@@ -103,7 +96,7 @@ export class Machines {
       if (runtime.operation !== undefined) {
         return this.#underWay(runtime, wanted, runtime.operation);
       }
-      runtime.state = await driverOf(this.#host, runtime.record).inspect(runtime.folder);
+      runtime.state = await inspect(this.#host, runtime, wanted);
       if (runtime.state.kind === 'running') {
         runtime.unseen = false;
       }
@@ -118,32 +111,9 @@ export class Machines {
     );
   }
 
-  #situation({ record, state, unseen }: Runtime, wanted: Wanted): Situation {
-    const { monitor, network } = this.#host;
-    const given = monitor.faultyChecks >= FAULTY_CHECKS && network.name === 'nat';
-    return {
-      ...wanted,
-      record,
-      state,
-      unseen,
-      fenced: this.#host.fenced(),
-      networkFault: given ? monitor.host?.message : undefined,
-      diskWish: this.#host.disk.wish(record.uid),
-      noRoomToSuspend: this.#noRoomToSuspend(record),
-    };
-  }
-
-  /**
-   * Returns a message if the host's disk has too little free space to suspend the machine. If other machines are being suspended, the space
-   * that they need does not count as free.
-   */
-  #noRoomToSuspend(record: Readonly<MachineRecord>): string | undefined {
+  #situation(runtime: Runtime, wanted: Wanted): Situation {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
-    const promised = suspending.reduce((sum, other) => sum + suspendedBytes(other.record), 0);
-    const needed = suspendedBytes(record);
-    return needed <= this.#host.disk.roomBytes - promised
-      ? undefined
-      : `its memory needs ${needed} bytes of disk in addition to images.minimumFree, but the host has fewer free bytes`;
+    return situationOf(this.#host, runtime, wanted, suspending);
   }
 
   /** Carries out a planned step. Returns undefined if the step only changed the record, so that the caller plans again. */

@@ -7,9 +7,8 @@ import { waitAfter } from '../../base/backoff.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
-import { failed } from './failure.ts';
+import { failed, stateDamaged } from './failure.ts';
 import type {
   MachineEnd,
   MachineFailure,
@@ -128,7 +127,7 @@ function holdsUser({ emulator, runAs }: Readonly<MachineRecord>): boolean {
   return emulator !== undefined && runAs !== undefined;
 }
 
-function isAlive(state: MachineState): boolean {
+function isAlive(state: Situation['state']): boolean {
   return state.kind === 'running' || state.kind === 'suspended';
 }
 
@@ -147,6 +146,9 @@ function failureOf(situation: Situation, now: number): MachineFailure | undefine
   }
   if (record.created && situation.state.kind === 'absent') {
     return failed(DISK_LOST, 'The folder of the machine is no longer on the host');
+  }
+  if (record.created && situation.state.kind === 'unreadable') {
+    return stateDamaged(situation.state.message, record);
   }
   return undefined;
 }

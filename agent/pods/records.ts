@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { machinePortSchema } from '../../api/v1alpha1/machine.ts';
 import { writeWholeSync } from '../../base/files.ts';
-import { messageOf } from '../../base/errors.ts';
+import { describeFault } from '../drivers/statefile.ts';
 import type { MachineRecord } from './machine.ts';
 
 /**
@@ -83,7 +83,7 @@ export class RecordStore {
       try {
         this.#records.set(uid, readRecord(path, uid));
       } catch (error) {
-        damaged.push({ uid, path, message: describe(error) });
+        damaged.push({ uid, path, message: describeFault(error) });
       }
     }
     this.damaged = damaged;
@@ -153,12 +153,4 @@ function readRecord(path: string, uid: string): MachineRecord {
     throw new Error(`the file contains the record of another machine, ${record.uid}`);
   }
   return record as unknown as MachineRecord;
-}
-
-/** Describes the error in one line, because a Pod's status shows the text. */
-function describe(error: unknown): string {
-  if (error instanceof z.ZodError) {
-    return error.issues.map(({ path, message }) => `${path.join('.') || 'file'}: ${message}`).join('; ');
-  }
-  return messageOf(error);
 }

@@ -36,8 +36,9 @@ export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | und
 export async function requireRunningVM(host: MachineHost, { vm }: EmulatorMachine): Promise<void> {
   const found = machineOf(host, vm.uid);
   const isWanted = recordOfVM(host, vm.uid)?.running === true;
-  const state = isWanted ? await found?.driver.inspect(found.folder) : undefined;
-  if (state?.kind !== 'running') {
+  // An inspection of the VM's machine could overlap with a stop or a suspension of the VM, and would undo it.
+  const isRunning = isWanted && (await found?.driver.hasProcess(found.folder)) === true;
+  if (!isRunning) {
     const message = `The emulator is waiting for VM ${vm.name}, which is not running on this host`;
     throw new ReasonedError('VMNotRunning', message);
   }

@@ -108,6 +108,17 @@ function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
   return { ...facts, ...(due.operation === 'commit' ? { lastCommit: last } : { lastDownload: last }) };
 }
 
+/**
+ * Returns the name of the VM of the next commit, if this VM has no disk to copy, according to the cache. The commit then fails for good, so
+ * the caller must make sure that the VM is current.
+ */
+export function vmWithoutDisk(observed: ObservedImage): string | undefined {
+  const { spec } = observed.object;
+  const due = nextOperation(withFacts(observed, gatherFacts(observed)));
+  const isBlocked = due?.kind === 'blocked' && due.operation === 'commit';
+  return isBlocked && 'commit' in spec ? spec.commit?.vmName : undefined;
+}
+
 function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
   const { object } = observed;
   return { ...observed, object: { ...object, status: { ...object.status, ...facts } } };

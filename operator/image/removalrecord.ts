@@ -10,6 +10,7 @@ import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
+import { type Story, warning } from '../objects/events.ts';
 import { taskJob, taskOf } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
 import { contentAt, gatherFacts, type ImageFacts } from './facts.ts';
@@ -174,7 +175,7 @@ export function contentOwner(job: Job): KubeObject {
 }
 
 /** Returns the Event about content that remains in the storage. `place` names the content's place, and `why` is the reason. */
-export function keptEvent(place: string, why: string) {
+export function keptEvent(place: string, why: string): Story {
   const message = `No image needs ${place} any more, but the storage keeps it: ${why}`;
-  return { type: 'Warning', reason: 'StorageKeepsContent', action: 'Remove', message } as const;
+  return warning('StorageKeepsContent', 'Remove', message);
 }

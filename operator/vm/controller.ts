@@ -8,11 +8,10 @@ import { VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, ReconcileContext, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import type { Recorder } from '../objects/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { SharedReads } from '../../kube/sharedreads.ts';
 import { hostStateChanged } from '../host/observe.ts';
@@ -24,7 +23,7 @@ import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
-import { isDeploying, isOverdue, readLive } from './live.ts';
+import { isDeploying, isOverdue, mayBeOutdated, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
 import {
   isBound,
@@ -55,7 +54,7 @@ const WITHOUT_HOST = 'true';
 const FOLD_MILLISECONDS = 500;
 export interface VMControllerOptions extends Sources {
   readonly consistency: Consistency;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly metrics: VMMetrics;
 }
 
@@ -96,6 +95,9 @@ export class VMReconciler {
 
   async #reconcileVM(key: string, vm: VM): Promise<Result> {
     const known = { ...(await observe(this.#options, vm)), resizeRefused: this.#resizeRefused.get(key) };
+    if (mayBeOutdated(known) && !(await this.#writer.isCurrent(vm))) {
+      return { requeueAfterMilliseconds: 0 };
+    }
     const start = await this.#confirmed(known);
     const { observed, findings, outcome } = await this.#runSteps(start);
     this.#remember(key, observed);

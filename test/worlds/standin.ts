@@ -197,6 +197,10 @@ export class StandInDriver implements DriverOfVMs {
     this.#disks.delete(folder.uid);
   }
 
+  async hasProcess(folder: MachineFolder): Promise<boolean> {
+    return this.machines.get(folder.uid)?.kind === 'running';
+  }
+
   async inspect(folder: MachineFolder): Promise<MachineState> {
     return this.machines.get(folder.uid) ?? { kind: 'absent' };
   }

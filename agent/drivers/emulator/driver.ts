@@ -31,7 +31,7 @@ import {
   type StopOptions,
   StreamRefused,
 } from '../driver.ts';
-import { makeMachineFolder, stateOfFound } from '../statefile.ts';
+import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
 import { acceleration } from './acceleration.ts';
 import { makeFiles, removeFiles } from './files.ts';
 import { type EmulatorContext, EmulatorProcess } from './machine.ts';
@@ -172,7 +172,8 @@ export class EmulatorDriver implements Driver {
     await removeFiles(folder.path);
     // Another machine can now get the Linux user of this machine. So the user is removed from this machine's state file. Otherwise a
     // restarted agent would read there that this machine still has the user.
-    if ((await state.read())?.runAs !== undefined) {
+    const known = await state.readIfPossible();
+    if (known !== UNREADABLE && known?.runAs !== undefined) {
       await state.update({ runAs: undefined });
     }
   }
@@ -191,6 +192,10 @@ export class EmulatorDriver implements Driver {
   async inspect(folder: MachineFolder): Promise<MachineState> {
     const found = await undefinedIf(isMissing, stat(folder.path));
     return found === undefined ? { kind: 'absent' } : await this.#of(folder).process.inspect();
+  }
+
+  async hasProcess(folder: MachineFolder): Promise<boolean> {
+    return (await this.#of(folder).process.process()) !== undefined;
   }
 
   async list(): Promise<FoundMachine[]> {

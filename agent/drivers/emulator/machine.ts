@@ -6,7 +6,7 @@ import { isAlive, type ProcessIdentity, waitForExit } from '../../processes/proc
 import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { MachineFolder, MachineState, StopOptions } from '../driver.ts';
 import { liveProcess, ProcessWatch } from '../processwatch.ts';
-import type { StateFile } from '../statefile.ts';
+import { type StateFile, UNREADABLE } from '../statefile.ts';
 import { logEnd } from '../../console/tail.ts';
 import { processMark } from './arguments.ts';
 import { ConsoleClient, connectInside, killByConsole } from './console.ts';
@@ -68,9 +68,9 @@ export class EmulatorProcess {
     return state?.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the machine's live main process, if any. */
+  /** Returns the machine's live main process, if any. Also finds the process of a machine whose state file is unreadable. */
   async process(): Promise<ProcessIdentity | undefined> {
-    return await liveProcess(await this.state.read(), processMark(this.#folder.uid));
+    return await liveProcess(await this.state.readIfPossible(), processMark(this.#folder.uid));
   }
 
   async start(start: EmulatorStart): Promise<void> {
@@ -95,13 +95,18 @@ export class EmulatorProcess {
   }
 
   async stop(options: StopOptions): Promise<void> {
-    const known = await this.state.read();
+    const known = await this.state.readIfPossible();
     if (known === undefined) {
       return;
+    }
+    if (known === UNREADABLE) {
+      return await this.end();
     }
     const { paused } = await this.state.update({ intent: 'stop' });
     const identity = await this.process();
     this.#watch?.expectExit();
+    // Otherwise the record of an end could continue after this stop, and end the next process.
+    await this.#settling?.catch(() => undefined);
     if (identity !== undefined && options.graceMilliseconds > 0 && !paused) {
       await this.#endInOrder(identity, known, options);
     }

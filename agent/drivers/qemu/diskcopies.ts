@@ -7,6 +7,7 @@ import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
 import { killByArgument } from '../../processes/process.ts';
 import { processUser } from '../../processes/users.ts';
 import { Serial } from '../../../base/serial.ts';
+import { UNREADABLE } from '../statefile.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';
 import { diskReader, requireOwnData } from './files.ts';
@@ -272,7 +273,8 @@ export class DiskCopies {
    */
   async #thaw(hypervisor: Hypervisor | undefined, { thawsFailed }: CopyNote): Promise<boolean> {
     if (hypervisor === undefined) {
-      return (await this.#machine.state.read())?.suspended !== true;
+      const state = await this.#machine.state.readIfPossible();
+      return state === UNREADABLE || state?.suspended !== true;
     }
     if (thawsFailed >= THAW_LIMIT) {
       return false;

@@ -225,6 +225,10 @@ export class QemuDriver implements DriverOfVMs {
     return dpi.addTo(state);
   }
 
+  async hasProcess(folder: MachineFolder): Promise<boolean> {
+    return (await this.#of(folder).machine.process()) !== undefined;
+  }
+
   async list(): Promise<FoundMachine[]> {
     return await findMachines(this.#root, this.#context.logger);
   }

@@ -1,19 +1,21 @@
 /** Controls one QEMU machine: the state file in its folder, its process, and the connection to the process. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { isAlive, killForCertain, waitForExit } from '../../processes/process.ts';
+import { killForCertain, waitForExit } from '../../processes/process.ts';
 import type { ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder, MachineState, StopOptions, VmLaunchPlan } from '../driver.ts';
 import { liveProcess } from '../processwatch.ts';
+import { UNREADABLE } from '../statefile.ts';
 import { processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { Hypervisor } from './hypervisor.ts';
+import { inspectLive } from './inspectlive.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
 import { launchMachine, type MachineContext } from './launch.ts';
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
-import { goOn, guestPoweredOff, isStill, powerOffGuest, processEnded, quit, reconcile } from './runstate.ts';
+import { goOn, guestPoweredOff, powerOffGuest, processEnded, quit } from './runstate.ts';
 import { BEGUN, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers about 30 ms after its start, or after seconds on an overloaded host. */
@@ -26,6 +28,8 @@ export class QemuMachine {
   readonly #context: MachineContext;
   readonly state: StateFile;
   #hypervisor: Hypervisor | undefined;
+  /** The record of an end that is under way. No new process may start meanwhile, because the end would count for this process. */
+  #settling: Promise<MachineFile> | undefined;
   #closed = false;
   #isSilent = false;
 
@@ -37,6 +41,7 @@ export class QemuMachine {
 
   async inspect(): Promise<MachineState> {
     this.#isSilent = false;
+    await this.#settling?.catch(() => undefined);
     let state = await this.state.read();
     if (state === undefined) {
       return { kind: 'stopped' };
@@ -59,9 +64,9 @@ export class QemuMachine {
     return this.#isSilent;
   }
 
-  /** Returns the machine's live process, if any. */
+  /** Returns the machine's live process, if any. Also finds the process of a machine whose state file is unreadable. */
   async process(): Promise<ProcessIdentity | undefined> {
-    return await liveProcess(await this.state.read(), processMark(this.#folder.uid));
+    return await liveProcess(await this.state.readIfPossible(), processMark(this.#folder.uid));
   }
 
   /** Returns the live hypervisor, or undefined if the machine has no live process. */
@@ -107,11 +112,13 @@ export class QemuMachine {
   }
 
   async stop(options: StopOptions): Promise<void> {
-    const known = await this.state.read();
+    const known = await this.state.readIfPossible();
     if (known === undefined) {
       return;
     }
-    await this.state.update({ intent: 'stop' });
+    if (known !== UNREADABLE) {
+      await this.state.update({ intent: 'stop' });
+    }
     const identity = await this.process();
     if (identity !== undefined) {
       const hypervisor = this.#adopt(identity);
@@ -121,11 +128,13 @@ export class QemuMachine {
       }
       await quit(hypervisor, this.#context.logger);
     }
-    this.#letGo();
-    const off = { live: false, suspended: false, paused: false, end: undefined, process: undefined };
-    await this.state.update(off);
-    await forgetMemory(this.#folder.path);
-    await this.#context.cgroups.remove(this.#folder.uid);
+    await this.#ended();
+    // If the state file is unreadable, the saved memory of a suspended machine stays with the disk, because people can need both.
+    if (known !== UNREADABLE) {
+      const off = { live: false, suspended: false, paused: false, end: undefined, process: undefined };
+      await this.state.update(off);
+      await forgetMemory(this.#folder.path);
+    }
   }
 
   async suspend(): Promise<void> {
@@ -147,9 +156,8 @@ export class QemuMachine {
     }
     hypervisor.expectExit();
     await quit(hypervisor, this.#context.logger);
-    this.#letGo();
+    await this.#ended();
     await this.state.update({ live: false, process: undefined });
-    await this.#context.cgroups.remove(this.#folder.uid);
   }
 
   /** Permanently stops watching the machine's process. The agent ignores later events of the process. */
@@ -193,10 +201,9 @@ export class QemuMachine {
     if (identity !== undefined) {
       await killForCertain(identity);
     }
-    this.#letGo();
+    await this.#ended();
     // Perhaps the exit of the process has already been recorded as a crash. This update of the state removes the record of the crash.
     await this.state.update({ intent: 'stop', live: false, process: undefined, end: undefined });
-    await this.#context.cgroups.remove(this.#folder.uid);
     return cause instanceof ReasonedError ? cause : await startError(this.#folder.path, messageOf(cause));
   }
 
@@ -206,26 +213,9 @@ export class QemuMachine {
     if (identity === undefined) {
       return undefined;
     }
-    const hypervisor = this.#adopt(identity);
-    try {
-      const status = await reconcile(hypervisor, identity, this.state, this.#context.logger);
-      if (status === 'gone') {
-        return undefined;
-      }
-      const { pid } = identity;
-      return { kind: 'running', pid, guestStarted: status === 'running', paused: isStill(status) };
-    } catch (error) {
-      if (!(await isAlive(identity))) {
-        return undefined;
-      }
-      this.#isSilent = true;
-      this.#context.logger.warn(
-        { uid: this.#folder.uid, err: error },
-        'The hypervisor of a machine does not answer',
-      );
-      const paused = (await this.state.read())?.paused === true;
-      return { kind: 'running', pid: identity.pid, guestStarted: false, paused };
-    }
+    const { state, isSilent } = await inspectLive(this.#adopt(identity), this.state, this.#context.logger);
+    this.#isSilent = isSilent;
+    return state;
   }
 
   #adopt(identity: ProcessIdentity): Hypervisor {
@@ -240,7 +230,7 @@ export class QemuMachine {
   #open(identity: ProcessIdentity): Hypervisor {
     const hypervisor = new Hypervisor(this.#folder, identity, {
       onEvent: (event) => this.#onEvent(hypervisor, event),
-      onExit: () => this.#background(async () => void (await this.#settle(hypervisor))),
+      onExit: () => this.#background(async () => void (await this.#settle())),
     });
     this.#hypervisor = hypervisor;
     return hypervisor;
@@ -249,6 +239,13 @@ export class QemuMachine {
   #letGo(): void {
     this.#hypervisor?.close();
     this.#hypervisor = undefined;
+  }
+
+  /** Ends the watch of an ended process, and removes its control group. The caller then records the end of the process. */
+  async #ended(): Promise<void> {
+    this.#letGo();
+    await this.#settling?.catch(() => undefined);
+    await this.#context.cgroups.remove(this.#folder.uid);
   }
 
   #onEvent(hypervisor: Hypervisor, { event, data }: QmpEvent): void {
@@ -272,9 +269,15 @@ export class QemuMachine {
     });
   }
 
+  /** Records the end of the machine's process. If several callers notice the end at the same time, the work is done only once. */
+  async #settle(): Promise<MachineFile> {
+    this.#settling ??= this.#recordEnd().finally(() => (this.#settling = undefined));
+    return await this.#settling;
+  }
+
   /** Records the end of the machine's process, and the reason, in the state file. */
-  async #settle(hypervisor?: Hypervisor): Promise<MachineFile> {
-    const status = await (hypervisor ?? this.#hypervisor)?.exitStatus();
+  async #recordEnd(): Promise<MachineFile> {
+    const status = await this.#hypervisor?.exitStatus();
     const kills = await this.#context.cgroups.memoryKills(this.#folder.uid);
     const message = await exitMessage(this.#folder.path, kills > 0 ? OUT_OF_MEMORY : describeExit(status));
     const state = await this.state.change((known) => processEnded(known, message));

@@ -14,6 +14,7 @@ import {
   runAsSchema,
   StateFile as AnyStateFile,
   stateOfFound,
+  UnreadableFileError,
 } from '../statefile.ts';
 
 /**
@@ -160,8 +161,16 @@ const copyNoteSchema = z.object({
 });
 export type CopyNote = z.infer<typeof copyNoteSchema>;
 
+/** Reads the note about a copy of the disk. If its content is damaged, the guest's file systems are perhaps frozen. */
 export async function readCopyNote(folder: string): Promise<CopyNote | undefined> {
-  return await readParsed(join(folder, FILES.copyNote), copyNoteSchema);
+  try {
+    return await readParsed(join(folder, FILES.copyNote), copyNoteSchema);
+  } catch (error) {
+    if (error instanceof UnreadableFileError && error.isDamaged) {
+      return { frozen: true, thawsFailed: 0 };
+    }
+    throw error;
+  }
 }
 
 /**

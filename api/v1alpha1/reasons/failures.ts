@@ -82,7 +82,7 @@ export const FAILURES = {
     seen: MACHINE_FAILURE,
     class: 'final',
     by: 'agent',
-    says: 'The agent cannot read its record of the machine. The disk of the machine stays on the host',
+    says: 'The agent cannot read its record of the machine, or the state file of the machine. The disk of the machine stays on the host',
     todo: 'If you need the disk, copy it from the host; then delete the VM',
   },
   PodEnded: {

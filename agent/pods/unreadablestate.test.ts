@@ -1,0 +1,184 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { ScriptedPeer } from '../../test/wires/scriptedpeer.ts';
+import type { Driver } from '../drivers/driver.ts';
+import { EmulatorDriver } from '../drivers/emulator/driver.ts';
+import { QemuDriver } from '../drivers/qemu/driver.ts';
+import type { Host } from './host.ts';
+import { newRecord, type Runtime, type Step, type Wanted } from './machine.ts';
+import { Machines } from './machines.ts';
+import { RecordStore } from './records.ts';
+
+const UID = '3b6c1a52-8f0e-4d0b-9a53-7e1f2c4d5e6f';
+const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
+const WANTED: Wanted = {
+  pod: undefined,
+  desired: { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
+  desiredHash: 'hash',
+  deletion: undefined,
+  activeDeadline: undefined,
+  graceMilliseconds: 0,
+};
+/** The end of a process takes milliseconds, and longer on a busy machine. */
+const SOON_MILLISECONDS = 15_000;
+
+/** The two drivers, with the names of their files and with an argument of each machine's process. */
+const DRIVERS = {
+  qemu: { state: 'state.json', data: 'disk.qcow2', argument: `guest=berth-${UID}`, keeps: true },
+  emulator: { state: 'emulator.json', data: 'avd/disk', argument: UID, keeps: false },
+};
+
+let directory: string;
+let folder: string;
+let drivers: Map<string, { driver: Driver; accelerators: [] }>;
+let processes: ChildProcess[];
+/** Stands in for a hypervisor that answers. */
+let asked: ScriptedPeer | undefined;
+
+beforeEach(() => {
+  directory = mkdtempSync(join(tmpdir(), 'berth-unreadable-'));
+  folder = join(directory, 'machines', UID);
+  processes = [];
+  const logger = pino({ level: 'silent' });
+  const emulator = { dataDirectory: directory, sdk: undefined, program: undefined, logger };
+  drivers = new Map<string, { driver: Driver; accelerators: [] }>([
+    ['qemu', { driver: new QemuDriver({ dataDirectory: directory, logger }), accelerators: [] }],
+    ['emulator', { driver: new EmulatorDriver(emulator), accelerators: [] }],
+  ]);
+});
+
+afterEach(async () => {
+  for (const { driver } of drivers.values()) {
+    await driver.close();
+  }
+  processes.forEach((process) => process.kill('SIGKILL'));
+  await asked?.close();
+  rmSync(directory, { recursive: true });
+});
+
+/** Makes a machine with a live process and a state file with this content. */
+async function machineOf(
+  driver: keyof typeof DRIVERS,
+  content: string,
+): Promise<{ machines: Machines; runtime: Runtime; hasProcess: () => boolean; hasData: () => boolean }> {
+  const { state, data, argument } = DRIVERS[driver];
+  mkdirSync(join(folder, 'avd'), { recursive: true });
+  writeFileSync(join(folder, state), content);
+  writeFileSync(join(folder, data), 'data');
+  // The shell waits for input that never comes.
+  const process = spawn('sh', ['-c', 'read line', argument], {
+    stdio: ['pipe', 'ignore', 'ignore'],
+    detached: true,
+  });
+  processes.push(process);
+  await once(process, 'spawn');
+  asked = await ScriptedPeer.listen(join(folder, 'qmp.sock'), (socket, { execute, id }) => {
+    const answer = { 'query-status': { status: 'running' }, 'query-chardev': [] }[execute] ?? {};
+    socket.write(`${JSON.stringify({ return: answer, id })}\n`);
+    if (execute === 'system_powerdown') {
+      socket.write('{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}\n');
+    }
+    if (execute === 'quit') {
+      process.kill('SIGKILL');
+    }
+  });
+  const host = {
+    records: new RecordStore(join(directory, 'pods')),
+    drivers,
+    machinesDirectory: join(directory, 'machines'),
+    network: { name: 'user', detach: async () => undefined },
+    images: { release: () => undefined },
+    monitor: { faultyChecks: 0 },
+    disk: { wish: () => undefined, roomBytes: Number.POSITIVE_INFINITY },
+    fenced: () => false,
+    logger: pino({ level: 'silent' }),
+  } as unknown as Host;
+  const document =
+    driver === 'qemu'
+      ? { machine: { vnc: { enabled: false } } as Machine }
+      : { machine: undefined, emulator: {} as EmulatorMachine };
+  const record = newRecord({ uid: UID, key: 'default/a', driver, claim: CLAIM, ...document });
+  Object.assign(record, { created: true, running: true, everRan: true, acknowledged: true, released: false });
+  host.records.save(record);
+  const machines = new Machines(host, () => undefined);
+  return {
+    machines,
+    runtime: machines.runtime(record),
+    hasProcess: () => process.exitCode === null && process.signalCode === null,
+    hasData: () => existsSync(join(folder, data)),
+  };
+}
+
+/** Drives the machine until it needs no further step. Returns the steps. */
+async function settle(machines: Machines, runtime: Runtime, wanted: Wanted): Promise<Step['kind'][]> {
+  const kinds: Step['kind'][] = [];
+  while (kinds.at(-1) !== 'settled' && kinds.length < 10) {
+    kinds.push((await machines.drive(runtime, wanted)).step.kind);
+    await expect.poll(() => runtime.operation, { timeout: SOON_MILLISECONDS }).toBeUndefined();
+  }
+  return kinds;
+}
+
+describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driver) => {
+  it.each([
+    ['damaged', '{"version":1,'],
+    ['of a newer agent', '{"version":2}'],
+    ['empty', ''],
+  ])(
+    'whose state file is %s fails, and its folder goes with its Pod',
+    async (_, content) => {
+      const { machines, runtime, hasProcess, hasData } = await machineOf(driver, content);
+      expect(await settle(machines, runtime, WANTED)).toEqual(['release', 'settled']);
+      const { failure } = runtime.record;
+      expect(failure?.reason).toBe('RecordDamaged');
+      expect(failure?.message).toContain(join(folder, DRIVERS[driver].state));
+      expect(runtime.record.released).toBe(true);
+      await expect.poll(hasProcess).toBe(false);
+      expect(asked?.commands.includes('system_powerdown')).toBe(driver === 'qemu');
+      expect(hasData()).toBe(DRIVERS[driver].keeps);
+
+      const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
+      expect(await settle(machines, runtime, deleted)).toEqual(['remove', 'settled']);
+      expect(existsSync(folder)).toBe(false);
+    },
+    2 * SOON_MILLISECONDS,
+  );
+
+  it(
+    'whose state file cannot be read from the disk does not fail, but is removed with its Pod',
+    async () => {
+      const { machines, runtime, hasProcess, hasData } = await machineOf(driver, '');
+      const file = join(folder, DRIVERS[driver].state);
+      rmSync(file);
+      mkdirSync(file);
+      await expect(machines.drive(runtime, WANTED)).rejects.toThrow(file);
+      expect(runtime.record.failure).toBeUndefined();
+      expect([hasProcess(), hasData()]).toEqual([true, true]);
+
+      const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
+      expect(await settle(machines, runtime, deleted)).toEqual(['release', 'remove', 'settled']);
+      await expect.poll(hasProcess).toBe(false);
+      expect(existsSync(folder)).toBe(false);
+    },
+    2 * SOON_MILLISECONDS,
+  );
+});
+
+it(
+  'a damaged note about a copy of the disk does not keep a machine from its removal',
+  async () => {
+    const { machines, runtime } = await machineOf('qemu', '');
+    writeFileSync(join(folder, 'copy.json'), 'damage');
+    const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
+    expect(await settle(machines, runtime, deleted)).toEqual(['release', 'remove', 'settled']);
+    expect(existsSync(folder)).toBe(false);
+  },
+  SOON_MILLISECONDS,
+);
