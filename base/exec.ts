@@ -1,5 +1,6 @@
 /** Runs other programs without a shell. The caller can limit the time and the output of a program. */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
+import { addAbortListener } from 'node:events';
 import type { FileHandle } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
 import { Readable, type Writable } from 'node:stream';
@@ -104,10 +105,8 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   const { signal, input } = o;
   const child = spawnProgram(program, parameters, o);
   const end = (): void => void kill(child);
-  signal?.addEventListener('abort', end);
-  const ended = endOf(child, o.name ?? program, o).finally(() => {
-    signal?.removeEventListener('abort', end);
-  });
+  const listener = signal && addAbortListener(signal, end);
+  const ended = endOf(child, o.name ?? program, o).finally(() => listener?.[Symbol.dispose]());
   // The program can fail while the caller still reads the output and does not wait for `ended` yet. Without this line, the failure would be
   // an unhandled rejection.
   ended.catch(() => undefined);
@@ -115,9 +114,6 @@ export function start(program: string, parameters: readonly string[], o: StartOp
   // program ended is in its standard error.
   child.stdin?.on('error', () => undefined);
   child.stdin?.end(input);
-  if (signal?.aborted === true) {
-    end();
-  }
   return { pid: child.pid, output: child.stdout ?? Readable.from([]), ended, end };
 }
 

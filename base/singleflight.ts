@@ -1,4 +1,5 @@
 /** Does a piece of work only once if several callers need its result at the same time. */
+import { addAbortListener } from 'node:events';
 
 /** Function that takes the percentage (0–100) of the work that is done. `bytes` is the number of bytes that are done, if it is known. */
 type Progress = (percent: number, bytes?: number) => void;
@@ -98,14 +99,7 @@ class SharedWork<T> {
 
 /** Returns the result of `promise`. @throws the signal's reason when the signal aborts first. */
 async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
-  let leave: () => void = () => undefined;
-  const left = new Promise<never>((_resolve, reject) => {
-    leave = () => reject(signal.reason as Error);
-    signal.addEventListener('abort', leave);
-  });
-  try {
-    return await Promise.race([promise, left]);
-  } finally {
-    signal.removeEventListener('abort', leave);
-  }
+  const { promise: left, reject } = Promise.withResolvers<never>();
+  using _listener = addAbortListener(signal, () => reject(signal.reason));
+  return await Promise.race([promise, left]);
 }

@@ -1,4 +1,5 @@
 /** Functions that wait, and functions that format times in the form that Kubernetes uses. */
+import { addAbortListener } from 'node:events';
 import { setTimeout as delay } from 'node:timers/promises';
 
 /** Longest time of a timer in Node.js, in milliseconds. A longer timer fires after 1 ms. */
@@ -15,16 +16,11 @@ export async function pause(milliseconds: number, signal?: AbortSignal): Promise
 
 /** Waits this number of milliseconds. If the signal aborts, the wait ends early without an error. */
 export async function rest(milliseconds: number, signal: AbortSignal): Promise<void> {
-  if (signal.aborted) {
-    return;
-  }
   const { promise, resolve } = Promise.withResolvers<void>();
   const timer = setTimeout(resolve, milliseconds);
-  const onAbort = () => resolve();
-  signal.addEventListener('abort', onAbort, { once: true });
+  using _listener = addAbortListener(signal, () => resolve());
   await promise;
   clearTimeout(timer);
-  signal.removeEventListener('abort', onAbort);
 }
 
 /** Returns the smallest of the given times or durations. Undefined and NaN are skipped. The result is undefined if no value is left. */

@@ -11,7 +11,7 @@ import { agentVersion, VERSION } from '../api/v1alpha1/version.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import { NODES } from '../kube/core.ts';
-import { type KubeObject, resource } from '../kube/objects.ts';
+import { type KubeObject, namespaced } from '../kube/objects.ts';
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { NodeItem } from '../api/http/node.ts';
 import { CommandError, described } from './errors.ts';
@@ -33,12 +33,7 @@ interface Deployment extends KubeObject {
   readonly spec?: { readonly selector?: { readonly matchLabels?: Readonly<Record<string, string>> } };
 }
 
-export const DEPLOYMENTS = resource<Deployment>({
-  apiVersion: 'apps/v1',
-  kind: 'Deployment',
-  plural: 'deployments',
-  namespaced: true,
-});
+export const DEPLOYMENTS = namespaced<Deployment>('apps/v1', 'Deployment', 'deployments');
 
 export interface Version {
   readonly name: string;

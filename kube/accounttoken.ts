@@ -1,7 +1,6 @@
 /** Makes tokens of service accounts with the TokenRequest API. */
 import type { KubeClient } from './client.ts';
 import { SERVICE_ACCOUNTS } from './core.ts';
-import { apiErrorFrom } from './errors.ts';
 import { pathOf } from './objects.ts';
 
 export interface AccountToken {
@@ -17,12 +16,9 @@ export async function requestToken(
   expirationSeconds: number,
 ): Promise<AccountToken> {
   const path = pathOf(SERVICE_ACCOUNTS, account, 'token');
-  const { status, body, retryAfterMilliseconds } = await client.raw('POST', path, {
+  const { body } = await client.call('POST', path, {
     body: { apiVersion: 'authentication.k8s.io/v1', kind: 'TokenRequest', spec: { expirationSeconds } },
   });
-  if (status >= 400) {
-    throw apiErrorFrom(body, status, retryAfterMilliseconds);
-  }
   const { token, expirationTimestamp } = (body as { status: AccountToken }).status;
   return { token, expirationTimestamp };
 }

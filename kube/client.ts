@@ -180,7 +180,7 @@ export class KubeClient {
         uid === undefined && resourceVersion === undefined ? undefined : { uid, resourceVersion },
     };
     try {
-      await this.#call('DELETE', pathOf(type, ref), { ...options, body });
+      await this.call('DELETE', pathOf(type, ref), { ...options, body });
     } catch (error) {
       if (!isNotFound(error)) {
         throw error;
@@ -188,7 +188,16 @@ export class KubeClient {
     }
   }
 
-  /** Sends any request and returns the server's answer, even if its status is an error. */
+  /** Sends any request and returns the server's answer. */
+  async call(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
+    const answer = await this.raw(method, path, options);
+    if (answer.status >= 400) {
+      throw apiErrorFrom(answer.body, answer.status, answer.retryAfterMilliseconds);
+    }
+    return answer;
+  }
+
+  /** Does the same as {@link call}, but also returns an answer whose status is an error. */
   async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
     return await this.transport.request({
       ...options,
@@ -205,7 +214,7 @@ export class KubeClient {
   ): Promise<List<T> & { continue: string }> {
     const { namespace, labelSelector, fieldSelector } = options;
     const path = pathOf(type, namespaceOf({ namespace }));
-    const answer = await this.#call(
+    const answer = await this.call(
       'GET',
       path + query({ labelSelector, fieldSelector, ...position }),
       options,
@@ -228,19 +237,7 @@ export class KubeClient {
     path: string,
     options: Omit<Request, 'method' | 'path'>,
   ): Promise<T> {
-    return (await this.#call(method, path, options)).body as T;
-  }
-
-  async #call(
-    method: Method,
-    path: string,
-    { body, contentType, signal, deadlineMilliseconds }: Omit<Request, 'method' | 'path'>,
-  ): Promise<Answer> {
-    const answer = await this.raw(method, path, { body, contentType, signal, deadlineMilliseconds });
-    if (answer.status >= 400) {
-      throw apiErrorFrom(answer.body, answer.status, answer.retryAfterMilliseconds);
-    }
-    return answer;
+    return (await this.call(method, path, options)).body as T;
   }
 
   #checkGuard(): void {

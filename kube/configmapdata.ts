@@ -1,6 +1,7 @@
 /** Reads and changes the values of a ConfigMap that might not exist yet. */
-import type { KubeClient } from './client.ts';
-import { CONFIG_MAPS } from './core.ts';
+import { undefinedIf } from '../base/errors.ts';
+import type { KubeClient, WriteOptions } from './client.ts';
+import { CONFIG_MAPS, type ConfigMap } from './core.ts';
 import { isAlreadyExists, unlessMissing } from './errors.ts';
 
 /** Reference to a ConfigMap. */
@@ -28,18 +29,27 @@ export async function writeData(
   ref: ConfigMapRef,
   data: Readonly<Record<string, string | null>>,
 ): Promise<void> {
-  const patched = await unlessMissing(client.mergePatch(CONFIG_MAPS, ref, { data }));
-  if (patched !== undefined) {
-    return;
-  }
   const present = Object.entries(data).filter((one): one is [string, string] => one[1] !== null);
-  try {
-    await client.create(CONFIG_MAPS, { metadata: ref, data: Object.fromEntries(present) });
-  } catch (error) {
-    if (!isAlreadyExists(error)) {
-      throw error;
-    }
+  await patchOrCreate(client, ref, { data }, Object.fromEntries(present));
+}
+
+/**
+ * Applies the merge patch to a ConfigMap, or creates the ConfigMap with `data` if it does not exist. Returns the stored ConfigMap.
+ *
+ * @throws ApiError when the API server refuses.
+ */
+export async function patchOrCreate(
+  client: KubeClient,
+  ref: ConfigMapRef,
+  patch: object,
+  data: Record<string, string>,
+  options: Pick<WriteOptions, 'fieldManager'> = {},
+): Promise<ConfigMap> {
+  const patched = async () => await client.mergePatch(CONFIG_MAPS, ref, patch, options);
+  return (
+    (await unlessMissing(patched())) ??
+    (await undefinedIf(isAlreadyExists, client.create(CONFIG_MAPS, { metadata: ref, data }, options))) ??
     // The ConfigMap did not exist when the patch was sent, but somebody else has created it since. Therefore the patch is sent again.
-    await client.mergePatch(CONFIG_MAPS, ref, { data });
-  }
+    (await patched())
+  );
 }

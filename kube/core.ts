@@ -1,5 +1,5 @@
 /** The built-in types of Kubernetes, with only the fields that Berth uses. At run time, objects keep their other fields. */
-import { type KubeObject, resource } from './objects.ts';
+import { clusterScoped, type KubeObject, namespaced } from './objects.ts';
 import type { LooseCondition, Pod, Taint } from './pod.ts';
 
 export type * from './pod.ts';
@@ -181,89 +181,47 @@ export interface SubjectAccessReview extends KubeObject {
 
 const CORE = 'v1';
 
-export const PODS = resource<Pod>({ apiVersion: CORE, kind: 'Pod', plural: 'pods', namespaced: true });
-export const SERVICE_ACCOUNTS = resource<KubeObject>({
-  apiVersion: CORE,
-  kind: 'ServiceAccount',
-  plural: 'serviceaccounts',
-  namespaced: true,
-});
-export const NODES = resource<Node>({ apiVersion: CORE, kind: 'Node', plural: 'nodes', namespaced: false });
-export const NAMESPACES = resource<Namespace>({
-  apiVersion: CORE,
-  kind: 'Namespace',
-  plural: 'namespaces',
-  namespaced: false,
-});
-export const SECRETS = resource<Secret>({
-  apiVersion: CORE,
-  kind: 'Secret',
-  plural: 'secrets',
-  namespaced: true,
-});
-export const CONFIG_MAPS = resource<ConfigMap>({
-  apiVersion: CORE,
-  kind: 'ConfigMap',
-  plural: 'configmaps',
-  namespaced: true,
-});
-export const ROLE_BINDINGS = resource<RoleBinding>({
-  apiVersion: 'rbac.authorization.k8s.io/v1',
-  kind: 'RoleBinding',
-  plural: 'rolebindings',
-  namespaced: true,
-});
-export const LEASES = resource<Lease>({
-  apiVersion: 'coordination.k8s.io/v1',
-  kind: 'Lease',
-  plural: 'leases',
-  namespaced: true,
-});
-export const EVENTS = resource<Event>({
-  apiVersion: 'events.k8s.io/v1',
-  kind: 'Event',
-  plural: 'events',
-  namespaced: true,
-});
-export const CERTIFICATE_SIGNING_REQUESTS = resource<CertificateSigningRequest>({
-  apiVersion: 'certificates.k8s.io/v1',
-  kind: 'CertificateSigningRequest',
-  plural: 'certificatesigningrequests',
-  namespaced: false,
-});
-export const SERVICES = resource<Service>({
-  apiVersion: CORE,
-  kind: 'Service',
-  plural: 'services',
-  namespaced: true,
-});
-export const ENDPOINT_SLICES = resource<EndpointSlice>({
-  apiVersion: 'discovery.k8s.io/v1',
-  kind: 'EndpointSlice',
-  plural: 'endpointslices',
-  namespaced: true,
-});
-export const SERVICE_CIDRS = resource<ServiceCIDR>({
-  apiVersion: 'networking.k8s.io/v1',
-  kind: 'ServiceCIDR',
-  plural: 'servicecidrs',
-  namespaced: false,
-});
-export const TOKEN_REVIEWS = resource<TokenReview>({
-  apiVersion: 'authentication.k8s.io/v1',
-  kind: 'TokenReview',
-  plural: 'tokenreviews',
-  namespaced: false,
-});
-export const SUBJECT_ACCESS_REVIEWS = resource<SubjectAccessReview>({
-  apiVersion: 'authorization.k8s.io/v1',
-  kind: 'SubjectAccessReview',
-  plural: 'subjectaccessreviews',
-  namespaced: false,
-});
-export const SELF_SUBJECT_REVIEWS = resource<SelfSubjectReview>({
-  apiVersion: 'authentication.k8s.io/v1',
-  kind: 'SelfSubjectReview',
-  plural: 'selfsubjectreviews',
-  namespaced: false,
-});
+export const PODS = namespaced<Pod>(CORE, 'Pod', 'pods');
+export const SERVICE_ACCOUNTS = namespaced<KubeObject>(CORE, 'ServiceAccount', 'serviceaccounts');
+export const NODES = clusterScoped<Node>(CORE, 'Node', 'nodes');
+export const NAMESPACES = clusterScoped<Namespace>(CORE, 'Namespace', 'namespaces');
+export const SECRETS = namespaced<Secret>(CORE, 'Secret', 'secrets');
+export const CONFIG_MAPS = namespaced<ConfigMap>(CORE, 'ConfigMap', 'configmaps');
+export const ROLE_BINDINGS = namespaced<RoleBinding>(
+  'rbac.authorization.k8s.io/v1',
+  'RoleBinding',
+  'rolebindings',
+);
+export const LEASES = namespaced<Lease>('coordination.k8s.io/v1', 'Lease', 'leases');
+export const EVENTS = namespaced<Event>('events.k8s.io/v1', 'Event', 'events');
+export const CERTIFICATE_SIGNING_REQUESTS = clusterScoped<CertificateSigningRequest>(
+  'certificates.k8s.io/v1',
+  'CertificateSigningRequest',
+  'certificatesigningrequests',
+);
+export const SERVICES = namespaced<Service>(CORE, 'Service', 'services');
+export const ENDPOINT_SLICES = namespaced<EndpointSlice>(
+  'discovery.k8s.io/v1',
+  'EndpointSlice',
+  'endpointslices',
+);
+export const SERVICE_CIDRS = clusterScoped<ServiceCIDR>(
+  'networking.k8s.io/v1',
+  'ServiceCIDR',
+  'servicecidrs',
+);
+export const TOKEN_REVIEWS = clusterScoped<TokenReview>(
+  'authentication.k8s.io/v1',
+  'TokenReview',
+  'tokenreviews',
+);
+export const SUBJECT_ACCESS_REVIEWS = clusterScoped<SubjectAccessReview>(
+  'authorization.k8s.io/v1',
+  'SubjectAccessReview',
+  'subjectaccessreviews',
+);
+export const SELF_SUBJECT_REVIEWS = clusterScoped<SelfSubjectReview>(
+  'authentication.k8s.io/v1',
+  'SelfSubjectReview',
+  'selfsubjectreviews',
+);

@@ -1,6 +1,5 @@
 /** Deletes an object that must exist. KubeClient.delete is not used here, because it succeeds for a missing object. */
 import { type KubeClient, query } from './client.ts';
-import { apiErrorFrom } from './errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource } from './objects.ts';
 
 /**
@@ -14,9 +13,5 @@ export async function deleteExisting<T extends KubeObject>(
   ref: Ref,
   { dryRun = false } = {},
 ): Promise<void> {
-  const path = pathOf(type, ref) + query({ dryRun: dryRun ? 'All' : undefined });
-  const { status, body, retryAfterMilliseconds } = await client.raw('DELETE', path);
-  if (status >= 400) {
-    throw apiErrorFrom(body, status, retryAfterMilliseconds);
-  }
+  await client.call('DELETE', pathOf(type, ref) + query({ dryRun: dryRun ? 'All' : undefined }));
 }

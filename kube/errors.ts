@@ -100,12 +100,21 @@ export function isRefused(error: unknown): error is ApiError {
     : error instanceof ApiError && WEBHOOK_DENIAL.test(error.message);
 }
 
+/** Beginning of the message when the API server could not call an admission webhook with the failurePolicy Fail. The status is 500. */
+const WEBHOOK_FAILURE = /^Internal error occurred: failed calling webhook "/;
+
+/** Returns whether the API server did not accept an object, because it could not call an admission webhook. */
+export function isWebhookFailure(error: unknown): error is ApiError {
+  return error instanceof ApiError && WEBHOOK_FAILURE.test(error.message);
+}
+
 /**
- * Returns whether the API server refused an object because of the object: admission refused it, or it is invalid. A
+ * Returns whether the API server did not accept an object, and will not accept it before somebody changes the object or the cluster.
+ * There are three cases: admission refused the object, it is invalid, or an admission webhook cannot be called. A
  * ValidatingAdmissionPolicy refuses with the status of an invalid object.
  */
 export function isObjectRefused(error: unknown): error is ApiError {
-  return isRefused(error) || isInvalid(error);
+  return isRefused(error) || isInvalid(error) || isWebhookFailure(error);
 }
 
 /** Returns whether the API server refused an object because its namespace is being deleted. */

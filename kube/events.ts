@@ -4,6 +4,7 @@
  */
 import { randomUUID } from 'node:crypto';
 import { LRUCache } from 'lru-cache';
+import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { KubeClient } from './client.ts';
 import { type Event, EVENTS, type ObjectReference } from './core.ts';
@@ -72,10 +73,8 @@ export class EventRecorder<Reason extends string> {
   readonly #clock: () => number;
   readonly #recorded = new LRUCache<string, Recorded>({ max: REMEMBERED });
   readonly #buckets = new LRUCache<string, Bucket>({ max: REMEMBERED });
-  readonly #waiting: (() => Promise<void>)[] = [];
-  /** Settles when all waiting Events have been sent. They are sent one after another. */
-  #sender: Promise<void> = Promise.resolve();
-  #isSending = false;
+  /** Sends the Events one at a time. If many wait, some are sent late. The changes that the Events describe are not delayed. */
+  readonly #sender = new PQueue({ concurrency: 1 });
 
   constructor(client: KubeClient, options: EventRecorderOptions) {
     this.#client = client;
@@ -111,9 +110,10 @@ export class EventRecorder<Reason extends string> {
   async flush(milliseconds: number): Promise<void> {
     const { promise: late, resolve } = Promise.withResolvers<void>();
     const timer = setTimeout(resolve, milliseconds);
-    await Promise.race([this.#sender, late]);
+    await Promise.race([this.#sender.onIdle(), late]);
     clearTimeout(timer);
-    const { length: dropped } = this.#waiting.splice(0);
+    const { size: dropped } = this.#sender;
+    this.#sender.clear();
     if (dropped > 0) {
       this.#count('dropped', dropped);
       this.#options.logger.warn({ dropped, milliseconds }, 'the process ended before these Events were sent');
@@ -210,24 +210,12 @@ export class EventRecorder<Reason extends string> {
 
   /** Queues a job (a request that writes an Event). Returns false when too many jobs wait already. */
   #send(job: () => Promise<void>): boolean {
-    if (this.#waiting.length >= WAITING) {
+    if (this.#sender.size >= WAITING) {
       this.#count('dropped');
       return false;
     }
-    this.#waiting.push(job);
-    if (!this.#isSending) {
-      this.#sender = this.#drain();
-    }
+    void this.#sender.add(job);
     return true;
-  }
-
-  /** Sends the waiting Events one at a time. If many wait, some are sent late. The changes that the Events describe are not delayed. */
-  async #drain(): Promise<void> {
-    this.#isSending = true;
-    for (let job = this.#waiting.shift(); job !== undefined; job = this.#waiting.shift()) {
-      await job();
-    }
-    this.#isSending = false;
   }
 
   #count(result: 'created' | 'patched' | 'limited' | 'dropped' | 'failed', number = 1): void {

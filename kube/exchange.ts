@@ -2,6 +2,7 @@
  * Sends one HTTP request and reads the whole answer into memory. It creates no stream, because bodies have only a few KB. Therefore it
  * takes a quarter less CPU time than undici's `request`.
  */
+import { addAbortListener } from 'node:events';
 import type { IncomingHttpHeaders } from 'node:http';
 import { createGunzip, type Gunzip } from 'node:zlib';
 import type { Dispatcher } from 'undici';
@@ -46,14 +47,9 @@ export async function exchange(
 ): Promise<Exchanged> {
   signal.throwIfAborted();
   const exchanged = new Exchange(onData);
-  const onAbort = () => exchanged.abort(signal.reason);
-  signal.addEventListener('abort', onAbort, { once: true });
-  try {
-    dispatcher.dispatch(options, exchanged);
-    return await exchanged.answer;
-  } finally {
-    signal.removeEventListener('abort', onAbort);
-  }
+  using _listener = addAbortListener(signal, () => exchanged.abort(signal.reason));
+  dispatcher.dispatch(options, exchanged);
+  return await exchanged.answer;
 }
 
 class Exchange implements Dispatcher.DispatchHandler {

@@ -1,4 +1,5 @@
 /** Yields the new versions of one object, or of all objects of a type in a namespace. */
+import { addAbortListener } from 'node:events';
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';
@@ -148,8 +149,7 @@ async function* watch<T extends KubeObject>(
 ): AsyncGenerator<WatchEvent<T>> {
   const { watches, type, from, signal } = following;
   const end = new AbortController();
-  const onAbort = () => end.abort(signal.reason);
-  signal.addEventListener('abort', onAbort, { once: true });
+  using _listener = addAbortListener(signal, () => end.abort(signal.reason));
   const silence = setTimeout(() => end.abort(new DeadlineError('the watch is silent')), SILENCE_MILLISECONDS);
   const { name, ...namespace } = refOf(from);
   const fieldSelector = name === ALL ? undefined : `metadata.name=${name}`;
@@ -169,7 +169,6 @@ async function* watch<T extends KubeObject>(
     }
   } finally {
     clearTimeout(silence);
-    signal.removeEventListener('abort', onAbort);
   }
 }
 

@@ -1,4 +1,5 @@
 /** Keeps a cache with the same objects as the API server. It reads all objects, then watches for changes. A watch that ends is resumed. */
+import { addAbortListener } from 'node:events';
 import type { Logger } from 'pino';
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
@@ -195,9 +196,8 @@ export class Informer<T extends KubeObject> {
   async #watch(signal: AbortSignal, parameters: Record<string, string | boolean | undefined>): Promise<void> {
     const began = performance.now();
     const end = new AbortController();
-    const onAbort = () => end.abort(signal.reason);
+    using _listener = addAbortListener(signal, () => end.abort(signal.reason));
     const silence = setTimeout(() => this.#cut?.('silent'), SILENCE_MILLISECONDS);
-    signal.addEventListener('abort', onAbort, { once: true });
     /** Whether the watch is open, but has not sent anything yet. */
     let isMute = false;
     this.#cut = (reason) => {
@@ -224,7 +224,6 @@ export class Informer<T extends KubeObject> {
     } finally {
       this.#cut = undefined;
       clearTimeout(silence);
-      signal.removeEventListener('abort', onAbort);
     }
   }
 

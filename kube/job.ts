@@ -1,5 +1,5 @@
 /** Jobs, with only the fields that Berth uses. */
-import { type KubeObject, type ObjectMeta, resource } from './objects.ts';
+import { type KubeObject, namespaced, type ObjectMeta } from './objects.ts';
 import type { LooseCondition, PodSpec } from './pod.ts';
 
 export interface JobSpec {
@@ -23,4 +23,4 @@ export interface Job extends KubeObject {
   };
 }
 
-export const JOBS = resource<Job>({ apiVersion: 'batch/v1', kind: 'Job', plural: 'jobs', namespaced: true });
+export const JOBS = namespaced<Job>('batch/v1', 'Job', 'jobs');

@@ -52,15 +52,11 @@ export interface LeaderElection {
 
 /** Tries to acquire the lease until `signal` aborts. Only the local clock measures the lease's age, because clocks of computers differ. */
 export function runLeaderElection(options: LeaderElectionOptions): LeaderElection {
-  const candidate = new Candidate(options);
-  return {
-    isHeld: () => candidate.isHeld(),
-    release: () => candidate.release(),
-    done: candidate.run(),
-  };
+  return new Candidate(options);
 }
 
-class Candidate {
+class Candidate implements LeaderElection {
+  readonly done: Promise<void>;
   readonly #options: LeaderElectionOptions;
   readonly #timings: LeaseTimings;
   readonly #releasing = new AbortController();
@@ -77,6 +73,7 @@ class Candidate {
   constructor(options: LeaderElectionOptions) {
     this.#options = options;
     this.#timings = { ...LEASE_TIMINGS, ...options.lease };
+    this.done = this.#run();
   }
 
   isHeld(): boolean {
@@ -98,7 +95,7 @@ class Candidate {
     }
   }
 
-  async run(): Promise<void> {
+  async #run(): Promise<void> {
     this.#setLeading(false);
     await this.#standBy();
     if (!this.#leading) {

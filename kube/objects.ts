@@ -68,9 +68,22 @@ export interface Ref {
   name: string;
 }
 
-/** Returns the definition unchanged. Only its TypeScript type changes: `T` is the type of the objects. */
-export function resource<T extends KubeObject>(definition: Omit<Resource<T>, 'example'>): Resource<T> {
-  return definition;
+/** Returns the type of objects that belong to a namespace. `T` is the TypeScript type of the objects. */
+export function namespaced<T extends KubeObject>(
+  apiVersion: string,
+  kind: string,
+  plural: string,
+): Resource<T> {
+  return { apiVersion, kind, plural, namespaced: true };
+}
+
+/** Returns the type of objects that belong to the whole cluster. `T` is the TypeScript type of the objects. */
+export function clusterScoped<T extends KubeObject>(
+  apiVersion: string,
+  kind: string,
+  plural: string,
+): Resource<T> {
+  return { apiVersion, kind, plural, namespaced: false };
 }
 
 /** Returns the key that caches and queues use for an object: `namespace/name`, or `name` for a cluster-scoped object. */

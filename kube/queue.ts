@@ -16,6 +16,28 @@ export interface Ready {
   since: number;
 }
 
+/** The keys that are ready, each with the time since which it is ready. */
+class Lane extends Map<string, number> {
+  /** Iterator over the keys that were not taken. A new iterator for each key would pass over all keys that were taken before. */
+  #untaken = this.entries();
+
+  /** Removes and returns the key that was added first. The result is undefined if there is no key. */
+  takeFirst(): Ready | undefined {
+    let { value } = this.#untaken.next();
+    if (value === undefined) {
+      // An iterator that has reached the end does not return keys that are added later.
+      this.#untaken = this.entries();
+      ({ value } = this.#untaken.next());
+    }
+    if (value === undefined) {
+      return undefined;
+    }
+    const [key, since] = value;
+    this.delete(key);
+    return { key, since };
+  }
+}
+
 /**
  * Work queue of keys. A key is in the queue at most once, and no worker gets a key that another worker still works on. If a key is added
  * while a worker works on it, it becomes ready after that work. If a key is added with several delays, the earliest applies. Urgent keys
@@ -23,8 +45,8 @@ export interface Ready {
  * keys that are not urgent.
  */
 export class WorkQueue {
-  readonly #urgent = new Map<string, number>();
-  readonly #ready = new Map<string, number>();
+  readonly #urgent = new Lane();
+  readonly #ready = new Lane();
   readonly #working = new Set<string>();
   /** Keys that were added while a worker worked on them. The value is true if one of the additions was urgent. */
   readonly #addedWhileWorking = new Map<string, boolean>();
@@ -87,11 +109,11 @@ export class WorkQueue {
     const turnOfOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;
     const lanes = turnOfOthers ? [this.#ready, this.#urgent] : [this.#urgent, this.#ready];
     for (const lane of lanes) {
-      for (const [key, since] of lane) {
-        lane.delete(key);
-        this.#working.add(key);
+      const first = lane.takeFirst();
+      if (first !== undefined) {
+        this.#working.add(first.key);
         this.#taken += 1;
-        return { key, since };
+        return first;
       }
     }
     return undefined;

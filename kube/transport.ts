@@ -1,5 +1,6 @@
 /** Sends requests to one API server. Bodies are plain JSON, and all requests share one pool of keep-alive connections. */
 import type { Registry } from 'prom-client';
+import { addAbortListener } from 'node:events';
 import type { Socket } from 'node:net';
 import type { Dispatcher, Pool } from 'undici';
 import { Backoff } from '../base/backoff.ts';
@@ -126,14 +127,12 @@ export class Transport {
     // A credential plug-in can ask a person to sign in. Therefore it has its own time limit, and the request's time limit begins later.
     await this.#token.token();
     const limit = new AbortController();
-    const onAbort = () => limit.abort(signal?.reason);
+    using _listener = signal && addAbortListener(signal, () => limit.abort(signal.reason));
     const timer = setTimeout(() => limit.abort(deadlineError(request)), deadlineMilliseconds);
-    signal?.addEventListener('abort', onAbort, { once: true });
     try {
       return await this.#attempts(request, limit.signal);
     } finally {
       clearTimeout(timer);
-      signal?.removeEventListener('abort', onAbort);
     }
   }
 

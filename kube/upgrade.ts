@@ -1,4 +1,5 @@
 /** Opens upgraded connections through the API server, for example to a Pod. */
+import { addAbortListener } from 'node:events';
 import { request } from 'node:https';
 import type { Socket } from 'node:net';
 import type { Readable } from 'node:stream';
@@ -48,8 +49,7 @@ export async function requestUpgrade(
   const late = (): void =>
     void asked.destroy(new DeadlineError(`POST ${path.split('?')[0]}: no answer in time`));
   const timer = setTimeout(late, ANSWER_MILLISECONDS);
-  const onAbort = (): void => void asked.destroy(signal.reason as Error);
-  signal.addEventListener('abort', onAbort, { once: true });
+  using _listener = addAbortListener(signal, () => asked.destroy(signal.reason as Error));
   // This listener is never removed, because an error without a listener would end the process.
   asked.on('error', reject);
   asked.once('upgrade', (_response, socket: Socket, head: Buffer) => {
@@ -64,7 +64,6 @@ export async function requestUpgrade(
     return await promise;
   } finally {
     clearTimeout(timer);
-    signal.removeEventListener('abort', onAbort);
   }
 }
 

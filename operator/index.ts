@@ -1,11 +1,10 @@
 /** Creates the watches and every controller. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
 import { Controller, type ControllerOptions } from '../kube/controller.ts';
-import type { EventRecorder } from '../kube/events.ts';
+import type { Recorder } from './objects/events.ts';
 import type { Informer } from '../kube/informer.ts';
 import { type KubeObject, refOf } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
@@ -36,7 +35,7 @@ const FEW_WORKERS = 4;
 export interface OperatorOptions {
   readonly client: KubeClient;
   readonly config: OperatorConfig;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly registry: Registry;
   readonly logger: Logger;
   /** Returns the current time in milliseconds since the epoch. */

@@ -5,18 +5,16 @@
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
-import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
-import { kinds } from '../api/v1alpha1/kinds.ts';
-import { API_VERSION, GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
+import { GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { CONFIG_MAPS, LEASES, NODES, PODS, ROLE_BINDINGS } from '../kube/core.ts';
 import { isConflict, unlessMissing } from '../kube/errors.ts';
-import { keyOf, type KubeObject, type Resource, resource } from '../kube/objects.ts';
+import { clusterScoped, keyOf, type KubeObject, namespaced, type Resource } from '../kube/objects.ts';
 import { undefinedIf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
 import { isReady } from './host/observe.ts';
-import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, KINDS } from '../api/v1alpha1/resources.ts';
 
 /** Kinds whose objects have machines. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
@@ -34,14 +32,13 @@ const RIGHTS = 'berth-uninstall';
 /** Kinds whose objects have finalizers of the operator and remain after the uninstallation. */
 const HELD_KINDS: readonly Resource<KubeObject>[] = [IMAGES, ISOS, IMAGE_CACHE_ENTRIES];
 
-const DEPLOYMENTS = workload('Deployment', 'deployments');
-const DAEMON_SETS = workload('DaemonSet', 'daemonsets');
-const CLUSTER_ROLE_BINDINGS = resource<KubeObject>({
-  apiVersion: 'rbac.authorization.k8s.io/v1',
-  kind: 'ClusterRoleBinding',
-  plural: 'clusterrolebindings',
-  namespaced: false,
-});
+const DEPLOYMENTS = namespaced<KubeObject>('apps/v1', 'Deployment', 'deployments');
+const DAEMON_SETS = namespaced<KubeObject>('apps/v1', 'DaemonSet', 'daemonsets');
+const CLUSTER_ROLE_BINDINGS = clusterScoped<KubeObject>(
+  'rbac.authorization.k8s.io/v1',
+  'ClusterRoleBinding',
+  'clusterrolebindings',
+);
 
 export interface UninstallOptions {
   /** Namespace of the operator and the agents. */
@@ -128,11 +125,7 @@ async function giveUpRights(
 
 async function remove(client: KubeClient, options: UninstallOptions, logger: Logger): Promise<void> {
   const signal = AbortSignal.timeout(options.timeoutMilliseconds);
-  const wanted = kinds(DEFAULT_DISPLAY_DPI_MAXIMUM)
-    .filter(({ kind }) => options.allKinds || MACHINE_KINDS.has(kind))
-    .map(({ kind, plural, namespaced }) =>
-      resource<KubeObject>({ apiVersion: API_VERSION, kind, plural, namespaced }),
-    );
+  const wanted = KINDS.filter(({ kind }) => options.allKinds || MACHINE_KINDS.has(kind));
   if (options.drain) {
     await drain(client, wanted, signal, logger);
   } else {
@@ -290,8 +283,4 @@ async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Pr
     }
     await pause(LOOK_MILLISECONDS);
   }
-}
-
-function workload(kind: string, plural: string): Resource<KubeObject> {
-  return resource<KubeObject>({ apiVersion: 'apps/v1', kind, plural, namespaced: true });
 }

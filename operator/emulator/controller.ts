@@ -3,14 +3,13 @@
  */
 import type { Logger } from 'pino';
 import { emulatorStatusSchema, type Emulator, type EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { soonest } from '../../base/time.ts';
 import type { Cache } from '../../kube/cache.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import type { Recorder } from '../objects/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
@@ -49,7 +48,7 @@ export const EMULATORS_BY_VM = 'vm';
 
 export interface EmulatorControllerOptions extends Sources {
   readonly consistency: Consistency;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
 }
 
 export class EmulatorReconciler {

@@ -1,10 +1,8 @@
 /** Records Events of an Emulator: one for each change that matters to users. */
 import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
-import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
-import type { EventRecorder, EventText } from '../../kube/events.ts';
+import { type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { conditionIn } from '../objects/conditions.ts';
-
-type Story = EventText<SaidReason>;
+import { normal, type Recorder, type Story, warning } from '../objects/events.ts';
 
 /**
  * Reasons why an Emulator that was just created together with its VM is not scheduled yet. These reasons are not faults, so the Event about
@@ -13,11 +11,7 @@ type Story = EventText<SaidReason>;
 const WAITING: ReadonlySet<string> = new Set<Reason>(['VMNotFound', 'VMNotRunning']);
 
 /** Records Events for the changes from an Emulator's last status to the next. */
-export function recordTransition(
-  recorder: EventRecorder<SaidReason>,
-  emulator: Emulator,
-  next: EmulatorStatus,
-): void {
+export function recordTransition(recorder: Recorder, emulator: Emulator, next: EmulatorStatus): void {
   const last = emulator.status;
   for (const story of [...placed(emulator, next), ...heldUp(last, next), ...moved(last, next)]) {
     recorder.event(emulator, story);
@@ -25,7 +19,7 @@ export function recordTransition(
 }
 
 /** Records the Event of an Emulator that is deleted because its VM stopped. */
-export function recordDeletion(recorder: EventRecorder<SaidReason>, emulator: Emulator): void {
+export function recordDeletion(recorder: Recorder, emulator: Emulator): void {
   const message = `The Emulator is deleted, because VM ${emulator.spec.vmName} is not running and whenVMStops is Delete`;
   recorder.event(emulator, normal('VMNotRunning', 'Ending', message));
 }
@@ -44,8 +38,8 @@ function heldUp(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[]
     return [];
   }
   const { reason, message } = now;
-  const type = WAITING.has(reason) ? 'Normal' : 'Warning';
-  return [{ type, reason: saidReason(reason, 'Pending'), action: 'Scheduling', message }];
+  const story = WAITING.has(reason) ? normal : warning;
+  return [story(saidReason(reason, 'Pending'), 'Scheduling', message)];
 }
 
 function moved(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[] {
@@ -61,13 +55,9 @@ function moved(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[] 
       ];
     case 'Failed': {
       const { reason, message = '' } = conditionIn(next, 'Ready') ?? {};
-      return [{ type: 'Warning', reason: saidReason(reason, 'MachineFailed'), action: 'Running', message }];
+      return [warning(saidReason(reason, 'MachineFailed'), 'Running', message)];
     }
     default:
       return [];
   }
-}
-
-function normal(reason: Reason, action: string, message: string): Story {
-  return { type: 'Normal', reason, action, message };
 }

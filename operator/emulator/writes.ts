@@ -8,6 +8,8 @@ import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
+import { conditionIn } from '../objects/conditions.ts';
+import { refusalMessage } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
 import { nodeOf } from '../vm/observe.ts';
 import { isPodOf, type Observed, podKeyOf, type Sources } from './observe.ts';
@@ -42,8 +44,8 @@ export class EmulatorWriter {
 
   /**
    * Executes one request. Returns the observed state after the request.
-   * @throws ApiError for an error that the status of the Emulator does not report: a response with the HTTP code 409 or 5xx, or a missing
-   * permission of the operator. A later attempt can succeed.
+   * @throws ApiError for an error that the status of the Emulator does not report, for example a conflict, a missing permission of the
+   * operator, or a failure of the API server itself. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -123,7 +125,8 @@ export class EmulatorWriter {
       return pod === undefined ? await this.readPod(observed) : { observed: { ...observed, pod } };
     } catch (error) {
       if (isObjectRefused(error)) {
-        return { observed, blocked: { reason: 'PodRefused', message: error.message } };
+        const message = refusalMessage(error, conditionIn(emulator.status, 'Scheduled')?.message);
+        return { observed, blocked: { reason: 'PodRefused', message } };
       }
       throw error;
     }

@@ -11,9 +11,8 @@
  */
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
-import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
-import { undefinedIf } from '../../base/errors.ts';
-import { isAlreadyExists, unlessMissing } from '../../kube/errors.ts';
+import { patchOrCreate } from '../../kube/configmapdata.ts';
+import type { ConfigMap } from '../../kube/core.ts';
 import type { Informer, InformerOptions } from '../../kube/informer.ts';
 import { keyOf, type Ref } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -67,14 +66,7 @@ export class HostApprovals {
     const latest = Number.isNaN(known) ? until : Math.max(known, until);
     const added = { [name]: new Date(latest).toISOString() };
     const patch = { metadata: { resourceVersion }, data: { ...this.#ended(), ...added } };
-    const options = { fieldManager: FIELD_MANAGER };
-    const stored =
-      (await unlessMissing(client.mergePatch(CONFIG_MAPS, ref, patch, options))) ??
-      (await undefinedIf(
-        isAlreadyExists,
-        client.create(CONFIG_MAPS, { metadata: ref, data: added }, options),
-      )) ??
-      (await client.mergePatch(CONFIG_MAPS, ref, patch, options));
+    const stored = await patchOrCreate(client, ref, patch, added, { fieldManager: FIELD_MANAGER });
     this.#consistency.wrote(APPROVALS_NAME, approvals, stored.metadata.resourceVersion ?? '');
   }
 

@@ -5,13 +5,12 @@
 import type { Logger } from 'pino';
 import { timestamp } from '../../base/time.ts';
 import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import { type ConfigMap, type Node, NODES } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import { type Recorder, warning } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
@@ -24,7 +23,7 @@ export interface HostControllerOptions {
   /** Nodes that claim to be hosts. */
   readonly nodes: Informer<Node>;
   readonly approvals: HostApprovals;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly config: OperatorConfig;
   /** Returns the current time in milliseconds since the epoch. */
   readonly clock: () => number;
@@ -64,8 +63,7 @@ export class HostReconciler {
     const { name, uid, resourceVersion } = node.metadata;
     if (!this.#options.approvals.has(name)) {
       const message = `Node ${name} claims to be a host, but Berth approved no certificate for its name. If it is a host, run: kubectl label node ${name} ${HOST_MARK}=${HOST_VALUE}`;
-      const event = { type: 'Warning', reason: 'NotMarkedAsHost', action: 'Marking', message } as const;
-      this.#options.recorder.event(node, event);
+      this.#options.recorder.event(node, warning('NotMarkedAsHost', 'Marking', message));
       return;
     }
     logger.info({ host: name }, 'marking a Node as a host');

@@ -4,17 +4,17 @@
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
-import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
+import { type Image, type ImageStatus, imageStatusSchema } from '../../api/v1alpha1/image.ts';
 import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
 import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import type { Recorder } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
@@ -22,15 +22,17 @@ import type { OperatorConfig } from '../config/config.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../../kube/mergepatch.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
+import { refusalMessage } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
 import { originKeys } from './content.ts';
+import { endedJobs } from './endedjobs.ts';
 import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';
 import { observeImage, type ObservedImage } from './observe.ts';
 import { type Place, placeKey } from './place.ts';
-import { planImage } from './plan.ts';
+import { planImage, vmWithoutDisk } from './plan.ts';
 import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
 
 /** Finalizer of Images and ISOs. It delays a deletion while a host prepares a VM from the image. */
@@ -49,7 +51,7 @@ export interface ImageControllerOptions {
   readonly jobs: Informer<Job>;
   readonly taskPods: Informer<Pod>;
   readonly config: OperatorConfig;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly consistency: Consistency;
   readonly clock: () => number;
 }
@@ -82,7 +84,8 @@ export class ImageReconciler {
     if (object === undefined) {
       return undefined;
     }
-    const observed = await this.#withCredentials(observeImage(this.#options, object));
+    const current = await this.#withCurrentVM(observeImage(this.#options, object));
+    const observed = await this.#withCredentials(current);
     const { createJob, status, wakeMilliseconds } = planImage(observed);
     const expiry = expiresAt(object, status);
     if (expiry !== undefined && observed.now >= expiry) {
@@ -93,9 +96,26 @@ export class ImageReconciler {
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
     await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
+    const nextJobAt = await this.#deleteJobs(observed, status);
     const waitsSince = conditionIn(object.status, 'Reconciling')?.lastTransitionTime;
     const wake = refused === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
-    return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
+    return {
+      requeueAfterMilliseconds: soonest(wake, ...[expiry, nextJobAt].map((at) => at && at - observed.now)),
+    };
+  }
+
+  /**
+   * If a commit will fail because its VM has not run, replaces this VM by the VM in the API server. The cache can lack the first run of the
+   * VM, and nobody repeats a commit that failed.
+   */
+  async #withCurrentVM(observed: ObservedImage): Promise<ObservedImage> {
+    const name = vmWithoutDisk(observed);
+    if (name === undefined) {
+      return observed;
+    }
+    const { namespace = '' } = observed.object.metadata;
+    const vm = await unlessMissing(this.#options.client.get(VMS, { namespace, name }));
+    return { ...observed, vm: () => vm };
   }
 
   /** If a Job must be created, adds the registry credentials of the image's namespace to the observed state. */
@@ -165,10 +185,22 @@ export class ImageReconciler {
     } catch (error) {
       if (isObjectRefused(error)) {
         logger.warn({ err: error }, 'a Job for an image was refused');
-        return error.message;
+        return refusalMessage(error, conditionIn(object.status, 'Reconciling')?.message);
       }
       throw error;
     }
+  }
+
+  /**
+   * Deletes the Jobs that have ended long ago. The stored status contains their results.
+   * @returns the time when the next Job is to be deleted, in milliseconds since the epoch
+   */
+  async #deleteJobs(observed: ObservedImage, status: ImageStatus): Promise<number | undefined> {
+    const { due, nextAt } = endedJobs(observed, status);
+    for (const job of due) {
+      await this.#jobs.delete(job, { propagationPolicy: 'Background' });
+    }
+    return nextAt;
   }
 
   async #writeStatus(object: Image | ISO, wanted: object): Promise<void> {

@@ -1,15 +1,11 @@
 /** Records Events of an Image or ISO: when its phase becomes Ready or Failed, and when a commit or push ends. */
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { saidReason } from '../../api/v1alpha1/reasons.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import { normal, type Recorder, warning } from '../objects/events.ts';
 
-export function recordImageEvents(
-  recorder: EventRecorder<SaidReason>,
-  object: Image | ISO,
-  next: ImageStatus,
-): void {
+export function recordImageEvents(recorder: Recorder, object: Image | ISO, next: ImageStatus): void {
   const last: ImageStatus = object.status ?? {};
   if (next.phase !== last.phase) {
     phaseEvent(recorder, object, next);
@@ -29,11 +25,7 @@ interface ActionChange {
   after: ImageStatus['lastPush'];
 }
 
-function actionEvent(
-  recorder: EventRecorder<SaidReason>,
-  object: Image | ISO,
-  { verb, before, after }: ActionChange,
-): void {
+function actionEvent(recorder: Recorder, object: Image | ISO, { verb, before, after }: ActionChange): void {
   if (after?.finishedAt === undefined || after.finishedAt === before?.finishedAt) {
     return;
   }
@@ -41,19 +33,17 @@ function actionEvent(
   recorder.event(
     object,
     result === 'Succeeded'
-      ? { type: 'Normal', reason: ACTION_REASONS[verb].succeeded, action: verb, message: reference }
-      : { type: 'Warning', reason: ACTION_REASONS[verb].failed, action: verb, message },
+      ? normal(ACTION_REASONS[verb].succeeded, verb, reference)
+      : warning(ACTION_REASONS[verb].failed, verb, message),
   );
 }
 
-function phaseEvent(recorder: EventRecorder<SaidReason>, object: Image | ISO, next: ImageStatus): void {
+function phaseEvent(recorder: Recorder, object: Image | ISO, next: ImageStatus): void {
   const ready = conditionIn(next, 'Ready');
   if (next.phase === 'Ready') {
     const message = `The image is ready. Size of its disk: ${next.size ?? 'unknown'}. Digest of its content: ${next.digest ?? 'none'}`;
-    recorder.event(object, { type: 'Normal', reason: 'Ready', action: 'Pull', message });
+    recorder.event(object, normal('Ready', 'Pull', message));
   } else if (next.phase === 'Failed') {
-    const reason = saidReason(ready?.reason, 'Failed');
-    const message = ready?.message ?? '';
-    recorder.event(object, { type: 'Warning', reason, action: 'Pull', message });
+    recorder.event(object, warning(saidReason(ready?.reason, 'Failed'), 'Pull', ready?.message ?? ''));
   }
 }

@@ -7,15 +7,15 @@ import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import { CACHE_FINALIZER, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Cache, Change } from '../../kube/cache.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { isObjectRefused } from '../../kube/errors.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import type { Recorder } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
+import { refusalMessage } from '../objects/refusal.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
@@ -46,7 +46,7 @@ const FOLD_MILLISECONDS = 1_000;
 export interface CacheControllerOptions extends EntrySources {
   readonly client: KubeClient;
   readonly consistency: Consistency;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly metrics: CacheMetrics;
 }
 
@@ -116,11 +116,12 @@ export class ImageCacheReconciler {
       await this.#deleteJob(job);
     }
     planned.ended.forEach((ended) => this.#options.metrics.ended(ended));
+    const before = this.#refusals.get(name);
     this.#refusals.delete(name);
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        await this.#createJob(name, job);
+        await this.#createJob(name, job, before);
       }
     }
     if (planned.isReleased) {
@@ -146,16 +147,17 @@ export class ImageCacheReconciler {
 
   /**
    * Creates a Job. If the API server refuses it, for example because of a quota, the next reconcile stores the message in the status.
+   * `before` is the message of the last refusal.
    * @throws ApiError when the API server refuses the Job
    */
-  async #createJob(name: string, job: Unsaved<Job>): Promise<void> {
+  async #createJob(name: string, job: Unsaved<Job>, before: string | undefined): Promise<void> {
     try {
       // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
       // not get the response.
       await this.#jobs.create(name, job);
     } catch (error) {
       if (isObjectRefused(error)) {
-        this.#refusals.set(name, error.message);
+        this.#refusals.set(name, refusalMessage(error, before));
       }
       throw error;
     }

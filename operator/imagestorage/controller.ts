@@ -5,11 +5,10 @@
 import type { Logger } from 'pino';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import type { Recorder } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { placeKey } from '../image/place.ts';
@@ -28,7 +27,7 @@ const REMOVALS_KEY = 'storage';
 export interface RemovalControllerOptions extends RemovalSources {
   readonly client: KubeClient;
   readonly config: OperatorConfig;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly consistency: Consistency;
   readonly clock: () => number;
 }

@@ -8,11 +8,10 @@ import {
   type RegistryCredential,
   type RegistryCredentials,
 } from '../../api/v1alpha1/registrycredentials.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
-import type { EventText } from '../../kube/events.ts';
 import { unlessMissing } from '../../kube/errors.ts';
+import { type Story, warning } from './events.ts';
 
 /**
  * Reads the credentials of a namespace from the API server with one GET. The credentials are not in a cache, because only a new Pod needs
@@ -58,15 +57,10 @@ export function insecureAnnotation(credentials: readonly RegistryCredential[]): 
 }
 
 /** Returns an Event about registry entries that were ignored when a Pod was created. The result is undefined if none was ignored. */
-export function ignoredEntries(mistakes: readonly string[]): EventText<SaidReason> | undefined {
+export function ignoredEntries(mistakes: readonly string[]): Story | undefined {
   const [first, ...others] = mistakes;
   const more = others.length === 0 ? '' : `, and ${others.length} more mistakes`;
   return first === undefined
     ? undefined
-    : {
-        type: 'Warning',
-        reason: 'RegistryEntryIgnored',
-        action: 'Deploying',
-        message: `ConfigMap ${REGISTRIES_CONFIG_MAP}: ${first}${more}`,
-      };
+    : warning('RegistryEntryIgnored', 'Deploying', `ConfigMap ${REGISTRIES_CONFIG_MAP}: ${first}${more}`);
 }

@@ -5,13 +5,12 @@
 import type { Logger } from 'pino';
 import { undefinedIf } from '../../base/errors.ts';
 import { ADMIN_ROLE } from '../../api/v1alpha1/names.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import { type Namespace, ROLE_BINDINGS, type RoleBinding } from '../../kube/core.ts';
 import { isNamespaceTerminating, unlessMissing } from '../../kube/errors.ts';
-import type { EventRecorder } from '../../kube/events.ts';
+import { type Recorder, warning } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
@@ -29,7 +28,7 @@ interface RoleWatches {
 export interface RoleControllerOptions extends RoleWatches {
   readonly client: KubeClient;
   readonly config: OperatorConfig;
-  readonly recorder: EventRecorder<SaidReason>;
+  readonly recorder: Recorder;
   readonly consistency: Consistency;
 }
 
@@ -84,8 +83,7 @@ export class RoleReconciler {
       // This RoleBinding binds another role, so the operator does not change it. If the operator added groups, the groups would get a role
       // that nobody configured. If the operator deleted the RoleBinding, people would lose rights.
       const message = `RoleBinding ${binding.metadata.name} binds ${binding.roleRef.kind} ${binding.roleRef.name}. Delete this RoleBinding. The operator then creates a correct one`;
-      const event = { type: 'Warning', reason: 'OtherRoleBound', action: 'Binding', message } as const;
-      this.#options.recorder.event(binding, event);
+      this.#options.recorder.event(binding, warning('OtherRoleBound', 'Binding', message));
       return;
     }
     const change = bindingChange(binding, groups);

@@ -2,21 +2,19 @@
 import { timestamp } from '../../base/time.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import { isReason, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
-import type { EventRecorder, EventText } from '../../kube/events.ts';
+import { isReason, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
+import { normal, type Recorder, type Story, warning } from '../objects/events.ts';
 import { toldTrouble } from './disktrouble.ts';
 import type { LostPlacement } from './facts.ts';
-
-type Story = EventText<SaidReason>;
 
 /**
  * Records Events for the changes from a VM's last status to the next. `lost` describes the last attempt on a host, if the operator gave up
  * this attempt.
  */
 export function recordTransition(
-  recorder: EventRecorder<SaidReason>,
+  recorder: Recorder,
   vm: VM,
   next: VMStatus,
   lost: LostPlacement | undefined,
@@ -43,7 +41,7 @@ export function recordTransition(
  * earlier machine might be running.
  */
 export function recordDoubledIdentity(
-  recorder: EventRecorder<SaidReason>,
+  recorder: Recorder,
   vm: VM,
   macAddress: string,
   hosts: readonly string[],
@@ -56,9 +54,15 @@ export function recordDoubledIdentity(
  * Records an Event: the operator deleted the VM, because the client that deployed it did not get the answer in time. `milliseconds` is the
  * time until which the client waited, in milliseconds since the epoch.
  */
-export function recordUnanswered(recorder: EventRecorder<SaidReason>, vm: VM, milliseconds: number): void {
+export function recordUnanswered(recorder: Recorder, vm: VM, milliseconds: number): void {
   const message = `The VM was deleted, because the client that deployed the VM did not receive the answer before ${timestamp(milliseconds)}. Deploy the VM again`;
   recorder.event(vm, warning('DeployUnanswered', 'Ending', message));
+}
+
+/** Records an Event: the API server refused a change of the VM or its Pod. `words` is the message of the API server. */
+export function recordRefusedChange(recorder: Recorder, vm: VM, words: string): void {
+  const message = `The API server refused a change of the VM or its Pod: ${words}`;
+  recorder.event(vm, warning('PodRefused', 'Changing', message));
 }
 
 /** Returns the Event about an attempt that the operator gave up. Only the Event keeps the reason, because the Pod is deleted soon. */
@@ -133,14 +137,6 @@ function phaseStory(next: VMStatus): Story[] {
     return [warning(saidReason(ready?.reason, 'Failed'), 'Running', ready?.message ?? '')];
   }
   return [];
-}
-
-function normal(reason: Reason, action: string, message: string): Story {
-  return { type: 'Normal', reason, action, message };
-}
-
-function warning(reason: SaidReason, action: string, message: string): Story {
-  return { type: 'Warning', reason, action, message };
 }
 
 /** Returns the condition that blocks the deployment: no host, no image, or a refused Pod. The result is undefined if nothing blocks it. */

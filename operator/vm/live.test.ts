@@ -4,6 +4,8 @@ import { MACHINE_CONTAINER, VM_FINALIZER, VM_UID_LABEL } from '../../api/v1alpha
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import type { Node, Pod } from '../../kube/core.ts';
+import type { Result } from '../../kube/controller.ts';
+import { ApiError } from '../../kube/errors.ts';
 import { keyOf, type KubeObject, type Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { VMReconciler, type VMControllerOptions } from './controller.ts';
@@ -34,31 +36,28 @@ const CONTAINER = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: true
 const state = { running: { startedAt: '2030-01-01T00:00:05Z' } };
 const RUNNING = podWith('2', { phase: 'Running', containerStatuses: [{ ...CONTAINER, state }] });
 
-/** Reconciles a VM at the end of its time limit. Its Pod is PENDING in the cache, and `current` in the API server. */
-async function statusAtDeadline(current: Pod): Promise<VM['status']> {
-  const vm = {
+function vmWith(resourceVersion: string, status?: VM['status']): VM {
+  return {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
-    metadata: { name: 'x', namespace: 'ci', uid: 'vm', finalizers: [VM_FINALIZER] },
+    metadata: { name: 'x', namespace: 'ci', uid: 'vm', finalizers: [VM_FINALIZER], resourceVersion },
     spec: { image: 'registry.example/guest:1' },
-    status: { phase: 'Scheduled' },
-  } as VM;
+    ...(status && { status }),
+  };
+}
+
+/** Returns the options of a reconciler whose caches contain the VM and these Pods. */
+function optionsOf(client: object, vm: VM, ...pods: Pod[]): VMControllerOptions {
   const node: Node = { apiVersion: 'v1', kind: 'Node', metadata: { name: 'rack' } };
   const namespace = {
     apiVersion: 'v1',
     kind: 'Namespace',
     metadata: { name: 'kube-system', uid: 'cluster' },
   };
-  const options = {
-    client: {
-      get: async () => current,
-      mergePatch: async (_type: Resource<KubeObject>, _ref: object, { status }: VM) => {
-        vm.status = { ...vm.status, ...status };
-        return vm;
-      },
-    },
+  return {
+    client,
     vms: informer(vm),
-    pods: informer(PENDING),
+    pods: informer(...pods),
     nodes: informer(node),
     vmConfigs: informer(),
     images: informer(),
@@ -70,7 +69,23 @@ async function statusAtDeadline(current: Pod): Promise<VM['status']> {
     config: parseConfig({}, 'test'),
     clock: () => NOW,
   } as unknown as VMControllerOptions;
-  await new VMReconciler(options).reconcile('ci/x', { logger: pino({ level: 'silent' }) });
+}
+
+async function reconcile(options: VMControllerOptions): Promise<Result> {
+  return await new VMReconciler(options).reconcile('ci/x', { logger: pino({ level: 'silent' }) });
+}
+
+/** Reconciles a VM at the end of its time limit. Its Pod is PENDING in the cache, and `current` in the API server. */
+async function statusAtDeadline(current: Pod): Promise<VM['status']> {
+  const vm = vmWith('1', { phase: 'Scheduled' });
+  const client = {
+    get: async () => current,
+    mergePatch: async (_type: Resource<KubeObject>, _ref: object, { status }: VM) => {
+      vm.status = { ...vm.status, ...status };
+      return vm;
+    },
+  };
+  await reconcile(optionsOf(client, vm, PENDING));
   return vm.status;
 }
 
@@ -81,4 +96,38 @@ it('a VM whose machine runs does not fail with DeployTimeout because the cache l
 
 it('a VM whose machine does not run in time fails', async () => {
   expect((await statusAtDeadline(PENDING))?.failure?.reason).toBe('DeployTimeout');
+});
+
+/** Reconciles a VM without a Pod. Returns the kinds that were created, whether the key is ready afterwards, and the result. */
+async function deploy(cached: VM, current: VM) {
+  const created: string[] = [];
+  const client = {
+    get: async (type: Resource<KubeObject>) => {
+      if (type.kind === 'VM') {
+        return current;
+      }
+      throw new ApiError(`no ${type.kind}`, { reason: 'NotFound', status: 404 });
+    },
+    create: async (type: Resource<KubeObject>, object: KubeObject) => {
+      created.push(type.kind);
+      return { ...object, metadata: { ...object.metadata, resourceVersion: '1' } };
+    },
+    mergePatch: async () => cached,
+  };
+  const options = optionsOf(client, cached);
+  const result = await reconcile(options);
+  return { created, isReady: options.consistency.ready('ci/x'), result };
+}
+
+it('a new leader creates no Pod for a VM that has failed, although its cache does not show the failure', async () => {
+  const failure = { reason: 'DeployTimeout', message: '', time: BOUND };
+  expect(await deploy(vmWith('1'), vmWith('2', { failure }))).toEqual({
+    created: [],
+    isReady: false,
+    result: { requeueAfterMilliseconds: 0 },
+  });
+});
+
+it('a VM gets its Pod if the cache shows its current state', async () => {
+  expect((await deploy(vmWith('1'), vmWith('1'))).created).toEqual(['Pod']);
 });

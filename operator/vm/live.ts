@@ -4,6 +4,7 @@
  * whose Pod must be read from the API server.
  */
 import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
+import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import type { SharedReads } from '../../kube/sharedreads.ts';
@@ -22,6 +23,14 @@ export function isDeploying(observed: Observed): boolean {
     needsPod(observed, gatherFacts(observed)) &&
     !isUnresolved(resolve(observed))
   );
+}
+
+/**
+ * Returns true if this reconcile will create the VM's Pod, and no earlier request of the reconcile shows that the VM in the cache is
+ * current. The patch that adds the finalizer of a new VM shows this, because it fails if the VM has changed.
+ */
+export function mayBeOutdated(observed: Observed): boolean {
+  return observed.vm.metadata.finalizers?.includes(VM_FINALIZER) === true && isDeploying(observed);
 }
 
 /**

@@ -24,10 +24,10 @@ function informer(...objects: object[]) {
 }
 
 /**
- * Reconciles a new VM whose Pod a quota refuses, whenever the operator would do so, for this number of seconds. Returns the seconds at
- * which the operator requested the Pod.
+ * Reconciles a new VM whose Pod the API server refuses, whenever the operator would do so, for this number of seconds. Returns the seconds
+ * at which the operator requested the Pod, and the VM's conditions.
  */
-async function attemptsWithin(seconds: number): Promise<number[]> {
+async function refusedFor(seconds: number, refusal: (attempt: number) => ApiError) {
   const vm = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
@@ -39,12 +39,15 @@ async function attemptsWithin(seconds: number): Promise<number[]> {
   let isChanged = false;
   const client = {
     get: async (type: Resource<KubeObject>) => {
+      if (type.kind === 'VM') {
+        return vm;
+      }
       throw new ApiError(`no ${type.kind}`, { reason: 'NotFound', status: 404 });
     },
     create: async (type: Resource<KubeObject>) => {
       if (type.kind === 'Pod') {
         attempts.push((now - BEGIN) / 1000);
-        throw new ApiError(QUOTA, { reason: 'Forbidden', status: 403 });
+        throw refusal(attempts.length);
       }
       return { metadata: { name: 'x' } };
     },
@@ -75,7 +78,12 @@ async function attemptsWithin(seconds: number): Promise<number[]> {
     const result = await reconciler.reconcile('ci/x', { logger: pino({ level: 'silent' }) });
     now += isChanged ? 0 : (result?.requeueAfterMilliseconds ?? Number.POSITIVE_INFINITY);
   }
-  return attempts;
+  return { attempts, conditions: vm.status?.conditions ?? [] };
+}
+
+async function attemptsWithin(seconds: number): Promise<number[]> {
+  const refusal = () => new ApiError(QUOTA, { reason: 'Forbidden', status: 403 });
+  return (await refusedFor(seconds, refusal)).attempts;
 }
 
 it('a Pod that a quota refuses is requested again soon at first, and later once a minute', async () => {
@@ -91,4 +99,20 @@ it('Pods that were refused together are not requested again together', async () 
   const others = (await attemptsWithin(600)).filter((second) => second > 1);
   expect(others.length).toBeGreaterThan(5);
   expect(others.filter((second) => halfway.includes(second))).toEqual([]);
+});
+
+it('a VM tells that a webhook cannot be called, and its Pod is requested again after growing waits', async () => {
+  vi.spyOn(Math, 'random').mockReturnValue(0);
+  const message = (attempt: number) =>
+    `Internal error occurred: failed calling webhook "policy.example": failed to call webhook: Post "https://policy.ns.svc:443/": read tcp 10.0.0.1:${40_000 + attempt}->10.96.0.9:443: read: connection reset by peer`;
+  const { attempts, conditions } = await refusedFor(
+    240,
+    (attempt) => new ApiError(message(attempt), { reason: 'InternalError', status: 500 }),
+  );
+  expect(conditions.find(({ type }) => type === 'Scheduled')).toMatchObject({
+    status: 'False',
+    reason: 'PodRefused',
+    message: expect.stringContaining('failed calling webhook "policy.example"'),
+  });
+  expect(attempts.filter((second) => second > 1).map(Math.floor)).toEqual([10, 21, 42, 84, 144, 204]);
 });

@@ -22,7 +22,9 @@ import {
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
+import { refusalMessage } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
 import { nodeOf, type Observed, type Size } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
@@ -37,10 +39,13 @@ export interface VMWriterOptions {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a request. `blocked` is set if the API server refused the Pod or Secret, or if another Pod already has the name. */
+/** Observed state after a request. */
 export interface Executed {
   readonly observed: Observed;
+  /** Set if the API server refused the new Pod or Secret, or if another Pod already has the name. */
   readonly blocked?: Findings['blocked'];
+  /** Set if the API server refused the change of an existing object. */
+  readonly refused?: ApiError | undefined;
 }
 
 /** A request that creates an object. The API server can refuse the object, or another object can already have its name. */
@@ -60,8 +65,8 @@ export class VMWriter {
 
   /**
    * Executes one request. Returns the observed state after the request.
-   * @throws ApiError for an error that the status of the VM does not report: a response with the HTTP code 409 or 5xx, or a missing
-   * permission of the operator. A later attempt can succeed.
+   * @throws ApiError for an error that the status of the VM does not report, for example a conflict, a missing permission of the
+   * operator, or a failure of the API server itself. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
@@ -70,7 +75,18 @@ export class VMWriter {
       case 'createSecret':
         return await this.#createSecret(observed, write.secret);
       default:
-        return { observed: await this.#change(observed, write) };
+        return await this.#changeUnlessRefused(observed, write);
+    }
+  }
+
+  async #changeUnlessRefused(observed: Observed, write: Exclude<Write, Creation>): Promise<Executed> {
+    try {
+      return { observed: await this.#change(observed, write) };
+    } catch (error) {
+      if (isObjectRefused(error)) {
+        return { observed, refused: error };
+      }
+      throw error;
     }
   }
 
@@ -120,6 +136,21 @@ export class VMWriter {
     return vm?.metadata.uid !== uid;
   }
 
+  /**
+   * Returns true if the VM has not changed since it was read. If it has changed, the next reconcile waits until the cache shows the change.
+   * In a new leader, the cache can lack what the earlier leader wrote, for example the failure of a VM.
+   * @throws ApiError when there is no VM
+   */
+  async isCurrent(vm: VM): Promise<boolean> {
+    const key = keyOf(vm);
+    const current = await this.#options.client.get(VMS, refOf(key));
+    const isSame = current.metadata.resourceVersion === vm.metadata.resourceVersion;
+    if (!isSame) {
+      this.#vms.follow(key, current);
+    }
+    return isSame;
+  }
+
   async #setFinalizer(observed: Observed, isHeld: boolean): Promise<Observed> {
     const { vm } = observed;
     return { ...observed, vm: (await this.#vms.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm };
@@ -133,7 +164,7 @@ export class VMWriter {
         : { observed: { ...observed, pod: created } };
     } catch (error) {
       if (isObjectRefused(error)) {
-        return { observed, blocked: refused(error) };
+        return { observed, blocked: refused(observed, error) };
       }
       throw error;
     }
@@ -146,7 +177,7 @@ export class VMWriter {
       return { observed };
     } catch (error) {
       if (isObjectRefused(error)) {
-        return { observed, blocked: refused(error) };
+        return { observed, blocked: refused(observed, error) };
       }
       throw error;
     }
@@ -225,9 +256,11 @@ export class VMWriter {
 }
 
 /**
- * Returns the condition of a VM whose Pod or Secret was refused by a quota or another admission rule. The condition has the message of the
- * API server.
+ * Returns the condition of a VM whose Pod or Secret was refused by a quota or another admission rule, or because a webhook cannot be called.
+ * The condition has the message of the API server.
  */
-function refused(error: ApiError): NonNullable<Findings['blocked']> {
-  return { condition: 'Scheduled', reason: 'PodRefused', message: error.message };
+function refused({ vm }: Observed, error: ApiError): NonNullable<Findings['blocked']> {
+  const condition = 'Scheduled';
+  const message = refusalMessage(error, conditionIn(vm.status, condition)?.message);
+  return { condition, reason: 'PodRefused', message };
 }

@@ -11,7 +11,7 @@ import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
-import { type OwnerReference, pathOf, resource } from '../../kube/objects.ts';
+import { namespaced, type OwnerReference, pathOf } from '../../kube/objects.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { componentToken } from '../../hack/cluster/tokens.ts';
@@ -22,12 +22,7 @@ import { waitFor } from '../../hack/wait.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const SYSTEM = 'berth-system';
-const DEPLOYMENTS = resource<Manifest>({
-  apiVersion: 'apps/v1',
-  kind: 'Deployment',
-  plural: 'deployments',
-  namespaced: true,
-});
+const DEPLOYMENTS = namespaced<Manifest>('apps/v1', 'Deployment', 'deployments');
 const OWN_KINDS = /^(monitoring\.coreos\.com|cert-manager\.io)\//;
 
 let cluster: Cluster;

@@ -131,8 +131,8 @@ export const FAULTS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Pod. The condition’s message contains the answer of the API server',
-    todo: 'Raise the quota, or change the admission rule that the message names',
+    says: 'The API server refused the Pod, or a change of it. The message contains the answer of the API server',
+    todo: 'Raise the quota, change the admission rule, or repair the webhook that the message names',
   },
   NoFreePort: {
     seen: { VM: ['Ready'], Emulator: ['Ready'], Pod: ['waiting'] },

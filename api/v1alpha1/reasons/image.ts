@@ -208,7 +208,7 @@ export const IMAGE_REASONS = {
     class: 'mendable',
     by: 'operator',
     says: 'The API server refused the Job of the image. The condition’s message contains the answer of the API server',
-    todo: 'Raise the quota, or change the admission rule that the message names',
+    todo: 'Raise the quota, change the admission rule, or repair the webhook that the message names',
   },
   JobFailed: {
     seen: TASK,

@@ -1,0 +1,14 @@
+/** Makes the texts of the operator's Events. */
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
+import type { EventRecorder, EventText } from '../../kube/events.ts';
+
+export type Recorder = EventRecorder<SaidReason>;
+export type Story = EventText<SaidReason>;
+
+export function normal(reason: SaidReason, action: string, message: string): Story {
+  return { type: 'Normal', reason, action, message };
+}
+
+export function warning(reason: SaidReason, action: string, message: string): Story {
+  return { type: 'Warning', reason, action, message };
+}

@@ -1,0 +1,16 @@
+/** Computes the message of an object whose Pod, Secret or Job the API server did not accept. */
+import { type ApiError, isWebhookFailure } from '../../kube/errors.ts';
+
+/** Pattern of the parts in which two errors of one webhook can differ: ports, times and ids of requests. */
+const CHANGING = /[\da-f]+/gi;
+
+/**
+ * Returns the message of the API server for the status. `before` is the message that the status already contains. If a webhook still cannot
+ * be called, the two messages can differ only in a port or a time. The result is then `before`. Otherwise each attempt would change the
+ * status, and each change of the status would cause the next attempt at once.
+ */
+export function refusalMessage(error: ApiError, before: string | undefined): string {
+  const shape = (message: string): string => message.replaceAll(CHANGING, '');
+  const isSame = before !== undefined && isWebhookFailure(error) && shape(before) === shape(error.message);
+  return isSame ? before : error.message;
+}
