@@ -2,7 +2,7 @@
  * Publishes disks of this host. A disk goes to a registry as Berth's own artifact, or as a qcow2 file to the folder of the
  * cluster's image storage.
  */
-import { chmod, chown, mkdir, rename, rm } from 'node:fs/promises';
+import { chmod, chown, mkdir, rename, rm, stat } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
@@ -134,12 +134,13 @@ export class Publisher {
     const partial = partialOf(file);
     await requireAnswer(folder, signal);
     // The agent does not create this folder. In a Pod without the mount, the folder would be lost with the container, and all its disks.
-    if ((await unlessMissing(chmod(folder, FOLDER_MODE).then(() => true))) === undefined) {
+    if ((await unlessMissing(stat(folder))) === undefined) {
       throw new ReasonedError(
         'TaskFailed',
         `${folder} does not exist on this host: mount or create the folder of images.storageFolder`,
       );
     }
+    await chmod(folder, FOLDER_MODE);
     await mkdir(dirname(file), { recursive: true, mode: FOLDER_MODE });
     try {
       // If the agent was killed, a partial file is left. This file is removed, because it can be read-only, and an agent that is not root

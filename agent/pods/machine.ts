@@ -10,6 +10,7 @@ import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineFolder, MachineState } from '../drivers/driver.ts';
+import type { UnreadableState } from '../drivers/statefile.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { NetworkHealth } from '../network/network.ts';
@@ -215,12 +216,6 @@ export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMillis
   readonly changed: () => void;
 }
 
-/** State of a machine whose state file in its folder cannot be read. `message` names the file and the fault. */
-interface UnreadableState {
-  kind: 'unreadable';
-  message: string;
-}
-
 /** State of a machine in this process: its saved record, and values that are not saved. */
 export interface Runtime {
   readonly record: MachineRecord;
@@ -274,10 +269,7 @@ export function newRuntime(record: MachineRecord, machinesDirectory: string): Ru
 
 /** Disk space, in bytes, that the saved state of a suspended machine's devices needs. */
 const SUSPENDED_DEVICES_BYTES = 64 * 1024 * 1024;
-/**
- * Disk space, in bytes, for the memory of a suspended machine's graphics card. QEMU's default for `max_hostmem` limits this memory to the
- * same size.
- */
+/** Disk space, in bytes, for the memory of a suspended machine's graphics card. It is QEMU's default limit `max_hostmem`. */
 const SUSPENDED_SCREEN_BYTES = 256 * 1024 * 1024;
 /**
  * Overhead of suspended memory, as a share of the memory. QEMU adds eight bytes to each page of 4 KiB. To be safe, this share is twice as

@@ -1,13 +1,15 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { createServer, type Server } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import { ScriptedPeer } from '../../test/wires/scriptedpeer.ts';
+import type { Driver } from '../drivers/driver.ts';
 import { EmulatorDriver } from '../drivers/emulator/driver.ts';
 import { allDrivers, type DriverOfEmulators, type HostDriver } from '../drivers/hostdrivers.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
@@ -40,8 +42,10 @@ let folder: string;
 let drivers: Map<string, HostDriver>;
 let emulators: DriverOfEmulators;
 let processes: ChildProcess[];
-/** Stands in for a hypervisor that answers. */
-let asked: ScriptedPeer | undefined;
+/** Answers in place of the machine's hypervisor. */
+let server: Server;
+/** Commands that the hypervisor got. */
+let asked: string[];
 
 beforeEach(() => {
   directory = mkdtempSync(join(tmpdir(), 'berth-unreadable-'));
@@ -59,7 +63,7 @@ afterEach(async () => {
     await driver.close();
   }
   processes.forEach((process) => process.kill('SIGKILL'));
-  await asked?.close();
+  server.close();
   rmSync(directory, { recursive: true });
 });
 
@@ -79,16 +83,23 @@ async function machineOf(
   });
   processes.push(process);
   await once(process, 'spawn');
-  asked = await ScriptedPeer.listen(join(folder, 'qmp.sock'), (socket, { execute, id }) => {
-    const answer = { 'query-status': { status: 'running' }, 'query-chardev': [] }[execute] ?? {};
-    socket.write(`${JSON.stringify({ return: answer, id })}\n`);
-    if (execute === 'system_powerdown') {
-      socket.write('{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}\n');
-    }
-    if (execute === 'quit') {
-      process.kill('SIGKILL');
-    }
-  });
+  asked = [];
+  server = createServer((socket) =>
+    createInterface(socket).on('line', (line) => {
+      const { execute, id } = JSON.parse(line) as { execute: string; id: number };
+      asked.push(execute);
+      const answer = { 'query-status': { status: 'running' }, 'query-chardev': [] }[execute] ?? {};
+      socket.write(`${JSON.stringify({ return: answer, id })}\n`);
+      if (execute === 'system_powerdown') {
+        socket.write('{"event":"SHUTDOWN","data":{"guest":true,"reason":"guest-shutdown"}}\n');
+      }
+      if (execute === 'quit') {
+        process.kill('SIGKILL');
+      }
+    }),
+  );
+  server.listen(join(folder, 'qmp.sock'));
+  await once(server, 'listening');
   const host = {
     records: new RecordStore(join(directory, 'pods')),
     drivers,
@@ -142,7 +153,7 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
       expect(failure?.message).toContain(join(folder, DRIVERS[driver].state));
       expect(runtime.record.released).toBe(true);
       await expect.poll(hasProcess).toBe(false);
-      expect(asked?.commands.includes('system_powerdown')).toBe(driver === 'qemu');
+      expect(asked.includes('system_powerdown')).toBe(driver === 'qemu');
       expect(hasData()).toBe(DRIVERS[driver].keeps);
 
       const deleted = { ...WANTED, deletion: { deadline: Date.now() } };

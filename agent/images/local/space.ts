@@ -119,7 +119,7 @@ export class Space {
    */
   async tidy(): Promise<void> {
     await this.#options.catalog.sweep();
-    await this.#making.run(() => this.#relieve(() => this.#unpressed()));
+    await this.#making.run(() => this.#relieve(() => this.#isUnpressed()));
     await this.#making.run(() => this.#dropOld());
   }
 
@@ -202,10 +202,10 @@ export class Space {
     return (await freeDisk(layout.root)).bytes - minimumFree;
   }
 
-  /** Returns a negative number if a host with disk pressure would keep it. */
-  async #unpressed(): Promise<number> {
+  /** Reports whether disk pressure would end now. */
+  async #isUnpressed(): Promise<boolean> {
     const { layout, minimumFree } = this.#options;
-    return isDiskPressed(await freeDisk(layout.root), minimumFree, true) ? -1 : 0;
+    return !isDiskPressed(await freeDisk(layout.root), minimumFree, true);
   }
 
   async #watch(claim: Claim, full: AbortController): Promise<void> {
@@ -218,7 +218,7 @@ export class Space {
         if (!(await this.#relieve())) {
           const what = `Less than ${minimumFree} bytes are free on the disk with the images of this host`;
           full.abort(new ReasonedError('DiskFull', what));
-        } else if (!(await this.#relieve(() => this.#excessLeft(claim)))) {
+        } else if (!(await this.#relieve(async () => (await this.#excessLeft(claim)) >= 0))) {
           const what = `The image takes more than the expected ${claim.bytes} bytes, and exceeds the ${budget} bytes for all images on this host`;
           full.abort(new ReasonedError('DiskFull', what));
         }
@@ -229,16 +229,16 @@ export class Space {
   }
 
   /**
-   * Removes fetches and images until `left` returns no negative number. By default, this means that `minimumFree` bytes are free. Returns
-   * false when too little space is free and nothing is left to remove.
+   * Removes fetches and images until `isEnough` returns true. By default, this means that `minimumFree` bytes are free. Returns false when
+   * too little space is free and nothing is left to remove.
    */
-  async #relieve(left = () => this.#free()): Promise<boolean> {
-    if ((await left()) >= 0) {
+  async #relieve(isEnough = async () => (await this.#free()) >= 0): Promise<boolean> {
+    if (await isEnough()) {
       return true;
     }
     for (const { remove } of await this.#evictables(undefined)) {
       await remove();
-      if ((await left()) >= 0) {
+      if (await isEnough()) {
         return true;
       }
     }

@@ -9,7 +9,6 @@ import { Backoff } from '../../../../base/backoff.ts';
 import { messageOf } from '../../../../base/errors.ts';
 import { rest } from '../../../../base/time.ts';
 import type { MachineFolder, MachineState } from '../../driver.ts';
-import type { DisplayState } from '../../runningstate.ts';
 import { readBody } from './dbus.ts';
 import { type DBusConnection, DBusError } from './dbusconnection.ts';
 import { connectDisplay } from './socket.ts';
@@ -62,7 +61,7 @@ export class DisplayDpi {
   readonly #machine: Watched;
   readonly #context: DpiContext;
   #following: AbortController | undefined;
-  #shown: DisplayState | undefined;
+  #shown: ReturnType<typeof displayState>;
 
   constructor(folder: MachineFolder, machine: Watched, context: DpiContext) {
     this.#folder = folder;
