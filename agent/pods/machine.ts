@@ -215,19 +215,13 @@ export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMillis
   readonly changed: () => void;
 }
 
-/** State of a machine whose state file in its folder cannot be read. `message` names the file and the fault. */
-interface UnreadableState {
-  kind: 'unreadable';
-  message: string;
-}
-
 /** State of a machine in this process: its saved record, and values that are not saved. */
 export interface Runtime {
   readonly record: MachineRecord;
   readonly folder: MachineFolder;
   operation: Operation | undefined;
-  /** State of the machine at its last inspection by the driver. */
-  state: MachineState | UnreadableState;
+  /** State at the last inspection. `unreadable`: the machine's state file cannot be read; `message` names the file and the fault. */
+  state: MachineState | { kind: 'unreadable'; message: string };
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
   /**
