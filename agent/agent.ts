@@ -25,7 +25,7 @@ import type { Network, NetworkReport } from './network/network.ts';
 import { servingCertificate } from './identity/certificates.ts';
 import { keepCertificates } from './identity/rotation.ts';
 import { hostFacts } from './node/facts.ts';
-import { takeIdentity } from './identity/identity.ts';
+import { joinAgain, takeIdentity } from './identity/identity.ts';
 import { NodeKeeper } from './node/keeper.ts';
 import { NodeLease } from './node/lease.ts';
 import { allocatable } from './node/node.ts';
@@ -198,13 +198,23 @@ export async function runAgent(
     guard.run(signal),
     offers.run(signal, (emulators) => keeper.update({ emulators })),
   ];
-  await takeUpWork({ keeper, pods, kubelet }, signal);
+  const taken = takeUpWork({ keeper, pods, kubelet }, signal);
   if (identity.isNode) {
     running.push(
-      ...keepCertificates({ config, client, transport, server: kubelet, metrics, logger, signal }),
+      ...keepCertificates({
+        config,
+        client,
+        join: () => joinAgain({ config, logger, metrics, signal }),
+        nodeKnown: taken,
+        transport,
+        server: kubelet,
+        metrics,
+        logger,
+        signal,
+      }),
     );
   }
-  await Promise.all(running);
+  await Promise.all([taken, ...running]);
   await drainAndClose([keeper, pods], recorder, [
     kubelet,
     parts.network,

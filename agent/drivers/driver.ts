@@ -7,6 +7,7 @@ import type { ConsoleLog } from '../console/store.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
 import type { SeedFiles } from '../seed/files.ts';
+import type { RunningState } from './runningstate.ts';
 
 /** Folder of a machine: `<data directory>/machines/<pod uid>`. */
 export interface MachineFolder {
@@ -81,24 +82,13 @@ export type MachineState =
   | { kind: 'absent' }
   /** The machine has a folder, but no process. The machine was never started, or the agent stopped it. */
   | { kind: 'stopped' }
-  /**
-   * The hypervisor runs. `guestStarted` means that the virtual CPUs run, as far as the driver knows. The operating system of the guest has
-   * perhaps not booted yet. `paused` means that the virtual CPUs are stopped until {@link Driver.unpause}. The cause is a call of
-   * {@link Driver.pause}, or a write of the guest that failed because the host's disk is full. `display` is absent if the VM asks for no
-   * display, or if the driver does not know the display's state yet.
-   */
-  | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
+  | RunningState
   | { kind: 'suspended' }
   /**
    * The machine ended, but the agent did not request the end. `message` contains the last lines of the hypervisor's log. The machine stays
    * in this state until the agent starts or stops it.
    */
   | { kind: 'exited'; reason: ExitReason; message: string };
-
-/** Whether the guest has the display that its VM asks for. `message` is a sentence for people. */
-export type DisplayState =
-  | { ready: true; reason: 'DisplaySet'; message: string }
-  | { ready: false; reason: 'NoDPI' | 'ScreenCropped'; message: string };
 
 export type ExitReason = 'GuestShutdown' | 'Crashed';
 
@@ -210,7 +200,11 @@ export interface Driver {
   unpause(folder: MachineFolder, signal?: AbortSignal): Promise<void>;
   /** Ends the machine's process without a grace period, and removes all files of the machine, even if its state file is unreadable. */
   delete(folder: MachineFolder): Promise<void>;
-  /** Returns the machine's state, after the end of a step that a dead agent had begun. @throws UnreadableFileError for its state file. */
+  /**
+   * Returns the state of the machine. First completes or cancels a step that the agent had begun when it died.
+   *
+   * @throws UnreadableFileError when the machine's state file cannot be read.
+   */
   inspect(folder: MachineFolder): Promise<MachineState>;
   /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
   list(): Promise<FoundMachine[]>;

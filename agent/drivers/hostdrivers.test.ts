@@ -28,8 +28,12 @@ describe('a host with several drivers', () => {
 
   it('leaves a machine with the driver that made it', () => {
     expect(driverOf(host, { driver: 'broken' }).name).toBe('broken');
-    expect(acceleratorOf(host, { driver: 'broken', machine: undefined })).toBeUndefined();
-    expect(acceleratorOf(host, { driver: 'other', machine: undefined })).toBe('by other');
+    expect(
+      acceleratorOf(host, { driver: 'broken', machine: undefined }, { kind: 'stopped' }),
+    ).toBeUndefined();
+    const other = { driver: 'other', machine: undefined };
+    expect(acceleratorOf(host, other, { kind: 'stopped' })).toBe('by other');
+    expect(acceleratorOf(host, other, { kind: 'running', accelerator: 'as started' })).toBe('as started');
     expect(() => driverOf(host, { driver: 'gone' })).toThrow('This agent has no driver "gone"');
   });
 

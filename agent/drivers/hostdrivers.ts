@@ -82,12 +82,16 @@ export function chooseDriver(
   return names.find((name) => acceleratorIn(drivers.get(name), wanted) !== undefined) ?? first;
 }
 
-/** Returns the accelerator with which the machine's driver runs the machine; undefined if the driver cannot run the machine. */
+/**
+ * Returns the accelerator with which the machine runs. If the driver does not know it, the function returns the one that the driver had at
+ * the start of the agent; undefined if the driver cannot run the machine.
+ */
 export function acceleratorOf(
   { drivers, architecture }: Omit<HostDrivers, 'emulators'>,
   { driver, machine }: MachineWithDriver,
+  state: Readonly<{ kind: string; accelerator?: string }>,
 ): string | undefined {
-  return acceleratorIn(drivers.get(driver), machine?.architecture ?? architecture);
+  return state.accelerator ?? acceleratorIn(drivers.get(driver), machine?.architecture ?? architecture);
 }
 
 function acceleratorIn(

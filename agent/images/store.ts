@@ -214,13 +214,11 @@ export class HostImageStore implements ImageStore {
         await this.#holders.change(signal);
       }
       const stored = this.#catalog.get(id);
-      if (stored === undefined) {
-        this.#holders.drop(holder, id);
-      } else {
-        await this.#catalog.unenter(holder, stored);
-      }
+      await (stored && this.#catalog.unenter(holder, stored));
+      this.#holders.drop(holder, id);
     }
     await this.#catalog.sweep();
+    await this.#catalog.flush();
   }
 
   async relieve(): Promise<void> {

@@ -252,7 +252,7 @@ export class PodController {
     const pendingResize = allocate(pod, record, this.#claimants());
     const { step, again } = await this.machines.drive(runtime, wanted);
     this.#guests.follow(pod, runtime);
-    const accelerator = acceleratorOf(this.#host, record);
+    const accelerator = acceleratorOf(this.#host, record, runtime.state);
     this.#tell(pod, { runtime, step, wanted, accelerator, pendingResize });
     return again;
   }

@@ -24,6 +24,7 @@ function hostOf(directory: string, told: string[]): Host {
   const driver = {
     create: ({ path }: { path: string }) => mkdirSync(path),
     start: () => undefined,
+    inspect: () => ({ kind: 'running', accelerator: 'tcg' }),
     suspend: () => undefined,
   };
   const host = {
@@ -89,7 +90,7 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
     'VM x Pulling: The host is fetching https://images.example/a.qcow2',
     'VM x Pulled: The image is on the host as sha256:0 after N s',
     'VM x Cloned: The host cloned the image in N s',
-    'VM x Started: The machine runs with KVM',
+    'VM x Started: The machine runs with TCG',
     'Pod x Suspended: The machine is suspended to disk',
   ]);
 });

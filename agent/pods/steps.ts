@@ -146,14 +146,15 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
     startedAt: timestamp(Date.now()),
     restarts: record.restarts + (restart ? 1 : 0),
   });
-  tell(host, record, 'Started', 'Start', startWords(host, record));
+  runtime.state = await driverOf(host, record).inspect(runtime.folder);
+  tell(host, record, 'Started', 'Start', startWords(host, runtime));
 }
 
-function startWords(host: Host, record: MachineRecord): string {
+function startWords(host: Host, { record, state }: Readonly<Runtime>): string {
   if (record.emulator !== undefined) {
     return 'The process of the emulator is running, and Android is still booting';
   }
-  const accelerator = acceleratorOf(host, record)?.toUpperCase() ?? 'an unknown accelerator';
+  const accelerator = acceleratorOf(host, record, state)?.toUpperCase() ?? 'an unknown accelerator';
   return `The machine runs with ${accelerator}`;
 }
 

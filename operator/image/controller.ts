@@ -4,7 +4,7 @@
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
-import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
+import { type Image, type ImageStatus, imageStatusSchema } from '../../api/v1alpha1/image.ts';
 import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
@@ -27,6 +27,7 @@ import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
 import { originKeys } from './content.ts';
+import { endedJobs } from './endedjobs.ts';
 import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';
 import { observeImage, type ObservedImage } from './observe.ts';
@@ -95,9 +96,12 @@ export class ImageReconciler {
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
     await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
+    const nextJobAt = await this.#deleteJobs(observed, status);
     const waitsSince = conditionIn(object.status, 'Reconciling')?.lastTransitionTime;
     const wake = refused === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
-    return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
+    return {
+      requeueAfterMilliseconds: soonest(wake, ...[expiry, nextJobAt].map((at) => at && at - observed.now)),
+    };
   }
 
   /**
@@ -185,6 +189,18 @@ export class ImageReconciler {
       }
       throw error;
     }
+  }
+
+  /**
+   * Deletes the Jobs that have ended long ago. The stored status contains their results.
+   * @returns the time when the next Job is to be deleted, in milliseconds since the epoch
+   */
+  async #deleteJobs(observed: ObservedImage, status: ImageStatus): Promise<number | undefined> {
+    const { due, nextAt } = endedJobs(observed, status);
+    for (const job of due) {
+      await this.#jobs.delete(job, { propagationPolicy: 'Background' });
+    }
+    return nextAt;
   }
 
   async #writeStatus(object: Image | ISO, wanted: object): Promise<void> {

@@ -13,6 +13,12 @@ import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { hostPodSpec, type Placement } from './placement.ts';
 
+/**
+ * Time in seconds that an ended Job stays when no operator runs, if only the Job contains the result. A running operator deletes the Job
+ * itself. A week is longer than an outage that nobody notices, for example over holidays.
+ */
+export const UNREAD_JOB_SECONDS = 7 * 24 * 3_600;
+
 export interface TaskJobOptions {
   readonly metadata: Partial<ObjectMeta>;
   readonly workload: 'cache' | 'image';

@@ -39,10 +39,13 @@ export interface VMWriterOptions {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a request. `blocked` is set if the API server refused the Pod or Secret, or if another Pod already has the name. */
+/** Observed state after a request. */
 export interface Executed {
   readonly observed: Observed;
+  /** Set if the API server refused the new Pod or Secret, or if another Pod already has the name. */
   readonly blocked?: Findings['blocked'];
+  /** Set if the API server refused the change of an existing object. */
+  readonly refused?: ApiError | undefined;
 }
 
 /** A request that creates an object. The API server can refuse the object, or another object can already have its name. */
@@ -72,7 +75,18 @@ export class VMWriter {
       case 'createSecret':
         return await this.#createSecret(observed, write.secret);
       default:
-        return { observed: await this.#change(observed, write) };
+        return await this.#changeUnlessRefused(observed, write);
+    }
+  }
+
+  async #changeUnlessRefused(observed: Observed, write: Exclude<Write, Creation>): Promise<Executed> {
+    try {
+      return { observed: await this.#change(observed, write) };
+    } catch (error) {
+      if (isObjectRefused(error)) {
+        return { observed, refused: error };
+      }
+      throw error;
     }
   }
 

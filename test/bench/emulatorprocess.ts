@@ -17,7 +17,8 @@ import { AVDS, commandLine, environment, FOLDERS } from '../../agent/drivers/emu
 import { AVD_NAME, avdFiles } from '../../agent/drivers/emulator/avd.ts';
 import { EmulatorDriver } from '../../agent/drivers/emulator/driver.ts';
 import { NATIVE } from '../../agent/drivers/emulator/sdk.ts';
-import { NatNetwork, type NatOptions } from '../../agent/network/nat/nat.ts';
+import type { NatOptions } from '../../agent/network/nat/layout.ts';
+import { NatNetwork } from '../../agent/network/nat/nat.ts';
 import type { NamespaceNetwork } from '../../agent/network/network.ts';
 import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulatordefaults.ts';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';

@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
 import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
-import type { NatOptions } from '../../agent/network/nat/nat.ts';
+import type { NatOptions } from '../../agent/network/nat/layout.ts';
 import type { Answer, actions, Request } from './natworker.ts';
 
 type Actions = typeof actions;

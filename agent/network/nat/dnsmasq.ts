@@ -148,7 +148,8 @@ export class Dnsmasq {
 
   /** Returns the paths and the wanted texts of the files that dnsmasq reads. */
   async #files(attachments: readonly Attachment[]): Promise<Map<string, string>> {
-    const files = new Map([[this.#hostsFile, hostsText(attachments)]]);
+    const { innerMac: macAddress, innerAddress: address } = this.#layout.probe;
+    const files = new Map([[this.#hostsFile, hostsText([{ macAddress, address }, ...attachments])]]);
     const { servers, resolvConf } = this.#upstream;
     if (servers.length === 0 && resolvConf !== undefined) {
       files.set(this.#resolvFile, (await textOf(resolvConf)) ?? '');
@@ -228,7 +229,7 @@ async function textOf(path: string): Promise<string | undefined> {
   return await undefinedIf(isMissing, readFile(path, 'utf8'));
 }
 
-function hostsText(attachments: readonly Attachment[]): string {
+function hostsText(attachments: readonly Pick<Attachment, 'macAddress' | 'address'>[]): string {
   return attachments.map((one) => `${one.macAddress},${one.address}\n`).join('');
 }
 

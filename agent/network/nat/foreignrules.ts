@@ -6,7 +6,7 @@
 import { type Answer, matchExpression, type Packet } from './rulematch.ts';
 import { type RulesetEntry, tableOf } from '../nftables.ts';
 
-interface Chain {
+export interface Chain {
   name: string;
   /** nftables hook of a base chain; undefined for all other chains. */
   hook: string | undefined;
@@ -15,12 +15,13 @@ interface Chain {
   rules: Expression[][];
 }
 
-type Expression = Record<string, unknown>;
+export type Expression = Record<string, unknown>;
 
-interface Table {
+export interface Table {
   name: string;
   family: string;
   chains: Map<string, Chain>;
+  /** Elements of sets and maps. An element of a map is a list of a key and a value. */
   sets: Map<string, unknown[]>;
 }
 
@@ -38,7 +39,7 @@ type Verdict = 'drop' | 'accept' | 'next';
  * Largest depth to which nested nftables chains are followed. The kernel allows less depth, so only an endless loop after a parsing error
  * can reach this limit.
  */
-const MAXIMUM_DEPTH = 20;
+export const MAXIMUM_DEPTH = 20;
 
 function textList(value: unknown): string[] {
   if (typeof value === 'string') {
@@ -55,7 +56,7 @@ function addEntry(table: Table, kind: string, body: Record<string, unknown>): vo
     table.chains.set(name, { name, hook, devices: textList(body['dev']), policy, rules: [] });
   } else if (kind === 'rule') {
     table.chains.get(String(body['chain']))?.rules.push(body['expr'] as Expression[]);
-  } else if (kind === 'set') {
+  } else if (kind === 'set' || kind === 'map') {
     table.sets.set(name, (body['elem'] as unknown[] | undefined) ?? []);
   }
 }
@@ -108,11 +109,21 @@ interface Outcome {
   target: string | undefined;
 }
 
-function verdictOf(expressions: readonly Expression[]): Outcome | undefined {
+/** Returns whether the expression is the target REJECT of iptables, which nft cannot translate. */
+function isIptablesReject({ xt }: Expression): boolean {
+  const { type, name } = (xt ?? {}) as { type?: string; name?: string };
+  return type === 'target' && name === 'REJECT';
+}
+
+/** Returns the verdict of a rule; undefined if the rule has none. */
+export function verdictOf(expressions: readonly Expression[]): Outcome | undefined {
   for (const expression of expressions) {
     const [kind, body] = Object.entries(expression)[0] ?? [];
     if (kind === undefined) {
       continue;
+    }
+    if (isIptablesReject(expression)) {
+      return { verdict: 'reject', target: undefined };
     }
     if (['accept', 'drop', 'reject', 'return', 'jump', 'goto'].includes(kind)) {
       return { verdict: kind, target: (body as { target?: string } | null)?.target };
@@ -189,11 +200,16 @@ export function chainsStopping(tables: readonly Table[], subject: Subject): stri
 }
 
 /**
- * Returns the names of base chains that perhaps drop the packets of a machine or probe to the host itself. Chains whose rules accept some
- * of these packets are named too, because their rules are often about ports. So the result explains only a loss that is known otherwise.
+ * Returns the names of base chains that perhaps drop the packets of a machine or probe to a UDP port of the host itself. Chains whose rules
+ * accept some of these packets are named too, for example those of a known connection. So the result explains only a loss that is known
+ * otherwise.
  */
-export function chainsStoppingInput(tables: readonly Table[], { address, bridge }: Subject): string[] {
-  const packet: Packet = { saddr: address, iifname: bridge };
+export function chainsStoppingInput(
+  tables: readonly Table[],
+  { address, bridge }: Subject,
+  port: number,
+): string[] {
+  const packet: Packet = { saddr: address, iifname: bridge, protocol: 'udp', dport: String(port) };
   return chainsOf(
     tables,
     (table, chain) =>

@@ -61,6 +61,11 @@ export class Members {
     return [...this.#machines.values(), ...this.#namespaces.values()];
   }
 
+  /** Reserved ports of {@link all} members. */
+  get ports(): MachinePort[] {
+    return this.all.flatMap((one) => one.ports);
+  }
+
   /** All members that have an address and ports: {@link all}, and the members that are being detached. */
   get holders(): Member[] {
     return [...this.all, ...this.#leaving.values()];

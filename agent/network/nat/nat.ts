@@ -6,6 +6,7 @@
  * in the kernel.
  */
 import { mkdir } from 'node:fs/promises';
+import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -19,7 +20,8 @@ import {
   normaliseMacAddress,
 } from '../network.ts';
 import { Serial } from '../../../base/serial.ts';
-import { isUsable, type PortChecks, PortWatch, requireUsable } from '../hostports.ts';
+import { isUsable, type PortChecks, requireUsable } from '../hostports.ts';
+import { PortWatch } from '../portwatch.ts';
 import type { Attachment, NamespaceAttachment } from './attachments.ts';
 import { forgetFormer } from './connections.ts';
 import {
@@ -37,12 +39,11 @@ import { foreignTables } from './foreignrules.ts';
 import { deviceOf, Members, TapWatch } from './members.ts';
 import { type MetadataPages, MetadataServer } from './metadata.ts';
 import type { Links } from './observe.ts';
-import { describeDifference, findOverlap, foreignDevices, sharedDevices } from './plan.ts';
+import { PublishedPorts } from './publishedports.ts';
+import { describeDifference, findOverlap, foreignDevices, requireOwnDevices } from './plan.ts';
 import { requireHost } from './requirements.ts';
 import { detachFault, Refusals, reportOn } from './report.ts';
 import { type Convergence, NatState } from './state.ts';
-
-export type { NatOptions } from './layout.ts';
 
 export class NatNetwork implements Network {
   readonly name = 'nat';
@@ -59,11 +60,9 @@ export class NatNetwork implements Network {
    */
   readonly #lostNamespaces = new Set<string>();
   readonly #ports: PortWatch;
-  /**
-   * Reserved ports that are not forwarded now, each with the reason, for example that another process listens on the port. The key is the
-   * port's name.
-   */
-  #withheld: ReadonlyMap<string, string> = new Map();
+  readonly #published: PublishedPorts;
+  /** Reserved ports on which another process listens, or that are forbidden, each with a message. The key is the port's name. */
+  #taken: ReadonlyMap<string, string> = new Map();
   readonly #refusals: Refusals;
   /** Queue that runs one operation at a time, because two repairs at once would undo each other. */
   readonly #serial = new Serial();
@@ -81,6 +80,7 @@ export class NatNetwork implements Network {
     const dnsmasq = new Dnsmasq(this.#layout, runtimeDirectory, { servers, resolvConf });
     this.#state = new NatState(this.#layout, dnsmasq, this.#metadata);
     this.#refusals = new Refusals(this.#state.tables);
+    this.#published = new PublishedPorts(this.#layout, this.#state.tables);
   }
 
   setUp(): Promise<void> {
@@ -93,7 +93,7 @@ export class NatNetwork implements Network {
       if (overlap !== undefined) {
         throw new ReasonedError('NetworkUnavailable', overlap);
       }
-      this.#requireOwn(sharedDevices(this.#layout), observed.links);
+      requireOwnDevices(this.#layout, observed.links);
       await this.#members.save();
       await this.#state.begin();
       await this.#converge();
@@ -125,8 +125,7 @@ export class NatNetwork implements Network {
         this.#taps.forget(attachment.tap);
       }
       await this.#members.forgetFormer(attachment);
-      const { tap: device, address } = attachment;
-      return { kind: 'tap', macAddress, address, device };
+      return { kind: 'tap', macAddress, address: attachment.address, device: attachment.tap };
     });
   }
 
@@ -191,22 +190,20 @@ export class NatNetwork implements Network {
   }
 
   async #check(): Promise<NetworkReport> {
-    const members = this.#members.all;
-    this.#withheld = await this.#ports.look(members.flatMap(({ ports }) => ports));
+    this.#taken = await this.#ports.look(this.#members.ports);
     const { done, observed, ...failures } = await this.#repair();
     const repaired = done.map((repair) => describeDifference(this.#layout, repair));
     const report = reportOn(this.#layout, this.#members.wanted, {
       ...failures,
       foreignDevices: foreignDevices(this.#layout, observed.links),
-      links: observed.links,
-      guestRoutes: observed.guestRoutes,
+      ...observed,
       lostPaths: await this.#state.lostPaths(),
       foreign: foreignTables(observed.ruleset, this.#state.tables),
       lostTaps: this.#taps.lost,
       lostNamespaces: this.#lostNamespaces,
-      withheldPorts: this.#withheld,
+      withheldPorts: this.#withheld(),
     });
-    const devices = new Map(members.map((one) => [one.uid, deviceOf(one)]));
+    const devices = new Map(this.#members.all.map((one) => [one.uid, deviceOf(one)]));
     return { ...report, repaired, refusedConnections: this.#refusals.count(observed.ruleset, devices) };
   }
 
@@ -223,8 +220,26 @@ export class NatNetwork implements Network {
     });
   }
 
+  /** Returns the reserved ports that are not forwarded now, each with the reason. The key is the port's name. */
+  #withheld(): ReadonlyMap<string, string> {
+    return new Map([...this.#published.faults(this.#members.ports), ...this.#taken]);
+  }
+
+  /** Repairs the state. If rules of other programs have begun or ceased to lead reserved ports elsewhere, repairs it again. */
+  async #convergeState(): Promise<Convergence> {
+    const before = this.#withheld();
+    const convergence = await this.#state.converge(this.#members.without(before));
+    this.#published.notice(convergence.observed);
+    const after = this.#withheld();
+    if (isDeepStrictEqual(after, before)) {
+      return convergence;
+    }
+    const again = await this.#state.converge(this.#members.without(after));
+    return { ...again, done: [...convergence.done, ...again.done] };
+  }
+
   async #repair(): Promise<Convergence> {
-    const convergence = await this.#state.converge(this.#members.without(this.#withheld));
+    const convergence = await this.#convergeState();
     const taps = this.#members.machines.map(({ tap }) => tap);
     this.#taps.notice(taps, convergence.done, convergence.observed.links);
     for (const repair of convergence.done) {
@@ -254,7 +269,7 @@ export class NatNetwork implements Network {
 
   async #convergeWith(device: string): Promise<Links> {
     const { links } = await this.#converge(device);
-    this.#requireOwn([...sharedDevices(this.#layout), device], links);
+    requireOwnDevices(this.#layout, links, device);
     return links;
   }
 
@@ -268,23 +283,17 @@ export class NatNetwork implements Network {
     const observed =
       convergence.failedRepair === undefined
         ? convergence.observed
-        : await this.#state.observe(this.#members.without(this.#withheld));
+        : await this.#state.observe(this.#members.without(this.#withheld()));
     const fault = detachFault(this.#layout, device, convergence, observed);
     if (fault !== undefined) {
       throw new ReasonedError('NetworkUnavailable', fault);
     }
   }
 
-  #requireOwn(devices: readonly string[], links: Links): void {
-    const foreign = foreignDevices(this.#layout, links);
-    const faults = devices.flatMap((device) => foreign.get(device) ?? []);
-    if (faults.length > 0) {
-      throw new ReasonedError('NetworkUnavailable', faults.join('; '));
-    }
-  }
-
   #portChecks(): PortChecks {
     const reserved = this.#members.holders.map((one) => [one.uid, one.ports] as const);
-    return { rules: this.#options.ports, address: this.#options.hostAddress ?? '0.0.0.0', reserved };
+    const address = this.#options.hostAddress ?? '0.0.0.0';
+    const whyPublished = (port: MachinePort) => this.#published.faultOf(port);
+    return { rules: this.#options.ports, address, reserved, whyPublished };
   }
 }

@@ -1,6 +1,7 @@
-/** Reads from the kernel which network devices this host has, and whether IPv4 forwarding is on. */
+/** Reads from the kernel which network devices and routes this host has, and whether IPv4 forwarding is on. */
 import { readFile } from 'node:fs/promises';
 import * as z from 'zod';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { run } from '../commands.ts';
 
 export interface Link {
@@ -101,8 +102,34 @@ export function parseRoutes(text: string): Route[] {
   return routesSchema.parse(JSON.parse(text));
 }
 
-export const FORWARDING_SWITCH = '/proc/sys/net/ipv4/ip_forward';
+/** Path of the kernel switch that forwards IPv4 packets of all devices, or of one device. */
+export function forwardingSwitch(device?: string): string {
+  return device === undefined
+    ? '/proc/sys/net/ipv4/ip_forward'
+    : `/proc/sys/net/ipv4/conf/${device}/forwarding`;
+}
 
-export async function readForwarding(): Promise<boolean> {
-  return (await readFile(FORWARDING_SWITCH, 'utf8')).trim() === '1';
+/** Returns whether the kernel forwards IPv4 packets of all devices, or of one device. A missing device counts as one that forwards. */
+export async function readForwarding(device?: string): Promise<boolean> {
+  const text = await undefinedIf(isMissing, readFile(forwardingSwitch(device), 'utf8'));
+  return text?.trim() !== '0';
+}
+
+/** Address and mask of default routes in /proc/net/route. */
+const EVERYWHERE = '00000000';
+
+/**
+ * Returns the devices to which default routes lead, but from which the kernel forwards no packets. An administrator can set this for one
+ * device. The answers to guests are lost there.
+ */
+export async function readClosedUplinks(): Promise<string[]> {
+  const [, ...routes] = (await readFile('/proc/self/net/route', 'utf8')).trim().split('\n');
+  const closed = new Set<string>();
+  for (const route of routes) {
+    const [device = '', target, , , , , , mask] = route.split('\t');
+    if (target === EVERYWHERE && mask === EVERYWHERE && !(await readForwarding(device))) {
+      closed.add(device);
+    }
+  }
+  return [...closed];
 }

@@ -1,4 +1,5 @@
 /** Plans the repairs that bring the NAT network from its actual to its wanted state. All functions are pure. */
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Attachment, Wanted } from './attachments.ts';
 import { type DeviceRepair, planAddressed, planWithoutIPv6 } from './deviceplan.ts';
 import { isSubnetRouted } from './guestroutes.ts';
@@ -79,6 +80,19 @@ export function foreignDevices(layout: Layout, links: Links): Map<string, string
 /** Returns the devices that all machines need. */
 export function sharedDevices({ bridge, probe }: Layout): string[] {
   return [bridge, probe.innerPort, probe.outerPort];
+}
+
+/**
+ * Checks that no device of another program has the name of a shared device, or of the device `own`.
+ *
+ * @throws ReasonedError `NetworkUnavailable` when another program has such a device.
+ */
+export function requireOwnDevices(layout: Layout, links: Links, ...own: string[]): void {
+  const foreign = foreignDevices(layout, links);
+  const faults = [...sharedDevices(layout), ...own].flatMap((device) => foreign.get(device) ?? []);
+  if (faults.length > 0) {
+    throw new ReasonedError('NetworkUnavailable', faults.join('; '));
+  }
 }
 
 /** Returns the devices that a repair changes or uses. */

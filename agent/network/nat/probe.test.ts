@@ -8,7 +8,9 @@ import { Probe } from './probe.ts';
 
 /** Program that the tests use in place of unshare. It runs the command without a network namespace, on a port that the kernel chooses. */
 const UNSHARE = `#!/bin/sh
-exec "$2" "$3" "$4" 0
+program=$2 option=$3 script=$4
+shift 4
+exec "$program" "$option" "$script" $(echo "$@" | sed 's/[0-9]*/0/g')
 `;
 /** Program that the tests use in place of ip. It adds its input to a file, and fails at one command. */
 const IP = `#!/bin/sh

@@ -4,18 +4,17 @@
  * accepts the packet. The test packets take these paths:
  * - out: inner → forward → masquerade → outer; the outer end must see the host's address as the sender;
  * - in: outer → reserved port → DNAT → forward → inner, and the answer on the same way back;
- * - dns: inner queries dnsmasq on the gateway.
+ * - dns: inner queries dnsmasq on the gateway;
+ * - dhcp: inner asks every DHCP server for an address, and dnsmasq offers the address that inner has.
  */
-import { type ChildProcess, spawn } from 'node:child_process';
 import { randomBytes, randomInt } from 'node:crypto';
-import { type RemoteInfo, Socket } from 'node:dgram';
-import { once } from 'node:events';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { ip, run } from '../commands.ts';
+import type { RemoteInfo, Socket } from 'node:dgram';
 import { deleteDevice } from './devices.ts';
 import { PROBE_NAME } from './dnsmasq.ts';
 import { addressAt } from './ipv4.ts';
 import type { Layout } from './layout.ts';
+import { openEndpoint } from './probeend.ts';
+import { dhcpDiscover, dnsQuery, isDhcpOffer, isDnsAnswer } from './probepackets.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 
 /**
@@ -25,6 +24,12 @@ import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 const ANSWER_TIMEOUT_MILLISECONDS = 500;
 const ATTEMPTS = 4;
 const DNS_PORT = 53;
+const DHCP = { serverPort: 67, clientPort: 68, everyServer: '255.255.255.255' };
+/**
+ * UDP ports from which the inner end queries the DNS server, one after the other. The kernel forgets the connection of a query after 30 s.
+ * Until then, another query from the same port would belong to this connection, and rules for new connections would not see it.
+ */
+const QUERY_PORTS = Array.from({ length: 32 }, (_, index) => PROBE_PORT + 1 + index);
 /**
  * Numbers of the first and the last address of the outer end. The outer end has the upper half of the probe's /24 subnet, so that test
  * packets can have different targets.
@@ -32,23 +37,18 @@ const DNS_PORT = 53;
 const OUTER_FIRST = 128;
 const OUTER_LAST = 254;
 
-/** Time limit for the child process that opens a socket of the probe. The child process needs less than a second, even on a busy host. */
-const HANDOVER_TIMEOUT_MILLISECONDS = 10_000;
-
-const CHILD_SCRIPT = `
-const socket = require('node:dgram').createSocket('udp4');
-process.on('disconnect', () => process.exit());
-socket.bind(Number(process.argv[1]), () => process.send('socket', socket));
-`;
-
-export type ProbePath = 'out' | 'in' | 'dns';
+export type ProbePath = 'out' | 'in' | 'dns' | 'dhcp';
 
 /** Descriptions of the paths that test packets take, for messages to users. */
 export const PATHS: Record<ProbePath, string> = {
   out: 'from a guest to the outside',
   in: 'from the outside through a reserved port to a guest',
   dns: 'from a guest to the DNS server of its network',
+  dhcp: 'from a guest to the DHCP server of its network',
 };
+
+/** UDP ports of the host to which the test packets of a path go. Packets of other paths pass through the host. */
+export const HOST_PORTS: Partial<Record<ProbePath, number>> = { dns: DNS_PORT, dhcp: DHCP.serverPort };
 
 interface Waiter {
   matches(payload: Buffer, sender: RemoteInfo): boolean;
@@ -57,8 +57,11 @@ interface Waiter {
 
 export class Probe {
   readonly #layout: Layout;
-  #inner: Socket | undefined;
-  #outer: Socket | undefined;
+  /** Sockets of both ends by their ports. */
+  #inner: ReadonlyMap<number, Socket> = new Map();
+  #outer: ReadonlyMap<number, Socket> = new Map();
+  /** Number of DNS queries that were sent. */
+  #queries = 0;
   readonly #innerWaiters = new Set<Waiter>();
   readonly #outerWaiters = new Set<Waiter>();
 
@@ -67,7 +70,7 @@ export class Probe {
   }
 
   get open(): boolean {
-    return this.#inner !== undefined && this.#outer !== undefined;
+    return this.#inner.size > 0 && this.#outer.size > 0;
   }
 
   /** Creates both ends of the probe again. The caller must then configure their devices in the agent's network namespace. */
@@ -79,6 +82,7 @@ export class Probe {
       await deleteDevice(device);
     }
     this.#inner = await openEndpoint({
+      ports: [PROBE_PORT, DHCP.clientPort, ...QUERY_PORTS],
       device: probe.innerPort,
       macAddress: probe.innerMac,
       configuration: [
@@ -87,6 +91,7 @@ export class Probe {
       ],
     });
     this.#outer = await openEndpoint({
+      ports: [PROBE_PORT],
       device: probe.outerPort,
       // The outer end has no route to guests, so it can answer only packets whose sender address the host has translated.
       configuration: [
@@ -94,22 +99,24 @@ export class Probe {
         `route add local ${addressAt(probe.outerSubnet, OUTER_FIRST)}/25 dev lo`,
       ],
     });
+    this.#inner.get(DHCP.clientPort)?.setBroadcast(true);
     this.#listen(this.#inner, this.#innerWaiters);
     this.#listen(this.#outer, this.#outerWaiters);
   }
 
   /** Resolves with the paths on which all packets were lost. */
   async failures(): Promise<ProbePath[]> {
-    const paths: ProbePath[] = ['out', 'in', 'dns'];
+    const paths: ProbePath[] = ['out', 'in', 'dns', 'dhcp'];
     const results = await Promise.all(paths.map((path) => this.#attempts(path)));
     return paths.filter((_path, index) => !results[index]);
   }
 
   close(): void {
-    this.#inner?.close();
-    this.#outer?.close();
-    this.#inner = undefined;
-    this.#outer = undefined;
+    for (const socket of [...this.#inner.values(), ...this.#outer.values()]) {
+      socket.close();
+    }
+    this.#inner = new Map();
+    this.#outer = new Map();
   }
 
   async #attempts(path: ProbePath): Promise<boolean> {
@@ -131,7 +138,11 @@ export class Probe {
         this.#outerWaiters,
         (payload, sender) => carriesToken(payload) && sender.address === probe.outerGateway,
       );
-      return this.#sent(this.#inner, { payload: token, port: PROBE_PORT, address: target }, arrived);
+      return this.#sent(
+        this.#inner.get(PROBE_PORT),
+        { payload: token, port: PROBE_PORT, address: target },
+        arrived,
+      );
     }
     if (path === 'in') {
       const port = randomInt(PROBE_PORTS.first, PROBE_PORTS.last + 1);
@@ -140,11 +151,24 @@ export class Probe {
         (payload, sender) => carriesToken(payload) && sender.port === port,
       );
       this.#answerOnce(token);
-      return this.#sent(this.#outer, { payload: token, port, address: probe.outerGateway }, answered);
+      return this.#sent(
+        this.#outer.get(PROBE_PORT),
+        { payload: token, port, address: probe.outerGateway },
+        answered,
+      );
+    }
+    if (path === 'dhcp') {
+      const discover = dhcpDiscover(token.readUInt32BE(0), probe.innerMac);
+      const offered = this.#awaited(this.#innerWaiters, (payload) =>
+        isDhcpOffer(payload, discover, probe.innerAddress),
+      );
+      const { clientPort, serverPort: port, everyServer: address } = DHCP;
+      return this.#sent(this.#inner.get(clientPort), { payload: discover, port, address }, offered);
     }
     const query = dnsQuery(token.readUInt16BE(0), PROBE_NAME);
     const answered = this.#awaited(this.#innerWaiters, (payload) => isDnsAnswer(payload, query));
-    return this.#sent(this.#inner, { payload: query, port: DNS_PORT, address: gateway }, answered);
+    const from = QUERY_PORTS[this.#queries++ % QUERY_PORTS.length] ?? PROBE_PORT;
+    return this.#sent(this.#inner.get(from), { payload: query, port: DNS_PORT, address: gateway }, answered);
   }
 
   /** Prepares the inner end to answer one test packet: when the packet with the token arrives, the inner end sends the token back. */
@@ -155,7 +179,7 @@ export class Probe {
         if (!payload.equals(token)) {
           return false;
         }
-        this.#inner?.send(payload, sender.port, sender.address, () => undefined);
+        this.#inner.get(PROBE_PORT)?.send(payload, sender.port, sender.address, () => undefined);
         return true;
       },
       done: () => waiters.delete(waiter),
@@ -195,105 +219,18 @@ export class Probe {
     return answered;
   }
 
-  #listen(socket: Socket, waiters: Set<Waiter>): void {
-    socket.on('message', (payload, sender) => {
-      for (const waiter of waiters) {
-        if (waiter.matches(payload, sender)) {
-          waiter.done();
+  #listen(sockets: ReadonlyMap<number, Socket>, waiters: Set<Waiter>): void {
+    for (const socket of sockets.values()) {
+      socket.on('message', (payload, sender) => {
+        for (const waiter of waiters) {
+          if (waiter.matches(payload, sender)) {
+            waiter.done();
+          }
         }
-      }
-    });
-    // Errors are ignored here, because the missing packet shows the loss.
-    socket.on('error', () => undefined);
-    socket.unref();
+      });
+      // Errors are ignored here, because the missing packet shows the loss.
+      socket.on('error', () => undefined);
+      socket.unref();
+    }
   }
-}
-
-interface EndpointOptions {
-  /** Name of the device to which this end of the probe is connected. The device is in the network namespace of this process. */
-  device: string;
-  /**
-   * Lines for `ip -batch` that configure this end of the probe in its own network namespace. The device of this end has the name `eth0`
-   * there.
-   */
-  configuration: string[];
-  macAddress?: string;
-}
-
-/**
- * Creates one end of the probe: an unnamed network namespace with one device and one UDP socket. A short-lived child process in the
- * namespace creates the socket and passes it to this process. Afterwards, this process can send and receive in that namespace without a
- * child process. The namespace exists as long as the socket, so nothing remains when the agent dies. The peer of the namespace's device is
- * in the namespace of this process. This function does not bring the peer up.
- *
- * @throws ReasonedError `NetworkUnavailable` when the child does not pass a socket; ProgramError when a network command fails.
- */
-async function openEndpoint(options: EndpointOptions): Promise<Socket> {
-  const child = spawn('unshare', ['--net', process.execPath, '--eval', CHILD_SCRIPT, String(PROBE_PORT)], {
-    stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
-    // NODE_OPTIONS is not passed on, because the agent's options for Node.js are not meant for its child.
-    env: { PATH: process.env['PATH'] },
-  });
-  const ended = once(child, 'exit');
-  let socket: Socket | undefined;
-  try {
-    socket = await handedOver(child);
-    const mac = options.macAddress === undefined ? '' : ` address ${options.macAddress}`;
-    await ip([`link add ${options.device} type veth peer name eth0${mac} netns ${child.pid}`]);
-    const inside = ['link set lo up', 'link set eth0 up', ...options.configuration].join('\n');
-    await run('nsenter', [`--net=/proc/${child.pid}/ns/net`, 'ip', '-batch', '-'], `${inside}\n`);
-    return socket;
-  } catch (error) {
-    // The socket would keep the network namespace.
-    socket?.close();
-    throw error;
-  } finally {
-    child.kill('SIGKILL');
-    await ended;
-  }
-}
-
-function handedOver(child: ChildProcess): Promise<Socket> {
-  return new Promise((resolve, reject) => {
-    const fail = (why: string, cause?: unknown) =>
-      reject(
-        new ReasonedError(
-          'NetworkUnavailable',
-          `The agent could not create one side of the network probe: ${why}`,
-          { cause },
-        ),
-      );
-    const timer = setTimeout(() => fail('unshare did not answer in time'), HANDOVER_TIMEOUT_MILLISECONDS);
-    child.once('error', (error) => fail(error.message, error));
-    child.once('exit', (code) =>
-      fail(`unshare ended with code ${code}; the agent needs the right to make network namespaces`),
-    );
-    child.once('message', (_message, handle) => {
-      clearTimeout(timer);
-      if (handle instanceof Socket) {
-        resolve(handle);
-      } else {
-        fail('unshare did not send a socket');
-      }
-    });
-  });
-}
-
-/** Returns a DNS query for the IPv4 address of a name. */
-function dnsQuery(id: number, name: string): Buffer {
-  const labels = name.split('.').map((label) => Buffer.from([label.length, ...Buffer.from(label)]));
-  const header = Buffer.alloc(12);
-  header.writeUInt16BE(id, 0);
-  header.writeUInt16BE(0x0100, 2); // recursion desired
-  header.writeUInt16BE(1, 4); // one question
-  return Buffer.concat([header, ...labels, Buffer.from([0, 0, 1, 0, 1])]); // type A, class IN
-}
-
-/** Returns whether the payload answers this query without an error and with at least one record. */
-function isDnsAnswer(payload: Buffer, query: Buffer): boolean {
-  if (payload.length < 12 || payload.readUInt16BE(0) !== query.readUInt16BE(0)) {
-    return false;
-  }
-  const flags = payload.readUInt16BE(2);
-  return (flags & 0x8000) !== 0 && (flags & 0x000f) === 0 && payload.readUInt16BE(6) > 0;
 }

@@ -21,6 +21,7 @@ const NO_FAULT: Evidence = {
   foreignDevices: new Map(),
   links: new Map(),
   guestRoutes: [],
+  closedUplinks: [],
   lostPaths: [],
   foreign: [],
   lostTaps: new Set(),
@@ -102,6 +103,30 @@ test('a firewall of the host is named if DNS queries of guests are lost, and is 
     'Packets from a guest to the outside are lost',
     expect.stringContaining('are lost; other programs drop packets in table ip filter, chain INPUT'),
   ]);
+});
+
+const dport = (port: number) => ({
+  match: { op: '==', left: { payload: { protocol: 'udp', field: 'dport' } }, right: port },
+});
+
+test.each([
+  ['dns', [dport(53), { drop: null }], true],
+  ['dhcp', [dport(67), { drop: null }], true],
+  ['dhcp', [dport(53), { drop: null }], false],
+  ['dhcp', [{ xt: { type: 'match', name: 'comment' } }, { xt: { type: 'target', name: 'REJECT' } }], true],
+  ['out', [dport(67), { drop: null }], false],
+] as const)('a loss on the path %s names a firewall with the rule %j: %s', (path, expr, isNamed) => {
+  const place = { family: 'ip', table: 'filter' };
+  const foreign = foreignTables(
+    [
+      { table: { family: 'ip', name: 'filter' } },
+      { chain: { ...place, name: 'INPUT', hook: 'input', policy: 'accept' } },
+      { rule: { ...place, chain: 'INPUT', expr } },
+    ],
+    [],
+  );
+  const faults = report({ foreign, lostPaths: [path] }).faults.join();
+  expect(faults.includes('table ip filter, chain INPUT')).toBe(isNamed);
 });
 
 test('a foreign device in the place of the bridge is the first fault of all machines', () => {

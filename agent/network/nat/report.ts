@@ -12,7 +12,7 @@ import { misrouting } from './guestroutes.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
 import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
 import type { Links, Route } from './observe.ts';
-import { PATHS, type ProbePath } from './probe.ts';
+import { HOST_PORTS, PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
 /**
@@ -39,6 +39,8 @@ export interface Evidence extends FailedRepairs {
   links: Links;
   /** Routes of this host to addresses of guests. */
   guestRoutes: readonly Route[];
+  /** Devices that lead outside, but from which the kernel forwards no packets. */
+  closedUplinks: readonly string[];
   /** Paths through the network on which the probe's test packets were lost. */
   lostPaths: readonly ProbePath[];
   foreign: ForeignTables;
@@ -61,6 +63,11 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
   return culprits.length === 0
     ? lost
     : `${lost}; other programs drop packets in ${culprits.join(' and in ')}`;
+}
+
+function explainClosed(device: string): string {
+  const told = `Device ${device} leads outside, but the kernel does not forward the answers to guests from it`;
+  return `${told}; set net.ipv4.conf.${device}.forwarding to 1`;
 }
 
 /** Properties of one machine and of its connection, from which the report is made. */
@@ -118,13 +125,17 @@ export function reportOn(
   const { innerAddress: address, innerMac: macAddress, innerPort: port } = layout.probe;
   const probe: Subject = { address, macAddress, port, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, probe);
-  const input = chainsStoppingInput(evidence.foreign, probe);
+  const culpritsOf = (path: ProbePath): string[] => {
+    const port = HOST_PORTS[path];
+    return port === undefined
+      ? culprits
+      : [...culprits, ...chainsStoppingInput(evidence.foreign, probe, port)];
+  };
   const general = [
     ...sharedDevices(layout).flatMap((device) => evidence.foreignDevices.get(device) ?? []),
     ...(evidence.failedRepair === undefined ? [] : [evidence.failedRepair]),
-    ...evidence.lostPaths.map((path) =>
-      explainLoss(path, path === 'dns' ? [...culprits, ...input] : culprits),
-    ),
+    ...evidence.closedUplinks.map(explainClosed),
+    ...evidence.lostPaths.map((path) => explainLoss(path, culpritsOf(path))),
   ];
   const probed = new Set(culprits);
   const machines: NetworkReport['machines'] = {};

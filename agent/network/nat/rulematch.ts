@@ -15,6 +15,11 @@ export interface Packet {
   daddr?: string;
   etherSource?: string;
   etherDestination?: string;
+  /** Kind of the destination address, as the kernel's routes tell it to this host. */
+  daddrType?: 'local' | 'broadcast';
+  protocol?: 'tcp' | 'udp';
+  /** Destination port as a decimal number. */
+  dport?: string;
 }
 
 type Sets = ReadonlyMap<string, readonly unknown[]>;
@@ -31,17 +36,27 @@ const FIELDS: Record<string, keyof Packet> = {
   'ip daddr': 'daddr',
   'ether saddr': 'etherSource',
   'ether daddr': 'etherDestination',
+  'fib daddr type': 'daddrType',
+  'meta l4proto': 'protocol',
+  'ip protocol': 'protocol',
+  'tcp dport': 'dport',
+  'udp dport': 'dport',
+  'th dport': 'dport',
 };
 
 interface Selector {
   meta?: { key?: string };
   payload?: { protocol?: string; field?: string };
+  fib?: { result?: string; flags?: string[] };
 }
 
 function selectorName(left: unknown): string {
-  const { meta, payload } = (left ?? {}) as Selector;
+  const { meta, payload, fib } = (left ?? {}) as Selector;
   if (meta) {
     return `meta ${meta.key}`;
+  }
+  if (fib) {
+    return `fib ${fib.flags?.join(' ')} ${fib.result}`;
   }
   return payload ? `${payload.protocol} ${payload.field}` : '';
 }
@@ -79,7 +94,7 @@ function isText(value: string, right: string, sets: Sets): Answer {
 interface Literal {
   set?: unknown[];
   prefix?: { addr?: string; len?: number };
-  range?: [string, string];
+  range?: [string, string] | [number, number];
   elem?: { val?: unknown };
 }
 
@@ -92,15 +107,19 @@ function isInSpan(value: string, { prefix, range }: Literal): Answer {
     const first = toNumber(prefix.addr);
     return isWithin(value, first, first + 2 ** (32 - prefix.len) - 1);
   }
-  if (range?.every((end) => isIPv4(end))) {
-    return isWithin(value, toNumber(range[0]), toNumber(range[1]));
+  return range === undefined ? 'maybe' : isInRange(value, range);
+}
+
+function isInRange(value: string, [first, last]: NonNullable<Literal['range']>): Answer {
+  if (typeof first === 'number' || typeof last === 'number') {
+    return yesNo(Number(value) >= Number(first) && Number(value) <= Number(last));
   }
-  return 'maybe';
+  return isIPv4(first) && isIPv4(last) ? isWithin(value, toNumber(first), toNumber(last)) : 'maybe';
 }
 
 function isEqual(value: string, right: unknown, sets: Sets): Answer {
-  if (typeof right === 'string') {
-    return isText(value, right, sets);
+  if (typeof right === 'string' || typeof right === 'number') {
+    return isText(value, String(right), sets);
   }
   if (typeof right !== 'object' || right === null) {
     return 'maybe';
@@ -131,6 +150,12 @@ interface Comparison {
   right?: unknown;
 }
 
+/** Returns whether a condition about a port or another field is about the other transport protocol, so that no packet of this one matches. */
+function isOfOtherProtocol({ left }: Comparison, { protocol }: Packet): boolean {
+  const named = (left as Selector | undefined)?.payload?.protocol;
+  return protocol !== undefined && (named === 'tcp' || named === 'udp') && named !== protocol;
+}
+
 function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answer {
   const selector = selectorName(left);
   const field = FIELDS[selector];
@@ -139,6 +164,22 @@ function compare({ left, right }: Comparison, packet: Packet, sets: Sets): Answe
     return isEqual(value, right, sets);
   }
   return isAboutIPv4(selector, right) ?? 'maybe';
+}
+
+function matchComparison(comparison: Comparison, packet: Packet, sets: Sets): Answer {
+  if (isOfOtherProtocol(comparison, packet)) {
+    return 'no';
+  }
+  if (comparison.op === '==') {
+    return compare(comparison, packet, sets);
+  }
+  return comparison.op === '!=' ? negate(compare(comparison, packet, sets)) : 'maybe';
+}
+
+/** Returns whether an expression of iptables, which nft cannot read, is a target or a comment. */
+function isUnconditional(body: unknown): boolean {
+  const { type, name } = (body ?? {}) as { type?: string; name?: string };
+  return type === 'target' || name === 'comment';
 }
 
 /**
@@ -150,12 +191,8 @@ export function matchExpression(expression: Record<string, unknown>, packet: Pac
   if (kind === undefined || NEUTRAL.has(kind)) {
     return 'yes';
   }
-  if (kind !== 'match') {
-    return 'maybe';
+  if (kind === 'xt') {
+    return isUnconditional(body) ? 'yes' : 'maybe';
   }
-  const comparison = body as Comparison;
-  if (comparison.op === '==') {
-    return compare(comparison, packet, sets);
-  }
-  return comparison.op === '!=' ? negate(compare(comparison, packet, sets)) : 'maybe';
+  return kind === 'match' ? matchComparison(body as Comparison, packet, sets) : 'maybe';
 }

@@ -188,15 +188,16 @@ const DHCP_MESSAGES_PER_SECOND = 10;
 const DHCP_BURST = 50;
 
 /**
- * Returns the rules that accept the machines' DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP datagram
- * (RFC 2131). At this byte, the rule of a machine requires the machine's own MAC address.
+ * Returns the rules that accept DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP datagram (RFC 2131). At
+ * this byte, the rule of a machine requires the machine's own MAC address. The agent itself sends the messages of the probe.
  */
-function dhcpMessages({ gateway }: Layout, attachments: readonly Attachment[]): string[] {
+function dhcpMessages({ gateway, probe }: Layout, attachments: readonly Attachment[]): string[] {
   const rate = `limit rate ${DHCP_MESSAGES_PER_SECOND}/second burst ${DHCP_BURST} packets`;
-  return attachments.map(({ tap, macAddress, address }) => {
+  const ofMachines = attachments.map(({ tap, macAddress, address }) => {
     const card = `@th,288,48 0x${macAddress.replaceAll(':', '')}`;
     return `iifname "${tap}" ip saddr { 0.0.0.0, ${address} } ip daddr { 255.255.255.255, ${gateway} } ${card} ${rate} accept`;
   });
+  return [`iifname "${probe.innerPort}" ip saddr ${probe.innerAddress} accept`, ...ofMachines];
 }
 
 /**

@@ -1,18 +1,18 @@
 /** Brings the NAT network of the host to the wanted state: observes, plans, repairs, and observes again. */
 import { writeFile } from 'node:fs/promises';
+import { isDeepStrictEqual } from 'node:util';
 import { messageOf } from '../../../base/errors.ts';
 import type { Wanted } from './attachments.ts';
 import { ip, run } from '../commands.ts';
 import { deleteDevice, disableIPv6 } from './devices.ts';
 import type { Dnsmasq } from './dnsmasq.ts';
-import { formerTables } from './formertables.ts';
 import { formatSubnet } from './ipv4.ts';
-import { type Layout, METADATA } from './layout.ts';
+import { type Layout, METADATA, namespacesTable } from './layout.ts';
 import type { MetadataServer } from './metadata.ts';
 import { isOfNamespace } from './namespaceplan.ts';
 import { Namespaces } from './namespaces.ts';
-import { FORWARDING_SWITCH, readForwarding, readLinks, readRoutes } from './observe.ts';
-import { fingerprint, readRuleset, type RulesetEntry } from '../nftables.ts';
+import { forwardingSwitch, readClosedUplinks, readForwarding, readLinks, readRoutes } from './observe.ts';
+import { fingerprint, namesIn, readRuleset, type RulesetEntry } from '../nftables.ts';
 import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
 import { type FailedRepairs, Failures } from './report.ts';
@@ -27,7 +27,7 @@ const MAXIMUM_ROUNDS = 3;
 
 export interface Convergence extends FailedRepairs {
   done: Repair[];
-  observed: Observed & { ruleset: RulesetEntry[] };
+  observed: Observed & { ruleset: RulesetEntry[]; closedUplinks: readonly string[] };
 }
 
 interface Attempt {
@@ -63,15 +63,18 @@ export class NatState {
   }
 
   async observe(wanted: Wanted): Promise<Convergence['observed']> {
-    const [links, guestRoutes, forwarding, ruleset, pid, dnsmasqKnows, namespaces] = await Promise.all([
-      readLinks(),
-      readRoutes(formatSubnet(this.#layout.subnet)),
-      readForwarding(),
-      readRuleset(),
-      this.#dnsmasq.pid(),
-      this.#dnsmasq.knows(wanted.machines),
-      this.#namespaces.observe(wanted.namespaces),
-    ]);
+    const [links, guestRoutes, all, ofBridge, closedUplinks, ruleset, pid, dnsmasqKnows, namespaces] =
+      await Promise.all([
+        readLinks(),
+        readRoutes(formatSubnet(this.#layout.subnet)),
+        readForwarding(),
+        readForwarding(this.#layout.bridge),
+        readClosedUplinks(),
+        readRuleset(),
+        this.#dnsmasq.pid(),
+        this.#dnsmasq.knows(wanted.machines),
+        this.#namespaces.observe(wanted.namespaces),
+      ]);
     const metadataListens = this.#metadata.listens;
     const isLoaded = this.#loaded?.script === rulesetScript(this.#layout, wanted, metadataListens);
     const isUnchanged = isLoaded && this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
@@ -80,7 +83,8 @@ export class NatState {
     return {
       links,
       guestRoutes,
-      forwarding,
+      forwarding: all && ofBridge,
+      closedUplinks,
       rulesCurrent,
       dnsmasqRuns,
       dnsmasqKnows,
@@ -167,7 +171,10 @@ export class NatState {
       case 'rebuildProbe':
         return await this.#probe.rebuild(new Set(observed.links.keys()));
       case 'enableForwarding':
-        return await writeFile(FORWARDING_SWITCH, '1');
+        for (const device of [undefined, this.#layout.bridge]) {
+          await writeFile(forwardingSwitch(device), '1');
+        }
+        return undefined;
       case 'informDnsmasq':
         return await this.#dnsmasq.tell(wanted.machines);
       case 'startDnsmasq':
@@ -194,4 +201,22 @@ export class NatState {
     await run('nft', ['-f', '-'], [...removal, change].join('\n'));
     this.#loaded = { script, fingerprint: fingerprint(await readRuleset(), this.tables) };
   }
+}
+
+/**
+ * Returns the names of the tables that an earlier agent loaded for this network, when the configuration gave them another name. The names
+ * have the form of nft, for example `inet berth`. These tables must be removed, because they drop the packets of
+ * guests that they do not know. The function recognises a former table by its rule about the taps of this network. The names of these taps
+ * derive from the bridge, so no other network has this rule.
+ */
+export function formerTables(layout: Layout, ruleset: readonly RulesetEntry[]): string[] {
+  const match = { op: '==', left: { meta: { key: 'iifname' } }, right: `${layout.tapPrefix}*` };
+  const aboutTaps = [{ match }, { jump: { target: 'from_guest' } }];
+  const names = ruleset.flatMap(({ rule }) =>
+    rule?.family === 'bridge' && isDeepStrictEqual(rule['expr'], aboutTaps) ? [rule.table ?? ''] : [],
+  );
+  const former = names.filter((name) => name !== layout.table);
+  return former
+    .flatMap((name) => [`inet ${name}`, `bridge ${name}`, `inet ${namespacesTable(name)}`])
+    .filter((table) => namesIn(ruleset, table, 'table').length > 0);
 }

@@ -73,7 +73,9 @@ export class UserNetwork implements Network {
   }
 
   #checks(): PortChecks {
-    return { rules: this.#rules, address: this.#hostAddress, reserved: this.#ports };
+    // This network works without nftables, so it cannot read the rules of other programs.
+    const whyPublished = (): undefined => undefined;
+    return { rules: this.#rules, address: this.#hostAddress, reserved: this.#ports, whyPublished };
   }
 
   async detach(uid: string): Promise<void> {

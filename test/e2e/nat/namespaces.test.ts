@@ -4,7 +4,7 @@ import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, test } from 'vitest';
 import { chooseAddress, layoutOf } from '../../../agent/network/nat/layout.ts';
-import type { NatOptions } from '../../../agent/network/nat/nat.ts';
+import type { NatOptions } from '../../../agent/network/nat/layout.ts';
 import type { NamespaceNetwork } from '../../../agent/network/network.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { unless } from '../../support/unless.ts';

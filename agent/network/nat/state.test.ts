@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { RulesetEntry } from '../nftables.ts';
-import { formerTables } from './formertables.ts';
+import { formerTables } from './state.ts';
 
 const LAYOUT = natLayout({ bridge: 'berth0', table: 'berth' });
 

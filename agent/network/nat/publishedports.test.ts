@@ -1,0 +1,156 @@
+import { expect, test } from 'vitest';
+import { natLayout } from '../../../test/fixtures/natlayout.ts';
+import type { RulesetEntry } from '../nftables.ts';
+import type { Link } from './observe.ts';
+import { PublishedPorts } from './publishedports.ts';
+
+const HOST = '192.0.2.1';
+const LINKS = new Map([
+  ['lo', { kind: '', addresses: ['127.0.0.1/8'] } as unknown as Link],
+  ['eth0', { kind: '', addresses: [`${HOST}/24`] } as unknown as Link],
+]);
+
+const payload = (protocol: string, name: string) => ({ payload: { protocol, field: name } });
+const match = (left: unknown, right: unknown, op = '==') => ({ match: { op, left, right } });
+const dport = (right: unknown, protocol = 'tcp') => match(payload(protocol, 'dport'), right);
+const hidden = (name: string) => ({ xt: { type: 'match', name } });
+const DNAT = { dnat: { addr: '10.1.1.1', port: 80 } };
+const IPTABLES_DNAT = { xt: { type: 'target', name: 'DNAT' } };
+const toLocal = match({ fib: { result: 'type', flags: ['daddr'] } }, 'local');
+const keyed = { concat: [{ meta: { key: 'l4proto' } }, payload('th', 'dport')] };
+const jump = (target: string) => ({ jump: { target } });
+
+/** Returns the message about port 8080/TCP of a host with these chains of rules. The first chain is at the hook prerouting. */
+function told(
+  chains: Record<string, object[][]>,
+  more: RulesetEntry[] = [],
+  hostAddress?: string,
+): string | undefined {
+  const place = { family: 'ip', table: 'other' };
+  const ruleset: RulesetEntry[] = [{ table: { family: 'ip', name: 'other' } }, ...more];
+  for (const [index, name] of Object.keys(chains).entries()) {
+    ruleset.push({ chain: { ...place, name, ...(index === 0 ? { hook: 'prerouting' } : {}) } });
+  }
+  for (const [chain, rules] of Object.entries(chains)) {
+    ruleset.push(...rules.map((expr) => ({ rule: { ...place, chain, expr } })));
+  }
+  const ports = new PublishedPorts(natLayout(hostAddress === undefined ? {} : { hostAddress }), [
+    'inet berth',
+  ]);
+  ports.notice({ ruleset, links: LINKS });
+  return ports.faultOf({ name: 'web', protocol: 'TCP', hostPort: 8080, guestPort: 80 });
+}
+
+const map = (name: string, elem: unknown[]): RulesetEntry => ({
+  map: { family: 'ip', table: 'other', name, elem },
+});
+
+test.each([
+  ['nftables', { pre: [[dport(8080), DNAT]] }, 'pre'],
+  ['nftables, a set of ports', { pre: [[dport({ set: [{ range: [8000, 8100] }, 9000] }), DNAT]] }, 'pre'],
+  ['nftables, a redirect', { pre: [[dport(8080, 'th'), { redirect: { port: 99 } }]] }, 'pre'],
+  ['a rule for the whole address', { pre: [[match(payload('ip', 'daddr'), HOST), DNAT]] }, 'pre'],
+  [
+    'Docker',
+    {
+      pre: [[hidden('addrtype'), jump('DOCKER')]],
+      DOCKER: [
+        [match({ meta: { key: 'iifname' } }, 'docker0'), { return: null }],
+        [match({ meta: { key: 'iifname' } }, 'docker0', '!='), dport(8080), { counter: null }, IPTABLES_DNAT],
+      ],
+    },
+    'DOCKER',
+  ],
+  [
+    'a hostPort of CNI with iptables',
+    {
+      pre: [[hidden('addrtype'), jump('hostports')]],
+      hostports: [[hidden('comment'), hidden('multiport'), jump('dn')]],
+      dn: [
+        [match(payload('ip', 'saddr'), '10.1.1.0'), dport(8080), jump('setmark')],
+        [dport(8080), IPTABLES_DNAT],
+      ],
+      setmark: [],
+    },
+    'dn',
+  ],
+  [
+    'a hostPort of CNI with nftables',
+    { pre: [[toLocal, jump('ports')]], ports: [[dport(8080), DNAT]] },
+    'ports',
+  ],
+  [
+    'a NodePort of kube-proxy with iptables',
+    {
+      pre: [[hidden('comment'), jump('services')]],
+      services: [[hidden('addrtype'), jump('nodeports')]],
+      nodeports: [[dport(8080), jump('svc')]],
+      svc: [[hidden('statistic'), jump('sep')]],
+      sep: [[match({ meta: { key: 'l4proto' } }, 'tcp'), IPTABLES_DNAT]],
+    },
+    'sep',
+  ],
+])('a port that %s leads elsewhere is told', (_what, chains, chain) => {
+  const message = `Port 8080/TCP of this host is led elsewhere by other programs in table ip other, chain ${chain}`;
+  expect(told(chains as Record<string, object[][]>)).toBe(message);
+});
+
+test('a NodePort of kube-proxy with nftables is told, and only its own port', () => {
+  const chains = {
+    pre: [[toLocal, { vmap: { key: keyed, data: '@nodeports' } }]],
+    svc: [[{ dnat: { addr: { map: { key: { numgen: {} }, data: { set: [[0, '10.1.1.1']] } } } } }]],
+  };
+  const nodePorts = (port: number) => [
+    map('nodeports', [
+      [{ concat: ['udp', 8080] }, { accept: null }],
+      [{ concat: ['tcp', port] }, { goto: { target: 'svc' } }],
+    ]),
+  ];
+  expect(told(chains, nodePorts(8080))).toContain('chain svc');
+  expect(told(chains, nodePorts(8081))).toBeUndefined();
+});
+
+test('a port in a map of addresses is told, and only its own port', () => {
+  const dnat = { dnat: { addr: { map: { key: keyed, data: '@reservations' } } } };
+  const reserved = (port: number) => [
+    map('reservations', [[{ concat: ['tcp', port] }, { concat: ['10.1.1.1', 80] }]]),
+  ];
+  expect(told({ pre: [[dnat]] }, reserved(8080))).toContain('chain pre');
+  expect(told({ pre: [[dnat]] }, reserved(8081))).toBeUndefined();
+});
+
+test.each([
+  ['another port', { pre: [[dport(8081), DNAT]] }],
+  ['the other protocol', { pre: [[dport(8080, 'udp'), DNAT]] }],
+  ['another address', { pre: [[match(payload('ip', 'daddr'), '10.96.0.7'), dport(8080), DNAT]] }],
+  ['one device', { pre: [[match({ meta: { key: 'iifname' } }, 'docker0'), dport(8080), DNAT]] }],
+  ['one sender', { pre: [[match(payload('ip', 'saddr'), '10.0.0.1'), dport(8080), DNAT]] }],
+  ['marked packets', { pre: [[match({ meta: { key: 'mark' } }, 1), dport(8080), DNAT]] }],
+  ['hidden ports', { pre: [[hidden('multiport'), IPTABLES_DNAT]] }],
+  ['packets of a set', { pre: [[hidden('set'), dport(8080), IPTABLES_DNAT]] }],
+  [
+    'packets that an earlier rule accepts',
+    {
+      pre: [
+        [toLocal, { accept: null }],
+        [dport(8080), DNAT],
+      ],
+    },
+  ],
+  [
+    'packets that an earlier rule returns',
+    { pre: [[{ goto: { target: 'none' } }], [dport(8080), DNAT]], none: [] },
+  ],
+])('a rule about %s is not told', (_what, chains) => {
+  expect(told(chains as Record<string, object[][]>)).toBeUndefined();
+});
+
+test('only the address at which ports are reached matters', () => {
+  const chains = { pre: [[match(payload('ip', 'daddr'), HOST), dport(8080), DNAT]] };
+  expect(told(chains, [], HOST)).toBeDefined();
+  expect(told(chains, [], '192.0.2.9')).toBeUndefined();
+});
+
+test('chains that jump to each other end', () => {
+  expect(told({ pre: [[jump('a')]], a: [[jump('pre')]] })).toBeUndefined();
+});
