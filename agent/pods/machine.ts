@@ -221,8 +221,8 @@ export interface Runtime {
   readonly record: MachineRecord;
   readonly folder: MachineFolder;
   operation: Operation | undefined;
-  /** State of the machine at its last inspection by the driver. */
-  state: MachineState | UnreadableState;
+  /** State at the last inspection. `unreadable`: the machine's state file cannot be read; `message` names the file and the fault. */
+  state: MachineState | { kind: 'unreadable'; message: string };
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */
   unseen: boolean;
   /**
