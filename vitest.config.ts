@@ -1,3 +1,5 @@
+import { globSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { defineConfig } from 'vitest/config';
 import { LongestFirst } from './hack/vitest/sequencer.ts';
 import { whyNoDocker } from './test/docker/host.ts';
@@ -47,6 +49,20 @@ const INTO_CONTAINERS =
     ? ['test/integration/kube-restart.test.ts', 'test/integration/operator-fleet.test.ts']
     : [];
 
+const UNIT = '{base,api,kube,operator,agent,server,cli,hack}/**/*.test.ts';
+/** Unit tests that replace modules, which no other test may then see. */
+const REPLACE_MODULES = globSync(UNIT, { cwd: import.meta.dirname }).filter((file) =>
+  /\bvi\.(?:mock|doMock)\(/.test(readFileSync(join(import.meta.dirname, file), 'utf8')),
+);
+const unit = {
+  setupFiles: [PROPERTIES],
+  testTimeout: UNIT_MILLISECONDS,
+  expect: { poll: { timeout: POLL_MILLISECONDS } },
+  // On two processors, vitest would keep one for itself, which idles.
+  maxWorkers: '100%',
+  sequence: { groupOrder: 0 },
+};
+
 export default defineConfig({
   test: {
     reporters: ['default'],
@@ -55,14 +71,16 @@ export default defineConfig({
       {
         test: {
           name: 'unit',
-          include: ['{base,api,kube,operator,agent,server,cli,hack}/**/*.test.ts'],
-          setupFiles: [PROPERTIES],
-          testTimeout: UNIT_MILLISECONDS,
-          expect: { poll: { timeout: POLL_MILLISECONDS } },
-          // On two processors, vitest would keep one for itself, which idles.
-          maxWorkers: '100%',
-          sequence: { groupOrder: 0 },
+          include: [UNIT],
+          exclude: REPLACE_MODULES,
+          // To load the product for each of several hundred files takes nearly as long as their tests.
+          isolate: false,
+          ...unit,
         },
+      },
+      {
+        // `--project 'unit*'` names both. hack/vitest/run.ts does so.
+        test: { name: 'unit-apart', include: REPLACE_MODULES, ...unit },
       },
       {
         test: {

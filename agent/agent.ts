@@ -12,7 +12,7 @@ import { Transport } from '../kube/transport.ts';
 import type { AgentConfig } from './config.ts';
 import { EmulatorOffers } from './node/emulators.ts';
 import { freeDisk } from './disks/freedisk.ts';
-import { fitDrivers, runtimeVersion, withEmulators } from './fitness.ts';
+import { fitDrivers, runtimeVersion } from './fitness.ts';
 import type { DriverOfVMs } from './drivers/driver.ts';
 import { folderBytes } from './disks/diskio.ts';
 import type { Publisher } from './images/publisher.ts';
@@ -25,7 +25,7 @@ import type { Network, NetworkReport } from './network/network.ts';
 import { servingCertificate } from './identity/certificates.ts';
 import { keepCertificates } from './identity/rotation.ts';
 import { hostFacts } from './node/facts.ts';
-import { takeIdentity } from './identity/identity.ts';
+import { joinAgain, takeIdentity } from './identity/identity.ts';
 import { NodeKeeper } from './node/keeper.ts';
 import { NodeLease } from './node/lease.ts';
 import { allocatable } from './node/node.ts';
@@ -81,12 +81,12 @@ export async function runAgent(
   signal: AbortSignal,
 ): Promise<void> {
   const { metrics } = parts;
-  const vmDrivers = await fitDrivers(config, parts.drivers, logger);
+  const drivers = await fitDrivers(config, parts.drivers, logger);
   const offers = new EmulatorOffers(config, parts);
   const identity = await takeIdentity({ config, logger, metrics, signal });
   const transport = new Transport(identity.connection, { metrics, userAgent: AGENT_NAME });
   const client = new KubeClient(transport);
-  const facts = await hostFacts(config, runtimeVersion(vmDrivers));
+  const facts = await hostFacts(config, runtimeVersion(drivers));
   const monitor = new NetworkMonitor({
     network: parts.network,
     intervalMilliseconds: config.network.checkIntervalSeconds * 1000,
@@ -110,7 +110,7 @@ export async function runAgent(
   });
   const host: Host = {
     ...parts,
-    drivers: withEmulators(vmDrivers, parts.emulators),
+    drivers,
     architecture: facts.architecture,
     disk: guard,
     monitor,
@@ -198,13 +198,23 @@ export async function runAgent(
     guard.run(signal),
     offers.run(signal, (emulators) => keeper.update({ emulators })),
   ];
-  await takeUpWork({ keeper, pods, kubelet }, signal);
+  const taken = takeUpWork({ keeper, pods, kubelet }, signal);
   if (identity.isNode) {
     running.push(
-      ...keepCertificates({ config, client, transport, server: kubelet, metrics, logger, signal }),
+      ...keepCertificates({
+        config,
+        client,
+        join: () => joinAgain({ config, logger, metrics, signal }),
+        nodeKnown: taken,
+        transport,
+        server: kubelet,
+        metrics,
+        logger,
+        signal,
+      }),
     );
   }
-  await Promise.all(running);
+  await Promise.all([taken, ...running]);
   await drainAndClose([keeper, pods], recorder, [
     kubelet,
     parts.network,

@@ -2,7 +2,7 @@
 import type { Logger } from 'pino';
 import { messageOf } from '../base/errors.ts';
 import type { Accelerator, DriverOfVMs } from './drivers/driver.ts';
-import type { DriverOfEmulators, HostDriver } from './drivers/hostdrivers.ts';
+import type { HostDriver } from './drivers/hostdrivers.ts';
 import { nativeArchitecture } from './node/facts.ts';
 import type { AgentConfig } from './config.ts';
 
@@ -68,12 +68,4 @@ async function tryProbe(
 export function runtimeVersion(drivers: ReadonlyMap<string, HostDriver>): string {
   const [[name, { accelerators }] = ['', { accelerators: [] }]] = drivers;
   return `${name}://${accelerators.map(({ accelerator }) => accelerator).join('-')}`;
-}
-
-/** Adds the driver of emulators. This driver comes last and has no accelerators, so it never gets a VM. */
-export function withEmulators(
-  drivers: ReadonlyMap<string, HostDriver>,
-  driver: DriverOfEmulators,
-): ReadonlyMap<string, HostDriver> {
-  return new Map([...drivers, [driver.name, { driver, accelerators: [] }]]);
 }

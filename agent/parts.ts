@@ -12,7 +12,7 @@ import { seedPages } from './seed/documents.ts';
 import { RecordStore } from './pods/records.ts';
 import { hostFile, ownRoot } from './processes/ownroot.ts';
 import { hypervisorUsers, machineUsers } from './processes/users.ts';
-import { createNetwork, networkSchema } from './networkdriver.ts';
+import { createNetwork } from './networkdriver.ts';
 import { nativeArchitecture } from './node/facts.ts';
 
 export async function createParts(config: AgentConfig, logger: Logger): Promise<HostParts> {
@@ -65,7 +65,7 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     }),
     images,
     publisher,
-    network: createNetwork(networkSchema.parse(config.network), {
+    network: createNetwork(config.network, {
       dataDirectory,
       nodeAddress: config.address,
       ports: portRules(config),

@@ -1,5 +1,5 @@
 /** Does a piece of work only once if several callers need its result at the same time. */
-import { addAbortListener } from 'node:events';
+import { unlessAborted } from './abort.ts';
 
 /** Function that takes the percentage (0–100) of the work that is done. `bytes` is the number of bytes that are done, if it is known. */
 type Progress = (percent: number, bytes?: number) => void;
@@ -95,11 +95,4 @@ class SharedWork<T> {
       }
     }
   }
-}
-
-/** Returns the result of `promise`. @throws the signal's reason when the signal aborts first. */
-async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
-  const { promise: left, reject } = Promise.withResolvers<never>();
-  using _listener = addAbortListener(signal, () => reject(signal.reason));
-  return await Promise.race([promise, left]);
 }

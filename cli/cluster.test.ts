@@ -6,7 +6,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { VMS } from '../api/v1alpha1/resources.ts';
-import { ApiError, CredentialError } from '../kube/errors.ts';
+import { UNINTERRUPTED } from '../kube/client.ts';
+import { ApiError } from '../kube/errors.ts';
 import { withCluster } from './cluster.ts';
 import { described, Interrupted } from './errors.ts';
 import type { Globals } from './globals.ts';
@@ -40,10 +41,15 @@ async function givenCluster(
 
 /** Gives the context of the kubeconfig a user with this token. */
 async function addToken(token: string): Promise<void> {
+  await addUser({ token });
+}
+
+/** Gives the context of the kubeconfig this user. */
+async function addUser(user: object): Promise<void> {
   const kubeconfig = join(folder, 'kubeconfig');
   const document = JSON.parse(await readFile(kubeconfig, 'utf8')) as object;
   const contexts = [{ name: 'a', context: { cluster: 'a', user: 'a' } }];
-  const users = [{ name: 'a', user: { token } }];
+  const users = [{ name: 'a', user }];
   await writeFile(kubeconfig, JSON.stringify({ ...document, contexts, users }));
 }
 
@@ -75,11 +81,44 @@ it('asks for objects while it watches many', async () => {
   server.close();
 });
 
-it('is interrupted when Ctrl+C has also ended the credential plug-in', async () => {
+it('ends a request without a signal of its own as soon as the user interrupts the command', async () => {
   const interrupt = new AbortController();
-  const work = withCluster(...(await givenCluster('https://127.0.0.1:1', interrupt)), async () => {
+  const server = createServer(() => interrupt.abort(new Interrupted()));
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const cluster = await givenCluster(`http://127.0.0.1:${(server.address() as AddressInfo).port}`, interrupt);
+  const work = withCluster(...cluster, async ({ client }) => await client.get(VMS, { name: 'a' }));
+  await expect(work).rejects.toThrow(Interrupted);
+  server.close();
+});
+
+it('finishes a request that undoes a change although the user has interrupted the command', async () => {
+  const interrupt = new AbortController();
+  const server = createServer((_request, response) => {
+    response.setHeader('content-type', 'application/json');
+    response.end('{"metadata":{"name":"a"}}');
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const cluster = await givenCluster(`http://127.0.0.1:${(server.address() as AddressInfo).port}`, interrupt);
+  await withCluster(...cluster, async ({ client }) => {
     interrupt.abort(new Interrupted());
-    throw new CredentialError('The credential plug-in ended with code 130', 130);
+    const { metadata } = await client.get(VMS, { name: 'a' }, { signal: UNINTERRUPTED });
+    expect(metadata.name).toBe('a');
+  });
+  server.close();
+});
+
+it('does not wait for a credential plug-in when the user interrupts the command', async () => {
+  const interrupt = new AbortController();
+  const cluster = await givenCluster('https://127.0.0.1:1', interrupt);
+  const running = join(folder, 'running');
+  await writeFile(running, '');
+  // The program runs until the folder of the test is removed.
+  const args = ['-c', `while [ -e ${running} ]; do sleep 0.1; done`];
+  await addUser({ exec: { apiVersion: 'client.authentication.k8s.io/v1', command: 'sh', args } });
+  const work = withCluster(...cluster, async ({ client }) => {
+    const answer = client.get(VMS, { name: 'a' });
+    interrupt.abort(new Interrupted());
+    await answer;
   });
   await expect(work).rejects.toThrow(Interrupted);
 });

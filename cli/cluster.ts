@@ -3,6 +3,7 @@
  * needs the cluster. Otherwise help, completion and messages about usage mistakes would have to wait for these libraries.
  */
 import { causeOfRefusal } from '../api/http/refusedtoken.ts';
+import { unlessAborted } from '../base/abort.ts';
 import { codeOf, messageOf, undefinedIf } from '../base/errors.ts';
 import { aliasNames } from '../api/http/namespacealias.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../api/v1alpha1/names.ts';
@@ -10,7 +11,8 @@ import { isObjectName } from '../api/v1alpha1/objectname.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
-import { ApiError, CredentialError } from '../kube/errors.ts';
+import { ApiError } from '../kube/errors.ts';
+import type { TokenPlugin } from '../kube/execplugin.ts';
 import { TokenSource } from '../kube/tokensource.ts';
 import type { Transport } from '../kube/transport.ts';
 import { CommandError, EXIT, explained } from './errors.ts';
@@ -52,7 +54,8 @@ export async function withCluster<T>(
   // Requests do not share the connections of watches. Otherwise many watches could use all connections, and requests would wait.
   const requests = new Transport(connection, { metrics: new Registry(), userAgent });
   const namespace = required(namespaceOf(globals, terminal, settings, connection));
-  const client = new KubeClient(requests);
+  const { signal } = terminal;
+  const client = new KubeClient(requests, { signal });
   try {
     const { apiURL } = settings;
     const realNamespace = (name: string) => realNameOf(name, settings);
@@ -64,7 +67,7 @@ export async function withCluster<T>(
     }
     return result;
   } catch (error) {
-    throw await errorForUser(error, connection, terminal.signal);
+    throw await errorForUser(error, connection);
   } finally {
     await Promise.all([requests.close(), watches.close()]);
   }
@@ -115,13 +118,15 @@ function required(namespace: string): string {
  * @throws CommandError when the kubeconfig is missing or has a mistake.
  */
 export async function connect(
-  { environment, name }: Terminal,
+  { environment, name, signal }: Terminal,
   { kubeconfig: kubeconfigPath, context }: Globals,
 ): Promise<Connection> {
   const { loadConnection } = await import('../kube/credentials.ts');
   const { ContextError } = await import('../kube/kubeconfig.ts');
   try {
-    return await loadConnection({ kubeconfigPath, context, environment });
+    const connection = await loadConnection({ kubeconfigPath, context, environment });
+    const { tokenPlugin } = connection;
+    return { ...connection, tokenPlugin: tokenPlugin && interruptible(tokenPlugin, signal) };
   } catch (error) {
     const { path } = error as NodeJS.ErrnoException;
     const signIn = `Sign in with ${name} login, or name a`;
@@ -136,18 +141,25 @@ export async function connect(
 }
 
 /**
+ * Returns a plug-in whose callers no longer wait when the signal aborts. The program of the plug-in continues, because it might be writing
+ * new tokens. A call after the abort waits as usual: the command can still need a token, for example to delete a VM that it has deployed.
+ */
+function interruptible(plugin: TokenPlugin, signal: AbortSignal): TokenPlugin {
+  return async (isRefused) => {
+    const token = plugin(isRefused);
+    return await (signal.aborted ? token : unlessAborted(token, signal));
+  };
+}
+
+/**
  * Returns the error for the user. Its message names the API server that does not answer, or the reason why the API server refused the token.
  * Other errors are returned unchanged.
  */
-async function errorForUser(thrown: unknown, connection: Connection, signal: AbortSignal): Promise<unknown> {
+async function errorForUser(thrown: unknown, connection: Connection): Promise<unknown> {
   // Work on several names throws an AggregateError without a code. An AggregateError with a code is one failed connection.
   if (thrown instanceof AggregateError && codeOf(thrown) === undefined) {
-    const errors = thrown.errors.map(async (one) => await errorForUser(one, connection, signal));
+    const errors = thrown.errors.map(async (one) => await errorForUser(one, connection));
     return new AggregateError(await Promise.all(errors));
-  }
-  if (thrown instanceof CredentialError && signal.aborted) {
-    // Ctrl+C also ends a running credential plug-in. The command then reports the interrupt, and not the failure of the plug-in.
-    return signal.reason;
   }
   const server = `API server ${connection.server}`;
   return (await refusalOf(thrown, connection)) ?? explained(thrown, server, 'the kubeconfig');

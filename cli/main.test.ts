@@ -1,5 +1,8 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it } from 'vitest';
 import { EXIT } from './errors.ts';
@@ -20,4 +23,38 @@ it('fails with the code of its error although nobody reads the messages', async 
 
 it('succeeds if the reader of the output needs no more of it', async () => {
   expect(await runWithout('stdout', '--help')).toBe(EXIT.done);
+});
+
+it('ends at once after Ctrl+C although a connection is not established yet', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-main-'));
+  // This server never answers the TLS handshake, so the attempt to connect lasts until its time limit.
+  const server = createServer();
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  const { port } = server.address() as AddressInfo;
+  const kubeconfig = join(folder, 'kubeconfig');
+  await writeFile(
+    kubeconfig,
+    JSON.stringify({
+      clusters: [{ name: 'a', cluster: { server: `https://127.0.0.1:${port}` } }],
+      contexts: [{ name: 'a', context: { cluster: 'a' } }],
+    }),
+  );
+  const args = [
+    join(import.meta.dirname, 'main.ts'),
+    'vm',
+    'list',
+    '--kubeconfig',
+    kubeconfig,
+    '--context',
+    'a',
+  ];
+  const child = spawn(process.execPath, args, { stdio: 'ignore' });
+  const [connection] = (await once(server, 'connection')) as [Socket];
+  child.kill('SIGINT');
+  // The time limit is half of the time limit of the connection attempt.
+  const [code] = (await once(child, 'exit', { signal: AbortSignal.timeout(5_000) })) as unknown[];
+  expect(code).toBe(EXIT.interrupted);
+  connection.destroy();
+  server.close();
+  await rm(folder, { recursive: true });
 });

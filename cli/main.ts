@@ -35,8 +35,15 @@ void run(process.argv.slice(2), {
   out: writerTo(process.stdout),
   err: (text) => void process.stderr.write(text),
   isForPeople: process.stderr.isTTY,
+  columns: () => process.stderr.columns,
   signal: interrupt.signal,
-}).then((code) => (process.exitCode = code));
+}).then((code) => {
+  process.exitCode = code;
+  if (interrupt.signal.aborted) {
+    // An attempt to connect, or a credential plug-in, would keep this process running. The process ends when the last message is written.
+    process.stderr.write('', () => process.exit());
+  }
+});
 
 /**
  * Returns the name of this command for help and messages. For a file `kubectl-berth`, the name is `kubectl berth`, because users type these

@@ -74,7 +74,7 @@ it.each([
   [['vm', 'deploy', '--image', 'a', '--cpu', 'two'], "argument 'two' is invalid. It must be a whole number"],
   [['vm', 'deploy', 'mac'], '--image, --iso or --config'],
   [['vm', 'deploy', 'mac', '--image', 'a', '--iso', 'b'], 'only one of --image and --iso'],
-  [['vm', 'deploy', 'mac', '--image', 'a', '--timeout', '0'], '--timeout must be from 1 to 1440 minutes'],
+  [['vm', 'deploy', 'mac', '--image', 'a', '--timeout', '0'], '--timeout 0 must be from 1 to 1440 minutes'],
   [['vm', 'delete'], "missing required argument 'names'"],
   [['vmconfig', 'deploy'], "unknown command 'deploy'"],
   [['vm-config', 'lst'], 'Did you mean one of list, ls?'],

@@ -3,18 +3,19 @@ import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
 const CLEAR = '\r\u001b[K';
-/** Longest line in characters. The terminal would wrap a longer line, and the line could not be cleared. */
-const LENGTH = 79;
+/** Number of columns if the terminal does not tell it, for example a serial console. It is the usual width of a terminal. */
+const COLUMNS = 80;
 
 export interface Progress {
   readonly show: (line: string) => void;
   readonly end: () => void;
 }
 
-export function progressLine({ isForPeople, err }: Terminal): Progress {
+export function progressLine({ isForPeople, err, columns }: Terminal): Progress {
   let shown = '';
   const show = (line: string) => {
-    const next = printable(line).slice(0, LENGTH);
+    // The terminal would wrap a longer line, and then the line could not be cleared. The user can change the width at any time.
+    const next = printable(line).slice(0, (columns?.() || COLUMNS) - 1);
     if (isForPeople && next !== shown) {
       err(CLEAR + next);
       shown = next;

@@ -15,6 +15,8 @@ export interface Terminal {
   readonly err: (text: string) => void;
   /** Whether a person reads the error stream. */
   readonly isForPeople: boolean;
+  /** Returns the number of columns of the terminal to which the error stream leads. The result is undefined if it leads to no terminal. */
+  readonly columns?: () => number | undefined;
   /** Signal that aborts when the user interrupts the command. Its reason is an error of the class Interrupted. */
   readonly signal: AbortSignal;
 }

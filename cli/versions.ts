@@ -134,7 +134,7 @@ function minorOf(version: string): string {
 }
 
 /** Compares the release of this command with the releases in the cluster, at most once a day. Writes a warning if they differ. */
-export async function remind({ environment, err }: Terminal, cluster: Asked): Promise<void> {
+export async function remind({ environment, err, signal }: Terminal, cluster: Asked): Promise<void> {
   const folder = join(environment['XDG_CACHE_HOME'] || join(homeFolder(environment), '.cache'), 'berth');
   const file = join(folder, 'versions-compared');
   try {
@@ -148,7 +148,7 @@ export async function remind({ environment, err }: Terminal, cluster: Asked): Pr
     // The file limits the comparisons to one a day. If the command cannot write the file, it does not compare the releases.
     return;
   }
-  const asked = versionsOf(cluster, AbortSignal.timeout(LOOK_MILLISECONDS));
+  const asked = versionsOf(cluster, AbortSignal.any([signal, AbortSignal.timeout(LOOK_MILLISECONDS)]));
   // The command has already done its work, so an error of the comparison must not make the command fail.
   const found = await undefinedIf(() => true, asked);
   const warning = warningOf(found?.versions ?? []);

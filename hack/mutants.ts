@@ -114,7 +114,8 @@ async function runTests(
   mkdirSync(LOGS, { recursive: true });
   const summary = await runVitest({
     root,
-    args: ['--project', project, test, ...pattern, ...args],
+    project,
+    args: [test, ...pattern, ...args],
     summary: `${path}.json`,
     log: `${path}.log`,
     signal: AbortSignal.any(late === undefined ? [interrupted.signal] : [interrupted.signal, late]),

@@ -52,7 +52,7 @@ async function runProject(project: string, isLive: boolean): Promise<ProjectResu
   }
   const summary = await runVitest({
     root: ROOT,
-    args: ['--project', project],
+    project,
     summary: join(results, `${project}.json`),
     lane: isLive ? 0 : 1,
     ...(!isLive && { log }),

@@ -3,6 +3,12 @@ import type { Answer, Method, Request, Transport } from './transport.ts';
 import { apiErrorFrom, FencedError, isGone, isNotFound } from './errors.ts';
 import { type KubeObject, pathOf, type Ref, type Resource, type Unsaved } from './objects.ts';
 
+/**
+ * Signal that never aborts. A request with this signal continues although the signal of its client has aborted. Use it for requests whose
+ * result must be known, and for requests that undo a change.
+ */
+export const UNINTERRUPTED: AbortSignal = new AbortController().signal;
+
 /** Number of objects in a page. client-go's pager has the same number. A page of typical objects has about 2 MB of JSON. */
 const PAGE_SIZE = 500;
 
@@ -62,9 +68,12 @@ export class KubeClient {
    * it continues. The function must only check the local clock, because every request that changes an object waits for the function.
    */
   guard: (() => boolean) | undefined;
+  /** Signal for the requests whose callers give no signal. */
+  readonly #signal: AbortSignal | undefined;
 
-  constructor(transport: Transport) {
+  constructor(transport: Transport, { signal }: Pick<CallOptions, 'signal'> = {}) {
     this.transport = transport;
+    this.#signal = signal;
   }
 
   async get<T extends KubeObject>(type: Resource<T>, ref: Ref, options: CallOptions = {}): Promise<T> {
@@ -201,6 +210,7 @@ export class KubeClient {
   async raw(method: Method, path: string, options: Omit<Request, 'method' | 'path'> = {}): Promise<Answer> {
     return await this.transport.request({
       ...options,
+      signal: options.signal ?? this.#signal,
       method,
       path,
       beforeSend: method === 'GET' ? undefined : () => this.#checkGuard(),

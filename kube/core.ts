@@ -43,7 +43,7 @@ export interface NodeStatus {
 }
 
 export interface Node extends KubeObject {
-  spec?: { unschedulable?: boolean; taints?: Taint[]; providerID?: string; podCIDR?: string };
+  spec?: { unschedulable?: boolean; taints?: Taint[] };
   status?: NodeStatus;
 }
 
@@ -176,7 +176,7 @@ export interface SubjectAccessReview extends KubeObject {
       name?: string;
     };
   };
-  status?: { allowed: boolean; denied?: boolean; reason?: string; evaluationError?: string };
+  status?: { allowed: boolean; denied?: boolean; reason?: string };
 }
 
 const CORE = 'v1';

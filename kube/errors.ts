@@ -45,10 +45,13 @@ export class DeadlineError extends Error {
   override readonly name = 'DeadlineError';
 }
 
-/** Error when a credential plug-in gave no token. The message contains the name of the plug-in and its last output. */
+/**
+ * Error when a credential plug-in or a token file gave no token. The message contains the name of the plug-in and its last output, or the
+ * name of the file.
+ */
 export class CredentialError extends Error {
   override readonly name = 'CredentialError';
-  /** Exit code of the plug-in. It is undefined if the plug-in was killed, was not started, or ended with exit code 0. */
+  /** Exit code of the plug-in. It is undefined if there is no plug-in, or if it was killed, was not started, or ended with exit code 0. */
   readonly exitCode: number | undefined;
 
   constructor(message: string, exitCode?: number) {

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { KubeClient } from './client.ts';
-import { ApiError } from './errors.ts';
+import { ApiError, CredentialError } from './errors.ts';
 import { follow, followAll } from './follow.ts';
 import type { KubeObject, Resource } from './objects.ts';
 import type { Transport } from './transport.ts';
@@ -89,6 +89,11 @@ it('ends when the object is gone after a break, or another one has its name', as
 it('throws when the API server refuses', async () => {
   const refusal = new ApiError('no such kind', { status: 404, reason: 'NotFound' });
   await expect(followed([refusal])).rejects.toBe(refusal);
+});
+
+it('throws when the session of the user ends, because only a new sign-in helps', async () => {
+  const ended = new CredentialError('The session has ended. Sign in again', 3);
+  await expect(followed([[event('MODIFIED', object('2'))], ended])).rejects.toBe(ended);
 });
 
 it('trims the versions of watches and reads, and no error', async () => {

@@ -4,7 +4,14 @@ import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';
 import { type KubeClient, query } from './client.ts';
-import { apiErrorFrom, DeadlineError, isGone, isUnreachable, unlessMissing } from './errors.ts';
+import {
+  apiErrorFrom,
+  CredentialError,
+  DeadlineError,
+  isGone,
+  isUnreachable,
+  unlessMissing,
+} from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } from './objects.ts';
 import { Patience } from './patience.ts';
@@ -38,8 +45,8 @@ export interface Following<T extends KubeObject> {
  * Yields each new version of the object, and ends when the object is deleted. If a watch ends, for example because the API server is
  * unavailable for a time, the function resumes the watch.
  *
- * @throws ApiError when the API server refuses, for example because the token is no longer valid; the signal's reason when the signal
- * aborts.
+ * @throws ApiError when the API server refuses, for example because the token is no longer valid; CredentialError when the credential
+ * plug-in gives no token; the signal's reason when the signal aborts.
  */
 export async function* follow<T extends KubeObject>(following: Following<T>): AsyncGenerator<T> {
   for await (const { type, object } of resumed(following, (position) => eventsAfter(following, position))) {
@@ -87,7 +94,8 @@ async function* resumed<T extends KubeObject>(
       }
     } catch (error) {
       signal.throwIfAborted();
-      if (patience.endsWith(error)) {
+      // A credential plug-in fails, for example, because the user has to sign in again.
+      if (patience.endsWith(error) || error instanceof CredentialError) {
         throw error;
       }
       // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are

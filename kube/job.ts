@@ -15,7 +15,6 @@ export interface Job extends KubeObject {
   spec: JobSpec;
   status?: {
     startTime?: string;
-    completionTime?: string;
     active?: number;
     succeeded?: number;
     failed?: number;

@@ -2,7 +2,7 @@
  * Reads and changes the members of a namespace. Members are the subjects of a RoleBinding that has the name of its ClusterRole. They are
  * users, groups and service accounts.
  */
-import type { KubeClient } from './client.ts';
+import { type KubeClient, UNINTERRUPTED } from './client.ts';
 import { ROLE_BINDINGS, type RoleBinding, SERVICE_ACCOUNTS, type Subject } from './core.ts';
 import { deleteExisting } from './deletion.ts';
 import { ApiError, isAlreadyExists, isConflict, isNotFound, unlessMissing } from './errors.ts';
@@ -137,7 +137,9 @@ export async function createMember(client: KubeClient, ref: AccountRef, role: st
     await addSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });
   } catch (error) {
     // If the deletion fails too, the caller still gets the first error, because only this error tells why the role is missing.
-    await client.delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid }).catch(() => undefined);
+    await client
+      .delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid, signal: UNINTERRUPTED })
+      .catch(() => undefined);
     throw error;
   }
 }

@@ -1,5 +1,5 @@
 /** Changes labels of a Node. */
-import type { KubeClient } from './client.ts';
+import type { CallOptions, KubeClient } from './client.ts';
 import { type Node, NODES } from './core.ts';
 import { isConflict } from './errors.ts';
 
@@ -16,13 +16,14 @@ export async function relabel(
   client: KubeClient,
   name: string,
   labelsFor: (node: Node) => Readonly<Record<string, string | null>>,
+  options: CallOptions = {},
 ): Promise<void> {
   for (let attempt = 1; ; attempt += 1) {
-    const node = await client.get(NODES, { name });
+    const node = await client.get(NODES, { name }, options);
     const { resourceVersion } = node.metadata;
     const patch = { metadata: { resourceVersion, labels: labelsFor(node) } };
     try {
-      await client.mergePatch(NODES, { name }, patch);
+      await client.mergePatch(NODES, { name }, patch, options);
       return;
     } catch (error) {
       if (!isConflict(error) || attempt === ATTEMPTS) {

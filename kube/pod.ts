@@ -5,7 +5,6 @@ export interface Taint {
   key: string;
   value?: string;
   effect: 'NoSchedule' | 'PreferNoSchedule' | 'NoExecute';
-  timeAdded?: string;
 }
 
 export interface Toleration {
@@ -13,11 +12,6 @@ export interface Toleration {
   operator?: 'Exists' | 'Equal';
   value?: string;
   effect?: Taint['effect'];
-  tolerationSeconds?: number;
-}
-
-export interface LocalObjectReference {
-  name: string;
 }
 
 export interface ContainerPort {
@@ -33,16 +27,10 @@ export interface ResourceRequirements {
   limits?: Record<string, string>;
 }
 
-export interface EnvVar {
-  name: string;
-  value?: string;
-}
-
 export interface VolumeMount {
   name: string;
   mountPath: string;
   readOnly?: boolean;
-  subPath?: string;
 }
 
 export interface Container {
@@ -53,7 +41,7 @@ export interface Container {
   args?: string[];
   stdin?: boolean;
   tty?: boolean;
-  env?: EnvVar[];
+  env?: { name: string; value?: string }[];
   ports?: ContainerPort[];
   resources?: ResourceRequirements;
   volumeMounts?: VolumeMount[];
@@ -61,7 +49,7 @@ export interface Container {
 
 export interface Volume {
   name: string;
-  emptyDir?: { sizeLimit?: string; medium?: string };
+  emptyDir?: object;
   secret?: { secretName: string; items?: { key: string; path: string }[]; optional?: boolean };
   configMap?: { name: string };
   hostPath?: { path: string; type?: string };
@@ -105,7 +93,7 @@ export interface PodSpec {
   containers: Container[];
   initContainers?: Container[];
   volumes?: Volume[];
-  imagePullSecrets?: LocalObjectReference[];
+  imagePullSecrets?: { name: string }[];
   restartPolicy?: 'Always' | 'OnFailure' | 'Never';
   priorityClassName?: string;
   serviceAccountName?: string;
@@ -168,7 +156,6 @@ export interface PodStatus {
   conditions?: PodCondition[];
   reason?: string;
   message?: string;
-  nominatedNodeName?: string;
   hostIP?: string;
   hostIPs?: { ip: string }[];
   podIP?: string;
@@ -177,7 +164,6 @@ export interface PodStatus {
   startTime?: string;
   observedGeneration?: number;
   containerStatuses?: ContainerStatus[];
-  initContainerStatuses?: ContainerStatus[];
 }
 
 export interface Pod extends KubeObject {

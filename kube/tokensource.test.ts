@@ -4,8 +4,10 @@ import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it } from 'vitest';
+import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { CredentialError } from './errors.ts';
 import { createMetrics } from './metrics.ts';
+import { TokenSource } from './tokensource.ts';
 import { Transport } from './transport.ts';
 
 let folder: string;
@@ -43,4 +45,36 @@ it('every request that a renewed token overtakes is sent again with the new toke
   expect(await Promise.all([statusOf(), statusOf(), statusOf()])).toEqual([200, 200, 200]);
   accepted = 'later';
   expect(await statusOf(), 'with a file that still has a refused token').toBe(401);
+});
+
+it.each([
+  ['is missing', undefined, /^The token file .*token cannot be read: ENOENT/],
+  ['is empty', '\n', /^The token file .*token is empty$/],
+])('tells that the token file %s', async (_, content, words) => {
+  if (content !== undefined) {
+    await writeFile(join(folder, 'token'), content);
+  }
+  const error: unknown = await statusOf().catch((reason: unknown) => reason);
+  expect(error).toBeInstanceOf(CredentialError);
+  expect((error as Error).message).toMatch(words);
+});
+
+it('keeps its token while another program writes the token file', async () => {
+  vi.useFakeTimers({ toFake: ['performance'] });
+  try {
+    const file = join(folder, 'token');
+    const source = new TokenSource({ tokenFile: file });
+    await writeFile(file, 'old');
+    expect(await source.token()).toBe('old');
+    for (const [content, token] of [
+      ['', 'old'],
+      ['new', 'new'],
+    ] as const) {
+      await writeFile(file, content);
+      vi.advanceTimersByTime(60_001);
+      expect(await source.token()).toBe(token);
+    }
+  } finally {
+    vi.useRealTimers();
+  }
 });

@@ -5,6 +5,8 @@
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
+import { kinds } from '../api/v1alpha1/kinds.ts';
 import { GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { CONFIG_MAPS, LEASES, NODES, PODS, ROLE_BINDINGS } from '../kube/core.ts';
@@ -14,7 +16,7 @@ import { undefinedIf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
 import { isReady } from './host/observe.ts';
-import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, KINDS } from '../api/v1alpha1/resources.ts';
+import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 
 /** Kinds whose objects have machines. */
 const MACHINE_KINDS: ReadonlySet<string> = new Set(['VM', 'Emulator']);
@@ -125,7 +127,9 @@ async function giveUpRights(
 
 async function remove(client: KubeClient, options: UninstallOptions, logger: Logger): Promise<void> {
   const signal = AbortSignal.timeout(options.timeoutMilliseconds);
-  const wanted = KINDS.filter(({ kind }) => options.allKinds || MACHINE_KINDS.has(kind));
+  const wanted = kinds(DEFAULT_DISPLAY_DPI_MAXIMUM).filter(
+    ({ kind }) => options.allKinds || MACHINE_KINDS.has(kind),
+  );
   if (options.drain) {
     await drain(client, wanted, signal, logger);
   } else {

@@ -3,6 +3,7 @@
  * command, two arguments, the length of the payload, the checksum of the payload, and the command with all bits inverted. The peer is not
  * trusted, so the length of a payload and the number of messages have limits.
  */
+import { ByteReader } from '../../base/bytereader.ts';
 
 /**
  * Version of the ADB protocol that the agent announces. Both ends then use this version, even if the peer knows a later version. Messages
@@ -18,6 +19,7 @@ export const LARGEST_PAYLOAD = 4096;
 const MOST_MESSAGES = 16;
 
 const HEADER_BYTES = 24;
+const CUT_OFF = 'The connection ended within a message';
 
 const COMMANDS = ['CNXN', 'AUTH', 'STLS', 'OPEN', 'OKAY', 'WRTE', 'CLSE'] as const;
 export type AdbCommand = (typeof COMMANDS)[number];
@@ -53,51 +55,34 @@ export function encodeMessage(
  * Reads the messages of a peer. The generator ends when `bytes` ends directly after a complete message.
  *
  * @throws AdbProtocolError when a header or checksum is wrong, a payload is too long, there are too many messages, or the bytes end within
- * a message.
+ * a message. A wrong header is noticed before the payload arrives.
  */
 export async function* readMessages(bytes: AsyncIterable<Buffer>): AsyncGenerator<AdbMessage, void> {
-  let rest: Buffer = Buffer.alloc(0);
-  let count = 0;
-  for await (const chunk of bytes) {
-    rest = Buffer.concat([rest, chunk]);
-    for (;;) {
-      const message = parseMessage(rest);
-      if (message === undefined) {
-        break;
-      }
-      count += 1;
-      if (count > MOST_MESSAGES) {
-        throw new AdbProtocolError(`The peer sent more than ${MOST_MESSAGES} messages`);
-      }
-      rest = rest.subarray(HEADER_BYTES + message.payload.length);
-      yield message;
+  const reader = new ByteReader(bytes);
+  for (let count = 1; ; count += 1) {
+    const header = await reader.read(HEADER_BYTES);
+    if (header.length === 0) {
+      return;
     }
+    if (count > MOST_MESSAGES) {
+      throw new AdbProtocolError(`The peer sent more than ${MOST_MESSAGES} messages`);
+    }
+    const { length, sum, ...parts } = parseHeader(header);
+    const payload = await reader.read(length);
+    if (payload.length < length) {
+      throw new AdbProtocolError(CUT_OFF);
+    }
+    if (sumOf(payload) !== sum) {
+      throw new AdbProtocolError('The peer sent a payload with a wrong checksum');
+    }
+    yield { ...parts, payload };
   }
-  if (rest.length > 0) {
-    throw new AdbProtocolError('The connection ended within a message');
-  }
-}
-
-/**
- * Returns the first message in `bytes`; undefined if this message is not complete. @throws AdbProtocolError when the header or the checksum
- * is wrong. A wrong header is noticed before the payload is complete.
- */
-function parseMessage(bytes: Buffer): AdbMessage | undefined {
-  if (bytes.length < HEADER_BYTES) {
-    return undefined;
-  }
-  const { length, sum, ...header } = parseHeader(bytes);
-  if (bytes.length < HEADER_BYTES + length) {
-    return undefined;
-  }
-  const payload = bytes.subarray(HEADER_BYTES, HEADER_BYTES + length);
-  if (sumOf(payload) !== sum) {
-    throw new AdbProtocolError('The peer sent a payload with a wrong checksum');
-  }
-  return { ...header, payload };
 }
 
 function parseHeader(bytes: Buffer): Omit<AdbMessage, 'payload'> & { length: number; sum: number } {
+  if (bytes.length < HEADER_BYTES) {
+    throw new AdbProtocolError(CUT_OFF);
+  }
   const at = (index: number): number => bytes.readUInt32LE(index * 4);
   const command = COMMANDS.find((one) => wordOf(one) === at(0));
   if (command === undefined || at(5) !== ~at(0) >>> 0) {

@@ -105,8 +105,7 @@ export class ConsoleTail {
   readonly #segments: Segments;
 
   constructor(folder: string, log: LogName) {
-    const last = listSegments(folder, log).at(-1);
-    this.#segments = new Segments(folder, log, last === undefined ? 0 : last.start + sizeOf(last.path));
+    this.#segments = new Segments(folder, log, logEnd(folder, log));
   }
 
   /** Returns the next bytes, at most `length`. Bytes that were removed before they were read are left out. */
@@ -134,11 +133,11 @@ class Segments implements Source {
 
   next(length: number): RawPiece {
     const segments = listSegments(this.#folder, this.#log);
-    const [first, last] = [segments[0], segments.at(-1)];
-    if (first === undefined || last === undefined) {
+    const [first] = segments;
+    if (first === undefined) {
       return NOTHING;
     }
-    const known = this.#position ?? this.#load(last.start + sizeOf(last.path));
+    const known = this.#position ?? this.#load(logEnd(this.#folder, this.#log));
     let from = Math.max(known, first.start);
     let bytes = readSegment(segments, from, length);
     const after = segments.find(({ start }) => start > from);
@@ -261,7 +260,7 @@ function readSegment(segments: readonly Segment[], position: number, length: num
  * Returns a piece of a file: at most `length` bytes, from `offset` on. If the file no longer exists, the piece is empty, and the caller's
  * next read uses the remaining files.
  */
-function readPiece(path: string, offset: number, length: number): Buffer {
+export function readPiece(path: string, offset: number, length: number): Buffer {
   const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));
   if (descriptor === undefined) {
     return NOTHING.bytes;
@@ -282,6 +281,12 @@ function savePosition(file: string, position: number): void {
 
 function textOf(path: string): string {
   return undefinedIfSync(isMissing, () => readFileSync(path, 'utf8')) ?? '';
+}
+
+/** Returns the position after the last byte of a log; 0 if the log has no files. */
+export function logEnd(folder: string, log: LogName): number {
+  const last = listSegments(folder, log).at(-1);
+  return last === undefined ? 0 : last.start + sizeOf(last.path);
 }
 
 /** Returns the size of a file in bytes; 0 if the file does not exist. */

@@ -2,11 +2,11 @@
 import type { ConsoleRecord } from './records.ts';
 
 export interface ConsoleReadOptions {
-  follow?: boolean;
-  tailLines?: number;
-  sinceTime?: Date;
+  follow?: boolean | undefined;
+  tailLines?: number | undefined;
+  sinceTime?: Date | undefined;
   /** Limit of the output in bytes. The output can end within a line. */
-  limitBytes?: number;
+  limitBytes?: number | undefined;
   /** Whether each line begins with its time. */
   timestamps?: boolean;
   /** Signal that ends the text if `follow` is set. */

@@ -7,14 +7,7 @@ import { type FileHandle, open } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import * as z from 'zod';
-import {
-  lowerPriority,
-  run,
-  type RunAs,
-  type RunningProgram,
-  type RunOptions,
-  start,
-} from '../../base/exec.ts';
+import { lowerPriority, run, type RunAs, type RunOptions, start } from '../../base/exec.ts';
 import type { BaseImage } from './disk.ts';
 
 /**
@@ -67,7 +60,7 @@ export async function createQcow2(path: string, sizeBytes: number, base?: BaseIm
   // the arguments state the disk's size.
   const backing = base === undefined ? [] : ['-u', '-F', base.format, '-b', base.path];
   const parameters = ['-q', '-f', 'qcow2', ...backing, path, String(sizeBytes)];
-  await runQemuImg(['create', ...parameters], METADATA_LIMITS);
+  await run(...commandOf(['create', ...parameters], METADATA_LIMITS));
 }
 
 /**
@@ -83,7 +76,7 @@ export async function resizeDisk(
   const { files } = opened;
   try {
     const parameters = ['-q', jsonOf(opened.node), String(sizeBytes)];
-    await runQemuImg(['resize', ...parameters], { ...METADATA_LIMITS, as, files, folder });
+    await run(...commandOf(['resize', ...parameters], { ...METADATA_LIMITS, as, files, folder }));
   } finally {
     await closeAll(files);
   }
@@ -103,7 +96,7 @@ export async function qcow2Info(
   const files = reader === undefined ? [] : [file];
   // The call states the format, because otherwise qemu-img guesses the format from the untrusted content.
   const parameters = ['-U', '-f', 'qcow2', '--output=json', name];
-  return await runQemuImg(['info', ...parameters], { ...INFO_LIMITS, as: reader, files });
+  return await run(...commandOf(['info', ...parameters], { ...INFO_LIMITS, as: reader, files }));
 }
 
 /** Converts the raw disk `raw` to the qcow2 file `target`, in which zeros use no space. @throws ProgramError or the signal's reason. */
@@ -115,14 +108,9 @@ export async function convertToQcow2(
   await convert(['-f', 'raw', '-O', 'qcow2', raw, target], { mark, signal, onProgress });
 }
 
-export interface ConvertOptions {
-  /** Relative file names of the source refer to this folder. */
-  folder: string;
-  /** Text in the arguments of the process. After a restart, the agent finds the process by this text; see {@link markArgument}. */
-  mark: string;
+export interface ConvertOptions extends Required<Pick<Options, 'folder' | 'mark' | 'signal'>> {
   /** qemu-img runs as this user, who must have the right to read the files of the source. Undefined if the agent is not root. */
   as: RunAs | undefined;
-  signal: AbortSignal;
   /** Called with the progress in percent, which is more than 0. */
   onProgress: (percent: number) => void;
 }
@@ -169,7 +157,7 @@ async function convert(
   options: Options & Pick<ConvertOptions, 'signal' | 'onProgress'>,
 ): Promise<void> {
   options.signal.throwIfAborted();
-  const { output, ended, pid } = startQemuImg(['convert', '-p', ...parameters], options);
+  const { output, ended, pid } = start(...commandOf(['convert', '-p', ...parameters], options));
   if (pid !== undefined) {
     lowerPriority(pid);
   }
@@ -191,7 +179,7 @@ export type Extent = Pick<z.infer<typeof extentSchema>, 'start' | 'length'>;
  */
 export async function* dataExtents(path: string, signal: AbortSignal): AsyncGenerator<Extent, void> {
   const parameters = ['-f', 'raw', '--output=json', path];
-  const { output, ended, end } = startQemuImg(['map', ...parameters], { signal });
+  const { output, ended, end } = start(...commandOf(['map', ...parameters], { signal }));
   try {
     // The output is a JSON list of extents. Each line of the output contains one extent.
     for await (const line of createInterface({ input: output })) {
@@ -218,14 +206,6 @@ export async function* dataExtents(path: string, signal: AbortSignal): AsyncGene
  */
 export function markArgument(mark: string): string {
   return `throttle-group,id=${mark}`;
-}
-
-function startQemuImg(parameters: [string, ...string[]], options: Options): RunningProgram {
-  return start(...commandOf(parameters, options));
-}
-
-async function runQemuImg(parameters: [string, ...string[]], options: Options): Promise<string> {
-  return await run(...commandOf(parameters, options));
 }
 
 function commandOf(

@@ -1,5 +1,5 @@
 /** Reads untrusted tar archives (ustar, GNU and PAX) as a stream, with the checks that safe extraction needs. */
-import { ByteReader } from './bytereader.ts';
+import { ByteReader } from '../../base/bytereader.ts';
 import { DiskError } from './disk.ts';
 
 const BLOCK_BYTES = 512;

@@ -7,6 +7,7 @@ import type { ConsoleLog } from '../console/store.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
 import type { SeedFiles } from '../seed/files.ts';
+import type { RunningState } from './runningstate.ts';
 
 /** Folder of a machine: `<data directory>/machines/<pod uid>`. */
 export interface MachineFolder {
@@ -81,24 +82,13 @@ export type MachineState =
   | { kind: 'absent' }
   /** The machine has a folder, but no process. The machine was never started, or the agent stopped it. */
   | { kind: 'stopped' }
-  /**
-   * The hypervisor runs. `guestStarted` means that the virtual CPUs run, as far as the driver knows. The operating system of the guest has
-   * perhaps not booted yet. `paused` means that the virtual CPUs are stopped until {@link Driver.unpause}. The cause is a call of
-   * {@link Driver.pause}, or a write of the guest that failed because the host's disk is full. `display` is absent if the VM asks for no
-   * display, or if the driver does not know the display's state yet.
-   */
-  | { kind: 'running'; pid: number; guestStarted: boolean; paused: boolean; display?: DisplayState }
+  | RunningState
   | { kind: 'suspended' }
   /**
    * The machine ended, but the agent did not request the end. `message` contains the last lines of the hypervisor's log. The machine stays
    * in this state until the agent starts or stops it.
    */
   | { kind: 'exited'; reason: ExitReason; message: string };
-
-/** Whether the guest has the display that its VM asks for. `message` is a sentence for people. */
-export type DisplayState =
-  | { ready: true; reason: 'DisplaySet'; message: string }
-  | { ready: false; reason: 'NoDPI' | 'ScreenCropped'; message: string };
 
 export type ExitReason = 'GuestShutdown' | 'Crashed';
 
@@ -208,6 +198,35 @@ export interface Driver {
   pause(folder: MachineFolder): Promise<void>;
   /** Continues a paused guest from the point at which it was paused. */
   unpause(folder: MachineFolder, signal?: AbortSignal): Promise<void>;
+  /** Ends the machine's process without a grace period, and removes all files of the machine, even if its state file is unreadable. */
+  delete(folder: MachineFolder): Promise<void>;
+  /**
+   * Returns the state of the machine. First completes or cancels a step that the agent had begun when it died.
+   *
+   * @throws UnreadableFileError when the machine's state file cannot be read.
+   */
+  inspect(folder: MachineFolder): Promise<MachineState>;
+  /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
+  list(): Promise<FoundMachine[]>;
+  /**
+   * Registers a handler. The driver calls it with a machine's uid if the machine's state might have changed without a call to the driver.
+   */
+  onChange(handler: (uid: string) => void): void;
+  console(folder: MachineFolder): ConsoleLog;
+  /** Closes the agent's connections to machines, and its timers. The machines continue to run. */
+  close(): Promise<void>;
+}
+
+/** A driver of VMs. Emulators have none of its additional functions. */
+export interface DriverOfVMs extends Driver {
+  /**
+   * Returns the guest architectures that this host can run, and their accelerators. Tries each accelerator with a small guest. Saves the
+   * results. They are valid until the host boots again, or the hypervisor or the agent's rights change. After a failure of an accelerator,
+   * they are valid for at most an hour.
+   */
+  probe(): Promise<Accelerator[]>;
+  /** Returns whether the machine has a live process. Calls of this function may overlap with other calls, because it changes nothing. */
+  hasProcess(folder: MachineFolder): Promise<boolean>;
   /** Suspends a machine to disk: writes its memory and the state of its devices into the machine's folder, and ends its process. */
   suspend(folder: MachineFolder): Promise<void>;
   /**
@@ -233,24 +252,6 @@ export interface Driver {
    * or ended meanwhile; `CopyFailed` in all other cases.
    */
   copyDisk(folder: MachineFolder, options: CopyOptions): Promise<DiskCopy>;
-  /**
-   * Removes the files of a machine that has failed permanently and has no process, and releases its Linux user. The machine's log stays. A
-   * driver does not have this function if its machines keep their disks after a failure.
-   */
-  discard?(folder: MachineFolder): Promise<void>;
-  /** Ends the machine's process without a grace period, and removes all files of the machine, even if its state file is unreadable. */
-  delete(folder: MachineFolder): Promise<void>;
-  /** Returns the machine's state, after the end of a step that a dead agent had begun. @throws UnreadableFileError for its state file. */
-  inspect(folder: MachineFolder): Promise<MachineState>;
-  /** Returns whether the machine has a live process. Calls of this function may overlap with other calls, because it changes nothing. */
-  hasProcess(folder: MachineFolder): Promise<boolean>;
-  /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
-  list(): Promise<FoundMachine[]>;
-  /**
-   * Registers a handler. The driver calls it with a machine's uid if the machine's state might have changed without a call to the driver.
-   */
-  onChange(handler: (uid: string) => void): void;
-  console(folder: MachineFolder): ConsoleLog;
   /**
    * Connects to the serial console of a running machine. The stream gives the guest's output from now on. If `input` is true, the stream
    * also takes input for the guest. A machine can have any number of streams, but only one of them can take input. A stream ends when the
@@ -285,16 +286,4 @@ export interface Driver {
    * reason when the signal aborted.
    */
   execute(folder: MachineFolder, command: GuestCommand): Promise<GuestCommandResult>;
-  /** Closes the agent's connections to machines, and its timers. The machines continue to run. */
-  close(): Promise<void>;
-}
-
-/** A driver of VMs. Only drivers of VMs can run guests of an architecture other than the host's. */
-export interface DriverOfVMs extends Driver {
-  /**
-   * Returns the guest architectures that this host can run, and their accelerators. Tries each accelerator with a small guest. Saves the
-   * results. They are valid until the host boots again, or the hypervisor or the agent's rights change. After a failure of an accelerator,
-   * they are valid for at most an hour.
-   */
-  probe(): Promise<Accelerator[]>;
 }

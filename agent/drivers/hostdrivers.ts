@@ -1,27 +1,33 @@
 /** Contains the hypervisor drivers of one host, and chooses the driver of a new machine. The driver of a machine never changes. */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import type { Accelerator, Driver, EmulatorOffer } from './driver.ts';
+import type { Accelerator, Driver, DriverOfVMs, EmulatorOffer, MachineFolder } from './driver.ts';
 
 /** Name of the driver that runs all emulators of a host. */
 const EMULATOR_DRIVER = 'emulator';
 
-/** Driver of emulators. Its list {@link HostDriver.accelerators} is empty, so that this driver is never chosen for a VM. */
+/** Driver of emulators. */
 export interface DriverOfEmulators extends Driver {
   readonly name: typeof EMULATOR_DRIVER;
   /** Returns the system images in the SDK of the host. The driver reads the SDK at each call, because people can change the SDK. */
   offer(): Promise<EmulatorOffer>;
+  /**
+   * Removes the files of a machine that has failed permanently and has no process, and releases its Linux user. The machine's log stays.
+   */
+  discard(folder: MachineFolder): Promise<void>;
 }
 
 export interface HostDriver {
-  driver: Driver;
+  driver: DriverOfVMs;
   /** Accelerator for each guest architecture that the driver can run here. Empty if the driver cannot run any guest. */
   accelerators: readonly Accelerator[];
 }
 
 export interface HostDrivers {
-  /** Drivers by name, the preferred driver first. */
+  /** Drivers of VMs by name, the preferred driver first. */
   readonly drivers: ReadonlyMap<string, HostDriver>;
+  /** Driver of emulators. The driver exists even on hosts that offer no emulators, because it removes the machines of old emulators. */
+  readonly emulators: DriverOfEmulators;
   /** Architecture of machines that do not name an architecture. */
   readonly architecture: Accelerator['architecture'];
 }
@@ -36,27 +42,27 @@ type MachineWithDriver = Readonly<{ driver: string; machine: Machine | undefined
 
 /** Returns the driver that created the machine. @throws Error when this agent has no driver of that name. */
 export function driverOf(
-  { drivers }: Pick<HostDrivers, 'drivers'>,
+  { drivers, emulators }: Pick<HostDrivers, 'drivers' | 'emulators'>,
   { driver }: Pick<MachineWithDriver, 'driver'>,
 ): Driver {
+  return driver === EMULATOR_DRIVER ? emulators : driverOfVM({ drivers }, { driver });
+}
+
+/** Returns the driver that created the machine of a VM. @throws Error when this agent has no driver of VMs of that name. */
+export function driverOfVM(
+  { drivers }: Pick<HostDrivers, 'drivers'>,
+  { driver }: Pick<MachineWithDriver, 'driver'>,
+): DriverOfVMs {
   const found = drivers.get(driver);
   if (found === undefined) {
-    throw new Error(`This agent has no driver "${driver}"`);
+    throw new Error(`This agent has no driver "${driver}" for VMs`);
   }
   return found.driver;
 }
 
-/**
- * Registers `changed` with all drivers. A driver calls `changed` with a machine's uid when the machine's state might have changed without a
- * call to the driver.
- */
-export function onMachineChange(
-  { drivers }: Pick<HostDrivers, 'drivers'>,
-  changed: (uid: string) => void,
-): void {
-  for (const { driver } of drivers.values()) {
-    driver.onChange(changed);
-  }
+/** Returns all drivers of a host. The driver of emulators comes last. */
+export function allDrivers({ drivers, emulators }: Pick<HostDrivers, 'drivers' | 'emulators'>): Driver[] {
+  return [...[...drivers.values()].map(({ driver }) => driver), emulators];
 }
 
 /**
@@ -64,7 +70,7 @@ export function onMachineChange(
  * run this architecture, the function chooses the first driver, so that this driver's error tells the user why.
  */
 export function chooseDriver(
-  { drivers, architecture }: HostDrivers,
+  { drivers, architecture }: Omit<HostDrivers, 'emulators'>,
   { machine, emulator }: Readonly<Document>,
 ): string {
   if (emulator !== undefined) {
@@ -76,12 +82,16 @@ export function chooseDriver(
   return names.find((name) => acceleratorIn(drivers.get(name), wanted) !== undefined) ?? first;
 }
 
-/** Returns the accelerator with which the machine's driver runs the machine; undefined if the driver cannot run the machine. */
+/**
+ * Returns the accelerator with which the machine runs. If the driver does not know it, the function returns the one that the driver had at
+ * the start of the agent; undefined if the driver cannot run the machine.
+ */
 export function acceleratorOf(
-  { drivers, architecture }: HostDrivers,
+  { drivers, architecture }: Omit<HostDrivers, 'emulators'>,
   { driver, machine }: MachineWithDriver,
+  state: Readonly<{ kind: string; accelerator?: string }>,
 ): string | undefined {
-  return acceleratorIn(drivers.get(driver), machine?.architecture ?? architecture);
+  return state.accelerator ?? acceleratorIn(drivers.get(driver), machine?.architecture ?? architecture);
 }
 
 function acceleratorIn(

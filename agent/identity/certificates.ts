@@ -207,17 +207,12 @@ function outcome(request: CertificateSigningRequest): string | undefined {
 }
 
 /** Returns the paths of the files with a node's identity. A certificate shares one file with its key, so that both change at once. */
-export function identityFiles(dataDirectory: string): {
-  kubeconfig: string;
-  client: string;
-  serving: string;
-  /** File with the key of the request to join. The file exists until the host has joined. */
-  joining: string;
-} {
+export function identityFiles(dataDirectory: string) {
   return {
     kubeconfig: path.join(dataDirectory, 'kubeconfig'),
     client: path.join(dataDirectory, 'pki', 'client.pem'),
     serving: path.join(dataDirectory, 'pki', 'serving.pem'),
+    /** File with the key of the request to join. The file exists until the host has joined. */
     joining: path.join(dataDirectory, 'pki', 'joining.pem'),
   };
 }

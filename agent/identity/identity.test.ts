@@ -15,7 +15,7 @@ import { stringify } from 'yaml';
 import { type Certificate, createKey } from '../../kube/certificates/certificate.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
-import { identityFiles, readPair, writePair } from './certificates.ts';
+import { identityFiles, readPair, writePair, writeSecretFile } from './certificates.ts';
 import { type Identity, JoinError, takeIdentity } from './identity.ts';
 
 const REVIEW = 'POST /apis/authentication.k8s.io/v1/selfsubjectreviews';
@@ -290,6 +290,23 @@ describe('a host that joins', () => {
       expect(readPair(files().client)?.key.trim()).toBe(key.trim());
     },
   );
+
+  test('asks again with a new key if the certificate expired before the host fetched it', async () => {
+    const key = await createKey();
+    const validity = { notBefore: new Date(0), notAfter: new Date(1_000) };
+    const expired = await issue(authority, { key, commonName: 'system:node:one', validity });
+    writeSecretFile(files().joining, key.pem);
+    const texts = [expired, issued.certificate];
+    const read = (): Answer => ({
+      status: 200,
+      body: { status: { certificate: base64(texts.shift() ?? '') } },
+    });
+    answers = { [REQUEST]: MADE, [READ]: read };
+    const { connection } = await take();
+    expect(new X509Certificate(connection.clientCertificate ?? '').issuer).toBe('CN=here');
+    expect(asked.filter((one) => one.startsWith(REQUEST))).toHaveLength(2);
+    expect(warnings()).toEqual([expect.stringContaining('expired before')]);
+  });
 
   test('makes a new key after its request was denied', async () => {
     const condition = { type: 'Denied', reason: 'NotItself', message: 'another host' };

@@ -162,24 +162,41 @@ async function isRefused(connection: Connection, o: IdentityOptions): Promise<bo
   }
 }
 
+/**
+ * Requests a client certificate for a running agent whose certificate has expired, with the bootstrap kubeconfig. The caller installs the
+ * certificate.
+ *
+ * @throws JoinError when the cluster refuses this host, or when the bootstrap kubeconfig cannot be read.
+ */
+export async function joinAgain(o: IdentityOptions): Promise<Certificate> {
+  const pair = await requestToJoin(await requireBootstrap(o.config), o);
+  rmSync(identityFiles(o.config.dataDirectory).joining, { force: true });
+  return pair;
+}
+
 async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Identity> {
   const { nodeName, dataDirectory } = o.config;
   const files = identityFiles(dataDirectory);
+  const pair = await requestToJoin(bootstrap, o);
+  // The old serving certificate is removed, because it can be from another cluster with another certificate authority. The removal comes
+  // first, because the host counts as joined as soon as its client certificate and its kubeconfig exist.
+  rmSync(files.serving, { force: true });
+  writePair(files.client, pair);
+  writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
+  rmSync(files.joining, { force: true });
+  o.logger.info({ user: nodeUser(nodeName) }, 'This host has joined the cluster');
+  return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
+}
+
+async function requestToJoin(bootstrap: Connection, o: IdentityOptions): Promise<Certificate> {
+  const { nodeName } = o.config;
   o.logger.info({ nodeName, server: bootstrap.server }, 'This host asks to join the cluster');
   const transport = new Transport(bootstrap, { metrics: o.metrics, userAgent: AGENT_NAME });
   try {
-    const pair = await join(new KubeClient(transport), o);
-    // The old serving certificate is removed, because it can be from another cluster with another certificate authority. The removal comes
-    // first, because the host counts as joined as soon as its client certificate and its kubeconfig exist.
-    rmSync(files.serving, { force: true });
-    writePair(files.client, pair);
-    writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
-    rmSync(files.joining, { force: true });
+    return await join(new KubeClient(transport), o);
   } finally {
     await transport.close();
   }
-  o.logger.info({ user: nodeUser(nodeName) }, 'This host has joined the cluster');
-  return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
 }
 
 /** Requests the client certificate, and repeats the request until the cluster answers, because an outage at boot usually ends soon. */
@@ -188,7 +205,6 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
   const { joining } = identityFiles(dataDirectory);
   const request = {
     nodeName,
-    key: await joiningKey(joining),
     kind: 'client',
     ipAddresses: [],
     expirationSeconds: Math.min(certificates.clientSeconds, FIRST_CERTIFICATE_SECONDS),
@@ -199,7 +215,17 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
   });
   for (;;) {
     try {
-      return await requestCertificate(client, request, o.signal);
+      const isEarlier = existsSync(joining);
+      const key = await joiningKey(joining);
+      const pair = await requestCertificate(client, { ...request, key }, o.signal);
+      // A new certificate is always used, because it can seem to have expired only if the clock of the host is wrong.
+      if (!isEarlier || isUsable(pair, nodeName)) {
+        return pair;
+      }
+      // An earlier start made the request, and the agent was then off for longer than the certificate's life. So the next attempt uses a new
+      // key and makes a new request.
+      rmSync(joining, { force: true });
+      o.logger.warn({ nodeName }, 'The certificate of this host expired before the host could use it');
     } catch (error) {
       if (error instanceof CertificateRefusedError) {
         // The cluster has refused the request. Without this file, the next start uses a new key and makes a new request. After other

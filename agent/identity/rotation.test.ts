@@ -171,7 +171,7 @@ describe('a stored serving certificate', () => {
   afterEach(() => rmSync(config.dataDirectory, { recursive: true, force: true }));
 
   /** Keeps the certificates until the signal aborts. Returns the list of the signers that are asked. */
-  function keep(signal: AbortSignal): string[] {
+  function keep(signal: AbortSignal, nodeKnown: Promise<void> = Promise.resolve()): string[] {
     const signers: string[] = [];
     const client = {
       create: async (_: unknown, { spec }: { spec: { signerName: string } }) => {
@@ -182,6 +182,11 @@ describe('a stored serving certificate', () => {
     const kept = keepCertificates({
       config,
       client: client as unknown as KubeClient,
+      join: async () => {
+        signers.push('bootstrap');
+        throw new Error('no answer');
+      },
+      nodeKnown,
       transport: {} as Transport,
       server: { replaceCertificate: () => undefined },
       metrics: new Registry(),
@@ -204,6 +209,22 @@ describe('a stored serving certificate', () => {
     await expect.poll(() => vi.mocked(pause).mock.calls.length).toBe(2);
     stop.abort();
     expect(asked).toEqual([]);
+  });
+
+  test('waits for the Node, but an expired client certificate makes the host join again before', async () => {
+    config.address = '192.0.2.8';
+    const node = Promise.withResolvers<void>();
+    const stop = new AbortController();
+    const expired = Date.now() + 31 * 24 * 3_600_000;
+    vi.spyOn(Date, 'now').mockReturnValue(expired);
+    const asked = keep(stop.signal, node.promise);
+    await expect.poll(() => asked).toContain('bootstrap');
+    expect(new Set(asked).size).toBe(1);
+    node.resolve();
+    await expect.poll(() => asked).toContain('kubernetes.io/kubelet-serving');
+    stop.abort();
+    vi.restoreAllMocks();
+    expect(asked).not.toContain('kubernetes.io/kube-apiserver-client-kubelet');
   });
 
   test('is replaced immediately when the host has another address', async () => {

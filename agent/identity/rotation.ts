@@ -5,7 +5,7 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { Backoff } from '../../base/backoff.ts';
-import { pause } from '../../base/time.ts';
+import { pause, rest } from '../../base/time.ts';
 import { type Certificate, validityOf } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
@@ -50,6 +50,8 @@ const RETRY_CAP_MILLISECONDS = 60_000;
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
 export interface RotationOptions {
+  /** The first request comes after this promise has resolved. */
+  begin?: Promise<void>;
   /** The certificate in use. If undefined, the first certificate is requested immediately. */
   current: Certificate | undefined;
   /** Requests the next certificate. */
@@ -82,6 +84,7 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
   let gap = 0;
   while (!signal.aborted) {
     try {
+      await options.begin;
       for (let left = Math.max(gap, renewAt - now()); left > 0; left = renewAt - now()) {
         await sleep(Math.min(left, LONGEST_SLEEP_MILLISECONDS), signal);
       }
@@ -104,6 +107,10 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
 export interface CertificateUsers {
   config: IdentitySettings;
   client: KubeClient;
+  /** Requests a client certificate with the bootstrap kubeconfig. @throws Error when the cluster refuses this host. */
+  join: () => Promise<Certificate>;
+  /** Resolves when the Node exists. The operator compares the addresses in a request with those of the Node. */
+  nodeKnown: Promise<void>;
   transport: Transport;
   /** The server that uses the serving certificate. */
   server: { replaceCertificate(certificate: Certificate): void };
@@ -113,8 +120,8 @@ export interface CertificateUsers {
 }
 
 /**
- * Renews the client certificate and the serving certificate until the signal aborts. The Node must exist, because the operator
- * compares the addresses in a request with those of the Node.
+ * Renews the client certificate and the serving certificate until the signal aborts. If the client certificate has expired, even before the
+ * Node exists, the host joins again.
  */
 export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   const { config, transport, server, metrics, logger, signal } = users;
@@ -127,12 +134,15 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   tellEnd(metrics, 'serving', serving);
   const ask = (request: Omit<CertificateRequest, 'nodeName'>) => (signal: AbortSignal) =>
     requestCertificate(users.client, { nodeName, ...request }, signal);
+  const renew = ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds });
   return [
     keepRenewed({
+      begin: nodeKnownOrExpired(users),
       // The first certificate is short-lived and could expire during an outage of the cluster. So the agent renews this certificate
       // immediately.
       current: isShort(client, certificates.clientSeconds) ? undefined : client,
-      request: ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds }),
+      // The cluster does not know an expired certificate, so it would refuse each request to renew this certificate.
+      request: (signal) => (isUsable(readPair(files.client), nodeName) ? renew(signal) : users.join()),
       use: async (certificate) => {
         writePair(files.client, certificate);
         tellEnd(metrics, 'client', certificate);
@@ -142,6 +152,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
       signal,
     }),
     keepRenewed({
+      begin: users.nodeKnown,
       current: serving,
       request: ask({
         kind: 'serving',
@@ -169,6 +180,18 @@ function isShort(current: Certificate | undefined, wantedSeconds: number): boole
   }
   const { notBefore, notAfter } = validityOf(current.certificate);
   return notAfter.getTime() - notBefore.getTime() <= FIRST_MILLISECONDS;
+}
+
+/** Resolves when the Node exists, or when the stored client certificate has expired. */
+async function nodeKnownOrExpired({ config, nodeKnown, signal }: CertificateUsers): Promise<void> {
+  const { client } = identityFiles(config.dataDirectory);
+  const known = nodeKnown.then(() => true);
+  while (!signal.aborted && isUsable(readPair(client), config.nodeName)) {
+    const later = rest(LONGEST_SLEEP_MILLISECONDS, signal).then(() => false);
+    if (await Promise.race([known, later])) {
+      return;
+    }
+  }
 }
 
 function tellEnd(metrics: Registry, which: 'client' | 'serving', current: Certificate | undefined): void {

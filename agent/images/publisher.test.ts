@@ -26,7 +26,7 @@ describe('a disk in the folder of the image storage', () => {
     storageFolder = join(root, 'storage');
     await mkdir(storageFolder);
     await writeFile(join(root, 'disk.raw'), Buffer.alloc(DISK_BYTES, 1));
-    registries = new Registries({ registries: [], allowLoopback: false });
+    registries = new Registries({ registries: [], allowLoopbackHttp: false });
   });
 
   afterEach(async () => {

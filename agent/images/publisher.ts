@@ -9,13 +9,12 @@ import { convertToQcow2 } from '../disks/qemuimg.ts';
 import { ask } from './oci/access.ts';
 import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
 import { requireAnswer } from './sources/fileserver.ts';
-import { publishDisk } from './layouts/publish.ts';
-import type { Registries } from './oci/repository.ts';
+import { publishDisk, type RawDisk } from './layouts/publish.ts';
+import type { Registries, Repository } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
-import type { Repository } from './oci/types.ts';
 
 const FOLDER_MODE = 0o700;
 /**
@@ -23,15 +22,6 @@ const FOLDER_MODE = 0o700;
  * image was stored.
  */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
-
-/** A disk in a raw file. The file can be sparse. Nobody writes to the file. */
-export interface RawDisk {
-  path: string;
-  virtualSizeBytes: number;
-  /** Architecture of the guest. Undefined when it was not specified. */
-  architecture: 'amd64' | 'arm64' | undefined;
-  os?: string | undefined;
-}
 
 export interface Published {
   /** Reference with the digest if the disk is in a registry. Undefined if the disk is a file. */
@@ -121,16 +111,13 @@ export class Publisher {
       throw new ReasonedError('ImageInvalid', `${to.reference} has no tag: add the tag of the new image`);
     }
     const { tag } = reference;
-    const { path: rawPath, virtualSizeBytes: virtualSize, architecture, os } = disk;
     const { answer } = await ask(registries, { reference, keyring }, async (repository) => {
       let done = 0;
       const onBytes = (count: number): void => {
         done += count;
-        onProgress((done * 100) / virtualSize);
+        onProgress((done * 100) / disk.virtualSizeBytes);
       };
-      const options = { signal, onBytes };
-      const published = { repository, tag, rawPath, virtualSize, architecture, os, annotations };
-      return await publishDisk(published, options);
+      return await publishDisk({ ...disk, repository, tag, annotations }, { signal, onBytes });
     });
     const { digest, storageBytes } = answer;
     const name = `${reference.registry}/${reference.repository}`;

@@ -14,7 +14,7 @@ import { type ImageId, Layout } from './local/layout.ts';
 import { imageMetrics } from './local/metrics.ts';
 import { Space, type SpaceLimits } from './local/space.ts';
 import { Registries } from './oci/repository.ts';
-import { type RegistrySettings, Transport } from './oci/transport.ts';
+import { type RegistriesOptions, type RegistrySettings, Transport } from './oci/transport.ts';
 import { Keyring } from './oci/credentials.ts';
 import { Access } from './oci/access.ts';
 import { FileSource } from './sources/file.ts';
@@ -45,47 +45,10 @@ export interface EnsureOptions extends Waiting {
   onResolved?: (digest: string) => void;
 }
 
-export interface ImageStore {
-  /**
-   * Returns the image of a source. The store fetches the image only once for all callers, and checks it before use.
-   *
-   * @throws ReasonedError when the image cannot be used.
-   */
-  ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage>;
-  /** Records that a machine was cloned from the file `path`. The agent calls this function at its start for existing machines. */
-  adopt(holder: Holder, path: string): void;
-  /** Records that a machine cloned the image, or a task fetched it. {@link remove} then no longer waits for this machine or task. */
-  cloned(holder: Holder): void;
-  /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
-  release(holder: Holder): void;
-  /**
-   * Removes the images that only this cache entry needed. If a machine has fetched such an image but not yet cloned it, the function waits
-   * for the clone. If machines run from an image, the function at first removes only the image's names. The image's file is removed when the
-   * last of these machines releases it.
-   */
-  remove(holder: Holder, signal: AbortSignal): Promise<void>;
-  /** Removes fetches that are not running and images that nobody needs, until at least `minimumFree` bytes of the disk are free. */
-  relieve(): Promise<void>;
-  /** Reserves `bytes` bytes of disk space in `folder`, and runs `work`. @throws ReasonedError `DiskFull` if there is too little space. */
-  withRoom<T>(
-    claim: { folder: string; bytes: number },
-    signal: AbortSignal,
-    work: (signal: AbortSignal) => Promise<T>,
-  ): Promise<T>;
-  /** Returns the total size in bytes of the images that somebody needs. This disk space is not available to machines. */
-  heldBytes(): number;
-  /** Returns the images in the store, for `Node.status.images`. */
-  images(): StoredImage[];
-  /** Calls `listener` when `images()` changes. */
-  onChange(listener: () => void): void;
-  /**
-   * Removes unneeded images and abandoned fetches once a minute, until the signal aborts. Call this function only after {@link adopt},
-   * because otherwise the store does not know which images the machines of this host need.
-   */
-  startTidying(signal: AbortSignal): void;
-}
+/** The image store as the work for Pods and tasks uses it. */
+export type ImageStore = Omit<HostImageStore, 'registries' | 'storageKeyring'>;
 
-export interface HostImageStoreOptions extends SpaceLimits {
+export interface HostImageStoreOptions extends SpaceLimits, RegistriesOptions {
   dataDirectory: string;
   /** Architecture of guests when a request states none. */
   architecture: 'amd64' | 'arm64';
@@ -95,15 +58,6 @@ export interface HostImageStoreOptions extends SpaceLimits {
   storageFolder?: string | undefined;
   /** User under which programs read untrusted images. Undefined if the agent does not run as root. */
   reader?: RunAs | undefined;
-  /** True to allow fetches from loopback and link-local addresses. */
-  allowLoopbackHttp: boolean;
-  /** Networks of the cluster's Pods, Services and Nodes. Images from these networks are allowed only if `registries` names their server. */
-  clusterCIDRs?: readonly string[];
-  /**
-   * Further addresses of this host, for example a public address that a router translates (NAT). The addresses of its network interfaces
-   * are always added.
-   */
-  ownAddresses?: readonly string[];
   /** Servers to which the agent may connect at any IP address. A `credentialsFile` is for the cluster's own storage only. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
   /** Clock for tests, in milliseconds like `performance.now()`. */
@@ -112,7 +66,7 @@ export interface HostImageStoreOptions extends SpaceLimits {
   logger: Logger;
 }
 
-export class HostImageStore implements ImageStore {
+export class HostImageStore {
   readonly #options: HostImageStoreOptions;
   readonly #holders = new Holders();
   readonly #catalog: Catalog;
@@ -122,9 +76,7 @@ export class HostImageStore implements ImageStore {
   readonly #sources: { registry: RegistrySource; http: HttpSource; file: FileSource };
 
   private constructor(options: HostImageStoreOptions, layout: Layout) {
-    const { logger, reader, registries, allowLoopbackHttp: allowLoopback } = options;
-    const { clusterCIDRs = [], ownAddresses = [] } = options;
-    const servers = { allowLoopback, clusterCIDRs, ownAddresses, registries };
+    const { logger, reader } = options;
     this.#options = options;
     const catalog = new Catalog(layout, this.#holders, logger);
     const space = new Space({ ...options, layout, catalog, onEviction: () => metrics.evictions.inc() });
@@ -134,13 +86,13 @@ export class HostImageStore implements ImageStore {
     });
     this.#catalog = catalog;
     this.#space = space;
-    this.registries = new Registries(servers);
+    this.registries = new Registries(options);
     const access = new Access(this.registries, options.clock);
     const importing = new Importing({ layout, catalog, space, metrics, reader });
     const common = { catalog, metrics, importing, logger };
     this.#sources = {
       registry: new RegistrySource({ ...common, access }),
-      http: new HttpSource({ ...common, transport: new Transport(servers) }),
+      http: new HttpSource({ ...common, transport: new Transport(options) }),
       file: new FileSource(catalog, layout.root, reader),
     };
   }
@@ -158,6 +110,11 @@ export class HostImageStore implements ImageStore {
     return store;
   }
 
+  /**
+   * Returns the image of a source. The store fetches the image only once for all callers, and checks it before use.
+   *
+   * @throws ReasonedError when the image cannot be used.
+   */
   async ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage> {
     const asked: Asked = {
       names: namesOf(source, options.name, options.keyring),
@@ -186,6 +143,7 @@ export class HostImageStore implements ImageStore {
     }
   }
 
+  /** Records that a machine was cloned from the file `path`. The agent calls this function at its start for existing machines. */
   adopt(holder: Holder, path: string): void {
     const id = this.#catalog.idOf(path);
     if (id !== undefined) {
@@ -193,10 +151,12 @@ export class HostImageStore implements ImageStore {
     }
   }
 
+  /** Records that a machine cloned the image, or a task fetched it. {@link remove} then no longer waits for this machine or task. */
   cloned(holder: Holder): void {
     this.#holders.cloned(holder);
   }
 
+  /** Records that the holder no longer needs any image. An image that nobody needs stays until its disk space is needed. */
   release(holder: Holder): void {
     const used = this.#holders.imagesOf(holder).flatMap((id) => this.#catalog.get(id) ?? []);
     this.#holders.release(holder);
@@ -208,25 +168,30 @@ export class HostImageStore implements ImageStore {
     });
   }
 
+  /**
+   * Removes the images that only this cache entry needed. If a machine has fetched such an image but not yet cloned it, the function waits
+   * for the clone. If machines run from an image, the function at first removes only the image's names. The image's file is removed when the
+   * last of these machines releases it.
+   */
   async remove(holder: Holder, signal: AbortSignal): Promise<void> {
     for (const id of this.#holders.imagesOf(holder)) {
       while (this.#holders.isDeploying(id)) {
         await this.#holders.change(signal);
       }
       const stored = this.#catalog.get(id);
-      if (stored === undefined) {
-        this.#holders.drop(holder, id);
-      } else {
-        await this.#catalog.unenter(holder, stored);
-      }
+      await (stored && this.#catalog.unenter(holder, stored));
+      this.#holders.drop(holder, id);
     }
     await this.#catalog.sweep();
+    await this.#catalog.flush();
   }
 
+  /** Removes fetches that are not running and images that nobody needs, until at least `minimumFree` bytes of the disk are free. */
   async relieve(): Promise<void> {
     await this.#space.relieve();
   }
 
+  /** Reserves `bytes` bytes of disk space in `folder`, and runs `work`. @throws ReasonedError `DiskFull` if there is too little space. */
   async withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,
@@ -235,18 +200,25 @@ export class HostImageStore implements ImageStore {
     return await this.#space.within(claim, signal, async (watched) => await work(watched.signal));
   }
 
+  /** Returns the total size in bytes of the images that somebody needs. This disk space is not available to machines. */
   heldBytes(): number {
     return this.#catalog.heldBytes();
   }
 
+  /** Returns the images in the store, for `Node.status.images`. */
   images(): StoredImage[] {
     return this.#catalog.list();
   }
 
+  /** Calls `listener` when `images()` changes. */
   onChange(listener: () => void): void {
     this.#catalog.onChange(listener);
   }
 
+  /**
+   * Removes unneeded images and abandoned fetches once a minute, until the signal aborts. Call this function only after {@link adopt},
+   * because otherwise the store does not know which images the machines of this host need.
+   */
   startTidying(signal: AbortSignal): void {
     const timer = setInterval(() => this.#beside(() => this.#space.tidy()), TIDY_MILLISECONDS).unref();
     signal.addEventListener('abort', () => clearInterval(timer), { once: true });

@@ -3,6 +3,7 @@ import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import type { ConsoleLog } from '../console/store.ts';
+import type { ConsoleReadOptions } from '../console/text.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';
 import type { Host } from '../pods/host.ts';
 import type { Runtimes } from '../pods/machine.ts';
@@ -14,25 +15,12 @@ export interface LogRequest {
   namespace: string;
   pod: string;
   container: string;
-  follow: boolean;
-  timestamps: boolean;
   /**
    * Whether the caller wants the log of the previous container. Such a request is refused, because a machine has one console for all its
    * runs.
    */
   previous: boolean;
-  tailLines: number | undefined;
-  limitBytes: number | undefined;
-  since: Date | undefined;
-}
-
-/** Error of a request for a log. kubectl shows its message unchanged to the user. */
-class LogRefusedError extends HttpError {
-  override readonly name = 'LogRefusedError';
-
-  constructor(message: string, status = 400) {
-    super(status, message);
-  }
+  options: ConsoleReadOptions;
 }
 
 /** Function that returns the text of a console or of a task's log. @throws HttpError when there is no such log. */
@@ -57,19 +45,20 @@ const querySchema = z.object({
  * Parses the URL of a log request, `/containerLogs/NAMESPACE/POD/CONTAINER?…`. Names are used unchanged, because valid names need
  * no URL escapes.
  *
- * @throws LogRefusedError that names the parameter, when a parameter is wrong.
+ * @throws HttpError 400 that names the parameter, when a parameter is wrong. kubectl shows the message unchanged to the user.
  */
 export function parseLogRequest(url: URL, now: number): LogRequest {
   const [, , namespace = '', pod = '', container = ''] = url.pathname.split('/');
   const result = querySchema.safeParse(Object.fromEntries(url.searchParams));
   if (!result.success) {
-    throw new LogRefusedError(
+    throw new HttpError(
+      400,
       result.error.issues.map((issue) => `${issue.path.join('.')}: ${issue.message}`).join('; '),
     );
   }
-  const { sinceSeconds, sinceTime, tailLines, limitBytes, ...flags } = result.data;
+  const { sinceSeconds, sinceTime, previous, ...options } = result.data;
   const since = sinceTime === undefined ? secondsAgo(sinceSeconds, now) : new Date(sinceTime);
-  return { namespace, pod, container, ...flags, tailLines, limitBytes, since };
+  return { namespace, pod, container, previous, options: { ...options, sinceTime: since } };
 }
 
 function secondsAgo(seconds: number | undefined, now: number): Date | undefined {
@@ -87,18 +76,9 @@ export function consoleSource(sources: ConsoleSources): LogSource {
   return async (request, signal) => {
     const pod = ownPod(request, sources.podOf);
     if (request.previous) {
-      throw new LogRefusedError(`Pod ${request.pod} has one log for all its runs; leave out --previous`);
+      throw new HttpError(400, `Pod ${request.pod} has one log for all its runs; leave out --previous`);
     }
-    const console = consoleOf(pod, sources);
-    const { follow, timestamps, tailLines, limitBytes, since } = request;
-    return console.read({
-      follow,
-      timestamps,
-      signal,
-      ...(tailLines === undefined ? {} : { tailLines }),
-      ...(limitBytes === undefined ? {} : { limitBytes }),
-      ...(since === undefined ? {} : { sinceTime: since }),
-    });
+    return consoleOf(pod, sources).read({ ...request.options, signal });
   };
 }
 
@@ -110,7 +90,7 @@ function consoleOf(pod: Readonly<Pod>, { host, machines, tasks }: ConsoleSources
   }
   const record = host.records.get(uid);
   if (record?.created !== true) {
-    throw new LogRefusedError(`Pod ${name} has no console yet, because its machine has not been created`);
+    throw new HttpError(400, `Pod ${name} has no console yet, because its machine has not been created`);
   }
   return driverOf(host, record).console(machines.runtime(record).folder);
 }

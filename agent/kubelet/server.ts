@@ -52,16 +52,9 @@ export interface KubeletServerOptions {
   logger: Logger;
 }
 
-interface Call {
-  request: IncomingMessage;
-  response: ServerResponse;
-  url: URL;
-  /** Signal that aborts when the caller has closed the connection. */
-  signal: AbortSignal;
-}
-
 interface Route {
   subresource: Subresource;
+  /** Serves a request. The signal aborts when the caller has closed the connection. */
   serve: (url: URL, response: ServerResponse, signal: AbortSignal) => Promise<void>;
 }
 
@@ -142,7 +135,7 @@ export class KubeletServer {
     const closed = new AbortController();
     response.on('close', () => closed.abort());
     try {
-      await this.#answer({ request, response, url, signal: closed.signal });
+      await this.#answer(request, response, url, closed.signal);
     } catch (error) {
       // If the caller has closed the connection, nobody needs the error.
       if (!closed.signal.aborted) {
@@ -151,7 +144,12 @@ export class KubeletServer {
     }
   }
 
-  async #answer({ request, response, url, signal }: Call): Promise<void> {
+  async #answer(
+    request: IncomingMessage,
+    response: ServerResponse,
+    url: URL,
+    signal: AbortSignal,
+  ): Promise<void> {
     if (url.pathname === '/readyz') {
       const reason = this.hasJoined ? this.#options.unready() : 'This host has not joined the cluster yet';
       endWith(response, reason === undefined ? 200 : 503, reason ?? 'ok');

@@ -4,8 +4,7 @@ import type { Duplex } from 'node:stream';
 import { ADB_PORT, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 import { HttpError } from '../../kube/serving/httpserver.ts';
 import { StreamRefused } from '../drivers/driver.ts';
-import { NO_COMMAND, NO_CONSOLE } from '../drivers/emulator/refusals.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
+import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { consoleSource, type ConsoleSources, type LogSource } from './logs.ts';
 import { ownPod } from './lookup.ts';
 import { connectGuest, SharedForwards } from './streams/portforward.ts';
@@ -14,8 +13,8 @@ import type { StreamTarget } from './streams/target.ts';
 
 /** Messages for streams that an emulator refuses. The key is the kind of stream. */
 const EMULATOR_REFUSALS: Readonly<Record<string, string>> = {
-  attach: NO_CONSOLE,
-  exec: NO_COMMAND,
+  attach: 'An emulator has no console to attach to. Read its log with `kubectl logs`',
+  exec: `An emulator has no guest agent that runs commands. To run a command, forward port ${ADB_PORT} with \`kubectl port-forward\`, and use \`adb shell\``,
 };
 
 /** Function that returns the machine of a request. @throws HttpError 400 when the machine does not run on this host. */
@@ -69,14 +68,14 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
     if (state.kind !== 'running') {
       throw new HttpError(400, `${isEmulator ? 'The emulator of Pod' : 'VM'} ${name} is not running`);
     }
-    const driver = driverOf(host, record);
     return {
-      console: async (input) => await driver.connectConsole(folder, { input }),
-      execute: async (command) => await driver.execute(folder, command),
+      console: async (input) => await driverOfVM(host, record).connectConsole(folder, { input }),
+      execute: async (command) => await driverOfVM(host, record).execute(folder, command),
       port: async (port) => {
         if (isEmulator) {
           return await connectAdb(await host.network.address(uid), port);
         }
+        const driver = driverOfVM(host, record);
         if (port === SCREEN_PORT) {
           return await driver.connectScreen(folder);
         }

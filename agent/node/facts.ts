@@ -2,22 +2,19 @@
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, cpus, machine, platform, release, totalmem } from 'node:os';
+import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { hasCode, undefinedIfSync } from '../../base/errors.ts';
+import type { NodeSystemInfo } from '../../kube/core.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 
 export interface HostFacts {
   architecture: Architecture;
-  operatingSystem: string;
-  osImage: string;
-  kernelVersion: string;
-  machineId: string;
-  bootId: string;
+  /** Facts that the Node shows as its `nodeInfo`. */
+  system: NodeSystemInfo;
   cpus: number;
   memoryBytes: number;
   diskBytes: number;
-  /** The hypervisor and its accelerators, for example `qemu://kvm`. */
-  hypervisor: string;
 }
 
 const ARCHITECTURES: Readonly<Record<string, Architecture>> = {
@@ -35,22 +32,31 @@ export function nativeArchitecture(): Architecture {
   return found;
 }
 
+/** Reads the facts of this host. `hypervisor` names the hypervisor and its accelerators, for example `qemu://kvm`. */
 export async function hostFacts(
   config: { dataDirectory: string; architecture?: Architecture | undefined },
   hypervisor: string,
 ): Promise<HostFacts> {
   const disk = await statfs(config.dataDirectory);
+  const architecture = config.architecture ?? nativeArchitecture();
+  const machineID = firstLine('/etc/machine-id');
   return {
-    architecture: config.architecture ?? nativeArchitecture(),
-    operatingSystem: platform(),
-    osImage: osImage(),
-    kernelVersion: release(),
-    machineId: firstLine('/etc/machine-id'),
-    bootId: firstLine('/proc/sys/kernel/random/boot_id'),
+    architecture,
+    system: {
+      architecture,
+      operatingSystem: platform(),
+      osImage: osImage(),
+      kernelVersion: release(),
+      kubeletVersion: NODE_VERSION,
+      kubeProxyVersion: '',
+      containerRuntimeVersion: hypervisor,
+      machineID,
+      systemUUID: machineID,
+      bootID: firstLine('/proc/sys/kernel/random/boot_id'),
+    },
     cpus: processors(),
     memoryBytes: totalmem() - hugePageBytes(),
     diskBytes: disk.bsize * disk.blocks,
-    hypervisor,
   };
 }
 

@@ -1,6 +1,7 @@
 import { expect, test } from 'vitest';
 import { SLOTS_MAXIMUM } from '../../api/v1alpha1/names.ts';
 import type { Node } from '../../kube/core.ts';
+import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import type { HostFacts } from './facts.ts';
 import {
   HEARTBEAT_MILLISECONDS,
@@ -14,15 +15,21 @@ import {
 const NOW = Date.parse('2030-01-01T00:00:00Z');
 const facts: HostFacts = {
   architecture: 'amd64',
-  operatingSystem: 'linux',
-  osImage: '',
-  kernelVersion: '6.1',
-  machineId: 'm',
-  bootId: 'b',
+  system: {
+    architecture: 'amd64',
+    operatingSystem: 'linux',
+    osImage: '',
+    kernelVersion: '6.1',
+    kubeletVersion: NODE_VERSION,
+    kubeProxyVersion: '',
+    containerRuntimeVersion: 'qemu (kvm)',
+    machineID: 'm',
+    systemUUID: 'm',
+    bootID: 'b',
+  },
   cpus: 4,
   memoryBytes: 2 ** 33,
   diskBytes: 2 ** 40,
-  hypervisor: 'qemu (kvm)',
 };
 const state: HostState = {
   kubeletPort: 10_250,

@@ -13,10 +13,9 @@ import {
   TAG_LABEL_PREFIX,
 } from '../../api/v1alpha1/names.ts';
 import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
-import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
-import type { ContainerImage, Node, NodeCondition, NodeStatus, NodeSystemInfo } from '../../kube/core.ts';
+import type { ContainerImage, Node, NodeCondition, NodeStatus } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { EmulatorOffer } from '../drivers/driver.ts';
 import { emulatorCondition, emulatorLabels } from './emulators.ts';
@@ -142,7 +141,7 @@ export function nodeStatus(o: {
     // try a second address when the first address fails.
     addresses: [{ type: 'InternalIP', address: config.address }],
     daemonEndpoints: { kubeletEndpoint: { Port: state.kubeletPort } },
-    nodeInfo: systemInfo(facts),
+    nodeInfo: facts.system,
     images: state.images.slice(0, IMAGES_LISTED).map(listed),
   };
 }
@@ -192,21 +191,6 @@ function stamped(condition: NodeCondition, current: Readonly<Node> | undefined, 
   const before = current?.status?.conditions?.find(({ type }) => type === condition.type);
   const kept = before?.status === condition.status ? before.lastTransitionTime : undefined;
   return { ...condition, lastHeartbeatTime: now, lastTransitionTime: kept ?? now };
-}
-
-function systemInfo(facts: HostFacts): NodeSystemInfo {
-  return {
-    architecture: facts.architecture,
-    operatingSystem: facts.operatingSystem,
-    osImage: facts.osImage,
-    kernelVersion: facts.kernelVersion,
-    kubeletVersion: NODE_VERSION,
-    kubeProxyVersion: '',
-    containerRuntimeVersion: facts.hypervisor,
-    machineID: facts.machineId,
-    systemUUID: facts.machineId,
-    bootID: facts.bootId,
-  };
 }
 
 /** Reports whether a label of the Node is missing or has another value than the agent wants. */

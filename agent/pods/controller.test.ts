@@ -41,6 +41,7 @@ function worldOf({ isCutOff = false } = {}): World {
   const [api, driver, logger] = [new PodApi(), new StandInDriver(), pino({ level: 'silent' })];
   const host = {
     drivers: new Map([[driver.name, { driver, accelerators: [] }]]),
+    emulators: { list: async () => [], onChange: () => undefined },
     architecture: 'amd64',
     network: new StandInNetwork(),
     monitor: { faultyChecks: 0, host: undefined, checkOf: async () => ({ machines: {} }) },

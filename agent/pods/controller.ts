@@ -13,7 +13,7 @@ import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
 import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
-import { acceleratorOf, chooseDriver, onMachineChange } from '../drivers/hostdrivers.ts';
+import { acceleratorOf, allDrivers, chooseDriver } from '../drivers/hostdrivers.ts';
 import { GuestChecks } from './guestchecks.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
@@ -93,7 +93,7 @@ export class PodController {
       }
       this.#controller.enqueue(keyOf(object));
     });
-    onMachineChange(this.#host, (uid) => this.touch(uid));
+    allDrivers(this.#host).forEach((driver) => driver.onChange((uid) => this.touch(uid)));
     this.touchAll();
     const relist = setInterval(() => this.touchAll(), RELIST_MILLISECONDS);
     const end = (): void => {
@@ -252,7 +252,7 @@ export class PodController {
     const pendingResize = allocate(pod, record, this.#claimants());
     const { step, again } = await this.machines.drive(runtime, wanted);
     this.#guests.follow(pod, runtime);
-    const accelerator = acceleratorOf(this.#host, record);
+    const accelerator = acceleratorOf(this.#host, record, runtime.state);
     this.#tell(pod, { runtime, step, wanted, accelerator, pendingResize });
     return again;
   }

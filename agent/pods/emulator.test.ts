@@ -93,6 +93,7 @@ class TestHost {
         return answer;
       };
     const emulators = {
+      name: 'emulator',
       create: call('create', undefined),
       start: call('start', undefined),
       stop: call('stop', undefined),
@@ -101,6 +102,7 @@ class TestHost {
       list: async () => this.found,
     };
     const vms = {
+      name: 'qemu',
       hasProcess: async () => this.vmHasProcess,
       inspect: async () => {
         this.vmInspections += 1;
@@ -114,8 +116,8 @@ class TestHost {
       architecture: 'amd64',
       drivers: new Map<string, object>([
         ['qemu', { driver: vms, accelerators: [{ architecture: 'amd64', accelerator: 'kvm' }] }],
-        ['emulator', { driver: emulators, accelerators: [] }],
       ]),
+      emulators,
       // Images, seeds and passwords are only for VMs. The host has none of these parts, so their use would be an error.
       images: { adopt: () => undefined },
       network: {

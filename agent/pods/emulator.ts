@@ -5,7 +5,6 @@
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { EmulatorLaunchPlan } from '../drivers/driver.ts';
 import { requireDevice } from '../drivers/emulator/avd.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
 import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Operation, type Runtime } from './machine.ts';
@@ -22,12 +21,11 @@ export async function createEmulator(
 ): Promise<void> {
   requireDevice(emulator.device);
   await holdPorts(host, record);
-  const driver = driverOf(host, record);
   if (state.kind !== 'absent') {
     // The folder is incomplete, because the agent was restarted while it created the folder.
-    await driver.delete(folder);
+    await host.emulators.delete(folder);
   }
-  await driver.create(folder, { guest: { emulator }, runAs: ownUser(host, record) }, undefined);
+  await host.emulators.create(folder, { guest: { emulator }, runAs: ownUser(host, record) }, undefined);
   host.records.update(record, { created: true });
 }
 
@@ -44,7 +42,7 @@ export async function discardFailed(
     return {};
   }
   if (state.kind !== 'absent') {
-    await driverOf(host, record).discard?.(folder);
+    await host.emulators.discard(folder);
   }
   return { runAs: undefined };
 }

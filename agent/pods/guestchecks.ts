@@ -1,7 +1,7 @@
 /** Runs all regular checks of running guests: the checks of guest agents, of readiness, and of the boot of emulators. */
 import { type Pod } from '../../kube/core.ts';
 import { askBooted } from '../adb/booted.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
+import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { BootPoller } from './bootpoller.ts';
 import { GuestPoller } from './guestpoller.ts';
 import type { Host } from './host.ts';
@@ -31,7 +31,7 @@ export class GuestChecks {
         ),
     });
     this.#poller = new GuestPoller({
-      ask: async ({ record, folder }, question) => await driverOf(host, record).askGuest(folder, question),
+      ask: async ({ record, folder }, question) => await driverOfVM(host, record).askGuest(folder, question),
       changed,
       onError: (uid, error) => host.logger.debug({ uid, err: error }, 'A request to a guest agent failed'),
     });

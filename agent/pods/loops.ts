@@ -22,7 +22,7 @@ export abstract class GuestLoops {
 
   /** Starts the loop of a machine, in place of an earlier loop of the machine. `loop` never rejects, and ends when its signal aborts. */
   protected start(uid: string, loop: (signal: AbortSignal) => Promise<void>): void {
-    this.#end(uid);
+    this.forget(uid);
     const end = new AbortController();
     this.#ends.set(uid, end);
     void loop(end.signal);
@@ -30,17 +30,13 @@ export abstract class GuestLoops {
 
   /** Ends the loop of the machine with this uid. */
   forget(uid: string): void {
-    this.#end(uid);
+    this.#ends.get(uid)?.abort();
+    this.#ends.delete(uid);
   }
 
   close(): void {
     for (const uid of this.#ends.keys()) {
-      this.#end(uid);
+      this.forget(uid);
     }
-  }
-
-  #end(uid: string): void {
-    this.#ends.get(uid)?.abort();
-    this.#ends.delete(uid);
   }
 }

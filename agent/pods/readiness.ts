@@ -142,14 +142,9 @@ export class ReadinessProber extends GuestLoops {
     const { target } = question;
     const known = this.#targets.get(uid);
     if (known?.host !== target.host || known.port !== target.port) {
-      this.#targets.set(uid, target);
       this.start(uid, async (signal) => await this.#run(runtime, target, signal));
+      this.#targets.set(uid, target);
     }
-  }
-
-  override close(): void {
-    super.close();
-    this.#targets.clear();
   }
 
   /** Ends the checks of the machine with this uid. */

@@ -34,6 +34,7 @@ function hostOf(directory: string, called: unknown[]): Host {
     machinesDirectory,
     logger,
     drivers: new Map([[driver.name, { driver, accelerators: [] }]]),
+    emulators: { list: async () => [] },
     images: { adopt: (holder: string, path: string) => called.push(['image', holder, path]) },
     network: {
       name: 'user',

@@ -5,7 +5,7 @@
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
-import { chooseDriver, driverOf } from '../drivers/hostdrivers.ts';
+import { allDrivers, chooseDriver, driverOf } from '../drivers/hostdrivers.ts';
 import { reportedPorts } from '../network/portplan.ts';
 import type { Host } from './host.ts';
 import { claimOf } from './admission.ts';
@@ -155,15 +155,14 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
 
 /**
  * Machines of all drivers of this host, with the name of their driver. The key is the machine's uid. The QEMU driver lists the folders of
- * all drivers, so two drivers can list the same machine. In this case, the driver that comes later in the host's map of drivers has
- * priority.
+ * all drivers, so two drivers can list the same machine. In this case, the driver that comes later in {@link allDrivers} has priority.
  */
 type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
 
-async function findMachines({ drivers }: Host): Promise<Found> {
-  const lists = [...drivers].map(async ([name, { driver }]) => {
+async function findMachines(host: Host): Promise<Found> {
+  const lists = allDrivers(host).map(async (driver) => {
     const machines = await driver.list();
-    return machines.map((one) => [one.uid, { ...one, driver: name }] as const);
+    return machines.map((one) => [one.uid, { ...one, driver: driver.name }] as const);
   });
   return new Map((await Promise.all(lists)).flat());
 }

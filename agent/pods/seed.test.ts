@@ -42,7 +42,7 @@ async function start(runtime: Runtime, secret: () => string): Promise<string | u
   const desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
   await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
   expect(asked).toEqual(runtime.record.machine?.userDataSecret && [{ namespace: 'ci', ...SECRET }]);
-  return (await seedDocuments(runtime.folder))?.userData;
+  return (await seedDocuments(runtime.folder.path))?.userData;
 }
 
 function gone(): never {
@@ -56,13 +56,13 @@ describe('user data', () => {
     const desired = { cpu: 1, memoryBytes: 2 ** 28 };
     const files = await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
     expect(files).toEqual({ disk: 'seed.iso' });
-    expect((await seedDocuments(runtime.folder))?.userData).toBe('#!/bin/sh\n');
+    expect((await seedDocuments(runtime.folder.path))?.userData).toBe('#!/bin/sh\n');
   });
 
   it('from a Secret is read at each start; without the Secret the first start fails, and later ones use what was read', async () => {
     const runtime = runtimeOf({ userDataSecret: SECRET });
     await expect(start(runtime, gone)).rejects.toMatchObject({ reason: 'SecretNotFound' });
-    expect(await seedDocuments(runtime.folder)).toBeUndefined();
+    expect(await seedDocuments(runtime.folder.path)).toBeUndefined();
     expect(await start(runtime, () => 'first')).toBe('first');
     expect(await start(runtime, () => 'second')).toBe('second');
     expect(await start(runtime, gone)).toBe('second');

@@ -27,7 +27,7 @@ export async function prepareSeed(
   });
   const [files] = await Promise.all([
     hasSeed(machine) ? writeSeedFiles(folder.path, documents) : undefined,
-    writeSeedDocuments(folder, documents),
+    writeSeedDocuments(folder.path, documents),
   ]);
   return files;
 }
@@ -47,7 +47,7 @@ async function userDataOf(
   try {
     return await host.userData({ namespace, ...userDataSecret });
   } catch (error) {
-    const earlier = await seedDocuments(folder);
+    const earlier = await seedDocuments(folder.path);
     if (earlier?.userData === undefined) {
       throw error;
     }

@@ -18,7 +18,7 @@ const FAULTY_CHECKS = 2;
  * If the Pod is being deleted, the function does not throw, because the machine must be removed anyway.
  */
 export async function inspect(
-  host: Pick<Host, 'drivers'>,
+  host: Pick<Host, 'drivers' | 'emulators'>,
   { record, folder }: Readonly<Runtime>,
   { deletion }: Pick<Wanted, 'deletion'>,
 ): Promise<Runtime['state']> {

@@ -7,7 +7,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
+import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import type { Host } from './host.ts';
 import { consequenceOf } from './failure.ts';
 import { newRecord, newRuntime, type Operation } from './machine.ts';
@@ -24,6 +24,7 @@ function hostOf(directory: string, told: string[]): Host {
   const driver = {
     create: ({ path }: { path: string }) => mkdirSync(path),
     start: () => undefined,
+    inspect: () => ({ kind: 'running', accelerator: 'tcg' }),
     suspend: () => undefined,
   };
   const host = {
@@ -89,7 +90,7 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
     'VM x Pulling: The host is fetching https://images.example/a.qcow2',
     'VM x Pulled: The image is on the host as sha256:0 after N s',
     'VM x Cloned: The host cloned the image in N s',
-    'VM x Started: The machine runs with KVM',
+    'VM x Started: The machine runs with TCG',
     'Pod x Suspended: The machine is suspended to disk',
   ]);
 });
@@ -98,7 +99,7 @@ it('tells the VM why its machine was not suspended, because the VM stays Running
   const told: string[] = [];
   const { host, record, operation, runtime } = newVm(told);
   const fault = new Error('Migration is blocked');
-  driverOf(host, record).suspend = async () => {
+  driverOfVM(host, record).suspend = async () => {
     throw fault;
   };
   await expect(STEPS.suspend(host, runtime, operation)).rejects.toBe(fault);
@@ -109,7 +110,7 @@ it('counts no stop for a machine that was not suspended, because its emulators w
   const { host, record, operation, runtime } = newVm();
   await STEPS.create(host, runtime, operation);
   await STEPS.start(host, runtime, operation);
-  driverOf(host, record).suspend = async () => {
+  driverOfVM(host, record).suspend = async () => {
     throw new Error('Migration is blocked');
   };
   const suspending = { ...operation, desired: { ...operation.desired, power: 'Suspended' } } as Operation;

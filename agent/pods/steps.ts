@@ -13,7 +13,7 @@ import type { Holder } from '../images/local/holders.ts';
 import type { ImageFormat } from '../images/local/inspect.ts';
 import { connect } from './network.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { acceleratorOf, driverOf } from '../drivers/hostdrivers.ts';
+import { acceleratorOf, driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import { createEmulator, discardFailed } from './emulator.ts';
 import { event, tell, tellPod, warn } from './events.ts';
 import type { Host } from './host.ts';
@@ -146,14 +146,15 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
     startedAt: timestamp(Date.now()),
     restarts: record.restarts + (restart ? 1 : 0),
   });
-  tell(host, record, 'Started', 'Start', startWords(host, record));
+  runtime.state = await driverOf(host, record).inspect(runtime.folder);
+  tell(host, record, 'Started', 'Start', startWords(host, runtime));
 }
 
-function startWords(host: Host, record: MachineRecord): string {
+function startWords(host: Host, { record, state }: Readonly<Runtime>): string {
   if (record.emulator !== undefined) {
     return 'The process of the emulator is running, and Android is still booting';
   }
-  const accelerator = acceleratorOf(host, record)?.toUpperCase() ?? 'an unknown accelerator';
+  const accelerator = acceleratorOf(host, record, state)?.toUpperCase() ?? 'an unknown accelerator';
   return `The machine runs with ${accelerator}`;
 }
 
@@ -191,7 +192,7 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
 async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   host.records.update(record, { running: false });
   try {
-    await driverOf(host, record).suspend(folder);
+    await driverOfVM(host, record).suspend(folder);
   } catch (error) {
     // The VM stays Running, so no condition has this message.
     warn(host, record, 'SuspendFailed', 'Suspend', `The machine was not suspended: ${messageOf(error)}`);
@@ -207,7 +208,7 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
   const plan = { ...launchPlan(host, record, operation, network), vnc };
-  await driverOf(host, record).resume(folder, plan, operation.abort.signal);
+  await driverOfVM(host, record).resume(folder, plan, operation.abort.signal);
   runtime.unseen = false;
   host.records.update(record, { running: true });
   tell(host, record, 'Resumed', 'Resume', 'The machine continues from its suspended state');
@@ -215,7 +216,7 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
 
 async function revert(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
   const revertedAt = needed(operation.desired).revertRequestedAt;
-  await driverOf(host, record).revert(folder, machinePlan(host, record, operation), record.base);
+  await driverOfVM(host, record).revert(folder, machinePlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
   tell(
     host,

@@ -8,8 +8,8 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { ScriptedPeer } from '../../test/wires/scriptedpeer.ts';
-import type { Driver } from '../drivers/driver.ts';
 import { EmulatorDriver } from '../drivers/emulator/driver.ts';
+import { allDrivers, type DriverOfEmulators, type HostDriver } from '../drivers/hostdrivers.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import type { Host } from './host.ts';
 import { newRecord, type Runtime, type Step, type Wanted } from './machine.ts';
@@ -37,7 +37,8 @@ const DRIVERS = {
 
 let directory: string;
 let folder: string;
-let drivers: Map<string, { driver: Driver; accelerators: [] }>;
+let drivers: Map<string, HostDriver>;
+let emulators: DriverOfEmulators;
 let processes: ChildProcess[];
 /** Stands in for a hypervisor that answers. */
 let asked: ScriptedPeer | undefined;
@@ -48,14 +49,13 @@ beforeEach(() => {
   processes = [];
   const logger = pino({ level: 'silent' });
   const emulator = { dataDirectory: directory, sdk: undefined, program: undefined, logger };
-  drivers = new Map<string, { driver: Driver; accelerators: [] }>([
-    ['qemu', { driver: new QemuDriver({ dataDirectory: directory, logger }), accelerators: [] }],
-    ['emulator', { driver: new EmulatorDriver(emulator), accelerators: [] }],
-  ]);
+  const qemu = new QemuDriver({ dataDirectory: directory, logger });
+  drivers = new Map([['qemu', { driver: qemu, accelerators: [] }]]);
+  emulators = new EmulatorDriver(emulator);
 });
 
 afterEach(async () => {
-  for (const { driver } of drivers.values()) {
+  for (const driver of allDrivers({ drivers, emulators })) {
     await driver.close();
   }
   processes.forEach((process) => process.kill('SIGKILL'));
@@ -92,6 +92,7 @@ async function machineOf(
   const host = {
     records: new RecordStore(join(directory, 'pods')),
     drivers,
+    emulators,
     machinesDirectory: join(directory, 'machines'),
     network: { name: 'user', detach: async () => undefined },
     images: { release: () => undefined },

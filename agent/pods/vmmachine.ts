@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { driverOf } from '../drivers/hostdrivers.ts';
+import { driverOfVM } from '../drivers/hostdrivers.ts';
 import type { MachineOnHost } from '../tasks/disks.ts';
 import type { Host } from './host.ts';
 import type { MachineRecord } from './machine.ts';
@@ -28,7 +28,7 @@ export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | und
   return {
     folder: { uid, path: join(host.machinesDirectory, uid) },
     machine,
-    driver: driverOf(host, record),
+    driver: driverOfVM(host, record),
   };
 }
 

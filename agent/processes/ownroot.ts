@@ -19,27 +19,39 @@ export interface OwnRoot {
   ): [string, ...string[]];
 }
 
-export interface OwnRootOptions {
+interface OwnRootOptions {
   dataDirectory: string;
   logger: Logger;
-}
-
-/** Paths of two files in the agent's container image. `list` lists files in the format of `sha256sum`. `script` is machine.sh. */
-interface ImageFiles {
-  list: string;
-  script: string;
 }
 
 /**
  * Prepares the root file system for machines. Returns undefined if the agent does not run in its container image, or if machines end with
  * the container.
  */
-export async function ownRoot(options: OwnRootOptions): Promise<OwnRoot | undefined> {
+export async function ownRoot({ dataDirectory, logger }: OwnRootOptions): Promise<OwnRoot | undefined> {
+  // Paths of two files in the agent's container image: a list of files in the format of `sha256sum`, and machine.sh.
   const { BERTH_MACHINE_FILES: list, BERTH_MACHINE_SCRIPT: script } = process.env;
-  if (list === undefined || script === undefined || !(await canOutlive(options.logger))) {
+  if (list === undefined || script === undefined || !(await canOutlive(logger))) {
     return undefined;
   }
-  return await prepare({ list, script }, options);
+  const runtimes = join(dataDirectory, 'runtime');
+  const runtime = await installRuntime(list, runtimes);
+  const removed = await removeUnused(runtimes, runtime);
+  logger.info({ runtime, removed }, 'Machines have a root file system of their own');
+  return {
+    enclose: ({ folder, files }, command) => [
+      'unshare',
+      '--mount',
+      '--ipc',
+      'sh',
+      script,
+      runtime,
+      folder,
+      ...files,
+      '--',
+      ...command,
+    ],
+  };
 }
 
 /** Root directory of the host, as a container with the host's PID namespace sees it. */
@@ -97,28 +109,6 @@ async function canOutlive(logger: Logger): Promise<boolean> {
     );
     return false;
   }
-}
-
-async function prepare({ list, script }: ImageFiles, options: OwnRootOptions): Promise<OwnRoot> {
-  const { dataDirectory, logger } = options;
-  const runtimes = join(dataDirectory, 'runtime');
-  const runtime = await installRuntime(list, runtimes);
-  const removed = await removeUnused(runtimes, runtime);
-  logger.info({ runtime, removed }, 'Machines have a root file system of their own');
-  return {
-    enclose: ({ folder, files }, command) => [
-      'unshare',
-      '--mount',
-      '--ipc',
-      'sh',
-      script,
-      runtime,
-      folder,
-      ...files,
-      '--',
-      ...command,
-    ],
-  };
 }
 
 /**

@@ -48,7 +48,7 @@ test('pages are those of the machine with the uid, and a machine without a seed 
   try {
     for (const uid of ['a', 'b']) {
       await mkdir(join(machines, uid));
-      await writeSeedDocuments({ path: join(machines, uid) }, { ...SEED, values: { name: `desk-${uid}` } });
+      await writeSeedDocuments(join(machines, uid), { ...SEED, values: { name: `desk-${uid}` } });
     }
     await mkdir(join(machines, 'c'));
     const page = seedPages(machines);

@@ -24,24 +24,20 @@ const documentsSchema = z.object({
 });
 export type SeedDocuments = z.infer<typeof documentsSchema>;
 
-/** Folder of the machine, which contains the file with the documents. */
-interface Folder {
-  readonly path: string;
-}
-
 /** Name of the file with the documents. Only the agent can read this file. */
 const FILE = 'seed.json';
 
 /**
- * Returns the documents of the machine's last start. The result is undefined if the file with the documents does not exist or is invalid.
+ * Returns the documents of the machine's last start from the machine's folder `path`. The result is undefined if the file with the documents
+ * does not exist or is invalid.
  */
-export async function seedDocuments({ path }: Folder): Promise<SeedDocuments | undefined> {
+export async function seedDocuments(path: string): Promise<SeedDocuments | undefined> {
   const text = await undefinedIf(isMissing, readFile(join(path, FILE), 'utf8'));
   return documentsSchema.safeParse(parseDocument(text)).data;
 }
 
-/** Saves the documents. A reader sees either all old documents or all new documents. */
-export async function writeSeedDocuments({ path }: Folder, documents: SeedDocuments): Promise<void> {
+/** Saves the documents in the machine's folder `path`. A reader sees either all old documents or all new documents. */
+export async function writeSeedDocuments(path: string, documents: SeedDocuments): Promise<void> {
   await writeWhole(join(path, FILE), JSON.stringify(documents));
 }
 
@@ -111,7 +107,7 @@ export function seedPages(
   machinesDirectory: string,
 ): (uid: string, path: string) => Promise<string | undefined> {
   return async (uid, path) => {
-    const documents = await seedDocuments({ path: join(machinesDirectory, uid) });
+    const documents = await seedDocuments(join(machinesDirectory, uid));
     return documents && seedPage(documents, path);
   };
 }

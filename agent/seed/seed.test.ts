@@ -67,12 +67,12 @@ describe('the documents of a guest', () => {
 
   it('are read unchanged, and a damaged file counts as none', async () => {
     const path = folder();
-    expect(await seedDocuments({ path })).toBeUndefined();
+    expect(await seedDocuments(path)).toBeUndefined();
     const documents = makeDocuments(machine(), { ...FACTS, userData: '#!/bin/sh\n' });
-    await writeSeedDocuments({ path }, documents);
-    expect(await seedDocuments({ path })).toEqual(documents);
+    await writeSeedDocuments(path, documents);
+    expect(await seedDocuments(path)).toEqual(documents);
     writeFileSync(join(path, 'seed.json'), '{"userData": "secret');
-    expect(await seedDocuments({ path })).toBeUndefined();
+    expect(await seedDocuments(path)).toBeUndefined();
   });
 });
 
@@ -80,7 +80,7 @@ describe('the files of a seed', () => {
   it('can be read only by their owner', async () => {
     const path = folder();
     const documents = makeDocuments(machine(), { ...FACTS, userData: '{"ignition":{"version":"3.4.0"}}' });
-    await writeSeedDocuments({ path }, documents);
+    await writeSeedDocuments(path, documents);
     await writeSeedFiles(path, documents);
     const modes = readdirSync(path).map((name) => [
       name,

@@ -4,10 +4,11 @@ import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import type { Driver, MachineFolder } from '../drivers/driver.ts';
+import type { DriverOfVMs, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw, markArgument } from '../disks/qemuimg.ts';
 import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
-import type { Publisher, PublishingOptions, RawDisk, StoringOptions } from '../images/publisher.ts';
+import type { RawDisk } from '../images/layouts/publish.ts';
+import type { Publisher, PublishingOptions, StoringOptions } from '../images/publisher.ts';
 import { killByArgument } from '../processes/process.ts';
 import type { MachineUsers } from '../processes/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -21,7 +22,7 @@ const COPY_PERCENT = 40;
 export interface MachineOnHost {
   folder: MachineFolder;
   machine: Machine;
-  driver: Driver;
+  driver: DriverOfVMs;
 }
 
 export interface DiskHost {
@@ -120,6 +121,11 @@ const CONSISTENCIES = {
   Stopped: 'The disk was copied while the machine was off',
 } as const;
 
+/** Returns a function that reports the progress of one part of a task. The part begins at `from` and ends at `to` percent of the task. */
+export function inPart({ progress }: TaskContext, from: number, to: number): TaskContext['progress'] {
+  return (percent) => progress(from + (percent * (to - from)) / 100);
+}
+
 interface Halves {
   copying: PublishingOptions;
   publishing: PublishingOptions;
@@ -138,12 +144,9 @@ async function withCopy(
     // The reserved space of a folder must include the bytes that the folder already uses, for example an uploaded file.
     const claim = { folder, bytes: bytes + (await folderBytes(folder)) };
     return await host.images.withRoom(claim, context.signal, async (signal) => {
-      const first = (percent: number): void => context.progress((percent * COPY_PERCENT) / 100);
-      const second = (percent: number): void =>
-        context.progress(COPY_PERCENT + (percent * (100 - COPY_PERCENT)) / 100);
       return await use(path, {
-        copying: { signal, onProgress: first },
-        publishing: { signal, onProgress: second },
+        copying: { signal, onProgress: inPart(context, 0, COPY_PERCENT) },
+        publishing: { signal, onProgress: inPart(context, COPY_PERCENT, 100) },
       });
     });
   } finally {

@@ -8,7 +8,7 @@ import { sync } from '../../base/files.ts';
 import { unlessMissing } from '../disks/diskio.ts';
 import { compressionOf } from '../disks/unpack.ts';
 import { inspectImage } from '../images/local/inspect.ts';
-import { type DiskFile, type DiskHost, type UseDisk, withImage } from './disks.ts';
+import { type DiskFile, type DiskHost, inPart, type UseDisk, withImage } from './disks.ts';
 import type { TaskContext } from './runner.ts';
 import { answer, receiveFile } from './upload.ts';
 
@@ -50,8 +50,7 @@ export async function receive(
   try {
     const base = await received(host, task, { ...context, caller }, places);
     const { architecture } = task;
-    const progress = (percent: number): void =>
-      context.progress(RECEIVED_PERCENT + (percent * (100 - RECEIVED_PERCENT)) / 100);
+    const progress = inPart(context, RECEIVED_PERCENT, 100);
     return await withImage(host, { base, architecture }, { ...context, progress }, use);
   } finally {
     await Promise.all(Object.values(places).map(async (path) => await rm(path, { force: true })));

@@ -5,6 +5,7 @@ import type { Socket } from 'node:net';
 import { setImmediate } from 'node:timers/promises';
 import { ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { DIGEST_BYTES, LENGTH_BYTES, PIECE_BYTES, type TransferAnswer } from '../../api/v1alpha1/transfer.ts';
+import { ByteReader } from '../../base/bytereader.ts';
 import { messageOf } from '../../base/errors.ts';
 import { writeSparse } from '../disks/sparse.ts';
 
@@ -59,7 +60,7 @@ export async function receiveFile(sender: Socket, receiving: Receiving): Promise
   signal.addEventListener('abort', onAbort, { once: true });
   const file = await open(path, 'wx', 0o600);
   try {
-    return await writeFile(file, new ByteSource(sender), receiving);
+    return await writeFile(file, new ByteReader(arriving(sender)), receiving);
   } catch (error) {
     signal.throwIfAborted();
     throw error;
@@ -71,7 +72,7 @@ export async function receiveFile(sender: Socket, receiving: Receiving): Promise
 
 async function writeFile(
   file: FileHandle,
-  source: ByteSource,
+  source: ByteReader,
   { limitBytes, signal, onBytes }: Receiving,
 ): Promise<ReceivedFile> {
   const hash = createHash('sha256');
@@ -86,7 +87,7 @@ async function writeFile(
     bytes += part.length;
     onBytes(bytes);
   }
-  const expected = (await source.exactly(DIGEST_BYTES)).toString('hex');
+  const expected = (await source.read(DIGEST_BYTES)).toString('hex');
   const sha256 = hash.digest('hex');
   if (sha256 !== expected) {
     throw new ReasonedError('DigestMismatch', `The file has the sha256 ${sha256} instead of ${expected}`);
@@ -113,12 +114,12 @@ export function answer(sender: Socket, error?: unknown): void {
 }
 
 /** Yields the bytes of the file as they arrive, until the end of the file. */
-async function* partsOf(source: ByteSource): AsyncGenerator<Buffer> {
+async function* partsOf(source: ByteReader): AsyncGenerator<Buffer> {
   for (let count = 1; ; count += 1) {
     if (count % PIECES_AT_ONCE === 0) {
       await setImmediate();
     }
-    const length = (await source.exactly(LENGTH_BYTES)).readUInt32BE();
+    const length = (await source.read(LENGTH_BYTES)).readUInt32BE();
     if (length === 0) {
       return;
     }
@@ -136,59 +137,30 @@ async function* partsOf(source: ByteSource): AsyncGenerator<Buffer> {
   }
 }
 
-/** Reads bytes from a connection. */
-class ByteSource {
-  readonly #socket: Socket;
-  readonly #chunks: AsyncIterator<Buffer>;
-  #rest: Buffer = Buffer.alloc(0);
-
-  constructor(socket: Socket) {
-    this.#socket = socket;
-    // With `destroyOnReturn: false`, the connection stays open when the agent stops reading early. The agent must still send its answer
-    // over this connection.
-    this.#chunks = socket.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
+/** Yields the bytes of a connection. @throws ReasonedError `UploadInterrupted` when the connection has ended. */
+async function* arriving(sender: Socket): AsyncGenerator<Buffer, never> {
+  // With `destroyOnReturn: false`, the connection stays open when the agent stops reading early. The agent must still send its answer over
+  // this connection.
+  const chunks = sender.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
+  for (;;) {
+    yield await next(sender, chunks);
   }
+}
 
-  /** Returns at least 1 and at most `most` bytes. @throws ReasonedError `UploadInterrupted` when the connection has ended. */
-  async some(most: number): Promise<Buffer> {
-    if (this.#rest.length === 0) {
-      this.#rest = await this.#next();
+async function next(sender: Socket, chunks: AsyncIterator<Buffer>): Promise<Buffer> {
+  let cause: unknown;
+  // The timer runs only while the agent waits for the sender. Thus a slow disk of this host does not count as silence of the sender.
+  const late = setTimeout(() => sender.destroy(new Error(SILENT)), IDLE_MILLISECONDS);
+  try {
+    const { value, done } = await chunks.next();
+    if (done !== true) {
+      return value;
     }
-    const part = this.#rest.subarray(0, most);
-    this.#rest = this.#rest.subarray(part.length);
-    return part;
+  } catch (error) {
+    cause = error;
+  } finally {
+    clearTimeout(late);
   }
-
-  /**
-   * Returns exactly `count` bytes. Use small counts only, because all bytes are held in memory.
-   *
-   * @throws ReasonedError `UploadInterrupted` when the connection has ended.
-   */
-  async exactly(count: number): Promise<Buffer> {
-    const parts: Buffer[] = [];
-    for (let left = count; left > 0; ) {
-      const part = await this.some(left);
-      parts.push(part);
-      left -= part.length;
-    }
-    return Buffer.concat(parts);
-  }
-
-  async #next(): Promise<Buffer> {
-    let cause: unknown;
-    // The timer runs only while the agent waits for the sender. Thus a slow disk of this host does not count as silence of the sender.
-    const late = setTimeout(() => this.#socket.destroy(new Error(SILENT)), IDLE_MILLISECONDS);
-    try {
-      const { value, done } = await this.#chunks.next();
-      if (done !== true) {
-        return value;
-      }
-    } catch (error) {
-      cause = error;
-    } finally {
-      clearTimeout(late);
-    }
-    const why = cause === undefined ? '' : `: ${messageOf(cause)}`;
-    throw new ReasonedError('UploadInterrupted', `The connection ended before the end of the file${why}`);
-  }
+  const why = cause === undefined ? '' : `: ${messageOf(cause)}`;
+  throw new ReasonedError('UploadInterrupted', `The connection ended before the end of the file${why}`);
 }

@@ -3,12 +3,13 @@ import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
-import type { RawDisk, StoringOptions } from '../images/publisher.ts';
+import type { RawDisk } from '../images/layouts/publish.ts';
+import type { StoringOptions } from '../images/publisher.ts';
 import { parseReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
-import { type DiskHost, withImage, withMachine } from './disks.ts';
+import { type DiskHost, inPart, withImage, withMachine } from './disks.ts';
 import { receive } from './receive.ts';
 import { send } from './send.ts';
 import type { TaskContext, TaskWork } from './runner.ts';
@@ -131,11 +132,10 @@ async function remove(
 
 /** Divides the progress of a task between the fetch of its image and the work with the image. */
 function inTwoParts(context: TaskContext): { fetching: TaskContext; using: TaskContext } {
-  const part = (from: number, to: number): TaskContext => ({
-    ...context,
-    progress: (percent) => context.progress(from + (percent * (to - from)) / 100),
-  });
-  return { fetching: part(0, FETCHED_PERCENT), using: part(FETCHED_PERCENT, 100) };
+  return {
+    fetching: { ...context, progress: inPart(context, 0, FETCHED_PERCENT) },
+    using: { ...context, progress: inPart(context, FETCHED_PERCENT, 100) },
+  };
 }
 
 /** Fetches an image and calls `use` with it. The image store does not remove the image before `use` has ended. */

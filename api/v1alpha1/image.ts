@@ -6,25 +6,20 @@ import type { ApiObject } from './metadata.ts';
 import { diskQuantity } from './sizes.ts';
 import { choice, documented, integer, objectName, oneOf, report, text, timestamp } from './schema.ts';
 import {
-  copyOfSchema,
   descriptionSchema,
   downloadSchema,
   FAILURE_TEXT_LENGTH,
   fileRequestSchema,
-  registrySchema,
   SOURCE_IMMUTABLE,
-  sharedFileSchema,
   storedColumns,
+  storedSources,
   storedStatus,
   uploadSchema,
 } from './source.ts';
 import { architectureSchema, imageName, imagePullSecretsSchema, osSchema } from './template.ts';
 
 const sourceFields = {
-  registry: registrySchema.optional(),
-  http: downloadSchema('A file on a web server.').optional(),
-  sharedFile: sharedFileSchema.optional(),
-  copyOf: copyOfSchema('Another Image to copy.').optional(),
+  ...storedSources('Image'),
   empty: z
     .object({ size: diskQuantity('size', 'Size of the disk.') })
     .meta({ description: 'An empty disk.' })

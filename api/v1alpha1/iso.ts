@@ -5,24 +5,18 @@ import type { KindContent } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented, oneOf } from './schema.ts';
 import {
-  copyOfSchema,
   descriptionSchema,
-  downloadSchema,
   fileRequestSchema,
-  registrySchema,
   SOURCE_IMMUTABLE,
-  sharedFileSchema,
   storedColumns,
+  storedSources,
   storedStatus,
   uploadSchema,
 } from './source.ts';
 import { architectureSchema, imagePullSecretsSchema, osSchema } from './template.ts';
 
 const sourceFields = {
-  registry: registrySchema.optional(),
-  http: downloadSchema('A file on a web server.').optional(),
-  sharedFile: sharedFileSchema.optional(),
-  copyOf: copyOfSchema('Another ISO to copy.').optional(),
+  ...storedSources('ISO'),
   upload: uploadSchema.optional(),
 };
 

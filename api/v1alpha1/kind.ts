@@ -27,6 +27,7 @@ export interface KindContent {
 
 /** A kind, with the names that the URLs and the objects of the kind contain. */
 export interface KindDefinition extends KindContent {
+  apiVersion: string;
   kind: string;
   plural: string;
   namespaced: boolean;

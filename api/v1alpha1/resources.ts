@@ -32,8 +32,6 @@ export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>(
   'imagecacheentries',
   false,
 );
-/** All kinds of Berth. */
-export const KINDS = [VMS, VM_CONFIGS, IMAGES, ISOS, IMAGE_CACHE_ENTRIES, EMULATORS] as const;
 
 function kindResource<T>(kind: string, plural: string, namespaced = true): KindResource<T> {
   return { apiVersion: API_VERSION, kind, plural, namespaced };

@@ -13,7 +13,7 @@ export const descriptionSchema = z
   .max(4096)
   .meta({ description: 'Description for people, at most 4096 characters.' });
 
-export const registrySchema = z
+const registrySchema = z
   .object({ reference: imageName('Reference in an OCI registry.') })
   .meta({ description: 'An image in an OCI registry.' });
 
@@ -33,7 +33,7 @@ export function downloadSchema(description: string) {
     .meta({ description });
 }
 
-export const sharedFileSchema = z
+const sharedFileSchema = z
   .object({
     path: text(
       'Path of the file below a folder in `images.sharedRoots` of the agent, without a leading slash.',
@@ -58,9 +58,14 @@ export const fileRequestSchema = z
   .object({ requestedAt: timestamp('Set a new time to start a download.') })
   .meta({ description: 'Asks a host to send the content to clients. The HTTP API sets this field.' });
 
-/** Returns the schema of a reference to another object of the same kind. */
-export function copyOfSchema(description: string) {
-  return objectReferenceSchema.meta({ description });
+/** Returns the first sources of an Image or ISO. The kinds add more sources. */
+export function storedSources(kind: 'Image' | 'ISO') {
+  return {
+    registry: registrySchema.optional(),
+    http: downloadSchema('A file on a web server.').optional(),
+    sharedFile: sharedFileSchema.optional(),
+    copyOf: objectReferenceSchema.meta({ description: `Another ${kind} to copy.` }).optional(),
+  };
 }
 
 export const SOURCE_IMMUTABLE = {

@@ -101,7 +101,7 @@ function check({ config, timeout }: EmulatorFlags): void {
     );
   }
   if (timeout !== undefined && (timeout < 1 || timeout > TIMEOUT_MAXIMUM)) {
-    throw new CommandError(`--timeout must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
+    throw new CommandError(`--timeout ${timeout} must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
   }
 }
 

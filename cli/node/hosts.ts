@@ -3,6 +3,7 @@ import { HOSTS_SELECTOR, type HostNode, namespaceOfHost } from '../../api/http/h
 import { DEFAULT_NAMESPACE, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { undefinedIf } from '../../base/errors.ts';
+import type { CallOptions } from '../../kube/client.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { ApiError, isNotFound } from '../../kube/errors.ts';
 import { relabel } from '../../kube/nodelabels.ts';
@@ -63,9 +64,10 @@ export async function relabelHost(
   cluster: Cluster,
   name: string,
   labelsFor: (host: Node) => Readonly<Record<string, string | null>>,
+  options: CallOptions = {},
 ): Promise<void> {
   const { client, namespace } = cluster;
-  const work = relabel(client, name, (node) => labelsFor(requiredHost(node, namespace)));
+  const work = relabel(client, name, (node) => labelsFor(requiredHost(node, namespace)), options);
   await foundIn(cluster, name, work);
 }
 

@@ -2,6 +2,7 @@
 import { dedicate, MACHINES_SELECTOR } from '../../api/http/dedication.ts';
 import { DEDICATED_KEY, DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { UNINTERRUPTED } from '../../kube/client.ts';
 import { NAMESPACES, PODS } from '../../kube/core.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
@@ -63,7 +64,9 @@ async function giveDirectly(cluster: Cluster, { name, target }: Gift, signal: Ab
   };
   const label = async (from: string | undefined, to: string | undefined) => {
     const holder = { ...cluster, namespace: from ?? DEFAULT_NAMESPACE };
-    await relabelHost(holder, name, () => ({ [DEDICATED_KEY]: to ?? null }));
+    // If the user interrupts the command, the host may have to return to its former namespace.
+    const options = { signal: UNINTERRUPTED };
+    await relabelHost(holder, name, () => ({ [DEDICATED_KEY]: to ?? null }), options);
   };
   const dedication = { host: name, from: labelOf(namespace), to: labelOf(target) };
   const refusal = await dedicate({ machines, label }, dedication);

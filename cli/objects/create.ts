@@ -1,6 +1,7 @@
 /** Creates objects. An annotation of each object contains the name of the user who created the object. */
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
+import { UNINTERRUPTED } from '../../kube/client.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster.ts';
 
@@ -24,6 +25,6 @@ export async function createNamed<T extends KubeObject>(
   return await client.create(
     type,
     { ...object, metadata: { ...metadata, annotations } },
-    { fieldValidation: 'Strict' },
+    { fieldValidation: 'Strict', signal: UNINTERRUPTED },
   );
 }

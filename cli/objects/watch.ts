@@ -6,10 +6,13 @@ import type { Globals } from '../globals.ts';
 import { lineBelow, print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 import { type Kind, listingOf } from './kind.ts';
+import { forEachName, getNamed } from './named.ts';
 
 /**
  * Writes the objects. Then writes an object again each time it changes or is deleted, until the user ends the command. In a format for
  * programs, each change is a list of one object.
+ *
+ * @throws CommandError or AggregateError when named objects do not exist; ApiError; the signal's reason when the signal aborts.
  */
 export async function watchList<T extends KubeObject>(
   terminal: Terminal,
@@ -19,10 +22,18 @@ export async function watchList<T extends KubeObject>(
 ): Promise<void> {
   const { signal } = terminal;
   const isWanted = ({ metadata }: T) => names.length === 0 || names.includes(metadata.name);
-  await withCluster(terminal, globals, async ({ client, watches, namespace }) => {
+  await withCluster(terminal, globals, async (cluster) => {
+    const { client, watches, namespace } = cluster;
     const { type } = kind;
     const { items, resourceVersion } = await client.list(type, { namespace, signal });
     let above = items.filter(isWanted);
+    const missing = names.filter((name) => above.every(({ metadata }) => metadata.name !== name));
+    // As in kubectl, a name that does not exist is a mistake. The command does not wait until somebody creates the object.
+    const { rethrow } = await forEachName(
+      missing,
+      async (name) => await getNamed(cluster, kind, name, signal),
+    );
+    rethrow();
     const none = `There are no ${kind.plural} in namespace ${namespace}`;
     await print(terminal, globals.output, listingOf(kind, above, none));
     const isTable = globals.output === 'table' || globals.output === 'wide';

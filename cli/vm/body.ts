@@ -60,7 +60,7 @@ function check({ image, iso, config, timeout }: DeployFlags): void {
     throw new CommandError('Use only one of --image and --iso', EXIT.usage);
   }
   if (timeout !== undefined && (timeout < 1 || timeout > TIMEOUT_MAXIMUM)) {
-    throw new CommandError(`--timeout must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
+    throw new CommandError(`--timeout ${timeout} must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
   }
 }
 

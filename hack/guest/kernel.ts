@@ -22,7 +22,7 @@ export interface FirstFileSystem {
 
 /** Unpacks the kernel that a package such as linux-image-amd64 depends on. Returns the folder. */
 export async function unpackKernel(packages: Packages, name: string): Promise<string> {
-  const dependencies = await packages.dependencies(name);
+  const dependencies = await packages.dependencies([name]);
   const kernelPackage = dependencies.find((dependency) => dependency.startsWith('linux-image-'));
   if (kernelPackage === undefined) {
     throw new Error(`no kernel package for ${name} in the package lists`);

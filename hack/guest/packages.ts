@@ -34,10 +34,11 @@ export class Packages {
     this.#source = source;
   }
 
-  /** Returns the names of the packages that a package directly depends on. */
-  async dependencies(name: string): Promise<string[]> {
+  /** Returns the names of the packages that any of these packages directly depends on. Each call reads the package lists, which takes a second. */
+  async dependencies(names: readonly string[]): Promise<string[]> {
     await this.#update();
-    const { stdout } = await run('apt-cache', ['depends', '--important', this.#qualified(name)], {
+    const qualified = names.map((name) => this.#qualified(name));
+    const { stdout } = await run('apt-cache', ['depends', '--important', ...qualified], {
       environment: this.#environment(),
       timeoutMilliseconds: UNPACK_TIMEOUT_MILLISECONDS,
     });

@@ -62,12 +62,12 @@ export async function programEntries(
 
 /** Returns the files of all libraries that the packages of the programs depend on, by their names. */
 async function libraryPaths(packages: Packages): Promise<Map<string, string>> {
-  const names = new Set(Object.values(PROGRAMS).map((program) => program.package));
-  for (const name of names) {
-    const dependencies = await packages.dependencies(name);
-    for (const dependency of dependencies.filter((other) => /^(lib|zlib)/.test(other))) {
-      names.add(dependency);
-    }
+  const names = new Set<string>();
+  let added = Object.values(PROGRAMS).map((program) => program.package);
+  while (added.length > 0) {
+    added.forEach((name) => names.add(name));
+    const dependencies = new Set(await packages.dependencies(added));
+    added = [...dependencies].filter((other) => /^(lib|zlib)/.test(other) && !names.has(other));
   }
   const paths = new Map<string, string>();
   for (const name of names) {

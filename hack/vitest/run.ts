@@ -8,8 +8,10 @@ import { emptySummary, type RunSummary } from './reporter.ts';
 export interface VitestRun {
   /** Root of the work tree whose tests run. */
   readonly root: string;
-  /** Arguments after `vitest run`. */
-  readonly args: readonly string[];
+  /** Name of the project whose tests run. The tests of `unit` are in two projects, whose names begin with it. */
+  readonly project: string;
+  /** Further arguments of `vitest run`. */
+  readonly args?: readonly string[];
   /** Path of the file to which the run writes its counts. */
   readonly summary: string;
   /** File for vitest's output; our own output when absent. */
@@ -39,13 +41,21 @@ export async function runVitest(run: VitestRun): Promise<RunSummary> {
  * Starts vitest and resolves with its exit code. With a signal, vitest gets its own process group. The signal then also ends workers in an
  * endless loop, which do not notice the signals of their parent.
  */
-async function start({ root, args, summary, log, lane = 0, signal }: VitestRun): Promise<number> {
+async function start({
+  root,
+  project,
+  args = [],
+  summary,
+  log,
+  lane = 0,
+  signal,
+}: VitestRun): Promise<number> {
   const program = join(root, 'node_modules', 'vitest', 'vitest.mjs');
   const reporter = join(root, 'hack', 'vitest', 'reporter.ts');
   const output = log === undefined ? 'inherit' : openSync(log, 'w');
   const child = spawn(
     process.execPath,
-    [program, 'run', '--reporter=default', `--reporter=${reporter}`, ...args],
+    [program, 'run', '--reporter=default', `--reporter=${reporter}`, '--project', `${project}*`, ...args],
     {
       cwd: root,
       stdio: ['ignore', output, output],

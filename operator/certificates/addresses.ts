@@ -67,13 +67,9 @@ export function refusalOfAddresses(
   host: Readonly<Node>,
   surroundings: Surroundings,
 ): Refusal | undefined {
-  for (const address of addresses) {
-    const refusal = refusalOf(address, host, surroundings);
-    if (refusal !== undefined) {
-      return refusal;
-    }
-  }
-  return undefined;
+  return addresses
+    .map((address) => refusalOf(address, host, surroundings))
+    .find((refusal) => refusal !== undefined);
 }
 
 function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refusal | undefined {

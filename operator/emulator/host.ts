@@ -6,6 +6,7 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import type { OperatorConfig } from '../config/config.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { resolveSpec } from './spec.ts';
 
 /** Largest number of system images that a message names. */
@@ -43,7 +44,7 @@ function wrongArchitecture({ metadata, status }: Node, { emulators }: OperatorCo
 
 function withoutImage(node: Node, spec: EmulatorSpec): HostFault | undefined {
   const { name } = node.metadata;
-  const { status, message = '' } = offerOf(node) ?? {};
+  const { status, message = '' } = conditionIn(node.status, EMULATORS_CONDITION) ?? {};
   if (status === 'False') {
     return { reason: 'HostWithoutEmulators', message: `Host ${name} runs no emulators: ${message}` };
   }
@@ -54,10 +55,6 @@ function withoutImage(node: Node, spec: EmulatorSpec): HostFault | undefined {
   }
   const missing = `Host ${name} has no system image ${wanted}; it has ${namesOf(present)}`;
   return { reason: 'SystemImageMissing', message: missing };
-}
-
-function offerOf({ status }: Node) {
-  return status?.conditions?.find(({ type }) => type === EMULATORS_CONDITION);
 }
 
 function namesOf(images: readonly string[]): string {

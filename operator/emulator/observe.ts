@@ -3,7 +3,6 @@ import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATOR_UID_LABEL, emulatorPodName } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { KubeClient } from '../../kube/client.ts';
 import { type Node, type Pod, PODS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
@@ -11,7 +10,7 @@ import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { asksForSlot, holdsSlot } from '../tasks/slots.ts';
-import { nodeOf } from '../vm/observe.ts';
+import { nodeOf, type Sources as VMSources } from '../vm/observe.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 
 /** The state that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
@@ -43,17 +42,10 @@ export interface Observed {
   readonly now: number;
 }
 
-export interface Sources {
-  readonly client: KubeClient;
+export interface Sources extends Pick<VMSources, 'client' | 'vms' | 'pods' | 'nodes' | 'config' | 'clock'> {
   readonly emulators: Informer<Emulator>;
   readonly emulatorPods: Informer<Pod>;
-  readonly vms: Informer<VM>;
-  /** Pods of VMs. */
-  readonly pods: Informer<Pod>;
   readonly taskPods: Informer<Pod>;
-  readonly nodes: Informer<Node>;
-  readonly config: OperatorConfig;
-  readonly clock: () => number;
 }
 
 /** Returns the key of the Emulator's Pod from the key of the Emulator. Both keys are `namespace/name`. */

@@ -95,8 +95,8 @@ function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
  * this number.
  */
 export function stopsOf({ metadata }: Pod): number | undefined {
-  const document = emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION]));
-  return document.success ? document.data.stops : undefined;
+  return emulatorMachineSchema.safeParse(parseDocument(metadata.annotations?.[MACHINE_ANNOTATION])).data
+    ?.stops;
 }
 
 function identityOf({ metadata: { namespace = '', name, uid = '' } }: Emulator | VM): EmulatorMachine['vm'] {

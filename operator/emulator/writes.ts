@@ -1,11 +1,9 @@
 /** Sends the requests with which the reconcile of an Emulator changes objects. The key of an Emulator is `namespace/name`. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { API_VERSION, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
-import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
-import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { conditionIn } from '../objects/conditions.ts';
@@ -17,10 +15,8 @@ import { ownerOf } from './pairing.ts';
 import type { Blocked, Write } from './plan.ts';
 import { buildPod } from './pod.ts';
 
-export interface EmulatorWriterOptions extends Pick<Sources, 'nodes'> {
-  readonly client: KubeClient;
-  readonly emulators: Informer<Emulator>;
-  readonly emulatorPods: Informer<Pod>;
+export interface EmulatorWriterOptions
+  extends Pick<Sources, 'client' | 'emulators' | 'emulatorPods' | 'nodes'> {
   readonly consistency: Consistency;
 }
 

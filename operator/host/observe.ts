@@ -11,6 +11,7 @@ import { listedImages } from '../../api/v1alpha1/listedimages.ts';
 import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';
+import { conditionIn } from '../objects/conditions.ts';
 
 /**
  * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.
@@ -20,7 +21,7 @@ export function isHost(node: Readonly<Node> | undefined): boolean {
 }
 
 export function isReady({ status }: Readonly<Node>): boolean {
-  return status?.conditions?.some(({ type, status: value }) => type === 'Ready' && value === 'True') === true;
+  return conditionIn(status, 'Ready')?.status === 'True';
 }
 
 export function isOutOfService(node: Node): boolean {
@@ -32,7 +33,7 @@ export function isOutOfService(node: Node): boolean {
  * if the host is not Ready.
  */
 export function silentSince(node: Node): number | undefined {
-  const ready = node.status?.conditions?.find(({ type }) => type === 'Ready');
+  const ready = conditionIn(node.status, 'Ready');
   return ready?.status === 'Unknown' && ready.lastTransitionTime !== undefined
     ? Date.parse(ready.lastTransitionTime)
     : undefined;
@@ -43,8 +44,7 @@ export function silentSince(node: Node): number | undefined {
  * report, or a reporting host became Ready or not Ready. The result is 0 if the time is unknown.
  */
 function responsiveSince(node: Node | undefined): number {
-  const ready = node?.status?.conditions?.find(({ type }) => type === 'Ready');
-  const since = Date.parse(ready?.lastTransitionTime ?? '');
+  const since = Date.parse(conditionIn(node?.status, 'Ready')?.lastTransitionTime ?? '');
   return Number.isNaN(since) ? 0 : since;
 }
 

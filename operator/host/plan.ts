@@ -12,6 +12,7 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { agentVersion, VERSION } from '../../api/v1alpha1/version.ts';
 import type { Node, NodeCondition, NodeStatus, Taint } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { isTooOldOrNew } from './observe.ts';
 
 /** Largest number of macOS guests on a macOS host. The licence of macOS sets this limit. */
@@ -40,11 +41,11 @@ function hostResources(node: Node, config: OperatorConfig): Record<string, strin
  */
 export function statusToApply(node: Node, config: OperatorConfig, now: string): NodeStatus | undefined {
   const wanted = hostResources(node, config);
-  const { capacity = {}, allocatable = {}, conditions = [] } = node.status ?? {};
+  const { capacity = {}, allocatable = {} } = node.status ?? {};
   const isThere = Object.entries(wanted).every(
     ([name, value]) => capacity[name] === value && allocatable[name] === value,
   );
-  const present = conditions.find(({ type }) => type === VERSION_SKEW_CONDITION);
+  const present = conditionIn(node.status, VERSION_SKEW_CONDITION);
   const skew = versionSkew(node, present, now);
   return isThere && present?.message === skew?.message
     ? undefined
@@ -89,7 +90,7 @@ export function taintsToWrite(node: Node): Taint[] | undefined {
  * causes no taint.
  */
 function wantedTaints(node: Node): Taint[] {
-  const natReady = node.status?.conditions?.find(({ type }) => type === NAT_READY_CONDITION);
+  const natReady = conditionIn(node.status, NAT_READY_CONDITION);
   const namespace = node.metadata.labels?.[DEDICATED_KEY];
   return [
     ...(natReady?.status === 'False'

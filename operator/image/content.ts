@@ -1,4 +1,5 @@
 /** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list this content. */
+import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
 import { mayHoldCredentials } from '../../api/v1alpha1/describe.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
@@ -39,7 +40,7 @@ export function contentOf(object: Image | ISO): ImageContent | undefined {
 
 /** Returns the name under which hosts list the content of an Image or ISO. */
 export function imageObjectName({ metadata }: Image | ISO): string {
-  return `berth.dev/${metadata.namespace}/${metadata.name}`;
+  return cachedObjectName(metadata.namespace ?? '', metadata.name);
 }
 
 /**
@@ -63,8 +64,7 @@ export interface HasContent {
 
 /** Returns the content that the status names. The result is undefined until the content of the image was fetched or created. */
 export function storedContent(object: HasContent): MachineImageSource | undefined {
-  const parsed = machineImageSourceSchema.safeParse(object.status?.content);
-  return parsed.success ? parsed.data : undefined;
+  return machineImageSourceSchema.safeParse(object.status?.content).data;
 }
 
 /**

@@ -4,6 +4,7 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import { Store } from '../../kube/cache.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { ApiError } from '../../kube/errors.ts';
+import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
@@ -72,6 +73,8 @@ it.each([
   expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message });
 });
 
+const NOW = Date.parse('2030-01-02T00:00:00Z');
+const BEFORE = '2030-01-01T00:00:00Z';
 const MADE = { phase: 'Ready', content: { type: 'registry', reference: 'registry.example/golden@sha256:1' } };
 const RUNNING = { phase: 'Running', nodeName: 'rack', firstRunningTime: '2030-01-01T00:00:00Z' };
 
@@ -131,4 +134,51 @@ it('a commit at the first run of a VM does not fail because the cache lags', asy
 
 it('a commit of a VM that has not run fails', async () => {
   expect(await commitOf({})).toEqual({ created: [], result: 'Failed' });
+});
+
+it('the operator deletes an old Job after it has stored the result, and Kubernetes does not delete it for a week', async () => {
+  const requests: string[] = [];
+  const image: Image = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'Image',
+    metadata: { namespace: 'ci', name: 'golden', uid: 'u', finalizers: ['berth.dev/image'] },
+    spec: { source: { registry: { reference: 'registry.example/golden:1' } } },
+  };
+  let job: Job | undefined;
+  const client = {
+    get: async () => undefined,
+    create: async (_type: Resource<KubeObject>, made: Job) => {
+      job = made;
+      return made;
+    },
+    mergePatch: async (_type: Resource<KubeObject>, _ref: object, { status }: Image) => {
+      requests.push(`patch to ${status?.phase}`);
+      return image;
+    },
+    delete: async (_type: Resource<KubeObject>, { name }: { name: string }) => {
+      requests.push(`delete ${name}`);
+    },
+  };
+  const options = {
+    kind: 'Image',
+    objects: holding(image),
+    client,
+    vms: holding(),
+    jobs: holding(),
+    taskPods: holding(),
+    config: parseConfig({}, 'test'),
+    recorder: { event: () => undefined },
+    consistency: new Consistency(),
+    clock: () => NOW,
+  } as unknown as ImageControllerOptions;
+  await new ImageReconciler(options).reconcile('ci/golden', { logger });
+  expect(job?.spec.ttlSecondsAfterFinished).toBe(7 * 24 * 3600);
+  const conditions = [
+    { type: 'Failed', status: 'True', reason: 'DeadlineExceeded', lastTransitionTime: BEFORE },
+  ];
+  const ended = { ...job, metadata: { ...job?.metadata, creationTimestamp: BEFORE }, status: { conditions } };
+  const later = { ...options, jobs: holding(ended as Job) } as unknown as ImageControllerOptions;
+  requests.length = 0;
+  await new ImageReconciler(later).reconcile('ci/golden', { logger });
+  expect(requests).toEqual(['patch to Failed', `delete ${ended.metadata.name}`]);
 });

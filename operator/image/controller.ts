@@ -4,7 +4,7 @@
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
-import { type Image, imageStatusSchema } from '../../api/v1alpha1/image.ts';
+import { type Image, type ImageStatus, imageStatusSchema } from '../../api/v1alpha1/image.ts';
 import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
@@ -18,7 +18,6 @@ import type { Recorder } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
-import type { OperatorConfig } from '../config/config.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../../kube/mergepatch.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
@@ -27,9 +26,10 @@ import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
 import { originKeys } from './content.ts';
+import { endedJobs } from './endedjobs.ts';
 import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';
-import { observeImage, type ObservedImage } from './observe.ts';
+import { type ImageSources, observeImage, type ObservedImage } from './observe.ts';
 import { type Place, placeKey } from './place.ts';
 import { planImage, vmWithoutDisk } from './plan.ts';
 import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
@@ -41,18 +41,11 @@ const IMAGE_FINALIZER = 'berth.dev/image';
  * Changes of VMs do not trigger this check.
  */
 const DELETION_RECHECK_MILLISECONDS = 5_000;
-export interface ImageControllerOptions {
-  readonly kind: 'Image' | 'ISO';
+export interface ImageControllerOptions extends ImageSources {
   readonly resource: Resource<Image> | Resource<ISO>;
-  readonly objects: Informer<Image> | Informer<ISO>;
   readonly client: KubeClient;
-  readonly vms: Informer<VM>;
-  readonly jobs: Informer<Job>;
-  readonly taskPods: Informer<Pod>;
-  readonly config: OperatorConfig;
   readonly recorder: Recorder;
   readonly consistency: Consistency;
-  readonly clock: () => number;
 }
 
 export class ImageReconciler {
@@ -95,9 +88,12 @@ export class ImageReconciler {
     const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
     await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
+    const nextJobAt = await this.#deleteJobs(observed, status);
     const waitsSince = conditionIn(object.status, 'Reconciling')?.lastTransitionTime;
     const wake = refused === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
-    return { requeueAfterMilliseconds: soonest(wake, expiry && expiry - observed.now) };
+    return {
+      requeueAfterMilliseconds: soonest(wake, ...[expiry, nextJobAt].map((at) => at && at - observed.now)),
+    };
   }
 
   /**
@@ -187,6 +183,18 @@ export class ImageReconciler {
     }
   }
 
+  /**
+   * Deletes the Jobs that have ended long ago. The stored status contains their results.
+   * @returns the time when the next Job is to be deleted, in milliseconds since the epoch
+   */
+  async #deleteJobs(observed: ObservedImage, status: ImageStatus): Promise<number | undefined> {
+    const { due, nextAt } = endedJobs(observed, status);
+    for (const job of due) {
+      await this.#jobs.delete(job, { propagationPolicy: 'Background' });
+    }
+    return nextAt;
+  }
+
   async #writeStatus(object: Image | ISO, wanted: object): Promise<void> {
     const schema = this.#options.kind === 'Image' ? imageStatusSchema : isoStatusSchema;
     const status = boundStatus(schema, wanted);
@@ -205,11 +213,7 @@ export class ImageReconciler {
  * Returns functions that find the Images or ISOs to reconcile when another object changes. Each function returns keys (`namespace/name`).
  * Some of the functions search all Images or ISOs. This takes little time, because there are far fewer Images than VMs.
  */
-export function imagesAffected({
-  kind,
-  objects,
-  config,
-}: Pick<ImageControllerOptions, 'kind' | 'objects' | 'config'>) {
+export function imagesAffected({ kind, objects, config }: Pick<ImageSources, 'kind' | 'objects' | 'config'>) {
   const matching = (test: (object: Image | ISO) => boolean): string[] =>
     objects.cache.list().filter(test).map(keyOf);
   const byJob = ({ metadata: { namespace, ownerReferences = [] } }: Job): string[] =>
@@ -233,10 +237,7 @@ function vmNames(spec: Image['spec'] | ISO['spec']): (string | undefined)[] {
 }
 
 /** Enqueues the Images or ISOs that depend on a changed object: an Image or ISO, a Job, a Job's Pod, or a VM. */
-export function enqueueImages(
-  controller: Controller,
-  options: Pick<ImageControllerOptions, 'kind' | 'objects' | 'vms' | 'jobs' | 'taskPods' | 'config'>,
-): void {
+export function enqueueImages(controller: Controller, options: Omit<ImageSources, 'clock'>): void {
   const { objects, vms, jobs, taskPods } = options;
   const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
   const affected = imagesAffected(options);

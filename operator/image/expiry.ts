@@ -40,20 +40,12 @@ function isFinished({ operation, blocked }: ImageProgress): boolean {
 }
 
 /**
- * Returns the number of seconds for which a finished Image stays. The result is undefined if the Image is never deleted automatically, and
- * for an ISO.
- */
-function ttlSecondsOf({ spec }: Pick<Image | ISO, 'spec'>): number | undefined {
-  return 'ttlSecondsAfterFinished' in spec ? spec.ttlSecondsAfterFinished : undefined;
-}
-
-/**
  * Returns the time when the TTL of a finished Image is over, in milliseconds since the epoch. The TTL starts at `finishedTime` in the
  * stored status. `next` is the newly computed status. The result is undefined if there is no TTL. It is also undefined if the
  * `finishedTime` in `next` differs from the stored one, for example because work is under way again.
  */
 export function expiresAt({ spec, status }: Image | ISO, next: ImageStatus): number | undefined {
-  const ttlSeconds = ttlSecondsOf({ spec });
+  const ttlSeconds = 'ttlSecondsAfterFinished' in spec ? spec.ttlSecondsAfterFinished : undefined;
   const { finishedTime: stored } = (status ?? {}) as ImageStatus;
   return ttlSeconds === undefined || stored === undefined || stored !== next.finishedTime
     ? undefined

@@ -7,7 +7,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
+import { type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { taskOf } from '../tasks/job.ts';
@@ -95,8 +95,7 @@ function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
  * the host. A Job without its Pod looks as if it waits.
  */
 export function isOpen({ job, outcome }: ImageJob): boolean {
-  const { conditions = [] } = job.status ?? {};
-  const isComplete = conditions.some(({ type, status }) => type === 'Complete' && status === 'True');
+  const isComplete = trueCondition(job, 'Complete') !== undefined;
   return !isComplete && (outcome.kind === 'waiting' || outcome.kind === 'running');
 }
 

@@ -31,19 +31,19 @@ export interface ImageOperation {
    * Time in the spec (`requestedAt`) at which a commit, push or download was requested. It is undefined for a pull, save or upload,
    * because the spec has no such time for them.
    */
-  readonly requestedAt: string | undefined;
+  readonly requestedAt?: string | undefined;
   readonly task: Task;
-  readonly pullSecrets: readonly string[];
+  readonly pullSecrets?: readonly string[];
   /** Name of the VM's host if the task copies a VM's disk. If it is undefined, any host can do the task. */
-  readonly nodeName: string | undefined;
+  readonly nodeName?: string;
 }
 
 /** Reason why an operation is not possible yet, or will never be possible. */
 export interface BlockedImage {
   readonly kind: 'blocked';
   /** Action that is blocked. It is undefined if the image itself cannot be created. */
-  readonly operation: 'commit' | 'download' | undefined;
-  readonly requestedAt: string | undefined;
+  readonly operation?: 'commit' | 'download' | undefined;
+  readonly requestedAt?: string | undefined;
   readonly reason: Reason;
   readonly message: string;
 }
@@ -83,7 +83,7 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
   if ('fromVM' in source && source.fromVM !== undefined) {
-    return save(observed, { type: 'save', vmName: source.fromVM.name, requestedAt: undefined });
+    return save(observed, { type: 'save', vmName: source.fromVM.name });
   }
   if (source.copyOf !== undefined) {
     return noCopy(observed);
@@ -119,10 +119,8 @@ function pull(observed: ObservedImage, source: MachineImageSource): ImageOperati
   return {
     kind: 'operation',
     type: 'pull',
-    requestedAt: undefined,
     task: { apiVersion, type: 'import', image: taskImage(object, source), target },
     pullSecrets: secretNames(object),
-    nodeName: undefined,
   };
 }
 
@@ -144,10 +142,7 @@ function upload({ object, config }: ObservedImage, limitBytes: number): ImageOpe
   return {
     kind: 'operation',
     type: 'upload',
-    requestedAt: undefined,
     task: { apiVersion, type: 'receive', limitBytes, format, architecture, target },
-    pullSecrets: [],
-    nodeName: undefined,
   };
 }
 
@@ -164,7 +159,7 @@ function pendingCommit(observed: ObservedImage): ImageOperation | BlockedImage |
 interface Saving {
   readonly type: 'save' | 'commit';
   readonly vmName: string;
-  readonly requestedAt: string | undefined;
+  readonly requestedAt?: string;
 }
 
 function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
@@ -184,7 +179,7 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): I
   }
   const { uid = '', namespace = '' } = vm.metadata;
   const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, target };
-  return { kind: 'operation', type, requestedAt, task, pullSecrets: [], nodeName };
+  return { kind: 'operation', type, requestedAt, task, nodeName };
 }
 
 /**
@@ -238,7 +233,6 @@ function pendingPush(observed: ObservedImage): ImageOperation | undefined {
       reference: normaliseImageName(push.reference),
     },
     pullSecrets: [...new Set(secrets.filter((name) => name !== undefined))],
-    nodeName: undefined,
   };
 }
 
@@ -266,7 +260,6 @@ function pendingDownload({ object, kind, config }: ObservedImage): ImageOperatio
     requestedAt,
     task: { apiVersion, type: 'send', image: taskImage(object, content.source), format },
     pullSecrets: secretNames(object),
-    nodeName: undefined,
   };
 }
 
@@ -280,5 +273,5 @@ function formOf({ spec }: Image | ISO): Pick<TaskImage, 'format' | 'architecture
 }
 
 function blocked(reason: Reason, message: string): BlockedImage {
-  return { kind: 'blocked', operation: undefined, requestedAt: undefined, reason, message };
+  return { kind: 'blocked', reason, message };
 }

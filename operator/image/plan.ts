@@ -7,8 +7,9 @@ import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Task } from '../../api/v1alpha1/task.ts';
-import { taskJob, taskOf } from '../tasks/job.ts';
+import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
+import { imageObjectName } from './content.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
 import { failureText } from './failure.ts';
 import { gatherFacts, type ImageFacts, latest } from './facts.ts';
@@ -27,11 +28,6 @@ import { imageStatus } from './status.ts';
  */
 const RETRY_FIRST_MILLISECONDS = 10_000;
 const RETRY_CAP_MILLISECONDS = 600_000;
-/**
- * Time in seconds for which a finished Job stays. The next attempt needs this Job, because only the Job stores the number of the attempt.
- * Therefore the time is longer than the longest wait between attempts. During this time `kubectl logs` can show the log of the Job.
- */
-const JOB_KEPT_SECONDS = 3_600;
 
 /**
  * Operations that users request with a time (`requestedAt`) in the spec. If such an operation fails, the operator does not try it again.
@@ -88,9 +84,7 @@ function nextOperation(observed: ObservedImage): ReturnType<typeof dueOperation>
   const { operation: type, requestedAt } = due;
   const job = latest(observed.jobs, type, requestedAt);
   const task = job !== undefined && isOpen(job) ? taskOf(job.job) : undefined;
-  return task === undefined
-    ? due
-    : { kind: 'operation', type, requestedAt, task, pullSecrets: [], nodeName: undefined };
+  return task === undefined ? due : { kind: 'operation', type, requestedAt, task };
 }
 
 /**
@@ -156,7 +150,7 @@ function buildJob(
   attempt: number,
 ): Unsaved<Job> {
   const { name, namespace = '', uid = '' } = object.metadata;
-  const { type, requestedAt, task, pullSecrets, nodeName } = operation;
+  const { type, requestedAt, task, pullSecrets = [], nodeName } = operation;
   const found = credentialsFor(referencesOf(task), credentials);
   const metadata: Partial<ObjectMeta> = {
     name: jobName(uid, operation, attempt),
@@ -171,7 +165,7 @@ function buildJob(
     metadata,
     workload: 'image',
     task,
-    containerImage: `berth.dev/${namespace}/${name}`,
+    containerImage: imageObjectName(object),
     pullSecrets: pullSecretNames(pullSecrets, found),
     annotations: insecureAnnotation(found),
     placement: {
@@ -184,7 +178,7 @@ function buildJob(
     // The Job uses no slot, so that a host without a free slot can save the disk of one of its VMs.
     takesSlot: false,
     activeDeadlineSeconds: config.cache_job_active_deadline_seconds,
-    ttlSecondsAfterFinished: JOB_KEPT_SECONDS,
+    ttlSecondsAfterFinished: UNREAD_JOB_SECONDS,
     priorityClassName: config.priorityClassName,
   });
 }

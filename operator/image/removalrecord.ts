@@ -11,7 +11,7 @@ import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type Story, warning } from '../objects/events.ts';
-import { taskJob, taskOf } from '../tasks/job.ts';
+import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
 import { contentAt, gatherFacts, type ImageFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';
@@ -30,11 +30,6 @@ const RETRIES = 6;
  * the content remains in the storage.
  */
 const REMOVAL_SECONDS = 3_600;
-/**
- * Time in seconds that an ended Job stays when no operator runs. A running operator deletes the Job as soon as it sees that the Job has
- * ended.
- */
-const KEPT_SECONDS = 3_600;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
@@ -105,7 +100,7 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
  * Returns the file that a Job might have created, even if the image's status does not name this file. The result is undefined if the Job
  * stores content in a registry. A place in a registry includes a digest, and the digest of this content is not known.
  */
-function targetFile(job: Job): Place | undefined {
+export function targetFile(job: Job): Place | undefined {
   const task = taskOf(job);
   const target = task !== undefined && 'target' in task ? task.target : undefined;
   return target?.type === 'folder' ? target : undefined;
@@ -144,7 +139,7 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     // The storage can be on the disk of the only host.
     tolerates: ['cordon', 'fullDisk'],
     activeDeadlineSeconds: REMOVAL_SECONDS,
-    ttlSecondsAfterFinished: KEPT_SECONDS,
+    ttlSecondsAfterFinished: UNREAD_JOB_SECONDS,
     priorityClassName: config.priorityClassName,
   });
   return { ...job, spec: { ...job.spec, suspend: true, backoffLimit: RETRIES } };

@@ -14,6 +14,8 @@ import type { Node, Pod } from '../../kube/core.ts';
 import { isObjectRefused } from '../../kube/errors.ts';
 import type { Recorder } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
+import { imageObjectName } from '../image/content.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { refusalMessage } from '../objects/refusal.ts';
 import { equal } from '../../kube/mergepatch.ts';
@@ -208,8 +210,8 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
   sources.pods.cache.onChange(byMachine);
   sources.emulatorPods.cache.onChange(byMachine);
   sources.taskPods.cache.onChange(byTask);
-  sources.images.cache.onChange(({ object: { metadata } }) =>
-    enqueue(entries.byIndex(ENTRIES_BY_REFERENCE, `berth.dev/${metadata.namespace}/${metadata.name}`)),
+  sources.images.cache.onChange(({ object }) =>
+    enqueue(entries.byIndex(ENTRIES_BY_REFERENCE, imageObjectName(object))),
   );
   sources.nodes.cache.onChange((change) => enqueue(concerned(change, entries)));
 }
@@ -236,7 +238,7 @@ function stateOf(node: Readonly<Node> | undefined): object {
   return {
     labels: node?.metadata.labels,
     isCordoned: node?.spec?.unschedulable,
-    ready: node?.status?.conditions?.find(({ type }) => type === 'Ready'),
+    ready: conditionIn(node?.status, 'Ready'),
     slots: node?.status?.allocatable?.[SLOT_RESOURCE],
   };
 }

@@ -9,10 +9,11 @@ import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { asksForSlot, holdsSlot, slotsOf } from '../tasks/slots.ts';
 import { podCondition, PODS_BY_NODE } from '../vm/podstate.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
-import { isSeenAlive, type TaskOutcome, taskOutcome } from '../tasks/outcome.ts';
+import { isSeenAlive, type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 import { resolveImage } from './image.ts';
@@ -23,9 +24,6 @@ import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
 export const ENTRIES_BY_UID = 'uid';
 export const ENTRIES_BY_REFERENCE = 'reference';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
-
-/** Conditions of a Job that has ended. The Job controller sets one of them. */
-const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed']);
 
 export interface EntrySources {
   readonly entries: Informer<ImageCacheEntry>;
@@ -120,7 +118,7 @@ function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
  */
 function outcomeOf(job: Job, pod: Pod | undefined, now: number): TaskOutcome {
   const outcome = taskOutcome(job, pod);
-  const end = job.status?.conditions?.find(({ type, status }) => ENDS.has(type) && status === 'True');
+  const end = trueCondition(job, 'Complete', 'Failed');
   if (outcome.kind === 'succeeded') {
     return { ...outcome, finishedAt: end?.lastTransitionTime ?? timestamp(now) };
   }
@@ -157,7 +155,7 @@ function tagsOf(labels: Record<string, string>): string[] {
  * without a Ready condition is treated as never Ready, because nothing can be scheduled there.
  */
 function notReadySince({ metadata, status }: Node): number | undefined {
-  const ready = status?.conditions?.find(({ type }) => type === 'Ready');
+  const ready = conditionIn(status, 'Ready');
   return ready?.status === 'True'
     ? undefined
     : Date.parse(ready?.lastTransitionTime ?? metadata.creationTimestamp ?? '');

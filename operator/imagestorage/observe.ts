@@ -11,7 +11,7 @@ import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { isRemoval, recordedPlace } from '../image/removalrecord.ts';
-import { taskOutcome } from '../tasks/outcome.ts';
+import { taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { podsOf } from '../tasks/owner.ts';
 import { type Needs, needsOf } from './needs.ts';
 import type { Removal, RemovalEnd } from './plan.ts';
@@ -35,14 +35,11 @@ export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
     });
 }
 
-const ENDS: ReadonlySet<string> = new Set(['Complete', 'Failed', 'FailureTarget']);
-
 /**
  * Returns the result of a removal, as the newest Pod of the Job shows it. The result is undefined while the Job controller can try again.
  */
 function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
-  const isOver = job.status?.conditions?.some(({ type, status }) => ENDS.has(type) && status === 'True');
-  if (isOver !== true) {
+  if (trueCondition(job, 'Complete', 'Failed', 'FailureTarget') === undefined) {
     return undefined;
   }
   const newest = podsOf(job, taskPods).toSorted(byAge).at(-1);

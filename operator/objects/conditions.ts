@@ -3,13 +3,14 @@
  * to the API server.
  */
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
+import type { LooseCondition } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 
 /** Returns the condition of this type in a status. The result is undefined if there is none. */
-export function conditionIn(
-  status: { readonly conditions?: readonly Condition[] | undefined } | undefined,
+export function conditionIn<Any extends LooseCondition>(
+  status: { readonly conditions?: readonly Any[] | undefined } | undefined,
   type: string,
-): Condition | undefined {
+): Any | undefined {
   return status?.conditions?.find((condition) => condition.type === type);
 }
 

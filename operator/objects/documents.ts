@@ -1,4 +1,4 @@
-/** Parses the JSON documents that operator and hosts write into annotations and conditions of Pods. */
+/** Parses the JSON documents that operator and hosts write into annotations and conditions. */
 import { LRUCache } from 'lru-cache';
 import type * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';

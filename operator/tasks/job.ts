@@ -1,5 +1,4 @@
 /** Builds Jobs for tasks, and reads the task of a Job. A task is work on an image. The Pod of the Job does this work on a host. */
-import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import {
   NAT_TAINT,
   SLOT_RESOURCE,
@@ -11,7 +10,14 @@ import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
 import type { PodSpec, Toleration } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
+import { Documents } from '../objects/documents.ts';
 import { hostPodSpec, type Placement } from './placement.ts';
+
+/**
+ * Time in seconds that an ended Job stays when no operator runs, if only the Job contains the result. A running operator deletes the Job
+ * itself. A week is longer than an outage that nobody notices, for example over holidays.
+ */
+export const UNREAD_JOB_SECONDS = 7 * 24 * 3_600;
 
 export interface TaskJobOptions {
   readonly metadata: Partial<ObjectMeta>;
@@ -94,17 +100,9 @@ function podSpec(options: TaskJobOptions): PodSpec {
   };
 }
 
-/** Cache of parsed tasks, by Job object. Each reconcile needs the task, and a Job object in the informer's cache never changes. */
-const tasks = new WeakMap<Job, { readonly task: Task | undefined }>();
+const tasks = new Documents(taskSchema);
 
 /** Returns the task that a Job was created for. The result is undefined if the task cannot be read. */
 export function taskOf(job: Job): Task | undefined {
-  const known = tasks.get(job);
-  if (known !== undefined) {
-    return known.task;
-  }
-  const text = job.spec.template.metadata?.annotations?.[TASK_ANNOTATION];
-  const task = taskSchema.safeParse(parseDocument(text)).data;
-  tasks.set(job, { task });
-  return task;
+  return tasks.in(job.spec.template.metadata?.annotations?.[TASK_ANNOTATION]);
 }

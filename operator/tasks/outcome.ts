@@ -3,8 +3,9 @@ import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { LooseCondition, Pod } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
+import { conditionIn } from '../objects/conditions.ts';
 
 /** Reason in the status of a Job whose Pods failed more often than the Job allows. */
 const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
@@ -51,14 +52,17 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
  * respond.
  */
 function jobEnd(job: Job, pod: Pod | undefined): TaskOutcome | undefined {
-  const failed = job.status?.conditions?.find(
-    ({ type, status }) => (type === 'Failed' || type === 'FailureTarget') && status === 'True',
-  );
+  const failed = trueCondition(job, 'Failed', 'FailureTarget');
   if (failed === undefined || (failed.reason === FAILED_WITH_ITS_POD && isSeenAlive(pod))) {
     return undefined;
   }
   const { reason, message = '', lastTransitionTime } = failed;
   return { kind: 'failed', reason: saidReason(reason, 'JobFailed'), message, finishedAt: lastTransitionTime };
+}
+
+/** Returns the first condition of a Job that has one of these types and the status True. */
+export function trueCondition({ status }: Job, ...types: readonly string[]): LooseCondition | undefined {
+  return status?.conditions?.find((one) => types.includes(one.type) && one.status === 'True');
 }
 
 /**
@@ -71,7 +75,7 @@ export function isSeenAlive(pod: Pod | undefined): boolean {
 }
 
 function running(pod: Pod): TaskOutcome {
-  const condition = pod.status?.conditions?.find(({ type }) => type === TASK_CONDITION);
+  const condition = conditionIn(pod.status, TASK_CONDITION);
   return { kind: 'running', nodeName: pod.spec.nodeName, report: reportIn(condition?.message) };
 }
 
@@ -84,11 +88,10 @@ function waitingFor({ metadata: { name } }: Job, pod: Pod | undefined): string {
 }
 
 function waitingForHost(pod: Pod): string {
-  const scheduled = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
+  const scheduled = conditionIn(pod.status, 'PodScheduled');
   return scheduled?.status === 'False' ? (scheduled.message ?? '') : 'The task is waiting for a host';
 }
 
 function reportIn(text: string | undefined): TaskReport {
-  const parsed = taskReportSchema.safeParse(parseDocument(text));
-  return parsed.success ? parsed.data : {};
+  return taskReportSchema.safeParse(parseDocument(text)).data ?? {};
 }

@@ -24,8 +24,7 @@ const addressesSchema = z.array(z.string());
  * Returns the MAC addresses of machines that were abandoned on a Node. The result is empty if the annotation is missing or cannot be read.
  */
 export function givenUpOn({ metadata }: Readonly<Node>): string[] {
-  const result = addressesSchema.safeParse(parseDocument(metadata.annotations?.[GIVEN_UP_ANNOTATION]));
-  return result.success ? result.data : [];
+  return addressesSchema.safeParse(parseDocument(metadata.annotations?.[GIVEN_UP_ANNOTATION])).data ?? [];
 }
 
 export function macAddressOf(pod: Pod): string | undefined {

@@ -21,7 +21,7 @@ import { recheckMilliseconds } from '../objects/recheck.ts';
 import { ignoredEntries } from '../objects/registries.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
-import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
+import { recordDoubledIdentity, recordRefusedChange, recordTransition, recordUnanswered } from './events.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
 import { isDeploying, isOverdue, mayBeOutdated, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
@@ -39,7 +39,7 @@ import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import { deleteMachine } from './steps/retire.ts';
 import type { Outcome, Write } from './steps/step.ts';
-import { VMWriter } from './writes.ts';
+import { type Executed, VMWriter } from './writes.ts';
 
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
@@ -56,6 +56,12 @@ export interface VMControllerOptions extends Sources {
   readonly consistency: Consistency;
   readonly recorder: Recorder;
   readonly metrics: VMMetrics;
+}
+
+/** Result of the steps of one reconcile. `refused` is set if the API server refused a change of an existing object. */
+interface Run extends Pick<Executed, 'observed' | 'refused'> {
+  readonly findings: Findings;
+  readonly outcome: Outcome;
 }
 
 export class VMReconciler {
@@ -99,7 +105,7 @@ export class VMReconciler {
       return { requeueAfterMilliseconds: 0 };
     }
     const start = await this.#confirmed(known);
-    const { observed, findings, outcome } = await this.#runSteps(start);
+    const { observed, findings, outcome, refused } = await this.#runSteps(start);
     this.#remember(key, observed);
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
     if (deletionTimestamp !== undefined && finalizers?.includes(VM_FINALIZER) !== true) {
@@ -108,6 +114,10 @@ export class VMReconciler {
     const facts = gatherFacts(observed);
     const status = boundStatus(vmStatusSchema, summarize(observed, facts, findings));
     const held = await this.#writeStatus(key, observed, status);
+    if (refused !== undefined) {
+      recordRefusedChange(this.#options.recorder, vm, refused.message);
+      throw refused;
+    }
     const requeueAfterMilliseconds = soonest(
       held,
       untilNextDeadline(observed, facts),
@@ -134,7 +144,7 @@ export class VMReconciler {
     }
   }
 
-  async #runSteps(start: Observed): Promise<{ observed: Observed; findings: Findings; outcome: Outcome }> {
+  async #runSteps(start: Observed): Promise<Run> {
     let observed = start;
     let facts = gatherFacts(start);
     for (const step of stepsFor(start)) {
@@ -143,14 +153,12 @@ export class VMReconciler {
         return { observed, findings: { blocked: result.blocked }, outcome: result.outcome };
       }
       for (const write of result.writes) {
-        const executed = await this.#writer.execute(observed, write);
+        const { blocked, refused, ...executed } = await this.#writer.execute(observed, write);
         observed = executed.observed;
-        if (executed.blocked === undefined) {
-          this.#tell(observed, write);
+        if (blocked !== undefined || refused !== undefined) {
+          return { observed, findings: { blocked }, outcome: result.outcome, refused };
         }
-        if (executed.blocked !== undefined) {
-          return { observed, findings: { blocked: executed.blocked }, outcome: result.outcome };
-        }
+        this.#tell(observed, write);
       }
       if (result.outcome.kind !== 'done') {
         return { observed, findings: {}, outcome: result.outcome };
@@ -224,7 +232,10 @@ export class VMReconciler {
       return undefined;
     }
     for (const write of deleteMachine(observed).writes) {
-      await this.#writer.execute(observed, write);
+      const { refused } = await this.#writer.execute(observed, write);
+      if (refused !== undefined) {
+        throw refused;
+      }
     }
     return untilNextDeadline(observed, gatherFacts(observed));
   }

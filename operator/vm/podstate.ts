@@ -15,7 +15,7 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import { keepFields } from '../../base/fields.ts';
 import type { Container, ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
-import type { ConditionDraft } from '../objects/conditions.ts';
+import { type ConditionDraft, conditionIn } from '../objects/conditions.ts';
 import { Documents } from '../objects/documents.ts';
 
 /**
@@ -133,7 +133,7 @@ const STATUSES: ReadonlySet<string> = new Set(['True', 'False', 'Unknown']);
  * an invalid status, the result has the status Unknown.
  */
 export function podCondition(pod: Pod | undefined, type: string): PodCondition | undefined {
-  const condition = pod?.status?.conditions?.find((other) => other.type === type);
+  const condition = conditionIn(pod?.status, type);
   return condition === undefined || STATUSES.has(condition.status)
     ? condition
     : { ...condition, status: 'Unknown' };

@@ -2,6 +2,7 @@
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { ALL_REFUSED, NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { podPorts } from './podstate.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
@@ -48,7 +49,7 @@ export interface SchedulingHints {
 export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingReason {
   const avoided = hints.avoidedNodes.join(', ');
   const tried = avoided === '' ? '' : `; the VM could not start on ${avoided}`;
-  const condition = pod.status?.conditions?.find(({ type }) => type === 'PodScheduled');
+  const condition = conditionIn(pod.status, 'PodScheduled');
   if (condition === undefined || condition.status !== 'False') {
     return { reason: 'WaitingForScheduler', message: `The VM is waiting for the scheduler${tried}` };
   }

@@ -7,42 +7,39 @@ import {
   VM_UID_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import { type Node, NODES, type Pod, PODS, type Secret, SECRETS } from '../../kube/core.ts';
+import { NODES, type Pod, PODS, type Secret, SECRETS } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import {
+  type ApiError,
   isAlreadyExists,
   isInvalid,
   isNotFound,
-  type ApiError,
   isObjectRefused,
   unlessMissing,
 } from '../../kube/errors.ts';
-import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 import { refusalMessage } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
-import { nodeOf, type Observed, type Size } from './observe.ts';
+import { nodeOf, type Observed, type Size, type Sources } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
 import type { Findings } from './status.ts';
 import type { Write } from './steps/step.ts';
 
-export interface VMWriterOptions {
-  readonly client: KubeClient;
-  readonly vms: Informer<VM>;
-  readonly pods: Informer<Pod>;
-  readonly nodes: Informer<Node>;
+export interface VMWriterOptions extends Pick<Sources, 'client' | 'vms' | 'pods' | 'nodes'> {
   readonly consistency: Consistency;
 }
 
-/** Observed state after a request. `blocked` is set if the API server refused the Pod or Secret, or if another Pod already has the name. */
+/** Observed state after a request. */
 export interface Executed {
   readonly observed: Observed;
+  /** Set if the API server refused the new Pod or Secret, or if another Pod already has the name. */
   readonly blocked?: Findings['blocked'];
+  /** Set if the API server refused the change of an existing object. */
+  readonly refused?: ApiError | undefined;
 }
 
 /** A request that creates an object. The API server can refuse the object, or another object can already have its name. */
@@ -68,11 +65,21 @@ export class VMWriter {
   async execute(observed: Observed, write: Write): Promise<Executed> {
     switch (write.kind) {
       case 'createPod':
-        return await this.#createPod(observed, write.pod);
       case 'createSecret':
-        return await this.#createSecret(observed, write.secret);
+        return await this.#create(observed, write);
       default:
-        return { observed: await this.#change(observed, write) };
+        return await this.#changeUnlessRefused(observed, write);
+    }
+  }
+
+  async #changeUnlessRefused(observed: Observed, write: Exclude<Write, Creation>): Promise<Executed> {
+    try {
+      return { observed: await this.#change(observed, write) };
+    } catch (error) {
+      if (isObjectRefused(error)) {
+        return { observed, refused: error };
+      }
+      throw error;
     }
   }
 
@@ -142,12 +149,12 @@ export class VMWriter {
     return { ...observed, vm: (await this.#vms.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm };
   }
 
-  async #createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
+  /** Creates the Pod or Secret. If a quota or another admission rule refuses the object, the VM is blocked with the API server's message. */
+  async #create(observed: Observed, write: Creation): Promise<Executed> {
     try {
-      const created = await this.#pods.create(keyOf(observed.vm), pod);
-      return created === undefined
-        ? await this.readPod(observed)
-        : { observed: { ...observed, pod: created } };
+      return write.kind === 'createPod'
+        ? await this.#createPod(observed, write.pod)
+        : await this.#createSecret(observed, write.secret);
     } catch (error) {
       if (isObjectRefused(error)) {
         return { observed, blocked: refused(observed, error) };
@@ -156,17 +163,15 @@ export class VMWriter {
     }
   }
 
+  async #createPod(observed: Observed, pod: Unsaved<Pod>): Promise<Executed> {
+    const created = await this.#pods.create(keyOf(observed.vm), pod);
+    return created === undefined ? await this.readPod(observed) : { observed: { ...observed, pod: created } };
+  }
+
   async #createSecret(observed: Observed, secret: Unsaved<Secret>): Promise<Executed> {
-    try {
-      const creation = this.#options.client.create(SECRETS, secret, { fieldManager: FIELD_MANAGER });
-      await undefinedIf(isAlreadyExists, creation);
-      return { observed };
-    } catch (error) {
-      if (isObjectRefused(error)) {
-        return { observed, blocked: refused(observed, error) };
-      }
-      throw error;
-    }
+    const creation = this.#options.client.create(SECRETS, secret, { fieldManager: FIELD_MANAGER });
+    await undefinedIf(isAlreadyExists, creation);
+    return { observed };
   }
 
   /**

@@ -45,3 +45,25 @@ it.each([
 ])('reads the metadata %j as %j', (vmMetadata, read) => {
   expect(normalizeBody(vmDeployBody(240), { VMMetadata: vmMetadata })).toEqual({ vmMetadata: read });
 });
+
+/** Returns an object that no caller may look into. */
+function untouchable(): object {
+  return new Proxy(
+    {},
+    {
+      ownKeys: () => {
+        throw new Error('the object was read');
+      },
+    },
+  );
+}
+
+it('does not read the elements of a list that every schema refuses for its length', () => {
+  const items = Array.from({ length: 4_097 }, untouchable);
+  expect(normalizeBody(vmDeployBody(240), { vmMetadata: { items } })).toEqual({ vmMetadata: { items } });
+});
+
+it('reads only the last value of a field that is given in several spellings', () => {
+  const given = { vmMetadata: { items: [untouchable()] }, VMMETADATA: { A: 'b' }, vmmetadata: null };
+  expect(normalizeBody(vmDeployBody(240), given)).toEqual({ vmMetadata: { A: 'b' } });
+});

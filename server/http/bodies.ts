@@ -8,6 +8,11 @@ import { invalidField } from './errors.ts';
 
 /** Largest number of entries of a map in a body. There is a limit, because zod makes an error for each wrong entry, which needs memory. */
 const ENTRIES = 1_024;
+/**
+ * Longest list in a body whose elements are read. No schema allows a longer list. Without this limit, the elements of one body could take
+ * several seconds of the processor, in which no other request is answered.
+ */
+const ELEMENTS = 4_096;
 
 /**
  * Fields in which zero means that the client gives no value. Some clients send zero for each field that their users left empty. In all
@@ -39,7 +44,7 @@ function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
   if (schema instanceof z.ZodRecord) {
     return normalizedMap(value, field);
   }
-  if (schema instanceof z.ZodArray && Array.isArray(value)) {
+  if (schema instanceof z.ZodArray && isShortList(value)) {
     return value.map((element) => normalized(schema.element as z.ZodType, element, field));
   }
   if (schema instanceof z.ZodUnion) {
@@ -50,6 +55,11 @@ function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
     return forms.find(([option, form]) => (option as z.ZodType).safeParse(form).success)?.[1] ?? value;
   }
   return schema instanceof z.ZodObject && isObject(value) ? normalizedObject(schema, value) : value;
+}
+
+/** Reports whether the value is a list whose elements are read. The schema refuses longer lists without reading their elements. */
+function isShortList(value: unknown): value is readonly unknown[] {
+  return Array.isArray(value) && value.length <= ELEMENTS;
 }
 
 /** Returns the map without the entries whose value is null. Values that are no map stay, and the validation refuses them. */
@@ -71,13 +81,17 @@ function normalizedObject(schema: z.ZodObject, given: object): object {
       { name, field },
     ]),
   );
-  const entries = Object.entries(given).flatMap(([key, value]): [string, unknown][] => {
+  // If the object has a field in several spellings, only the last value is read further, because there can be thousands of spellings.
+  const values = new Map<string, { field: z.ZodType; value: unknown }>();
+  for (const [key, value] of Object.entries(given)) {
     const known = fields.get(key.toLowerCase());
-    return known === undefined || isAbsent(known, value)
-      ? []
-      : [[known.name, normalized(known.field, value, known.name)]];
-  });
-  return Object.fromEntries(entries);
+    if (known !== undefined && !isAbsent(known, value)) {
+      values.set(known.name, { field: known.field, value });
+    }
+  }
+  return Object.fromEntries(
+    [...values].map(([name, { field, value }]) => [name, normalized(field, value, name)]),
+  );
 }
 
 function isObject(value: unknown): value is object {

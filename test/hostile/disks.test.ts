@@ -336,9 +336,9 @@ describe('what is packed', () => {
 
   it.for([27, 31])('as a disk of our own with a window of 2^%d bytes is refused', async (log, context) => {
     const repository = world.repository('hostile');
-    const rawPath = join(root, 'raw');
-    await writeFile(rawPath, Buffer.alloc(MIB, 'berth'));
-    const what = { repository, tag: 'own', rawPath, virtualSize: MIB, architecture: 'amd64' };
+    const path = join(root, 'raw');
+    await writeFile(path, Buffer.alloc(MIB, 'berth'));
+    const what = { repository, tag: 'own', path, virtualSizeBytes: MIB, architecture: 'amd64' as const };
     await publishDisk(what, { signal, onBytes: () => undefined });
     const { manifest } = await repository.resolve('own', 'amd64', signal);
     const config = await repository.blob(manifest.config, MIB, signal);

@@ -148,7 +148,7 @@ const FORMS: Record<string, (address: number) => string> = {
 };
 const ZONES = ['', '%lo', '%25eth0', '%1'];
 
-const rules = new Addresses({ allowLoopback: false, clusterCIDRs: CLUSTER });
+const rules = new Addresses({ allowLoopbackHttp: false, clusterCIDRs: CLUSTER });
 const RUNS = 100_000;
 
 describe('a forbidden address', () => {

@@ -6,7 +6,8 @@ import { gzipSync, zstdCompressSync } from 'node:zlib';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
-import type { Manifest, Repository } from '../../agent/images/oci/types.ts';
+import type { Manifest } from '../../agent/images/oci/manifests.ts';
+import type { Repository } from '../../agent/images/oci/repository.ts';
 import { lz4Stream } from '../fixtures/lz4.ts';
 import { pull, PullWorld } from '../worlds/pulls.ts';
 import type { TestRegistry } from '../wires/registry.ts';
@@ -103,9 +104,9 @@ describe('an image for another architecture than the machine is refused, with bo
   });
 
   it('a disk of our own, unless its architecture is unknown', async () => {
-    const rawPath = join(folder, 'raw');
-    await writeRawDisk(rawPath, 1);
-    const what = { repository, rawPath, virtualSize: MIB };
+    const path = join(folder, 'raw');
+    await writeRawDisk(path, 1);
+    const what = { repository, path, virtualSizeBytes: MIB };
     const options = { signal, onBytes: () => undefined };
     await publishDisk({ ...what, tag: 'arm64', architecture: 'arm64' }, options);
     await expectMismatch('arm64', 'amd64');
@@ -290,9 +291,10 @@ describe('a disk of our own', () => {
   let config: { rootfs: { diff_ids: string[] }; 'dev.berth.disk': { map: unknown; chunkSize: number } };
 
   beforeEach(async () => {
-    const rawPath = join(folder, 'raw');
-    await writeFile(rawPath, Buffer.concat([disk, Buffer.alloc(15 * MIB), disk]));
-    const what = { repository, tag: 'own', rawPath, virtualSize: 17 * MIB, architecture: 'amd64' };
+    const path = join(folder, 'raw');
+    await writeFile(path, Buffer.concat([disk, Buffer.alloc(15 * MIB), disk]));
+    const architecture = 'amd64' as const;
+    const what = { repository, tag: 'own', path, virtualSizeBytes: 17 * MIB, architecture };
     await publishDisk(what, { signal, onBytes: () => undefined });
     manifest = (await repository.resolve('own', 'amd64', signal)).manifest;
     config = JSON.parse((await repository.blob(manifest.config, MIB, signal)).toString()) as typeof config;

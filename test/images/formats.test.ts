@@ -7,7 +7,7 @@ import { promisify } from 'node:util';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { lookupIn, readChunkTable } from '../../agent/images/layouts/chunks.ts';
 import { type DiskToPublish, publishDisk } from '../../agent/images/layouts/publish.ts';
-import type { Repository } from '../../agent/images/oci/types.ts';
+import type { Repository } from '../../agent/images/oci/repository.ts';
 import { allocated, compareDisks, pull, PullWorld } from '../worlds/pulls.ts';
 import type { TestRegistry } from '../wires/registry.ts';
 import { pushTart } from '../fixtures/tart.ts';
@@ -123,9 +123,9 @@ describe('a Tart image', () => {
 });
 
 describe('a disk of our own', () => {
-  function toPublish(name: string, rawPath = disk): DiskToPublish {
-    const virtualSize = DISK_MIB * MIB;
-    return { repository: repository(name), tag: 'latest', rawPath, virtualSize, architecture: 'amd64' };
+  function toPublish(name: string, path = disk): DiskToPublish {
+    const virtualSizeBytes = DISK_MIB * MIB;
+    return { repository: repository(name), tag: 'latest', path, virtualSizeBytes, architecture: 'amd64' };
   }
 
   async function publish(
@@ -134,7 +134,7 @@ describe('a disk of our own', () => {
     const before = registry.traffic.sent;
     let dealtWith = 0;
     const published = await publishDisk(what, { signal, onBytes: (count) => (dealtWith += count) });
-    expect(dealtWith).toBe(what.virtualSize);
+    expect(dealtWith).toBe(what.virtualSizeBytes);
     return { ...published, sent: registry.traffic.sent - before };
   }
 
@@ -185,7 +185,7 @@ describe('a disk of our own', () => {
   });
 
   it('continues after a cut', async () => {
-    await publish({ ...toPublish('own/noise', noise), virtualSize: NOISE_MIB * MIB });
+    await publish({ ...toPublish('own/noise', noise), virtualSizeBytes: NOISE_MIB * MIB });
     await expectResumed(repository('own/noise'), noise, 4 * (CHUNK + MIB));
   });
 

@@ -17,9 +17,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/oci/repository.ts';
+import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
 import type { Credential } from '../../agent/images/oci/credentials.ts';
-import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
+import type { Descriptor } from '../../agent/images/oci/manifests.ts';
 import { serverCertificate, testAuthority } from '../wires/registry.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
@@ -94,7 +94,7 @@ describe('a registry that', () => {
     const registries = hosts
       .filter((each) => o.except?.includes(each) !== true)
       .map((each) => ({ host: each, caFile, plainHttp: o.plain === true && each === host }));
-    client = new Registries({ registries, allowLoopback: false });
+    client = new Registries({ registries, allowLoopbackHttp: false });
     return client.repository({ registry: host, repository: 'team/image' }, o.credential);
   }
 

@@ -5,9 +5,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
-import { Registries } from '../../agent/images/oci/repository.ts';
+import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
 import { type Credential, Keyring } from '../../agent/images/oci/credentials.ts';
-import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
+import type { Descriptor } from '../../agent/images/oci/manifests.ts';
 import { startRegistry, type TestRegistry, testAuthority } from '../wires/registry.ts';
 import { TokenServer } from '../wires/tokenserver.ts';
 
@@ -53,7 +53,10 @@ describe('a registry with a token server', () => {
   function open(): void {
     const { caFile } = registry;
     const hosts = [registry.host, tokens.host];
-    client = new Registries({ registries: hosts.map((host) => ({ host, caFile })), allowLoopback: false });
+    client = new Registries({
+      registries: hosts.map((host) => ({ host, caFile })),
+      allowLoopbackHttp: false,
+    });
   }
 
   function password(text?: string): Credential | undefined {

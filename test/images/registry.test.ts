@@ -6,10 +6,10 @@ import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { Registries } from '../../agent/images/oci/repository.ts';
+import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
-import type { Descriptor, Repository } from '../../agent/images/oci/types.ts';
+import type { Descriptor } from '../../agent/images/oci/manifests.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 import { waitFor } from '../../hack/wait.ts';
 
@@ -109,7 +109,7 @@ describe('a registry with TLS and a password', () => {
   beforeEach(() => {
     client = new Registries({
       registries: [{ host: registry.host, caFile: registry.caFile }],
-      allowLoopback: false,
+      allowLoopbackHttp: false,
     });
   });
 
@@ -174,7 +174,7 @@ describe('a registry with TLS and a password', () => {
   });
 
   it('a certificate of an authority that is not configured is not trusted', async () => {
-    const other = new Registries({ registries: [{ host: registry.host }], allowLoopback: false });
+    const other = new Registries({ registries: [{ host: registry.host }], allowLoopbackHttp: false });
     await expect(open('team/image', other).head('both', signal)).rejects.toMatchObject({
       reason: 'ImageFetchFailed',
       message: expect.stringContaining('does not trust the certificate') as string,
@@ -183,7 +183,7 @@ describe('a registry with TLS and a password', () => {
   });
 
   it('an address of the host is refused unless its registry is configured', async () => {
-    const other = new Registries({ registries: [], allowLoopback: false });
+    const other = new Registries({ registries: [], allowLoopbackHttp: false });
     await expect(open('team/image', other).head('both', signal)).rejects.toMatchObject({
       reason: 'ImageFetchFailed',
       message: expect.stringContaining('images.registries') as string,

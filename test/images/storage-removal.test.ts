@@ -46,7 +46,7 @@ function publisher({ registry, password, storageFolder, readers, hosts = [] }: S
   const known = registry === undefined ? [] : [host, ...hosts];
   const registries = new Registries({
     registries: known.map((one) => ({ host: one, caFile })),
-    allowLoopback: false,
+    allowLoopbackHttp: false,
   });
   clients.push(registries);
   const storageKeyring = (): Keyring => Keyring.parse(registry ? [registry.dockerConfigJson(password)] : []);

@@ -71,11 +71,12 @@ describe.each([
   }
 
   async function publish(): Promise<string> {
-    const registries = new Registries({ registries: [], allowLoopback: true });
+    const registries = new Registries({ registries: [], allowLoopbackHttp: true });
     try {
       const where = { reference: parseReference(reference), keyring: marked('platform-a') };
       const { answer } = await ask(registries, where, async (repository) => {
-        const bytes = { rawPath: disk, virtualSize: DISK_MEBIBYTES * 1024 ** 2, architecture: 'amd64' };
+        const architecture = 'amd64' as const;
+        const bytes = { path: disk, virtualSizeBytes: DISK_MEBIBYTES * 1024 ** 2, architecture };
         return await publishDisk({ repository, tag: '1', ...bytes }, { signal, onBytes: () => undefined });
       });
       return answer.digest;
@@ -132,7 +133,7 @@ it('an insecure registry that leads elsewhere does not make the other server tru
     const { port } = other.address() as AddressInfo;
     response.writeHead(307, { location: `https://127.0.0.1:${port}/stolen` }).end();
   });
-  const registries = new Registries({ registries: [], allowLoopback: true });
+  const registries = new Registries({ registries: [], allowLoopbackHttp: true });
   try {
     for (const server of [other, registry]) {
       server.listen(0, '127.0.0.1');

@@ -262,11 +262,11 @@ describe('an image with the same chunks as an image on the host', () => {
   /** A disk with two chunks in Berth's own form. The first chunk depends on the number. */
   async function publishVersion(repository: string, number: number): Promise<string> {
     const registries = registriesFor(registry);
-    const rawPath = join(folder, 'version');
+    const path = join(folder, 'version');
     try {
       const chunks = [number, 101].map((seed) => chunkOf(seed, CHUNK_BYTES));
-      await writeFile(rawPath, Buffer.concat(chunks));
-      const disk = { rawPath, virtualSize: 2 * CHUNK_BYTES, architecture: 'amd64' };
+      await writeFile(path, Buffer.concat(chunks));
+      const disk = { path, virtualSizeBytes: 2 * CHUNK_BYTES, architecture: 'amd64' as const };
       const where = { repository: repositoryOf(registries, registry, repository), tag: String(number) };
       await publishDisk(
         { ...disk, ...where },

@@ -58,7 +58,7 @@ beforeAll(async () => {
   const clientCAFile = join(cluster.directory, 'pki', 'ca.crt');
   host = await TestHost.make(cluster, { name: 'uploads', kubelet: { port: 0, clientCAFile } });
   registry = await startRegistry({ directory: join(folder, 'registry') });
-  registries = new Registries({ registries: [registry], allowLoopback: false });
+  registries = new Registries({ registries: [registry], allowLoopbackHttp: false });
   const storageKeyring = () => Keyring.parse([registry.dockerConfigJson()]);
   const storageFolder = join(folder, 'storage');
   await mkdir(storageFolder);

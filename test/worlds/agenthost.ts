@@ -251,6 +251,6 @@ export async function setDesired(client: KubeClient, pod: Pod, desired: Desired)
 
 /** Returns a publisher without registries. Most tests publish nothing, and others only to the folder. */
 export function noPublisher(storageFolder?: string): Publisher {
-  const registries = new Registries({ registries: [], allowLoopback: false });
+  const registries = new Registries({ registries: [], allowLoopbackHttp: false });
   return new Publisher({ registries, storageKeyring: () => Keyring.parse([]), storageFolder });
 }

@@ -179,14 +179,11 @@ export class ModelHost {
   #host(boundPods: Host['boundPods']): Host {
     const life = this.#life;
     const healthy = { healthy: true, faults: [], machines: {}, repaired: [], refusedConnections: {} };
-    const drivers = new Map<string, HostDriver>(
-      [this.vms, this.emulators].map((driver) => [
-        driver.name,
-        { driver: life.use<StandInDriver>(driver), accelerators: [] },
-      ]),
-    );
     const host = {
-      drivers,
+      drivers: new Map<string, HostDriver>([
+        [this.vms.name, { driver: life.use<StandInDriver>(this.vms), accelerators: [] }],
+      ]),
+      emulators: life.use(this.emulators),
       architecture: 'arm64',
       network: life.use(this.network),
       monitor: { faultyChecks: 0, host: undefined, checkOf: async () => healthy },

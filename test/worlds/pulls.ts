@@ -6,17 +6,16 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { asReasonedError, type ContentLookup } from '../../agent/images/layouts/pull.ts';
 import { planPull } from '../../agent/images/layouts/index.ts';
-import { Registries } from '../../agent/images/oci/repository.ts';
+import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
-import type { Repository } from '../../agent/images/oci/types.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 
 const run = promisify(execFile);
 const STAT_BLOCK_BYTES = 512;
 
 export function registriesFor({ host, caFile }: TestRegistry): Registries {
-  return new Registries({ registries: [{ host, caFile }], allowLoopback: false });
+  return new Registries({ registries: [{ host, caFile }], allowLoopbackHttp: false });
 }
 
 export function repositoryOf(registries: Registries, registry: TestRegistry, name: string): Repository {

@@ -7,33 +7,28 @@ import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
 const DEVICE = '/dev/kvm';
 const READ_AND_WRITE = { all: 0o006, group: 0o060 };
 
-export interface Acceleration {
-  /** Linux groups (gid) that a process needs to open `/dev/kvm`; at most one. */
-  groups: readonly number[];
-}
-
 /**
- * Returns the groups with which a machine's user can open the device `/dev/kvm`. Returns undefined if the user cannot open the device, or
+ * Returns the Linux groups (gid) that a machine's user needs to open the device `/dev/kvm`; at most one. Returns undefined if the user cannot open the device, or
  * the device does not work. The emulator opens the device as the machine's user, so the rights of root are not enough.
  */
-export async function acceleration(hostRoot: string, isRoot: boolean): Promise<Acceleration | undefined> {
+export async function accelerationGroups(hostRoot: string, isRoot: boolean): Promise<number[] | undefined> {
   const path = join(hostRoot, DEVICE);
   const handle = await undefinedIf(isOfSystem, open(path, constants.O_RDWR | constants.O_NONBLOCK));
   if (handle === undefined) {
     return undefined;
   }
   await handle.close();
-  return isRoot ? accessOf(await stat(path)) : { groups: [] };
+  return isRoot ? groupsFor(await stat(path)) : [];
 }
 
 /**
  * Returns the groups that a user other than root needs to read and write a file. The list is empty if all users may read and write the
  * file. Returns undefined if no usable group gives these rights.
  */
-export function accessOf({ mode, gid }: { mode: number; gid: number }): Acceleration | undefined {
+export function groupsFor({ mode, gid }: { mode: number; gid: number }): number[] | undefined {
   if ((mode & READ_AND_WRITE.all) === READ_AND_WRITE.all) {
-    return { groups: [] };
+    return [];
   }
   // The group of root is not usable, because a process in this group could read other files of the host.
-  return (mode & READ_AND_WRITE.group) === READ_AND_WRITE.group && gid !== 0 ? { groups: [gid] } : undefined;
+  return (mode & READ_AND_WRITE.group) === READ_AND_WRITE.group && gid !== 0 ? [gid] : undefined;
 }

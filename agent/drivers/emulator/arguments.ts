@@ -30,15 +30,11 @@ export function words(...values: string[]): string[] {
   return values;
 }
 
-/** Returns the argument by which the agent finds the process of this machine among all processes. */
-export function processMark(uid: string): string {
-  return uid;
-}
-
 export function commandLine(command: EmulatorCommand): [string, ...string[]] {
   return [
     command.program,
-    ...words('-avd', AVD_NAME, '-id', processMark(command.uid)),
+    // By the uid, the agent finds the process of this machine among all processes.
+    ...words('-avd', AVD_NAME, '-id', command.uid),
     // With these options, the emulator has no screen, no sound and no snapshots. So each boot is a cold boot, and the state of a running
     // guest is never saved.
     ...words('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { accessOf } from './acceleration.ts';
+import { groupsFor } from './acceleration.ts';
 import { commandLine, environment } from './arguments.ts';
 import { avdFiles } from './avd.ts';
 
@@ -85,12 +85,12 @@ describe('the command line of an emulator', () => {
 
 describe('the device of KVM', () => {
   it.each([
-    ['all users', 0o20666, 0, { groups: [] }],
-    ['its group', 0o20660, 107, { groups: [107] }],
+    ['all users', 0o20666, 0, []],
+    ['its group', 0o20660, 107, [107]],
     ['the group of root', 0o20660, 0, undefined],
     ['nobody but root', 0o20600, 0, undefined],
     ['readers', 0o20664, 0, undefined],
-  ])('is for %s', (_, mode, gid, access) => {
-    expect(accessOf({ mode, gid })).toEqual(access);
+  ])('is for %s', (_, mode, gid, groups) => {
+    expect(groupsFor({ mode, gid })).toEqual(groups);
   });
 });

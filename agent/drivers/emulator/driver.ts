@@ -4,7 +4,6 @@
  */
 import { stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import { type EmulatorMachine, systemImageName } from '../../../api/v1alpha1/emulatormachine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -15,35 +14,21 @@ import { type ConsoleLog, ConsoleStore } from '../../console/store.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { processUser } from '../../processes/users.ts';
-import {
-  type DiskCopy,
-  type Driver,
-  type EmulatorGuest,
-  type EmulatorLaunchPlan,
-  type EmulatorOffer,
-  type FoundMachine,
-  type GuestAnswer,
-  type GuestCommandResult,
-  type MachineFolder,
-  type MachinePlan,
-  type MachineState,
-  type PortForward,
-  type StopOptions,
-  StreamRefused,
+import type {
+  EmulatorGuest,
+  EmulatorLaunchPlan,
+  EmulatorOffer,
+  FoundMachine,
+  MachineFolder,
+  MachinePlan,
+  MachineState,
+  StopOptions,
 } from '../driver.ts';
+import type { DriverOfEmulators } from '../hostdrivers.ts';
 import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
-import { acceleration } from './acceleration.ts';
+import { accelerationGroups } from './acceleration.ts';
 import { makeFiles, removeFiles } from './files.ts';
 import { type EmulatorContext, EmulatorProcess } from './machine.ts';
-import {
-  NO_COMMAND,
-  NO_CONSOLE,
-  NO_DISK_COPY,
-  NO_FORWARD,
-  NO_REVERT,
-  NO_SCREEN,
-  NO_SUSPEND,
-} from './refusals.ts';
 import { type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 import { newState, STATE_FILE } from './state.ts';
 
@@ -72,7 +57,7 @@ interface Held {
   console: ConsoleStore;
 }
 
-export class EmulatorDriver implements Driver {
+export class EmulatorDriver implements DriverOfEmulators {
   readonly name = 'emulator';
   readonly #root: string;
   readonly #sdk: SdkOptions;
@@ -89,19 +74,11 @@ export class EmulatorDriver implements Driver {
     this.#context = {
       logger,
       cgroups: new MachineCgroups(logger),
-      changed: (uid) => {
-        for (const handler of this.#handlers) {
-          handler(uid);
-        }
-      },
+      changed: (uid) => this.#handlers.forEach((handler) => handler(uid)),
       follow: (folder) => this.#of(folder).console.start(),
     };
   }
 
-  /**
-   * Returns the system images of this host, or the reason why this host runs no emulators. The function reads the SDK's folders at each
-   * call.
-   */
   async offer(): Promise<EmulatorOffer> {
     return await scan(this.#sdk);
   }
@@ -129,7 +106,7 @@ export class EmulatorDriver implements Driver {
       plan: { ...plan, runAs: this.#userOf(plan) },
       program: programOf(this.#sdk),
       sdk,
-      acceleration: await this.#acceleration(),
+      accelerationGroups: await this.#accelerationGroups(),
       isContained: hostRoot !== '',
     });
   }
@@ -144,27 +121,6 @@ export class EmulatorDriver implements Driver {
 
   async unpause(folder: MachineFolder): Promise<void> {
     await this.#of(folder).process.setPaused(false);
-  }
-
-  async suspend(): Promise<void> {
-    throw new Error(NO_SUSPEND);
-  }
-
-  async resume(): Promise<void> {
-    throw new ReasonedError('StartFailed', NO_SUSPEND);
-  }
-
-  async revert(): Promise<void> {
-    throw new ReasonedError('CreateFailed', NO_REVERT);
-  }
-
-  async copyBytes(): Promise<number> {
-    return 0;
-  }
-
-  async copyDisk(folder: MachineFolder): Promise<DiskCopy> {
-    const isThere = (await this.inspect(folder)).kind !== 'absent';
-    throw new ReasonedError(isThere ? 'NoDisk' : 'NoMachine', NO_DISK_COPY);
   }
 
   async discard(folder: MachineFolder): Promise<void> {
@@ -194,10 +150,6 @@ export class EmulatorDriver implements Driver {
     return found === undefined ? { kind: 'absent' } : await this.#of(folder).process.inspect();
   }
 
-  async hasProcess(folder: MachineFolder): Promise<boolean> {
-    return (await this.#of(folder).process.process()) !== undefined;
-  }
-
   async list(): Promise<FoundMachine[]> {
     const found: FoundMachine[] = [];
     for (const uid of await listFolders(this.#root)) {
@@ -217,26 +169,6 @@ export class EmulatorDriver implements Driver {
 
   console(folder: MachineFolder): ConsoleLog {
     return this.#of(folder).console;
-  }
-
-  async connectConsole(): Promise<Duplex> {
-    throw new StreamRefused(NO_CONSOLE);
-  }
-
-  async connectScreen(): Promise<Duplex> {
-    throw new StreamRefused(NO_SCREEN);
-  }
-
-  async forwardPort(): Promise<PortForward> {
-    throw new StreamRefused(NO_FORWARD);
-  }
-
-  async askGuest(): Promise<GuestAnswer> {
-    return { kind: 'silent' };
-  }
-
-  async execute(): Promise<GuestCommandResult> {
-    throw new StreamRefused(NO_COMMAND);
   }
 
   async close(): Promise<void> {
@@ -276,9 +208,9 @@ export class EmulatorDriver implements Driver {
     }
   }
 
-  async #acceleration(): ReturnType<typeof acceleration> {
+  async #accelerationGroups(): Promise<number[] | undefined> {
     const { architecture, hostRoot, isRoot } = this.#sdk;
-    return architecture === NATIVE ? await acceleration(hostRoot, isRoot) : undefined;
+    return architecture === NATIVE ? await accelerationGroups(hostRoot, isRoot) : undefined;
   }
 
   #userOf({ runAs }: Pick<MachinePlan, 'runAs'>): RunAs | undefined {

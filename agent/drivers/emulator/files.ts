@@ -46,7 +46,7 @@ export async function makeFiles(
   runAs: RunAs | undefined,
 ): Promise<void> {
   const { ini, config } = avdFiles(emulator, join(MACHINE_PLACE, AVDS));
-  await removeTrees([...Object.values(FOLDERS), AVDS].map((name) => join(folder, name)));
+  await removeFiles(folder);
   const avds = join(folder, AVDS);
   const disks = join(avds, `${AVD_NAME}.avd`);
   await mkdir(avds, { mode: AVDS_MODE });

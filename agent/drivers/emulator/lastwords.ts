@@ -1,6 +1,5 @@
 /** Makes messages for users about the end of an emulator, from its exit status and the last lines of its log. */
 import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { logsWritten } from '../../console/logwriter.ts';
 import { logTail } from '../../console/tail.ts';
 import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 import type { ExitStatus } from '../launch.ts';
@@ -47,7 +46,6 @@ export function choose(output: string): string {
  * this output begins. Call this function when the emulator has ended.
  */
 async function lastWords(folder: string, from: number): Promise<string> {
-  await logsWritten(folder);
   // The emulator writes to the log `serial`. The programs that start the emulator write to the log `hypervisor`.
   const [own, starter] = await Promise.all([
     logTail(folder, 'serial', TAIL_BYTES, from),

@@ -7,8 +7,7 @@ import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { MachineFolder, MachineState, StopOptions } from '../driver.ts';
 import { liveProcess, ProcessWatch } from '../processwatch.ts';
 import { type StateFile, UNREADABLE } from '../statefile.ts';
-import { logEnd } from '../../console/tail.ts';
-import { processMark } from './arguments.ts';
+import { logEnd } from '../../console/input.ts';
 import { ConsoleClient, connectInside, killByConsole } from './console.ts';
 import { prepareStart } from './files.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
@@ -70,7 +69,7 @@ export class EmulatorProcess {
 
   /** Returns the machine's live main process, if any. Also finds the process of a machine whose state file is unreadable. */
   async process(): Promise<ProcessIdentity | undefined> {
-    return await liveProcess(await this.state.readIfPossible(), processMark(this.#folder.uid));
+    return await liveProcess(await this.state.readIfPossible(), this.#folder.uid);
   }
 
   async start(start: EmulatorStart): Promise<void> {
@@ -84,7 +83,7 @@ export class EmulatorProcess {
       end: undefined,
       namespace: start.plan.network.path,
       runAs: start.plan.runAs,
-      logStart: await logEnd(path, 'serial'),
+      logStart: logEnd(path, 'serial'),
     });
     try {
       await prepareStart(path, token, start.plan.runAs);

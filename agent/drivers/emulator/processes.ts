@@ -10,7 +10,6 @@ import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { identify, isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { EmulatorLaunchPlan, MachineFolder } from '../driver.ts';
 import { launch, type Launched } from '../launch.ts';
-import type { Acceleration } from './acceleration.ts';
 import { commandLine, environment, FOLDERS, words } from './arguments.ts';
 import { MACHINE_PLACE } from './files.ts';
 
@@ -57,7 +56,8 @@ export interface EmulatorStart {
   plan: EmulatorLaunchPlan;
   program: string;
   sdk: string;
-  acceleration: Acceleration | undefined;
+  /** Linux groups that the emulator needs to use the processor's virtualization. Undefined if it cannot use virtualization. */
+  accelerationGroups: readonly number[] | undefined;
   /** Whether the agent runs in a container. If true, the emulator runs in the host's own file system, because the SDK is there. */
   isContained: boolean;
 }
@@ -83,14 +83,14 @@ export async function launchEmulator(
  * namespace would keep network namespaces of other machines alive.
  */
 function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...string[]] {
-  const { plan, program, acceleration, isContained } = start;
+  const { plan, program, accelerationGroups, isContained } = start;
   const { cpu, memoryBytes, network } = plan;
   const own = commandLine({
     program,
     uid: folder.uid,
     cpu,
     memoryBytes,
-    isAccelerated: acceleration !== undefined,
+    isAccelerated: accelerationGroups !== undefined,
     dnsServer: network.dnsServer,
   });
   return [
@@ -99,7 +99,7 @@ function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...stri
     ...(isContained ? ['--mount=/proc/1/ns/mnt'] : []),
     ...words('--', 'unshare', '--ipc', '--mount', '--propagation', 'slave', '--'),
     ...words('perl', '-e', PLACE, folder.path, MACHINE_PLACE, FOLDERS.temporary, SHARED_MEMORY),
-    ...withLogWriter([...asUser(plan.runAs, acceleration?.groups ?? []), ...own], 'serial'),
+    ...withLogWriter([...asUser(plan.runAs, accelerationGroups ?? []), ...own], 'serial'),
   ];
 }
 

@@ -8,6 +8,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { type BaseImage, SECTOR_BYTES } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
+import { writeSparse } from '../../disks/sparse.ts';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { sync } from '../../../base/files.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
@@ -139,19 +140,10 @@ async function copySparse(from: string, to: string): Promise<void> {
   const source = await open(from, 'r');
   const target = await open(to, 'w', 0o600);
   try {
-    const buffer = Buffer.alloc(COPY_BYTES);
-    const zeros = Buffer.alloc(COPY_BYTES);
     let position = 0;
-    for (;;) {
-      const { bytesRead } = await source.read(buffer, 0, COPY_BYTES, position);
-      if (bytesRead === 0) {
-        break;
-      }
-      const piece = buffer.subarray(0, bytesRead);
-      if (!piece.equals(zeros.subarray(0, bytesRead))) {
-        await target.write(piece, 0, bytesRead, position);
-      }
-      position += bytesRead;
+    for await (const piece of source.createReadStream({ highWaterMark: COPY_BYTES, autoClose: false })) {
+      await writeSparse({ file: target, fresh: true }, piece as Buffer, position);
+      position += (piece as Buffer).length;
     }
     await target.truncate(position);
   } finally {

@@ -1,14 +1,14 @@
 /** Inspects a machine whose process lives. */
 import type { Logger } from 'pino';
 import { isAlive } from '../../processes/process.ts';
-import type { MachineState } from '../driver.ts';
+import type { RunningState } from '../runningstate.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import { isStill, reconcile } from './runstate.ts';
 import type { StateFile } from './state.ts';
 
 interface Inspected {
   /** State of the machine; undefined if its process has ended. */
-  state: MachineState | undefined;
+  state: RunningState | undefined;
   /** Whether the hypervisor did not answer. */
   isSilent: boolean;
 }
@@ -27,7 +27,7 @@ export async function inspectLive(
   try {
     const status = await reconcile(hypervisor, identity, file, logger);
     const paused = isStill(status);
-    const running: MachineState = { kind: 'running', pid, guestStarted: status === 'running', paused };
+    const running: RunningState = { kind: 'running', pid, guestStarted: status === 'running', paused };
     return { state: status === 'gone' ? undefined : running, isSilent: false };
   } catch (error) {
     if (!(await isAlive(identity))) {

@@ -1,6 +1,5 @@
 /** Makes messages for users about the end of QEMU, from its exit status and the last lines of its log. */
 import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { logsWritten } from '../../console/logwriter.ts';
 import { logTail } from '../../console/tail.ts';
 import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 import type { ExitStatus } from '../launch.ts';
@@ -16,7 +15,6 @@ const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
 /** Returns the last lines of the hypervisor's output; empty if there is no output. Call this function when the hypervisor has ended. */
 async function lastWords(folder: string): Promise<string> {
-  await logsWritten(folder);
   const tail = await logTail(folder, 'hypervisor', TAIL_BYTES);
   return tail
     .split('\n')

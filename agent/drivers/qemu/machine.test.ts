@@ -49,6 +49,7 @@ beforeEach(async () => {
     version: 1,
     architecture: 'amd64',
     machineType: 'pc',
+    launched: { cpu: 1, memoryBytes: 2 ** 28, accelerator: 'tcg' },
     intent: 'run',
     process: identity,
     live: true,
@@ -242,7 +243,7 @@ describe('a hypervisor that does not answer', () => {
     await writeCopyNote(folder.path, { target: undefined, frozen: false, thawsFailed: 0 });
     const qmp = await listen('running', { isSilent: () => silent });
     const began = performance.now();
-    const running = { kind: 'running', pid: hypervisor.pid, paused: false };
+    const running = { kind: 'running', pid: hypervisor.pid, paused: false, accelerator: 'tcg' };
     expect(await driver.inspect(folder)).toEqual({ ...running, guestStarted: false });
     expect(performance.now() - began).toBeLessThan(SOON_MILLISECONDS);
     expect(qmp.commands).toEqual(['qmp_capabilities', 'query-status']);

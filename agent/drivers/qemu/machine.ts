@@ -1,10 +1,10 @@
 /** Controls one QEMU machine: the state file in its folder, its process, and the connection to the process. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { killForCertain, waitForExit } from '../../processes/process.ts';
-import type { ProcessIdentity } from '../../processes/process.ts';
+import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
 import type { MachineFolder, MachineState, StopOptions, VmLaunchPlan } from '../driver.ts';
 import { liveProcess } from '../processwatch.ts';
+import type { RunningState } from '../runningstate.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
@@ -49,7 +49,7 @@ export class QemuMachine {
     if (state.live) {
       const running = await this.#inspectLive();
       if (running !== undefined) {
-        return running;
+        return state.launched ? { ...running, accelerator: state.launched.accelerator } : running;
       }
       state = await this.#settle();
     }
@@ -208,7 +208,7 @@ export class QemuMachine {
   }
 
   /** Returns the state of the machine if its process lives; undefined if the process has ended. */
-  async #inspectLive(): Promise<MachineState | undefined> {
+  async #inspectLive(): Promise<RunningState | undefined> {
     const identity = await this.process();
     if (identity === undefined) {
       return undefined;

@@ -9,6 +9,7 @@ import { pause } from '../../../base/time.ts';
 import { readLines } from '../../../base/lines.ts';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
+import { Calls } from './calls.ts';
 
 /**
  * Time between two attempts to connect. QEMU opens its socket about 10 ms after its start. A much longer time between attempts would delay
@@ -25,12 +26,6 @@ export interface QmpEvent {
 
 /** Limit of one line. The longest answers, lists of block nodes, have a few dozen KiB. */
 const LINE_LIMIT_BYTES = 1024 * 1024;
-/**
- * Largest number of characters that QEMU may send within {@link UNASKED_MILLISECONDS} in lines that are not answers to commands. A working
- * QEMU stays below this limit, because QEMU limits the rate of frequent events.
- */
-const UNASKED_LIMIT_CHARACTERS = 1024 * 1024;
-const UNASKED_MILLISECONDS = 10_000;
 /** Limit of an error's text. An error of QEMU is one sentence. A longer text is cut before it gets into logs and statuses. */
 export const ERROR_LIMIT_CHARACTERS = 1_000;
 
@@ -44,12 +39,6 @@ const messageSchema = z.object({
 });
 const statusSchema = z.object({ status: z.string() });
 
-interface Pending {
-  resolve: (value: unknown) => void;
-  reject: (error: Error) => void;
-  timer: NodeJS.Timeout;
-}
-
 /** Error of a command: QEMU refused the command or gave an invalid answer, or the connection is closed. */
 export class QmpError extends Error {
   override readonly name = 'QmpError';
@@ -62,11 +51,9 @@ interface QmpEvents {
 
 export class QmpConnection extends EventEmitter<QmpEvents> {
   readonly #socket: Socket;
-  readonly #pending = new Map<number, Pending>();
-  #nextId = 1;
+  readonly #calls = new Calls(QmpError, 'QEMU sent too many messages that are not answers to commands');
   #closed = false;
   #whyClosed = 'The connection to QEMU was closed';
-  #unasked = { characters: 0, until: 0 };
 
   private constructor(socket: Socket) {
     super();
@@ -117,16 +104,9 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
     if (this.#closed) {
       throw new QmpError(`${command} was not sent, because the connection to QEMU is closed`);
     }
-    const id = this.#nextId;
-    this.#nextId += 1;
-    return await new Promise((resolve, reject) => {
-      const timer = setTimeout(() => {
-        this.#pending.delete(id);
-        reject(new QmpError(`QEMU did not answer ${command} within ${timeoutMilliseconds} ms`));
-      }, timeoutMilliseconds);
-      this.#pending.set(id, { resolve, reject, timer });
-      this.#socket.write(`${JSON.stringify({ execute: command, arguments: parameters, id })}\n`);
-    });
+    return await this.#calls.make(command, timeoutMilliseconds, (id) =>
+      this.#socket.write(`${JSON.stringify({ execute: command, arguments: parameters, id })}\n`),
+    );
   }
 
   /**
@@ -197,41 +177,20 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
    */
   #receive(line: string): void {
     const message = messageSchema.parse(JSON.parse(line));
-    const pending = message.id === undefined ? undefined : this.#pending.get(message.id);
-    if (message.event !== undefined || message.id === undefined || pending === undefined) {
-      this.#countUnasked(line.length);
-      if (message.event !== undefined) {
-        this.emit('event', { event: message.event, data: message.data ?? {} });
-      }
-      return;
-    }
-    this.#pending.delete(message.id);
-    clearTimeout(pending.timer);
-    if (message.error === undefined) {
-      pending.resolve(message.return);
+    const { event, id, error } = message;
+    const call = this.#calls.answered(event === undefined ? id : undefined, line.length);
+    if (event !== undefined) {
+      this.emit('event', { event, data: message.data ?? {} });
+    } else if (error === undefined) {
+      call?.resolve(message.return);
     } else {
-      pending.reject(new QmpError(message.error.desc.slice(0, ERROR_LIMIT_CHARACTERS)));
-    }
-  }
-
-  #countUnasked(characters: number): void {
-    const now = performance.now();
-    if (now >= this.#unasked.until) {
-      this.#unasked = { characters: 0, until: now + UNASKED_MILLISECONDS };
-    }
-    this.#unasked.characters += characters;
-    if (this.#unasked.characters > UNASKED_LIMIT_CHARACTERS) {
-      throw new Error('QEMU sent too many messages that are not answers to commands');
+      call?.reject(new QmpError(error.desc.slice(0, ERROR_LIMIT_CHARACTERS)));
     }
   }
 
   #end(): void {
     this.#closed = true;
-    for (const pending of this.#pending.values()) {
-      clearTimeout(pending.timer);
-      pending.reject(new QmpError(this.#whyClosed));
-    }
-    this.#pending.clear();
+    this.#calls.end(this.#whyClosed);
     this.emit('close');
   }
 }

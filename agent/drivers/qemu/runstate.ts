@@ -55,10 +55,6 @@ export function isStill(status: string): boolean {
   return status === PAUSED || status === DISK_FULL;
 }
 
-function isInterrupted(status: string): boolean {
-  return INTERRUPTED.has(status);
-}
-
 interface Pausable {
   readonly state: StateFile;
   /** Returns the hypervisor, or undefined when the hypervisor has ended. */
@@ -220,7 +216,7 @@ async function standStillOrGoOn(
     }
     return PAUSED;
   }
-  if (!isInterrupted(status)) {
+  if (!INTERRUPTED.has(status)) {
     return status;
   }
   await goOn(qmp, file);

@@ -3,7 +3,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { undefinedIf, isMissing } from '../../../base/errors.ts';
-import type { Repository, ResolvedManifest } from '../oci/types.ts';
+import type { ResolvedManifest } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import { planArtifact } from './artifact.ts';
 import { ARTIFACT_TYPE, CONFIG_TYPE, MANIFEST_TYPE } from './disklayout.ts';
 

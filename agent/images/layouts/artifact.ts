@@ -5,11 +5,11 @@ import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
 import { setImmediate as turn } from 'node:timers/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
+import type { Repository } from '../oci/repository.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { parseJson } from '../oci/manifests.ts';
-import { checkDigest, streamOf } from './blob.ts';
-import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
+import { type Manifest, parseJson } from '../oci/manifests.ts';
+import { checkDigest } from './blob.ts';
+import { type Chunk, copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
 import {
   ARTIFACT_TYPE,
   checkLayers,
@@ -47,11 +47,6 @@ const WRITE_BYTES = 1024 * 1024;
  */
 const HASH_BYTES = 1024 * 1024;
 
-interface RemoteChunk extends Chunk {
-  index: number;
-  descriptor: Descriptor;
-}
-
 export const planArtifact: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
   if (manifest.artifactType !== ARTIFACT_TYPE) {
     return undefined;
@@ -66,10 +61,7 @@ export const planArtifact: PlanPull = async (repository, { manifest, digest, arc
     run: async (target, options) => {
       await makeDisk(target, digest, async (journal) => {
         await pull(repository, { config, chunks }, { target, journal }, options);
-        await writeChunkTable(
-          target,
-          chunks.map(({ descriptor: _descriptor, index: _index, ...chunk }) => chunk),
-        );
+        await writeChunkTable(target, chunks);
       });
     },
   };
@@ -83,7 +75,7 @@ function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
       throw invalid(`layer ${layer} is missing`);
     }
     const { digest, size } = descriptor;
-    return { ...chunk, rawDigest, digest, size, descriptor };
+    return { ...chunk, rawDigest, digest, size };
   });
 }
 
@@ -116,65 +108,42 @@ async function pull(
   const { virtualSize, chunkSize } = config['dev.berth.disk'];
   const path = unfinished(target);
   const width = chunksAtOnce(chunkSize);
-  const notes = new Notes();
+  // Entries of the journal that are being written, at most one for each worker. While the entry for a chunk is written to the disk, the
+  // worker already fetches its next chunk.
+  const entries: Promise<void>[] = [];
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   let direct: DirectFile | undefined;
   try {
     direct = await DirectFile.open(path, { count: width, bytes: WRITE_BYTES });
-    const pieces = direct?.rooms;
     await file.truncate(virtualSize);
     const written = new Map<string, number>();
     const disk = { file, fresh: journal.fresh, direct };
     const largest = Math.max(0, ...chunks.map(({ size }) => size));
-    const rooms = Array.from({ length: width }, () => Buffer.allocUnsafe(largest));
+    const rooms: Buffer[] = [];
     await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
       const name = String(chunk.index);
-      const room = rooms[worker] ?? Buffer.allocUnsafe(largest);
-      const piece = pieces?.[worker];
+      const room = (rooms[worker] ??= Buffer.allocUnsafe(largest));
+      const piece = direct?.rooms[worker];
       const work = { repository, disk, path, written, piece, room, options: { ...options, signal } };
       if (journal.has(name)) {
         spare(work, chunk);
       } else {
         await makeChunk(work, chunk);
-        await notes.add(worker, journal.add(name, file));
+        const before = entries[worker];
+        const entry = journal.add(name, file);
+        // If the entry cannot be written, the worker's next chunk or the wait at the end throws the error. Until then, this handler prevents
+        // an unhandled rejection.
+        entry.catch(() => undefined);
+        entries[worker] = entry;
+        await before;
       }
       written.set(chunk.digest, chunk.offset);
     });
-    await notes.all();
+    await Promise.all(entries);
   } finally {
-    await notes.ended();
+    await Promise.allSettled(entries);
     await direct?.close();
     await file.close();
-  }
-}
-
-/**
- * Entries of the journal that are being written, at most one for each worker. While the entry for a chunk is written to the disk, the
- * worker already fetches its next chunk.
- */
-class Notes {
-  readonly #byWorker = new Map<number, Promise<void>>();
-
-  /**
-   * Remembers the worker's new entry without waiting for its write. Waits only until the worker's previous entry is on the disk, so that
-   * the worker continues with at most one unfinished entry. @throws Error when the previous entry could not be written.
-   */
-  async add(worker: number, entry: Promise<void>): Promise<void> {
-    const before = this.#byWorker.get(worker);
-    this.#byWorker.set(worker, entry);
-    // If the entry cannot be written, the worker's next call of `add`, or the call of `all`, throws the error. Until one of these calls,
-    // this handler prevents an unhandled rejection.
-    entry.catch(() => undefined);
-    await before;
-  }
-
-  async all(): Promise<void> {
-    await Promise.all(this.#byWorker.values());
-  }
-
-  /** Resolves when the writes of all entries have ended, with or without success. */
-  async ended(): Promise<void> {
-    await Promise.allSettled(this.#byWorker.values());
   }
 }
 
@@ -191,10 +160,7 @@ function spare({ written, options }: Work, { digest, size }: Chunk): void {
 async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
   const { disk, path, written, options } = work;
   const same = written.get(chunk.digest);
-  const local =
-    same === undefined
-      ? options.lookup?.(chunk.rawDigest, chunk.offset, chunk.length)
-      : { path, offset: same };
+  const local = same === undefined ? options.lookup?.(chunk) : { path, offset: same };
   const to = { file: disk.file, fresh: disk.fresh, position: chunk.offset };
   if (local !== undefined && (await copyLocal(local, chunk, to, options.signal))) {
     spare(work, chunk);
@@ -206,16 +172,16 @@ async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
 }
 
 /** Fetches the compressed layer of a chunk into the buffer `room`. Returns the part of this buffer with the verified bytes. */
-async function fetchChunk({ repository, room, options }: Work, { descriptor }: RemoteChunk): Promise<Buffer> {
+async function fetchChunk({ repository, room, options }: Work, chunk: Chunk): Promise<Buffer> {
   const hash = createHash('sha256');
   let at = 0;
-  const range = { start: 0, end: descriptor.size };
-  for await (const bytes of streamOf(repository, descriptor, range, options.signal)) {
+  const range = { start: 0, end: chunk.size };
+  for await (const bytes of repository.stream(chunk, range, options.signal)) {
     at += bytes.copy(room, at);
     hash.update(bytes);
     options.onBytes(bytes.length);
   }
-  checkDigest({ repository, descriptor }, hash);
+  checkDigest({ repository, blob: chunk }, hash);
   return room.subarray(0, at);
 }
 

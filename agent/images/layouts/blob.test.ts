@@ -3,7 +3,8 @@ import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import type { Descriptor, Repository } from '../oci/types.ts';
+import type { Descriptor } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import { fetchBlob, PART_BYTES } from './blob.ts';
 import { type Journal, openJournal } from './journal.ts';
 
@@ -51,7 +52,7 @@ function fetch<T>(
 ): Promise<T> {
   const descriptor = { mediaType: 'any', digest, size: CONTENT.length };
   const work = { path: join(folder, 'blob'), journal, name: 'blob' };
-  return fetchBlob({ repository: repository(answers), descriptor }, work, OPTIONS, read);
+  return fetchBlob({ repository: repository(answers), blob: descriptor }, work, OPTIONS, read);
 }
 
 async function all(content: AsyncIterable<Buffer>): Promise<Buffer> {

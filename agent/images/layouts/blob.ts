@@ -5,10 +5,12 @@
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Descriptor, Repository } from '../oci/types.ts';
+import type { BlobReference } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
 import { inParallel } from '../../../base/parallel.ts';
+import { Serial } from '../../../base/serial.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
 /**
@@ -29,7 +31,7 @@ const PIECE_BYTES = 1024 * 1024;
 
 export interface BlobSource {
   repository: Repository;
-  descriptor: Descriptor;
+  blob: BlobReference;
 }
 
 /** Name of the only part of a blob in the journal if the registry ignores ranges. All other parts have numbers. */
@@ -49,7 +51,7 @@ export async function fetchBlob<T>(
   options: PullOptions,
   read: (content: AsyncIterable<Buffer>) => Promise<T>,
 ): Promise<T> {
-  const { size } = source.descriptor;
+  const { size } = source.blob;
   const file = await open(path, constants.O_RDWR | constants.O_CREAT, 0o600);
   try {
     const arriving = new ArrivingBlob(file, size, await partBytesOf(source, options.signal));
@@ -79,9 +81,9 @@ export async function fetchBlob<T>(
  * Returns the size of the parts in which the blob is fetched. If the registry ignores ranges, this is the size of the whole blob. Each part
  * would otherwise cost the transfer of all bytes before it.
  */
-async function partBytesOf({ repository, descriptor }: BlobSource, signal: AbortSignal): Promise<number> {
-  const isOnePart = descriptor.size <= PART_BYTES;
-  return isOnePart || (await repository.servesRanges(descriptor, signal)) ? PART_BYTES : descriptor.size;
+async function partBytesOf({ repository, blob }: BlobSource, signal: AbortSignal): Promise<number> {
+  const isOnePart = blob.size <= PART_BYTES;
+  return isOnePart || (await repository.servesRanges(blob, signal)) ? PART_BYTES : blob.size;
 }
 
 interface Part {
@@ -102,8 +104,8 @@ class ArrivingBlob {
   readonly #file: FileHandle;
   readonly #hash = createHash('sha256');
   #at = 0;
-  #reader: symbol | undefined;
-  #reading: Promise<unknown> = Promise.resolve();
+  /** Queue of reads. A reader that has stopped early can have a read under way when the next reader begins. */
+  readonly #reads = new Serial();
 
   constructor(file: FileHandle, size: number, partBytes: number) {
     this.#file = file;
@@ -127,27 +129,14 @@ class ArrivingBlob {
     }
   }
 
-  /**
-   * Returns a new reader, which yields the bytes that no earlier reader has read. The reader waits for each piece until the piece has
-   * arrived. Each call stops all earlier readers.
-   *
-   * @throws Error that was given to {@link fail}.
-   */
+  /** Yields the bytes that nobody has read yet. Waits for each piece until it has arrived. @throws Error that was given to {@link fail}. */
   async *rest(): AsyncGenerator<Buffer, void, undefined> {
-    const reader = Symbol('reader');
-    this.#reader = reader;
-    // An earlier reader might have stopped while it read a piece. This code waits until that read has ended. It ignores an error of that
-    // read, because the earlier reader gets the error.
-    await this.#reading.catch(() => undefined);
-    while (this.#at < (this.parts.at(-1)?.end ?? 0)) {
-      const part = this.parts[Math.floor(this.#at / this.#partBytes)];
-      await part?.arrived.promise;
-      if (this.#reader !== reader) {
+    for (;;) {
+      const piece = await this.#reads.run(async () => await this.#next());
+      if (piece === undefined) {
         return;
       }
-      const piece = this.#piece(part?.end ?? 0);
-      this.#reading = piece;
-      yield await piece;
+      yield piece;
     }
   }
 
@@ -159,8 +148,13 @@ class ArrivingBlob {
     return this.#hash;
   }
 
-  async #piece(end: number): Promise<Buffer> {
-    const piece = Buffer.allocUnsafe(Math.min(PIECE_BYTES, end - this.#at));
+  async #next(): Promise<Buffer | undefined> {
+    const part = this.parts[Math.floor(this.#at / this.#partBytes)];
+    if (part === undefined || this.#at === part.end) {
+      return undefined;
+    }
+    await part.arrived.promise;
+    const piece = Buffer.allocUnsafe(Math.min(PIECE_BYTES, part.end - this.#at));
     for (let length = 0; length < piece.length; ) {
       const { bytesRead } = await this.#file.read(piece, length, piece.length - length, this.#at + length);
       if (bytesRead === 0) {
@@ -175,14 +169,14 @@ class ArrivingBlob {
 }
 
 async function fetchPart(
-  { repository, descriptor }: BlobSource,
+  { repository, blob }: BlobSource,
   range: { start: number; end: number },
   file: FileHandle,
   { signal, onBytes }: PullOptions,
   hash?: Hash,
 ): Promise<void> {
   let position = range.start;
-  for await (const bytes of streamOf(repository, descriptor, range, signal)) {
+  for await (const bytes of repository.stream(blob, range, signal)) {
     hash?.update(bytes);
     await writeAll(file, bytes, position);
     position += bytes.length;
@@ -190,31 +184,15 @@ async function fetchPart(
   }
 }
 
-export function checkDigest({ repository, descriptor }: BlobSource, hash: Hash): void {
+export function checkDigest({ repository, blob }: BlobSource, hash: Hash): void {
   const found = `sha256:${hash.digest('hex')}`;
-  if (found === descriptor.digest) {
+  if (found === blob.digest) {
     return;
   }
   throw new ReasonedError(
     'DigestMismatch',
-    `${repository.name} sent wrong content for ${descriptor.digest}: the digest of the content is ${found}`,
+    `${repository.name} sent wrong content for ${blob.digest}: the digest of the content is ${found}`,
   );
-}
-
-/**
- * Yields the bytes of a range of a blob. For an empty range, the function yields nothing and sends no request, because registries refuse a
- * request that begins at the end of a blob.
- */
-export async function* streamOf(
-  repository: Repository,
-  descriptor: Descriptor,
-  range: { start: number; end: number },
-  signal: AbortSignal,
-): AsyncGenerator<Buffer, void, undefined> {
-  if (range.start === range.end) {
-    return;
-  }
-  yield* repository.stream(descriptor, range, signal) as AsyncIterable<Buffer>;
 }
 
 /**
@@ -225,7 +203,7 @@ export async function saveBlob(source: BlobSource, path: string, options: PullOp
   const file = await open(path, 'w', 0o600);
   try {
     const hash = createHash('sha256');
-    await fetchPart(source, { start: 0, end: source.descriptor.size }, file, options, hash);
+    await fetchPart(source, { start: 0, end: source.blob.size }, file, options, hash);
     checkDigest(source, hash);
     await file.sync();
   } finally {

@@ -28,6 +28,9 @@ const tableSchema = z.object({ chunks: z.array(chunkSchema) });
 
 export type Chunk = z.infer<typeof chunkSchema>;
 
+/** Chunk of a disk that is pulled. `index` distinguishes the chunks in the journal of the pull. */
+export type RemoteChunk = Chunk & { index: number };
+
 /**
  * Writes the table. If several chunks have the same content, the table contains only the first of them. Otherwise a small hostile image,
  * which repeats one layer, could have a table of many megabytes, and reading it would block the agent for seconds.
@@ -35,7 +38,8 @@ export type Chunk = z.infer<typeof chunkSchema>;
 export async function writeChunkTable({ folder }: PullTarget, chunks: readonly Chunk[]): Promise<void> {
   const byContent = new Map(chunks.toReversed().map((chunk) => [chunk.rawDigest, chunk]));
   const first = chunks.filter((chunk) => byContent.get(chunk.rawDigest) === chunk);
-  await writeFile(join(folder, CHUNK_TABLE), JSON.stringify({ chunks: first }), { mode: 0o600, flush: true });
+  const table = JSON.stringify(tableSchema.parse({ chunks: first }));
+  await writeFile(join(folder, CHUNK_TABLE), table, { mode: 0o600, flush: true });
 }
 
 /** Reads the chunk table in the folder of a pulled disk. @throws Error when there is no valid table. */
@@ -56,7 +60,7 @@ export function lookupIn(disks: readonly { disk: string; chunks: readonly Chunk[
       }
     }
   }
-  return (rawDigest, _offset, length) => {
+  return ({ rawDigest, length }) => {
     const place = places.get(rawDigest);
     return place?.length === length ? { path: place.path, offset: place.offset } : undefined;
   };

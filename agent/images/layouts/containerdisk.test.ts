@@ -6,7 +6,8 @@ import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { unpackedLimit } from '../../disks/unpack.ts';
-import type { Descriptor, Repository } from '../oci/types.ts';
+import type { Descriptor } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import { planContainerDisk } from './containerdisk.ts';
 import type { PullPlan } from './pull.ts';
 

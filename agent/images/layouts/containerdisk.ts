@@ -10,8 +10,8 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unpackedLimit } from '../../disks/unpack.ts';
-import type { Descriptor, Repository } from '../oci/types.ts';
-import { parseJson } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
+import { type Descriptor, parseJson } from '../oci/manifests.ts';
 import { fetchBlob } from './blob.ts';
 import {
   asReasonedError,
@@ -128,7 +128,7 @@ async function pull(
     const { descriptor } = remote;
     const work = { path: blobPath(target, index), journal, name: `layer ${index}` };
     const into = { disk: unfinished(target), covering, allowance };
-    const hasDisk = await fetchBlob({ repository, descriptor }, work, options, async (content) => {
+    const hasDisk = await fetchBlob({ repository, blob: descriptor }, work, options, async (content) => {
       return await extractDisk(remote, content, into, options.signal);
     });
     if (hasDisk) {

@@ -11,21 +11,6 @@ import type { PullTarget } from './pull.ts';
 /** Size limit of a journal in bytes. Even the manifest with the most layers and the blob with the most parts need a smaller journal. */
 const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 
-export interface Journal {
-  /**
-   * True if the work began with the call of {@link openJournal} that returned this journal. If an earlier call began the work, the value is
-   * false, and the files might already have content.
-   */
-  readonly fresh: boolean;
-  has(entry: string): boolean;
-  /**
-   * Adds an entry. The journal first writes the data of `file` to the disk, and then the entry. The promise resolves after both writes.
-   * Entries that are added at the same time share one write.
-   */
-  add(entry: string, file: FileHandle): Promise<void>;
-  close(): Promise<void>;
-}
-
 /** Opens the journal in `folder` if its first line is `key`. Otherwise empties the folder and begins a new journal. */
 export async function openJournal(folder: string, key: string): Promise<Journal> {
   const path = join(folder, 'journal');
@@ -35,14 +20,14 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
     // If the agent was killed during a write, the last line can be incomplete. An incomplete line is removed, because otherwise the next
     // entry would be appended to it.
     await file.truncate(lines.reduce((length, line) => length + Buffer.byteLength(line) + 1, 0));
-    return new FileJournal(file, lines.slice(1), false);
+    return new Journal(file, lines.slice(1), false);
   }
   await rm(folder, { recursive: true, force: true });
   await mkdir(folder, { recursive: true, mode: 0o700 });
   const file = await open(path, 'a', 0o600);
   await file.appendFile(`${key}\n`);
   await file.datasync();
-  return new FileJournal(file, [], true);
+  return new Journal(file, [], true);
 }
 
 /** Returns the complete lines of a journal. Leaves out an incomplete last line. Returns undefined when the file is missing or too large. */
@@ -62,7 +47,11 @@ async function linesOf(path: string): Promise<string[] | undefined> {
   }
 }
 
-class FileJournal implements Journal {
+export class Journal {
+  /**
+   * True if the work began with the call of {@link openJournal} that returned this journal. If an earlier call began the work, the value is
+   * false, and the files might already have content.
+   */
   readonly fresh: boolean;
   readonly #file: FileHandle;
   readonly #done: Set<string>;
@@ -80,6 +69,10 @@ class FileJournal implements Journal {
     return this.#done.has(entry);
   }
 
+  /**
+   * Adds an entry. The journal first writes the data of `file` to the disk, and then the entry. The promise resolves after both writes.
+   * Entries that are added at the same time share one write.
+   */
   async add(entry: string, file: FileHandle): Promise<void> {
     this.#waiting.set(entry, file);
     // Entries that are added during a write wait for the next write. Thus only one write runs at a time, for any number of workers.

@@ -3,7 +3,8 @@ import { open } from 'node:fs/promises';
 import { Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Descriptor, Repository } from '../oci/types.ts';
+import type { Descriptor } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import { digestOf } from './artifact.ts';
 import type { Chunk } from './chunks.ts';
 import {
@@ -42,15 +43,19 @@ const UPLOAD_BYTES = 256 * 1024;
  */
 const CHUNKS_AT_ONCE = 3;
 
-export interface DiskToPublish {
+/** A disk in a raw file. The file can be sparse. Nobody writes to the file. */
+export interface RawDisk {
+  path: string;
+  /** Size of the disk. If the file is shorter, the rest of the disk is zeros. */
+  virtualSizeBytes: number;
+  /** Architecture of the guest. Undefined when it was not specified. */
+  architecture?: 'amd64' | 'arm64' | undefined;
+  os?: string | undefined;
+}
+
+export interface DiskToPublish extends RawDisk {
   repository: Repository;
   tag: string;
-  /** Path of a sparse raw file that nobody writes to. */
-  rawPath: string;
-  /** Size of the disk in bytes. If the file is shorter, the rest of the disk is zeros. */
-  virtualSize: number;
-  architecture?: string | undefined;
-  os?: string | undefined;
   /** Annotations of the manifest. */
   annotations?: Readonly<Record<string, string>> | undefined;
 }
@@ -59,7 +64,7 @@ export interface PublishOptions {
   signal: AbortSignal;
   /**
    * Called with the number of bytes of the disk, including holes, that were processed since the last call. The sum of all calls is
-   * `virtualSize`.
+   * `virtualSizeBytes`.
    */
   onBytes: (count: number) => void;
 }
@@ -80,7 +85,7 @@ const UNKNOWN = 'unknown';
  * @throws ReasonedError when the upload fails or the disk has too much data.
  */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
-  const { repository, tag, virtualSize, architecture = UNKNOWN, os = UNKNOWN, annotations } = disk;
+  const { repository, tag, virtualSizeBytes: virtualSize, architecture = UNKNOWN, os = UNKNOWN } = disk;
   const { signal } = options;
   const chunkSize = chunkSizeFor(virtualSize);
   const { layers, map } = arranged(await publishChunks(disk, chunkSize, options));
@@ -98,7 +103,7 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
       artifactType: ARTIFACT_TYPE,
       config: await publishConfig(repository, configBytes, signal),
       layers: layers.map(({ digest, size }) => ({ mediaType: CHUNK_TYPE, digest, size })),
-      annotations,
+      annotations: disk.annotations,
     }),
   );
   const digest = await repository.putManifest(tag, MANIFEST_TYPE, manifest, signal);
@@ -147,11 +152,10 @@ async function publishChunks(
   chunkSize: number,
   { signal, onBytes }: PublishOptions,
 ): Promise<Map<number, Layer>> {
-  const { rawPath, virtualSize } = disk;
-  const indexes = await chunksWithData(rawPath, chunkSize, virtualSize, signal);
+  const { path, virtualSizeBytes: virtualSize } = disk;
+  const indexes = await chunksWithData(path, chunkSize, virtualSize, signal);
   const workers = Math.min(CHUNKS_AT_ONCE, chunksAtOnce(chunkSize));
-  const length = Math.min(chunkSize, virtualSize);
-  const rooms = Array.from({ length: workers }, () => new Room(length));
+  const rooms: Room[] = [];
   const places = new Map<number, Layer>();
   /**
    * Layers that are already published, or whose upload is under way. The key is the digest of the layer's uncompressed content. Thus
@@ -159,12 +163,12 @@ async function publishChunks(
    */
   const layers = new Map<string, Promise<Layer>>();
   let reported = 0;
-  const file = await open(rawPath, 'r');
+  const file = await open(path, 'r');
   try {
     await inParallel(indexes, workers, signal, async (index, signal, worker) => {
       const offset = index * chunkSize;
       const length = Math.min(chunkSize, virtualSize - offset);
-      const room = rooms[worker] ?? new Room(length);
+      const room = (rooms[worker] ??= new Room(Math.min(chunkSize, virtualSize)));
       const bytes = room.raw.subarray(0, length);
       await readAll(file, bytes, offset);
       if (!isZero(bytes)) {

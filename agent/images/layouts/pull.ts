@@ -6,8 +6,8 @@ import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
-import { printable } from '../oci/manifests.ts';
-import type { Repository, ResolvedManifest } from '../oci/types.ts';
+import { printable, type ResolvedManifest } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 
 /**
  * The folder into which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues
@@ -54,13 +54,11 @@ export interface PullOptions {
  * Searches this host for content that a pull needs. The pull copies this content instead of downloading it, and verifies it like a
  * download. Returns the file and the content's offset in bytes, or undefined if the host does not have the content.
  */
-export type ContentLookup = (
+export type ContentLookup = (content: {
   /** Digest of the needed content without compression: `sha256:<hex>`. */
-  rawDigest: string,
-  /** Position of the content on the pulled disk, in bytes. */
-  offset: number,
-  length: number,
-) => { path: string; offset: number } | undefined;
+  rawDigest: string;
+  length: number;
+}) => { path: string; offset: number } | undefined;
 
 /**
  * Plans the pull of a manifest. Returns undefined when the manifest does not have this layout.

@@ -8,10 +8,10 @@ import { constants, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
-import type { Descriptor, Manifest, Repository } from '../oci/types.ts';
-import { parseJson, printable } from '../oci/manifests.ts';
-import { checkDigest, saveBlob, streamOf } from './blob.ts';
-import { type Chunk, copyLocal, writeChunkTable } from './chunks.ts';
+import type { Repository } from '../oci/repository.ts';
+import { type Descriptor, type Manifest, parseJson, printable } from '../oci/manifests.ts';
+import { checkDigest, saveBlob } from './blob.ts';
+import { copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
 import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
@@ -42,14 +42,6 @@ const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
 /** Fields of the configuration that Berth uses. Old versions of Tart ran only arm64 and did not write `arch`, so arm64 is the default. */
 const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
 
-interface DiskLayer {
-  index: number;
-  descriptor: Descriptor;
-  rawDigest: string;
-  offset: number;
-  length: number;
-}
-
 export const planTart: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
   if (!manifest.layers.some(({ mediaType }) => mediaType.startsWith(TYPE))) {
     return undefined;
@@ -59,32 +51,28 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
   // The check of the architecture uses the configuration that Tart stores in a layer. The manifest names another configuration in its field
   // `config`. That other configuration is useless here, because Tart always writes arm64 into it.
   checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
-  const diskBytes = layers.reduce((sum, { descriptor }) => sum + descriptor.size, 0);
+  const diskBytes = layers.reduce((sum, layer) => sum + layer.size, 0);
   return {
     downloadBytes: diskBytes + nvram.size,
     roomBytes: size + nvram.size + config.size,
     run: async (target, options) => {
       await makeDisk(target, digest, async (journal) => {
         await writeFile(join(target.folder, 'config.json'), configBytes, { mode: 0o600, flush: true });
-        await saveBlob({ repository, descriptor: nvram }, join(target.folder, 'nvram.bin'), options);
+        await saveBlob({ repository, blob: nvram }, join(target.folder, 'nvram.bin'), options);
         await pullDisk({ repository, layers, size }, { target, journal }, options);
-        await writeChunkTable(target, layers.map(asChunk));
+        await writeChunkTable(target, layers);
       });
     },
   };
 };
 
-function asChunk({ descriptor: { digest, size }, rawDigest, offset, length }: DiskLayer): Chunk {
-  return { offset, length, rawDigest, digest, size };
-}
-
 function partsOf(manifest: Manifest): {
   config: Descriptor;
   nvram: Descriptor;
-  layers: DiskLayer[];
+  layers: RemoteChunk[];
   size: number;
 } {
-  const layers: DiskLayer[] = [];
+  const layers: RemoteChunk[] = [];
   let offset = 0;
   for (const descriptor of manifest.layers) {
     if (descriptor.mediaType === OLD_DISK_TYPE) {
@@ -115,16 +103,17 @@ function onlyLayer({ layers }: Manifest, type: string): Descriptor {
   return found[0];
 }
 
-function diskLayer(descriptor: Descriptor, index: number, offset: number): DiskLayer {
-  const { [SIZE]: size = '', [DIGEST]: rawDigest = '' } = descriptor.annotations ?? {};
-  const length = Number(size);
-  if (!/^\d+$/.test(size) || !Number.isSafeInteger(length) || length === 0) {
+function diskLayer(descriptor: Descriptor, index: number, offset: number): RemoteChunk {
+  const { annotations = {}, digest, size } = descriptor;
+  const { [SIZE]: unpacked = '', [DIGEST]: rawDigest = '' } = annotations;
+  const length = Number(unpacked);
+  if (!/^\d+$/.test(unpacked) || !Number.isSafeInteger(length) || length === 0) {
     throw invalid(`a layer of its disk lacks a valid annotation ${SIZE}`);
   }
   if (!isSha256(rawDigest)) {
     throw invalid(`a layer of its disk lacks a valid annotation ${DIGEST}`);
   }
-  return { index, descriptor, rawDigest, offset, length };
+  return { index, offset, length, rawDigest, digest, size };
 }
 
 function checkSize(size: number, said: string | undefined): void {
@@ -148,7 +137,7 @@ function readConfig(bytes: Buffer): z.infer<typeof configSchema> {
 
 interface Disk {
   repository: Repository;
-  layers: readonly DiskLayer[];
+  layers: readonly RemoteChunk[];
   size: number;
 }
 
@@ -163,7 +152,7 @@ async function pullDisk(
     await inParallel(layers, LAYERS_AT_ONCE, options.signal, async (layer, signal) => {
       const name = String(layer.index);
       if (journal.has(name)) {
-        options.onSpared?.(layer.descriptor.size);
+        options.onSpared?.(layer.size);
       } else {
         await pullLayer(repository, layer, { file, fresh: journal.fresh }, { ...options, signal });
         await journal.add(name, file);
@@ -176,15 +165,14 @@ async function pullDisk(
 
 async function pullLayer(
   repository: Repository,
-  layer: DiskLayer,
+  layer: RemoteChunk,
   disk: SparseFile,
   options: PullOptions,
 ): Promise<void> {
-  const { descriptor, rawDigest, offset, length } = layer;
-  const local = options.lookup?.(rawDigest, offset, length);
-  const to = { ...disk, position: offset };
+  const local = options.lookup?.(layer);
+  const to = { ...disk, position: layer.offset };
   if (local !== undefined && (await copyLocal(local, layer, to, options.signal))) {
-    options.onSpared?.(descriptor.size);
+    options.onSpared?.(layer.size);
     return;
   }
   const fresh = disk.fresh && local === undefined;
@@ -193,31 +181,39 @@ async function pullLayer(
 
 async function decodeLayer(
   repository: Repository,
-  { descriptor, rawDigest, offset, length }: DiskLayer,
+  layer: RemoteChunk,
   disk: SparseFile,
   { signal, onBytes }: PullOptions,
 ): Promise<void> {
   const compressed = createHash('sha256');
-  const decoding = new LayerDecoding(disk, offset, length);
+  const decoding = new LayerDecoding(disk, layer.offset, layer.length);
   let broken: DiskError | undefined;
-  for await (const bytes of streamOf(repository, descriptor, { start: 0, end: descriptor.size }, signal)) {
+  for await (const bytes of repository.stream(layer, { start: 0, end: layer.size }, signal)) {
     compressed.update(bytes);
     onBytes(bytes.length);
     // If bytes cannot be decoded, the registry might have sent wrong bytes. Only the digest of the whole layer shows this. So the loop
     // reads the layer to its end, and the error is thrown after the check of the digest.
-    if (broken === undefined) {
-      broken = await failureOf(decoding.push(bytes));
+    if (broken !== undefined) {
+      continue;
+    }
+    try {
+      await decoding.push(bytes);
+    } catch (error) {
+      if (!(error instanceof DiskError)) {
+        throw error;
+      }
+      broken = error;
     }
   }
-  checkDigest({ repository, descriptor }, compressed);
+  checkDigest({ repository, blob: layer }, compressed);
   if (broken !== undefined) {
     throw broken;
   }
   const found = await decoding.end();
-  if (found !== rawDigest) {
+  if (found !== layer.rawDigest) {
     throw new ReasonedError(
       'DigestMismatch',
-      `The content of a layer of ${repository.name} has the digest ${found} instead of ${rawDigest}`,
+      `The content of a layer of ${repository.name} has the digest ${found} instead of ${layer.rawDigest}`,
     );
   }
 }
@@ -253,23 +249,6 @@ class LayerDecoding {
     // This pause lets other work run. Often, zeros need not be written, so a layer with many zeros can be decoded without any wait for the
     // disk. Without the pause, the decoding of such a layer would block all other work.
     await turn();
-  }
-}
-
-/**
- * Returns undefined when `work` succeeds. Returns the error when `work` fails with a DiskError.
- *
- * @throws Error when `work` fails with any other error.
- */
-async function failureOf(work: Promise<void>): Promise<DiskError | undefined> {
-  try {
-    await work;
-    return undefined;
-  } catch (error) {
-    if (error instanceof DiskError) {
-      return error;
-    }
-    throw error;
   }
 }
 

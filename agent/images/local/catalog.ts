@@ -49,6 +49,8 @@ export class Catalog {
   readonly #images = new Map<ImageId, Stored>();
   readonly #listeners: (() => void)[] = [];
   #listed = '';
+  /** Images whose metadata has changed since its last write, for example because the disk was full. */
+  readonly #unsaved = new Set<Stored>();
   /** Queue of writes. Only one write runs at a time. Otherwise an older write could end last and store an old state. */
   readonly #writes = new Serial();
 
@@ -122,23 +124,27 @@ export class Catalog {
    */
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
-    const changed = new Set<Stored>();
     for (const name of asked.names) {
-      this.#move(name, asked.architecture, stored, changed);
+      this.#move(name, asked.architecture, stored);
     }
     if (asked.holder.startsWith(ENTRY)) {
-      this.#enter(asked.holder, stored, changed);
+      this.#enter(asked.holder, stored);
     }
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
     // The image that gains a name or a cache entry is saved first. So after a crash, two images can have the same name or entry, but no
     // name or entry is lost.
-    if (changed.delete(stored)) {
+    if (this.#unsaved.has(stored)) {
       await this.save(stored);
     }
-    for (const other of changed) {
-      await this.save(other);
-    }
+    await this.flush();
     this.#tell();
+  }
+
+  /** Saves the changes that earlier calls could not save. @throws Error when the disk still cannot store them. */
+  async flush(): Promise<void> {
+    for (const stored of [...this.#unsaved]) {
+      await this.save(stored);
+    }
   }
 
   /**
@@ -163,6 +169,8 @@ export class Catalog {
   /** Saves the metadata of an image. If the image is removed before or during the write, no metadata stays on the disk. */
   async #write(stored: Stored): Promise<void> {
     const isHere = (): boolean => this.#images.get(stored.id) === stored;
+    // A change during the write adds the image again.
+    this.#unsaved.delete(stored);
     if (!isHere()) {
       return;
     }
@@ -170,6 +178,7 @@ export class Catalog {
       await this.#layout.save(stored.id, stored.metadata);
     } catch (error) {
       if (isHere()) {
+        this.#unsaved.add(stored);
         throw error;
       }
     }
@@ -235,40 +244,37 @@ export class Catalog {
     this.#listeners.push(listener);
   }
 
-  #move(name: string, architecture: Asked['architecture'], to: Stored, changed: Set<Stored>): void {
+  /** Moves a name to this image. The image that gains the name is marked first, because {@link flush} saves in this order. */
+  #move(name: string, architecture: Asked['architecture'], to: Stored): void {
+    if (!to.metadata.names.includes(name)) {
+      to.metadata.names = [...to.metadata.names, name].slice(-NAMES_LIMIT);
+      this.#unsaved.add(to);
+    }
     for (const other of this.all()) {
       const { metadata } = other;
-      if (other === to || metadata.architecture !== architecture || !metadata.names.includes(name)) {
-        continue;
+      if (other !== to && metadata.architecture === architecture && metadata.names.includes(name)) {
+        metadata.names = metadata.names.filter((one) => one !== name);
+        this.#unsaved.add(other);
       }
-      metadata.names = metadata.names.filter((one) => one !== name);
-      changed.add(other);
     }
-    if (to.metadata.names.includes(name)) {
-      return;
-    }
-    to.metadata.names = [...to.metadata.names, name].slice(-NAMES_LIMIT);
-    changed.add(to);
   }
 
   /**
    * Records that this image belongs to a cache entry. An entry has only one image, so its previous image no longer belongs to it.
    */
-  #enter(holder: Holder, to: Stored, changed: Set<Stored>): void {
+  #enter(holder: Holder, to: Stored): void {
     const entry = holder.slice(ENTRY.length);
+    if (!to.metadata.entries.includes(entry)) {
+      to.metadata.entries = [...to.metadata.entries, entry];
+      this.#unsaved.add(to);
+    }
     for (const other of this.all()) {
-      if (other === to || !other.metadata.entries.includes(entry)) {
-        continue;
+      if (other !== to && other.metadata.entries.includes(entry)) {
+        other.metadata.entries = other.metadata.entries.filter((one) => one !== entry);
+        this.#holders.drop(holder, other.id);
+        this.#unsaved.add(other);
       }
-      other.metadata.entries = other.metadata.entries.filter((one) => one !== entry);
-      this.#holders.drop(holder, other.id);
-      changed.add(other);
     }
-    if (to.metadata.entries.includes(entry)) {
-      return;
-    }
-    to.metadata.entries = [...to.metadata.entries, entry];
-    changed.add(to);
   }
 
   #pathOf({ id, metadata }: Stored): string {

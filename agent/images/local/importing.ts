@@ -2,6 +2,7 @@
  * Imports images to this host. An import reserves disk space, fetches the image or resumes its fetch, checks the disk, and moves it to its
  * final folder.
  */
+import type { Logger } from 'pino';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
@@ -9,7 +10,7 @@ import type { RunAs } from '../../../base/exec.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { type ImageFormat, inspectImage } from './inspect.ts';
-import type { ImageId, Layout, Metadata } from './layout.ts';
+import { type ImageId, type Layout, type Metadata, newMetadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
@@ -34,13 +35,10 @@ export interface Waiting {
   onProgress: (percent: number, bytes?: number) => void;
 }
 
-interface Formatted {
+/** Fields that all requests for an image have, whatever the source of the image. */
+export interface ImageRequest extends Waiting {
   /** Format that the Image states. */
   format: ImageFormat;
-}
-
-/** Fields that all requests for an image have, whatever the source of the image. */
-export interface ImageRequest extends Waiting, Formatted {
   architecture: 'amd64' | 'arm64';
   /** Runs `work`. Before that, the function records that the requester needs the image, so that the store keeps the image. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
@@ -57,7 +55,18 @@ export interface Import {
   run: (target: PullTarget, watched: Watched) => Promise<void>;
 }
 
-export interface ImportingParts {
+/** An import of content that must have this format. */
+type Wanted = Import & Pick<ImageRequest, 'format'>;
+
+/** Parts of the store that every source of images with imports needs. */
+export interface SourceParts {
+  catalog: Catalog;
+  importing: Importing;
+  metrics: ImageMetrics;
+  logger: Logger;
+}
+
+interface ImportingParts {
   layout: Layout;
   catalog: Catalog;
   space: Space;
@@ -83,7 +92,7 @@ export class Importing {
    */
   async ensure(
     source: string,
-    request: Waiting & Formatted,
+    request: Waiting & Pick<ImageRequest, 'format'>,
     plan: (signal: AbortSignal, onProgress: Waiting['onProgress']) => Promise<Import>,
   ): Promise<Stored> {
     const { format } = request;
@@ -106,7 +115,7 @@ export class Importing {
     }
   }
 
-  async #import(key: string, wanted: Import & Formatted, signal: AbortSignal): Promise<Stored> {
+  async #import(key: string, wanted: Wanted, signal: AbortSignal): Promise<Stored> {
     const { layout, space, metrics } = this.#parts;
     const target = layout.partial(key);
     try {
@@ -127,7 +136,7 @@ export class Importing {
     }
   }
 
-  async #fetch(target: PullTarget, wanted: Import & Formatted, signal: AbortSignal): Promise<Metadata> {
+  async #fetch(target: PullTarget, wanted: Wanted, signal: AbortSignal): Promise<Metadata> {
     const { layout, space, reader } = this.#parts;
     const claim = { folder: target.folder, bytes: wanted.roomBytes };
     await space.within(claim, signal, async (watched) => {
@@ -137,8 +146,7 @@ export class Importing {
     await layout.letRead(target.disk);
     const inspected = await inspectImage(target.disk, wanted.format, reader);
     const sizeBytes = await allocatedBytes(target.disk);
-    const nobodys = { names: [], repositories: [], urls: [], entries: [] };
-    const metadata = { version: 1 as const, ...wanted.metadata, ...inspected, ...nobodys, sizeBytes };
+    const metadata = newMetadata({ ...wanted.metadata, ...inspected, sizeBytes });
     await layout.finish(target.folder, metadata);
     return metadata;
   }

@@ -66,6 +66,13 @@ const metadataSchema = z.object({
 });
 export type Metadata = z.infer<typeof metadataSchema>;
 
+/** Returns the metadata of an image that has neither a name nor an origin yet, and that no cache entry needs. */
+export function newMetadata(
+  content: Omit<Metadata, 'version' | 'names' | 'repositories' | 'urls' | 'entries'>,
+): Metadata {
+  return { version: 1, ...content, names: [], repositories: [], urls: [], entries: [] };
+}
+
 interface Loaded {
   id: ImageId;
   metadata: Metadata;

@@ -5,10 +5,9 @@
 import { LRUCache } from 'lru-cache';
 import { type Credential, fingerprint, type Keyring } from './credentials.ts';
 import { scopeOf } from './route.ts';
-import type { Registries } from './repository.ts';
+import type { Registries, Repository } from './repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Repository } from './types.ts';
 
 /**
  * Time in milliseconds for which the agent relies on a registry's permission without a new request. Within this time, further deployments

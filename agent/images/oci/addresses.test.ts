@@ -8,8 +8,8 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Addresses } from './addresses.ts';
 
 const clusterCIDRs = ['10.96.0.0/12', 'fd77::/48'];
-const strict = new Addresses({ allowLoopback: false, clusterCIDRs, ownAddresses: ['192.0.2.7'] });
-const loopback = new Addresses({ allowLoopback: true, clusterCIDRs });
+const strict = new Addresses({ allowLoopbackHttp: false, clusterCIDRs, ownAddresses: ['192.0.2.7'] });
+const loopback = new Addresses({ allowLoopbackHttp: true, clusterCIDRs });
 
 const LOCAL = [
   '127.0.0.1',
@@ -96,7 +96,7 @@ it('a configured server may be at any address, but only that server', async () =
     hosts.push(`127.0.0.1:${(server.address() as AddressInfo).port}`);
   }
   const [named = '', other = ''] = hosts;
-  const addresses = new Addresses({ allowLoopback: false, registries: [{ host: named }] });
+  const addresses = new Addresses({ allowLoopbackHttp: false, registries: [{ host: named }] });
   const dispatcher = new Agent({ connect: addresses.connector({}) });
   const status = async (host: string): Promise<number> => {
     const { statusCode, body } = await request(`http://${host}/disk`, { dispatcher });
@@ -122,7 +122,7 @@ it.each([
   ['127.0.0.1:443', 'https:', true],
   ['127.0.0.1:443', 'http:', false],
 ])('a server configured as %s is that of the usual port of %s: %s', async (host, protocol, isOpen) => {
-  const addresses = new Addresses({ allowLoopback: false, registries: [{ host }] });
+  const addresses = new Addresses({ allowLoopbackHttp: false, registries: [{ host }] });
   const target = { host: '127.0.0.1', hostname: '127.0.0.1', protocol, port: '' };
   const error = await new Promise<unknown>((resolve) => {
     addresses.connector({})(target, (failure, socket) => {

@@ -12,7 +12,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 export interface AddressRules {
   /** True to allow addresses of this host itself and link-local addresses, for example for a mirror on this host. */
-  allowLoopback: boolean;
+  allowLoopbackHttp: boolean;
   /** Networks of the cluster's Pods, Services and Nodes. */
   clusterCIDRs?: readonly string[];
   /**
@@ -125,7 +125,7 @@ export class Addresses {
       return `a metadata address of a cloud; ${OUTSIDE}`;
     }
     if (zone !== undefined || isIn(LISTS.local) || isIn(this.#own())) {
-      return this.#rules.allowLoopback ? undefined : LOCAL_WORDS;
+      return this.#rules.allowLoopbackHttp ? undefined : LOCAL_WORDS;
     }
     if (isIn(this.#cluster)) {
       return `an address of the cluster (clusterCIDRs); ${OUTSIDE}`;

@@ -17,8 +17,8 @@ export interface Ask {
   headers?: Readonly<Record<string, string>>;
   /** Returns the body of the request. The client calls this function each time it sends the request. */
   body?: (() => Buffer | Readable) | undefined;
-  writes?: boolean;
-  removes?: boolean;
+  /** Rights that the request needs in the repository. The default is `pull`. */
+  rights?: 'pull,push' | 'pull,delete';
   /** HTTP statuses outside 200–299 that count as success for this request. */
   accept?: readonly number[];
 }
@@ -48,10 +48,6 @@ export class Session {
     this.#base = shared.transport.baseUrl(reference.registry, route?.scheme);
   }
 
-  get isAnonymous(): boolean {
-    return this.#credential === undefined;
-  }
-
   /** Returns the name of the repository, with the tag or digest `reference` if it is defined: `registry.example/team/image:tag`. */
   named(reference: string | undefined): string {
     return reference === undefined ? this.name : join(this.name, reference);
@@ -77,7 +73,7 @@ export class Session {
     const what = this.named(ask.reference);
     const need = {
       registry: this.#base,
-      scope: this.#scope(ask),
+      scope: `repository:${this.#repository}:${ask.rights ?? 'pull'}`,
       credential: this.#credential,
       trust: scopeOf(this.#route),
       what,
@@ -95,7 +91,11 @@ export class Session {
     if ((status >= 200 && status < 300) || ask.accept?.includes(status) === true) {
       return response;
     }
-    throw await refusal(response, { what, registry: this.#base, hasCredential: !this.isAnonymous });
+    throw await refusal(response, {
+      what,
+      registry: this.#base,
+      hasCredential: this.#credential !== undefined,
+    });
   }
 
   async #send(ask: Ask, authorization: string | undefined, signal: AbortSignal): Promise<Response> {
@@ -113,10 +113,5 @@ export class Session {
       },
       signal,
     );
-  }
-
-  #scope({ writes, removes }: Ask): string {
-    const actions = removes === true ? 'pull,delete' : writes === true ? 'pull,push' : 'pull';
-    return `repository:${this.#repository}:${actions}`;
   }
 }

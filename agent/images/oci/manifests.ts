@@ -4,7 +4,6 @@ import * as z from 'zod';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Manifest } from './types.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';
@@ -27,10 +26,15 @@ const SYSTEMS = new Set(['linux', 'darwin']);
 
 const descriptorSchema = z.object({
   mediaType: z.string(),
+  /** Digest of the content: `sha256:<hex>`. */
   digest: z.string().refine(isSha256, 'must be a sha256 digest'),
   size: z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER),
   annotations: z.record(z.string(), z.string()).optional(),
 });
+/** A piece of content, identified by its digest. */
+export type Descriptor = z.infer<typeof descriptorSchema>;
+/** The part of a descriptor that a request for the content of a blob needs. */
+export type BlobReference = Pick<Descriptor, 'digest' | 'size'>;
 
 const manifestSchema = z.object({
   schemaVersion: z.literal(2),
@@ -41,6 +45,24 @@ const manifestSchema = z.object({
   annotations: z.record(z.string(), z.string()).optional(),
   manifests: z.never().optional(),
 });
+/** The manifest of one image, in the format of OCI or Docker schema 2. */
+export type Manifest = Pick<
+  z.infer<typeof manifestSchema>,
+  'artifactType' | 'config' | 'layers' | 'annotations'
+>;
+
+export interface ResolvedManifest {
+  /** Digest of the manifest for one platform. If the tag names an index, this is the digest of a manifest that the index lists. */
+  digest: string;
+  /** Digest of the manifest or index that the tag itself names. If the tag names no index, the value is the same as `digest`. */
+  tagDigest: string;
+  /**
+   * Architecture that the requester needs. The plan of the pull compares the image's own architecture with this value. If undefined, the
+   * plan compares nothing.
+   */
+  architecture: 'amd64' | 'arm64' | undefined;
+  manifest: Manifest;
+}
 
 const platformSchema = z.object({ architecture: z.string(), os: z.string() });
 
@@ -76,8 +98,7 @@ export function parseManifest(bytes: Buffer, contentType: string, what: string):
       `${what} has the media type ${printable(mediaType)}, but Berth cannot read images of this type`,
     );
   }
-  const { config, layers, artifactType, annotations } = check(manifestSchema, document, body);
-  return { kind: 'manifest', manifest: { mediaType, config, layers, artifactType, annotations } };
+  return { kind: 'manifest', manifest: check(manifestSchema, document, body) };
 }
 
 /**

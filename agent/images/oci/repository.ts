@@ -1,15 +1,17 @@
 /** Reads and writes manifests and blobs in repositories of registries (distribution specification 1.1). */
-import type { Readable } from 'node:stream';
+import { buffer } from 'node:stream/consumers';
 import { retrying } from './failures.ts';
 import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
 import {
+  type BlobReference,
   digestOf,
   type Document,
   MANIFEST_ACCEPT,
   MANIFEST_LIMIT_BYTES,
   parseManifest,
   pick,
+  type ResolvedManifest,
 } from './manifests.ts';
 import { isSha256, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -17,8 +19,8 @@ import type { Credential } from './credentials.ts';
 import type { InsecureRoute } from './route.ts';
 import { Session } from './client.ts';
 import { Tokens } from './tokens.ts';
-import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
-import type { Descriptor, Repository, ResolvedManifest, UploadBlob } from './types.ts';
+import { type RegistriesOptions, type Response, Transport } from './transport.ts';
+import { uploadBlob, type UploadBlob } from './upload.ts';
 
 /** Largest accepted number of nested indexes between a tag and its manifest. No publisher needs more than two. */
 const INDEX_DEPTH = 3;
@@ -49,7 +51,7 @@ export class Registries {
     route?: InsecureRoute,
   ): Repository {
     const shared = { transport: this.#transport, tokens: this.#tokens };
-    return new HttpRepository(new Session(reference, credential, shared, route));
+    return new Repository(new Session(reference, credential, shared, route));
   }
 
   /** Closes all connections. Requests that are not finished fail. */
@@ -63,7 +65,9 @@ interface Fetched {
   document: Document;
 }
 
-class HttpRepository implements Repository {
+/** One repository of one registry. Content that is read as a whole is verified against its digest. */
+export class Repository {
+  /** Name for messages: `registry.example/team/image`. */
   readonly name: string;
   readonly #session: Session;
 
@@ -72,6 +76,12 @@ class HttpRepository implements Repository {
     this.name = session.name;
   }
 
+  /**
+   * Returns the digest of the manifest or index that a tag or digest names now. Sends one HEAD request. If the registry's answer does not
+   * contain the digest, also sends a GET request.
+   *
+   * @throws ReasonedError when there is no such manifest, or these credentials give no access to it.
+   */
   async head(reference: string, signal: AbortSignal): Promise<string> {
     const response = await this.#session.ask(
       { method: 'HEAD', at: `manifests/${reference}`, reference, headers: { accept: MANIFEST_ACCEPT } },
@@ -87,6 +97,10 @@ class HttpRepository implements Repository {
     return digest;
   }
 
+  /**
+   * Returns the manifest of a tag or digest. If `reference` names an index, the function returns the manifest that the index lists for this
+   * architecture (os linux or darwin).
+   */
   async resolve(
     reference: string,
     architecture: 'amd64' | 'arm64',
@@ -108,28 +122,41 @@ class HttpRepository implements Repository {
     );
   }
 
-  async blob(descriptor: Descriptor, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
-    const { digest, size } = descriptor;
+  /**
+   * Returns the whole content of a small blob after a check of its digest.
+   *
+   * @throws ReasonedError when the blob is larger than `limitBytes` or its digest differs.
+   */
+  async blob(blob: BlobReference, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
+    const { digest, size } = blob;
     if (size > limitBytes) {
       throw new ReasonedError(
         'ImageInvalid',
         `${this.#session.named(digest)} has ${size} bytes, more than the allowed ${limitBytes}`,
       );
     }
-    const chunks: Buffer[] = [];
-    for await (const chunk of this.stream(descriptor, { start: 0, end: size }, signal)) {
-      chunks.push(chunk as Buffer);
-    }
-    const content = Buffer.concat(chunks);
+    const content = await buffer(this.stream(blob, { start: 0, end: size }, signal));
     this.#checkDigest(digest, digestOf(content));
     return content;
   }
 
-  stream(descriptor: Descriptor, range: { start: number; end: number }, signal: AbortSignal): Readable {
-    return blobStream(this.#session, descriptor, range, signal);
+  /**
+   * Yields the bytes from `start` (inclusive) to `end` (exclusive) of a blob. The generator gives exactly these bytes or fails, but it does
+   * not verify a digest. An interrupted transfer resumes at the same byte, with back-off and a limit of tries.
+   */
+  stream(
+    blob: BlobReference,
+    range: { start: number; end: number },
+    signal: AbortSignal,
+  ): AsyncGenerator<Buffer, void, undefined> {
+    return blobStream(this.#session, blob, range, signal);
   }
 
-  async servesRanges({ digest }: Descriptor, signal: AbortSignal): Promise<boolean> {
+  /**
+   * Returns whether the registry sends a part of a blob on request. Some registries send the whole blob instead, and {@link stream} then
+   * receives and drops all bytes before `start`.
+   */
+  async servesRanges({ digest }: BlobReference, signal: AbortSignal): Promise<boolean> {
     const headers = { range: 'bytes=0-0', 'accept-encoding': 'identity' };
     const response = await this.#session.ask(
       { method: 'GET', at: `blobs/${digest}`, reference: digest, headers },
@@ -148,6 +175,7 @@ class HttpRepository implements Repository {
     return response.status !== 404;
   }
 
+  /** Uploads a blob in one request, unless the registry already has it. */
   async upload(blob: UploadBlob, signal: AbortSignal): Promise<void> {
     if (await this.has(blob.digest, signal)) {
       return;
@@ -155,6 +183,7 @@ class HttpRepository implements Repository {
     await uploadBlob(this.#session, blob, signal);
   }
 
+  /** Writes a manifest under a tag and returns the manifest's digest. */
   async putManifest(tag: string, mediaType: string, bytes: Buffer, signal: AbortSignal): Promise<string> {
     const response = await this.#session.ask(
       {
@@ -163,7 +192,7 @@ class HttpRepository implements Repository {
         reference: tag,
         headers: { 'content-type': mediaType },
         body: () => bytes,
-        writes: true,
+        rights: 'pull,push',
       },
       signal,
     );
@@ -179,13 +208,17 @@ class HttpRepository implements Repository {
     return digest;
   }
 
+  /**
+   * Removes a manifest and every tag that names it. The blobs of the manifest stay until the registry's own garbage collection. Returns
+   * false if the registry does not allow removals. Otherwise returns true, even if the manifest was already missing.
+   */
   async removeManifest(digest: string, signal: AbortSignal): Promise<boolean> {
     const response = await this.#session.ask(
       {
         method: 'DELETE',
         at: `manifests/${digest}`,
         reference: digest,
-        removes: true,
+        rights: 'pull,delete',
         accept: [404, NOT_ALLOWED],
       },
       signal,
@@ -243,52 +276,4 @@ class HttpRepository implements Repository {
 function digestHeader({ headers }: Response): string | undefined {
   const digest = headers['docker-content-digest'];
   return typeof digest === 'string' && isSha256(digest) ? digest : undefined;
-}
-
-/**
- * Sends the blob in one request, because every registry accepts this form. An interrupted request loses little, because Berth's largest
- * blobs are compressed chunks of 64 MiB. The registry verifies the digest.
- *
- * @throws ReasonedError when no try succeeds.
- */
-async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<void> {
-  if (!isSha256(blob.digest)) {
-    throw new TypeError(`${blob.digest} is not a sha256 digest`);
-  }
-  await retrying(async () => await put(session, blob, await begin(session, blob, signal), signal), signal);
-}
-
-/** Starts an upload. Returns the URL to which the client must send the blob. The URL is valid for one request. */
-async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<URL> {
-  const response = await session.once(
-    { method: 'POST', at: 'blobs/uploads/', reference: blob.digest, writes: true },
-    signal,
-  );
-  await response.body.dump();
-  return uploadLocation(session, response);
-}
-
-async function put(session: Session, blob: UploadBlob, location: URL, signal: AbortSignal): Promise<void> {
-  const at = new URL(location);
-  // The parameter `digest` is appended as text, so that the existing query stays unchanged. The registry might have signed this query.
-  at.search += `${at.search === '' ? '?' : '&'}digest=${encodeURIComponent(blob.digest)}`;
-  const headers = { 'content-type': 'application/octet-stream', 'content-length': String(blob.size) };
-  const response = await session.once(
-    { method: 'PUT', at, reference: blob.digest, headers, body: blob.content, writes: true },
-    signal,
-  );
-  await response.body.dump();
-}
-
-function uploadLocation(session: Session, { headers, url }: Response): URL {
-  const { location } = headers;
-  if (typeof location !== 'string' || !URL.canParse(location, url.href)) {
-    throw new ReasonedError(
-      'ImageFetchFailed',
-      `${session.name}: ${url.host} returned no usable URL for the upload`,
-    );
-  }
-  const next = new URL(location, url);
-  checkNoDowngrade(url, next, session.name);
-  return next;
 }

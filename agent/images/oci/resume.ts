@@ -1,13 +1,9 @@
 /** Streams the bytes of a blob, and resumes an interrupted transfer at the same byte. */
-import { Readable } from 'node:stream';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Attempts, networkError, TransientError } from './failures.ts';
 import type { Session } from './client.ts';
 import type { Response } from './transport.ts';
-import type { Descriptor } from './types.ts';
-
-/** Number of bytes that the stream reads ahead of its reader. This number corresponds to a few reads of a socket. */
-const READ_AHEAD_BYTES = 256 * 1024;
+import type { BlobReference } from './manifests.ts';
 
 interface Range {
   /** Position of the first byte (inclusive). */
@@ -17,55 +13,23 @@ interface Range {
 }
 
 /**
- * Returns a stream of exactly the bytes of `range` of a blob. If bytes are missing, the stream fails with a ReasonedError. The stream does
- * not verify a digest, and sends no request before a reader reads from it.
+ * Yields exactly the bytes of `range` of a blob. If bytes are missing, the generator throws a ReasonedError. It does not verify a digest. For
+ * an empty range it sends no request, because registries refuse a request that begins at the end of a blob.
  */
-export function blobStream(
+export async function* blobStream(
   session: Session,
-  descriptor: Descriptor,
+  blob: BlobReference,
   range: Range,
   signal: AbortSignal,
-): Readable {
-  const ended = new AbortController();
-  const either = AbortSignal.any([signal, ended.signal]);
-  const chunks = read(session, descriptor, range, either);
-  let isReading = false;
-  return new Readable({
-    highWaterMark: READ_AHEAD_BYTES,
-    read() {
-      if (isReading) {
-        return;
-      }
-      isReading = true;
-      chunks.next().then(
-        ({ done, value }) => {
-          isReading = false;
-          this.push(done === true ? null : value);
-        },
-        (error: unknown) => this.destroy(error as Error),
-      );
-    },
-    destroy(error, callback) {
-      ended.abort(error ?? new Error('The reader stopped reading'));
-      callback(error);
-    },
-  });
-}
-
-async function* read(
-  session: Session,
-  descriptor: Descriptor,
-  range: Range,
-  signal: AbortSignal,
-): AsyncGenerator<Buffer, undefined> {
-  const what = session.named(descriptor.digest);
-  checkRange(range, descriptor, what);
+): AsyncGenerator<Buffer, void, undefined> {
+  const what = session.named(blob.digest);
+  checkRange(range, blob, what);
   const attempts = new Attempts(range.start);
   let at = range.start;
   while (at < range.end) {
     try {
       const part = { start: at, end: range.end };
-      const { response, skip } = await open(session, descriptor, part, signal);
+      const { response, skip } = await open(session, blob, part, signal);
       for await (const chunk of cut(response, skip, part.end - part.start)) {
         at += chunk.length;
         attempts.reached(at);
@@ -88,11 +52,11 @@ async function* read(
  */
 async function open(
   session: Session,
-  descriptor: Descriptor,
+  blob: BlobReference,
   { start, end }: Range,
   signal: AbortSignal,
 ): Promise<{ response: Response; skip: number }> {
-  const { digest, size } = descriptor;
+  const { digest, size } = blob;
   const isWhole = start === 0 && end === size;
   const headers: Record<string, string> = isWhole ? {} : { range: `bytes=${start}-${end - 1}` };
   const response = await session.once(
@@ -160,7 +124,7 @@ function wholeMistake({ status, headers }: Response, size: number): string | und
   return `sends ${String(length)} bytes of the blob, but the manifest of the image states ${size}`;
 }
 
-function checkRange({ start, end }: Range, { size }: Descriptor, what: string): void {
+function checkRange({ start, end }: Range, { size }: BlobReference, what: string): void {
   const isRange =
     Number.isSafeInteger(start) && Number.isSafeInteger(end) && start >= 0 && start <= end && end <= size;
   if (!isRange) {

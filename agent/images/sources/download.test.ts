@@ -49,7 +49,7 @@ describe('a download', () => {
     knowsRanges = true;
     cuts = [];
     refuses = false;
-    transport = new Transport({ allowLoopback: true, registries: [] });
+    transport = new Transport({ allowLoopbackHttp: true, registries: [] });
     server = createServer(answer).listen(0, '127.0.0.1');
     await once(server, 'listening');
     url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/disk`;

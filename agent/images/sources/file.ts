@@ -19,7 +19,7 @@ import { requireAnswer } from './fileserver.ts';
 import type { Catalog, Stored } from '../local/catalog.ts';
 import type { ImageRequest } from '../local/importing.ts';
 import { inspectImage } from '../local/inspect.ts';
-import { sharedId } from '../local/layout.ts';
+import { newMetadata, sharedId } from '../local/layout.ts';
 
 /** Largest number of files whose digests are remembered. The digest of any other file is computed again when it is needed. */
 const DIGESTS_LIMIT = 256;
@@ -66,13 +66,8 @@ export class FileSource {
     }
     const digest = `sha256:${hex}`;
     const id = sharedId(real, digest);
-    return await request.holding(id, async () => {
-      const made = { version: 1 as const, digest, path: real, architecture, sizeBytes: 0 };
-      return (
-        this.#catalog.get(id) ??
-        this.#catalog.add(id, { ...made, ...inspected, names: [], repositories: [], urls: [], entries: [] })
-      );
-    });
+    const metadata = newMetadata({ digest, path: real, architecture, sizeBytes: 0, ...inspected });
+    return await request.holding(id, async () => this.#catalog.get(id) ?? this.#catalog.add(id, metadata));
   }
 
   async #digest(real: string, signal: AbortSignal): Promise<string> {

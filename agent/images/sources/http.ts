@@ -6,16 +6,14 @@
 import { createHash } from 'node:crypto';
 import { rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { Logger } from 'pino';
 import { describeUrl } from '../../../api/v1alpha1/describe.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
 import { compressionOf, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';
 import type { PullTarget } from '../layouts/pull.ts';
-import type { Catalog, Stored } from '../local/catalog.ts';
-import type { ImageRequest, Importing, Waiting } from '../local/importing.ts';
+import type { Stored } from '../local/catalog.ts';
+import type { ImageRequest, SourceParts, Waiting } from '../local/importing.ts';
 import { fileId } from '../local/layout.ts';
-import type { ImageMetrics } from '../local/metrics.ts';
 import type { Watched } from '../local/space.ts';
 import type { Transport } from '../oci/transport.ts';
 import { download } from './download.ts';
@@ -33,18 +31,10 @@ export interface HttpRequest extends ImageRequest {
   sha256: string;
 }
 
-export interface HttpSourceParts {
-  catalog: Catalog;
-  importing: Importing;
-  metrics: ImageMetrics;
-  transport: Transport;
-  logger: Logger;
-}
-
 export class HttpSource {
-  readonly #parts: HttpSourceParts;
+  readonly #parts: SourceParts & { transport: Transport };
 
-  constructor(parts: HttpSourceParts) {
+  constructor(parts: SourceParts & { transport: Transport }) {
     this.#parts = parts;
   }
 

@@ -13,7 +13,7 @@ import type { Stored } from '../local/catalog.ts';
 import type { Metadata } from '../local/layout.ts';
 import type { Keyring } from '../oci/credentials.ts';
 import { scopeOf } from '../oci/route.ts';
-import type { ResolvedManifest } from '../oci/types.ts';
+import type { ResolvedManifest } from '../oci/manifests.ts';
 
 /**
  * Largest number of digests that are remembered for an image in one repository. One is the digest of the image's manifest. The others are

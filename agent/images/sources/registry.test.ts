@@ -85,7 +85,7 @@ describe('the search for content in images of this host', () => {
     const holding: RegistryRequest['holding'] = async (_id, work) => await work();
     const request = { reference: 'own.example/team/other:1', refresh: true, architecture: 'amd64', holding };
     await source.ensure({ ...request, signal, onResolved } as unknown as RegistryRequest);
-    found = () => plan.run.mock.calls[0]?.[1].lookup?.('sha256:raw', 0, 512);
+    found = () => plan.run.mock.calls[0]?.[1].lookup?.({ rawDigest: 'sha256:raw', length: 512 });
   }
 
   it('asks all origins of an image at the same time, and ends with the first open one', async () => {

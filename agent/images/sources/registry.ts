@@ -4,7 +4,6 @@
  */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
-import type { Logger } from 'pino';
 import {
   normaliseImageName,
   parseReference,
@@ -16,12 +15,12 @@ import { isMissing } from '../../../base/errors.ts';
 import { planPull } from '../layouts/index.ts';
 import { CHUNK_TABLE, type Chunk, lookupIn, readChunkTable } from '../layouts/chunks.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
-import type { Catalog, Stored } from '../local/catalog.ts';
-import type { Import, ImageRequest, Importing, Waiting } from '../local/importing.ts';
+import type { Stored } from '../local/catalog.ts';
+import type { Import, ImageRequest, SourceParts, Waiting } from '../local/importing.ts';
 import { manifestId } from '../local/layout.ts';
-import type { ImageMetrics } from '../local/metrics.ts';
 import type { Keyring } from '../oci/credentials.ts';
-import type { Repository, ResolvedManifest } from '../oci/types.ts';
+import type { ResolvedManifest } from '../oci/manifests.ts';
+import type { Repository } from '../oci/repository.ts';
 import type { Access } from '../oci/access.ts';
 import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
@@ -50,13 +49,7 @@ export interface RegistryRequest extends ImageRequest {
   onResolved?: ((digest: string) => void) | undefined;
 }
 
-export interface RegistrySourceParts {
-  catalog: Catalog;
-  importing: Importing;
-  access: Access;
-  metrics: ImageMetrics;
-  logger: Logger;
-}
+export type RegistrySourceParts = SourceParts & { access: Access };
 
 interface Found {
   reference: Reference;
@@ -235,8 +228,8 @@ export class RegistrySource {
       }),
     );
     const find = lookupIn(bases.flat());
-    return (...asked) => {
-      const place = find(...asked);
+    return (content) => {
+      const place = find(content);
       // If the image was removed after its chunk table was read, its content cannot be copied.
       return place !== undefined && catalog.byPath(place.path) !== undefined ? place : undefined;
     };

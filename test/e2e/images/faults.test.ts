@@ -36,7 +36,7 @@ beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-image-faults-'));
   registry = await startRegistry({ directory: join(folder, 'registry') });
   const settings = { host: registry.host, caFile: registry.caFile };
-  registries = new Registries({ registries: [settings], allowLoopback: true });
+  registries = new Registries({ registries: [settings], allowLoopbackHttp: true });
   world = await World.start({
     name: 'image-faults',
     architecture: 'amd64',

@@ -44,8 +44,8 @@ describe('the metadata service of the nat network', unless(missing), () => {
     const attached = await host.do('attach', name, { macAddress: MACS[name], ports: [] });
     taps[name] = attached.kind === 'tap' ? attached.device : '';
     addresses[name] = attached.address ?? '';
-    const folder = { path: join(net.directory, 'machines', name) };
-    await mkdir(folder.path, { recursive: true });
+    const folder = join(net.directory, 'machines', name);
+    await mkdir(folder, { recursive: true });
     await writeSeedDocuments(folder, {
       userData: `#cloud-config\n# of ${name}\n`,
       metaData: JSON.stringify({ 'instance-id': name }),

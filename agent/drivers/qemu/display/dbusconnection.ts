@@ -1,18 +1,13 @@
 /** Direct connection to the D-Bus server in QEMU, without a bus. The messages of QEMU are not trusted. */
 import { EventEmitter } from 'node:events';
 import type { Duplex } from 'node:stream';
+import { Calls } from '../calls.ts';
 import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } from './dbus.ts';
 
 /** Time limit of a call and of the login. QEMU answers in a few milliseconds, or in seconds on an overloaded host. */
 const CALL_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the line with which QEMU accepts the login. This line has about 40 bytes. */
 const LOGIN_LIMIT_BYTES = 512;
-/**
- * Largest number of bytes in unsolicited messages that QEMU may send within {@link UNASKED_MILLISECONDS}. A message is unsolicited if it is
- * not the answer to a call. For each change of the screen's size, QEMU sends a few hundred bytes in such messages.
- */
-const UNASKED_LIMIT_BYTES = 1024 * 1024;
-const UNASKED_MILLISECONDS = 10_000;
 /** Limit of an error's name. A longer name is cut before it gets into logs and statuses. */
 const ERROR_LIMIT_CHARACTERS = 200;
 
@@ -21,18 +16,13 @@ export class DBusError extends Error {
   override readonly name = 'DBusError';
 }
 
-interface Pending {
-  resolve: (message: Message) => void;
-  reject: (error: Error) => void;
-  timer: NodeJS.Timeout;
-}
-
 export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] }> {
   readonly #socket: Duplex;
   readonly #splitter = new MessageSplitter();
-  readonly #pending = new Map<number, Pending>();
-  #serial = 0;
-  #unasked = { bytes: 0, until: 0 };
+  readonly #calls = new Calls<Message>(
+    DBusError,
+    'QEMU sent too many D-Bus messages that are not answers to calls',
+  );
   #whyClosed = 'The D-Bus connection to QEMU was closed';
 
   private constructor(socket: Duplex) {
@@ -85,16 +75,9 @@ export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] 
     if (this.closed) {
       throw new DBusError(this.#whyClosed);
     }
-    this.#serial += 1;
-    const serial = this.#serial;
-    return await new Promise((resolve, reject) => {
-      const timer = setTimeout(() => {
-        this.#pending.delete(serial);
-        reject(new DBusError(`QEMU did not answer ${call.member} within ${CALL_TIMEOUT_MILLISECONDS} ms`));
-      }, CALL_TIMEOUT_MILLISECONDS);
-      this.#pending.set(serial, { resolve, reject, timer });
-      this.#socket.write(encodeCall(serial, call));
-    });
+    return await this.#calls.make(call.member, CALL_TIMEOUT_MILLISECONDS, (serial) =>
+      this.#socket.write(encodeCall(serial, call)),
+    );
   }
 
   /**
@@ -102,41 +85,21 @@ export class DBusConnection extends EventEmitter<{ signal: [Message]; close: [] 
    * unsolicited messages.
    */
   #take(message: Message): void {
-    const pending = message.answers === undefined ? undefined : this.#pending.get(message.answers);
-    if (message.answers === undefined || pending === undefined) {
-      this.#countUnasked(message.size);
+    const call = this.#calls.answered(message.answers, message.size);
+    if (call === undefined) {
       if (message.type === MESSAGE_TYPE.signal) {
         this.emit('signal', message);
       }
-      return;
-    }
-    this.#pending.delete(message.answers);
-    clearTimeout(pending.timer);
-    if (message.type === MESSAGE_TYPE.answer) {
-      pending.resolve(message);
+    } else if (message.type === MESSAGE_TYPE.answer) {
+      call.resolve(message);
     } else {
       const name = (message.error ?? 'an unknown error').slice(0, ERROR_LIMIT_CHARACTERS);
-      pending.reject(new DBusError(`QEMU refused a call: ${name}`));
-    }
-  }
-
-  #countUnasked(bytes: number): void {
-    const now = performance.now();
-    if (now >= this.#unasked.until) {
-      this.#unasked = { bytes: 0, until: now + UNASKED_MILLISECONDS };
-    }
-    this.#unasked.bytes += bytes;
-    if (this.#unasked.bytes > UNASKED_LIMIT_BYTES) {
-      throw new DBusError('QEMU sent too many D-Bus messages that are not answers to calls');
+      call.reject(new DBusError(`QEMU refused a call: ${name}`));
     }
   }
 
   #end(): void {
-    for (const { timer, reject } of this.#pending.values()) {
-      clearTimeout(timer);
-      reject(new DBusError(this.#whyClosed));
-    }
-    this.#pending.clear();
+    this.#calls.end(this.#whyClosed);
     this.emit('close');
   }
 }

@@ -3,10 +3,10 @@
  * control.
  */
 import type { Duplex } from 'node:stream';
+import { ByteReader } from '../../../../base/bytereader.ts';
 import { codeOf } from '../../../../base/errors.ts';
 import { ClientGoneError } from '../session.ts';
 import {
-  ByteReader,
   dataHeader,
   FIN,
   type Frame,
@@ -76,7 +76,8 @@ export class SpdyConnection implements StreamOwner {
     // While a stream is full, `run` waits. If the connection is lost, this listener destroys the streams, so that `run` continues and ends.
     this.#socket.once('close', () => this.#destroyStreams());
     try {
-      const reader = new ByteReader(this.#socket);
+      // Bytes are read only while the reader waits for them. So a full stream stops the client.
+      const reader = new ByteReader(this.#socket.iterator({ destroyOnReturn: false }));
       while (await this.#frame(reader)) {
         // Each pass of this loop handles one frame.
       }
@@ -141,8 +142,8 @@ export class SpdyConnection implements StreamOwner {
 
   /** Handles one frame. Returns false at the end of the connection. */
   async #frame(reader: ByteReader): Promise<boolean> {
-    const header = await reader.exactly(FRAME_HEADER_BYTES);
-    if (header === undefined) {
+    const header = await reader.read(FRAME_HEADER_BYTES);
+    if (header.length < FRAME_HEADER_BYTES) {
       return false;
     }
     const frame = parseFrame(header);
@@ -152,8 +153,8 @@ export class SpdyConnection implements StreamOwner {
     if (frame.length > CONTROL_BYTES) {
       throw new ProtocolError(`a control frame has ${frame.length} bytes; the limit is ${CONTROL_BYTES}`);
     }
-    const body = await reader.exactly(frame.length);
-    if (body === undefined) {
+    const body = await reader.read(frame.length);
+    if (body.length < frame.length) {
       return false;
     }
     await this.#handle(frame, body);
@@ -166,7 +167,7 @@ export class SpdyConnection implements StreamOwner {
     }
     for (let left = length; left > 0; ) {
       const piece = await reader.some(left);
-      if (piece === undefined) {
+      if (piece.length === 0) {
         return false;
       }
       left -= piece.length;

@@ -1,5 +1,4 @@
 /** The frames of SPDY/3.1 that the API server sends and understands. */
-import type { Readable } from 'node:stream';
 import { SPDY_DICTIONARY, uint32 } from './dictionary.ts';
 
 /** Error that is thrown when the peer breaks the protocol. After such an error, the connection ends. */
@@ -96,43 +95,4 @@ function adler32(bytes: Buffer): number {
     b = (b + a) % 65_521;
   }
   return b * 65_536 + a;
-}
-
-/** Reads a connection in pieces whose size the caller chooses. Reads from the connection only while the caller waits for a piece. */
-export class ByteReader {
-  readonly #chunks: AsyncIterator<Buffer>;
-  #rest: Buffer = Buffer.alloc(0);
-
-  constructor(source: Readable) {
-    this.#chunks = source.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
-  }
-
-  /** Returns at least 1 and at most `limit` bytes; undefined at the end of the connection. */
-  async some(limit: number): Promise<Buffer | undefined> {
-    while (this.#rest.length === 0) {
-      const next = await this.#chunks.next();
-      if (next.done === true) {
-        return undefined;
-      }
-      this.#rest = next.value;
-    }
-    const piece = this.#rest.subarray(0, limit);
-    this.#rest = this.#rest.subarray(piece.length);
-    return piece;
-  }
-
-  /** Returns exactly `count` bytes, or undefined if the connection ends earlier. */
-  async exactly(count: number): Promise<Buffer | undefined> {
-    const pieces: Buffer[] = [];
-    for (let left = count; left > 0; ) {
-      const piece = await this.some(left);
-      if (piece === undefined) {
-        return undefined;
-      }
-      left -= piece.length;
-      pieces.push(piece);
-    }
-    const [only] = pieces;
-    return pieces.length === 1 && only !== undefined ? only : Buffer.concat(pieces);
-  }
 }

@@ -1,4 +1,4 @@
-/** Reads a given number of bytes at a time from a source that delivers pieces of any size. */
+/** Reads a given number of bytes at a time from a source that delivers pieces of any size. Reads the source only while a caller waits. */
 export class ByteReader {
   readonly #source: AsyncIterator<Buffer>;
   #rest: Buffer = Buffer.alloc(0);

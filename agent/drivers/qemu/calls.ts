@@ -1,0 +1,83 @@
+/**
+ * Gives each answer of QEMU to the call that waits for it, and limits what QEMU sends without a call. QMP and the D-Bus display use this
+ * class. A hostile guest can control its QEMU.
+ */
+
+/**
+ * Limit of what QEMU may send within {@link UNASKED_MILLISECONDS} without a call, in characters or bytes. A working QEMU stays below this
+ * limit, because it limits the rate of frequent events, and sends a few hundred bytes for each change of the screen's size.
+ */
+const UNASKED_LIMIT = 1024 * 1024;
+const UNASKED_MILLISECONDS = 10_000;
+
+interface Waiting<Answer> {
+  resolve: (answer: Answer) => void;
+  reject: (error: Error) => void;
+  timer: NodeJS.Timeout;
+}
+
+export class Calls<Answer> {
+  readonly #waiting = new Map<number, Waiting<Answer>>();
+  readonly #error: new (
+    message: string,
+  ) => Error;
+  readonly #flood: string;
+  #last = 0;
+  #unasked = { size: 0, until: 0 };
+
+  /** `error` is the class of the errors of this protocol. `flood` is the message of the error if QEMU sends too much without a call. */
+  constructor(error: new (message: string) => Error, flood: string) {
+    this.#error = error;
+    this.#flood = flood;
+  }
+
+  /** Sends a call with `send`, which takes the number of the call, and returns the answer. @throws Error when no answer comes in time. */
+  async make(name: string, timeoutMilliseconds: number, send: (id: number) => void): Promise<Answer> {
+    this.#last += 1;
+    const id = this.#last;
+    const { promise, resolve, reject } = Promise.withResolvers<Answer>();
+    const timer = setTimeout(() => {
+      this.#waiting.delete(id);
+      reject(new this.#error(`QEMU did not answer ${name} within ${timeoutMilliseconds} ms`));
+    }, timeoutMilliseconds);
+    this.#waiting.set(id, { resolve, reject, timer });
+    send(id);
+    return await promise;
+  }
+
+  /**
+   * Takes the call with the number `id`, which a message of this size answers. Returns undefined if no call waits for the message.
+   *
+   * @throws Error when QEMU sends too many such messages.
+   */
+  answered(id: number | undefined, size: number): Pick<Waiting<Answer>, 'resolve' | 'reject'> | undefined {
+    const call = this.#waiting.get(id ?? 0);
+    if (call === undefined) {
+      this.#countUnasked(size);
+      return undefined;
+    }
+    this.#waiting.delete(id ?? 0);
+    clearTimeout(call.timer);
+    return call;
+  }
+
+  /** Makes all calls that wait for an answer fail. */
+  end(why: string): void {
+    for (const { timer, reject } of this.#waiting.values()) {
+      clearTimeout(timer);
+      reject(new this.#error(why));
+    }
+    this.#waiting.clear();
+  }
+
+  #countUnasked(size: number): void {
+    const now = performance.now();
+    if (now >= this.#unasked.until) {
+      this.#unasked = { size: 0, until: now + UNASKED_MILLISECONDS };
+    }
+    this.#unasked.size += size;
+    if (this.#unasked.size > UNASKED_LIMIT) {
+      throw new this.#error(this.#flood);
+    }
+  }
+}

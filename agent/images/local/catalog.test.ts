@@ -1,0 +1,59 @@
+import { pino } from 'pino';
+import { expect, it } from 'vitest';
+import { Catalog } from './catalog.ts';
+import { Holders } from './holders.ts';
+import type { ImageId, Layout, Metadata } from './layout.ts';
+
+const ID: ImageId = 'file/a';
+const OTHER: ImageId = 'file/b';
+
+/** A catalog with two images. `saved` has the metadata on the disk, which is full while `isFull` is set. */
+function newCatalog() {
+  const disk = { isFull: false, saved: new Map<ImageId, Metadata>() };
+  const layout = {
+    touch: async () => undefined,
+    save: async (id: ImageId, metadata: Metadata) => {
+      if (disk.isFull) {
+        throw new Error('the disk is full');
+      }
+      disk.saved.set(id, structuredClone(metadata));
+    },
+    disk: (id: ImageId) => `/${id}`,
+  } as unknown as Layout;
+  const holders = new Holders();
+  const catalog = new Catalog(layout, holders, pino({ level: 'silent' }));
+  const [image, other] = [ID, OTHER].map((id) =>
+    catalog.add(id, {
+      architecture: 'amd64',
+      names: [],
+      repositories: [],
+      urls: [],
+      entries: [],
+      sizeBytes: 1,
+    } as unknown as Metadata),
+  );
+  return { disk, holders, catalog, image: image!, other: other! };
+}
+
+it('an assignment that could not be saved is saved by the next one, although the image has its name already', async () => {
+  const { disk, catalog, image, other } = newCatalog();
+  const asked = { names: ['x'], architecture: 'amd64', holder: 'entry/e' } as const;
+  await catalog.assign(other, asked);
+  disk.isFull = true;
+  await expect(catalog.assign(image, asked)).rejects.toThrow('full');
+  disk.isFull = false;
+  await catalog.assign(image, asked);
+  expect(disk.saved.get(ID)).toMatchObject({ names: ['x'], entries: ['e'] });
+  expect(disk.saved.get(OTHER)).toMatchObject({ names: [], entries: [] });
+});
+
+it('the end of an entry that could not be saved is saved later, although the entry no longer holds the image', async () => {
+  const { disk, holders, catalog, image } = newCatalog();
+  holders.add('entry/e', ID);
+  await catalog.assign(image, { names: ['x'], architecture: 'amd64', holder: 'entry/e' });
+  disk.isFull = true;
+  await expect(catalog.unenter('entry/e', image)).rejects.toThrow('full');
+  disk.isFull = false;
+  await catalog.flush();
+  expect(disk.saved.get(ID)).toMatchObject({ names: [], entries: [] });
+});
