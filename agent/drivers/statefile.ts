@@ -33,7 +33,7 @@ export class UnreadableFileError extends Error {
 }
 
 /** State of a machine whose state file cannot be read. `message` names the file and the fault. */
-export interface UnreadableState {
+interface UnreadableState {
   kind: 'unreadable';
   message: string;
 }

@@ -10,7 +10,6 @@ import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineFolder, MachineState } from '../drivers/driver.ts';
-import type { UnreadableState } from '../drivers/statefile.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { NetworkHealth } from '../network/network.ts';

@@ -9,7 +9,6 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import type { Driver } from '../drivers/driver.ts';
 import { EmulatorDriver } from '../drivers/emulator/driver.ts';
 import { allDrivers, type DriverOfEmulators, type HostDriver } from '../drivers/hostdrivers.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';

@@ -58,9 +58,10 @@ beforeEach(() => {
       return object;
     },
     delete: async (type: Resource<never>, ref: Ref) => void objects.delete(keyOf(type, ref)),
-    raw: async (_method: string, path: string) => {
-      const key = path.split('/').slice(-2).join('/');
-      return objects.delete(key) ? { status: 200 } : { status: 404, body: { message: 'not found' } };
+    call: async (_method: string, path: string) => {
+      if (!objects.delete(path.split('/').slice(-2).join('/'))) {
+        throw error(404, 'NotFound');
+      }
     },
   } as unknown as KubeClient;
 });
