@@ -142,7 +142,7 @@ export class Catalog {
 
   /** Saves the changes that earlier calls could not save. @throws Error when the disk still cannot store them. */
   async flush(): Promise<void> {
-    for (const stored of [...this.#unsaved]) {
+    for (const stored of this.#unsaved) {
       await this.save(stored);
     }
   }
