@@ -32,12 +32,6 @@ export class UnreadableFileError extends Error {
   }
 }
 
-/** State of a machine whose state file cannot be read. `message` names the file and the fault. */
-interface UnreadableState {
-  kind: 'unreadable';
-  message: string;
-}
-
 /** Describes in one line why a file could not be read, because a Pod's status shows the text. */
 export function describeFault(error: unknown): string {
   if (error instanceof z.ZodError) {
