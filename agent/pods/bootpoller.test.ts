@@ -35,7 +35,7 @@ function runtimeOf(booted: boolean): Runtime {
   return runtime;
 }
 
-interface Story {
+interface OperatorEvent {
   runtime: Runtime;
   /** Each wait between two questions, with the readiness at that time. */
   waits: { milliseconds: number; ready: boolean | undefined; message: string | undefined }[];
@@ -47,9 +47,9 @@ interface Story {
 async function play(
   answers: readonly BootAnswer[],
   o: { booted?: boolean; pod?: Pod; before?: (asked: number, runtime: Runtime) => void } = {},
-): Promise<Story> {
+): Promise<OperatorEvent> {
   const runtime = runtimeOf(o.booted ?? false);
-  const story: Story = { runtime, waits: [], changes: 0 };
+  const story: OperatorEvent = { runtime, waits: [], changes: 0 };
   const end = Promise.withResolvers<void>();
   const left = [...answers];
   const poller = new BootPoller({

@@ -2,7 +2,7 @@
 import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import { type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { normal, type Recorder, type Story, warning } from '../objects/events.ts';
+import { normal, type Recorder, type OperatorEvent, warning } from '../objects/events.ts';
 
 /**
  * Reasons why an Emulator that was just created together with its VM is not scheduled yet. These reasons are not faults, so the Event about
@@ -24,13 +24,13 @@ export function recordDeletion(recorder: Recorder, emulator: Emulator): void {
   recorder.event(emulator, normal('VMNotRunning', 'Ending', message));
 }
 
-function placed({ spec, status }: Emulator, { nodeName }: EmulatorStatus): Story[] {
+function placed({ spec, status }: Emulator, { nodeName }: EmulatorStatus): OperatorEvent[] {
   return nodeName === undefined || nodeName === status?.nodeName
     ? []
     : [normal('Scheduled', 'Scheduling', `The emulator was placed on host ${nodeName} of VM ${spec.vmName}`)];
 }
 
-function heldUp(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[] {
+function heldUp(last: EmulatorStatus | undefined, next: EmulatorStatus): OperatorEvent[] {
   const now = conditionIn(next, 'Scheduled');
   const before = conditionIn(last, 'Scheduled');
   const isNew = now?.status === 'False' && (before?.status !== 'False' || now.reason !== before.reason);
@@ -42,7 +42,7 @@ function heldUp(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[]
   return [story(saidReason(reason, 'Pending'), 'Scheduling', message)];
 }
 
-function moved(last: EmulatorStatus | undefined, next: EmulatorStatus): Story[] {
+function moved(last: EmulatorStatus | undefined, next: EmulatorStatus): OperatorEvent[] {
   if (next.phase === last?.phase) {
     return [];
   }

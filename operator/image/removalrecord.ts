@@ -10,7 +10,7 @@ import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { type Story, warning } from '../objects/events.ts';
+import { type OperatorEvent, warning } from '../objects/events.ts';
 import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
 import { contentAt, gatherFacts, type ImageFacts } from './facts.ts';
@@ -170,7 +170,7 @@ export function contentOwner(job: Job): KubeObject {
 }
 
 /** Returns the Event about content that remains in the storage. `place` names the content's place, and `why` is the reason. */
-export function keptEvent(place: string, why: string): Story {
+export function keptEvent(place: string, why: string): OperatorEvent {
   const message = `No image needs ${place} any more, but the storage keeps it: ${why}`;
   return warning('StorageKeepsContent', 'Remove', message);
 }

@@ -2,7 +2,7 @@
 import type { ImageCacheEntry, ImageCacheEntryStatus } from '../../api/v1alpha1/imagecacheentry.ts';
 import { isReason, isSeen } from '../../api/v1alpha1/reasons.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { normal, type Recorder, type Story, warning } from '../objects/events.ts';
+import { normal, type Recorder, type OperatorEvent, warning } from '../objects/events.ts';
 
 /** Records Events for the changes from an entry's last status to its next status. */
 export function recordEntryEvents(
@@ -14,7 +14,7 @@ export function recordEntryEvents(
   texts.forEach((text) => recorder.event(entry, text));
 }
 
-function failures(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): Story[] {
+function failures(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): OperatorEvent[] {
   const before = new Map((last?.nodes ?? []).map((row) => [row.node, row.failures ?? 0]));
   return (next.nodes ?? [])
     .filter((row) => (row.failures ?? 0) > (before.get(row.node) ?? 0))
@@ -27,7 +27,7 @@ function failures(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntry
 }
 
 /** Returns Events for changed conditions of the entry. Failures of single hosts have their own Events. */
-function turns(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): Story[] {
+function turns(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): OperatorEvent[] {
   return (next.conditions ?? []).flatMap(({ type, status, reason, message }) =>
     isReason(reason) &&
     isSeen(reason, 'ImageCacheEntry', 'Event') &&

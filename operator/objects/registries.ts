@@ -11,7 +11,7 @@ import {
 import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
-import { type Story, warning } from './events.ts';
+import { type OperatorEvent, warning } from './events.ts';
 
 /**
  * Reads the credentials of a namespace from the API server with one GET. The credentials are not in a cache, because only a new Pod needs
@@ -57,7 +57,7 @@ export function insecureAnnotation(credentials: readonly RegistryCredential[]): 
 }
 
 /** Returns an Event about registry entries that were ignored when a Pod was created. The result is undefined if none was ignored. */
-export function ignoredEntries(mistakes: readonly string[]): Story | undefined {
+export function ignoredEntries(mistakes: readonly string[]): OperatorEvent | undefined {
   const [first, ...others] = mistakes;
   const more = others.length === 0 ? '' : `, and ${others.length} more mistakes`;
   return first === undefined

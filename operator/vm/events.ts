@@ -5,7 +5,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { isReason, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { normal, type Recorder, type Story, warning } from '../objects/events.ts';
+import { normal, type Recorder, type OperatorEvent, warning } from '../objects/events.ts';
 import { toldTrouble } from './disktrouble.ts';
 import type { LostPlacement } from './facts.ts';
 
@@ -66,7 +66,7 @@ export function recordRefusedChange(recorder: Recorder, vm: VM, words: string): 
 }
 
 /** Returns the Event about an attempt that the operator gave up. Only the Event keeps the reason, because the Pod is deleted soon. */
-function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
+function givenUp(lost: LostPlacement | undefined, attempt: number): OperatorEvent[] {
   if (lost === undefined) {
     return [];
   }
@@ -75,20 +75,20 @@ function givenUp(lost: LostPlacement | undefined, attempt: number): Story[] {
   return [warning(lost.reason, 'Scheduling', message)];
 }
 
-function placed(last: VMStatus | undefined, { nodeName }: VMStatus, attempt: number): Story[] {
+function placed(last: VMStatus | undefined, { nodeName }: VMStatus, attempt: number): OperatorEvent[] {
   return nodeName === undefined || nodeName === last?.nodeName
     ? []
     : [normal('Scheduled', 'Scheduling', `The VM was placed on host ${nodeName} (attempt ${attempt})`)];
 }
 
-function heldUp(last: VMStatus | undefined, next: VMStatus): Story[] {
+function heldUp(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
   const waiting = blocked(next);
   return waiting === undefined || waiting.reason === blocked(last)?.reason
     ? []
     : [warning(saidReason(waiting.reason, 'Pending'), 'Scheduling', waiting.message)];
 }
 
-function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
+function troubledByDisk(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
   const before = toldTrouble(last);
   const now = toldTrouble(next);
   if (now === undefined) {
@@ -99,7 +99,7 @@ function troubledByDisk(last: VMStatus | undefined, next: VMStatus): Story[] {
   return reason === before?.reason ? [] : [warning(reason, 'Running', message)];
 }
 
-function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
+function moved(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
   if (next.failure !== undefined && last?.failure === undefined) {
     const { reason, message } = next.failure;
     return [warning(saidReason(reason, 'MachineFailed'), 'Ending', message)];
@@ -111,7 +111,7 @@ function moved(last: VMStatus | undefined, next: VMStatus): Story[] {
  * Returns the Event of a VM that became Ready with a message, for example because a port answers. There is only one such Event for each
  * start of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
  */
-function becameReady(last: VMStatus | undefined, next: VMStatus): Story[] {
+function becameReady(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
   const { status, message = '' } = conditionIn(next, 'Ready') ?? {};
   const before = conditionIn(last, 'Ready');
   const isFirst =
@@ -126,7 +126,7 @@ const STORIES: Partial<Record<Reason, string>> = {
   Suspended: 'The machine is suspended',
 };
 
-function phaseStory(next: VMStatus): Story[] {
+function phaseStory(next: VMStatus): OperatorEvent[] {
   const { phase } = next;
   const message = isReason(phase) ? STORIES[phase] : undefined;
   if (isReason(phase) && message !== undefined) {
