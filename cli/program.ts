@@ -237,7 +237,7 @@ function addExplain(program: Command, terminal: Terminal): void {
 function addCompletion(program: Command, terminal: Terminal): void {
   program
     .command('completion')
-    .description('Write a script with which a shell completes commands and flags')
+    .description('Print the script that makes a shell complete commands and flags')
     .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
     .action(async (name: ShellName) => {
       if (terminal.name.includes(' ')) {

@@ -121,7 +121,7 @@ export class KubeletServer {
         this.#use(this.#certificate, authorities);
       }
     } catch (error) {
-      this.#options.logger.error({ err: error }, 'The authorities of callers could not be read');
+      this.#options.logger.error({ err: error }, 'The certificate authorities of clients could not be read');
     }
   }
 

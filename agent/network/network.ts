@@ -91,7 +91,7 @@ export interface NetworkHealth {
 export interface NetworkReport {
   /** True if no fault affects all machines. */
   healthy: boolean;
-  /** Messages about the differences from the wanted network that the check found and repaired, one message for each difference. */
+  /** One message for each thing that the check found changed in the network and repaired. */
   repaired: string[];
   /** Messages about remaining faults, each with the cause. */
   faults: string[];

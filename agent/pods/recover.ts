@@ -86,7 +86,7 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
   const uids = [...found.keys(), ...(await host.network.attached())];
   for (const uid of new Set(uids)) {
     if (host.records.get(uid) === undefined && !damaged.has(uid)) {
-      host.logger.warn({ uid }, 'A machine has no record, so it is removed if it has no Pod');
+      host.logger.warn({ uid }, 'A machine has no record. If it has no Pod either, it is removed');
       host.records.save(foundRecord(host, { uid, ...strayIdentity(uid) }, found));
     }
   }

@@ -115,7 +115,8 @@ export function digestsIn(names: readonly string[]): string[] {
 /**
  * Returns the digest that hosts should have. For a tag, this is the digest that the last successful cache Job fetched. Before the first
  * success, this is the digest that most hosts have. A host can list two digests of one image: that of the index, and that of the host's
- * own architecture. Hosts of different architectures share only the digest of the index, so it is the one that most hosts have.
+ * own architecture. Hosts of different architectures have only the digest of the index in common. In a mixed cluster, most hosts therefore
+ * have this digest.
  */
 export function newestDigest(observed: ObservedEntry): string | undefined {
   const { entry, image } = observed;

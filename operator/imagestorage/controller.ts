@@ -112,7 +112,7 @@ export class RemovalReconciler {
 }
 
 /**
- * Enqueues the removals after changes that can allow a removal to begin. Changes of VMs' Pods enqueue nothing, because the next regular
+ * When a change can allow a removal to begin, this function enqueues the removals. Changes of VMs' Pods enqueue nothing, because the next regular
  * reconcile sees them.
  */
 export function enqueueRemovals(

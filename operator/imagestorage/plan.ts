@@ -67,7 +67,7 @@ export function planRemovals(observed: ObservedRemovals): RemovalPlan {
     return since !== undefined && now - since >= keepMilliseconds;
   });
   const underWay = removals.filter(({ job, end }) => job.spec.suspend !== true && end === undefined).length;
-  // Removals begin in groups, because the needs are then read from the API server only once for each group.
+  // Removals begin in groups, so that the operator asks the API server only once per group what is still needed.
   const places = underWay > REMOVALS_LIMIT / 2 ? 0 : REMOVALS_LIMIT - underWay;
   const ended = removals.flatMap((removal) =>
     removal.end === undefined ? [] : [{ ...removal, end: removal.end }],

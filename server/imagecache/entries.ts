@@ -23,7 +23,8 @@ import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 const ENTRIES = 1_000;
 /**
  * Largest number of entries that keep images on the hosts of one namespace. Without this limit, the members of one namespace could create
- * all {@link ENTRIES} entries. A Node lists no more images than this, and an image that it does not list never counts as cached.
+ * all {@link ENTRIES} entries. A Node lists at most this many images. With more entries, some of their images would never count as
+ * cached.
  */
 const ENTRIES_OF_NAMESPACE = IMAGES_LISTED;
 /**

@@ -4,8 +4,8 @@
  */
 
 /**
- * Limit of what QEMU may send within {@link UNASKED_MILLISECONDS} without a call, in characters or bytes. A working QEMU stays below this
- * limit, because it limits the rate of frequent events, and sends a few hundred bytes for each change of the screen's size.
+ * Most characters or bytes that QEMU may send unasked within {@link UNASKED_MILLISECONDS}. A working QEMU sends less: It limits the rate of
+ * frequent events, and sends a few hundred bytes for each change of the screen's size.
  */
 const UNASKED_LIMIT = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
@@ -61,7 +61,7 @@ export class Calls<Answer> {
     return call;
   }
 
-  /** Makes all calls that wait for an answer fail. */
+  /** Fails all calls that still wait for an answer. */
   end(why: string): void {
     for (const { timer, reject } of this.#waiting.values()) {
       clearTimeout(timer);

@@ -140,7 +140,7 @@ class Walk {
     this.#packet = packet;
   }
 
-  /** Returns the result of a chain; undefined if the rules after the chain decide. */
+  /** Returns the result of a chain. Undefined means that the chain has no result, so the rules that follow it apply. */
   through(chain: Chain, way: Way): End | undefined {
     for (const rule of chain.rules) {
       const end = this.#follow(chain, rule, way);

@@ -204,10 +204,10 @@ export class NatState {
 }
 
 /**
- * Returns the names of the tables that an earlier agent loaded for this network, when the configuration gave them another name. The names
- * have the form of nft, for example `inet berth`. These tables must be removed, because they drop the packets of
- * guests that they do not know. The function recognises a former table by its rule about the taps of this network. The names of these taps
- * derive from the bridge, so no other network has this rule.
+ * Returns the names of the tables that an earlier agent loaded for this network, before the configured name of the table changed. The names
+ * have the form of nft, for example `inet berth`. The caller removes these tables, because they drop the packets of all guests that were
+ * started since. The function recognises a former table by its rule about the taps of this network. The names of these taps derive from the
+ * bridge, so no other network has this rule.
  */
 export function formerTables(layout: Layout, ruleset: readonly RulesetEntry[]): string[] {
   const match = { op: '==', left: { meta: { key: 'iifname' } }, right: `${layout.tapPrefix}*` };

@@ -1,7 +1,7 @@
 /** Reasons why VMs and Emulators fail. */
 
 const FAILURE = { VM: ['Ready', 'Stalled', 'Event'], Pod: ['terminated', 'Event'] } as const;
-/** Places where a failure appears if both VMs and emulators can have the failure. */
+/** Objects and conditions that show a failure which both VMs and emulators can have. */
 const MACHINE_FAILURE = { ...FAILURE, Emulator: FAILURE.VM } as const;
 
 export const FAILURES = {

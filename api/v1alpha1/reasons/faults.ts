@@ -30,7 +30,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'The Secret in spec.userDataSecretRef does not exist, or has no entry with the given key. The machine waits until the Secret and the entry exist',
-    todo: 'Create the Secret with an entry of this key',
+    todo: 'Create the Secret, with an entry that has this key',
   },
   SecretNotRead: {
     seen: {
