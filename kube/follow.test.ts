@@ -91,9 +91,21 @@ it('throws when the API server refuses', async () => {
   await expect(followed([refusal])).rejects.toBe(refusal);
 });
 
-it('throws when the session of the user ends, because only a new sign-in helps', async () => {
+it('throws when the session of the user has ended and stays so, because only a new sign-in helps', async () => {
   const ended = new CredentialError('The session has ended. Sign in again', 3);
-  await expect(followed([[event('MODIFIED', object('2'))], ended])).rejects.toBe(ended);
+  const failures = Array.from({ length: 1_000 }, () => ended);
+  let thrown: unknown;
+  followed([[event('MODIFIED', object('2'))], ...failures]).catch((error: unknown) => {
+    thrown = error;
+  });
+  await vi.advanceTimersByTimeAsync(30_000);
+  expect(thrown).toBe(ended);
+});
+
+it('goes on after a credential plug-in that fails for a moment', async () => {
+  const away = new CredentialError('The identity provider does not answer', 5);
+  const watches = [[event('MODIFIED', object('2'))], away, away, [event('DELETED', object('3'))]];
+  expect((await followed(watches)).versions).toEqual(['2']);
 });
 
 it('trims the versions of watches and reads, and no error', async () => {

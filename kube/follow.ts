@@ -4,14 +4,7 @@ import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';
 import { type KubeClient, query } from './client.ts';
-import {
-  apiErrorFrom,
-  CredentialError,
-  DeadlineError,
-  isGone,
-  isUnreachable,
-  unlessMissing,
-} from './errors.ts';
+import { apiErrorFrom, DeadlineError, isGone, isUnreachable, unlessMissing } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } from './objects.ts';
 import { Patience } from './patience.ts';
@@ -46,7 +39,7 @@ export interface Following<T extends KubeObject> {
  * unavailable for a time, the function resumes the watch.
  *
  * @throws ApiError when the API server refuses, for example because the token is no longer valid; CredentialError when the credential
- * plug-in gives no token; the signal's reason when the signal aborts.
+ * plug-in gives no token for 20 s; the signal's reason when the signal aborts.
  */
 export async function* follow<T extends KubeObject>(following: Following<T>): AsyncGenerator<T> {
   for await (const { type, object } of resumed(following, (position) => eventsAfter(following, position))) {
@@ -94,8 +87,7 @@ async function* resumed<T extends KubeObject>(
       }
     } catch (error) {
       signal.throwIfAborted();
-      // A credential plug-in fails, for example, because the user has to sign in again.
-      if (patience.endsWith(error) || error instanceof CredentialError) {
+      if (patience.endsWith(error)) {
         throw error;
       }
       // `position` is the resourceVersion at which the next watch begins. If the API server has compacted this version, the objects are

@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { ApiError } from './errors.ts';
+import { ApiError, CredentialError } from './errors.ts';
 import { Patience } from './patience.ts';
 
 beforeEach(() => void vi.useFakeTimers());
@@ -9,16 +9,20 @@ function refused(status: number): ApiError {
   return new ApiError('refused', { status, reason: '' });
 }
 
-it.each([401, 403])('takes %i as final only after 20 s, counted from the first in a row', (status) => {
+it.each([
+  ['status 401', refused(401)],
+  ['status 403', refused(403)],
+  ['a credential plug-in that fails', new CredentialError('The identity provider does not answer', 5)],
+])('takes %s as final only after 20 s, counted from the first in a row', (_cause, error) => {
   const patience = new Patience();
-  expect(patience.endsWith(refused(status))).toBe(false);
+  expect(patience.endsWith(error)).toBe(false);
   vi.advanceTimersByTime(15_000);
   patience.reset();
-  expect(patience.endsWith(refused(status))).toBe(false);
+  expect(patience.endsWith(error)).toBe(false);
   vi.advanceTimersByTime(20_000);
-  expect(patience.endsWith(refused(status))).toBe(false);
+  expect(patience.endsWith(error)).toBe(false);
   vi.advanceTimersByTime(1_000);
-  expect(patience.endsWith(refused(status))).toBe(true);
+  expect(patience.endsWith(error)).toBe(true);
 });
 
 it('takes other refusals as final at once, and errors that pass never', () => {

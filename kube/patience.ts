@@ -1,10 +1,13 @@
-/** Decides whether an error of the API server is final. If earlier requests of the caller succeeded, a refusal can be temporary. */
-import { type ApiError, isRefusal } from './errors.ts';
+/**
+ * Decides whether an error of a request is final. If earlier requests of the caller succeeded, a refusal can be temporary, and a credential
+ * plug-in can fail for a moment.
+ */
+import { CredentialError, isRefusal } from './errors.ts';
 
 /**
- * Time in milliseconds for which a refusal counts as temporary if its cause is the token or a missing right. An API server that has just
+ * Time in milliseconds for which an error counts as temporary if its cause is the token or a missing right. An API server that has just
  * started knows no roles for a few seconds, and reads the public keys of an identity provider only every 10 s. Until it has both, it
- * refuses valid callers.
+ * refuses valid callers. A laptop that wakes has no network for a few seconds, so its credential plug-in cannot renew the token.
  */
 const LIMIT_MILLISECONDS = 20_000;
 
@@ -17,16 +20,18 @@ export class Patience {
   }
 
   /**
-   * Returns whether another attempt is useless. If the API server refused the token (401) or the caller lacks a right (403), the result is
-   * true only after 20 s with such refusals. After any other refusal, the result is true at once. After an error that is not a refusal, it
-   * is false.
+   * Returns whether another attempt is useless. If there is no token, the API server refused the token (401) or the caller lacks a right
+   * (403), the result is true only after 20 s with such errors. After any other refusal, the result is true at once. After any other error,
+   * it is false.
    */
-  endsWith(error: unknown): error is ApiError {
-    if (!isRefusal(error)) {
-      return false;
-    }
-    if (error.status !== 401 && error.status !== 403) {
-      return true;
+  endsWith(error: unknown): boolean {
+    if (!(error instanceof CredentialError)) {
+      if (!isRefusal(error)) {
+        return false;
+      }
+      if (error.status !== 401 && error.status !== 403) {
+        return true;
+      }
     }
     const now = performance.now();
     this.#refusedSince ??= now;

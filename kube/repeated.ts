@@ -1,7 +1,6 @@
 /** Repeats a request while the API server does not answer, or has only just started. */
 import { Backoff } from '../base/backoff.ts';
 import { pause } from '../base/time.ts';
-import { CredentialError } from './errors.ts';
 import { Patience } from './patience.ts';
 
 /** The first wait and the longest wait between two attempts, in milliseconds, while the API server does not answer. */
@@ -22,8 +21,7 @@ export async function repeated<T>(write: () => Promise<T>, signal: AbortSignal):
       return written;
     } catch (error) {
       signal.throwIfAborted();
-      // A credential plug-in fails, for example, because the user has to sign in again.
-      if (patience.endsWith(error) || error instanceof CredentialError) {
+      if (patience.endsWith(error)) {
         throw error;
       }
     }
