@@ -74,6 +74,17 @@ export async function withCluster<T>(
 }
 
 /**
+ * Returns a client for a change that consists of several requests. If the user interrupts the command during the change, the change is
+ * still completed, because the cluster must not keep half of it. A second interruption ends the command at once.
+ *
+ * @throws the signal's reason when the user has interrupted the command before the change.
+ */
+export function clientForChange({ client }: Pick<Cluster, 'client'>, { signal }: Terminal): KubeClient {
+  signal.throwIfAborted();
+  return new KubeClient(client.transport);
+}
+
+/**
  * Returns the namespace of the command. The flag has precedence over environment variables, and these have precedence over the context. An
  * empty text counts as absent. If nothing names a namespace, returns the default namespace. Scripts that were written for another platform
  * can keep the namespace prefix of that platform, if the settings define this prefix.

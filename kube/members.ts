@@ -2,7 +2,7 @@
  * Reads and changes the members of a namespace. Members are the subjects of a RoleBinding that has the name of its ClusterRole. They are
  * users, groups and service accounts.
  */
-import { type KubeClient, UNINTERRUPTED } from './client.ts';
+import type { KubeClient } from './client.ts';
 import { ROLE_BINDINGS, type RoleBinding, SERVICE_ACCOUNTS, type Subject } from './core.ts';
 import { deleteExisting } from './deletion.ts';
 import { ApiError, isAlreadyExists, isConflict, isNotFound, unlessMissing } from './errors.ts';
@@ -129,7 +129,7 @@ function isSame(one: Subject, other: Subject): boolean {
 
 /**
  * Creates the service account and gives it the role. If the second step fails, the service account is deleted, so that the request can be
- * repeated.
+ * repeated. `client` must complete requests that the user interrupts, because otherwise an account without its role could stay.
  */
 export async function createMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
   const { metadata } = await client.create(SERVICE_ACCOUNTS, { metadata: { ...ref } });
@@ -137,16 +137,15 @@ export async function createMember(client: KubeClient, ref: AccountRef, role: st
     await addSubjects(client, { ...ref, name: role }, { serviceaccounts: [ref] });
   } catch (error) {
     // If the deletion fails too, the caller still gets the first error, because only this error tells why the role is missing.
-    await client
-      .delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid, signal: UNINTERRUPTED })
-      .catch(() => undefined);
+    await client.delete(SERVICE_ACCOUNTS, ref, { uid: metadata.uid }).catch(() => undefined);
     throw error;
   }
 }
 
 /**
  * Deletes the service account, and then removes it from the RoleBinding. If the removal fails, another call of this function still does the
- * removal, although the service account no longer exists.
+ * removal, although the service account no longer exists. `client` must complete requests that the user interrupts, because otherwise a
+ * later account of this name could have the role.
  */
 export async function deleteMember(client: KubeClient, ref: AccountRef, role: string): Promise<void> {
   const takeRole = async () =>

@@ -11,7 +11,7 @@ import { readData, writeData } from '../../kube/configmapdata.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { deleteExisting } from '../../kube/deletion.ts';
 import { isNotFound } from '../../kube/errors.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type Cluster, clientForChange, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { forEachName } from '../objects/named.ts';
@@ -55,14 +55,16 @@ export async function add(
   const server = serverOf(url);
   const { username, passwordStdin = false, allowInsecure = false, replace = false } = flags;
   const password = await readPassword(terminal, passwordStdin);
-  await withCluster(terminal, globals, async ({ client, namespace }) => {
-    const entries = await readData(client, mapIn(namespace));
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
+    const entries = await readData(cluster.client, mapIn(namespace));
     const addition = additionOf(entries, server, { username, password, allowInsecure, replace });
     if ('refusal' in addition) {
       throw new CommandError(inFlags(addition.refusal.message));
     }
     const { secretName: name, secret } = addition;
-    // An addition that was interrupted leaves its Secret without an entry.
+    const client = clientForChange(cluster, terminal);
+    // An addition that failed leaves its Secret without an entry.
     await client.delete(SECRETS, { namespace, name });
     await client.create(SECRETS, { metadata: { namespace, name }, ...secret });
     await writeData(client, mapIn(namespace), addition.entries);

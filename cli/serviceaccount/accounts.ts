@@ -3,7 +3,7 @@ import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
 import { type AccountRef, createMember, deleteMember } from '../../kube/members.ts';
-import { withCluster } from '../cluster.ts';
+import { clientForChange, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { forEachName } from '../objects/named.ts';
@@ -64,11 +64,12 @@ async function changeEach(
   names: readonly string[],
   { words, change }: { words: string; change: typeof createMember },
 ): Promise<void> {
-  await withCluster(terminal, globals, async ({ client, namespace }) => {
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace } = cluster;
     let before: Promise<unknown> = Promise.resolve();
     const { done, rethrow } = await forEachName(names, async (name) => {
       const ref = accountIn(namespace, name);
-      const turn = before.then(async () => await change(client, ref, DEV_ROLE));
+      const turn = before.then(async () => await change(clientForChange(cluster, terminal), ref, DEV_ROLE));
       before = turn.catch(() => undefined);
       await turn;
       return { name, namespace };
