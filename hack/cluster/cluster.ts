@@ -168,8 +168,7 @@ export class Cluster {
     try {
       await meanwhile();
     } finally {
-      const { name, file, arguments: args, image } = record;
-      await launch(this.directory, { name, file, arguments: args, image });
+      await launch(this.directory, record);
       await waitUntilReady(this.directory, this.server);
     }
   }
