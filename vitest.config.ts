@@ -70,7 +70,7 @@ export default defineConfig({
     projects: [
       {
         test: {
-          name: 'unit',
+          name: 'unit-together',
           include: [UNIT],
           exclude: REPLACE_MODULES,
           // To load the product for each of several hundred files takes nearly as long as their tests.
@@ -79,7 +79,7 @@ export default defineConfig({
         },
       },
       {
-        // `--project 'unit*'` names both. hack/vitest/run.ts does so.
+        // `--project 'unit*'` names both, and hack/vitest/run.ts does so. No project is named `unit`, because it would miss these files.
         test: { name: 'unit-apart', include: REPLACE_MODULES, ...unit },
       },
       {
