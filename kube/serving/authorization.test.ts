@@ -73,6 +73,25 @@ interface Review {
   spec: { resourceAttributes: { name: string } };
 }
 
+it('lets no single user fill the places of questions about rights', async () => {
+  const answered = Promise.withResolvers<{ status: { allowed: boolean } }>();
+  const client = { create: () => answered.promise } as unknown as KubeClient;
+  const authorizer = new Authorizer(client, { answers: 8, questions: 1, waiting: 8 });
+  const may = async (username: string, namespace: string) =>
+    await authorizer.authorize(
+      { username },
+      { resourceAttributes: { verb: 'get', resource: 'vms', namespace } },
+    );
+  const first = [may('ann', 'a'), may('ann', 'b')];
+  const refused = expect(may('ann', 'c')).rejects.toMatchObject({ status: 429 });
+  // The same question shares the place of the one that waits.
+  const others = [may('ann', 'b'), may('bob', 'c')];
+  answered.resolve({ status: { allowed: true } });
+  await refused;
+  expect(await Promise.all([...first, ...others])).toEqual([true, true, true, true]);
+  expect(await may('ann', 'c')).toBe(true);
+});
+
 it('shares one question among callers, and asks again when the answer is 10 s old', async () => {
   vi.useFakeTimers({ toFake: ['setTimeout'] });
   const now = vi.spyOn(performance, 'now').mockReturnValue(1);

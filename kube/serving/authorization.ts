@@ -18,6 +18,12 @@ import { HttpError } from './httpserver.ts';
  */
 const ANSWER_MILLISECONDS = 10_000;
 
+/**
+ * Share of {@link AuthorizerLimits.waiting} that the unfinished SubjectAccessReviews of one user can take. The other places are for other
+ * users, also if one user asks about many namespaces that do not exist.
+ */
+const USER_SHARE = 1 / 4;
+
 export interface AuthorizerLimits {
   /** Largest number of stored answers. The number is limited, because a caller that guesses tokens must not fill the memory. */
   readonly answers: number;
@@ -44,7 +50,7 @@ export type Attributes = Pick<SubjectAccessReview['spec'], 'nonResourceAttribute
  * Errors are not stored. Refusals are stored separately, so that invalid tokens do not displace the answers about known callers.
  */
 class Answers<V> {
-  readonly #asked = new Map<string, Promise<V>>();
+  readonly #asked = new Map<string, { readonly answer: Promise<V>; readonly username: string | undefined }>();
   readonly #accepted: LRUCache<string, { readonly answer: V }>;
   readonly #refused: LRUCache<string, { readonly answer: V }>;
   readonly #turns: PQueue;
@@ -57,20 +63,31 @@ class Answers<V> {
     this.#waiting = waiting;
   }
 
-  /** Returns the stored answer for the key `question`. If none is stored, calls `ask`. @throws HttpError 429 when too many reviews wait. */
-  async ask(question: string, ask: () => Promise<V>): Promise<V> {
+  /**
+   * Returns the stored answer for the key `question`. If none is stored, calls `ask`. If the user is known, `username` is the name.
+   *
+   * @throws HttpError 429 when too many reviews wait, for all users or for this user.
+   */
+  async ask(question: string, ask: () => Promise<V>, username?: string): Promise<V> {
     const known = this.#accepted.get(question) ?? this.#refused.get(question);
     return known === undefined
-      ? await (this.#asked.get(question) ?? this.#begin(question, ask))
+      ? await (this.#asked.get(question)?.answer ?? this.#begin(question, ask, username))
       : known.answer;
   }
 
-  async #begin(question: string, ask: () => Promise<V>): Promise<V> {
+  async #begin(question: string, ask: () => Promise<V>, username: string | undefined): Promise<V> {
     if (this.#turns.size >= this.#waiting) {
       throw new HttpError(429, 'Too many callers are being checked at the same time. Try again later');
     }
+    const own = [...this.#asked.values()].filter((asked) => asked.username === username).length;
+    if (username !== undefined && own >= this.#waiting * USER_SHARE) {
+      throw new HttpError(
+        429,
+        `Too many rights of user ${username} are being checked at the same time. Try again later`,
+      );
+    }
     const asked = this.#turns.add(ask);
-    this.#asked.set(question, asked);
+    this.#asked.set(question, { answer: asked, username });
     try {
       const answer = await asked;
       const isRefusal = answer === undefined || answer === false;
@@ -114,13 +131,14 @@ export class Authorizer {
   async authorize(user: User, attributes: Attributes): Promise<boolean> {
     const { username = '', uid, groups = [], extra = {} } = user;
     const question = JSON.stringify([username, uid, groups, extra, attributes]);
-    return await this.#rights.ask(question, async () => {
+    const ask = async () => {
       const review = await this.#client.create(SUBJECT_ACCESS_REVIEWS, {
         metadata: {},
         spec: { user: username, groups, extra, ...(uid === undefined ? {} : { uid }), ...attributes },
       });
       return review.status?.allowed === true;
-    });
+    };
+    return await this.#rights.ask(question, ask, username);
   }
 
   /** Returns the user of the token. The result is undefined if the API server does not accept the token. */
