@@ -83,7 +83,7 @@ async function givenCluster(server: string, signal: AbortSignal): Promise<[Termi
 }
 
 it('completes a credential for a registry whose addition the user interrupts', async () => {
-  const input = Readable.from(['secret\n']) as NodeJS.ReadStream;
+  const input = Readable.from(['secret\n']) as unknown as typeof process.stdin;
   vi.spyOn(process, 'stdin', 'get').mockReturnValue(input);
   const flags = { username: 'ann', passwordStdin: true, replace: true };
   const { changes } = await changesOf(

@@ -83,11 +83,11 @@ it('lets no single user fill the places of questions about rights', async () => 
       { resourceAttributes: { verb: 'get', resource: 'vms', namespace } },
     );
   const first = [may('ann', 'a'), may('ann', 'b')];
-  const refused = expect(may('ann', 'c')).rejects.toMatchObject({ status: 429 });
+  const refused = may('ann', 'c').catch((error: unknown) => error);
   // The same question shares the place of the one that waits.
   const others = [may('ann', 'b'), may('bob', 'c')];
   answered.resolve({ status: { allowed: true } });
-  await refused;
+  expect(await refused).toMatchObject({ status: 429 });
   expect(await Promise.all([...first, ...others])).toEqual([true, true, true, true]);
   expect(await may('ann', 'c')).toBe(true);
 });
