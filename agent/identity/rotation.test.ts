@@ -243,7 +243,7 @@ describe('a stored certificate', () => {
   function expire(): void {
     const later = Date.now() + 31 * 24 * 3_600_000;
     vi.spyOn(Date, 'now').mockReturnValue(later);
-    onTestFinished(() => void vi.mocked(Date.now).mockRestore());
+    onTestFinished(() => vi.mocked(Date.now).mockRestore());
   }
 
   test('waits for the Node, but an expired client certificate makes the host join again before', async () => {

@@ -40,6 +40,7 @@ const DRIVERS = {
 let directory: string;
 let folder: string;
 let drivers: Map<string, HostDriver>;
+let qemu: QemuDriver;
 let emulators: DriverOfEmulators;
 let processes: ChildProcess[];
 /** Answers in place of the machine's hypervisor. */
@@ -53,7 +54,7 @@ beforeEach(() => {
   processes = [];
   const logger = pino({ level: 'silent' });
   const emulator = { dataDirectory: directory, sdk: undefined, program: undefined, logger };
-  const qemu = new QemuDriver({ dataDirectory: directory, logger });
+  qemu = new QemuDriver({ dataDirectory: directory, logger });
   drivers = new Map([['qemu', { driver: qemu, accelerators: [] }]]);
   emulators = new EmulatorDriver(emulator);
 });
@@ -66,6 +67,11 @@ afterEach(async () => {
   server.close();
   rmSync(directory, { recursive: true });
 });
+
+/** Returns the driver whose machines the test makes. */
+function driverNamed(name: keyof typeof DRIVERS): QemuDriver | DriverOfEmulators {
+  return name === 'qemu' ? qemu : emulators;
+}
 
 /** Makes a machine with a live process and a state file with this content. */
 async function machineOf(
@@ -189,8 +195,7 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
     const file = join(folder, DRIVERS[driver].state);
     rmSync(file);
     mkdirSync(file);
-    const [{ driver: qemu }] = [...drivers.values()] as [{ driver: QemuDriver }];
-    const stopping = (driver === 'qemu' ? qemu : emulators).stop(runtime.folder, { graceMilliseconds: 0 });
+    const stopping = driverNamed(driver).stop(runtime.folder, { graceMilliseconds: 0 });
     await expect(stopping).rejects.toThrow(file);
     expect(hasProcess()).toBe(true);
     const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
@@ -201,8 +206,7 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
     const { runtime, hasProcess } = await machineOf(driver, 'damage');
     vi.spyOn(process, 'platform', 'get').mockReturnValue('darwin');
     onTestFinished(() => void vi.restoreAllMocks());
-    const [{ driver: qemu }] = [...drivers.values()] as [{ driver: QemuDriver }];
-    const removal = (driver === 'qemu' ? qemu : emulators).delete(runtime.folder);
+    const removal = driverNamed(driver).delete(runtime.folder);
     await expect(removal).rejects.toThrow('/proc');
     expect([hasProcess(), existsSync(folder)]).toEqual([true, true]);
   });

@@ -140,7 +140,8 @@ export class Catalog {
   /** Saves the changes that earlier calls could not save. A failure is logged once for each image, and the next call tries again. */
   async flush(): Promise<void> {
     // The loop has its own list, because a failed save adds its image to the set again.
-    for (const stored of [...this.#unsaved]) {
+    const unsaved = [...this.#unsaved];
+    for (const stored of unsaved) {
       try {
         await this.save(stored);
         this.#logged.delete(stored);
