@@ -102,6 +102,11 @@ export interface StopOptions {
   graceMilliseconds: number;
   /** If this signal aborts, the grace period ends early, for example because the Pod's grace period was shortened. */
   hurry?: AbortSignal;
+  /**
+   * Whether the process must end even if the system cannot read the machine's state file. By default, only damaged content is no obstacle,
+   * because the system can perhaps read the file later.
+   */
+  ignoresReadErrors?: boolean;
 }
 
 export interface CopyOptions {
@@ -187,7 +192,7 @@ export interface Driver {
   start(folder: MachineFolder, plan: LaunchPlan, signal?: AbortSignal): Promise<void>;
   /**
    * Ends a machine. First asks the guest agent, if any, to shut the guest down. If the guest continues to run, the driver presses the
-   * guest's power button. Ends the process if it still runs after the grace period, even if the machine's state file is unreadable. A
+   * guest's power button. Ends the process if it still runs after the grace period, even if the machine's state file is damaged. A
    * suspended machine loses its saved memory. A paused machine has no grace period, because its guest ignores the power button.
    */
   stop(folder: MachineFolder, options: StopOptions): Promise<void>;

@@ -15,19 +15,26 @@ const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 /**
  * Returns the live process of a machine; undefined if no process of the machine lives. `state` is the content of the machine's state file.
  * If the agent died before it wrote the process into the state file, or the state file is unreadable, the function searches for a process
- * with the argument `mark`.
+ * that has `mark` among its arguments.
+ *
+ * @throws Error when the state file is unreadable and the host has no /proc. Without /proc, the process cannot be found.
  */
 export async function liveProcess(
   state: { live: boolean; process?: ProcessIdentity | undefined } | typeof UNREADABLE | undefined,
-  mark: string,
+  mark: readonly string[],
 ): Promise<ProcessIdentity | undefined> {
   if (state === UNREADABLE) {
-    return await findByArgument(mark);
+    if (process.platform !== 'linux') {
+      throw new Error(
+        'The state file of the machine is unreadable, and without /proc the agent cannot find the process. End the process, and remove the folder of the machine',
+      );
+    }
+    return await findByArgument(...mark);
   }
   if (state === undefined || !state.live) {
     return undefined;
   }
-  const identity = state.process ?? (await findByArgument(mark));
+  const identity = state.process ?? (await findByArgument(...mark));
   return identity !== undefined && (await isAlive(identity)) ? identity : undefined;
 }
 

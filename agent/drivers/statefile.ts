@@ -75,7 +75,7 @@ export const runAsSchema = z.object({ uid: z.number().int(), gid: z.number().int
 export const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 export const endSchema = z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() });
 
-/** Result of a read if the state file exists, but cannot be read. */
+/** Result of a read if the content of the state file is damaged, or if the state file cannot be read and no longer matters. */
 export const UNREADABLE = 'unreadable';
 
 /** Fields to set. A field that is set to undefined is removed. */
@@ -87,6 +87,7 @@ export class StateFile<State extends object> {
   readonly #path: string;
   readonly #schema: z.ZodType<State>;
   readonly #serial = new Serial();
+  #ignoresReadErrors = false;
 
   constructor(folder: string, { name, schema }: { name: string; schema: z.ZodType<State> }) {
     this.#folder = folder;
@@ -99,13 +100,25 @@ export class StateFile<State extends object> {
     return await readParsed(this.#path, this.#schema);
   }
 
-  /** Like {@link read}, for steps that end or remove a machine. These steps must work even if the file is unreadable. */
+  /**
+   * Like {@link read}, for steps that end or remove a machine. These steps must work even if the content of the file is damaged.
+   *
+   * @throws UnreadableFileError when the system cannot read the file at the moment. After {@link ignoreReadErrors}, nothing is thrown.
+   */
   async readIfPossible(): Promise<State | typeof UNREADABLE | undefined> {
     try {
       return await this.read();
-    } catch {
-      return UNREADABLE;
+    } catch (error) {
+      if (this.#ignoresReadErrors || (error instanceof UnreadableFileError && error.isDamaged)) {
+        return UNREADABLE;
+      }
+      throw error;
     }
+  }
+
+  /** From now on, a file that the system cannot read counts as damaged. Call this function when the machine is being removed. */
+  ignoreReadErrors(): void {
+    this.#ignoresReadErrors = true;
   }
 
   async replace(state: State): Promise<void> {

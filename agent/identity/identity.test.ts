@@ -3,7 +3,7 @@
  * of the tests gives only the answers that a test sets.
  */
 import { X509Certificate } from 'node:crypto';
-import { existsSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -16,7 +16,7 @@ import { type Certificate, createKey } from '../../kube/certificates/certificate
 import { createMetrics } from '../../kube/metrics.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { identityFiles, readPair, writePair, writeSecretFile } from './certificates.ts';
-import { type Identity, JoinError, takeIdentity } from './identity.ts';
+import { type Identity, type IdentityOptions, JoinError, joinAgain, takeIdentity } from './identity.ts';
 
 const REVIEW = 'POST /apis/authentication.k8s.io/v1/selfsubjectreviews';
 const REQUEST = 'POST /apis/certificates.k8s.io/v1/certificatesigningrequests';
@@ -126,7 +126,7 @@ function haveJoined(): void {
   writeFileSync(files().kubeconfig, kubeconfig({ server: NOWHERE, authority: otherAuthority }, user));
 }
 
-async function take(): Promise<Identity> {
+function options(): IdentityOptions {
   const config = {
     nodeName: 'one',
     address: '127.0.0.1',
@@ -134,12 +134,16 @@ async function take(): Promise<Identity> {
     bootstrapKubeconfig: join(directory, 'bootstrap'),
     certificates: { clientSeconds: 3_600, servingSeconds: 3_600 },
   };
-  return await takeIdentity({
+  return {
     config,
     logger: pino({ level: 'info' }, { write: (line: string) => log.push(line) }),
     metrics: createMetrics(),
     signal: new AbortController().signal,
-  });
+  };
+}
+
+async function take(): Promise<Identity> {
+  return await takeIdentity(options());
 }
 
 function warnings(): string[] {
@@ -224,6 +228,31 @@ describe('a host that has joined', () => {
     writeFileSync(join(directory, 'bootstrap'), 'clusters: []\n');
     expect(await take()).toMatchObject({ isNode: true, connection: { server: url } });
     expect(warnings()).toEqual(['The bootstrap kubeconfig could not be read']);
+  });
+});
+
+describe('a running host that the cluster refuses', () => {
+  beforeEach(() => {
+    haveJoined();
+    writeBootstrap({ server: url });
+    answers = {
+      [REQUEST]: { status: 201, body: { metadata: { name: 'mine' } } },
+      [READ]: { status: 200, body: { status: { certificate: base64(issued.certificate) } } },
+    };
+  });
+
+  test('joins again, and stores the certificate with the address in the bootstrap kubeconfig', async () => {
+    const { key } = await joinAgain(options());
+    expect(readPair(files().client)?.key.trim()).toBe(key.trim());
+    expect(readFileSync(files().kubeconfig, 'utf8')).toContain(url);
+    expect(existsSync(files().joining)).toBe(false);
+  });
+
+  test('keeps the key of its request until the certificate is stored', async () => {
+    rmSync(files().client);
+    mkdirSync(files().client);
+    await expect(joinAgain(options())).rejects.toThrow(files().client);
+    expect(existsSync(files().joining)).toBe(true);
   });
 });
 

@@ -163,14 +163,15 @@ async function isRefused(connection: Connection, o: IdentityOptions): Promise<bo
 }
 
 /**
- * Requests a client certificate for a running agent whose certificate has expired, with the bootstrap kubeconfig. The caller installs the
- * certificate.
+ * Joins again with the bootstrap kubeconfig, for a running agent whose certificate the cluster refuses. The function stores the certificate
+ * and the kubeconfig, and the caller begins to use them.
  *
  * @throws JoinError when the cluster refuses this host, or when the bootstrap kubeconfig cannot be read.
  */
 export async function joinAgain(o: IdentityOptions): Promise<Certificate> {
-  const pair = await requestToJoin(await requireBootstrap(o.config), o);
-  rmSync(identityFiles(o.config.dataDirectory).joining, { force: true });
+  const bootstrap = await requireBootstrap(o.config);
+  const pair = await requestToJoin(bootstrap, o);
+  store(pair, bootstrap, o.config);
   return pair;
 }
 
@@ -181,11 +182,17 @@ async function joinWith(bootstrap: Connection, o: IdentityOptions): Promise<Iden
   // The old serving certificate is removed, because it can be from another cluster with another certificate authority. The removal comes
   // first, because the host counts as joined as soon as its client certificate and its kubeconfig exist.
   rmSync(files.serving, { force: true });
+  store(pair, bootstrap, o.config);
+  o.logger.info({ user: nodeUser(nodeName) }, 'This host has joined the cluster');
+  return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
+}
+
+/** Stores a new client certificate and its kubeconfig. The key of the request is removed last, so that no crash can lose this key. */
+function store(pair: Certificate, bootstrap: Connection, { dataDirectory }: IdentitySettings): void {
+  const files = identityFiles(dataDirectory);
   writePair(files.client, pair);
   writeSecretFile(files.kubeconfig, kubeconfigText(bootstrap, files.client));
   rmSync(files.joining, { force: true });
-  o.logger.info({ user: nodeUser(nodeName) }, 'This host has joined the cluster');
-  return { connection: await loadConnection({ kubeconfigPath: files.kubeconfig }), isNode: true };
 }
 
 async function requestToJoin(bootstrap: Connection, o: IdentityOptions): Promise<Certificate> {

@@ -1,15 +1,16 @@
 import { X509Certificate } from 'node:crypto';
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { pino } from 'pino';
+import { type Logger, pino } from 'pino';
 import { Registry } from 'prom-client';
-import { afterEach, beforeAll, beforeEach, describe, expect, test, vi } from 'vitest';
+import { afterEach, beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { pause } from '../../base/time.ts';
 import { type Certificate, createKey, selfSigned, validityOf } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
+import { ApiError } from '../../kube/errors.ts';
 import type { Transport } from '../../kube/transport.ts';
-import { identityFiles, servingCertificate, writePair } from './certificates.ts';
+import { identityFiles, readPair, servingCertificate, writePair } from './certificates.ts';
 import { keepCertificates, keepRenewed, renewalTime } from './rotation.ts';
 
 vi.mock(import('../../base/time.ts'), { spy: true });
@@ -149,7 +150,20 @@ describe('the renewal of a certificate', () => {
   });
 });
 
-describe('a stored serving certificate', () => {
+test('a renewal whose condition cannot come true ends with the error, instead of without a pause for ever', async () => {
+  const stop = new AbortController();
+  const kept = keepRenewed({
+    begin: Promise.reject(new Error('the Node cannot be read')),
+    current: undefined,
+    request: async () => certificate,
+    use: async () => undefined,
+    logger: { error: () => stop.abort() } as unknown as Logger,
+    signal: stop.signal,
+  });
+  await expect(kept).rejects.toThrow('the Node cannot be read');
+});
+
+describe('a stored certificate', () => {
   const CERTIFIED = '192.0.2.7';
   let config: Parameters<typeof keepCertificates>[0]['config'];
 
@@ -170,13 +184,24 @@ describe('a stored serving certificate', () => {
 
   afterEach(() => rmSync(config.dataDirectory, { recursive: true, force: true }));
 
+  interface Surroundings {
+    nodeKnown?: Promise<void>;
+    /** Answer of the API server to each request. */
+    answer?: Error;
+    join?: () => Promise<Certificate>;
+  }
+
+  const REFUSED = new ApiError('Unauthorized', { status: 401, reason: 'Unauthorized' });
+  const CLIENT = 'kubernetes.io/kube-apiserver-client-kubelet';
+
   /** Keeps the certificates until the signal aborts. Returns the list of the signers that are asked. */
-  function keep(signal: AbortSignal, nodeKnown: Promise<void> = Promise.resolve()): string[] {
+  function keep(signal: AbortSignal, surroundings: Surroundings = {}): string[] {
+    const { nodeKnown = Promise.resolve(), answer = new Error('no answer'), join } = surroundings;
     const signers: string[] = [];
     const client = {
       create: async (_: unknown, { spec }: { spec: { signerName: string } }) => {
         signers.push(spec.signerName);
-        throw new Error('no answer');
+        throw answer;
       },
     };
     const kept = keepCertificates({
@@ -184,10 +209,13 @@ describe('a stored serving certificate', () => {
       client: client as unknown as KubeClient,
       join: async () => {
         signers.push('bootstrap');
-        throw new Error('no answer');
+        if (join === undefined) {
+          throw new Error('no answer');
+        }
+        return await join();
       },
       nodeKnown,
-      transport: {} as Transport,
+      transport: { replaceCredentials: () => signers.push('in use') } as unknown as Transport,
       server: { replaceCertificate: () => undefined },
       metrics: new Registry(),
       logger,
@@ -211,20 +239,56 @@ describe('a stored serving certificate', () => {
     expect(asked).toEqual([]);
   });
 
+  /** Sets the clock of the host to a time at which the stored certificates have expired. */
+  function expire(): void {
+    const later = Date.now() + 31 * 24 * 3_600_000;
+    vi.spyOn(Date, 'now').mockReturnValue(later);
+    onTestFinished(() => vi.mocked(Date.now).mockRestore());
+  }
+
   test('waits for the Node, but an expired client certificate makes the host join again before', async () => {
     config.address = '192.0.2.8';
     const node = Promise.withResolvers<void>();
     const stop = new AbortController();
-    const expired = Date.now() + 31 * 24 * 3_600_000;
-    vi.spyOn(Date, 'now').mockReturnValue(expired);
-    const asked = keep(stop.signal, node.promise);
+    expire();
+    const asked = keep(stop.signal, { nodeKnown: node.promise, answer: REFUSED });
     await expect.poll(() => asked).toContain('bootstrap');
-    expect(new Set(asked).size).toBe(1);
+    expect(asked.slice(0, 2)).toEqual([CLIENT, 'bootstrap']);
+    expect(asked).not.toContain('kubernetes.io/kubelet-serving');
     node.resolve();
     await expect.poll(() => asked).toContain('kubernetes.io/kubelet-serving');
     stop.abort();
-    vi.restoreAllMocks();
-    expect(asked).not.toContain('kubernetes.io/kube-apiserver-client-kubelet');
+  });
+
+  test('is renewed if only the clock of the host says that it has expired', async () => {
+    const stop = new AbortController();
+    expire();
+    const asked = keep(stop.signal, { nodeKnown: Promise.withResolvers<void>().promise });
+    await expect.poll(() => asked.length).toBeGreaterThan(1);
+    stop.abort();
+    expect(new Set(asked)).toEqual(new Set([CLIENT]));
+  });
+
+  test('is replaced by joining again, and the first certificate by one with the whole lifetime', async () => {
+    config.certificates.clientSeconds = 30 * 24 * 3_600;
+    const files = identityFiles(config.dataDirectory);
+    writeFileSync(
+      files.kubeconfig,
+      '{ clusters: [{ name: c, cluster: { server: "https://192.0.2.1" } }], contexts: [{ name: c, context: { cluster: c } }], current-context: c }',
+    );
+    const key = await createKey();
+    const pem = await selfSigned({ key, commonName: 'system:node:one', days: 1 / 24 });
+    const stop = new AbortController();
+    expire();
+    const asked = keep(stop.signal, {
+      nodeKnown: Promise.withResolvers<void>().promise,
+      answer: REFUSED,
+      join: async () => ({ certificate: pem, key: key.pem }),
+    });
+    await expect.poll(() => asked.length).toBeGreaterThan(3);
+    stop.abort();
+    expect(asked.slice(0, 4)).toEqual([CLIENT, 'bootstrap', 'in use', CLIENT]);
+    expect(readPair(files.client)?.key.trim()).toBe(key.pem.trim());
   });
 
   test('is replaced immediately when the host has another address', async () => {

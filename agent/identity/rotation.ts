@@ -5,10 +5,11 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { Backoff } from '../../base/backoff.ts';
-import { pause, rest } from '../../base/time.ts';
+import { pause } from '../../base/time.ts';
 import { type Certificate, validityOf } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
+import { isUnauthorized } from '../../kube/errors.ts';
 import { runtimeMetrics } from '../../kube/metrics.ts';
 import type { Transport } from '../../kube/transport.ts';
 import {
@@ -50,7 +51,7 @@ const RETRY_CAP_MILLISECONDS = 60_000;
 const FIRST_MILLISECONDS = (FIRST_CERTIFICATE_SECONDS + 300) * 1000;
 
 export interface RotationOptions {
-  /** The first request comes after this promise has resolved. */
+  /** The first request comes after this promise has resolved. If the promise rejects, the renewal ends with its error. */
   begin?: Promise<void>;
   /** The certificate in use. If undefined, the first certificate is requested immediately. */
   current: Certificate | undefined;
@@ -82,9 +83,9 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
   let renewAt = options.current === undefined ? 0 : renewalTime(options.current.certificate, random());
   // Shortest wait before the next request. It is no time of the clock, because a clock that is set back would lengthen the wait.
   let gap = 0;
+  await options.begin;
   while (!signal.aborted) {
     try {
-      await options.begin;
       for (let left = Math.max(gap, renewAt - now()); left > 0; left = renewAt - now()) {
         await sleep(Math.min(left, LONGEST_SLEEP_MILLISECONDS), signal);
       }
@@ -107,7 +108,10 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
 export interface CertificateUsers {
   config: IdentitySettings;
   client: KubeClient;
-  /** Requests a client certificate with the bootstrap kubeconfig. @throws Error when the cluster refuses this host. */
+  /**
+   * Requests a client certificate with the bootstrap kubeconfig, and stores it. @throws Error when the cluster refuses this host, or when
+   * the bootstrap kubeconfig cannot be read.
+   */
   join: () => Promise<Certificate>;
   /** Resolves when the Node exists. The operator compares the addresses in a request with those of the Node. */
   nodeKnown: Promise<void>;
@@ -120,8 +124,8 @@ export interface CertificateUsers {
 }
 
 /**
- * Renews the client certificate and the serving certificate until the signal aborts. If the client certificate has expired, even before the
- * Node exists, the host joins again.
+ * Renews the client certificate and the serving certificate until the signal aborts. If the API server no longer accepts the client
+ * certificate, the host joins again.
  */
 export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   const { config, transport, server, metrics, logger, signal } = users;
@@ -135,19 +139,36 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   const ask = (request: Omit<CertificateRequest, 'nodeName'>) => (signal: AbortSignal) =>
     requestCertificate(users.client, { nodeName, ...request }, signal);
   const renew = ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds });
+  const use = async (certificate: Certificate): Promise<void> => {
+    writePair(files.client, certificate);
+    tellEnd(metrics, 'client', certificate);
+    transport.replaceCredentials(await loadConnection({ kubeconfigPath: files.kubeconfig }));
+  };
+  const renewOrJoin = async (signal: AbortSignal): Promise<Certificate> => {
+    try {
+      return await renew(signal);
+    } catch (error) {
+      // Only the API server knows whether the certificate is still valid. The clock of this host can be wrong.
+      if (!isUnauthorized(error)) {
+        throw error;
+      }
+    }
+    logger.warn({ nodeName }, 'The cluster refuses the certificate of this host; the host joins again');
+    const first = await users.join();
+    if (!isShort(first, certificates.clientSeconds)) {
+      return first;
+    }
+    await use(first);
+    return await renew(signal);
+  };
   return [
+    // This renewal does not wait for the Node, because the certificate can expire before the Node exists.
     keepRenewed({
-      begin: nodeKnownOrExpired(users),
       // The first certificate is short-lived and could expire during an outage of the cluster. So the agent renews this certificate
       // immediately.
       current: isShort(client, certificates.clientSeconds) ? undefined : client,
-      // The cluster does not know an expired certificate, so it would refuse each request to renew this certificate.
-      request: (signal) => (isUsable(readPair(files.client), nodeName) ? renew(signal) : users.join()),
-      use: async (certificate) => {
-        writePair(files.client, certificate);
-        tellEnd(metrics, 'client', certificate);
-        transport.replaceCredentials(await loadConnection({ kubeconfigPath: files.kubeconfig }));
-      },
+      request: renewOrJoin,
+      use,
       logger: logger.child({ certificate: 'client' }),
       signal,
     }),
@@ -180,18 +201,6 @@ function isShort(current: Certificate | undefined, wantedSeconds: number): boole
   }
   const { notBefore, notAfter } = validityOf(current.certificate);
   return notAfter.getTime() - notBefore.getTime() <= FIRST_MILLISECONDS;
-}
-
-/** Resolves when the Node exists, or when the stored client certificate has expired. */
-async function nodeKnownOrExpired({ config, nodeKnown, signal }: CertificateUsers): Promise<void> {
-  const { client } = identityFiles(config.dataDirectory);
-  const known = nodeKnown.then(() => true);
-  while (!signal.aborted && isUsable(readPair(client), config.nodeName)) {
-    const later = rest(LONGEST_SLEEP_MILLISECONDS, signal).then(() => false);
-    if (await Promise.race([known, later])) {
-      return;
-    }
-  }
 }
 
 function tellEnd(metrics: Registry, which: 'client' | 'serving', current: Certificate | undefined): void {

@@ -235,7 +235,8 @@ async function release(host: Host, runtime: Runtime, operation: Operation): Prom
   host.records.update(record, { running: false });
   operation.deadline = deadline;
   if (state.kind !== 'absent') {
-    await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
+    const ignoresReadErrors = state.kind === 'unreadable';
+    await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal, ignoresReadErrors });
   }
   // The failed machine keeps its slot until its data is removed. Otherwise the next machine could start while the old data still uses disk
   // space.

@@ -6,12 +6,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { pino } from 'pino';
-import { afterEach, beforeEach, describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { EmulatorDriver } from '../drivers/emulator/driver.ts';
 import { allDrivers, type DriverOfEmulators, type HostDriver } from '../drivers/hostdrivers.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
+import { identify } from '../processes/process.ts';
 import type { Host } from './host.ts';
 import { newRecord, type Runtime, type Step, type Wanted } from './machine.ts';
 import { Machines } from './machines.ts';
@@ -30,15 +31,16 @@ const WANTED: Wanted = {
 /** The end of a process takes milliseconds, and longer on a busy machine. */
 const SOON_MILLISECONDS = 15_000;
 
-/** The two drivers, with the names of their files and with an argument of each machine's process. */
+/** The two drivers, with the names of their files and with the arguments by which the agent finds each machine's process. */
 const DRIVERS = {
-  qemu: { state: 'state.json', data: 'disk.qcow2', argument: `guest=berth-${UID}`, keeps: true },
-  emulator: { state: 'emulator.json', data: 'avd/disk', argument: UID, keeps: false },
+  qemu: { state: 'state.json', data: 'disk.qcow2', mark: [`guest=berth-${UID}`], keeps: true },
+  emulator: { state: 'emulator.json', data: 'avd/disk', mark: ['-id', UID], keeps: false },
 };
 
 let directory: string;
 let folder: string;
 let drivers: Map<string, HostDriver>;
+let qemu: QemuDriver;
 let emulators: DriverOfEmulators;
 let processes: ChildProcess[];
 /** Answers in place of the machine's hypervisor. */
@@ -52,7 +54,7 @@ beforeEach(() => {
   processes = [];
   const logger = pino({ level: 'silent' });
   const emulator = { dataDirectory: directory, sdk: undefined, program: undefined, logger };
-  const qemu = new QemuDriver({ dataDirectory: directory, logger });
+  qemu = new QemuDriver({ dataDirectory: directory, logger });
   drivers = new Map([['qemu', { driver: qemu, accelerators: [] }]]);
   emulators = new EmulatorDriver(emulator);
 });
@@ -66,17 +68,22 @@ afterEach(async () => {
   rmSync(directory, { recursive: true });
 });
 
+/** Returns the driver whose machines the test makes. */
+function driverNamed(name: keyof typeof DRIVERS): QemuDriver | DriverOfEmulators {
+  return name === 'qemu' ? qemu : emulators;
+}
+
 /** Makes a machine with a live process and a state file with this content. */
 async function machineOf(
   driver: keyof typeof DRIVERS,
   content: string,
 ): Promise<{ machines: Machines; runtime: Runtime; hasProcess: () => boolean; hasData: () => boolean }> {
-  const { state, data, argument } = DRIVERS[driver];
+  const { state, data, mark } = DRIVERS[driver];
   mkdirSync(join(folder, 'avd'), { recursive: true });
   writeFileSync(join(folder, state), content);
   writeFileSync(join(folder, data), 'data');
   // The shell waits for input that never comes.
-  const process = spawn('sh', ['-c', 'read line', argument], {
+  const process = spawn('sh', ['-c', 'read line', ...mark], {
     stdio: ['pipe', 'ignore', 'ignore'],
     detached: true,
   });
@@ -180,6 +187,44 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
     },
     2 * SOON_MILLISECONDS,
   );
+});
+
+describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driver) => {
+  it('whose state file cannot be read for a moment is not stopped without a record of the stop', async () => {
+    const { machines, runtime, hasProcess } = await machineOf(driver, '');
+    const file = join(folder, DRIVERS[driver].state);
+    rmSync(file);
+    mkdirSync(file);
+    const stopping = driverNamed(driver).stop(runtime.folder, { graceMilliseconds: 0 });
+    await expect(stopping).rejects.toThrow(file);
+    expect(hasProcess()).toBe(true);
+    const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
+    expect(await settle(machines, runtime, deleted)).toContain('remove');
+  });
+
+  it('whose state file is damaged is not removed from a host on which its process cannot be found', async () => {
+    const { runtime, hasProcess } = await machineOf(driver, 'damage');
+    vi.spyOn(process, 'platform', 'get').mockReturnValue('darwin');
+    onTestFinished(() => void vi.restoreAllMocks());
+    const removal = driverNamed(driver).delete(runtime.folder);
+    await expect(removal).rejects.toThrow('/proc');
+    expect([hasProcess(), existsSync(folder)]).toEqual([true, true]);
+  });
+});
+
+it('a program that only searches for the uid of an emulator is not taken for it', async () => {
+  const { runtime } = await machineOf('emulator', 'damage');
+  processes.pop()?.kill('SIGKILL');
+  const search = spawn('sh', ['-c', 'read line', '-r', UID], {
+    stdio: ['pipe', 'ignore', 'ignore'],
+    detached: true,
+  });
+  processes.push(search);
+  await once(search, 'spawn');
+  await emulators.delete(runtime.folder);
+  expect(existsSync(folder)).toBe(false);
+  expect([search.exitCode, search.signalCode, search.killed]).toEqual([null, null, false]);
+  expect(await identify(search.pid ?? 0)).toBeDefined();
 });
 
 it(

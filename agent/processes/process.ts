@@ -119,12 +119,13 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
 }
 
 /**
- * Finds the process that has `argument` among its arguments. The agent needs this function if it crashed between the start of a process and
- * the storage of the pid. The function works only on hosts with /proc.
+ * Finds the process that has `wanted` among its arguments. Several arguments must follow each other directly. The agent needs this function
+ * if it crashed between the start of a process and the storage of the pid. The function works only on hosts with /proc.
  */
-export async function findByArgument(argument: string): Promise<ProcessIdentity | undefined> {
+export async function findByArgument(...wanted: string[]): Promise<ProcessIdentity | undefined> {
+  const mark = `\0${wanted.join('\0')}\0`;
   for await (const { pid, text } of processFiles('cmdline')) {
-    const identity = text.split('\0').includes(argument) ? await identify(pid) : undefined;
+    const identity = `\0${text}\0`.includes(mark) ? await identify(pid) : undefined;
     if (identity !== undefined) {
       return identity;
     }

@@ -30,11 +30,18 @@ export function words(...values: string[]): string[] {
   return values;
 }
 
+/**
+ * Returns the arguments by which the agent finds a machine's process among all processes. The uid alone could be an argument of a program
+ * that searches for it.
+ */
+export function processMark(uid: string): string[] {
+  return ['-id', uid];
+}
+
 export function commandLine(command: EmulatorCommand): [string, ...string[]] {
   return [
     command.program,
-    // By the uid, the agent finds the process of this machine among all processes.
-    ...words('-avd', AVD_NAME, '-id', command.uid),
+    ...words('-avd', AVD_NAME, ...processMark(command.uid)),
     // With these options, the emulator has no screen, no sound and no snapshots. So each boot is a cold boot, and the state of a running
     // guest is never saved.
     ...words('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),

@@ -136,6 +136,7 @@ export class EmulatorDriver implements DriverOfEmulators {
 
   async delete(folder: MachineFolder): Promise<void> {
     const { process, console } = this.#of(folder);
+    process.state.ignoreReadErrors();
     await process.end();
     process.close();
     console.close();

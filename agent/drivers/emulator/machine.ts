@@ -8,6 +8,7 @@ import type { MachineFolder, MachineState, StopOptions } from '../driver.ts';
 import { liveProcess, ProcessWatch } from '../processwatch.ts';
 import { type StateFile, UNREADABLE } from '../statefile.ts';
 import { logEnd } from '../../console/input.ts';
+import { processMark } from './arguments.ts';
 import { ConsoleClient, connectInside, killByConsole } from './console.ts';
 import { prepareStart } from './files.ts';
 import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
@@ -67,9 +68,9 @@ export class EmulatorProcess {
     return state?.end === undefined ? { kind: 'stopped' } : { kind: 'exited', ...state.end };
   }
 
-  /** Returns the machine's live main process, if any. Also finds the process of a machine whose state file is unreadable. */
+  /** Returns the machine's live main process, if any. Also finds the process of a machine whose state file is damaged. */
   async process(): Promise<ProcessIdentity | undefined> {
-    return await liveProcess(await this.state.readIfPossible(), this.#folder.uid);
+    return await liveProcess(await this.state.readIfPossible(), processMark(this.#folder.uid));
   }
 
   async start(start: EmulatorStart): Promise<void> {
@@ -94,6 +95,9 @@ export class EmulatorProcess {
   }
 
   async stop(options: StopOptions): Promise<void> {
+    if (options.ignoresReadErrors === true) {
+      this.state.ignoreReadErrors();
+    }
     const known = await this.state.readIfPossible();
     if (known === undefined) {
       return;

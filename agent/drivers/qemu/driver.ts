@@ -127,7 +127,10 @@ export class QemuDriver implements DriverOfVMs {
   }
 
   async stop(folder: MachineFolder, options: StopOptions): Promise<void> {
-    const machine = this.#of(folder).machine;
+    const { machine } = this.#of(folder);
+    if (options.ignoresReadErrors === true) {
+      machine.state.ignoreReadErrors();
+    }
     const work = async () => await machine.stop(options);
     // If the machine has no process, a stop does not interrupt a copy, because the copy reads only the disk's file.
     await ((await machine.process()) === undefined ? work() : this.#ending(folder, 'stopped', work));
@@ -192,25 +195,22 @@ export class QemuDriver implements DriverOfVMs {
   }
 
   async delete(folder: MachineFolder): Promise<void> {
-    await this.#ending(folder, 'deleted', async () => await this.#remove(folder));
-  }
-
-  async #remove(folder: MachineFolder): Promise<void> {
-    const { machine, copies, console, dpi, streams } = this.#of(folder);
-    dpi.close();
-    const identity = await machine.process();
-    streams.close();
-    machine.close();
-    if (identity !== undefined) {
-      await killForCertain(identity);
-    }
-    await logsWritten(folder.path);
-    await copies.tidy();
-    console.close();
-    this.#held.delete(folder.uid);
-    // The machine's folder is removed last, because the agent repeats a failed removal only while this folder exists.
-    await this.#context.cgroups.remove(folder.uid);
-    await machine.state.removeFolder();
+    await this.#ending(folder, 'deleted', async () => {
+      const { machine, copies, console, dpi, streams } = this.#of(folder);
+      dpi.close();
+      machine.state.ignoreReadErrors();
+      const identity = await machine.process();
+      streams.close();
+      machine.close();
+      await (identity && killForCertain(identity));
+      await logsWritten(folder.path);
+      await copies.tidy();
+      console.close();
+      this.#held.delete(folder.uid);
+      // The machine's folder is removed last, because the agent repeats a failed removal only while this folder exists.
+      await this.#context.cgroups.remove(folder.uid);
+      await machine.state.removeFolder();
+    });
   }
 
   async inspect(folder: MachineFolder): Promise<MachineState> {
@@ -263,8 +263,7 @@ export class QemuDriver implements DriverOfVMs {
 
   async close(): Promise<void> {
     const held = [...this.#held.values()];
-    const end = 'The agent ended during the copy';
-    await Promise.all(held.map(async ({ copies }) => await copies.interrupt(end)));
+    await Promise.all(held.map(({ copies }) => copies.interrupt('The agent ended during the copy')));
     for (const { machine, console, dpi, streams } of held) {
       streams.close();
       machine.close();

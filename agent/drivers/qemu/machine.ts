@@ -64,9 +64,9 @@ export class QemuMachine {
     return this.#isSilent;
   }
 
-  /** Returns the machine's live process, if any. Also finds the process of a machine whose state file is unreadable. */
+  /** Returns the machine's live process, if any. Also finds the process of a machine whose state file is damaged. */
   async process(): Promise<ProcessIdentity | undefined> {
-    return await liveProcess(await this.state.readIfPossible(), processMark(this.#folder.uid));
+    return await liveProcess(await this.state.readIfPossible(), [processMark(this.#folder.uid)]);
   }
 
   /** Returns the live hypervisor, or undefined if the machine has no live process. */

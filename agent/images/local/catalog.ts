@@ -6,7 +6,7 @@ import type { Logger } from 'pino';
 import { Serial } from '../../../base/serial.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
-import { listedNames, namesLength } from './listednames.ts';
+import { listedImages, type StoredImage } from './listednames.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
@@ -20,12 +20,6 @@ const SHARED_LIMIT = 256;
  * attack.
  */
 const NAMES_LIMIT = 64;
-
-export interface StoredImage {
-  /** Names as in `Node.status.images`: normalised reference, `repository@digest`, and `berth.dev/NAMESPACE/NAME@digest`. */
-  names: string[];
-  sizeBytes: number;
-}
 
 export interface Stored {
   readonly id: ImageId;
@@ -51,6 +45,8 @@ export class Catalog {
   #listed = '';
   /** Images whose metadata has changed since its last write, for example because the disk was full. */
   readonly #unsaved = new Set<Stored>();
+  /** Images of `#unsaved` whose failure has been logged. */
+  readonly #logged = new WeakSet<Stored>();
   /** Queue of writes. Only one write runs at a time. Otherwise an older write could end last and store an old state. */
   readonly #writes = new Serial();
 
@@ -120,7 +116,8 @@ export class Catalog {
 
   /**
    * Moves the requested names to this image. If the holder is a cache entry, also records that the image belongs to the entry. Resolves
-   * when both changes are on the disk, so that they survive a restart of the agent.
+   * when both changes are on the disk, so that they survive a restart of the agent. If the metadata of another image cannot be written, it
+   * stays in memory, because this image must be usable.
    */
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
@@ -140,16 +137,27 @@ export class Catalog {
     this.#tell();
   }
 
-  /** Saves the changes that earlier calls could not save. @throws Error when the disk still cannot store them. */
+  /** Saves the changes that earlier calls could not save. A failure is logged once for each image, and the next call tries again. */
   async flush(): Promise<void> {
-    for (const stored of this.#unsaved) {
-      await this.save(stored);
+    // The loop has its own list, because a failed save adds its image to the set again.
+    const unsaved = [...this.#unsaved];
+    for (const stored of unsaved) {
+      try {
+        await this.save(stored);
+        this.#logged.delete(stored);
+      } catch (error) {
+        const isNew = !this.#logged.has(stored);
+        this.#logged.add(stored);
+        if (isNew) {
+          this.#logger.error({ err: error, image: stored.id }, 'The metadata of an image cannot be saved');
+        }
+      }
     }
   }
 
   /**
    * Records that a cache entry no longer needs this image. If no other cache entry needs the image, the function also removes the image's
-   * names from the catalog.
+   * names from the catalog. After a failure, the entry still holds the image, so that a repeated removal of the entry saves it again.
    */
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;
@@ -158,7 +166,12 @@ export class Catalog {
     if (!this.#holders.isWanted(id)) {
       metadata.names = [];
     }
-    await this.save(stored);
+    try {
+      await this.save(stored);
+    } catch (error) {
+      this.#holders.add(holder, id);
+      throw error;
+    }
     this.#tell();
   }
 
@@ -218,26 +231,9 @@ export class Catalog {
     return held.reduce((sum, { metadata }) => sum + metadata.sizeBytes, 0);
   }
 
-  /**
-   * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. The other
-   * images follow. In each of these two groups, larger images come first, and images of equal size are in the order of their names.
-   */
+  /** Returns the images that have names, in the order in which a Node lists them. */
   list(): StoredImage[] {
-    const length = namesLength(this.#images.size);
-    const listed = this.all().map(({ metadata }) => ({
-      names: listedNames(metadata, length),
-      sizeBytes: metadata.sizeBytes,
-      wanted: metadata.entries.length > 0,
-    }));
-    return listed
-      .filter(({ names }) => names.length > 0)
-      .toSorted(
-        (a, b) =>
-          Number(b.wanted) - Number(a.wanted) ||
-          b.sizeBytes - a.sizeBytes ||
-          (a.names[0] ?? '').localeCompare(b.names[0] ?? ''),
-      )
-      .map(({ names, sizeBytes }) => ({ names, sizeBytes }));
+    return listedImages(this.all().map(({ metadata }) => metadata));
   }
 
   onChange(listener: () => void): void {

@@ -1,4 +1,4 @@
-/** Determines the names under which a Node lists an image of the store. */
+/** Determines which images of the store a Node lists, and under which names. */
 import { IMAGES_LISTED } from '../../../api/v1alpha1/listedimages.ts';
 import type { Metadata } from './layout.ts';
 
@@ -17,6 +17,34 @@ const IMAGE_LENGTH = 16_000;
  * repository.
  */
 const DIGESTS_LENGTH = 2_500;
+
+export interface StoredImage {
+  /** Names as in `Node.status.images`: normalised reference, `repository@digest`, and `berth.dev/NAMESPACE/NAME@digest`. */
+  names: string[];
+  sizeBytes: number;
+}
+
+/**
+ * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. The other
+ * images follow. In each of these two groups, larger images come first, and images of equal size are in the order of their names.
+ */
+export function listedImages(images: readonly Metadata[]): StoredImage[] {
+  const length = namesLength(images.length);
+  const listed = images.map((metadata) => ({
+    names: listedNames(metadata, length),
+    sizeBytes: metadata.sizeBytes,
+    wanted: metadata.entries.length > 0,
+  }));
+  return listed
+    .filter(({ names }) => names.length > 0)
+    .toSorted(
+      (a, b) =>
+        Number(b.wanted) - Number(a.wanted) ||
+        b.sizeBytes - a.sizeBytes ||
+        (a.names[0] ?? '').localeCompare(b.names[0] ?? ''),
+    )
+    .map(({ names, sizeBytes }) => ({ names, sizeBytes }));
+}
 
 /** Returns how many characters the names of one image may have together. `images` is the number of images on the host. */
 export function namesLength(images: number): number {
