@@ -162,13 +162,14 @@ export class ImageReconciler {
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {
       const refused = await this.#createJob(observed.object, removalRecord(observed, place), logger);
+      if (refused === undefined) {
+        continue;
+      }
       if (isWebhookFailure(refused)) {
         throw refused;
       }
-      if (refused !== undefined) {
-        // An Event reports that a quota refused the Job. The refusal must not stop the work for the image.
-        this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused.message));
-      }
+      // An Event reports that a quota refused the Job. The refusal must not stop the work for the image.
+      this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused.message));
     }
   }
 
