@@ -118,18 +118,27 @@ export async function readForwarding(device?: string): Promise<boolean> {
 /** Address and mask of default routes in /proc/net/route. */
 const EVERYWHERE = '00000000';
 
+/** Returns the devices of the default routes with the lowest metric in a text of /proc/net/route. The kernel uses only these. */
+export function uplinksIn(text: string): string[] {
+  const routes = text.split('\n').map((line) => line.split('\t'));
+  const defaults = routes.filter(
+    ([, target, , , , , , mask]) => target === EVERYWHERE && mask === EVERYWHERE,
+  );
+  const lowest = Math.min(...defaults.map((route) => Number(route[6])));
+  const used = defaults.filter((route) => Number(route[6]) === lowest);
+  return [...new Set(used.map(([device = '']) => device))];
+}
+
 /**
- * Returns the devices to which default routes lead, but from which the kernel forwards no packets. An administrator can set this for one
- * device. The answers to guests are lost there.
+ * Returns the devices that lead outside, but from which the kernel forwards no packets. An administrator can set this for one device. The
+ * answers to guests are lost there.
  */
 export async function readClosedUplinks(): Promise<string[]> {
-  const [, ...routes] = (await readFile('/proc/self/net/route', 'utf8')).trim().split('\n');
-  const closed = new Set<string>();
-  for (const route of routes) {
-    const [device = '', target, , , , , , mask] = route.split('\t');
-    if (target === EVERYWHERE && mask === EVERYWHERE && !(await readForwarding(device))) {
-      closed.add(device);
+  const closed: string[] = [];
+  for (const device of uplinksIn(await readFile('/proc/self/net/route', 'utf8'))) {
+    if (!(await readForwarding(device))) {
+      closed.push(device);
     }
   }
-  return [...closed];
+  return closed;
 }

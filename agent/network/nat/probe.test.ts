@@ -1,7 +1,8 @@
+import { Socket } from 'node:dgram';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
-import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { Layout } from './layout.ts';
 import { Probe } from './probe.ts';
@@ -11,6 +12,14 @@ const UNSHARE = `#!/bin/sh
 program=$2 option=$3 script=$4
 shift 4
 exec "$program" "$option" "$script" $(echo "$@" | sed 's/[0-9]*/0/g')
+`;
+/** Program that ends at once, but leaves a process that sends a socket later. */
+const LATE_UNSHARE = `#!/bin/sh
+"$2" --eval "
+const socket = require('node:dgram').createSocket('udp4');
+socket.bind(0, () => process.send(0, socket, () => process.exit()));
+" &
+exit 1
 `;
 /** Program that the tests use in place of ip. It adds its input to a file, and fails at one command. */
 const IP = `#!/bin/sh
@@ -48,6 +57,16 @@ test('an end of the probe that cannot be configured leaves no socket', async () 
   await expect(new Probe(layout()).rebuild(new Set())).rejects.toThrow('ip -batch');
   await vi.waitFor(() => expect(openSockets()).toBe(before));
   expect(await readFile(join(root, 'ip.calls'), 'utf8')).toContain('link add');
+});
+
+test('a socket that arrives after the failure is closed', async () => {
+  await writeFile(join(root, 'unshare'), LATE_UNSHARE);
+  const close = vi.spyOn(Socket.prototype, 'close');
+  onTestFinished(() => close.mockRestore());
+  const before = openSockets();
+  await expect(new Probe(layout()).rebuild(new Set())).rejects.toThrow('ended with code 1');
+  await expect.poll(() => close.mock.calls.length).toBeGreaterThan(0);
+  await vi.waitFor(() => expect(openSockets()).toBe(before));
 });
 
 test('a device of a former probe that the kernel has deleted meanwhile does not stop the new one', async () => {

@@ -55,8 +55,13 @@ export async function openEndpoint(options: EndpointOptions): Promise<Map<number
     await run('nsenter', [`--net=/proc/${child.pid}/ns/net`, 'ip', '-batch', '-'], `${inside}\n`);
     return sockets;
   } catch (error) {
-    // The sockets would keep the network namespace.
+    // The sockets would keep the network namespace, even those that still arrive.
     sockets.forEach((socket) => socket.close());
+    child.on('message', (_index, handle) => {
+      if (handle instanceof Socket) {
+        handle.close();
+      }
+    });
     throw error;
   } finally {
     child.kill('SIGKILL');

@@ -5,10 +5,14 @@ import type { Link } from './observe.ts';
 import { PublishedPorts } from './publishedports.ts';
 
 const HOST = '192.0.2.1';
+const SERVICE = '10.96.0.7';
+const link = (kind: string, address: string) => ({ kind, addresses: [address] }) as unknown as Link;
 const LINKS = new Map([
-  ['lo', { kind: '', addresses: ['127.0.0.1/8'] } as unknown as Link],
-  ['eth0', { kind: '', addresses: [`${HOST}/24`] } as unknown as Link],
+  ['lo', link('', '127.0.0.1/8')],
+  ['eth0', link('', `${HOST}/24`)],
+  ['kube-ipvs0', link('dummy', `${SERVICE}/32`)],
 ]);
+const PORT = { name: 'web', protocol: 'TCP', hostPort: 8080, guestPort: 80 } as const;
 
 const payload = (protocol: string, name: string) => ({ payload: { protocol, field: name } });
 const match = (left: unknown, right: unknown, op = '==') => ({ match: { op, left, right } });
@@ -38,7 +42,7 @@ function told(
     'inet berth',
   ]);
   ports.notice({ ruleset, links: LINKS });
-  return ports.faultOf({ name: 'web', protocol: 'TCP', hostPort: 8080, guestPort: 80 });
+  return ports.faultOf(PORT);
 }
 
 const map = (name: string, elem: unknown[]): RulesetEntry => ({
@@ -119,10 +123,77 @@ test('a port in a map of addresses is told, and only its own port', () => {
   expect(told({ pre: [[dnat]] }, reserved(8081))).toBeUndefined();
 });
 
+test('a port in an element of a map with a comment is told, and only its own port', () => {
+  const chains = { pre: [[toLocal, { vmap: { key: keyed, data: '@ports' } }]], svc: [[DNAT]] };
+  const commented = (port: number) => [
+    map('ports', [[{ elem: { val: { concat: ['tcp', port] }, comment: 'web' } }, jump('svc')]]),
+  ];
+  expect(told(chains, commented(8080))).toContain('chain svc');
+  expect(told(chains, commented(8081))).toBeUndefined();
+});
+
+test.each(['numgen', 'jhash', 'symhash'])(
+  'a port that is led to one of several targets by %s is told',
+  (by) => {
+    const chains = {
+      pre: [[dport(8080), { vmap: { key: { [by]: { mod: 2 } }, data: { set: [[0, jump('svc')]] } } }]],
+      svc: [[DNAT]],
+    };
+    expect(told(chains)).toContain('chain svc');
+  },
+);
+
+test('a port is judged once until the rules are read again', () => {
+  let reads = 0;
+  const expression = {
+    get match() {
+      reads++;
+      return dport(8080).match;
+    },
+  };
+  const place = { family: 'ip', table: 'other' };
+  const ruleset: RulesetEntry[] = [
+    { chain: { ...place, name: 'pre', hook: 'prerouting' } },
+    { rule: { ...place, chain: 'pre', expr: [expression, DNAT] } },
+  ];
+  const ports = new PublishedPorts(natLayout({}), []);
+  ports.notice({ ruleset, links: LINKS });
+  expect(ports.faultOf(PORT)).toBeDefined();
+  const once = reads;
+  expect(ports.faults([PORT]).size).toBe(1);
+  expect(reads).toBe(once);
+  ports.notice({ ruleset: [], links: LINKS });
+  expect(ports.faultOf(PORT)).toBeUndefined();
+});
+
 test.each([
   ['another port', { pre: [[dport(8081), DNAT]] }],
   ['the other protocol', { pre: [[dport(8080, 'udp'), DNAT]] }],
-  ['another address', { pre: [[match(payload('ip', 'daddr'), '10.96.0.7'), dport(8080), DNAT]] }],
+  ['another address', { pre: [[match(payload('ip', 'daddr'), '10.96.0.9'), dport(8080), DNAT]] }],
+  ['the address of a dummy device', { pre: [[match(payload('ip', 'daddr'), SERVICE), dport(8080), DNAT]] }],
+  ['IPv6', { pre: [[dport(8080), { dnat: { family: 'ip6', addr: 'fd00::1', port: 80 } }]] }],
+  [
+    'IPv6, with a map',
+    {
+      pre: [
+        [
+          {
+            dnat: {
+              family: 'ip6',
+              addr: { map: { key: keyed, data: { set: [[{ concat: ['tcp', 8080] }, 'fd00::1']] } } },
+            },
+          },
+        ],
+      ],
+    },
+  ],
+  [
+    'marked packets, with a map',
+    {
+      pre: [[dport(8080), { vmap: { key: { meta: { key: 'mark' } }, data: { set: [[1, jump('svc')]] } } }]],
+      svc: [[DNAT]],
+    },
+  ],
   ['one device', { pre: [[match({ meta: { key: 'iifname' } }, 'docker0'), dport(8080), DNAT]] }],
   ['one sender', { pre: [[match(payload('ip', 'saddr'), '10.0.0.1'), dport(8080), DNAT]] }],
   ['marked packets', { pre: [[match({ meta: { key: 'mark' } }, 1), dport(8080), DNAT]] }],

@@ -53,12 +53,15 @@ interface Selector {
   payload?: { field?: string };
 }
 
+/** Selectors of nftables that spread packets over several targets. Each target counts. */
+const SPREADING = ['numgen', 'jhash', 'symhash'];
+
 /** The statements of a rule, as nft prints them, that matter here. */
 interface Statements {
   match?: { left?: unknown };
   xt?: { type: string; name: string };
   vmap?: Lookup;
-  dnat?: { addr?: { map?: Lookup } };
+  dnat?: { family?: string; addr?: { map?: Lookup } };
 }
 
 /** Ports of this host that other programs lead elsewhere. */
@@ -67,6 +70,8 @@ export class PublishedPorts {
   readonly #ours: readonly string[];
   #tables: readonly Table[] = [];
   #addresses: readonly string[] = [];
+  /** Results for the present rules. The key is the {@link portName} of the port. */
+  readonly #judged = new Map<string, string | undefined>();
 
   /** @param ours names of Berth's tables in nft. */
   constructor(layout: Layout, ours: readonly string[]) {
@@ -78,6 +83,7 @@ export class PublishedPorts {
   notice({ ruleset, links }: { ruleset: readonly RulesetEntry[]; links: Links }): void {
     this.#tables = foreignTables(ruleset, this.#ours);
     this.#addresses = reservable(this.#layout, links);
+    this.#judged.clear();
   }
 
   /** Returns a message for each of the ports that is led elsewhere. The key is the {@link portName} of the port. */
@@ -87,7 +93,15 @@ export class PublishedPorts {
   }
 
   /** Returns a message if other programs lead the port elsewhere; otherwise undefined. */
-  faultOf({ protocol, hostPort }: MachinePort): string | undefined {
+  faultOf(port: MachinePort): string | undefined {
+    const name = portName(port);
+    if (!this.#judged.has(name)) {
+      this.#judged.set(name, this.#judge(port));
+    }
+    return this.#judged.get(name);
+  }
+
+  #judge({ protocol, hostPort }: MachinePort): string | undefined {
     const culprits = new Set(
       this.#addresses.flatMap((daddr) =>
         culpritsOf(this.#tables, {
@@ -106,14 +120,18 @@ export class PublishedPorts {
   }
 }
 
-/** Returns the addresses of this host at which machines can reserve ports. */
+/**
+ * Returns the addresses of this host at which machines can reserve ports. Addresses of dummy devices are left out: kube-proxy and others
+ * keep thousands of addresses of Services there.
+ */
 function reservable(layout: Layout, links: Links): string[] {
   if (layout.hostAddress !== undefined) {
     return [layout.hostAddress];
   }
   const own = new Set(ownDevices(layout, links));
-  const others = [...links].filter(([name]) => !own.has(name)).flatMap(([, link]) => link.addresses);
-  return others.map((one) => one.replace(/\/.*/, '')).filter((one) => !one.startsWith('127.'));
+  const others = [...links].filter(([name, { kind }]) => !own.has(name) && kind !== 'dummy');
+  const addresses = others.flatMap(([, link]) => link.addresses);
+  return addresses.map((one) => one.replace(/\/.*/, '')).filter((one) => !one.startsWith('127.'));
 }
 
 function culpritsOf(tables: readonly Table[], packet: Packet): string[] {
@@ -169,7 +187,11 @@ class Walk {
 
   /** Returns the way past an expression; undefined if the expression is a condition that the packet does not meet. */
   #past(expression: Expression, way: Way): Way | undefined {
-    const { match, xt } = expression as Statements;
+    const { match, xt, dnat } = expression as Statements;
+    // nft does not print the condition that such a rule is for IPv6 alone.
+    if (dnat?.family === 'ip6') {
+      return undefined;
+    }
     if (match !== undefined) {
       const answer = matchExpression(expression, this.#packet, this.#table.sets);
       return answer === 'yes' ? named(way, match.left) : undefined;
@@ -185,7 +207,7 @@ class Walk {
     const { vmap, dnat } = expression as Statements;
     if (vmap !== undefined) {
       const verdict = this.#lookUp(vmap);
-      return verdict === undefined ? 'next' : this.#decide(verdict as Expression, named(way, vmap.key));
+      return verdict === undefined ? undefined : this.#decide(verdict as Expression, named(way, vmap.key));
     }
     const map = dnat?.addr?.map;
     if (map !== undefined) {
@@ -217,18 +239,20 @@ class Walk {
       : this.through(chain, { ...way, depth: way.depth + 1 });
   }
 
-  /** Returns the value in a map of the first key that the packet can have; undefined if it can have none. */
+  /** Returns the value in a map of the first key that the packet has for certain; undefined if there is none. */
   #lookUp({ key, data }: Lookup): unknown {
     const pairs = typeof data === 'string' ? this.#table.sets.get(data.slice(1)) : data?.set;
     const selectors = partsOf(key);
     const found = pairs?.find((pair) => {
       const values = Array.isArray(pair) ? partsOf(pair[0]) : [];
-      return selectors.every((left, index) => {
-        const match = { op: '==', left, right: values[index] };
-        return matchExpression({ match }, this.#packet, this.#table.sets) !== 'no';
-      });
+      return selectors.every((left, index) => isSpreading(left) || this.#has(left, values[index]));
     });
     return Array.isArray(found) ? found[1] : undefined;
+  }
+
+  #has(left: unknown, right: unknown): boolean {
+    const match = { op: '==', left, right };
+    return matchExpression({ match }, this.#packet, this.#table.sets) === 'yes';
   }
 }
 
@@ -247,9 +271,14 @@ function isTranslation(expression: Expression): boolean {
   return isOfIptables || 'dnat' in expression || 'redirect' in expression;
 }
 
-/** Returns the parts of a concatenation in nftables. Other values are their only part. */
+/** Returns the parts of a concatenation in nftables, also of one with a comment. Other values are their only part. */
 function partsOf(value: unknown): unknown[] {
-  return (value as { concat?: unknown[] } | null)?.concat ?? [value];
+  const { concat, elem } = (value ?? {}) as { concat?: unknown[]; elem?: { val: unknown } };
+  return concat ?? (elem === undefined ? [value] : partsOf(elem.val));
+}
+
+function isSpreading(selector: unknown): boolean {
+  return SPREADING.some((name) => name in Object(selector));
 }
 
 /** Returns whether a part of the selector is the destination port. */

@@ -45,6 +45,12 @@ test('a foreign device in the place of a tap is the fault of its machine alone, 
   expect(machines['b']?.healthy).toBe(true);
 });
 
+test('a device that forwards nothing is told with the name of its switch, as sysctl reads it', () => {
+  const { healthy, faults } = report({ closedUplinks: ['eth0.100'] });
+  expect(healthy).toBe(false);
+  expect(faults.join()).toContain('; set net/ipv4/conf/eth0.100/forwarding to 1');
+});
+
 test.each([
   ['10.213.0.17/28', false],
   ['10.213.0.20/32', false],

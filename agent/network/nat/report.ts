@@ -67,7 +67,8 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
 
 function explainClosed(device: string): string {
   const told = `Device ${device} leads outside, but the kernel does not forward the answers to guests from it`;
-  return `${told}; set net.ipv4.conf.${device}.forwarding to 1`;
+  // With slashes, because sysctl takes a dot in the name of a device for a slash.
+  return `${told}; set net/ipv4/conf/${device}/forwarding to 1`;
 }
 
 /** Properties of one machine and of its connection, from which the report is made. */

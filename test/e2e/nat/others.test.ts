@@ -146,7 +146,7 @@ describe('nat beside other programs', unless(missing), () => {
     expect({ healthy, faults }).toEqual({
       healthy: false,
       faults: [
-        expect.stringMatching(/^Device uplink leads outside.* net\.ipv4\.conf\.uplink\.forwarding to 1$/),
+        expect.stringMatching(/^Device uplink leads outside.* net\/ipv4\/conf\/uplink\/forwarding to 1$/),
       ],
     });
     net.inHost('sysctl', '--write', 'net.ipv4.conf.uplink.forwarding=1');
