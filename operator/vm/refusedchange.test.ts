@@ -150,7 +150,7 @@ it('a webhook that cannot be called does not count as a refusal of the size', as
   const containers = [{ name: MACHINE_CONTAINER, image: '', resources: { requests } }];
   const { world, reconcile, refusals } = reconcilerOf({
     vm: { ...vm, spec: { ...vm.spec, cpu: 2 }, status: { phase: 'Scheduled' } },
-    pod: { ...pod, spec: { ...pod.spec, containers } } as Pod,
+    pod: { ...pod, spec: { ...pod.spec, containers } },
   });
   await expect(reconcile()).rejects.toThrow(FAILURE);
   expect(refusals()).toHaveLength(1);
