@@ -112,14 +112,15 @@ export function isRefused(error: unknown): error is ApiError {
 const WEBHOOK_FAILURE = /^Internal error occurred: failed calling webhook "/;
 
 /** Returns whether the API server did not accept an object, because it could not call an admission webhook. */
-export function isWebhookFailure(error: unknown): error is ApiError {
+export function isWebhookFailure(error: unknown): boolean {
   return error instanceof ApiError && WEBHOOK_FAILURE.test(error.message);
 }
 
 /**
  * Returns whether the API server did not accept an object, and will not accept it before somebody changes the object or the cluster.
  * There are three cases: admission refused the object, it is invalid, or an admission webhook cannot be called. A
- * ValidatingAdmissionPolicy refuses with the status of an invalid object.
+ * ValidatingAdmissionPolicy refuses with the status of an invalid object. The third case ({@link isWebhookFailure}) can end by itself within
+ * seconds, so it must not count as a final answer.
  */
 export function isObjectRefused(error: unknown): error is ApiError {
   return isRefused(error) || isInvalid(error) || isWebhookFailure(error);

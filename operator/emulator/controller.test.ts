@@ -9,6 +9,7 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import type { Pod, PodStatus } from '../../kube/core.ts';
+import { ApiError } from '../../kube/errors.ts';
 import { keyOf, type KubeObject, type Ref, type Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { type EmulatorControllerOptions, EmulatorReconciler } from './controller.ts';
@@ -119,4 +120,49 @@ it.each([
 ] as const)('the emulator of a stopped VM ends (%s)', async (end, kind) => {
   const stopped = { ...STARTED_UP, vmPhase: 'Stopped' };
   expect((await reconcile(stopped, stopped, end)).deleted).toEqual([kind]);
+});
+
+it('an Emulator tells once that the API server refuses the end of its Pod, and its status goes on', async () => {
+  const failure = 'Internal error occurred: failed calling webhook "policy.example": connection refused';
+  const apiVersion = 'berth.dev/v1alpha1';
+  const identity = { namespace: 'ci', name: 'pixel', uid: 'emulator', finalizers: [VM_FINALIZER] };
+  const emulator: Emulator = {
+    apiVersion,
+    kind: 'Emulator',
+    metadata: { ...identity, deletionTimestamp: STARTED },
+    spec: { vmName: 'desk', whenVMStops: 'Stop' },
+    status: { phase: 'Running' },
+  };
+  const events: object[] = [];
+  let port = 40_000;
+  const options = {
+    client: {
+      get: async () => RUNNING,
+      delete: async () => {
+        port += 1;
+        throw new ApiError(`${failure}: 10.0.0.1:${port}`, { reason: 'InternalError', status: 500 });
+      },
+      mergePatch: async (_type: Resource<KubeObject>, _ref: object, { status }: Emulator) => {
+        emulator.status = { ...emulator.status, ...status };
+        return emulator;
+      },
+    },
+    emulators: informer(emulator),
+    emulatorPods: informer(RUNNING),
+    vms: informer(),
+    pods: informer(),
+    taskPods: informer(),
+    nodes: informer({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'rack' } }),
+    consistency: new Consistency(),
+    recorder: { event: (_emulator: Emulator, event: object) => events.push(event) },
+    config: parseConfig({}, 'test'),
+    clock: () => NOW,
+  } as unknown as EmulatorControllerOptions;
+  const reconciler = new EmulatorReconciler(options);
+  const logger = pino({ level: 'silent' });
+  await expect(reconciler.reconcile('ci/pixel', { logger })).rejects.toThrow(failure);
+  await expect(reconciler.reconcile('ci/pixel', { logger })).rejects.toThrow(failure);
+  const message = `The API server refused a change of the Emulator or its Pod: ${failure}: 10.0.0.1:40001`;
+  expect(events).toEqual([{ type: 'Warning', reason: 'PodRefused', action: 'Changing', message }]);
+  expect(emulator.status?.conditions).not.toBeUndefined();
 });

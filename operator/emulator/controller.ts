@@ -15,6 +15,7 @@ import { hostStateChanged } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
+import { RefusedChanges } from '../objects/refusedchanges.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { recordDeletion, recordTransition } from './events.ts';
 import { isOverdue, untilNextDeadline } from './facts.ts';
@@ -30,7 +31,7 @@ import {
 } from './observe.ts';
 import { type Blocked, endsWithVM, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
-import { EmulatorWriter } from './writes.ts';
+import { EmulatorWriter, type Executed } from './writes.ts';
 
 /**
  * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
@@ -55,11 +56,13 @@ export class EmulatorReconciler {
   readonly #options: EmulatorControllerOptions;
   readonly #writer: EmulatorWriter;
   readonly #status: HeldStatus;
+  readonly #refusedChanges: RefusedChanges;
 
   constructor(options: EmulatorControllerOptions) {
     this.#options = options;
     this.#writer = new EmulatorWriter(options);
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
+    this.#refusedChanges = new RefusedChanges(options.recorder);
   }
 
   /** Reconciles one Emulator once. `key` is `namespace/name`. */
@@ -72,6 +75,7 @@ export class EmulatorReconciler {
     }
     if (emulator === undefined) {
       this.#status.forget(key);
+      this.#refusedChanges.forget(key);
       consistency.forget(key);
       return undefined;
     }
@@ -81,14 +85,19 @@ export class EmulatorReconciler {
   async #reconcileEmulator(key: string, emulator: Emulator): Promise<Result> {
     const before = await this.#confirmed(await observe(this.#options, emulator));
     const { write, blocked: planned } = plan(before);
-    const { observed, blocked = planned } =
+    const done: Executed =
       write === undefined ? { observed: before } : await this.#writer.execute(before, write);
-    if (isGoing(write)) {
+    const { observed, blocked = planned, refused } = done;
+    this.#refusedChanges.record(emulator, refused);
+    if (isGoing(write) && refused === undefined) {
       this.#tellDeletion(emulator, write);
       return undefined;
     }
     const status = boundStatus(emulatorStatusSchema, summarize(observed, blocked));
     const held = await this.#writeStatus(key, observed.emulator, status);
+    if (refused !== undefined) {
+      throw refused;
+    }
     const waitsSince = conditionIn(emulator.status, 'Ready')?.lastTransitionTime;
     const recheck =
       blocked && RECHECKED.has(blocked.reason) ? recheckMilliseconds(waitsSince, observed.now) : undefined;

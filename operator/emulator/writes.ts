@@ -3,7 +3,7 @@ import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { API_VERSION, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
-import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
+import { type ApiError, isObjectRefused, unlessMissing } from '../../kube/errors.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { conditionIn } from '../objects/conditions.ts';
@@ -20,11 +20,17 @@ export interface EmulatorWriterOptions
   readonly consistency: Consistency;
 }
 
-/** Observed state after a request. `blocked` is set if the API server refused the new Pod, or if another Pod already has its name. */
+/** Observed state after a request. */
 export interface Executed {
   readonly observed: Observed;
+  /** Set if the API server refused the new Pod, or if another Pod already has its name. */
   readonly blocked?: Blocked | undefined;
+  /** Set if the API server refused the change of an existing object. */
+  readonly refused?: ApiError | undefined;
 }
+
+/** A request that changes or deletes an existing object. */
+type Change = Exclude<Write, { kind: 'createPod' }>;
 
 export class EmulatorWriter {
   readonly #options: EmulatorWriterOptions;
@@ -44,21 +50,36 @@ export class EmulatorWriter {
    * operator, or a failure of the API server itself. A later attempt can succeed.
    */
   async execute(observed: Observed, write: Write): Promise<Executed> {
+    return write.kind === 'createPod'
+      ? await this.#createPod(observed, write.host)
+      : await this.#changeUnlessRefused(observed, write);
+  }
+
+  async #changeUnlessRefused(observed: Observed, write: Change): Promise<Executed> {
+    try {
+      return { observed: await this.#change(observed, write) };
+    } catch (error) {
+      if (isObjectRefused(error)) {
+        return { observed, refused: error };
+      }
+      throw error;
+    }
+  }
+
+  async #change(observed: Observed, write: Change): Promise<Observed> {
     switch (write.kind) {
       case 'adopt':
-        return { observed: await this.#adopt(observed) };
-      case 'createPod':
-        return await this.#createPod(observed, write.host);
+        return await this.#adopt(observed);
       case 'deletePod':
         await this.deletePod(observed.pod, write.force);
-        return { observed };
+        return observed;
       case 'deleteEmulator':
         await this.#emulators.delete(observed.emulator);
-        return { observed };
+        return observed;
       case 'removeFinalizer':
       default:
         await this.#emulators.setFinalizer(keyOf(observed.emulator), observed.emulator, VM_FINALIZER, false);
-        return { observed };
+        return observed;
     }
   }
 

@@ -1,19 +1,23 @@
 import { pino } from 'pino';
-import { expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
+import { IMAGE_UID_LABEL, OPERATION_LABEL, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
+import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import { Store } from '../../kube/cache.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
-import { ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { type ImageControllerOptions, ImageReconciler } from './controller.ts';
+import { ATTEMPT_LABEL, REQUESTED_AT_ANNOTATION } from './observe.ts';
 
 const logger = pino({ level: 'silent' });
 
 function holding(...objects: KubeObject[]) {
-  const cache = new Store<KubeObject>(logger, { [TASKS_BY_OWNER]: ownersOf });
+  const cache = new Store<KubeObject>(logger, { [TASKS_BY_OWNER]: ownersOfPod });
   objects.forEach((object) => cache.put(object));
   return { cache, readSince: 0, cutIfStale: () => undefined };
 }
@@ -181,4 +185,111 @@ it('the operator deletes an old Job after it has stored the result, and Kubernet
   requests.length = 0;
   await new ImageReconciler(later).reconcile('ci/golden', { logger });
   expect(requests).toEqual(['patch to Failed', `delete ${ended.metadata.name}`]);
+});
+
+/**
+ * Reconciles an Image whose content a commit has replaced, or whose deletion was requested. The API server refuses each Job with `refusal`.
+ * Returns the patches that the operator sends, and the reasons of its Events.
+ */
+async function forgetting(refusal: ApiError, change: 'commit' | 'deletion') {
+  const requestedAt = BEFORE;
+  const old = { type: 'storedFile', path: 'ci/golden-1.qcow2', sha256: '1'.repeat(64) };
+  const image = {
+    apiVersion: 'berth.dev/v1alpha1',
+    kind: 'Image',
+    metadata: {
+      namespace: 'ci',
+      name: 'golden',
+      uid: 'u',
+      finalizers: ['berth.dev/image'],
+      ...(change === 'deletion' && { deletionTimestamp: BEFORE }),
+    },
+    spec: { source: { fromVM: { name: 'builder' } }, commit: { vmName: 'builder', requestedAt } },
+    status: { phase: 'Ready', content: old },
+  } as unknown as Image;
+  const target = { type: 'folder', path: 'ci/golden-2.qcow2' };
+  const task = {
+    apiVersion: TASK_API_VERSION,
+    type: 'save',
+    vm: { namespace: 'ci', name: 'builder', uid: 'v' },
+    target,
+  };
+  const labels = { [IMAGE_UID_LABEL]: 'u', [OPERATION_LABEL]: 'commit', [ATTEMPT_LABEL]: '1' };
+  const commit = {
+    apiVersion: 'batch/v1',
+    kind: 'Job',
+    metadata: {
+      namespace: 'ci',
+      name: 'commit',
+      uid: 'j',
+      labels,
+      annotations: { [REQUESTED_AT_ANNOTATION]: requestedAt },
+    },
+    spec: {
+      template: {
+        metadata: { annotations: { [TASK_ANNOTATION]: JSON.stringify(task) } },
+        spec: { containers: [] },
+      },
+    },
+  };
+  const message = JSON.stringify({ digest: `sha256:${'2'.repeat(64)}` });
+  const pod = {
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: {
+      namespace: 'ci',
+      name: 'commit-1',
+      ownerReferences: [{ apiVersion: '', kind: 'Job', name: 'commit', uid: 'j', controller: true }],
+    },
+    spec: { nodeName: 'rack', containers: [] },
+    status: { containerStatuses: [{ state: { terminated: { exitCode: 0, message } } }] },
+  };
+  const patches: string[] = [];
+  const reasons: string[] = [];
+  const options = {
+    kind: 'Image',
+    resource: IMAGES,
+    objects: holding(image),
+    client: {
+      create: async () => {
+        throw refusal;
+      },
+      mergePatch: async (_type: Resource<KubeObject>, _ref: object, patch: object) => {
+        patches.push(Object.keys(patch).join());
+        return image;
+      },
+    },
+    vms: holding(),
+    jobs: holding(commit),
+    taskPods: holding(pod),
+    config: parseConfig({ imageStorage: { folder: true } }, 'test'),
+    recorder: { event: (_object: object, { reason }: { reason: string }) => reasons.push(reason) },
+    consistency: new Consistency(),
+    clock: () => NOW,
+  } as unknown as ImageControllerOptions;
+  const outcome = new ImageReconciler(options).reconcile('ci/golden', { logger });
+  const error = await outcome.then(
+    () => undefined,
+    (thrown: unknown) => thrown,
+  );
+  return { error, patches, reasons };
+}
+
+describe.each(['commit', 'deletion'] as const)('content that nothing names any more after a %s', (change) => {
+  it('is not forgotten while a webhook cannot be called', async () => {
+    const message = 'Internal error occurred: failed calling webhook "policies.example": connection refused';
+    const failure = new ApiError(message, { status: 500, reason: 'InternalError' });
+    expect(await forgetting(failure, change)).toEqual({ error: failure, patches: [], reasons: [] });
+  });
+
+  it('is told and stays if a quota refuses its removal', async () => {
+    const quota = new ApiError('jobs.batch "x" is forbidden: exceeded quota: small', {
+      status: 403,
+      reason: 'Forbidden',
+    });
+    const { error, patches, reasons } = await forgetting(quota, change);
+    expect(error).toBeUndefined();
+    expect(patches).toHaveLength(1);
+    expect(reasons).toContain('StorageKeepsContent');
+  });
 });

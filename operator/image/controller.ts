@@ -13,7 +13,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
+import { type ApiError, isObjectRefused, isWebhookFailure, unlessMissing } from '../../kube/errors.ts';
 import type { Recorder } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
@@ -85,7 +85,8 @@ export class ImageReconciler {
       await this.#objects.deleteUnchanged(object);
       return undefined;
     }
-    const refused = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
+    const refusal = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
+    const refused = refusal && refusalMessage(refusal, conditionIn(object.status, 'Reconciling')?.message);
     await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
     await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
     const nextJobAt = await this.#deleteJobs(observed, status);
@@ -155,19 +156,25 @@ export class ImageReconciler {
    * Creates removal records (suspended Jobs) for content that the image will no longer use. This happens before the status changes. If the
    * operator crashes in between, a record can name content that the image still needs. Such content stays, because the operator checks
    * before each removal whether something needs the content.
+   * @throws ApiError when a webhook cannot be called. Only the status or the finalizer still names the content, so both must stay until the
+   * webhook answers.
    */
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {
       const refused = await this.#createJob(observed.object, removalRecord(observed, place), logger);
-      if (refused !== undefined) {
-        // An Event reports that a quota refused the Job. The refusal must not stop the work for the image.
-        this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused));
+      if (refused === undefined) {
+        continue;
       }
+      if (isWebhookFailure(refused)) {
+        throw refused;
+      }
+      // An Event reports that a quota refused the Job. The refusal must not stop the work for the image.
+      this.#options.recorder.event(observed.object, keptEvent(placeKey(place), refused.message));
     }
   }
 
-  /** Creates the Job. Returns the API server's message when it refuses the Job, otherwise undefined. */
-  async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<string | undefined> {
+  /** Creates the Job. Returns the API server's error when it does not accept the Job, otherwise undefined. */
+  async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<ApiError | undefined> {
     try {
       const created = await this.#jobs.create(keyOf(object), job);
       if (created !== undefined) {
@@ -177,7 +184,7 @@ export class ImageReconciler {
     } catch (error) {
       if (isObjectRefused(error)) {
         logger.warn({ err: error }, 'a Job for an image was refused');
-        return refusalMessage(error, conditionIn(object.status, 'Reconciling')?.message);
+        return error;
       }
       throw error;
     }

@@ -6,6 +6,7 @@ import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { API_VERSION, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
@@ -14,7 +15,7 @@ import { type OperatorEvent, warning } from '../objects/events.ts';
 import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { type HasContent, imageObjectName, storedContent } from './content.ts';
 import { contentAt, gatherFacts, type ImageFacts } from './facts.ts';
-import type { ObservedImage } from './observe.ts';
+import type { ImageJob, ObservedImage } from './observe.ts';
 import { type Place, placeKey, placeOf, storageTarget } from './place.ts';
 
 const OPERATION = 'remove';
@@ -30,6 +31,21 @@ const RETRIES = 6;
  * the content remains in the storage.
  */
 const REMOVAL_SECONDS = 3_600;
+
+/**
+ * Largest number of failed Jobs of an image that stay until its first content exists. Each of them counts in the quota of the namespace,
+ * and each needs a removal later. Ten attempts take longer than most outages, so most outages cause no removals before that.
+ */
+const KEPT_ATTEMPTS = 10;
+/** Reasons of failures that the Job reports, because its host did not. */
+const UNREPORTED: ReadonlySet<string> = new Set<Reason>([
+  'DeadlineExceeded',
+  'BackoffLimitExceeded',
+  'JobFailed',
+]);
+
+/** The facts that show whether an image has its first content. */
+type FirstContent = Pick<ImageFacts, 'content' | 'contentFailure'>;
 
 const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.string(), uid: z.string() });
 
@@ -50,16 +66,41 @@ export function replacedPlaces(
 
 /**
  * Returns the files that failed Jobs might have left. A host that ended during its work has removed nothing, and no later Job writes to the
- * same file. The result is empty until the first content exists or has finally failed. Otherwise each attempt to fetch an image that stays
- * unreachable would need a removal.
+ * same file. The files of the Jobs that stay ({@link keptForFile}) are not returned.
  */
-function filesOfFailedJobs(
-  { jobs }: ObservedImage,
-  { content, contentFailure }: Pick<ImageFacts, 'content' | 'contentFailure'>,
-): Place[] {
-  return content === undefined && contentFailure === undefined
-    ? []
-    : jobs.filter(({ outcome }) => outcome.kind === 'failed').flatMap(({ job }) => targetFile(job) ?? []);
+function filesOfFailedJobs({ jobs }: ObservedImage, facts: FirstContent): Place[] {
+  const kept = keptForFile(jobs, facts);
+  return jobs
+    .filter((job) => (awaitsContent(facts) ? mayHaveLeftFile(job) && !kept.includes(job) : hasFailed(job)))
+    .flatMap(({ job }) => targetFile(job) ?? []);
+}
+
+/**
+ * Returns the failed Jobs that stay, because only they tell that a file might have to be removed. The removal is recorded when the first
+ * content exists or has finally failed. Otherwise each attempt to fetch an image that stays unreachable would need a removal. Only the
+ * newest Jobs stay. If there are more of them, the removal for an older Job is recorded at once.
+ */
+export function keptForFile(jobs: readonly ImageJob[], facts: FirstContent): ImageJob[] {
+  return awaitsContent(facts)
+    ? jobs
+        .filter(mayHaveLeftFile)
+        .toSorted((one, other) => other.attempt - one.attempt)
+        .slice(0, KEPT_ATTEMPTS)
+    : [];
+}
+
+/** Returns true if the image has no first content yet, and can still get it. */
+function awaitsContent({ content, contentFailure }: FirstContent): boolean {
+  return content === undefined && contentFailure === undefined;
+}
+
+function hasFailed({ outcome }: ImageJob): boolean {
+  return outcome.kind === 'failed';
+}
+
+/** Returns true if the Job failed without a report. Its host ended during the attempt, or no host began it. */
+function mayHaveLeftFile({ job, outcome }: ImageJob): boolean {
+  return outcome.kind === 'failed' && UNREPORTED.has(outcome.reason) && targetFile(job) !== undefined;
 }
 
 /**

@@ -18,10 +18,11 @@ import { hostStateChanged } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
+import { RefusedChanges } from '../objects/refusedchanges.ts';
 import { ignoredEntries } from '../objects/registries.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
-import { recordDoubledIdentity, recordRefusedChange, recordTransition, recordUnanswered } from './events.ts';
+import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
 import { isDeploying, isOverdue, mayBeOutdated, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
@@ -69,6 +70,7 @@ export class VMReconciler {
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
   readonly #reads: SharedReads;
+  readonly #refusedChanges: RefusedChanges;
   /**
    * Last refused resize of each VM that still requests the refused size. The map's key is the key of the VM. A new leader does not have
    * this map, so it requests each size once more.
@@ -79,6 +81,7 @@ export class VMReconciler {
     this.#options = options;
     this.#writer = new VMWriter(options);
     this.#reads = new SharedReads(options.client);
+    this.#refusedChanges = new RefusedChanges(options.recorder);
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
   }
 
@@ -92,6 +95,7 @@ export class VMReconciler {
     if (vm === undefined) {
       this.#status.forget(key);
       this.#resizeRefused.delete(key);
+      this.#refusedChanges.forget(key);
       this.#options.consistency.forget(key);
       return { requeueAfterMilliseconds: orphanDue };
     }
@@ -107,22 +111,24 @@ export class VMReconciler {
     const start = await this.#confirmed(known);
     const { observed, findings, outcome, refused } = await this.#runSteps(start);
     this.#remember(key, observed);
+    this.#refusedChanges.record(vm, refused);
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
-    if (deletionTimestamp !== undefined && finalizers?.includes(VM_FINALIZER) !== true) {
+    const isReleased = deletionTimestamp !== undefined && finalizers?.includes(VM_FINALIZER) !== true;
+    if (isReleased && refused === undefined) {
       return undefined;
     }
     const facts = gatherFacts(observed);
     const status = boundStatus(vmStatusSchema, summarize(observed, facts, findings));
     const held = await this.#writeStatus(key, observed, status);
     if (refused !== undefined) {
-      recordRefusedChange(this.#options.recorder, vm, refused.message);
       throw refused;
     }
+    const waitsSince = conditionIn(observed.vm.status, 'Ready')?.lastTransitionTime;
     const requeueAfterMilliseconds = soonest(
       held,
       untilNextDeadline(observed, facts),
       waitOf(outcome),
-      findings.blocked && recheckMilliseconds(waitsSince(observed.vm), observed.now),
+      findings.blocked && recheckMilliseconds(waitsSince, observed.now),
     );
     return { requeueAfterMilliseconds };
   }
@@ -239,11 +245,6 @@ export class VMReconciler {
     }
     return untilNextDeadline(observed, gatherFacts(observed));
   }
-}
-
-/** Returns the RFC 3339 time since which the VM is not Ready. */
-function waitsSince({ status }: VM): string | undefined {
-  return conditionIn(status, 'Ready')?.lastTransitionTime;
 }
 
 function waitOf(outcome: Outcome): number | undefined {

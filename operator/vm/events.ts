@@ -59,12 +59,6 @@ export function recordUnanswered(recorder: Recorder, vm: VM, milliseconds: numbe
   recorder.event(vm, warning('DeployUnanswered', 'Ending', message));
 }
 
-/** Records an Event: the API server refused a change of the VM or its Pod. `words` is the message of the API server. */
-export function recordRefusedChange(recorder: Recorder, vm: VM, words: string): void {
-  const message = `The API server refused a change of the VM or its Pod: ${words}`;
-  recorder.event(vm, warning('PodRefused', 'Changing', message));
-}
-
 /** Returns the Event about an attempt that the operator gave up. Only the Event keeps the reason, because the Pod is deleted soon. */
 function givenUp(lost: LostPlacement | undefined, attempt: number): OperatorEvent[] {
   if (lost === undefined) {

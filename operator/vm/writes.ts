@@ -16,6 +16,7 @@ import {
   isInvalid,
   isNotFound,
   isObjectRefused,
+  isWebhookFailure,
   unlessMissing,
 } from '../../kube/errors.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
@@ -227,7 +228,10 @@ export class VMWriter {
       : { ...observed, pod: (await this.#pods.patch(keyOf(vm), pod, { metadata })) ?? pod };
   }
 
-  /** Requests another size for the Pod. A refusal by a quota or the API server is not an error, but becomes part of the observed state. */
+  /**
+   * Requests another size for the Pod. A refusal by a quota or the API server is not an error, but becomes part of the observed state.
+   * @throws ApiError when a webhook cannot be called, because nobody refused the size then
+   */
   async #resizePod(observed: Observed, size: Size): Promise<Observed> {
     const { vm, pod } = observed;
     if (pod === undefined) {
@@ -238,7 +242,7 @@ export class VMWriter {
       const saved = await this.#pods.patch(keyOf(vm), pod, change, 'resize');
       return saved === undefined ? observed : { ...observed, pod: saved, resizeRefused: undefined };
     } catch (error) {
-      if (isObjectRefused(error)) {
+      if (isObjectRefused(error) && !isWebhookFailure(error)) {
         return { ...observed, resizeRefused: refusedAgain(observed, size, error.message) };
       }
       throw error;
