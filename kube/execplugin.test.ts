@@ -58,7 +58,7 @@ describe('a plug-in', () => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
     const dispatch: Dispatcher['dispatch'] = ({ headers }, handler) => {
       const answer = Buffer.from((headers as Record<string, string>)['authorization'] ?? '');
-      const controller = {} as Dispatcher.DispatchController;
+      const controller = { pause: () => undefined, resume: () => undefined } as Dispatcher.DispatchController;
       handler.onResponseStart?.(controller, 200, {});
       handler.onResponseData?.(controller, answer);
       handler.onResponseEnd?.(controller, {});
