@@ -57,6 +57,7 @@ describe('a machine and its agent', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS },
       pid: process,
       guestStarted: true,
       paused: false,
+      accelerator: expect.any(String),
     });
   });
 
