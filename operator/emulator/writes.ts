@@ -7,7 +7,7 @@ import { type ApiError, isObjectRefused, unlessMissing } from '../../kube/errors
 import { keyOf, refOf } from '../../kube/objects.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { refusalMessage } from '../objects/refusal.ts';
+import { refusalMessage, unlessRefused } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
 import { nodeOf } from '../vm/observe.ts';
 import { isPodOf, type Observed, podKeyOf, type Sources } from './observe.ts';
@@ -52,18 +52,7 @@ export class EmulatorWriter {
   async execute(observed: Observed, write: Write): Promise<Executed> {
     return write.kind === 'createPod'
       ? await this.#createPod(observed, write.host)
-      : await this.#changeUnlessRefused(observed, write);
-  }
-
-  async #changeUnlessRefused(observed: Observed, write: Change): Promise<Executed> {
-    try {
-      return { observed: await this.#change(observed, write) };
-    } catch (error) {
-      if (isObjectRefused(error)) {
-        return { observed, refused: error };
-      }
-      throw error;
-    }
+      : await unlessRefused(observed, this.#change(observed, write));
   }
 
   async #change(observed: Observed, write: Change): Promise<Observed> {

@@ -112,8 +112,8 @@ export class RemovalReconciler {
 }
 
 /**
- * When a change can allow a removal to begin, this function enqueues the removals. Changes of VMs' Pods enqueue nothing, because the next regular
- * reconcile sees them.
+ * When a change can allow a removal to begin, this function enqueues the removals. Changes of VMs' Pods enqueue nothing, because the
+ * next regular reconcile sees them.
  */
 export function enqueueRemovals(
   controller: Controller,

@@ -1,5 +1,5 @@
-/** Computes the message of an object whose Pod, Secret or Job the API server did not accept. */
-import { type ApiError, isWebhookFailure } from '../../kube/errors.ts';
+/** Handles the refusals of the API server: of a new Pod, Secret or Job, and of a change. */
+import { type ApiError, isObjectRefused, isWebhookFailure } from '../../kube/errors.ts';
 
 /** Pattern of the parts in which two errors of one webhook can differ: ports, times and ids of requests. */
 const CHANGING = /[\da-f]+/gi;
@@ -13,4 +13,24 @@ export function refusalMessage(error: ApiError, before: string | undefined): str
   const shape = (message: string): string => message.replaceAll(CHANGING, '');
   const isSame = before !== undefined && isWebhookFailure(error) && shape(before) === shape(error.message);
   return isSame ? before : error.message;
+}
+
+/**
+ * Waits for a change of an existing object, and returns the observed state after it. If the API server refuses the change, the state stays
+ * as it was, and `refused` is the error.
+ *
+ * @throws Error of the change that is no refusal
+ */
+export async function unlessRefused<T>(
+  observed: T,
+  change: Promise<T>,
+): Promise<{ observed: T; refused?: ApiError }> {
+  try {
+    return { observed: await change };
+  } catch (error) {
+    if (isObjectRefused(error)) {
+      return { observed, refused: error };
+    }
+    throw error;
+  }
 }

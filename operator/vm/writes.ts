@@ -23,7 +23,7 @@ import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
-import { refusalMessage } from '../objects/refusal.ts';
+import { refusalMessage, unlessRefused } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
 import { nodeOf, type Observed, type Size, type Sources } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
@@ -69,18 +69,7 @@ export class VMWriter {
       case 'createSecret':
         return await this.#create(observed, write);
       default:
-        return await this.#changeUnlessRefused(observed, write);
-    }
-  }
-
-  async #changeUnlessRefused(observed: Observed, write: Exclude<Write, Creation>): Promise<Executed> {
-    try {
-      return { observed: await this.#change(observed, write) };
-    } catch (error) {
-      if (isObjectRefused(error)) {
-        return { observed, refused: error };
-      }
-      throw error;
+        return await unlessRefused(observed, this.#change(observed, write));
     }
   }
 
