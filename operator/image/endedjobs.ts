@@ -1,6 +1,7 @@
 /** Determines when the operator deletes the ended Jobs of an Image or ISO. All functions are pure. */
 import { soonest } from '../../base/time.ts';
 import type { Job } from '../../kube/job.ts';
+import { trueCondition } from '../tasks/outcome.ts';
 import type { ImageFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';
 import { keptForFile } from './removalrecord.ts';
@@ -29,10 +30,7 @@ export function endedJobs({ jobs, now }: ObservedImage, status: ImageFacts): End
 }
 
 /** Returns the time when the Job ended, in milliseconds since the epoch. The result is NaN while the Job has not ended. */
-function endOf({ status }: Job): number {
-  const end = status?.conditions?.find(
-    (condition) =>
-      (condition.type === 'Complete' || condition.type === 'Failed') && condition.status === 'True',
-  );
+function endOf(job: Job): number {
+  const end = trueCondition(job, 'Complete', 'Failed');
   return Date.parse(end?.lastTransitionTime ?? '');
 }

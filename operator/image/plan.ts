@@ -108,9 +108,11 @@ function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
  */
 export function vmWithoutDisk(observed: ObservedImage): string | undefined {
   const { spec } = observed.object;
+  if (!('commit' in spec) || spec.commit === undefined) {
+    return undefined;
+  }
   const due = nextOperation(withFacts(observed, gatherFacts(observed)));
-  const isBlocked = due?.kind === 'blocked' && due.operation === 'commit';
-  return isBlocked && 'commit' in spec ? spec.commit?.vmName : undefined;
+  return due?.kind === 'blocked' && due.operation === 'commit' ? spec.commit.vmName : undefined;
 }
 
 function withFacts(observed: ObservedImage, facts: ImageFacts): ObservedImage {
