@@ -43,8 +43,8 @@ export async function prepareStart(host: Host, runtime: Runtime, operation: Oper
 /**
  * Checks that the machine's images can be read. An image can be in a shared folder, and the folder's file server can be down.
  *
- * @throws Error without a reason when an image cannot be read. The agent then tries the start again. Without this
- * check, the hypervisor would refuse the start, which counts as a crash or failure of the machine.
+ * @throws Error without a reason when an image cannot be read. The agent then tries the start again. Without this check, the
+ * hypervisor would refuse the start, which counts as a crash or failure of the machine.
  */
 async function requireImages({ base, isoPath }: Readonly<MachineRecord>, signal: AbortSignal): Promise<void> {
   const paths = [base?.path, isoPath].filter((path) => path !== undefined);
