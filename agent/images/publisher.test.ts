@@ -1,5 +1,8 @@
+import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { link, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
@@ -147,4 +150,66 @@ describe('a disk in the folder of the image storage', () => {
     expect(await readFile(left, 'utf8')).toBe('half');
     expect(await readdir(join(storageFolder, 'team'))).toEqual(['disk.qcow2']);
   });
+});
+
+describe('a disk for a registry', () => {
+  let folder: string;
+  let server: Server;
+  let registries: Registries;
+  /** Answer of the registry to each request: the method, the status, and the code of the error. */
+  let answer: { method: string; status: number; code: string };
+  let reference: string;
+
+  beforeEach(async () => {
+    folder = await mkdtemp(join(tmpdir(), 'berth-publisher-'));
+    await writeFile(join(folder, 'disk.raw'), Buffer.alloc(DISK_BYTES, 1));
+    server = createServer((request, response) => {
+      request.resume();
+      if (request.method === answer.method) {
+        response.writeHead(answer.status).end(JSON.stringify({ errors: [{ code: answer.code }] }));
+      } else if (request.method === 'POST') {
+        response.writeHead(202, { location: '/upload' }).end();
+      } else {
+        response.writeHead(404).end();
+      }
+    }).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const host = `127.0.0.1:${(server.address() as AddressInfo).port}`;
+    reference = `${host}/storage/team/disk:1`;
+    registries = new Registries({ registries: [{ host, plainHttp: true }], allowLoopbackHttp: true });
+  });
+
+  afterEach(async () => {
+    await registries.close();
+    server.closeAllConnections();
+    server.close();
+    await rm(folder, { recursive: true });
+  });
+
+  function publisher(): Publisher {
+    return new Publisher({ registries, storageFolder: undefined, storageKeyring: () => Keyring.parse([]) });
+  }
+
+  const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
+
+  it.each([
+    ['does not take a chunk', 'PUT', 400, 'DIGEST_INVALID', 'DigestMismatch'],
+    ['does not accept its credentials', 'HEAD', 401, 'UNAUTHORIZED', 'ImageAccessDenied'],
+    ['has no such repository', 'POST', 404, 'NAME_UNKNOWN', 'ImageNotFound'],
+  ])(
+    'is stored again later if the image storage %s, because the Image has no fault',
+    async (_, method, status, code, pushed) => {
+      answer = { method, status, code };
+      const disk = { path: join(folder, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
+      const stored = publisher().store({ type: 'registry', reference }, disk, options);
+      await expect(stored).rejects.toMatchObject({
+        reason: 'TaskFailed',
+        message: expect.stringMatching(`image storage.*answered ${status}`) as string,
+      });
+      expect(classOf('TaskFailed', 'Image')).toBe('passing');
+      // The user who pushes a disk has named this registry, so the reason can be the user's mistake.
+      const push = publisher().push({ reference, keyring: Keyring.parse([]) }, disk, options);
+      await expect(push).rejects.toMatchObject({ reason: pushed });
+    },
+  );
 });

@@ -13,7 +13,7 @@ import { publishDisk, type RawDisk } from './layouts/publish.ts';
 import type { Registries, Repository } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference } from '../../api/v1alpha1/reference.ts';
-import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
 
 const FOLDER_MODE = 0o700;
@@ -22,6 +22,11 @@ const FOLDER_MODE = 0o700;
  * image was stored.
  */
 const VERSION_ANNOTATION = 'dev.berth.storage.version';
+/**
+ * Reasons that blame an image, its digest or its pull secrets. They are wrong if the image storage refuses a disk, because the image has no
+ * fault. After `DigestMismatch`, the operator would even never try again.
+ */
+const BLAME_IMAGE: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageAccessDenied', 'ImageNotFound']);
 
 export interface Published {
   /** Reference with the digest if the disk is in a registry. Undefined if the disk is a file. */
@@ -58,21 +63,24 @@ export class Publisher {
     this.#options = options;
   }
 
-  /** Stores a disk in the cluster's image storage. */
+  /**
+   * Stores a disk in the cluster's image storage. @throws ReasonedError when the storage does not take the disk. The reason never blames the
+   * image for a fault of the storage.
+   */
   async store(target: StorageTarget, disk: RawDisk, options: StoringOptions): Promise<Published> {
-    return target.type === 'registry'
-      ? await this.push(
-          // Each version of an image's content has its own tag, and its manifest contains this tag. Therefore no two versions share a
-          // digest. If they did, the removal of one version would remove both.
-          {
-            reference: target.reference,
-            keyring: this.#options.storageKeyring(),
-            annotations: { [VERSION_ANNOTATION]: target.reference },
-          },
-          disk,
-          options,
-        )
-      : await this.#storeFile(target.path, disk, options);
+    if (target.type === 'folder') {
+      return await this.#storeFile(target.path, disk, options);
+    }
+    const { reference } = target;
+    const keyring = this.#options.storageKeyring();
+    // Each version of an image's content has its own tag, and its manifest contains this tag. Therefore no two versions share a digest. If
+    // they did, the removal of one version would remove both.
+    const annotations = { [VERSION_ANNOTATION]: reference };
+    try {
+      return await this.push({ reference, keyring, annotations }, disk, options);
+    } catch (error) {
+      throw asStorageFault(error);
+    }
   }
 
   /**
@@ -216,4 +224,14 @@ export class Publisher {
 
 function partialOf(file: string): string {
   return `${file}.partial`;
+}
+
+/** Returns the error with a reason that does not blame the image. `error` is a failure of the image storage to take a disk. */
+function asStorageFault(error: unknown): unknown {
+  if (!(error instanceof ReasonedError && BLAME_IMAGE.has(error.reason))) {
+    return error;
+  }
+  const what =
+    "The image storage refused the disk. Check the storage, and the host's credentials for it (images.registries)";
+  return new ReasonedError('TaskFailed', `${what}: ${error.message}`, { cause: error });
 }
