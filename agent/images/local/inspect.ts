@@ -16,6 +16,18 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
  * becomes an image with the format `Auto`, Berth takes it for a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
+/**
+ * Other formats of disks, with their magic bytes and the position of these bytes. Tools for Windows and other hypervisors write them. Berth
+ * does not read these formats. Without this list, such a file would count as a raw disk, and its VMs would find no system to boot.
+ */
+const OTHER_FORMATS: readonly { name: string; at: number; magic: Buffer }[] = [
+  { name: 'VMDK', at: 0, magic: Buffer.from('KDMV') },
+  { name: 'VHDX', at: 0, magic: Buffer.from('vhdxfile') },
+  { name: 'VHD', at: 0, magic: Buffer.from('conectix') },
+  { name: 'VDI', at: 64, magic: Buffer.from([0x7f, 0x10, 0xda, 0xbe]) },
+];
+/** Number of bytes at the beginning of a file that contain the magic bytes of all formats. */
+const BEGINNING_BYTES = 128;
 /** Exit code of qemu-img when it cannot use an image. */
 const REFUSED_EXIT_CODE = 1;
 /**
@@ -79,12 +91,20 @@ export async function inspectImage(
 ): Promise<InspectedImage> {
   const file = await open(path, 'r');
   try {
-    const { isQcow2, size } = await beginning(file);
+    const { head, size } = await beginning(file);
+    const isQcow2 = hasMagic(head, 0, QCOW2_MAGIC);
     if (expected === 'QCOW2' && !isQcow2) {
       throw new ReasonedError('ImageInvalid', 'The image is not a qcow2 file');
     }
     if (isQcow2 && expected !== 'Raw') {
       return { format: 'qcow2', virtualSizeBytes: await virtualSizeOf({ file, path }, reader) };
+    }
+    const other = OTHER_FORMATS.find(({ at, magic }) => hasMagic(head, at, magic));
+    if (expected === 'Auto' && other !== undefined) {
+      throw new ReasonedError(
+        'ImageInvalid',
+        `The image has the format ${other.name}, but Berth reads only raw and qcow2: convert it with qemu-img convert`,
+      );
     }
     if (size === 0 || size % SECTOR_BYTES !== 0) {
       throw new ReasonedError(
@@ -98,10 +118,14 @@ export async function inspectImage(
   }
 }
 
-async function beginning(file: FileHandle): Promise<{ isQcow2: boolean; size: number }> {
-  const { buffer, bytesRead } = await file.read(Buffer.alloc(QCOW2_MAGIC.length), 0, QCOW2_MAGIC.length, 0);
+async function beginning(file: FileHandle): Promise<{ head: Buffer; size: number }> {
+  const { buffer, bytesRead } = await file.read(Buffer.alloc(BEGINNING_BYTES), 0, BEGINNING_BYTES, 0);
   const { size } = await file.stat();
-  return { isQcow2: bytesRead === QCOW2_MAGIC.length && buffer.equals(QCOW2_MAGIC), size };
+  return { head: buffer.subarray(0, bytesRead), size };
+}
+
+function hasMagic(head: Buffer, at: number, magic: Buffer): boolean {
+  return head.subarray(at, at + magic.length).equals(magic);
 }
 
 /**
