@@ -12,6 +12,11 @@ import type { OperatorConfig } from '../config/config.ts';
 
 /** Number of hash characters in the file names and tags of stored content. The hash distinguishes several contents of one image. */
 const HASH_LENGTH = 16;
+/**
+ * Largest number of characters of an image's name in the place of its content. A name can have 253 characters. Then the repository would be
+ * too long for registries, and the file name would be too long for file systems. The hash distinguishes images with the same beginning.
+ */
+const NAME_LENGTH = 128;
 
 /** Place of an image's content in the storage: an artifact with its digest, or a file. */
 export type Place = StorageTarget;
@@ -75,10 +80,14 @@ export function storageTarget(
 ): StorageTarget | undefined {
   const { namespace, name, uid } = object.metadata;
   const hash = createHash('sha256').update(`${uid} ${version}`).digest('hex').slice(0, HASH_LENGTH);
+  const named = `${namespace}/${shortName(name)}`;
   if (imageStorage?.registry !== undefined) {
-    return { type: 'registry', reference: `${imageStorage.registry.prefix}/${namespace}/${name}:${hash}` };
+    return { type: 'registry', reference: `${imageStorage.registry.prefix}/${named}:${hash}` };
   }
-  return imageStorage?.folder === true
-    ? { type: 'folder', path: `${namespace}/${name}-${hash}.qcow2` }
-    : undefined;
+  return imageStorage?.folder === true ? { type: 'folder', path: `${named}-${hash}.qcow2` } : undefined;
+}
+
+/** Returns the beginning of a name. A repository must not end with a dot or a dash, so the result does not end with one either. */
+function shortName(name: string): string {
+  return name.slice(0, NAME_LENGTH).replace(/[^a-z0-9]+$/, '');
 }
