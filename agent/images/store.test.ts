@@ -10,6 +10,7 @@ import { basename, dirname, join } from 'node:path';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
+import { classOf } from '../../api/v1alpha1/reasons.ts';
 import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from './store.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import { Catalog } from './local/catalog.ts';
@@ -184,9 +185,6 @@ describe('the image store', () => {
         .update(await readFile(join(shared, 'stored')))
         .digest('hex');
       const source: BaseImageSource = { type: 'storedFile', path: 'stored', sha256 };
-      // The fault is in the configuration of this host, so the reason does not say that the source is wrong.
-      const elsewhere = ensure(source);
-      await expect(elsewhere).rejects.toMatchObject({ reason: 'ImageNotFound' });
       const host = await open(true, { storageFolder: shared });
       expect(await ensure(source, host)).toMatchObject({ path: join(shared, 'stored') });
       await expect(ensure({ ...source, sha256: '0'.repeat(64) }, host)).rejects.toMatchObject({
@@ -199,6 +197,18 @@ describe('the image store', () => {
         format: 'qcow2',
         virtualSizeBytes: RAW_BYTES,
       });
+    });
+
+    // The operator names only files that the storage has. So the fault is that of this host, and its VMs must not fail at once.
+    it.each([
+      ['does not know the folder', undefined, /no folder with this file.*images.storageFolder/],
+      ['has not mounted the folder', () => shared, /stored is not in the image storage.*mounted/],
+    ])('are asked for again on a host that %s', async (_, folder, message) => {
+      const host = await open(true, { storageFolder: folder?.() });
+      const missing = ensure({ type: 'storedFile', path: 'stored', sha256: '0'.repeat(64) }, host);
+      await expect(missing).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
+      await expect(missing).rejects.toThrow(message);
+      expect(classOf('ImageFetchFailed', 'VM')).toBe('passing');
     });
   });
 

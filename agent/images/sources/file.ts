@@ -57,8 +57,8 @@ export class FileSource {
   }
 
   async ensure(request: FileRequest): Promise<Stored> {
-    const { path, roots, format, architecture } = request;
-    const real = await resolveBelowRoots(path, roots, request.signal);
+    const { path, format, architecture } = request;
+    const real = await resolveBelowRoots(request);
     const inspected = await inspectImage(real, format, this.#reader);
     const { result: hex } = await this.#flights.join(real, request, (signal) => this.#digest(real, signal));
     if (request.sha256 !== undefined && hex !== request.sha256.toLowerCase()) {
@@ -78,7 +78,8 @@ export class FileSource {
     }
     const digest = await fileDigest(real, signal);
     if ((await fileIdentity(real)) !== identity) {
-      throw new ReasonedError('ImageInvalid', `${real} changed while it was read`);
+      // Perhaps an administrator still copies the file. So the work is tried again, which does not happen after `ImageInvalid`.
+      throw new ReasonedError('ImageFetchFailed', `${real} changed while it was read`);
     }
     this.#digests.set(identity, digest);
     await writeWhole(this.#file, JSON.stringify([...this.#digests.rentries()]));
@@ -87,20 +88,16 @@ export class FileSource {
 }
 
 /**
- * Returns the real path (absolute and without links) of the file `path` below one of the roots. If several roots contain the file, the
+ * Returns the real path (absolute and without links) of the requested file below one of the roots. If several roots contain the file, the
  * first root is used.
  *
  * @throws ReasonedError when no root contains the file, a link leads out of its root, or the file server of a root does not answer.
  */
-async function resolveBelowRoots(
-  path: string,
-  roots: readonly string[],
-  signal: AbortSignal,
-): Promise<string> {
+async function resolveBelowRoots({ path, roots, sha256, signal }: FileRequest): Promise<string> {
   if (roots.length === 0) {
-    // The reason is not `ImageSourceUnsupported`, because the source is right. Another host can have the folder.
+    // The source is right, and another host can have the folder. So the reason is not one after which a VM fails at once.
     throw new ReasonedError(
-      'ImageNotFound',
+      'ImageFetchFailed',
       'This host has no folder with this file. Set images.sharedRoots in its configuration, or images.storageFolder for files of the image storage',
     );
   }
@@ -112,9 +109,17 @@ async function resolveBelowRoots(
       return await regularFile(real, path);
     }
   }
+  const folders = roots.join(' or ');
+  if (sha256 !== undefined) {
+    // Only files of the image storage have a digest. The operator names only files that the storage has, so this host is at fault.
+    throw new ReasonedError(
+      'ImageFetchFailed',
+      `${path} is not in the image storage ${folders} of this host: check that the folder is mounted`,
+    );
+  }
   // The message is the same for a missing file and for a file outside the roots. Thus no user learns whether a file outside the roots
   // exists.
-  throw new ReasonedError('ImageNotFound', `${path} is not a file below ${roots.join(' or ')}`);
+  throw new ReasonedError('ImageNotFound', `${path} is not a file below ${folders}`);
 }
 
 async function regularFile(real: string, path: string): Promise<string> {
