@@ -15,6 +15,7 @@ import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from
 import type { BaseImage } from '../disks/disk.ts';
 import { Catalog } from './local/catalog.ts';
 import type { Holder } from './local/holders.ts';
+import { nameOfISO } from './local/listednames.ts';
 
 const RAW_BYTES = 1024 * 1024;
 /** Within this time the store removes unneeded images once. */
@@ -274,6 +275,26 @@ describe('the image store', () => {
       expect([running, left, named].map((path) => existsSync(path))).toEqual([true, false, true]);
       end.abort();
       expect(vi.getTimerCount()).toBe(0);
+    });
+
+    it('an Image and an ISO of the same name are both kept and listed', async () => {
+      const url = await serve((request, response) => response.end(Buffer.from(request.url!.padEnd(512))));
+      const name = 'berth.dev/team/desktop';
+      const ensureNamed = async (path: string, holder: Holder, named: string): Promise<BaseImage> => {
+        const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
+        const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
+        const { signal } = new AbortController();
+        return await store.ensure(source, { holder, name: named, signal, onProgress: () => undefined });
+      };
+      const image = await ensureNamed('/image', 'machine/a', name);
+      store.release('machine/a');
+      const iso = await ensureNamed('/iso', 'machine/b', nameOfISO(name));
+      store.release('machine/b');
+      const listed = store.images().flatMap(({ names }) => names);
+      expect(listed.toSorted()).toEqual([`${name}@${image.digest}`, `${name}@${iso.digest}`].toSorted());
+      const reopened = await open();
+      expect([image.path, iso.path].map((path) => existsSync(path))).toEqual([true, true]);
+      expect(reopened.images()).toHaveLength(2);
     });
 
     it('an image does not wait for the removal of the image that had its name', async () => {

@@ -7,6 +7,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
+import { nameOfISO } from '../images/local/listednames.ts';
 import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import type { Host } from './host.ts';
 import { consequenceOf } from './failure.ts';
@@ -174,4 +175,20 @@ it.each([
   const create = vi.spyOn(driverOf(host, record), 'create');
   await STEPS.create(host, runtime, operation);
   expect(create.mock.calls[0]?.[1].guest).toMatchObject({ iso: { path: '/store/iso', format } });
+});
+
+it('gives an Image and an ISO of the same name different names in the store, because there each name has one content', async () => {
+  const { host, record, operation, runtime } = newVm();
+  const name = 'berth.dev/platform-ci/desktop';
+  const iso = { type: 'http', url: 'https://images.example/a.iso', sha256: '1' };
+  Object.assign(record.machine ?? {}, { imageName: name, isoName: name, iso });
+  const names: (string | undefined)[] = [];
+  const { ensure } = host.images;
+  host.images.ensure = async (source, options) => {
+    names.push(options.name);
+    return await ensure(source, options);
+  };
+  await STEPS.create(host, runtime, operation);
+  expect(names).toEqual([name, nameOfISO(name)]);
+  expect(nameOfISO(name)).not.toBe(name);
 });

@@ -7,6 +7,7 @@ import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import { messageOf } from '../../base/errors.ts';
+import { nameOfISO } from '../images/local/listednames.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
@@ -61,7 +62,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   const keyring = await keyringOf(host, record, operation);
   const fetch = fetcher(host, record, operation);
   const base = await fetch(image, { format, name: imageName, keyring });
-  const iso = await fetch(isoSource, { format: 'Raw', name: isoName, keyring });
+  const iso = await fetch(isoSource, { format: 'Raw', name: isoName && nameOfISO(isoName), keyring });
   operation.abort.signal.throwIfAborted();
   operation.phase = 'Cloning';
   operation.progressPercent = undefined;

@@ -4,6 +4,8 @@ import type { Metadata } from './layout.ts';
 
 /** Prefix of the names of Image and ISO objects. All other names are references, which begin with the host of a registry. */
 const OBJECT = 'berth.dev/';
+/** Mark at the beginning of an ISO object's name in the store. */
+const ISO_MARK = 'iso ';
 /**
  * Largest length in characters of all names in the list, and of the names of one image. Users choose the names of images. Without these
  * limits, the names could fill the Node, and the API server would refuse its status. The limit of one image is enough for the most names
@@ -22,6 +24,14 @@ export interface StoredImage {
   /** Names as in `Node.status.images`: normalised reference, `repository@digest`, and `berth.dev/NAMESPACE/NAME@digest`. */
   names: string[];
   sizeBytes: number;
+}
+
+/**
+ * Returns the name under which the store keeps the content of an ISO object. An Image and an ISO can have the same name. In the store a name
+ * belongs to one content, so without the mark each of them would take the name from the other. A Node lists the name without the mark.
+ */
+export function nameOfISO(name: string): string {
+  return `${ISO_MARK}${name}`;
 }
 
 /**
@@ -59,8 +69,9 @@ export function listedNames({ names, digest, repositories }: Metadata, length: n
   if (names.length === 0) {
     return [];
   }
-  const references = names.filter((name) => !name.startsWith(OBJECT));
-  const objects = names.filter((name) => name.startsWith(OBJECT)).map((name) => `${name}@${digest}`);
+  const plain = names.map((name) => (name.startsWith(ISO_MARK) ? name.slice(ISO_MARK.length) : name));
+  const references = plain.filter((name) => !name.startsWith(OBJECT));
+  const objects = plain.filter((name) => name.startsWith(OBJECT)).map((name) => `${name}@${digest}`);
   const pinned = repositories.flatMap(({ name, digests }) => digests.map((one) => `${name}@${one}`));
   const digests = within(DIGESTS_LENGTH, pinned);
   const left = length - digests.join('').length;
