@@ -196,6 +196,15 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     return (await world.cluster.client().list(PODS, { namespace: NAMESPACE })).items;
   }
 
+  /** Returns the phase and the reason of the condition Ready of each VM and emulator. */
+  async function states(): Promise<string[]> {
+    const members = [...(await vms.list()), ...(await emulators.list())];
+    return members.map(({ metadata: { name, deletionTimestamp }, status }) => {
+      const ready = status?.conditions?.find(({ type }) => type === 'Ready');
+      return [name, deletionTimestamp, status?.phase, ready?.reason, ready?.message].join(' ');
+    });
+  }
+
   async function remove(name: string): Promise<void> {
     await (CROWD.emulators.includes(name) ? emulators : vms).delete(name);
   }
@@ -218,9 +227,9 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
             await remove(name);
           }
         }
-        if (!all.every((name) => seen.has(name))) {
-          const members = [...(await vms.list()), ...(await emulators.list())];
-          throw new Error(JSON.stringify(members.map(({ metadata, status }) => [metadata.name, status])));
+        const rest = all.filter((name) => !seen.has(name));
+        if (rest.length > 0) {
+          throw new Error(`${rest.join(', ')} never were: ${(await states()).join('; ')}`);
         }
         return true;
       },
