@@ -133,8 +133,7 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
       kind: 'List',
       items: items.map((item) => ({ apiVersion: 'berth.dev/v1alpha1', ...item })),
     };
-    const input = JSON.stringify(list);
-    await world.cluster.kubectl(['-n', NAMESPACE, 'apply', '-f', '-'], { input });
+    await world.cluster.kubectl(['-n', NAMESPACE, 'apply', '-f', '-'], { input: JSON.stringify(list) });
   }
 
   /** Applies the example, whose VM gets the image, the size and the key of this test. */
@@ -229,7 +228,9 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
           }
         }
         const rest = all.filter((name) => !seen.has(name));
-        expect(rest, (await states()).join('; ')).toEqual([]);
+        if (rest.length > 0) {
+          throw new Error(`${rest.join(', ')} never were: ${(await states()).join('; ')}`);
+        }
         return true;
       },
       CROWD_BOOT,
