@@ -6,15 +6,18 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { gzipSync } from 'node:zlib';
-import { afterEach, beforeEach, expect, it, onTestFinished, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
+import { pause } from '../../base/time.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import { markArgument } from '../disks/qemuimg.ts';
 import { findByArgument } from '../processes/process.ts';
 import type { DiskHost } from './disks.ts';
 import { receive } from './receive.ts';
 import type { TaskContext } from './runner.ts';
+
+vi.mock(import('../../base/time.ts'), { spy: true });
 
 const content = randomBytes(64 * 1024);
 /** Limit of a wait. The default, 1 s, is too short on a busy machine. */
@@ -52,6 +55,7 @@ beforeEach(async () => {
 
 afterEach(async () => {
   vi.useRealTimers();
+  vi.resetAllMocks();
   sender.destroy();
   host.destroy();
   server.close();
@@ -125,7 +129,7 @@ it('a file that has arrived is given on after a restart of the agent, because it
   send(content);
   const killed = receive(diskHost(), TASK, context(), async () => {
     await cp(folder, atKill, { recursive: true });
-    throw new Error('killed');
+    throw new ReasonedError('ImageInvalid', 'killed');
   });
   await expect(killed).rejects.toThrow('killed');
   await rm(folder, { recursive: true });
@@ -237,5 +241,58 @@ it('a task without a sender ends after two minutes', async () => {
   await expect(received).rejects.toMatchObject({
     reason: 'UploadInterrupted',
     message: 'Nobody sent the file',
+  });
+});
+
+describe('a file that has arrived, and that the image storage does not take', () => {
+  const use = vi.fn<Parameters<typeof receive>[3]>();
+
+  beforeEach(async () => {
+    vi.mocked(pause).mockResolvedValue();
+    await sendRaw();
+  });
+
+  it('is stored by a later attempt, because its sender no longer has it', async () => {
+    const faults = [new ReasonedError('TaskFailed', 'refused'), new Error('no answer')];
+    use.mockImplementation(async ({ path }, { onProgress }) => {
+      expect((await readFile(path)).equals(content)).toBe(true);
+      onProgress(use.mock.calls.length === 1 ? 90 : 10);
+      const fault = faults.shift();
+      if (fault !== undefined) {
+        throw fault;
+      }
+      return { digest: 'stored' };
+    });
+    expect(await receive(diskHost(), TASK, context(), use)).toEqual({ digest: 'stored' });
+    expect(vi.mocked(pause).mock.calls.map(([milliseconds]) => milliseconds)).toEqual([5_000, 10_000]);
+    expect(percents).toEqual(percents.toSorted((a, b) => a - b));
+    expect(await readdir(folder)).toEqual([]);
+  });
+
+  it('fails after some minutes, and leaves nothing', async () => {
+    use.mockRejectedValue(new ReasonedError('ImageFetchFailed', 'no answer'));
+    const received = receive(diskHost(), TASK, context(), use);
+    await expect(received).rejects.toMatchObject({ reason: 'ImageFetchFailed' });
+    const waits = vi.mocked(pause).mock.calls.map(([milliseconds]) => milliseconds);
+    const minutes = waits.reduce((sum, wait) => sum + wait, 0) / 60_000;
+    expect(minutes).toBeGreaterThan(5);
+    expect(minutes).toBeLessThan(10);
+    expect(await readdir(folder)).toEqual([]);
+  });
+
+  it('fails at once if the fault is in the file', async () => {
+    use.mockRejectedValue(new ReasonedError('ImageInvalid', 'too much data'));
+    await expect(receive(diskHost(), TASK, context(), use)).rejects.toMatchObject({ reason: 'ImageInvalid' });
+    expect(use).toHaveBeenCalledOnce();
+  });
+
+  it('is given up when the Pod of its task is deleted', async () => {
+    const abort = new AbortController();
+    use.mockImplementation(async () => {
+      abort.abort(new Error('deleted'));
+      throw new Error('no answer');
+    });
+    await expect(receive(diskHost(), TASK, context(abort.signal), use)).rejects.toThrow('deleted');
+    expect(use).toHaveBeenCalledOnce();
   });
 });

@@ -2,9 +2,12 @@
 import { chmod, chown, rename, rm, stat } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import { join } from 'node:path';
-import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
+import { waitAfter } from '../../base/backoff.ts';
+import { messageOf } from '../../base/errors.ts';
 import { sync } from '../../base/files.ts';
+import { pause } from '../../base/time.ts';
 import { unlessMissing } from '../disks/diskio.ts';
 import { compressionOf } from '../disks/unpack.ts';
 import { inspectImage } from '../images/local/inspect.ts';
@@ -19,6 +22,13 @@ import { answer, receiveFile } from './upload.ts';
 const WAIT_MILLISECONDS = 120_000;
 /** Progress of the task in percent when the file has arrived. The rest of the progress is for storing the file. */
 const RECEIVED_PERCENT = 50;
+/**
+ * Number of attempts to store a received file, and the shortest and longest wait between two attempts. All waits together take eight
+ * minutes. An image storage that is updated usually returns within this time.
+ */
+const ATTEMPTS = 8;
+const RETRY_FIRST_MILLISECONDS = 5_000;
+const RETRY_CAP_MILLISECONDS = 180_000;
 /** Mode of the received file. Only root (the owner) and the group of the user that reads images can read the file. */
 const FILE_MODE = 0o440;
 
@@ -37,7 +47,8 @@ interface Places {
 
 /**
  * Receives a file, and calls `use` with the disk in this file. The agent answers the sender before it calls `use`. The sender then no longer
- * has the file. So if the agent ends after its answer, the next run of the task uses the received file.
+ * has the file. So if `use` fails, the agent calls it again, unless the failure is final. If the agent ends after its answer, the next run of
+ * the task uses the received file.
  */
 export async function receive(
   host: DiskHost,
@@ -50,11 +61,42 @@ export async function receive(
   try {
     const base = await received(host, task, { ...context, caller }, places);
     const { architecture } = task;
-    const progress = inPart(context, RECEIVED_PERCENT, 100);
-    return await withImage(host, { base, architecture }, { ...context, progress }, use);
+    const progress = neverBack(inPart(context, RECEIVED_PERCENT, 100));
+    return await untilStored(context, async () => {
+      return await withImage(host, { base, architecture }, { ...context, progress }, use);
+    });
   } finally {
     await Promise.all(Object.values(places).map(async (path) => await rm(path, { force: true })));
   }
+}
+
+/** Calls `store` until it succeeds. @throws the last error when the failure is final, or no attempt is left; the signal's reason. */
+async function untilStored(
+  { signal, log }: TaskContext,
+  store: () => Promise<TaskReport>,
+): Promise<TaskReport> {
+  for (let failures = 1; ; failures += 1) {
+    try {
+      return await store();
+    } catch (error) {
+      signal.throwIfAborted();
+      if (failures === ATTEMPTS || classOf(reasonIn(error), 'Image') === 'final') {
+        throw error;
+      }
+      const wait = waitAfter(failures, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
+      log(`The file is not stored yet. The next attempt is in ${wait / 1000} s: ${messageOf(error)}`);
+      await pause(wait, signal);
+    }
+  }
+}
+
+/** Returns a function that reports a progress only if it is not less than the progress before. */
+function neverBack(report: TaskContext['progress']): TaskContext['progress'] {
+  let reached = 0;
+  return (percent) => {
+    reached = Math.max(reached, percent);
+    report(reached);
+  };
 }
 
 /** Resolves with the connection of the first caller. Refuses all later callers. */
