@@ -28,7 +28,10 @@ export class QemuMachine {
   readonly #context: MachineContext;
   readonly state: StateFile;
   #hypervisor: Hypervisor | undefined;
-  /** The record of an end that is under way. No new process may start meanwhile, because the end would count for this process. */
+  /**
+   * Resolves when the end of the process is recorded. No new process may start before, because the recorded end would count for the new
+   * process.
+   */
   #settling: Promise<MachineFile> | undefined;
   #closed = false;
   #isSilent = false;

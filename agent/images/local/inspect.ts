@@ -13,7 +13,7 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
  * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. If this disk
- * becomes an image with the format `Auto`, Berth takes it for a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
+ * becomes an image with the format `Auto`, Berth treats it as a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 /** Exit code of qemu-img when it cannot use an image. */

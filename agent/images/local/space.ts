@@ -229,8 +229,8 @@ export class Space {
   }
 
   /**
-   * Removes fetches and images until `isEnough` returns true. By default, this means that `minimumFree` bytes are free. Returns false when
-   * too little space is free and nothing is left to remove.
+   * Removes fetches and images until `isEnough` returns true. By default, it returns true when `minimumFree` bytes are free. Returns false
+   * when too little space is free and nothing is left to remove.
    */
   async #relieve(isEnough = async () => (await this.#free()) >= 0): Promise<boolean> {
     if (await isEnough()) {

@@ -66,8 +66,8 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
 }
 
 function explainClosed(device: string): string {
-  const told = `Device ${device} leads outside, but the kernel does not forward the answers to guests from it`;
-  // With slashes, because sysctl takes a dot in the name of a device for a slash.
+  const told = `Device ${device} leads outside, but the kernel forwards no packets from it, so guests get no answers`;
+  // The name has slashes, because sysctl reads a dot in the name of a device as a slash.
   return `${told}; set net/ipv4/conf/${device}/forwarding to 1`;
 }
 
