@@ -20,8 +20,8 @@ export class Patience {
   }
 
   /**
-   * Returns whether another attempt is useless. A missing token, a refused token (401) and a missing right (403) can be temporary, so the
-   * result is true only after 20 s of such errors. After any other refusal, the result is true at once. After any other error, it is false.
+   * Returns whether another attempt is useless. A missing token, a refused token (401) and a missing right (403) can be temporary. For
+   * these, the result is true only after 20 s. After any other refusal, the result is true at once. After any other error, it is false.
    */
   endsWith(error: unknown): boolean {
     if (!(error instanceof CredentialError)) {

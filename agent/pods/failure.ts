@@ -23,8 +23,8 @@ import type { DamagedRecord } from './records.ts';
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
- * Wait, in milliseconds, before the next try of a failed step if the failure could not be saved in the machine's record, for example
- * because the disk is full. The record is still as it was before the step, so the agent tries the same step again.
+ * Wait, in milliseconds, before the next try of a failed step if the machine's record could not be saved, for example because the disk is
+ * full. The record is still as it was before the step, so the agent tries the same step again.
  */
 export const UNSAVED_MILLISECONDS = 10_000;
 /**

@@ -8,7 +8,7 @@ const BOOT_LIMIT_BYTES = 60 * 1024 * 1024;
 const DISK_BYTES = 64 * 1024 * 1024;
 /** Making an image takes a second; a shared machine can be much slower. */
 const TOOL_TIMEOUT_MILLISECONDS = 120_000;
-/** So that the tools write the same times into every image. */
+/** With this variable, the tools write the same times into every image. */
 const ENVIRONMENT = { SOURCE_DATE_EPOCH: '1700000000' };
 
 export interface BootFiles {

@@ -240,8 +240,8 @@ export class VMWriter {
 }
 
 /**
- * Returns the condition of a VM whose Pod or Secret was refused by a quota or another admission rule, or because a webhook cannot be called.
- * The condition has the message of the API server.
+ * Returns the condition of a VM whose Pod or Secret the API server did not accept. An admission rule such as a quota refused the object, or
+ * a webhook cannot be called. The condition has the message of the API server.
  */
 function refused({ vm }: Observed, error: ApiError): NonNullable<Findings['blocked']> {
   const condition = 'Scheduled';

@@ -28,10 +28,7 @@ export class QemuMachine {
   readonly #context: MachineContext;
   readonly state: StateFile;
   #hypervisor: Hypervisor | undefined;
-  /**
-   * Resolves when the end of the process is recorded. No new process may start before, because the recorded end would count for the new
-   * process.
-   */
+  /** Resolves when the end of the process is recorded. Before that, no new process may start, because the end would count for it. */
   #settling: Promise<MachineFile> | undefined;
   #closed = false;
   #isSilent = false;

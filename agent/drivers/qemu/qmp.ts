@@ -87,7 +87,8 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
       await connection.execute('qmp_capabilities');
       return connection;
     } catch (error) {
-      // Otherwise a hostile QEMU that refuses each negotiation would keep one socket of the agent open for each attempt.
+      // The socket is closed here. Otherwise a hostile QEMU that refuses each negotiation would keep one socket of the agent open for each
+      // attempt.
       socket.destroy();
       throw error;
     } finally {

@@ -188,7 +188,7 @@ class Walk {
   /** Returns the way past an expression; undefined if the expression is a condition that the packet does not meet. */
   #past(expression: Expression, way: Way): Way | undefined {
     const { match, xt, dnat } = expression as Statements;
-    // Such a rule is only for IPv6, but nft prints no condition that says so.
+    // A rule with the family `ip6` is only for IPv6, but nft prints no condition that says so.
     if (dnat?.family === 'ip6') {
       return undefined;
     }
