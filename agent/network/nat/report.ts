@@ -163,8 +163,8 @@ export function reportOn(
 }
 
 /**
- * Returns why a member is not detached completely; undefined if it is. Failed repairs count only if they can be the reason. Others must not
- * hold the member's address and ports on this host.
+ * Returns the reason why a member is not completely detached; undefined if it is detached. A failed repair counts only if it can be the
+ * reason. Other failed repairs must not keep the member's address and ports in use.
  *
  * @param device name of the member's device.
  * @param observed the state after the repairs.
