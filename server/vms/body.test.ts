@@ -22,6 +22,8 @@ it('makes the fields of a VM, from keys of any letter case', () => {
     scheduler: 'most-allocated',
     reservedPorts: '8080:80, 5353:53/UDP,',
     timeout: 1440,
+    activeDeadlineSeconds: 3600,
+    ttlSecondsAfterFinished: 600,
     displayDpi: 96,
     vncConsole: false,
     systemSerial: 'SERIAL-0001',
@@ -37,6 +39,8 @@ it('makes the fields of a VM, from keys of any letter case', () => {
       placement: { node: 'host-1', tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
       ports: ['8080:80', '5353:53/UDP'],
       deployTimeoutSeconds: 86_400,
+      activeDeadlineSeconds: 3600,
+      ttlSecondsAfterFinished: 600,
       displayDPI: 96,
       vnc: { enabled: false },
       serialNumber: 'SERIAL-0001',
@@ -86,6 +90,10 @@ it.each([
   { image: 'a', scheduler: 'fastest' },
 ])('refuses %j', (body) => {
   expect(SCHEMA.safeParse(normalizeBody(SCHEMA, body)).success).toBe(false);
+});
+
+it('deletes an ended VM at once if the client gives zero seconds', () => {
+  expect(vm({ image: 'a', ttlSecondsAfterFinished: 0 }).spec).toEqual({ image: 'a', ttlSecondsAfterFinished: 0 });
 });
 
 it('takes zero, null and an empty text as not given', () => {
