@@ -3,7 +3,7 @@ import * as z from 'zod';
 import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
 import { whole } from './fields.ts';
-import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
+import { hasRequiredTag, isOneSource, machineRequestFields, NEEDS_TAG, ONE_SOURCE } from './machine.ts';
 
 /** Largest time limit of a deployment, in minutes. */
 const TIMEOUT_MAXIMUM = 1_440;
@@ -75,6 +75,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         .meta({ description: `Labels of the VM, at most ${LABELS}.`, maxProperties: LABELS }),
     })
     .refine(isOneSource, ONE_SOURCE)
+    .refine(hasRequiredTag, NEEDS_TAG)
     .refine(
       ({ image, iso, vmConfig }) => image !== undefined || iso !== undefined || vmConfig !== undefined,
       { error: 'at least one of image, iso and vmConfig must be given', path: ['image'] },
@@ -90,20 +91,29 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
 }
 export type VMDeployBody = z.infer<ReturnType<typeof vmDeployBody>>;
 
-export const vmDeployQuery = z.object({
-  wait: z
-    .enum(['true', 'false'])
-    .default('true')
-    .meta({ description: 'If false, the server answers 202 as soon as the VM exists.' }),
-  waitFor: z.enum(['running', 'ready']).default('running').meta({
-    description:
-      'running: the server answers when the VM runs. ready: the server answers when the VM is Ready.',
-  }),
-  whenFull: z.enum(['wait', 'fail']).optional().meta({
-    description:
-      'Behaviour when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room.',
-  }),
-});
+export const vmDeployQuery = z
+  .object({
+    wait: z
+      .enum(['true', 'false'])
+      .default('true')
+      .meta({ description: 'If false, the server answers 202 as soon as the VM exists.' }),
+    waitFor: z.enum(['running', 'ready']).default('running').meta({
+      description:
+        'running: the server answers when the VM runs. ready: the server answers when the VM is Ready. If wait is false, ready is refused.',
+    }),
+    whenFull: z.enum(['wait', 'fail']).optional().meta({
+      description:
+        'Behaviour when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room. If wait is false, fail is refused.',
+    }),
+  })
+  .refine(({ wait, waitFor }) => wait === 'true' || waitFor === 'running', {
+    error: 'must not be ready if wait is false, because the answer does not wait for the VM',
+    path: ['waitFor'],
+  })
+  .refine(({ wait, whenFull }) => wait === 'true' || whenFull !== 'fail', {
+    error: 'must not be fail if wait is false, because the answer does not wait for a host',
+    path: ['whenFull'],
+  });
 export type VMDeployQuery = z.infer<typeof vmDeployQuery>;
 
 export const deployedVMSchema = z
