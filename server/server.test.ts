@@ -198,6 +198,22 @@ it.each([
   },
 );
 
+it.each(['vms', 'vmconfigs', 'images', 'isos', 'emulators', 'serviceaccounts'])(
+  'the list of %s has only the objects that the label selector chooses',
+  async (plural) => {
+    const username = vi.spyOn(CallerClient.prototype, 'username').mockResolvedValue('ann');
+    const body = { message: 'forbidden', reason: 'Forbidden' };
+    const answer = { status: 403, body, retryAfterMilliseconds: undefined };
+    const raw = vi.spyOn(CallerClient.prototype, 'raw').mockResolvedValue(answer);
+    await app.inject({ url: `${NAMESPACE}/${plural}?labelSelector=team%3Da`, headers: TOKEN });
+    expect(raw.mock.calls.map(([, path]) => path)).toEqual([
+      expect.stringMatching(new RegExp(`/namespaces/platform-default/${plural}\\?labelSelector=team%3Da$`)),
+    ]);
+    username.mockRestore();
+    raw.mockRestore();
+  },
+);
+
 it('names the field when a new namespace lacks the prefix', async () => {
   const call = {
     method: 'POST',
