@@ -14,7 +14,7 @@ import { hostNotFound } from '../own/hosts.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
-import type { Deploys } from './deploy.ts';
+import { type Deploys, waitingBody } from './deploy.ts';
 import { deployedVM, vmItem } from '../../api/http/vmitem.ts';
 import { deleteAndWait } from './remove.ts';
 import { trimmed } from './trimmed.ts';
@@ -52,9 +52,13 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         response: { 200: deployedVMSchema, 202: vmItemSchema },
       },
     },
-    async ({ fullCaller, headers, params, query, body }, reply) => {
-      await requireRightAndHost(own, headers, { namespace: params.namespace, host: body.node });
-      const request = { caller: fullCaller(), namespace: params.namespace, query, body };
+    async (asked, reply) => {
+      const { headers, query } = asked;
+      const { namespace } = asked.params;
+      await requireRightAndHost(own, headers, { namespace, host: asked.body.node });
+      const request = { caller: asked.fullCaller(), namespace, query, body: asked.body };
+      // The framework keeps its own request until the answer is sent.
+      asked.body = waitingBody(asked.body);
       if (query.wait === 'false') {
         return await reply.code(202).send(itemOf(await deploys.create(request)));
       }
