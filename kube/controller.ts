@@ -24,7 +24,7 @@ const BACKOFF_CAP_MILLISECONDS = 60_000;
 const STALE_WAIT_MILLISECONDS = 100;
 /**
  * Time in milliseconds after which a reconcile counts as too long in the metrics. The reconcile is not aborted, because each of its
- * requests has a time limit of 30 s.
+ * requests has a time limit of 30 s or 36 s.
  */
 const RECONCILE_LIMIT_MILLISECONDS = 120_000;
 

@@ -16,10 +16,11 @@ import { TokenSource } from './tokensource.ts';
 import { refusalIn, requestUpgrade } from './upgrade.ts';
 
 /**
- * Time limit of a request in milliseconds. It is half of the 60 s after which the API server ends a request, so the caller has time for a
- * second attempt.
+ * Time limits of a request in milliseconds. For a read, it is half of the 60 s after which the API server ends the request, so the caller has
+ * time for a second attempt. The API server itself ends a change after 34 s, and it waits at most 30 s for a webhook. Its answer, which
+ * names a webhook that is too slow, therefore arrives within the limit for a change.
  */
-const REQUEST_DEADLINE_MILLISECONDS = 30_000;
+const DEADLINE_MILLISECONDS = { read: 30_000, change: 36_000 } as const;
 /**
  * Largest number of attempts for one request. client-go has the same number. If each wait is 1 s, all attempts fit into the time limit of a
  * request.
@@ -122,7 +123,8 @@ export class Transport {
    * connection fails. If the request changes an object, the server might have made the change even so.
    */
   async request(request: Request): Promise<Answer> {
-    const { signal, deadlineMilliseconds = REQUEST_DEADLINE_MILLISECONDS } = request;
+    const usual = DEADLINE_MILLISECONDS[request.method === 'GET' ? 'read' : 'change'];
+    const { signal, deadlineMilliseconds = usual } = request;
     signal?.throwIfAborted();
     // A credential plug-in can ask a person to sign in. Therefore it has its own time limit, and the request's time limit begins later.
     await this.#token.token();
@@ -144,7 +146,7 @@ export class Transport {
    */
   async stream(path: string, signal: AbortSignal): Promise<AsyncIterable<Buffer>> {
     const response = await this.#measured({ method: 'GET', path }, (options) =>
-      this.#pool.request({ ...options, signal, headersTimeout: REQUEST_DEADLINE_MILLISECONDS }),
+      this.#pool.request({ ...options, signal, headersTimeout: DEADLINE_MILLISECONDS.read }),
     );
     if (response.statusCode !== 200) {
       if (response.statusCode === 401) {

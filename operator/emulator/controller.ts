@@ -62,7 +62,7 @@ export class EmulatorReconciler {
     this.#options = options;
     this.#writer = new EmulatorWriter(options);
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
-    this.#refusedChanges = new RefusedChanges(options.recorder);
+    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Pod' });
   }
 
   /** Reconciles one Emulator once. `key` is `namespace/name`. */

@@ -246,13 +246,17 @@ async function forgetting(refusal: ApiError, change: 'commit' | 'deletion') {
   };
   const patches: string[] = [];
   const reasons: string[] = [];
+  const world = { refusal: refusal as ApiError | undefined, now: NOW };
   const options = {
     kind: 'Image',
     resource: IMAGES,
     objects: holding(image),
     client: {
-      create: async () => {
-        throw refusal;
+      create: async (_type: Resource<KubeObject>, object: KubeObject) => {
+        if (world.refusal !== undefined) {
+          throw world.refusal;
+        }
+        return object;
       },
       mergePatch: async (_type: Resource<KubeObject>, _ref: object, patch: object) => {
         patches.push(Object.keys(patch).join());
@@ -265,21 +269,39 @@ async function forgetting(refusal: ApiError, change: 'commit' | 'deletion') {
     config: parseConfig({ imageStorage: { folder: true } }, 'test'),
     recorder: { event: (_object: object, { reason }: { reason: string }) => reasons.push(reason) },
     consistency: new Consistency(),
-    clock: () => NOW,
+    clock: () => world.now,
   } as unknown as ImageControllerOptions;
-  const outcome = new ImageReconciler(options).reconcile('ci/golden', { logger });
-  const error = await outcome.then(
-    () => undefined,
-    (thrown: unknown) => thrown,
-  );
-  return { error, patches, reasons };
+  const reconciler = new ImageReconciler(options);
+  const reconcile = async (): Promise<unknown> =>
+    await reconciler.reconcile('ci/golden', { logger }).then(
+      () => undefined,
+      (thrown: unknown) => thrown,
+    );
+  return { world, error: await reconcile(), patches, reasons, reconcile };
 }
 
 describe.each(['commit', 'deletion'] as const)('content that nothing names any more after a %s', (change) => {
   it('is not forgotten while a webhook cannot be called', async () => {
     const message = 'Internal error occurred: failed calling webhook "policies.example": connection refused';
     const failure = new ApiError(message, { status: 500, reason: 'InternalError' });
-    expect(await forgetting(failure, change)).toEqual({ error: failure, patches: [], reasons: [] });
+    const { error, patches, reasons } = await forgetting(failure, change);
+    expect({ error, patches, reasons }).toEqual({ error: failure, patches: [], reasons: ['JobRefused'] });
+  });
+
+  it('tells while its removal waits for a webhook: once, again while the Event could be gone, and for a new fault', async () => {
+    const message = 'Internal error occurred: failed calling webhook "policies.example": connection refused';
+    const failure = new ApiError(message, { status: 500, reason: 'InternalError' });
+    const { world, reasons, reconcile } = await forgetting(failure, change);
+    await reconcile();
+    expect(reasons).toEqual(['JobRefused']);
+    world.now += 30 * 60_000;
+    await reconcile();
+    expect(reasons).toEqual(['JobRefused', 'JobRefused']);
+    world.refusal = undefined;
+    expect(await reconcile()).toBeUndefined();
+    world.refusal = failure;
+    await reconcile();
+    expect(reasons.filter((reason) => reason === 'JobRefused')).toHaveLength(3);
   });
 
   it('is told and stays if a quota refuses its removal', async () => {

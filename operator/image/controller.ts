@@ -22,6 +22,7 @@ import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../../kube/mergepatch.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
 import { refusalMessage } from '../objects/refusal.ts';
+import { RefusedChanges } from '../objects/refusedchanges.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
@@ -52,10 +53,12 @@ export class ImageReconciler {
   readonly #options: ImageControllerOptions;
   readonly #objects: Writer<Image | ISO>;
   readonly #jobs: Writer<Job>;
+  readonly #refusedChanges: RefusedChanges;
 
   constructor(options: ImageControllerOptions) {
     const { client, consistency, resource, objects, jobs } = options;
     this.#options = options;
+    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Job' });
     this.#objects = new Writer<Image | ISO>({ client, consistency, type: resource, informer: objects });
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
   }
@@ -65,10 +68,22 @@ export class ImageReconciler {
     const object = this.#options.objects.cache.get(key);
     if (object === undefined) {
       this.#options.consistency.forget(key);
+      this.#refusedChanges.forget(key);
       return undefined;
     }
     const isDeleted = object.metadata.deletionTimestamp !== undefined;
-    return await unlessMissing(isDeleted ? this.#letGo(object, logger) : this.#serve(object, logger));
+    try {
+      const result = await unlessMissing(
+        isDeleted ? this.#letGo(object, logger) : this.#serve(object, logger),
+      );
+      this.#refusedChanges.forget(key);
+      return result;
+    } catch (error) {
+      if (isObjectRefused(error)) {
+        this.#refusedChanges.record(object, error);
+      }
+      throw error;
+    }
   }
 
   async #serve(found: Image | ISO, logger: Logger): Promise<Result> {

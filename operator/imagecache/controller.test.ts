@@ -127,6 +127,50 @@ it.each([
   expect(row).toMatchObject({ state: 'Queued', message: `JobRefused: ${message}` });
 });
 
+it('tells once by an Event that the API server refuses the removal of the finalizer', async () => {
+  const message = 'Internal error occurred: failed calling webhook "policy.example": connection refused';
+  const failure = new ApiError(message, { status: 500, reason: 'InternalError' });
+  const indexes = {
+    [ENTRIES_BY_REFERENCE]: (object: ImageCacheEntry) => [referenceOf(object)],
+    [TASKS_BY_OWNER]: () => [],
+  };
+  const informer = () => ({
+    ...cacheOf<ImageCacheEntry>(indexes),
+    readSince: 0,
+    cutIfStale: () => undefined,
+  });
+  const events: object[] = [];
+  const options = {
+    entries: informer(),
+    nodes: cacheOf<Node>(),
+    images: informer(),
+    jobs: informer(),
+    taskPods: informer(),
+    client: {
+      mergePatch: async (_type: unknown, _ref: unknown, patch: Partial<ImageCacheEntry>) => {
+        if (patch.status === undefined) {
+          throw failure;
+        }
+        return entry('guest', 'registry.example/guest:1');
+      },
+    },
+    consistency: new Consistency(),
+    recorder: { event: (_entry: ImageCacheEntry, event: object) => events.push(event) },
+    metrics: { ended: () => undefined },
+    config: parseConfig({}, 'test'),
+    clock: () => BEGIN,
+  };
+  const { metadata, ...known } = entry('guest', 'registry.example/guest:1');
+  const deletionTimestamp = '2030-01-01T00:00:00Z';
+  const deleted = { ...metadata, deletionTimestamp, finalizers: [CACHE_FINALIZER], resourceVersion: '1' };
+  options.entries.cache.put({ ...known, metadata: deleted });
+  const reconciler = new ImageCacheReconciler(options as unknown as CacheControllerOptions);
+  await expect(reconciler.reconcile('guest')).rejects.toThrow(failure);
+  await expect(reconciler.reconcile('guest')).rejects.toThrow(failure);
+  const told = `The API server refused a change of the ImageCacheEntry or its Job: ${message}`;
+  expect(events).toEqual([{ type: 'Warning', reason: 'JobRefused', action: 'Changing', message: told }]);
+});
+
 it('reconciles only the entries of images that a host gets or loses', () => {
   const guest = ['registry.example/guest:1', `registry.example/guest@${DIGEST}`];
   expect(enqueued([], guest)).toEqual(['guest']);

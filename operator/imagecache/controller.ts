@@ -18,6 +18,7 @@ import { imageObjectName } from '../image/content.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { refusalMessage } from '../objects/refusal.ts';
+import { RefusedChanges } from '../objects/refusedchanges.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
@@ -57,6 +58,7 @@ export class ImageCacheReconciler {
   readonly #entries: Writer<ImageCacheEntry>;
   readonly #jobs: Writer<Job>;
   readonly #status: HeldStatus;
+  readonly #refusedChanges: RefusedChanges;
   /** Uids of Jobs that this process deleted and that the cache still shows. */
   readonly #deletedJobs = new Set<string>();
   /** Message of the API server for each entry whose last Job it refused. The map's key is the name of the entry. */
@@ -68,6 +70,7 @@ export class ImageCacheReconciler {
     this.#entries = new Writer({ client, consistency, type: IMAGE_CACHE_ENTRIES, informer: entries });
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock });
+    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Job' });
     jobs.cache.onChange(({ type, object }) => {
       if (type === 'deleted') {
         this.#deletedJobs.delete(object.metadata.uid ?? '');
@@ -82,13 +85,30 @@ export class ImageCacheReconciler {
       this.#status.forget(key);
       this.#options.consistency.forget(key);
       this.#refusals.delete(key);
+      this.#refusedChanges.forget(key);
       return undefined;
     }
+    try {
+      const result = await this.#serve(entry);
+      this.#refusedChanges.forget(key);
+      return result;
+    } catch (error) {
+      if (isObjectRefused(error)) {
+        this.#refusedChanges.record(entry, error);
+      }
+      throw error;
+    }
+  }
+
+  async #serve(entry: ImageCacheEntry): Promise<Result> {
     const observed = observeEntry(this.#options, entry, this.#deletedJobs);
     const held = await this.#withFinalizer(observed);
     return held === undefined
       ? undefined
-      : await this.#execute({ ...observed, entry: held }, planEntry(observed, this.#refusals.get(key)));
+      : await this.#execute(
+          { ...observed, entry: held },
+          planEntry(observed, this.#refusals.get(entry.metadata.name)),
+        );
   }
 
   /**

@@ -81,7 +81,7 @@ export class VMReconciler {
     this.#options = options;
     this.#writer = new VMWriter(options);
     this.#reads = new SharedReads(options.client);
-    this.#refusedChanges = new RefusedChanges(options.recorder);
+    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Pod' });
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
   }
 

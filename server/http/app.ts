@@ -20,8 +20,8 @@ import { refuseMalformed, sendError, StatusError } from './errors.ts';
 const CONNECTIONS = 2_048;
 /**
  * A client's connection is closed if it transfers no data for this time in milliseconds. The time is long, because a handler can send four
- * requests to an API server that does not answer. Each of these four requests fails after 30 s, and the client must still get the status
- * 503. {@link UnreadAnswers} limits the time of long answers.
+ * requests to an API server that does not answer. Each of these four requests fails after at most 36 s, and the client must still get the
+ * status 503. {@link UnreadAnswers} limits the time of long answers.
  */
 const STALL_MILLISECONDS = 150_000;
 /**

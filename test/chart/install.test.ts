@@ -194,6 +194,19 @@ describe('helm', () => {
     await cluster.kubectl(['get', 'crd', 'vms.berth.dev', 'images.berth.dev']);
     // The kept objects still belong to this release.
     await release(['install', 'berth', CHART], values);
+    await release(['upgrade', 'berth', CHART], { ...values, crds: { keep: false } });
+    const without = { ...values, crds: { enabled: false } };
+    await expect(release(['upgrade', 'berth', CHART], without)).rejects.toThrow('would remove the kinds');
+    // Without VMs, agents can get another folder. With VMs, they would not find the machines.
+    const elsewhere = { ...values, agent: { ...values.agent, hostPath: '/srv/elsewhere' } };
+    await release(['upgrade', 'berth', CHART], elsewhere);
+    const vm = { namespace: 'platform-default', name: 'with-a-disk' };
+    await cluster.client().create(VMS, { metadata: vm, spec: { image: 'registry.example/guest:1' } });
+    await expect(release(['upgrade', 'berth', CHART], values)).rejects.toThrow('/srv/elsewhere');
+    await cluster.client().delete(VMS, vm);
+    await release(['upgrade', 'berth', CHART], values);
+    await release(['upgrade', 'berth', CHART], without);
+    await cluster.kubectl(['get', 'crd', 'vms.berth.dev', 'images.berth.dev']);
     await release(['uninstall', 'berth', '--no-hooks']);
   });
 });

@@ -204,10 +204,10 @@ export const IMAGE_REASONS = {
     todo: 'Wait until the VM is Running for the first time',
   },
   JobRefused: {
-    seen: { Image: ['Ready'] },
+    seen: { Image: ['Ready', 'Event'], ImageCacheEntry: ['Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Job of the image. The condition’s message contains the answer of the API server',
+    says: 'The API server refused a Job of the object, or a change of the object. The message contains the answer of the API server',
     todo: 'Raise the quota, change the admission rule, or repair the webhook that the message names',
   },
   JobFailed: {
