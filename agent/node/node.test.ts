@@ -81,6 +81,14 @@ test('a status is written again when it differs or its heartbeat is old, and not
   expect(differs({ images: [] }, 0)).toBe(true);
 });
 
+/** The control plane ignores a Lease whose time goes backwards, and calls the host unreachable after 50 s. */
+test('a status is written again when the clock of the host was set back', () => {
+  const node = given();
+  for (const back of [1_000, 60_000, 24 * 3_600_000]) {
+    expect(statusDiffers(node, status({}, node, NOW - back), NOW - back)).toBe(true);
+  }
+});
+
 test('the disk is offered without what is to stay free and the images that somebody holds, and never less than nothing', () => {
   const offered = (heldImageBytes: number) => status({ heldImageBytes }, undefined, NOW);
   const gib = 2 ** 30;

@@ -200,7 +200,8 @@ export function labelsDiffer(node: Readonly<Node>, wanted: Record<string, string
 
 /**
  * Reports whether the agent must write the status. This is the case if the heartbeat is old, or if a value differs, for example because
- * another program overwrote it.
+ * another program overwrote it. A heartbeat in the future means that the clock of the host was set back. The control plane then ignores
+ * each renewal of the Lease whose time is before that of an earlier renewal, until it sees another heartbeat.
  */
 export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: number): boolean {
   const { conditions = [], capacity = {}, allocatable = {}, nodeInfo = {}, ...rest } = wanted;
@@ -225,11 +226,13 @@ function contains(current: object | undefined, wanted: object, empty?: unknown):
 
 function conditionDiffers(current: NodeCondition[] | undefined, wanted: NodeCondition, now: number): boolean {
   const found = current?.find(({ type }) => type === wanted.type);
+  const ageMilliseconds = now - Date.parse(found?.lastHeartbeatTime ?? '');
   return (
     found === undefined ||
     found.status !== wanted.status ||
     found.reason !== wanted.reason ||
     (found.message ?? '') !== wanted.message ||
-    now - Date.parse(found.lastHeartbeatTime ?? '') >= HEARTBEAT_MILLISECONDS
+    ageMilliseconds < 0 ||
+    ageMilliseconds >= HEARTBEAT_MILLISECONDS
   );
 }
