@@ -111,3 +111,11 @@ test('a Node that takes no VMs because of its disk says so in words', () => {
     message: 'The disk of the host is nearly full, and the host takes no new VMs',
   });
 });
+
+test('a Node whose free space is unknown says why it takes no VMs', () => {
+  const { conditions } = status({ diskPressure: true, diskFault: 'it does not answer' }, undefined, NOW);
+  expect(conditions?.find(({ type }) => type === 'DiskPressure')).toMatchObject({
+    status: 'True',
+    message: 'it does not answer',
+  });
+});

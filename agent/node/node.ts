@@ -51,6 +51,8 @@ export interface HostState {
   /** State of the network. Undefined if the network driver sets up nothing for the host as a whole. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
+  /** Why the free space of the disk is unknown. Undefined if it is known. */
+  diskFault?: string | undefined;
   /** System images for emulators, or the reason why the host runs no emulators. */
   emulators: EmulatorOffer;
   /** Size in bytes of the images that are in use and therefore cannot be removed. */
@@ -164,13 +166,13 @@ function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
 }
 
 function conditions(state: HostState): NodeCondition[] {
-  const { nat, diskPressure } = state;
+  const { nat, diskPressure, diskFault } = state;
   const { offered, message } = emulatorCondition(state.emulators);
   const natReason = nat?.healthy ? 'Healthy' : 'SelfHealFailed';
   return [
     conditionOf('Ready', true, 'AgentReady'),
     conditionOf('MemoryPressure', false, 'SufficientMemory'),
-    conditionOf('DiskPressure', diskPressure, diskPressure ? 'DiskNearlyFull' : 'SufficientDisk'),
+    conditionOf('DiskPressure', diskPressure, diskPressure ? 'DiskNearlyFull' : 'SufficientDisk', diskFault),
     conditionOf('PIDPressure', false, 'SufficientPIDs'),
     ...(nat === undefined ? [] : [conditionOf(NAT_READY_CONDITION, nat.healthy, natReason, nat.message)]),
     conditionOf(EMULATORS_CONDITION, offered, offered ? 'EmulatorsOffered' : 'EmulatorsUnavailable', message),
