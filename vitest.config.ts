@@ -50,7 +50,7 @@ const INTO_CONTAINERS =
     : [];
 
 const UNIT = '{base,api,kube,operator,agent,server,cli,hack}/**/*.test.ts';
-/** Unit tests that replace modules, which no other test may then see. */
+/** Unit tests that replace modules. No other test may see the replacements. */
 const REPLACE_MODULES = globSync(UNIT, { cwd: import.meta.dirname }).filter((file) =>
   /\bvi\.(?:mock|doMock)\(/.test(readFileSync(join(import.meta.dirname, file), 'utf8')),
 );
@@ -58,7 +58,7 @@ const unit = {
   setupFiles: [PROPERTIES],
   testTimeout: UNIT_MILLISECONDS,
   expect: { poll: { timeout: POLL_MILLISECONDS } },
-  // On two processors, vitest would keep one for itself, which idles.
+  // By default, vitest keeps one processor for itself. This processor would be idle most of the time.
   maxWorkers: '100%',
   sequence: { groupOrder: 0 },
 };
@@ -73,7 +73,7 @@ export default defineConfig({
           name: 'unit-together',
           include: [UNIT],
           exclude: REPLACE_MODULES,
-          // To load the product for each of several hundred files takes nearly as long as their tests.
+          // If each of the several hundred files loaded the product again, loading would take nearly as long as the tests.
           isolate: false,
           ...unit,
         },

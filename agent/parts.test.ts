@@ -23,5 +23,5 @@ test('a fault of the folder of the image storage does not keep the agent from st
   const logger = pino({ level: 'error' }, { write: (line: string) => void lines.push(line) });
   const { images } = await createParts(config, logger);
   expect(images.images()).toEqual([]);
-  await vi.waitFor(() => expect(lines.join('')).toContain('ENOTDIR'));
+  await expect.poll(() => lines.join('')).toContain('ENOTDIR');
 });

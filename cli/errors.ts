@@ -124,7 +124,7 @@ function wordsOf(error: ApiError): string {
   return message;
 }
 
-/** Returns what a user can do who lacks the right in the message of the API server. */
+/** Returns the advice for a user who lacks the right that the message of the API server names. */
 function adviceFor(message: string): string {
   if (OF_NAMESPACE_ADMIN.test(message)) {
     return 'Ask a cluster admin for the role berth-role-namespace-admin';

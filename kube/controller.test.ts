@@ -190,7 +190,7 @@ describe('controller', () => {
     controller.start(end.signal);
     await new Promise((resolve) => setTimeout(resolve, 1));
     expect(done).toBeLessThan(keys.length);
-    await vi.waitFor(() => expect(done).toBe(keys.length));
+    await expect.poll(() => done).toBe(keys.length);
   });
 
   it('finishes work that has begun, and begins no more, when it is stopped', async () => {

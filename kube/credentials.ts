@@ -26,7 +26,7 @@ export interface Connection {
   tokenFile?: string | undefined;
   /** Function that gets a token from a credential plug-in. The plug-in has precedence over `tokenFile` and `token`. */
   tokenPlugin?: TokenPlugin | undefined;
-  /** Namespace of the kubeconfig's context, or of the Pod. */
+  /** Namespace of the kubeconfig's context, or of the Pod in which this program runs. */
   namespace?: string | undefined;
 }
 

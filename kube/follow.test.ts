@@ -136,7 +136,7 @@ it('resumes a watch of all objects at the version of their list, not at that of 
   expect((await versions.next()).value).toEqual(object('8'));
   expect((await versions.next()).value).toEqual(object('3'));
   const last = versions.next().catch(() => undefined);
-  await vi.waitFor(() => expect(positions.length).toBeGreaterThan(2));
+  await expect.poll(() => positions.length).toBeGreaterThan(2);
   end.abort(new Error('enough'));
   await last;
   expect(positions.slice(0, 3)).toEqual(['1', '9', '9']);

@@ -20,9 +20,8 @@ export class Patience {
   }
 
   /**
-   * Returns whether another attempt is useless. If there is no token, the API server refused the token (401) or the caller lacks a right
-   * (403), the result is true only after 20 s with such errors. After any other refusal, the result is true at once. After any other error,
-   * it is false.
+   * Returns whether another attempt is useless. A missing token, a refused token (401) and a missing right (403) can be temporary. For
+   * these, the result is true only after 20 s. After any other refusal, the result is true at once. After any other error, it is false.
    */
   endsWith(error: unknown): boolean {
     if (!(error instanceof CredentialError)) {

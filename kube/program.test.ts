@@ -25,7 +25,7 @@ it.each(SIGNALS)(
     const stop = vi.fn<() => Promise<void>>(async () => undefined);
     const run = runUntilSignal(logger, async () => await started);
     process.emit(signal);
-    await vi.waitFor(() => expect(exit.mock.calls).toEqual([[0]]));
+    await expect.poll(() => exit.mock.calls).toEqual([[0]]);
     resolve({ stop });
     await run;
     expect(stop).not.toHaveBeenCalled();
@@ -37,10 +37,10 @@ it.each(SIGNALS)('%s ends a program after its work', async (signal) => {
   const stop = vi.fn<() => Promise<void>>(async () => await stopped);
   await runUntilSignal(logger, async () => ({ stop }));
   process.emit(signal);
-  await vi.waitFor(() => expect(stop).toHaveBeenCalledOnce());
+  await expect.poll(() => stop).toHaveBeenCalledOnce();
   // A program that does not wait for its work would exit in this turn.
   await new Promise((turn) => setImmediate(turn));
   expect(exit).not.toHaveBeenCalled();
   resolve();
-  await vi.waitFor(() => expect(exit.mock.calls).toEqual([[0]]));
+  await expect.poll(() => exit.mock.calls).toEqual([[0]]);
 });

@@ -27,7 +27,7 @@ it('stops only after the election, because a standby can just acquire the lease 
     logger: pino({ level: 'silent' }),
     onLost: () => undefined,
   });
-  await vi.waitFor(() => expect(runLeaderElection).toHaveBeenCalledOnce());
+  await expect.poll(() => runLeaderElection).toHaveBeenCalledOnce();
   let isStopped = false;
   const stopped = operator.stop().then(() => {
     isStopped = true;

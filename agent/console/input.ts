@@ -155,8 +155,8 @@ class Segments implements Source {
     if (this.#position === undefined) {
       return;
     }
-    // `pending` can be larger than the position, because some of the pending bytes can come from the single file that was read before the
-    // log writer's files.
+    // `pending` can be larger than the position. Some of the pending bytes can come from the single file that was read before the log
+    // writer's files.
     this.#committed = Math.max(0, this.#position - pending);
     if (this.#committed !== this.#saved) {
       savePosition(this.#file, this.#committed);

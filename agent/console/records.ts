@@ -172,7 +172,7 @@ export class StoredRecords {
       const bytes = Buffer.concat([await this.#read(start, end - start), rest]);
       const first = firstRecord(bytes, start);
       for (const record of recordsBackwards(bytes, first)) {
-        // If this record ends its line, a new line begins at the record after it (`next`). This new line is counted here.
+        // If this record ends a line, the next line begins at the following record (`next`). The code counts this next line.
         if (bytes[record + KIND_OFFSET] === ENDED && next < this.#size) {
           lines += 1;
         }

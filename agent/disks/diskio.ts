@@ -72,8 +72,8 @@ async function ownBytes(path: string): Promise<number> {
 }
 
 /**
- * Returns at most `limit` entries of a folder. A folder that cannot be opened counts as empty, for example a folder that is missing, or
- * nested so deeply that its path is too long.
+ * Returns at most `limit` entries of a folder. A folder that cannot be opened counts as empty, for example a missing folder, or a folder
+ * whose path is too long.
  */
 export async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
   const entries: Dirent[] = [];

@@ -100,11 +100,11 @@ export interface Accelerator {
 
 export interface StopOptions {
   graceMilliseconds: number;
-  /** If this signal aborts, the grace period ends early, for example because the Pod's grace period was shortened. */
+  /** Signal that ends the grace period early, for example when a user shortens the grace period of the Pod. */
   hurry?: AbortSignal;
   /**
-   * Whether the process must end even if the system cannot read the machine's state file. By default, only damaged content is no obstacle,
-   * because the system can perhaps read the file later.
+   * If true, the process ends even if the system cannot read the machine's state file. By default, the stop then fails, because a later
+   * attempt can perhaps read the file. A state file with damaged content never prevents the stop.
    */
   ignoresReadErrors?: boolean;
 }
@@ -230,7 +230,10 @@ export interface DriverOfVMs extends Driver {
    * they are valid for at most an hour.
    */
   probe(): Promise<Accelerator[]>;
-  /** Returns whether the machine has a live process. Calls of this function may overlap with other calls, because it changes nothing. */
+  /**
+   * Returns whether the machine has a live process. This function changes nothing, so it may run at the same time as other functions of the
+   * driver.
+   */
   hasProcess(folder: MachineFolder): Promise<boolean>;
   /** Suspends a machine to disk: writes its memory and the state of its devices into the machine's folder, and ends its process. */
   suspend(folder: MachineFolder): Promise<void>;

@@ -83,8 +83,8 @@ export function chooseDriver(
 }
 
 /**
- * Returns the accelerator with which the machine runs. If the driver does not know it, the function returns the one that the driver had at
- * the start of the agent; undefined if the driver cannot run the machine.
+ * Returns the accelerator with which the machine runs. If the driver does not know it, the function returns the accelerator that the driver
+ * had when the agent started. The result is undefined if the driver cannot run the machine.
  */
 export function acceleratorOf(
   { drivers, architecture }: Omit<HostDrivers, 'emulators'>,

@@ -14,8 +14,8 @@ const LIVENESS_INTERVAL_MILLISECONDS = 1_000;
 
 /**
  * Returns the live process of a machine; undefined if no process of the machine lives. `state` is the content of the machine's state file.
- * If the agent died before it wrote the process into the state file, or the state file is unreadable, the function searches for a process
- * that has `mark` among its arguments.
+ * If the state file is unreadable or does not contain the process, the function searches for a process that has `mark` among its arguments.
+ * The agent might have died before it wrote the process into the file.
  *
  * @throws Error when the state file is unreadable and the host has no /proc. Without /proc, the process cannot be found.
  */

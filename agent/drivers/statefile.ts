@@ -75,7 +75,10 @@ export const runAsSchema = z.object({ uid: z.number().int(), gid: z.number().int
 export const processSchema = z.object({ pid: z.number().int(), startTime: z.string(), bootId: z.string() });
 export const endSchema = z.object({ reason: z.enum(['GuestShutdown', 'Crashed']), message: z.string() });
 
-/** Result of a read if the content of the state file is damaged, or if the state file cannot be read and no longer matters. */
+/**
+ * Result of {@link StateFile.readIfPossible} if the content of the state file is damaged. After {@link StateFile.ignoreReadErrors}, it is
+ * also the result if the system cannot read the file.
+ */
 export const UNREADABLE = 'unreadable';
 
 /** Fields to set. A field that is set to undefined is removed. */

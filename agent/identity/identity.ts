@@ -163,8 +163,8 @@ async function isRefused(connection: Connection, o: IdentityOptions): Promise<bo
 }
 
 /**
- * Joins again with the bootstrap kubeconfig, for a running agent whose certificate the cluster refuses. The function stores the certificate
- * and the kubeconfig, and the caller begins to use them.
+ * Joins again with the bootstrap kubeconfig, for a running agent whose certificate the cluster refuses. The function stores the new
+ * certificate and kubeconfig, but the caller must begin to use them.
  *
  * @throws JoinError when the cluster refuses this host, or when the bootstrap kubeconfig cannot be read.
  */
@@ -225,7 +225,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
       const isEarlier = existsSync(joining);
       const key = await joiningKey(joining);
       const pair = await requestCertificate(client, { ...request, key }, o.signal);
-      // A new certificate is always used, because it can seem to have expired only if the clock of the host is wrong.
+      // A new certificate is always used. If it seems to have expired, the clock of the host is wrong.
       if (!isEarlier || isUsable(pair, nodeName)) {
         return pair;
       }

@@ -150,7 +150,7 @@ describe('the renewal of a certificate', () => {
   });
 });
 
-test('a renewal whose condition cannot come true ends with the error, instead of without a pause for ever', async () => {
+test('a renewal ends with the error of the promise for which it waits, and makes no further attempt', async () => {
   const stop = new AbortController();
   const kept = keepRenewed({
     begin: Promise.reject(new Error('the Node cannot be read')),

@@ -281,7 +281,7 @@ describe('the image store', () => {
       const discard = vi.spyOn(Catalog.prototype, 'discard').mockReturnValue(removal.promise);
       onTestFinished(() => discard.mockRestore());
       const ensured = ensureNamed('/new');
-      await vi.waitFor(() => expect(discard).toHaveBeenCalledOnce());
+      await expect.poll(() => discard).toHaveBeenCalledOnce();
       // A request that waits for the removal gets its failure.
       removal.reject(new Error('the disk has a fault'));
       await ensured;

@@ -131,7 +131,7 @@ export class HostImageStore {
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
       await this.#catalog.assign(stored, asked);
-      // The request does not wait for the removal of images that have lost their names, because that can take long or fail.
+      // The request does not wait for the removal of images that have lost their names, because the removal can take long or fail.
       this.#beside(() => this.#catalog.sweep());
       return { ...base, ...inspected };
     } catch (error) {

@@ -91,7 +91,7 @@ export interface NetworkHealth {
 export interface NetworkReport {
   /** True if no fault affects all machines. */
   healthy: boolean;
-  /** One message for each thing that the check found changed in the network and repaired. */
+  /** One message for each difference in the network that the check has found and repaired. */
   repaired: string[];
   /** Messages about remaining faults, each with the cause. */
   faults: string[];

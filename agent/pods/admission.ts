@@ -20,8 +20,8 @@ type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 export type Admission =
   | { kind: 'admitted' }
   /**
-   * The Pod must wait. Another machine occupies one of the Pod's host ports, or a machine that is being removed still occupies resources,
-   * or the operator has not set the host's number of slots.
+   * The Pod must wait. There are three causes: another machine occupies one of the Pod's host ports, a machine that is being removed still
+   * occupies resources, or the operator has not set the host's number of slots.
    */
   | { kind: 'wait'; reason?: Reason; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };

@@ -23,8 +23,8 @@ import type { DamagedRecord } from './records.ts';
 const RETRY_FIRST_MILLISECONDS = 1_000;
 const RETRY_CAP_MILLISECONDS = 60_000;
 /**
- * Wait, in milliseconds, before the next try of a failed step if the failure could not be saved in the machine's record, for example
- * because the disk is full. The record is still as it was before the step, so the agent tries the same step again.
+ * Wait, in milliseconds, before the next try of a failed step if the machine's record could not be saved, for example because the disk is
+ * full. The record is still as it was before the step, so the agent tries the same step again.
  */
 export const UNSAVED_MILLISECONDS = 10_000;
 /**
@@ -140,12 +140,18 @@ export function recordDamaged(
   return unusable(`The agent's record of this machine cannot be read (${path}: ${message})`, document);
 }
 
-/** Returns the failure of a machine whose state file is damaged. Like a machine with an unreadable record, it does not lose a VM's disk. */
+/**
+ * Returns the failure of a machine whose state file is damaged. The disk of a VM stays, as after the failure of a machine whose record is
+ * unreadable.
+ */
 export function stateDamaged(fault: string, document: Readonly<MachineDocument>): MachineFailure {
   return unusable(`The state of this machine cannot be read (${fault})`, document);
 }
 
-/** Returns the failure of a machine whose record is missing. Like a machine with an unreadable record, it does not lose the disk of a VM. */
+/**
+ * Returns the failure of a machine whose record is missing. The disk of a VM stays, as after the failure of a machine whose record is
+ * unreadable.
+ */
 export function recordMissing(document: Readonly<MachineDocument>): MachineFailure {
   return unusable("The agent's record of this machine is missing", document);
 }

@@ -143,7 +143,7 @@ export class ReadinessProber extends GuestLoops {
     const known = this.#targets.get(uid);
     if (known?.host !== target.host || known.port !== target.port) {
       this.start(uid, async (signal) => await this.#run(runtime, target, signal));
-      // `start` forgets the machine's earlier target, so the new target is recorded after it.
+      // `start` deletes the machine's earlier target, so the new target is recorded after this call.
       this.#targets.set(uid, target);
     }
   }

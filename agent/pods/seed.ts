@@ -90,7 +90,7 @@ export function userDataConditions({
 /**
  * Returns the reason why the image or the user data of a machine cannot be fetched yet. Returns undefined if there is no such reason. A
  * reason about user data is returned only while the Pod is Pending. If the container of a running Pod showed such a reason, an operator of
- * an earlier release would conclude that the machine has run, even if it has never started.
+ * an earlier release would take this as a sign that the machine has run.
  */
 export function obstacle(
   reason: Reason | undefined,

@@ -36,7 +36,7 @@ export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | und
 export async function requireRunningVM(host: MachineHost, { vm }: EmulatorMachine): Promise<void> {
   const found = machineOf(host, vm.uid);
   const isWanted = recordOfVM(host, vm.uid)?.running === true;
-  // An inspection of the VM's machine could overlap with a stop or a suspension of the VM, and would undo it.
+  // The VM's machine is not inspected here, because an inspection during a stop or a suspension would undo this step.
   const isRunning = isWanted && (await found?.driver.hasProcess(found.folder)) === true;
   if (!isRunning) {
     const message = `The emulator is waiting for VM ${vm.name}, which is not running on this host`;

@@ -62,7 +62,7 @@ const LINKS_LIMIT = 40;
 
 /**
  * Returns the path at which this container sees a file of the host. `path` is the path on the host. If a link on the way to the file is
- * absolute, the function follows the links, because the kernel would look for the target of this link in the container.
+ * absolute, the function follows the links itself. The kernel would look for the link's target in the container.
  */
 export async function hostFile(path: string, root = HOST_ROOT): Promise<string> {
   const names = path.split('/');

@@ -20,10 +20,7 @@ export interface Dedication {
 
 /** Functions that read and change the objects of one host at the API server. */
 export interface DedicatedHost {
-  /**
-   * Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server, and not from a cache, because a cache can be out of
-   * date.
-   */
+  /** Reads the Pods of the host with {@link MACHINES_SELECTOR} from the API server. A cache is not used, because it can be out of date. */
   readonly machines: () => Promise<readonly HostPod[]>;
   /** Changes the namespace of the host from `from` to `to`. @throws when the host does not belong to `from`. */
   readonly label: (from: string | undefined, to: string | undefined) => Promise<void>;

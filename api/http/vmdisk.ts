@@ -103,7 +103,7 @@ export async function requestCommit(
 
 /**
  * Returns the reason why the disk of the VM must not replace the content of the Image now. One such reason is an earlier commit that has
- * not ended, because a new commit would make the operator drop the result of the earlier one.
+ * not ended. A new commit would make the operator drop the result of the earlier commit.
  */
 function commitRefusal(image: Image, vm: VM): string | undefined {
   const { name } = vm.metadata;

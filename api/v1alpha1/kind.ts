@@ -35,7 +35,7 @@ export interface KindDefinition extends KindContent {
 
 /**
  * Returns a CEL rule: the name of an object must have at most `maximum` characters. If `o.dots` is false, the rule also forbids dots. For
- * example, a VM must not have a dot in its name, because its Pod has the same name, and only Pods of emulators have a dot in their names.
+ * example, the name of a VM must not contain a dot. Its Pod has the same name, and only names of emulators' Pods contain a dot.
  */
 export function nameRule(maximum: number, o: { dots: boolean }): CelRule {
   const noDots = o.dots ? '' : " && !self.metadata.name.contains('.')";

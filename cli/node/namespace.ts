@@ -64,7 +64,7 @@ async function giveDirectly(cluster: Cluster, { name, target }: Gift, signal: Ab
   };
   const label = async (from: string | undefined, to: string | undefined) => {
     const holder = { ...cluster, namespace: from ?? DEFAULT_NAMESPACE };
-    // If the user interrupts the command, the host may have to return to its former namespace.
+    // An interruption does not end these requests, because the host may have to return to its former namespace.
     const options = { signal: UNINTERRUPTED };
     await relabelHost(holder, name, () => ({ [DEDICATED_KEY]: to ?? null }), options);
   };

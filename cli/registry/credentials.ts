@@ -64,7 +64,7 @@ export async function add(
     }
     const { secretName: name, secret } = addition;
     const client = clientForChange(cluster, terminal);
-    // An addition that failed leaves its Secret without an entry.
+    // If an earlier addition failed, its Secret can still exist without an entry.
     await client.delete(SECRETS, { namespace, name });
     await client.create(SECRETS, { metadata: { namespace, name }, ...secret });
     await writeData(client, mapIn(namespace), addition.entries);

@@ -19,7 +19,7 @@ export async function wordsIn(stream: Readable, skippedBytes = 0): Promise<strin
       }
     }
   } catch {
-    // The text before the failure is the result.
+    // If the stream fails, the result is the text that arrived before.
   }
   return Buffer.concat(chunks).subarray(skippedBytes, LIMIT_BYTES).toString();
 }

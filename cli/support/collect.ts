@@ -162,8 +162,8 @@ function logs(pods: readonly Pod[]): TextSource[] {
 }
 
 /**
- * Returns the sources of the metrics of hosts. The metrics of the operator are left out, because the operator's Pod gives them only to
- * requests with a token, and the API server does not forward a token to a Pod.
+ * Returns the sources of the metrics of hosts. The metrics of the operator are left out. The operator's Pod gives them only to requests
+ * with a token, and the API server does not forward a token to a Pod.
  */
 function metrics(hosts: readonly string[]): TextSource[] {
   return hosts.slice(0, HOSTS_WITH_METRICS).map((host, index) => ({

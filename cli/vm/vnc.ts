@@ -58,7 +58,7 @@ async function openViewer(port: number): Promise<{ stays: boolean; ended: Promis
     const child = spawn(program, [argument(port)], { stdio: 'ignore' });
     try {
       await once(child, 'spawn');
-      // Otherwise this command could not end before the viewer, for example after the VM was deleted.
+      // With `unref`, this command can end before the viewer, for example after the VM was deleted.
       child.unref();
       return { stays, ended: once(child, 'exit') };
     } catch {

@@ -15,8 +15,8 @@ import type { Tools } from './toolchain/toolchain.ts';
  */
 const CLIENT_RATE = ['--kube-api-qps=2000', '--kube-api-burst=2000'];
 /**
- * Growth of the heap, in per cent, until Go collects garbage. With Go's default of 100, the collector takes a quarter of the API server's time
- * of the processor. The greater growth takes 140 MB more memory for each cluster.
+ * Growth of the heap, in per cent, until Go collects garbage. With Go's default of 100, the collector takes a quarter of the API server's
+ * CPU time. The larger value takes 140 MB more memory for each cluster.
  */
 const ENVIRONMENT = { GOGC: '400' };
 /** Range of the addresses of Services. Nothing routes to it. */

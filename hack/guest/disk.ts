@@ -8,7 +8,7 @@ const BOOT_LIMIT_BYTES = 60 * 1024 * 1024;
 const DISK_BYTES = 64 * 1024 * 1024;
 /** Making an image takes a second; a shared machine can be much slower. */
 const TOOL_TIMEOUT_MILLISECONDS = 120_000;
-/** So that the tools write the same times into every image. */
+/** With this variable, the tools write the same times into every image. */
 const ENVIRONMENT = { SOURCE_DATE_EPOCH: '1700000000' };
 
 export interface BootFiles {
@@ -19,8 +19,8 @@ export interface BootFiles {
 }
 
 /**
- * Returns the configuration of the boot loader, with the ending of its commands that load a kernel. loglevel 6 keeps the kernel's first line,
- * which tells that it started, and leaves out most of a slow serial console.
+ * Returns the configuration of the boot loader. `protocol` is the ending of its commands that load the kernel. With loglevel 6, the kernel
+ * writes its first line, which shows that it has started. It leaves out most other lines, because a serial console is slow.
  */
 function grubConfiguration(console: string, protocol: '' | '16'): string {
   return [
@@ -33,8 +33,8 @@ function grubConfiguration(console: string, protocol: '' | '16'): string {
 }
 
 /**
- * A hybrid image for BIOS: boots as a disk and as an ISO alike. Its kernel starts by the boot protocol for BIOS. By the newer one, GRUB would
- * move the kernel in memory, byte by byte, which takes an emulated processor two seconds.
+ * A hybrid image for BIOS: boots as a disk and as an ISO alike. Its kernel starts with the boot protocol for BIOS. With the newer protocol,
+ * GRUB would move the kernel in memory byte by byte. An emulated processor needs two seconds for this.
  */
 export async function makeBiosDisk(files: BootFiles, work: string): Promise<string> {
   const root = join(work, 'root');

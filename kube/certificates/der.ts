@@ -3,7 +3,7 @@
  * same bytes differently. It accepts only tags of one byte, definite lengths in their shortest form, and complete elements.
  */
 
-/** Tags of the universal class. The bit `0x20` marks an element that consists of other elements. */
+/** Tags of the universal class of ASN.1. The bit `0x20` marks an element that consists of other elements. */
 export const TAGS = {
   integer: 0x02,
   bitString: 0x03,

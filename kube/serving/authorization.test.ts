@@ -73,7 +73,7 @@ interface Review {
   spec: { resourceAttributes: { name: string } };
 }
 
-it('lets no single user fill the places of questions about rights', async () => {
+it('a single user cannot take all places for questions about rights', async () => {
   const answered = Promise.withResolvers<{ status: { allowed: boolean } }>();
   const client = { create: () => answered.promise } as unknown as KubeClient;
   const authorizer = new Authorizer(client, { answers: 8, questions: 1, waiting: 8 });

@@ -20,7 +20,7 @@ const ANSWER_MILLISECONDS = 10_000;
 
 /**
  * Share of {@link AuthorizerLimits.waiting} that the unfinished SubjectAccessReviews of one user can take. The other places are for other
- * users, also if one user asks about many namespaces that do not exist.
+ * users, even if one user asks about many namespaces that do not exist.
  */
 const USER_SHARE = 1 / 4;
 
@@ -64,7 +64,7 @@ class Answers<V> {
   }
 
   /**
-   * Returns the stored answer for the key `question`. If none is stored, calls `ask`. If the user is known, `username` is the name.
+   * Returns the stored answer for the key `question`. If none is stored, calls `ask`. `username` is the name of the user, if it is known.
    *
    * @throws HttpError 429 when too many reviews wait, for all users or for this user.
    */

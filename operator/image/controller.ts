@@ -98,8 +98,8 @@ export class ImageReconciler {
   }
 
   /**
-   * If a commit will fail because its VM has not run, replaces this VM by the VM in the API server. The cache can lack the first run of the
-   * VM, and nobody repeats a commit that failed.
+   * If a commit would fail because its VM has not run, the function reads the VM from the API server. The cache can lack the first run of
+   * the VM, and nobody repeats a commit that failed.
    */
   async #withCurrentVM(observed: ObservedImage): Promise<ObservedImage> {
     const name = vmWithoutDisk(observed);

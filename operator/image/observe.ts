@@ -106,7 +106,8 @@ function isDeploying({ status }: VM): boolean {
 }
 
 /**
- * Returns true if the VM names the Image or ISO in its spec, or if its status shows that its machine was created from this Image or ISO.
+ * Returns true if the VM's spec names the Image or ISO. Also returns true if the VM's status shows that its machine was created from this
+ * object.
  */
 function names(vm: VM, kind: ObservedImage['kind'], object: Image | ISO): boolean {
   const { name, namespace } = object.metadata;

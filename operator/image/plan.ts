@@ -103,8 +103,8 @@ function blockedAction(observed: ObservedImage, facts: ImageFacts): ImageFacts {
 }
 
 /**
- * Returns the name of the VM of the next commit, if this VM has no disk to copy, according to the cache. The commit then fails for good, so
- * the caller must make sure that the VM is current.
+ * If the VM of the next commit has no disk to copy according to the cache, returns the VM's name. The commit then fails permanently, so the
+ * caller must make sure that the VM is current.
  */
 export function vmWithoutDisk(observed: ObservedImage): string | undefined {
   const { spec } = observed.object;

@@ -34,10 +34,10 @@ const REMOVAL_SECONDS = 3_600;
 
 /**
  * Largest number of failed Jobs of an image that stay until its first content exists. Each of them counts in the quota of the namespace,
- * and each needs a removal later. Ten attempts take longer than most outages, so most outages cause no removals before that.
+ * and each needs a removal later. Ten attempts take longer than most outages, so most outages end before a removal is needed.
  */
 const KEPT_ATTEMPTS = 10;
-/** Reasons of failures that the Job reports, because its host did not. */
+/** Reasons of failures that only the Job reports. The host has reported nothing. */
 const UNREPORTED: ReadonlySet<string> = new Set<Reason>([
   'DeadlineExceeded',
   'BackoffLimitExceeded',
@@ -78,7 +78,7 @@ function filesOfFailedJobs({ jobs }: ObservedImage, facts: FirstContent): Place[
 /**
  * Returns the failed Jobs that stay, because only they tell that a file might have to be removed. The removal is recorded when the first
  * content exists or has finally failed. Otherwise each attempt to fetch an image that stays unreachable would need a removal. Only the
- * newest Jobs stay. If there are more of them, the removal for an older Job is recorded at once.
+ * newest Jobs stay. For an older Job, the removal is recorded at once.
  */
 export function keptForFile(jobs: readonly ImageJob[], facts: FirstContent): ImageJob[] {
   return awaitsContent(facts)

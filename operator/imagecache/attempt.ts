@@ -92,7 +92,7 @@ export function failedRow(
   };
 }
 
-/** Returns the next row after the Job was not scheduled in time. `why` is the explanation of the scheduler, if any. */
+/** Returns the next row of a host whose Job was not scheduled in time. `why` is the explanation of the scheduler, if any. */
 export function triedRow(
   row: NodeCacheState,
   why: string | undefined,

@@ -32,8 +32,8 @@ function entry(name: string, reference: string): ImageCacheEntry {
 }
 
 /**
- * Returns the names of the entries that are enqueued when a host changes the names of its only image from `before` to `after`, and the
- * number of references that are looked up for it.
+ * Changes the names of a host's only image from `before` to `after`. Returns the names of the entries that are enqueued, and the number of
+ * references that are looked up.
  */
 function changed(before: readonly string[], after: readonly string[]): { found: string[]; lookups: number } {
   const entries = cacheOf<ImageCacheEntry>({ [ENTRIES_BY_REFERENCE]: (object) => [referenceOf(object)] });

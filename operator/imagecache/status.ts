@@ -26,7 +26,8 @@ const FAILING_NAMED = 5;
 
 /**
  * Largest length of the messages of all hosts together, in characters. Without this limit, the failures of a few thousand hosts would
- * exceed etcd's limit of 1.5 MB for an object. The API server would then refuse every status of the entry, and no work would go on.
+ * exceed etcd's limit of 1.5 MB for an object. The API server would then refuse every status of the entry, and all work for the entry would
+ * stop.
  */
 const MESSAGES_LENGTH = 192 * 1024;
 
@@ -172,7 +173,7 @@ function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCac
 }
 
 /**
- * Returns the facts of a row, which is the state of one host: the fields that a restarted operator needs. If the host only has an outdated
+ * Returns the facts of a row: the fields that a restarted operator needs. A row is the state of one host. If the host only has an outdated
  * image, its row has no facts.
  */
 function factsOf({ queuedAt, triedAt, failures, retryAt, refresh, state }: NodeCacheState): object {

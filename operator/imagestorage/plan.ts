@@ -35,9 +35,9 @@ export interface ObservedRemovals {
    */
   readonly unneededSince: ReadonlyMap<string, number>;
   /**
-   * Time in milliseconds for which content must be unneeded before it is removed. A copy or VM that needs the content might still be in
-   * creation when the last image with this content goes away, and the caches do not show it yet. When the time is over, the caches show
-   * this copy or VM, or its creation has failed.
+   * Time in milliseconds for which content must be unneeded before it is removed. When the last image with this content goes away, somebody
+   * might just be creating a copy or VM that needs the content. The caches might not show this object yet. When the time is over, they show
+   * it, or its creation has failed.
    */
   readonly keepMilliseconds: number;
   readonly now: number;

@@ -19,7 +19,7 @@ export function refusalMessage(error: ApiError, before: string | undefined): str
  * Waits for a change of an existing object, and returns the observed state after it. If the API server refuses the change, the state stays
  * as it was, and `refused` is the error.
  *
- * @throws Error of the change that is no refusal
+ * @throws any error of the change that is not a refusal
  */
 export async function unlessRefused<T>(
   observed: T,

@@ -14,7 +14,7 @@ import { Documents } from '../objects/documents.ts';
 import { hostPodSpec, type Placement } from './placement.ts';
 
 /**
- * Time in seconds that an ended Job stays when no operator runs, if only the Job contains the result. A running operator deletes the Job
+ * Time in seconds for which an ended Job stays if only the Job contains the result and no operator runs. A running operator deletes the Job
  * itself. A week is longer than an outage that nobody notices, for example over holidays.
  */
 export const UNREAD_JOB_SECONDS = 7 * 24 * 3_600;

@@ -20,8 +20,8 @@ export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
 }
 
 /**
- * Returns the Reconciling condition of a VM that should be suspended, but still runs because the host's disk has no space for the content
- * of its memory. For other VMs the result is undefined.
+ * Returns the Reconciling condition of a VM that should be suspended, but still runs. The host's disk has no space for the VM's memory. For
+ * other VMs the result is undefined.
  */
 export function unsuspendedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
   const message = told(pod, NO_ROOM_TO_SUSPEND);

@@ -34,7 +34,7 @@ export function mayBeOutdated(observed: Observed): boolean {
 }
 
 /**
- * Returns true if, according to the caches, the time limit of the VM's deployment is over. The VM then fails for good and loses its Pod.
+ * Returns true if, according to the caches, the time limit of the VM's deployment is over. The VM then fails permanently and loses its Pod.
  * After an outage of the API server, the cache can lack the report that the machine runs.
  */
 export function isOverdue(observed: Observed): boolean {

@@ -27,7 +27,7 @@ export function phaseOf(observed: Observed, facts: Facts): Phase {
   if (facts.failure !== undefined) {
     return failedPhase(observed, facts.failure);
   }
-  // The Pod of an earlier placement tells nothing, unless a lost host has returned and its machine has run.
+  // The Pod of an earlier placement does not determine the phase, unless a lost host has returned and its machine has run.
   if (pod === undefined || (facts.attempt > podAttempt(pod) && !hasRun(pod))) {
     return { name: 'Pending', reason: 'Pending', message: 'The VM is waiting for its Pod' };
   }

@@ -24,8 +24,8 @@ function informer(...objects: object[]) {
 }
 
 /**
- * Reconciles a new VM whose Pod the API server refuses, whenever the operator would do so, for this number of seconds. Returns the seconds
- * at which the operator requested the Pod, and the VM's conditions.
+ * Reconciles a new VM during this number of seconds, at the times at which the operator would do so. The API server refuses the VM's Pod.
+ * Returns the seconds at which the operator requested the Pod, and the VM's conditions.
  */
 async function refusedFor(seconds: number, refusal: (attempt: number) => ApiError) {
   const vm = {

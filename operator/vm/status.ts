@@ -123,8 +123,8 @@ function reconciling({ pod }: Observed, phase: Phase, { blocked }: Findings): Dr
 }
 
 /**
- * Returns the condition Stalled. A VM on a silent host is Failed too, but it has no recorded failure and is not Stalled, because the host
- * can return with its machine.
+ * Returns the condition Stalled. A VM on a silent host is Failed too, but has no recorded failure. It is not Stalled, because the host can
+ * return with its machine.
  */
 function stalled(phase: Phase, { failure }: Facts, { blocked }: Findings): Draft | undefined {
   const type = 'Stalled';

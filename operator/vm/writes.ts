@@ -121,7 +121,7 @@ export class VMWriter {
 
   /**
    * Returns true if the VM has not changed since it was read. If it has changed, the next reconcile waits until the cache shows the change.
-   * In a new leader, the cache can lack what the earlier leader wrote, for example the failure of a VM.
+   * The cache of a new leader can lack changes by the earlier leader, for example the failure of a VM.
    * @throws ApiError when there is no VM
    */
   async isCurrent(vm: VM): Promise<boolean> {
@@ -219,7 +219,7 @@ export class VMWriter {
 
   /**
    * Requests another size for the Pod. A refusal by a quota or the API server is not an error, but becomes part of the observed state.
-   * @throws ApiError when a webhook cannot be called, because nobody refused the size then
+   * @throws ApiError when a webhook cannot be called, because then nobody has refused the size
    */
   async #resizePod(observed: Observed, size: Size): Promise<Observed> {
     const { vm, pod } = observed;
@@ -240,8 +240,8 @@ export class VMWriter {
 }
 
 /**
- * Returns the condition of a VM whose Pod or Secret was refused by a quota or another admission rule, or because a webhook cannot be called.
- * The condition has the message of the API server.
+ * Returns the condition of a VM whose Pod or Secret the API server did not accept. An admission rule such as a quota refused the object, or
+ * a webhook cannot be called. The condition has the message of the API server.
  */
 function refused({ vm }: Observed, error: ApiError): NonNullable<Findings['blocked']> {
   const condition = 'Scheduled';

@@ -1,6 +1,6 @@
 /**
- * Callers of the HTTP API. When a caller's request needs the API server, the HTTP API sends the caller's bearer token to the API server,
- * which decides whether the caller has the necessary right. The connections to the API server have no client certificate, because the API
+ * Callers of the HTTP API. When a caller's request needs the API server, the HTTP API sends the caller's bearer token with it. The API
+ * server decides whether the caller has the necessary right. The connections to the API server have no client certificate, because the API
  * server prefers a certificate to a token.
  */
 import type { IncomingHttpHeaders } from 'node:http';

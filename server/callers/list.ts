@@ -1,6 +1,6 @@
 /**
- * Lists objects with the rights of the caller. Each object is replaced with its item for the answer as soon as the object has been read,
- * because an object can be much larger than its item.
+ * Lists objects with the rights of the caller. As soon as an object has been read, it is replaced with its item for the answer. An object
+ * can be much larger than its item.
  */
 import type { ListQuery } from '../../api/http/list.ts';
 import { undefinedIf } from '../../base/errors.ts';

@@ -31,7 +31,7 @@ export interface EmulatorDeploy {
 
 /**
  * Creates the emulator and resolves with the emulator when it runs. If the time limit of the request passes or the server stops before
- * that, the promise resolves with the current state of the emulator, and the deployment continues. An emulator that fails is deleted. An
+ * that, the promise resolves with the emulator's current state. The deployment then continues. An emulator that fails is deleted. An
  * emulator with a generated name is also deleted if the client closes the connection, or if the wait ends with an error. In both cases, the
  * client does not learn the name. The wait ends when the signal of `end` aborts with a {@link WaitEnd}.
  *

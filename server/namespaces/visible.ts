@@ -21,8 +21,8 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
  */
 const QUESTIONS = 16;
 /**
- * Limit for the waiting access reviews of all callers. If more are waiting, the server refuses a list of namespaces to a caller who has no
- * right to list all namespaces, because that list needs access reviews.
+ * Limit for the waiting access reviews of all callers. If more are waiting, the server refuses a list of namespaces to a caller without the
+ * right to list all namespaces. Such a list needs access reviews.
  */
 const QUESTIONS_WAITING = 8_192;
 /**

@@ -17,7 +17,7 @@ const OWNER = {
   uid: 'b5c8f1de-0000-4000-8000-000000000002',
 };
 /**
- * Range of the Unix users of machines, outside the users of the system. Each host begins at a random user. Processes that a failed test
+ * Range of the Linux users of machines, outside the users of the system. Each host begins at a random user. Processes that a failed test
  * left behind therefore have other users. Files of tests that run at the same time choose from different parts of the range.
  */
 const [FIRST_USER, LAST_USER] = [61_000, 64_900];

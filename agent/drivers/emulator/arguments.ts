@@ -31,8 +31,8 @@ export function words(...values: string[]): string[] {
 }
 
 /**
- * Returns the arguments by which the agent finds a machine's process among all processes. The uid alone could be an argument of a program
- * that searches for it.
+ * Returns the arguments by which the agent finds a machine's process among all processes. The uid alone is not enough, because a program
+ * that searches for the machine can have it as an argument too.
  */
 export function processMark(uid: string): string[] {
   return ['-id', uid];

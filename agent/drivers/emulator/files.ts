@@ -30,8 +30,8 @@ const INI_MODE = 0o644;
  */
 const LOCKS_LIMIT = 64;
 /**
- * Largest number of entries among which lock files are searched. An emulator has fewer than a hundred entries there, but a hostile one can
- * make millions, and their names would fill the memory of the agent.
+ * Largest number of entries among which lock files are searched. An emulator normally has fewer than a hundred entries there. A hostile
+ * emulator can make millions, and their names would fill the memory of the agent.
  */
 const ENTRIES_LIMIT = 2_000;
 const TOKEN_FILE = '.emulator_console_auth_token';

@@ -108,7 +108,8 @@ export class EmulatorProcess {
     const { paused } = await this.state.update({ intent: 'stop' });
     const identity = await this.process();
     this.#watch?.expectExit();
-    // Otherwise the record of an end could continue after this stop, and end the next process.
+    // If the end of the process was noticed earlier, this stop waits until the end is recorded. Otherwise that work could continue after
+    // this stop, and end the next process.
     await this.#settling?.catch(() => undefined);
     if (identity !== undefined && options.graceMilliseconds > 0 && !paused) {
       await this.#endInOrder(identity, known, options);

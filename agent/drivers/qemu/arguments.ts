@@ -173,7 +173,7 @@ function serial(): string[] {
 /**
  * Returns the options of screen and network. Guests name their network cards by PCI addresses, which depend on the order of the devices. In
  * early releases of the agent, a machine without VNC had no screen. If a machine without VNC has a screen now, the screen comes after the
- * network card, so that the address of the network card stays the same.
+ * network card. So the address of the network card stays the same.
  */
 function screenAndNetwork({ plan, state }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;

@@ -1,11 +1,11 @@
 /**
- * Gives each answer of QEMU to the call that waits for it, and limits what QEMU sends without a call. QMP and the D-Bus display use this
- * class. A hostile guest can control its QEMU.
+ * Gives each answer of QEMU to the call that waits for it, and limits what QEMU sends without a call. QMP and the D-Bus display use it. The
+ * limit is needed, because a hostile guest can control its QEMU.
  */
 
 /**
- * Most characters or bytes that QEMU may send unasked within {@link UNASKED_MILLISECONDS}. A working QEMU sends less: It limits the rate of
- * frequent events, and sends a few hundred bytes for each change of the screen's size.
+ * Largest number of characters or bytes that QEMU may send without a call within {@link UNASKED_MILLISECONDS}. A working QEMU sends less:
+ * it limits the rate of frequent events, and sends a few hundred bytes for each change of the screen's size.
  */
 const UNASKED_LIMIT = 1024 * 1024;
 const UNASKED_MILLISECONDS = 10_000;
@@ -31,7 +31,7 @@ export class Calls<Answer> {
     this.#flood = flood;
   }
 
-  /** Sends a call with `send`, which takes the number of the call, and returns the answer. @throws Error when no answer comes in time. */
+  /** Calls `send` with the number of the call, and returns QEMU's answer. @throws Error when no answer comes in time. */
   async make(name: string, timeoutMilliseconds: number, send: (id: number) => void): Promise<Answer> {
     this.#last += 1;
     const id = this.#last;
@@ -46,9 +46,10 @@ export class Calls<Answer> {
   }
 
   /**
-   * Takes the call with the number `id`, which a message of this size answers. Returns undefined if no call waits for the message.
+   * Returns the call with the number `id`, which a message of this size answers. The call no longer waits afterwards. The result is
+   * undefined if no call waits for the message.
    *
-   * @throws Error when QEMU sends too many such messages.
+   * @throws Error when QEMU sends too many messages for which no call waits.
    */
   answered(id: number | undefined, size: number): Pick<Waiting<Answer>, 'resolve' | 'reject'> | undefined {
     const call = this.#waiting.get(id ?? 0);

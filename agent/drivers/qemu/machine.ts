@@ -28,7 +28,7 @@ export class QemuMachine {
   readonly #context: MachineContext;
   readonly state: StateFile;
   #hypervisor: Hypervisor | undefined;
-  /** The record of an end that is under way. No new process may start meanwhile, because the end would count for this process. */
+  /** Resolves when the end of the process is recorded. Before that, no new process may start, because the end would count for it. */
   #settling: Promise<MachineFile> | undefined;
   #closed = false;
   #isSilent = false;

@@ -87,7 +87,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
       await connection.execute('qmp_capabilities');
       return connection;
     } catch (error) {
-      // Otherwise a hostile QEMU that refuses each negotiation would keep one socket of the agent open for each attempt.
+      // If the socket stayed open, a hostile QEMU that refuses each negotiation would keep one socket of the agent open for each attempt.
       socket.destroy();
       throw error;
     } finally {

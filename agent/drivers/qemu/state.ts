@@ -161,7 +161,7 @@ const copyNoteSchema = z.object({
 });
 export type CopyNote = z.infer<typeof copyNoteSchema>;
 
-/** Reads the note about a copy of the disk. If its content is damaged, the guest's file systems are perhaps frozen. */
+/** Reads the note about a copy of the disk. If the note is damaged, the result says that the guest's file systems are perhaps frozen. */
 export async function readCopyNote(folder: string): Promise<CopyNote | undefined> {
   try {
     return await readParsed(join(folder, FILES.copyNote), copyNoteSchema);

@@ -116,8 +116,8 @@ export class Catalog {
 
   /**
    * Moves the requested names to this image. If the holder is a cache entry, also records that the image belongs to the entry. Resolves
-   * when both changes are on the disk, so that they survive a restart of the agent. If the metadata of another image cannot be written, it
-   * stays in memory, because this image must be usable.
+   * when both changes are on the disk, so that they survive a restart of the agent. If the metadata of another image cannot be written, the
+   * function does not fail, because this image must be usable. The change to the other image then stays in memory.
    */
   async assign(stored: Stored, asked: Asked): Promise<void> {
     stored.usedAt = Date.now();
@@ -157,7 +157,8 @@ export class Catalog {
 
   /**
    * Records that a cache entry no longer needs this image. If no other cache entry needs the image, the function also removes the image's
-   * names from the catalog. After a failure, the entry still holds the image, so that a repeated removal of the entry saves it again.
+   * names from the catalog. If the metadata cannot be written, the entry still holds the image. A repeated removal of the entry then writes
+   * the metadata again.
    */
   async unenter(holder: Holder, stored: Stored): Promise<void> {
     const { metadata, id } = stored;

@@ -13,7 +13,7 @@ export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
 
 /**
  * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. If this disk
- * becomes an image with the format `Auto`, Berth takes it for a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
+ * becomes an image with the format `Auto`, Berth treats it as a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
 /** Exit code of qemu-img when it cannot use an image. */
@@ -57,7 +57,7 @@ export interface InspectedImage {
 
 /**
  * Returns the format to expect of a source. `stated` is the format that the user states for the source of an Image. It does not apply to
- * content of the cluster's image storage, because the agent stores content of any format as a qcow2 file or as an artifact with a raw disk.
+ * content of the cluster's image storage. The agent stores content of any format there as a qcow2 file, or as an artifact with a raw disk.
  */
 export function formatOf({ type }: MachineImageSource, stated: ImageFormat = 'Auto'): ImageFormat {
   if (type === 'storedFile') {
@@ -147,8 +147,8 @@ async function infoOf(
 
 /**
  * Returns whether the image caused the failure of qemu-img. qemu-img refuses an unusable image. A hostile image can also make qemu-img
- * crash, run forever, or write without end. All other failures are failures of this host. For example, qemu-img is not installed, or the
- * host killed it because there was too little memory, or the host was too busy to run it.
+ * crash, run forever, or write without end. All other failures are failures of this host. For example, qemu-img is not installed, the host
+ * had too little memory and killed it, or the host was too busy to run it.
  */
 function isRefusal(error: unknown): error is ProgramError {
   return (

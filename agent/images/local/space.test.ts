@@ -7,6 +7,7 @@ import { Layout } from './layout.ts';
 import { Space } from './space.ts';
 
 const MEBIBYTE = 1024 ** 2;
+const WAIT = { timeout: 30_000 };
 
 async function prepared(): Promise<{ data: string; layout: Layout }> {
   const data = await mkdtemp(join(tmpdir(), 'berth-space-'));
@@ -67,7 +68,7 @@ it('the budget ends a fetch that takes more than it reserved, if no image can be
   }
 
   const fetches = Promise.allSettled([fetching('other', 2), fetching('small', 1)]);
-  await vi.waitUntil(async () => (await layout.partials()).length === 2);
+  await vi.waitUntil(async () => (await layout.partials()).length === 2, WAIT);
   expect(await afterUnpacking(2)).toEqual([]);
   expect(images).toHaveLength(1);
   expect(await afterUnpacking(6)).toEqual([]);

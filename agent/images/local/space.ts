@@ -113,9 +113,9 @@ export class Space {
   }
 
   /**
-   * Removes images that nobody can use. Then removes as {@link relieve} does, until so much is free that disk pressure would end. Otherwise a
-   * host with disk pressure would get no VMs, although it has images that nobody needs. Then removes the fetches that nobody has continued
-   * for a day.
+   * Removes images that nobody can use. Then removes the same content as {@link relieve}, until enough disk space is free to end disk
+   * pressure. Otherwise a host with disk pressure would get no VMs, although it has images that nobody needs. Then removes the fetches that
+   * nobody has continued for a day.
    */
   async tidy(): Promise<void> {
     await this.#options.catalog.sweep();
@@ -181,8 +181,8 @@ export class Space {
   }
 
   /**
-   * Does the same as {@link #budgetLeft} for a claim whose work has written more bytes than it reserved. Other claims have all bytes left,
-   * because they must not end when one claim takes too much.
+   * Returns the result of {@link #budgetLeft} if the work of this claim has written more bytes than the claim reserved. Otherwise the
+   * result is infinite, because a claim must not end when another claim takes too much.
    */
   async #excessLeft(claim: Claim): Promise<number> {
     const isExceeded = (await folderBytes(claim.folder)) > claim.bytes;
@@ -229,8 +229,8 @@ export class Space {
   }
 
   /**
-   * Removes fetches and images until `isEnough` returns true. By default, this means that `minimumFree` bytes are free. Returns false when
-   * too little space is free and nothing is left to remove.
+   * Removes fetches and images until `isEnough` returns true. By default, it returns true when `minimumFree` bytes are free. Returns false
+   * when too little space is free and nothing is left to remove.
    */
   async #relieve(isEnough = async () => (await this.#free()) >= 0): Promise<boolean> {
     if (await isEnough()) {

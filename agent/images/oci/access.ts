@@ -144,8 +144,8 @@ function credentialsFor(
 }
 
 /**
- * Returns the key under which a permission is remembered. For an insecure connection, the key contains the namespace, because other
- * namespaces must not rely on the answer of a registry that did not prove its identity.
+ * Returns the key under which a permission is remembered. For an insecure connection, the key contains the namespace. The registry did not
+ * prove its identity, so other namespaces must not rely on its answer.
  */
 function keyOf(
   { registry, repository }: Reference,

@@ -47,8 +47,8 @@ export async function* blobStream(
 }
 
 /**
- * Requests the rest of a range. Returns the response, and the number of bytes to skip at the beginning of its body. Even if a storage
- * server sent the earlier bytes, each try begins at the registry, because the URL of a storage server is valid for minutes only.
+ * Requests the rest of a range. Returns the response, and the number of bytes to skip at the beginning of its body. Each try begins at the
+ * registry, even if a storage server sent the earlier bytes. The URL of a storage server is valid for minutes only.
  */
 async function open(
   session: Session,

@@ -100,7 +100,7 @@ export class Tokens {
       if (signal.aborted || !(error instanceof ReasonedError)) {
         throw error;
       }
-      // The registry might use another token server by now, and only its answer to a request without a token states the current one.
+      // The registry might use another token server now. Only its answer to a request without a token names the present token server.
       this.#entries.delete(keyOf(need));
       return undefined;
     }

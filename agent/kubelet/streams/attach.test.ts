@@ -61,7 +61,7 @@ describe('attach', () => {
     one.stdin.end('a\u001db');
     await typed;
     expect(console.typed).toBe('a\u001db');
-    await vi.waitFor(() => expect(console.writableEnded, 'others may type').toBe(true));
+    await expect.poll(() => console.writableEnded, { message: 'others may type' }).toBe(true);
     console.push('printed later');
     expect(String(await once(one.stdout, 'data'))).toBe('printed later');
     console.push(null);

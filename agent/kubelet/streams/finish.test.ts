@@ -14,6 +14,7 @@ import * as websocket from './websocket.ts';
 const OUTPUT_BYTES = 32 * 1024 * 1024;
 const WANTED = { stdin: true, stdinEnd: false, stdout: true, stderr: false, resize: false };
 const MINUTE = 60_000;
+const WAIT = { timeout: 30_000 };
 
 let server: Server;
 let limits: SessionLimits;
@@ -81,7 +82,7 @@ it('a client of SPDY that begins to read after a minute gets the whole output an
   await client.closed();
   expect(stdout.chunks.reduce((sum, one) => sum + one.length, 0)).toBe(OUTPUT_BYTES);
   expect(JSON.parse(error.text)).toMatchObject({ status: 'Success' });
-  await vi.waitUntil(() => over);
+  await vi.waitUntil(() => over, WAIT);
 });
 
 it('a client of WebSockets that begins to read after a minute gets the whole output and the result', async () => {
@@ -97,7 +98,7 @@ it('a client of WebSockets that begins to read after a minute gets the whole out
   const output = messages.filter(([channel]) => channel === 1);
   expect(output.reduce((sum, one) => sum + one.length - 1, 0)).toBe(OUTPUT_BYTES);
   expect(JSON.parse(String(messages.at(-1)?.subarray(1)))).toMatchObject({ status: 'Success' });
-  await vi.waitUntil(() => over);
+  await vi.waitUntil(() => over, WAIT);
 });
 
 it('a client that does not read is given up soon after the agent begins to stop', async () => {
@@ -115,5 +116,5 @@ it('a client whose input nobody reads ends its session', { timeout: 20_000 }, as
   const { client, socket, stdin } = await openSpdy();
   await client.sendAll(stdin, Buffer.alloc(16 * 1024 * 1024));
   socket.end();
-  await vi.waitFor(() => expect(over).toBe(true));
+  await vi.waitUntil(() => over, WAIT);
 });

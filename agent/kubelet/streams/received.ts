@@ -61,7 +61,7 @@ function withOwnMemory(piece: Buffer): Buffer {
   if (piece.length * KEPT_FACTOR >= piece.buffer.byteLength) {
     return piece;
   }
-  // `allocUnsafeSlow` does not use the memory that small buffers share.
+  // With `allocUnsafeSlow`, the copy gets memory of its own. Other functions would take a part of the memory that small buffers share.
   const copy = Buffer.allocUnsafeSlow(piece.length);
   piece.copy(copy);
   return copy;

@@ -87,8 +87,8 @@ export class ClientGoneError extends Error {
 export const COMMAND_PROTOCOLS: readonly string[] = ['v5.channel.k8s.io', 'v4.channel.k8s.io'];
 
 /**
- * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas, because a pattern
- * that also matches spaces could take seconds for a long header that consists of spaces.
+ * Returns the first of our protocols that the client offers in a header. The function splits the header only at commas. A pattern that also
+ * matches spaces could take seconds for a long header of spaces.
  *
  * @throws HttpError 400 when the client offers none of our protocols.
  */

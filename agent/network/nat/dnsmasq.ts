@@ -212,8 +212,8 @@ export class Dnsmasq {
       // ignores the usual option for the default route.
       `--dhcp-option=option:classless-static-route,${METADATA.address}/32,${gateway},0.0.0.0/0,${gateway}`,
       '--dhcp-ignore=tag:!known',
-      // Without this option, a guest could choose a name such as `registry`, and the DNS server would give the guest's address to all guests
-      // that ask for this name.
+      // Without this option, a guest could choose a name such as `registry`. The DNS server would then give the guest's address to all
+      // guests that ask for this name.
       '--dhcp-ignore-names',
       '--dhcp-authoritative',
       '--leasefile-ro',

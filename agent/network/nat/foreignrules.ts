@@ -200,9 +200,9 @@ export function chainsStopping(tables: readonly Table[], subject: Subject): stri
 }
 
 /**
- * Returns the names of base chains that perhaps drop the packets of a machine or probe to a UDP port of the host itself. Chains whose rules
- * accept some of these packets are named too, for example those of a known connection. So the result explains only a loss that is known
- * otherwise.
+ * Returns the names of base chains that perhaps drop the packets of a machine or probe to a UDP port of the host itself. The result also
+ * names chains that accept some of these packets, for example packets of known connections. So use the result only to explain a loss that a
+ * test has shown.
  */
 export function chainsStoppingInput(
   tables: readonly Table[],

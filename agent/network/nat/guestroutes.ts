@@ -9,9 +9,9 @@ export function isSubnetRouted({ bridge, subnet }: Layout, routes: readonly Rout
 }
 
 /**
- * Returns a message if the host sends packets for a guest's address elsewhere. This happens if another device has a smaller network that
- * contains the address, or if there is a route to such a network, for example from a VPN. `findOverlap` in plan.ts finds networks of
- * devices only when the agent starts.
+ * Returns a message if the host sends packets for a guest's address elsewhere. The cause is a smaller network that contains the address:
+ * another device has such a network, or a route leads to it, for example from a VPN. `findOverlap` in plan.ts finds networks of devices
+ * only when the agent starts.
  */
 export function misrouting(
   layout: Layout,

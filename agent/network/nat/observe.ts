@@ -102,7 +102,7 @@ export function parseRoutes(text: string): Route[] {
   return routesSchema.parse(JSON.parse(text));
 }
 
-/** Path of the kernel switch that forwards IPv4 packets of all devices, or of one device. */
+/** Returns the path of the kernel's switch for the forwarding of IPv4 packets: of all devices, or of one device. */
 export function forwardingSwitch(device?: string): string {
   return device === undefined
     ? '/proc/sys/net/ipv4/ip_forward'
@@ -130,8 +130,8 @@ export function uplinksIn(text: string): string[] {
 }
 
 /**
- * Returns the devices that lead outside, but from which the kernel forwards no packets. An administrator can set this for one device. The
- * answers to guests are lost there.
+ * Returns the devices that lead outside, but from which the kernel forwards no packets. Answers to guests that arrive at such a device are
+ * lost. An administrator can switch off the forwarding of a single device.
  */
 export async function readClosedUplinks(): Promise<string[]> {
   const closed: string[] = [];

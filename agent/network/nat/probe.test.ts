@@ -55,7 +55,7 @@ test('an end of the probe that cannot be configured leaves no socket', async () 
   await writeFile(join(root, 'ip.fails'), 'link add');
   const before = openSockets();
   await expect(new Probe(layout()).rebuild(new Set())).rejects.toThrow('ip -batch');
-  await vi.waitFor(() => expect(openSockets()).toBe(before));
+  await expect.poll(openSockets).toBe(before);
   expect(await readFile(join(root, 'ip.calls'), 'utf8')).toContain('link add');
 });
 
@@ -66,7 +66,7 @@ test('a socket that arrives after the failure is closed', async () => {
   const before = openSockets();
   await expect(new Probe(layout()).rebuild(new Set())).rejects.toThrow('ended with code 1');
   await expect.poll(() => close.mock.calls.length).toBeGreaterThan(0);
-  await vi.waitFor(() => expect(openSockets()).toBe(before));
+  await expect.poll(openSockets).toBe(before);
 });
 
 test('a device of a former probe that the kernel has deleted meanwhile does not stop the new one', async () => {

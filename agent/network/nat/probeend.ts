@@ -55,7 +55,7 @@ export async function openEndpoint(options: EndpointOptions): Promise<Map<number
     await run('nsenter', [`--net=/proc/${child.pid}/ns/net`, 'ip', '-batch', '-'], `${inside}\n`);
     return sockets;
   } catch (error) {
-    // The sockets would keep the network namespace, even those that still arrive.
+    // Open sockets would keep the network namespace. Therefore the agent also closes sockets that arrive later.
     sockets.forEach((socket) => socket.close());
     child.on('message', (_index, handle) => {
       if (handle instanceof Socket) {
@@ -80,14 +80,14 @@ function handOver(
       reject(
         new ReasonedError(
           'NetworkUnavailable',
-          `The agent could not create one side of the network probe: ${why}`,
+          `The agent could not create one end of the network probe: ${why}`,
           { cause },
         ),
       );
     const timer = setTimeout(() => fail('unshare did not answer in time'), HANDOVER_TIMEOUT_MILLISECONDS);
     child.once('error', (error) => fail(error.message, error));
     child.once('exit', (code) =>
-      fail(`unshare ended with code ${code}; the agent needs the right to make network namespaces`),
+      fail(`unshare ended with code ${code}; the agent needs the right to create network namespaces`),
     );
     child.on('message', (index, handle) => {
       const port = ports[Number(index)];

@@ -95,7 +95,7 @@ test.each([
     'sep',
   ],
 ])('a port that %s leads elsewhere is told', (_what, chains, chain) => {
-  const message = `Port 8080/TCP of this host is led elsewhere by other programs in table ip other, chain ${chain}`;
+  const message = `Other programs lead port 8080/TCP of this host elsewhere in table ip other, chain ${chain}`;
   expect(told(chains as Record<string, object[][]>)).toBe(message);
 });
 

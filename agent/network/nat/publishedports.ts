@@ -1,9 +1,9 @@
 /**
  * Finds nftables rules of other programs that lead a port of this host elsewhere, for example to a container. Such a program needs no
- * socket, so the port looks free. Which rules win then depends on the order in which they were loaded.
+ * socket, so the port looks free. If a machine reserves the port too, the order in which the rules were loaded decides which of them apply.
  *
- * Only rules that apply to packets from every device and every sender outside count. iptables hides some conditions from nft. The rules
- * behind such a condition count only if one of them names the port.
+ * A rule counts only if it applies to packets from every device and every sender outside. nft cannot read some conditions of iptables.
+ * After such a condition, a packet counts as led elsewhere only if a rule on its way names the port.
  */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
@@ -30,13 +30,13 @@ const HIDDEN_CONDITIONS = new Set(['addrtype', 'multiport', 'statistic']);
 /** Targets of iptables that lead packets elsewhere. */
 const TRANSLATIONS = new Set(['DNAT', 'REDIRECT']);
 
-/** What the rules on the way of a packet have said so far. */
+/** Facts about the rules that a packet has passed so far. */
 interface Way {
   /** Whether a rule has named the port of the packet. */
   isNamed: boolean;
   /** Whether a rule has a condition that nft cannot read. */
   isHidden: boolean;
-  /** Number of chains. */
+  /** Number of jumps to other chains. */
   depth: number;
 }
 
@@ -56,7 +56,7 @@ interface Selector {
 /** Selectors of nftables that spread packets over several targets. Each target counts. */
 const SPREADING = ['numgen', 'jhash', 'symhash'];
 
-/** The statements of a rule, as nft prints them, that matter here. */
+/** Statements of a rule that this file reads, in the form in which nft prints them. */
 interface Statements {
   match?: { left?: unknown };
   xt?: { type: string; name: string };
@@ -79,7 +79,7 @@ export class PublishedPorts {
     this.#ours = ours;
   }
 
-  /** Takes over the present rules and devices of this host. */
+  /** Stores the present rules and devices of this host. Earlier results no longer count. */
   notice({ ruleset, links }: { ruleset: readonly RulesetEntry[]; links: Links }): void {
     this.#tables = foreignTables(ruleset, this.#ours);
     this.#addresses = reservable(this.#layout, links);
@@ -116,7 +116,7 @@ export class PublishedPorts {
     );
     return culprits.size === 0
       ? undefined
-      : `Port ${hostPort}/${protocol} of this host is led elsewhere by other programs in ${[...culprits].join(' and in ')}`;
+      : `Other programs lead port ${hostPort}/${protocol} of this host elsewhere in ${[...culprits].join(' and in ')}`;
   }
 }
 
@@ -188,7 +188,7 @@ class Walk {
   /** Returns the way past an expression; undefined if the expression is a condition that the packet does not meet. */
   #past(expression: Expression, way: Way): Way | undefined {
     const { match, xt, dnat } = expression as Statements;
-    // nft does not print the condition that such a rule is for IPv6 alone.
+    // A rule with the family `ip6` is only for IPv6, but nft prints no condition that says so.
     if (dnat?.family === 'ip6') {
       return undefined;
     }
@@ -239,7 +239,7 @@ class Walk {
       : this.through(chain, { ...way, depth: way.depth + 1 });
   }
 
-  /** Returns the value in a map of the first key that the packet has for certain; undefined if there is none. */
+  /** Returns the map's value for the first key that certainly matches the packet; undefined if there is no such key. */
   #lookUp({ key, data }: Lookup): unknown {
     const pairs = typeof data === 'string' ? this.#table.sets.get(data.slice(1)) : data?.set;
     const selectors = partsOf(key);
@@ -271,7 +271,7 @@ function isTranslation(expression: Expression): boolean {
   return isOfIptables || 'dnat' in expression || 'redirect' in expression;
 }
 
-/** Returns the parts of a concatenation in nftables, also of one with a comment. Other values are their only part. */
+/** Returns the parts of a concatenation in nftables, with or without a comment. Any other value is returned as the only part. */
 function partsOf(value: unknown): unknown[] {
   const { concat, elem } = (value ?? {}) as { concat?: unknown[]; elem?: { val: unknown } };
   return concat ?? (elem === undefined ? [value] : partsOf(elem.val));

@@ -66,8 +66,8 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
 }
 
 function explainClosed(device: string): string {
-  const told = `Device ${device} leads outside, but the kernel does not forward the answers to guests from it`;
-  // With slashes, because sysctl takes a dot in the name of a device for a slash.
+  const told = `Device ${device} leads outside, but the kernel forwards no packets from it, so guests get no answers`;
+  // The name has slashes, because sysctl reads a dot in the name of a device as a slash.
   return `${told}; set net/ipv4/conf/${device}/forwarding to 1`;
 }
 
@@ -163,8 +163,8 @@ export function reportOn(
 }
 
 /**
- * Returns why a member is not detached completely; undefined if it is. Failed repairs count only if they can be the reason. Others must not
- * hold the member's address and ports on this host.
+ * Returns the reason why a member is not completely detached; undefined if it is detached. A failed repair counts only if it can be the
+ * reason. Other failed repairs must not keep the member's address and ports in use.
  *
  * @param device name of the member's device.
  * @param observed the state after the repairs.

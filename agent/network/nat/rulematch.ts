@@ -15,7 +15,7 @@ export interface Packet {
   daddr?: string;
   etherSource?: string;
   etherDestination?: string;
-  /** Kind of the destination address, as the kernel's routes tell it to this host. */
+  /** Kind of the destination address according to the routes of this host. */
   daddrType?: 'local' | 'broadcast';
   protocol?: 'tcp' | 'udp';
   /** Destination port as a decimal number. */
@@ -150,7 +150,10 @@ interface Comparison {
   right?: unknown;
 }
 
-/** Returns whether a condition about a port or another field is about the other transport protocol, so that no packet of this one matches. */
+/**
+ * Returns whether a condition is about a field of another transport protocol, for example about its port. The packet cannot meet such a
+ * condition.
+ */
 function isOfOtherProtocol({ left }: Comparison, { protocol }: Packet): boolean {
   const named = (left as Selector | undefined)?.payload?.protocol;
   return protocol !== undefined && (named === 'tcp' || named === 'udp') && named !== protocol;

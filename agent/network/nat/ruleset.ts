@@ -43,7 +43,7 @@ function admissions(attachments: readonly Attachment[]): string[] {
   );
 }
 
-/** Returns the guests whose connections and refused packets are counted, with the devices that name their counters. */
+/** Returns the guests whose connections and refused packets are counted. The names of a guest's counters contain `device`. */
 function countedGuests(attachments: readonly Attachment[]): { address: string; device: string }[] {
   return attachments.map(({ address, tap }) => ({ address, device: tap }));
 }

@@ -106,9 +106,9 @@ export function metadataLimits(guests: readonly { address: string }[]): string[]
 }
 
 /**
- * Returns the rules that lower the largest segment of TCP connections to what the smallest device on this host can send, for example a VPN
- * or the network of a cloud. Without these rules, guests announce segments for their own larger devices. Many routers drop packets that are
- * too large without a message. `device` is the name of the device of guests or programs, perhaps with a `*` at its end.
+ * Returns the rules that limit the segments of each TCP connection to the smallest MTU of the host's devices on its way. A VPN or the
+ * network of a cloud can have a small MTU. Without these rules, guests announce segments for their own larger devices. Many routers drop
+ * packets that are too large without a message. `device` is the name of the device of guests or programs, perhaps with a `*` at its end.
  */
 export function segmentLimits(device: string): string[] {
   return ['iifname', 'oifname'].map(

@@ -90,8 +90,8 @@ export function removal(table: string): string {
 
 /**
  * Returns the nftables script of the guard. Clients on the host can connect to reserved ports over loopback, so the rules accept the
- * replies of guests to these clients. The rules check a packet before and after address translation, because rules of other programs can
- * lead an address of the host elsewhere, or a permitted address to a forbidden one.
+ * replies of guests to these clients. The rules check a packet before and after address translation. Rules of other programs can lead an
+ * address of the host elsewhere, or a permitted address to a forbidden one.
  */
 function guardScript({ table, users, forbidden }: UserGuardOptions, resolvers: readonly string[]): string {
   const rules = [

@@ -34,7 +34,7 @@ export const EMULATOR_REASONS = {
     class: 'final',
     ofHost: true,
     by: 'agent',
-    says: 'The emulator needs hardware virtualization, but its Unix user has no access to /dev/kvm on this host',
+    says: 'The emulator needs hardware virtualization, but its Linux user has no access to /dev/kvm on this host',
     todo: 'Give all users or the group kvm the right to read and write /dev/kvm, and create the emulator again',
   },
   ArchitectureNotAllowed: {

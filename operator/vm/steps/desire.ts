@@ -29,7 +29,8 @@ export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
 }
 
 /**
- * Returns the size of the machine. The disk never gets smaller: a VM whose disk size comes from a VMConfig can later request a smaller size.
+ * Returns the size of the machine. The disk never gets smaller, even if the VM requests a smaller size. A VM can do so if its first disk
+ * size came from a VMConfig.
  */
 function size({ spec }: VM, pod: Pod, current: Desired): Parameters<typeof buildDesired>[1] {
   const before = current.diskSizeBytes === undefined ? undefined : BigInt(current.diskSizeBytes);

@@ -133,8 +133,7 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
       kind: 'List',
       items: items.map((item) => ({ apiVersion: 'berth.dev/v1alpha1', ...item })),
     };
-    const input = JSON.stringify(list);
-    await world.cluster.kubectl(['-n', NAMESPACE, 'apply', '-f', '-'], { input });
+    await world.cluster.kubectl(['-n', NAMESPACE, 'apply', '-f', '-'], { input: JSON.stringify(list) });
   }
 
   /** Applies the example, whose VM gets the image, the size and the key of this test. */
@@ -196,6 +195,15 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     return (await world.cluster.client().list(PODS, { namespace: NAMESPACE })).items;
   }
 
+  /** Returns the phase and the reason of the condition Ready of each VM and emulator. */
+  async function states(): Promise<string[]> {
+    const members = [...(await vms.list()), ...(await emulators.list())];
+    return members.map(({ metadata: { name, deletionTimestamp }, status }) => {
+      const ready = status?.conditions?.find(({ type }) => type === 'Ready');
+      return [name, deletionTimestamp, status?.phase, ready?.reason, ready?.message].join(' ');
+    });
+  }
+
   async function remove(name: string): Promise<void> {
     await (CROWD.emulators.includes(name) ? emulators : vms).delete(name);
   }
@@ -213,14 +221,15 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
         (await pods()).forEach(({ metadata }) => uids.add(metadata.uid ?? ''));
         for (const name of await up()) {
           seen.add(name);
-          if (name !== HOME && !left.has(name) && left.size < all.length - SLOTS) {
+          // A request that failed is sent again in the next round, because the machine is still up then.
+          if (name !== HOME && (left.has(name) || left.size < all.length - SLOTS)) {
             left.add(name);
             await remove(name);
           }
         }
-        if (!all.every((name) => seen.has(name))) {
-          const members = [...(await vms.list()), ...(await emulators.list())];
-          throw new Error(JSON.stringify(members.map(({ metadata, status }) => [metadata.name, status])));
+        const rest = all.filter((name) => !seen.has(name));
+        if (rest.length > 0) {
+          throw new Error(`${rest.join(', ')} never were: ${(await states()).join('; ')}`);
         }
         return true;
       },

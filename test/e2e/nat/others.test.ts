@@ -121,8 +121,7 @@ describe('nat beside other programs', unless(missing), () => {
       'nft',
       `table inet other { chain theirs { type nat hook prerouting priority dstnat + 5; ${publish}; }; }`,
     );
-    const told =
-      'Port 8080/TCP of this host is led elsewhere by other programs in table inet other, chain theirs';
+    const told = 'Other programs lead port 8080/TCP of this host elsewhere in table inet other, chain theirs';
     for (let check = 0; check < 2; check++) {
       const { healthy, machines } = await host.do('check');
       expect({ healthy, a: machines['a']?.healthy }).toEqual({ healthy: true, a: false });

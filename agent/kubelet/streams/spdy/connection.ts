@@ -76,7 +76,7 @@ export class SpdyConnection implements StreamOwner {
     // While a stream is full, `run` waits. If the connection is lost, this listener destroys the streams, so that `run` continues and ends.
     this.#socket.once('close', () => this.#destroyStreams());
     try {
-      // Bytes are read only while the reader waits for them. So a full stream stops the client.
+      // Bytes are read only while the reader waits for them. So a client cannot send more while a stream is full.
       const reader = new ByteReader(this.#socket.iterator({ destroyOnReturn: false }));
       while (await this.#frame(reader)) {
         // Each pass of this loop handles one frame.
