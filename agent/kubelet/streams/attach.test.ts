@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { Duplex, PassThrough } from 'node:stream';
 import { setImmediate as immediate } from 'node:timers/promises';
-import { describe, expect, it, vi } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { attach } from './attach.ts';
 import { ClientGoneError, type CommandSession, type Status } from './session.ts';
 

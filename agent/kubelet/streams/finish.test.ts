@@ -117,4 +117,5 @@ it('a client whose input nobody reads ends its session', { timeout: 20_000 }, as
   await client.sendAll(stdin, Buffer.alloc(16 * 1024 * 1024));
   socket.end();
   await vi.waitUntil(() => over, WAIT);
+  expect(over).toBe(true);
 });
