@@ -52,6 +52,8 @@ it('shows the help of each command, with the flags that all commands have', asyn
     'Usage: berth vm deploy',
     '--display-width <pixels>',
     '--generate-name ',
+    '--active-deadline-seconds <seconds>',
+    '--ttl-seconds-after-finished <seconds>',
     '--namespace <name>',
   ]) {
     expect(out).toContain(part);

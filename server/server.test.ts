@@ -177,6 +177,43 @@ it.each([
   },
 );
 
+it.each([
+  ['POST', '/vms', { image: 'image' }],
+  ['POST', '/emulators', { vm: 'mac' }],
+  ['DELETE', '/vms/mac?wait=true', {}],
+] as const)(
+  '%s %s takes no place of waiting requests in a namespace in which the caller has no right',
+  async (method, path, payload) => {
+    const refusal = new StatusError(403, 'forbidden');
+    const run = vi.spyOn(waiting, 'run').mockResolvedValue(undefined);
+    const spies = [
+      run,
+      vi.spyOn(CallerClient.prototype, 'username').mockResolvedValue('stranger'),
+      vi.spyOn(own.rights, 'require').mockRejectedValue(refusal),
+      vi.spyOn(CallerClient.prototype, 'get').mockRejectedValue(refusal),
+    ];
+    const answer = await app.inject({ method, url: NAMESPACE + path, headers: TOKEN, payload });
+    expect([answer.statusCode, run.mock.calls]).toEqual([403, []]);
+    spies.forEach((spy) => spy.mockRestore());
+  },
+);
+
+it.each(['vms', 'vmconfigs', 'images', 'isos', 'emulators', 'serviceaccounts'])(
+  'the list of %s has only the objects that the label selector chooses',
+  async (plural) => {
+    const username = vi.spyOn(CallerClient.prototype, 'username').mockResolvedValue('ann');
+    const body = { message: 'forbidden', reason: 'Forbidden' };
+    const answer = { status: 403, body, retryAfterMilliseconds: undefined };
+    const raw = vi.spyOn(CallerClient.prototype, 'raw').mockResolvedValue(answer);
+    await app.inject({ url: `${NAMESPACE}/${plural}?labelSelector=team%3Da`, headers: TOKEN });
+    expect(raw.mock.calls.map(([, path]) => path)).toEqual([
+      expect.stringMatching(new RegExp(`/namespaces/platform-default/${plural}\\?labelSelector=team%3Da$`)),
+    ]);
+    username.mockRestore();
+    raw.mockRestore();
+  },
+);
+
 it('names the field when a new namespace lacks the prefix', async () => {
   const call = {
     method: 'POST',

@@ -39,9 +39,6 @@ export type ImageItem = z.infer<typeof imageItemSchema>;
 
 export const imageListSchema = z.object({ items: z.array(imageItemSchema) });
 
-/** Query of the list of images. The list has no pages, because it combines the images of two namespaces. */
-export const imageListQuerySchema = z.object({ labelSelector: z.string().max(1024).optional() });
-
 /** Longest name of a new image. */
 const NAME_LENGTH = 63;
 

@@ -8,3 +8,6 @@ export const listQuerySchema = z.object({
   continue: z.string().max(4096).optional(),
 });
 export type ListQuery = z.infer<typeof listQuerySchema>;
+
+/** Query of each list that combines the objects of two namespaces. Such a list has no pages. */
+export const sharedListQuerySchema = listQuerySchema.pick({ labelSelector: true });

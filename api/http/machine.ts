@@ -59,3 +59,10 @@ export function isOneSource({ image, iso }: Pick<MachineRequest, 'image' | 'iso'
 }
 
 export const ONE_SOURCE = { error: 'at most one of image and iso may be given', path: ['iso'] };
+
+/** Returns false if a request asks for hosts with its tag only, but names no tag. */
+export function hasRequiredTag({ tag, tagRequired }: Pick<MachineRequest, 'tag' | 'tagRequired'>): boolean {
+  return tagRequired !== true || tag !== undefined;
+}
+
+export const NEEDS_TAG = { error: 'may be true only if tag is given', path: ['tagRequired'] };

@@ -3,7 +3,7 @@ import * as z from 'zod';
 import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
 import { objectName } from '../v1alpha1/schema.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
-import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
+import { hasRequiredTag, isOneSource, machineRequestFields, NEEDS_TAG, ONE_SOURCE } from './machine.ts';
 
 /** VM config. Optional fields are absent if the VMConfig does not set them. */
 export const vmConfigItemSchema = z
@@ -47,6 +47,7 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
       type: architectureSchema.optional(),
     })
     .refine(isOneSource, ONE_SOURCE)
+    .refine(hasRequiredTag, NEEDS_TAG)
     .refine(({ image, iso }) => image !== undefined || iso !== undefined, {
       error: 'exactly one of image and iso must be given',
       path: ['image'],

@@ -3,16 +3,18 @@ import * as z from 'zod';
 import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
 import { whole } from './fields.ts';
-import { isOneSource, machineRequestFields, ONE_SOURCE } from './machine.ts';
+import { hasRequiredTag, isOneSource, machineRequestFields, NEEDS_TAG, ONE_SOURCE } from './machine.ts';
 
 /** Largest time limit of a deployment, in minutes. */
 const TIMEOUT_MAXIMUM = 1_440;
 /** Largest number of metadata values for the guest. The VM kind has the same limit. */
 const METADATA_ENTRIES = 64;
-/** Largest number of labels in a request. The number is limited, because the labels stay in memory while the request waits. */
+/** Largest number of labels in a request. The item of a VM shows no more labels. */
 const LABELS = 64;
 /** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;
+/** Largest time limit of a VM in seconds. The VM kind has the same limit. */
+const SECONDS_MAXIMUM = 2_147_483_647;
 const NAME_LENGTH = 63;
 /** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters to this name. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
@@ -54,6 +56,13 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
       timeout: whole(1, TIMEOUT_MAXIMUM)
         .optional()
         .meta({ description: 'Minutes to wait until the VM runs. 10 when omitted.' }),
+      activeDeadlineSeconds: whole(1, SECONDS_MAXIMUM).optional().meta({
+        description:
+          'Time limit in seconds, counted from the first run of the machine. After this time, the VM fails and its machine is removed.',
+      }),
+      ttlSecondsAfterFinished: whole(0, SECONDS_MAXIMUM)
+        .optional()
+        .meta({ description: 'Seconds from the end or failure of the VM until it is deleted.' }),
       vmMetadata: metadataSchema.optional(),
       vm_metadata: metadataSchema.optional(),
       customVMMetadata: metadataSchema.optional(),
@@ -66,6 +75,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         .meta({ description: `Labels of the VM, at most ${LABELS}.`, maxProperties: LABELS }),
     })
     .refine(isOneSource, ONE_SOURCE)
+    .refine(hasRequiredTag, NEEDS_TAG)
     .refine(
       ({ image, iso, vmConfig }) => image !== undefined || iso !== undefined || vmConfig !== undefined,
       { error: 'at least one of image, iso and vmConfig must be given', path: ['image'] },
@@ -81,20 +91,29 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
 }
 export type VMDeployBody = z.infer<ReturnType<typeof vmDeployBody>>;
 
-export const vmDeployQuery = z.object({
-  wait: z
-    .enum(['true', 'false'])
-    .default('true')
-    .meta({ description: 'If false, the server answers 202 as soon as the VM exists.' }),
-  waitFor: z.enum(['running', 'ready']).default('running').meta({
-    description:
-      'running: the server answers when the VM runs. ready: the server answers when the VM is Ready.',
-  }),
-  whenFull: z.enum(['wait', 'fail']).optional().meta({
-    description:
-      'Behaviour when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room.',
-  }),
-});
+export const vmDeployQuery = z
+  .object({
+    wait: z
+      .enum(['true', 'false'])
+      .default('true')
+      .meta({ description: 'If false, the server answers 202 as soon as the VM exists.' }),
+    waitFor: z.enum(['running', 'ready']).default('running').meta({
+      description:
+        'running: the server answers when the VM runs. ready: the server answers when the VM is Ready. If wait is false, ready is refused.',
+    }),
+    whenFull: z.enum(['wait', 'fail']).optional().meta({
+      description:
+        'Behaviour when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room. If wait is false, fail is refused.',
+    }),
+  })
+  .refine(({ wait, waitFor }) => wait === 'true' || waitFor === 'running', {
+    error: 'must not be ready if wait is false, because the answer does not wait for the VM',
+    path: ['waitFor'],
+  })
+  .refine(({ wait, whenFull }) => wait === 'true' || whenFull !== 'fail', {
+    error: 'must not be fail if wait is false, because the answer does not wait for a host',
+    path: ['whenFull'],
+  });
 export type VMDeployQuery = z.infer<typeof vmDeployQuery>;
 
 export const deployedVMSchema = z

@@ -46,13 +46,16 @@ export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: VMDeployBody): num
 }
 
 function specOf(body: VMDeployBody): VMSpec {
-  const { vmConfig, timeout, reservedPorts, systemSerial } = body;
+  const { vmConfig, timeout, activeDeadlineSeconds, ttlSecondsAfterFinished, reservedPorts, systemSerial } =
+    body;
   return {
     ...machineSpec(body),
     serialNumber: systemSerial,
     configRef: vmConfig === undefined ? undefined : { name: vmConfig },
     ports: reservedPorts === undefined ? undefined : portsIn(reservedPorts),
     deployTimeoutSeconds: timeout === undefined ? undefined : timeout * 60,
+    activeDeadlineSeconds,
+    ttlSecondsAfterFinished,
     guestMetadata: guestMetadataOf(body),
   };
 }

@@ -2,6 +2,7 @@
 import { undefinedIf } from '../../base/errors.ts';
 import { CommandError, Interrupted } from '../errors.ts';
 import type { Globals } from '../globals.ts';
+import { print } from '../output.ts';
 import { readSettings } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
@@ -24,8 +25,16 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
     return found;
   });
   const isRevoked = session === undefined || (await revoke(session, signal));
-  const words = wasThere ? 'Signed out. Removed the context' : 'You were not signed in. There is no context';
-  terminal.out(`${words} "${place.context}" of ${place.file}\n`);
+  const { output } = globals;
+  if (output === 'table' || output === 'wide') {
+    const words = wasThere
+      ? 'Signed out. Removed the context'
+      : 'You were not signed in. There is no context';
+    terminal.out(`${words} "${place.context}" of ${place.file}\n`);
+  } else {
+    const rows = wasThere ? [{ name: place.context, kubeconfig: place.file }] : [];
+    await print(terminal, output, { rows, columns: [], itemOf: (row) => row });
+  }
   if (!isRevoked) {
     terminal.err(
       `The command could not end the session at ${printable(session.issuer)}. Anyone who has a copy of the tokens can still use them\n`,

@@ -6,6 +6,7 @@ import { Readable } from 'node:stream';
 import { setImmediate as turn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from '../errors.ts';
+import { logout } from './logout.ts';
 import { sessionFile, withSessionLock } from './session.ts';
 import { setToken } from './token.ts';
 
@@ -22,14 +23,16 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-async function store(token: string, input: Readable, { signal } = new AbortController()): Promise<void> {
+function terminal(out: (text: string) => void = () => undefined, { signal } = new AbortController()) {
+  const err = () => undefined;
+  return { name: 'berth', environment: { HOME: folder }, out, err, isForPeople: false, signal };
+}
+
+const flags = { server: 'https://cluster.example' };
+
+async function store(token: string, input: Readable, interrupt?: AbortController): Promise<void> {
   vi.spyOn(process, 'stdin', 'get').mockReturnValue(input as unknown as typeof process.stdin);
-  const ignored = () => undefined;
-  await setToken(
-    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
-    { kubeconfig, output: 'table' },
-    { token, flags: { server: 'https://cluster.example' } },
-  );
+  await setToken(terminal(undefined, interrupt), { kubeconfig, output: 'table' }, { token, flags });
 }
 
 it('stores a token of the standard input, which is in no argument', async () => {
@@ -43,6 +46,25 @@ it('stores a token that is longer than a password may be, and refuses one that n
   await store('-', Readable.from([`${longest}\n`]));
   expect(await readFile(kubeconfig, 'utf8')).toContain(`token: ${longest}\n`);
   await expect(store('-', Readable.from([`${longest}a\n`]))).rejects.toThrow('from 1 to 131072 characters');
+});
+
+it('writes only JSON in this format, and so does the sign-out', async () => {
+  const texts: string[] = [];
+  const globals = { kubeconfig, output: 'json' } as const;
+  await setToken(
+    terminal((text) => void texts.push(text)),
+    globals,
+    { token: 'abc.def', flags },
+  );
+  await logout(
+    terminal((text) => void texts.push(text)),
+    globals,
+  );
+  const shown = { name: 'berth', kubeconfig };
+  expect(texts.map((text) => JSON.parse(text) as unknown)).toEqual([
+    [{ ...shown, server: flags.server }],
+    [shown],
+  ]);
 });
 
 it('is interrupted while it waits for the token', async () => {

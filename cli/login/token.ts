@@ -4,6 +4,7 @@ import { TokenSource } from '../../kube/tokensource.ts';
 import { connect } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
+import { print } from '../output.ts';
 import { readPassword } from '../password.ts';
 import { readSettings } from '../config/settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
@@ -66,7 +67,13 @@ export async function setToken(
     kubeconfig.setContext(place.context, entriesFor(target, { token })),
   );
   await replaceSession(sessionFile(terminal, place), undefined, terminal.signal);
-  terminal.out(
-    `Stored the token. The context "${place.context}" of ${place.file} is now the current context\n`,
-  );
+  const { output } = globals;
+  if (output === 'table' || output === 'wide') {
+    terminal.out(
+      `Stored the token. The context "${place.context}" of ${place.file} is now the current context\n`,
+    );
+    return;
+  }
+  const row = { name: place.context, server: target.address.server, kubeconfig: place.file };
+  await print(terminal, output, { rows: [row], columns: [], itemOf: (item) => item });
 }

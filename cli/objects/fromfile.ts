@@ -123,7 +123,8 @@ function placedIn<T extends KubeObject>(
   { namespace }: Cluster,
 ): Unsaved<T> {
   const { metadata } = object;
-  const own = metadata.namespace ?? namespace;
+  // As in kubectl, an empty namespace counts as absent.
+  const own = metadata.namespace || namespace;
   if (globals.namespace && own !== namespace) {
     throw new CommandError(
       `The file has an object of namespace ${printable(own)}, but --namespace is ${namespace}`,

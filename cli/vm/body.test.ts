@@ -15,6 +15,8 @@ it('makes the VM of the flags', () => {
     vnc: false,
     metadata: { items: '1' },
     timeout: 5,
+    activeDeadlineSeconds: 3600,
+    ttlSecondsAfterFinished: 0,
   } as const;
   const { metadata, spec } = vmFrom(bodyOf('mac', flags), flags, { namespace: 'platform-a' });
   expect(metadata).toMatchObject({ name: 'mac', namespace: 'platform-a' });
@@ -28,6 +30,8 @@ it('makes the VM of the flags', () => {
     vnc: { enabled: false },
     guestMetadata: { items: '1' },
     deployTimeoutSeconds: 300,
+    activeDeadlineSeconds: 3600,
+    ttlSecondsAfterFinished: 0,
   });
 });
 
@@ -55,11 +59,13 @@ it('names the flags of the fields that the API server refuses', () => {
       message: 'Invalid value: 9: spec.displayWidth in body should be at least 320',
     },
     { field: 'spec.ports[0]', message: 'Invalid value: "x"' },
+    { field: 'spec.activeDeadlineSeconds', message: 'Invalid value: 0: must be from 1' },
+    { field: 'spec.ttlSecondsAfterFinished', message: 'Invalid value: -1: must be from 0' },
     { field: 'spec.vnc', message: 'is odd' },
   ];
   const error = new ApiError('VM is invalid', { status: 422, reason: 'Invalid', details: { causes } });
   expect(inFlags(error)).toMatchObject({
     message:
-      '--display-width: Invalid value: 9: should be at least 320\n--reserve-port: Invalid value: "x"\nspec.vnc: is odd',
+      '--display-width: Invalid value: 9: should be at least 320\n--reserve-port: Invalid value: "x"\n--active-deadline-seconds: Invalid value: 0: must be from 1\n--ttl-seconds-after-finished: Invalid value: -1: must be from 0\nspec.vnc: is odd',
   });
 });

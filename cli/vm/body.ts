@@ -13,6 +13,8 @@ export interface DeployFlags extends MachineFlags {
   readonly metadata?: Record<string, string>;
   readonly labels?: Record<string, string>;
   readonly timeout?: number;
+  readonly activeDeadlineSeconds?: number;
+  readonly ttlSecondsAfterFinished?: number;
 }
 
 /** Longest time limit of a deployment in minutes, as in the HTTP API. */
@@ -28,6 +30,8 @@ const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
   'spec.guestMetadata': '--metadata',
   'spec.serialNumber': '--system-serial',
   'spec.deployTimeoutSeconds': '--timeout',
+  'spec.activeDeadlineSeconds': '--active-deadline-seconds',
+  'spec.ttlSecondsAfterFinished': '--ttl-seconds-after-finished',
 };
 
 /**
@@ -38,6 +42,7 @@ const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
 export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBody {
   check(flags);
   const { generateName, config, systemSerial, timeout, labels } = flags;
+  const { activeDeadlineSeconds, ttlSecondsAfterFinished } = flags;
   return {
     ...machineRequest(flags),
     name,
@@ -45,6 +50,8 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
     vmConfig: config,
     systemSerial,
     timeout,
+    activeDeadlineSeconds,
+    ttlSecondsAfterFinished,
     reservedPorts: flags.reservePort?.join(','),
     vmMetadata: flags.metadata && itemsOf(flags.metadata),
     labels,

@@ -66,5 +66,15 @@ function addDeployFlags(command: Command): Command {
     .option('--system-serial <text>', 'serial number of the machine')
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', pairsIn)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', pairsIn)
-    .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber);
+    .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber)
+    .option(
+      '--active-deadline-seconds <seconds>',
+      'seconds from the first run until the VM fails and its machine is removed',
+      wholeNumber,
+    )
+    .option(
+      '--ttl-seconds-after-finished <seconds>',
+      'seconds from the end or failure of the VM until it is deleted',
+      wholeNumber,
+    );
 }

@@ -31,6 +31,8 @@ it.each([
   ['ready', { phase: 'Running', ...condition('Ready', 'True') }, { revertRequestedAt: LATE }, 'not yet'],
   ['condition=NetworkReady=false', condition('NetworkReady', 'False'), {}, 'yes'],
   ['condition=NetworkReady', condition('NetworkReady', 'False'), {}, 'not yet'],
+  // As in kubectl, the case of letters does not matter.
+  ['condition=networkready=FALSE', condition('NetworkReady', 'False'), {}, 'yes'],
   ['stopped', { phase: 'Stopping' }, { powerState: 'Stopped' }, 'not yet'],
   ['stopped', { phase: 'Stopped' }, { powerState: 'Stopped' }, 'yes'],
   // The guest has shut down by itself.

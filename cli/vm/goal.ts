@@ -51,7 +51,10 @@ export function reached(vm: VM, goal: Goal): Reached {
     return 'not yet';
   }
   if (goal.state === 'condition') {
-    return conditionOf(vm, goal.type)?.status === goal.status ? 'yes' : 'not yet';
+    // As in kubectl, the case of letters in the type does not matter.
+    const type = goal.type.toLowerCase();
+    const condition = vm.status?.conditions?.find((one) => one.type.toLowerCase() === type);
+    return condition?.status === goal.status ? 'yes' : 'not yet';
   }
   const failure = failureOf(vm, goal.state);
   return failure === undefined ? isIn(vm, goal.state) : { failure };

@@ -1,7 +1,11 @@
 /** Shows the text that a VM writes to its serial console. */
 import { once } from 'node:events';
 import { StringDecoder } from 'node:string_decoder';
-import { withCluster } from '../cluster.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
+import { unlessMissing } from '../../kube/errors.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { getNamed } from '../objects/named.ts';
 import { streamPath, withoutPod } from '../streams/machine.ts';
@@ -26,7 +30,7 @@ export async function logs(
   const { follow = false, tail, since } = flags;
   const shown = process.stdout.isTTY ? shownOnTerminal() : (chunk: Buffer) => chunk;
   await withCluster(terminal, globals, async (cluster) => {
-    await getNamed(cluster, VM_KIND, name, signal);
+    const vm = await getNamed(cluster, VM_KIND, name, signal);
     const path = streamPath(cluster, name, 'log', [
       ['follow', follow],
       ...(tail === undefined ? [] : [['tailLines', tail] as const]),
@@ -42,7 +46,31 @@ export async function logs(
       signal.throwIfAborted();
       throw withoutPod(error, name);
     }
+    if (follow) {
+      await requireEnd(cluster, vm, signal);
+    }
   });
+}
+
+/**
+ * Checks after the end of a followed log that the machine of the VM has ended, too. If the API server loses the connection to the host, for
+ * example during an upgrade of the agent, the API server ends the log in the same way.
+ *
+ * @throws CommandError when the VM still has a machine; ApiError.
+ */
+async function requireEnd(
+  { client, namespace }: Cluster,
+  { metadata: { name, uid } }: VM,
+  signal: AbortSignal,
+): Promise<void> {
+  const vm = await unlessMissing(client.get(VMS, { namespace, name }, { signal }));
+  const { metadata, status } = vm ?? {};
+  if (metadata?.uid === uid && metadata?.deletionTimestamp === undefined && status?.phase !== 'Failed') {
+    throw new CommandError(
+      `The log of VM ${name} ended, but the VM still exists. Run the command again`,
+      EXIT.noAnswer,
+    );
+  }
 }
 
 /**

@@ -14,7 +14,11 @@ export interface NamespacedRef extends Ref {
   namespace: string;
 }
 
-/** Creates the object. An annotation of the object contains the name of the caller. @throws ApiError when the API server refuses. */
+/**
+ * Creates the object. An annotation of the object contains the name of the caller. If the CustomResourceDefinitions of the cluster are older
+ * than this server, the API server refuses the fields that it does not know, instead of dropping them. @throws ApiError when the API server
+ * refuses.
+ */
 export async function createAs<T extends KubeObject>(
   client: CallerClient,
   type: Resource<T>,
@@ -24,7 +28,8 @@ export async function createAs<T extends KubeObject>(
     ...object.metadata.annotations,
     [CREATED_BY_ANNOTATION]: await client.username(),
   };
-  return await client.create(type, { ...object, metadata: { ...object.metadata, annotations } });
+  const metadata = { ...object.metadata, annotations };
+  return await client.create(type, { ...object, metadata }, { fieldValidation: 'Strict' });
 }
 
 /** Returns the object. @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name. */

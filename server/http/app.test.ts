@@ -56,6 +56,20 @@ it.each(['labels', 'vmMetadata', 'vm_metadata', 'customVMMetadata'])(
   },
 );
 
+it.each([
+  ['activeDeadlineSeconds', 0, 422, 'must be from 1 to 2147483647, not 0'],
+  ['ttlSecondsAfterFinished', -1, 422, 'must be from 0 to 2147483647, not -1'],
+  ['ttlSecondsAfterFinished', '1h', 400, 'Invalid input: expected number, received string'],
+])('refuses the time limit %s of a VM if it is %j', async (field, value, code, message) => {
+  const answer = await server.app.inject({
+    method: 'POST',
+    url: VMS,
+    headers: TOKEN,
+    payload: { image: 'a', [field]: value },
+  });
+  expect(answer.json()).toMatchObject({ code, message: `${field}: ${message}` });
+});
+
 it('refuses more than 64 labels', async () => {
   const message = 'must have at most 64 labels';
   expect(await causesOf({ image: 'a', labels: mapOf(65, 'a') })).toMatchObject([

@@ -7,10 +7,10 @@ import {
   descriptionRequestSchema,
   generateRequestSchema,
   imageItemSchema,
-  imageListQuerySchema,
   imageListSchema,
   nameIn,
 } from '../../api/http/image.ts';
+import { sharedListQuerySchema } from '../../api/http/list.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Resource } from '../../kube/objects.ts';
 import { listWithShared } from '../callers/list.ts';
@@ -52,7 +52,7 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
         summary: `List the ${one}s of a namespace and of the default namespace`,
         tags: tagsOf(one),
         params: namespaceParams,
-        querystring: imageListQuerySchema,
+        querystring: sharedListQuerySchema,
         response: { 200: imageListSchema },
       },
     },

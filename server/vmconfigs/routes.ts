@@ -2,6 +2,7 @@
  * Routes for the VM configs of a namespace. Each namespace also shows the VM configs of the default namespace, because all users can use
  * them.
  */
+import { sharedListQuerySchema } from '../../api/http/list.ts';
 import { success, statusSchema } from '../../api/http/status.ts';
 import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../../api/http/vmconfig.ts';
 import { listWithShared } from '../callers/list.ts';
@@ -24,12 +25,16 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
         summary: 'List the VM configs of a namespace and of the default namespace',
         tags,
         params: namespaceParams,
+        querystring: sharedListQuerySchema,
         response: { 200: vmConfigListSchema },
       },
     },
-    async ({ caller, params }) => ({
-      items: await listWithShared(caller(), VM_CONFIGS, params, namespaces.default, vmConfigItem),
-    }),
+    async ({ caller, params, query }) => {
+      const selection = { ...params, ...query };
+      return {
+        items: await listWithShared(caller(), VM_CONFIGS, selection, namespaces.default, vmConfigItem),
+      };
+    },
   );
   app.get(
     `${COLLECTION}/:name`,

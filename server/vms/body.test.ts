@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { vmDeployBody } from '../../api/http/vmdeploy.ts';
+import { vmDeployBody, vmDeployQuery } from '../../api/http/vmdeploy.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { normalizeBody } from '../http/bodies.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
@@ -22,6 +22,8 @@ it('makes the fields of a VM, from keys of any letter case', () => {
     scheduler: 'most-allocated',
     reservedPorts: '8080:80, 5353:53/UDP,',
     timeout: 1440,
+    activeDeadlineSeconds: 3600,
+    ttlSecondsAfterFinished: 600,
     displayDpi: 96,
     vncConsole: false,
     systemSerial: 'SERIAL-0001',
@@ -37,6 +39,8 @@ it('makes the fields of a VM, from keys of any letter case', () => {
       placement: { node: 'host-1', tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
       ports: ['8080:80', '5353:53/UDP'],
       deployTimeoutSeconds: 86_400,
+      activeDeadlineSeconds: 3600,
+      ttlSecondsAfterFinished: 600,
       displayDPI: 96,
       vnc: { enabled: false },
       serialNumber: 'SERIAL-0001',
@@ -84,8 +88,26 @@ it.each([
   { image: 'a', displayDPI: 241 },
   { image: 'a', gpuPassthrough: true },
   { image: 'a', scheduler: 'fastest' },
+  { image: 'a', tagRequired: true },
+  { vmConfig: 'c', tag: '', tagRequired: true },
 ])('refuses %j', (body) => {
   expect(SCHEMA.safeParse(normalizeBody(SCHEMA, body)).success).toBe(false);
+});
+
+it.each([
+  [{ waitFor: 'ready' }, 'waitFor'],
+  [{ whenFull: 'fail' }, 'whenFull'],
+])('refuses %j of a request that does not wait, because it would have no effect', (query, field) => {
+  const { error } = vmDeployQuery.safeParse({ ...query, wait: 'false' });
+  expect(error?.issues).toMatchObject([{ path: [field], message: expect.stringContaining('wait') }]);
+  expect(vmDeployQuery.safeParse(query).success).toBe(true);
+});
+
+it('deletes an ended VM at once if the client gives zero seconds', () => {
+  expect(vm({ image: 'a', ttlSecondsAfterFinished: 0 }).spec).toEqual({
+    image: 'a',
+    ttlSecondsAfterFinished: 0,
+  });
 });
 
 it('takes zero, null and an empty text as not given', () => {

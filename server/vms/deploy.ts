@@ -28,8 +28,17 @@ const ANSWER_MILLISECONDS = 60_000;
 export interface DeployRequest {
   readonly caller: Caller;
   readonly namespace: string;
-  readonly body: VMDeployBody;
+  /** Body of the request. While the request waits for the VM, it has only the fields of {@link waitingBody}. */
+  body: VMDeployBody;
   readonly query: VMDeployQuery;
+}
+
+/**
+ * Returns the body with only the fields that a waiting request needs. A body can have a mebibyte, and the bodies of a thousand waiting
+ * requests would not fit into the server's memory.
+ */
+export function waitingBody({ name, shouldGenerateName, timeout }: VMDeployBody): VMDeployBody {
+  return { name, shouldGenerateName, timeout };
 }
 
 export interface DeploysOptions {
@@ -62,14 +71,15 @@ export class Deploys {
    * @throws StatusError or ApiError with the answer for the caller.
    */
   async deploy(request: DeployRequest, response: ServerResponse): Promise<VM> {
-    const { caller, namespace, body } = request;
+    const { caller, namespace } = request;
     const user = await caller.client.username();
     return await this.#options.waiting.run(response, { user, namespace }, async (end) => {
-      const milliseconds = timeoutMinutes(body) * 60_000;
+      const milliseconds = timeoutMinutes(request.body) * 60_000;
       const answerBy = Date.now() + milliseconds + ANSWER_MILLISECONDS;
       const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);
       try {
-        const vm = trimmed(await createAs(caller.client, VMS, vmOf(body, { namespace, answerBy })));
+        const vm = await createTrimmed(request, answerBy);
+        request.body = waitingBody(request.body);
         return await this.#answer(request, vm, end.signal);
       } finally {
         clearTimeout(timer);
@@ -96,6 +106,11 @@ export class Deploys {
       throw answerOf(error, latest.vm, { isDeleted, minutes: timeoutMinutes(body) });
     }
   }
+}
+
+/** Creates the VM for a request that waits. A separate function does this, because {@link Deploys.deploy} would keep its variables in memory. */
+async function createTrimmed({ caller, namespace, body }: DeployRequest, answerBy: number): Promise<VM> {
+  return trimmed(await createAs(caller.client, VMS, vmOf(body, { namespace, answerBy })));
 }
 
 /**

@@ -1,4 +1,5 @@
 import { expect, it } from 'vitest';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Caller } from '../callers/caller.ts';
 import { deleteAndWait } from './remove.ts';
 import { WaitEnd } from '../http/waiting.ts';
@@ -6,7 +7,6 @@ import { WaitEnd } from '../http/waiting.ts';
 /** A caller whose watches send no events. */
 const caller = {
   client: {
-    get: async () => ({ metadata: { name: 'mac', namespace: 'platform-default', resourceVersion: '1' } }),
     delete: async () => undefined,
   },
   watches: {
@@ -17,12 +17,19 @@ const caller = {
   },
 } as unknown as Caller;
 
+const MAC: VM = {
+  apiVersion: 'berth.dev/v1alpha1',
+  kind: 'VM',
+  metadata: { name: 'mac', namespace: 'platform-default', resourceVersion: '1' },
+  spec: {},
+};
+
 it.each([
   ['stopping', 503],
   ['late', 504],
 ] as const)('a deletion that waits no longer because of %s answers %i', async (why, code) => {
   const end = new AbortController();
-  const answer = deleteAndWait(caller, { namespace: 'platform-default', name: 'mac' }, end);
+  const answer = deleteAndWait(caller, MAC, end);
   end.abort(new WaitEnd(why));
   await expect(answer).rejects.toMatchObject({ status: code });
 });

@@ -1,7 +1,7 @@
 /** Deletes a VM and waits until it no longer exists. */
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Caller } from '../callers/caller.ts';
-import { getAs, type NamespacedRef } from '../callers/objects.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
@@ -20,21 +20,21 @@ const LIMIT_MILLISECONDS = 600_000;
  */
 export async function deleteAndWait(
   { client, watches }: Caller,
-  ref: NamespacedRef,
+  { metadata: from }: VM,
   end: AbortController,
 ): Promise<void> {
-  const { metadata: from } = trimmed(await getAs(client, VMS, ref));
+  const { name, namespace = '', uid } = from;
   const { signal } = end;
   const timer = setTimeout(() => end.abort(new WaitEnd('late')), LIMIT_MILLISECONDS);
   try {
-    await client.delete(VMS, ref, { uid: from.uid });
+    await client.delete(VMS, { name, namespace }, { uid });
     const versions = follow({ client, watches, type: VMS, from, trim: trimmed, signal });
     while ((await versions.next()).done !== true) {
       // The iterator yields versions of the VM as long as the VM exists.
     }
   } catch (error) {
     throw error instanceof WaitEnd
-      ? new StatusError(error.why === 'stopping' ? 503 : 504, `VM ${ref.name} is still being deleted`)
+      ? new StatusError(error.why === 'stopping' ? 503 : 504, `VM ${name} is still being deleted`)
       : error;
   } finally {
     clearTimeout(timer);

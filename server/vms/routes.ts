@@ -14,9 +14,10 @@ import { hostNotFound } from '../own/hosts.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
-import type { Deploys } from './deploy.ts';
+import { type Deploys, waitingBody } from './deploy.ts';
 import { deployedVM, vmItem } from '../../api/http/vmitem.ts';
 import { deleteAndWait } from './remove.ts';
+import { trimmed } from './trimmed.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
 const VM_PATH = `${VMS_PATH}/:name`;
@@ -51,9 +52,13 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         response: { 200: deployedVMSchema, 202: vmItemSchema },
       },
     },
-    async ({ fullCaller, headers, params, query, body }, reply) => {
-      await requireHost(own, headers, { namespace: params.namespace, host: body.node });
-      const request = { caller: fullCaller(), namespace: params.namespace, query, body };
+    async (asked, reply) => {
+      const { headers, query } = asked;
+      const { namespace } = asked.params;
+      await requireRightAndHost(own, headers, { namespace, host: asked.body.node });
+      const request = { caller: asked.fullCaller(), namespace, query, body: asked.body };
+      // The framework keeps its own request until the answer is sent.
+      asked.body = waitingBody(asked.body);
       if (query.wait === 'false') {
         return await reply.code(202).send(itemOf(await deploys.create(request)));
       }
@@ -87,10 +92,12 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
       const caller = fullCaller();
       if (query.wait === 'true') {
         const user = await caller.client.username();
+        // The VM is read first, because callers without rights in the namespace must not take one of its places for waiting requests.
+        const vm = trimmed(await getAs(caller.client, VMS, params));
         await waiting.run(
           reply.raw,
           { user, namespace: params.namespace },
-          async (end) => await deleteAndWait(caller, params, end),
+          async (end) => await deleteAndWait(caller, vm, end),
         );
       } else {
         await deleteAs(caller.client, VMS, params);
@@ -102,21 +109,19 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
 }
 
 /**
- * Refuses a VM whose only allowed host does not exist, because the VM would wait for this host forever. Before that, the right to create
- * VMs is checked, so that only callers with this right learn whether a host exists.
+ * Checks that the caller may create VMs in the namespace. Callers without this right must not take one of the namespace's places for waiting
+ * requests, and must not learn whether a host exists. Then refuses a VM whose only allowed host does not exist, because the VM would wait
+ * for this host forever. `host` is undefined if the request names no host.
  *
  * @throws StatusError 403 when the right is missing, and 404 when the host does not exist.
  */
-async function requireHost(
+async function requireRightAndHost(
   { hosts, rights }: Services['own'],
   headers: IncomingHttpHeaders,
   { namespace, host }: { namespace: string; host: string | undefined },
 ): Promise<void> {
-  if (host === undefined) {
-    return;
-  }
   await rights.require(headers, { verb: 'create', resource: 'vms', namespace });
-  if (!hosts.exists(host)) {
+  if (host !== undefined && !hosts.exists(host)) {
     throw hostNotFound(host);
   }
 }

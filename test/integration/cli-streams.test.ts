@@ -341,6 +341,10 @@ it('logs show the console, or only its end', async () => {
   expect(all).toEqual({ code: 0, out: 'the first line\nthe last line\n', err: '' });
   expect(last).toEqual({ code: 0, out: 'the last line\n', err: '' });
   expect(since.code).toBe(2);
+  // The log of this stand-in ends although its machine runs, as it does when an agent is replaced.
+  const { code, out, err } = await berth('logs', VM, '-f');
+  expect([code, out]).toEqual([5, 'the first line\nthe last line\n']);
+  expect(err).toContain('ended, but the VM still exists');
   expect(await berth('logs', 'lost')).toMatchObject({
     code: 1,
     err: expect.stringContaining('has no machine yet'),

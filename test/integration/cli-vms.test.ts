@@ -96,9 +96,10 @@ describe('the forms that integrations call', () => {
 
   it('deploy with a generated name, before or after the flag, and with a name', async () => {
     const flags = ['--namespace', namespace, '--metadata', 'job=1,key=a=b,c', '--labels', 'job=1'];
+    const limits = ['--active-deadline-seconds', '3600', '--ttl-seconds-after-finished', '0'];
     const [[first], [second], [third]] = await Promise.all([
       json('vm', 'deploy', 'runner', '--config', CONFIG, '--generate-name', '-o', 'json', ...flags),
-      json('vm', 'deploy', '--config', CONFIG, '--generate-name', 'node', '-o', 'json'),
+      json('vm', 'deploy', '--config', CONFIG, '--generate-name', 'node', '-o', 'json', ...limits),
       json('vm', 'deploy', 'named', '--config', CONFIG, '--reserve-port', '8822:22', '-o', 'json'),
     ]);
     expect([first.name, second.name, third.name]).toEqual([
@@ -115,6 +116,12 @@ describe('the forms that integrations call', () => {
     const { metadata, spec } = await vms.get(first.name);
     expect(spec.guestMetadata).toEqual({ job: '1', key: 'a=b,c' });
     expect(metadata.labels).toMatchObject({ job: '1' });
+    expect((await vms.get(second.name)).spec).toMatchObject({
+      activeDeadlineSeconds: 3_600,
+      ttlSecondsAfterFinished: 0,
+    });
+    const wrong = await berth('vm', 'create', 'wrong', '--config', CONFIG, '--active-deadline-seconds', '0');
+    expect([wrong.code, wrong.err]).toEqual([1, expect.stringContaining('--active-deadline-seconds: ')]);
     expect(metadata.annotations).not.toHaveProperty([ANSWER_BY_ANNOTATION]);
   });
 

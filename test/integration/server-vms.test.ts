@@ -79,10 +79,13 @@ async function onlyVM(prefix: string): Promise<VM> {
 
 describe('a deployment', () => {
   it('answers when the VM runs, keeps it, and names its owner', async () => {
-    const { status, body } = await deploy({ ...simulated, CPU: 2, memory: 4.8, labels: { job: '42' } });
+    const limits = { activeDeadlineSeconds: 3_600, ttlSecondsAfterFinished: 0 };
+    const request = { ...simulated, ...limits, CPU: 2, memory: 4.8, labels: { job: '42' } };
+    const { status, body } = await deploy(request);
     expect([status, body]).toMatchObject([200, { status: 'Running', memory: '4.80Gi' }]);
     expect(body.name).toMatch(/^vm-[a-z0-9]{5}$/);
-    const { metadata } = await vms.get(body.name);
+    const { metadata, spec } = await vms.get(body.name);
+    expect(spec).toMatchObject(limits);
     expect(metadata.annotations?.[CREATED_BY_ANNOTATION]).toBe(`system:serviceaccount:${namespace}:dev`);
     expect(metadata.annotations).not.toHaveProperty([ANSWER_BY_ANNOTATION]);
     expect(metadata.labels).toMatchObject({ job: '42' });
