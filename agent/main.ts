@@ -6,9 +6,9 @@ import './threads.ts';
 import '../base/heap.ts';
 import { mkdirSync } from 'node:fs';
 import { parseArgs } from 'node:util';
-import { pino } from 'pino';
 import { ReasonedError } from '../api/v1alpha1/reasons.ts';
 import { ConfigError } from '../base/config.ts';
+import { programLogger } from '../base/log.ts';
 import { surviveRejections } from '../kube/rejections.ts';
 import { keepReserve } from '../base/reserve.ts';
 import { runAgent } from './agent.ts';
@@ -32,7 +32,7 @@ function readArguments(): string {
 }
 
 async function run(config: AgentConfig): Promise<number> {
-  const logger = pino({ level: config.logLevel });
+  const logger = programLogger({ level: config.logLevel });
   surviveRejections(logger);
   // Mode 0711 lets helper programs that run as other users reach their own folders in the data directory. These users cannot read secrets,
   // because only the agent's user can read the files and folders with secrets.

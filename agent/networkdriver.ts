@@ -1,9 +1,8 @@
 /** The network section of the agent's configuration, and the driver that the section names. */
-import { createHash } from 'node:crypto';
-import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { PortRules } from '../api/v1alpha1/reservable.ts';
+import { networkNames } from './network/names.ts';
 import type { MetadataPages } from './network/nat/metadata.ts';
 import { NatNetwork } from './network/nat/nat.ts';
 import type { Network } from './network/network.ts';
@@ -96,16 +95,15 @@ export interface NetworkSurroundings {
 export function createNetwork(settings: NetworkSettings, surroundings: NetworkSurroundings): Network {
   const { dataDirectory, nodeAddress, ports, clusterCIDRs, metadata, resolvConf, logger } = surroundings;
   const { machineUsers: users = [] } = surroundings;
-  const directory = join(dataDirectory, 'network');
-  const id = createHash('sha256').update(directory).digest('hex').slice(0, 8);
+  const { directory, runtimeDirectory, guardTable } = networkNames(dataDirectory);
   if (settings.driver === 'user') {
-    const guard = userGuard(settings, surroundings, `berth-user-${id}`);
+    const guard = userGuard(settings, surroundings, guardTable);
     return new UserNetwork({ hostAddress: settings.hostAddress ?? nodeAddress, ports, guard });
   }
   const { bridge, table, subnet, probeSubnet, dnsServers, connectionsPerGuest } = settings;
   const options = {
     directory,
-    runtimeDirectory: `/run/berth-network-${id}`,
+    runtimeDirectory,
     bridge,
     table,
     subnet,

@@ -8,7 +8,7 @@ import { ConsoleStore } from './store.ts';
 
 vi.mock(import('node:fs'), { spy: true });
 
-const { appendFileSync, writeFileSync } = await vi.importActual<typeof fs>('node:fs');
+const { appendFileSync, openSync, writeFileSync } = await vi.importActual<typeof fs>('node:fs');
 
 let folder: string;
 let store: ConsoleStore;
@@ -108,3 +108,20 @@ it.each(['serial.log', 'serial.0.log'])(
     expect(logged).toHaveLength(1);
   },
 );
+
+it('loses no output if a file cannot be opened in the middle of a long output', async () => {
+  const lines = 'a line of the guest\n'.repeat(2_000);
+  guestWrites(lines);
+  let opened = 0;
+  vi.mocked(fs.openSync).mockImplementation((path, ...rest) => {
+    const isOutput = String(path).endsWith('serial.0.log');
+    opened += isOutput ? 1 : 0;
+    if (isOutput && opened === 2) {
+      throw Object.assign(new Error('too many open files'), { code: 'EMFILE' });
+    }
+    return openSync(path, ...rest);
+  });
+  expect(await read()).toBe('');
+  vi.mocked(fs.openSync).mockImplementation(openSync);
+  expect(await read()).toBe(lines);
+});

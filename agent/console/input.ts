@@ -173,7 +173,7 @@ class Segments implements Source {
    * that were already read. The committed position is then after the end of the log.
    */
   #load(end: number): number {
-    return Math.min(Number(textOf(this.#file)), end);
+    return Math.min(positionIn(this.#file), end);
   }
 }
 
@@ -205,7 +205,7 @@ class AppendedFile implements Source {
 
   next(length: number): RawPiece {
     const size = sizeOf(this.#raw);
-    this.#position ??= Number(textOf(this.#file));
+    this.#position ??= positionIn(this.#file);
     // If the file is shorter than the part that was already read, it is a new file. Reading then begins at its start.
     if (this.#position > size) {
       this.#position = 0;
@@ -279,8 +279,13 @@ function savePosition(file: string, position: number): void {
   renameSync(`${file}.tmp`, file);
 }
 
-function textOf(path: string): string {
-  return undefinedIfSync(isMissing, () => readFileSync(path, 'utf8')) ?? '';
+/**
+ * Returns the position in a file; 0 if the file is missing or has no position. The files are not synced, so a crash of the host can damage
+ * them. The console then begins again with the bytes that are still there.
+ */
+function positionIn(path: string): number {
+  const position = Number(undefinedIfSync(isMissing, () => readFileSync(path, 'utf8')) ?? '');
+  return Number.isSafeInteger(position) && position >= 0 ? position : 0;
 }
 
 /** Returns the position after the last byte of a log; 0 if the log has no files. */

@@ -305,6 +305,21 @@ describe('the console of the log writer, and agents that come and go', () => {
     expect(await read()).toBe('one\ntwo\n');
   });
 
+  it.each([
+    ['of one file', appendToOneFile, 'offset'],
+    ['of the log writer', appendToSegments, 'position'],
+  ])(
+    'the console %s continues after a crash of the host that damaged its position',
+    async (_, append, file) => {
+      append(folder, 'one\n');
+      await read();
+      store = anotherAgent();
+      await writeFile(join(folder, 'console', file), '\0\0\0');
+      append(folder, 'two\n');
+      expect(await read()).toBe('one\none\ntwo\n');
+    },
+  );
+
   it('reports the size of output that was lost while no agent ran, and shows the newest', async () => {
     appendToSegments(folder, 'one\nbegun');
     await read();

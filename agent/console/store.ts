@@ -156,6 +156,20 @@ export class ConsoleStore implements ConsoleLog {
   }
 
   #move(): boolean {
+    const { records, moved, isMore } = this.#orAgain(() => this.#take());
+    if (records.length > 0) {
+      this.#orAgain(() => this.#append(records));
+      this.#events.emit('records', records);
+    }
+    if (moved > 0 || records.length > 0) {
+      this.#input.commit(this.#lines.pending);
+      this.#isFailing = false;
+    }
+    return isMore;
+  }
+
+  /** Takes waiting output from the input: its records, and the number of its bytes. `isMore` tells whether more output is waiting. */
+  #take(): { records: ConsoleRecord[]; moved: number; isMore: boolean } {
     const now = this.#clock();
     let records: ConsoleRecord[] = [];
     let moved = 0;
@@ -169,28 +183,21 @@ export class ConsoleStore implements ConsoleLog {
       length = bytes.length;
       moved += length;
     } while (length > 0 && moved < MOVE_BYTES && records.length < MOVE_RECORDS);
-    records = records.concat(this.#lines.flush(now));
-    if (records.length > 0) {
-      this.#store(records);
-    }
-    if (moved > 0 || records.length > 0) {
-      this.#input.commit(this.#lines.pending);
-      this.#isFailing = false;
-    }
-    return length > 0;
+    return { records: records.concat(this.#lines.flush(now)), moved, isMore: length > 0 };
   }
 
-  #store(records: ConsoleRecord[]): void {
+  /**
+   * Calls `work`. If it fails, the output that was taken is not stored, for example because the disk is full or too many files are open. So
+   * the reading position goes back, and the same bytes are read again later.
+   */
+  #orAgain<T>(work: () => T): T {
     try {
-      this.#append(records);
+      return work();
     } catch (error) {
-      // The records were not stored, for example because the disk is full. So the reading position goes back, and the same bytes are read
-      // again later.
       this.#input.rewind();
       this.#lines = new ConsoleLines();
       throw error;
     }
-    this.#events.emit('records', records);
   }
 
   #append(records: ConsoleRecord[]): void {

@@ -12,7 +12,8 @@ import { Controller, type Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
-import { freeDisk, isDiskPressed } from '../disks/freedisk.ts';
+import { freeDisk } from '../disks/freedisk.ts';
+import { DiskPressureLook } from './diskpressure.ts';
 import type { HostFacts } from './facts.ts';
 import {
   type HostState,
@@ -48,12 +49,17 @@ export class NodeKeeper {
   readonly #options: KeeperOptions;
   readonly #consistency = new Consistency();
   readonly #controller: Controller;
+  readonly #disk: DiskPressureLook;
   #state: HostState;
 
   constructor(options: KeeperOptions) {
     const { client, config, logger, metrics } = options;
     this.#options = options;
     this.#state = options.state;
+    this.#disk = new DiskPressureLook({
+      minimumFree: config.images.minimumFree,
+      free: () => freeDisk(config.dataDirectory),
+    });
     this.informer = new Informer(client, NODES, {
       fieldSelector: `metadata.name=${config.nodeName}`,
       logger,
@@ -98,9 +104,9 @@ export class NodeKeeper {
 
   async #reconcile(): Promise<Result> {
     const { config, facts, heldImageBytes } = this.#options;
+    const disk = await this.#disk.look(this.#state.diskPressure);
     const node = this.node;
-    const diskPressure = await this.#diskPressure();
-    this.#state = { ...this.#state, diskPressure, heldImageBytes: heldImageBytes() };
+    this.#state = { ...this.#state, ...disk, heldImageBytes: heldImageBytes() };
     const now = Date.now();
     if (node === undefined) {
       await this.#register();
@@ -168,10 +174,5 @@ export class NodeKeeper {
   #wrote(node: Node): void {
     const { name, resourceVersion = '' } = node.metadata;
     this.#consistency.wrote(name, this.informer, resourceVersion);
-  }
-
-  async #diskPressure(): Promise<boolean> {
-    const { dataDirectory, images } = this.#options.config;
-    return isDiskPressed(await freeDisk(dataDirectory), images.minimumFree, this.#state.diskPressure);
   }
 }

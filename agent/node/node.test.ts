@@ -81,6 +81,14 @@ test('a status is written again when it differs or its heartbeat is old, and not
   expect(differs({ images: [] }, 0)).toBe(true);
 });
 
+/** The control plane ignores a Lease whose time goes backwards, and calls the host unreachable after 50 s. */
+test('a status is written again when the clock of the host was set back', () => {
+  const node = given();
+  for (const back of [1_000, 60_000, 24 * 3_600_000]) {
+    expect(statusDiffers(node, status({}, node, NOW - back), NOW - back)).toBe(true);
+  }
+});
+
 test('the disk is offered without what is to stay free and the images that somebody holds, and never less than nothing', () => {
   const offered = (heldImageBytes: number) => status({ heldImageBytes }, undefined, NOW);
   const gib = 2 ** 30;
@@ -101,5 +109,13 @@ test('a Node that takes no VMs because of its disk says so in words', () => {
     status: 'True',
     reason: 'DiskNearlyFull',
     message: 'The disk of the host is nearly full, and the host takes no new VMs',
+  });
+});
+
+test('a Node whose free space is unknown says why it takes no VMs', () => {
+  const { conditions } = status({ diskPressure: true, diskFault: 'it does not answer' }, undefined, NOW);
+  expect(conditions?.find(({ type }) => type === 'DiskPressure')).toMatchObject({
+    status: 'True',
+    message: 'it does not answer',
   });
 });

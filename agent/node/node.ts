@@ -51,6 +51,8 @@ export interface HostState {
   /** State of the network. Undefined if the network driver sets up nothing for the host as a whole. */
   nat: { healthy: boolean; message: string } | undefined;
   diskPressure: boolean;
+  /** Why the free space of the disk is unknown. Undefined if it is known. */
+  diskFault?: string | undefined;
   /** System images for emulators, or the reason why the host runs no emulators. */
   emulators: EmulatorOffer;
   /** Size in bytes of the images that are in use and therefore cannot be removed. */
@@ -164,13 +166,13 @@ function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
 }
 
 function conditions(state: HostState): NodeCondition[] {
-  const { nat, diskPressure } = state;
+  const { nat, diskPressure, diskFault } = state;
   const { offered, message } = emulatorCondition(state.emulators);
   const natReason = nat?.healthy ? 'Healthy' : 'SelfHealFailed';
   return [
     conditionOf('Ready', true, 'AgentReady'),
     conditionOf('MemoryPressure', false, 'SufficientMemory'),
-    conditionOf('DiskPressure', diskPressure, diskPressure ? 'DiskNearlyFull' : 'SufficientDisk'),
+    conditionOf('DiskPressure', diskPressure, diskPressure ? 'DiskNearlyFull' : 'SufficientDisk', diskFault),
     conditionOf('PIDPressure', false, 'SufficientPIDs'),
     ...(nat === undefined ? [] : [conditionOf(NAT_READY_CONDITION, nat.healthy, natReason, nat.message)]),
     conditionOf(EMULATORS_CONDITION, offered, offered ? 'EmulatorsOffered' : 'EmulatorsUnavailable', message),
@@ -200,7 +202,8 @@ export function labelsDiffer(node: Readonly<Node>, wanted: Record<string, string
 
 /**
  * Reports whether the agent must write the status. This is the case if the heartbeat is old, or if a value differs, for example because
- * another program overwrote it.
+ * another program overwrote it. A heartbeat in the future means that the clock of the host was set back. The control plane then ignores
+ * each renewal of the Lease whose time is before that of an earlier renewal, until it sees another heartbeat.
  */
 export function statusDiffers(node: Readonly<Node>, wanted: NodeStatus, now: number): boolean {
   const { conditions = [], capacity = {}, allocatable = {}, nodeInfo = {}, ...rest } = wanted;
@@ -225,11 +228,13 @@ function contains(current: object | undefined, wanted: object, empty?: unknown):
 
 function conditionDiffers(current: NodeCondition[] | undefined, wanted: NodeCondition, now: number): boolean {
   const found = current?.find(({ type }) => type === wanted.type);
+  const ageMilliseconds = now - Date.parse(found?.lastHeartbeatTime ?? '');
   return (
     found === undefined ||
     found.status !== wanted.status ||
     found.reason !== wanted.reason ||
     (found.message ?? '') !== wanted.message ||
-    now - Date.parse(found.lastHeartbeatTime ?? '') >= HEARTBEAT_MILLISECONDS
+    ageMilliseconds < 0 ||
+    ageMilliseconds >= HEARTBEAT_MILLISECONDS
   );
 }

@@ -9,6 +9,7 @@ import { startControlPlane } from './controlplane.ts';
 import { install, uninstall } from './install.ts';
 import { kubectlFor } from './kubectl.ts';
 import { unmountBelow } from './mounts.ts';
+import { removeNetworks } from './networks.ts';
 import { bringUpNodes, type NodeCluster, type NodeClusterOptions } from './nodes/cluster.ts';
 import { removeNamespaces } from './nodes/network.ts';
 import {
@@ -136,6 +137,7 @@ async function end(cluster: Cluster): Promise<void> {
 async function remove(directory: string): Promise<void> {
   const state = readState(directory);
   await stopProcesses(directory);
+  await removeNetworks(directory);
   for (const namespace of state?.namespaces ?? []) {
     await removeGroups(namespace);
   }

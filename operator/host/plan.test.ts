@@ -7,6 +7,8 @@ import { type OperatorConfig, parseConfig } from '../config/config.ts';
 import { exportHostMetrics } from './metrics.ts';
 import { statusToApply, taintsToWrite } from './plan.ts';
 
+const hostTaint: Taint = { key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' };
+
 function host(part: {
   arch?: string;
   os?: string;
@@ -18,7 +20,7 @@ function host(part: {
     apiVersion: 'v1',
     kind: 'Node',
     metadata: { name: 'h', labels: part.labels ?? {} },
-    spec: { taints: part.taints ?? [] },
+    spec: { taints: part.taints ?? [hostTaint] },
     status: {
       nodeInfo: { architecture: part.arch ?? 'arm64', operatingSystem: part.os ?? 'linux' },
       ...part.status,
@@ -81,15 +83,27 @@ describe('taints of a host', () => {
       const conditions = [{ type: 'berth.dev/NATReady', status }];
       expect(taintsToWrite(host({ status: { conditions } }))).toBeUndefined();
     }
-    expect(taintsToWrite(host({ taints: [adminTaint] }))).toBeUndefined();
-    expect(taintsToWrite(host({ taints: [adminTaint], status: broken }))).toEqual([adminTaint, natTaint]);
-    expect(taintsToWrite(host({ taints: [adminTaint, natTaint], status: broken }))).toBeUndefined();
-    expect(taintsToWrite(host({ taints: [natTaint, adminTaint] }))).toEqual([adminTaint]);
+    const tainted = (...taints: Taint[]) => ({ taints: [hostTaint, ...taints] });
+    expect(taintsToWrite(host(tainted(adminTaint)))).toBeUndefined();
+    const written = [adminTaint, hostTaint, natTaint];
+    expect(taintsToWrite(host({ ...tainted(adminTaint), status: broken }))).toEqual(written);
+    expect(taintsToWrite(host({ taints: written, status: broken }))).toBeUndefined();
+    expect(taintsToWrite(host(tainted(natTaint, adminTaint)))).toEqual([adminTaint, hostTaint]);
+  });
+
+  /** The API server refuses two taints with the same key and effect. */
+  it('keep the Pods of others away, also from a Node that was created without the taint or lost it', () => {
+    expect(taintsToWrite(host({ taints: [] }))).toEqual([hostTaint]);
+    expect(taintsToWrite(host({ taints: [{ ...hostTaint, value: 'no' }] }))).toEqual([hostTaint]);
+    const evicting: Taint = { ...hostTaint, effect: 'NoExecute' };
+    expect(taintsToWrite(host({ taints: [evicting] }))).toEqual([evicting, hostTaint]);
+    expect(taintsToWrite(host({ taints: [evicting, hostTaint] }))).toBeUndefined();
   });
 
   it('keep a host that belongs to a namespace for it', () => {
     const label = { 'berth.node-restriction.kubernetes.io/namespace': 'platform-ci' };
     expect(taintsToWrite(host({ labels: label }))).toEqual([
+      hostTaint,
       { key: 'berth.node-restriction.kubernetes.io/namespace', value: 'platform-ci', effect: 'NoSchedule' },
     ]);
   });

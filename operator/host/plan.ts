@@ -1,6 +1,8 @@
 /** Computes the slots on a host's Node, and the taints that follow from the host's state. All functions are pure. */
 import {
   DEDICATED_KEY,
+  HOST_KEY,
+  HOST_VALUE,
   MACOS_GUEST_RESOURCE,
   NAT_READY_CONDITION,
   NAT_TAINT,
@@ -72,6 +74,9 @@ function versionSkew(node: Node, present: NodeCondition | undefined, now: string
 
 const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY]);
 
+/** Taint that keeps the Pods of others away. An agent sets it when it creates its Node, and may not set it later. */
+const HOST_TAINT: Taint = { key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' };
+
 /**
  * Returns the Node's whole list of taints with Berth's taints corrected and all other taints kept. The result is undefined if nothing must
  * change.
@@ -79,10 +84,16 @@ const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY]);
 export function taintsToWrite(node: Node): Taint[] | undefined {
   const present = node.spec?.taints ?? [];
   const ours = wantedTaints(node);
+  const others = present.filter((taint) => !isOurs(taint));
   const isRight =
-    present.filter(({ key }) => OUR_TAINTS.has(key)).length === ours.length &&
+    present.length - others.length === ours.length &&
     ours.every((taint) => present.some((other) => sameTaint(taint, other)));
-  return isRight ? undefined : [...present.filter(({ key }) => !OUR_TAINTS.has(key)), ...ours];
+  return isRight ? undefined : [...others, ...ours];
+}
+
+/** Returns true if the operator alone writes the taint. A taint of an administrator can have the key of {@link HOST_TAINT}. */
+function isOurs({ key, effect }: Taint): boolean {
+  return OUR_TAINTS.has(key) || (key === HOST_TAINT.key && effect === HOST_TAINT.effect);
 }
 
 /**
@@ -93,6 +104,7 @@ function wantedTaints(node: Node): Taint[] {
   const natReady = conditionIn(node.status, NAT_READY_CONDITION);
   const namespace = node.metadata.labels?.[DEDICATED_KEY];
   return [
+    HOST_TAINT,
     ...(natReady?.status === 'False'
       ? [{ key: NAT_TAINT, value: 'true', effect: 'NoSchedule' as const }]
       : []),

@@ -200,6 +200,43 @@ describe('credentials of joining hosts', () => {
   });
 });
 
+describe('a host that creates its Node without the taint of hosts', () => {
+  const asHost = async (name: string): Promise<KubeClient> => {
+    const { answer } = await ask(await asToken(name), name, 'client');
+    await answer;
+    return await asNode(cluster, name);
+  };
+  const untainted = (name: string, spec: object) => ({ metadata: { name }, spec });
+
+  test.for([
+    ['no taint', {}],
+    ['another value', { taints: [{ key: HOST_KEY, value: 'no', effect: 'NoSchedule' }] }],
+    ['a weaker effect', { taints: [{ key: HOST_KEY, value: HOST_VALUE, effect: 'PreferNoSchedule' }] }],
+  ] as const)('is refused: %s', async ([what, spec], context) => {
+    const name = `bare-${what.replaceAll(' ', '-')}`;
+    const host = await asHost(name);
+    await expect(host.create(NODES, untainted(name, spec))).rejects.toThrow(
+      `the host ${name} of Berth must create its Node with the taint ${HOST_KEY}=${HOST_VALUE}:NoSchedule`,
+    );
+    await host.create(NODES, nodeOf(name));
+    tried(context, `a host's own Node: ${what}`, '403');
+  });
+
+  test('that is a kubelet, and no host, is not refused', async () => {
+    const kubelet = await asNode(cluster, 'kubelet');
+    await expect(kubelet.create(NODES, untainted('kubelet', {}))).resolves.toBeDefined();
+  });
+
+  test('gets the taint back if somebody removes it', async () => {
+    const name = 'relieved';
+    await (await asHost(name)).create(NODES, nodeOf(name));
+    await isMarked(name);
+    await cluster.client().mergePatch(NODES, { name }, { spec: { taints: [] } });
+    const taints = async () => (await cluster.client().get(NODES, { name })).spec?.taints ?? [];
+    await waitFor('the taint', async () => (await taints()).some(({ key }) => key === HOST_KEY), STEP);
+  });
+});
+
 describe('a Node that claims to be a host', () => {
   let impostor: KubeClient;
 

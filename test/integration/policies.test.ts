@@ -418,6 +418,7 @@ describe('the policies', () => {
       ['berth-bindings', {}],
       ['berth-created-by', {}],
       ['berth-custom-pods', {}],
+      ['berth-host-nodes', {}],
       ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-namespaces', {}],

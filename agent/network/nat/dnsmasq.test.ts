@@ -2,6 +2,7 @@ import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { identify, isAlive, killByArgument } from '../../processes/process.ts';
 import type { Attachment } from './attachments.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
@@ -31,6 +32,7 @@ beforeEach(async () => {
 
 afterEach(async () => {
   await dnsmasqFor([]).stop();
+  await killByArgument(`--pid-file=${join(directory, 'dnsmasq.pid')}`);
   vi.unstubAllEnvs();
   await rm(root, { recursive: true });
 });
@@ -64,6 +66,20 @@ test('a new agent makes the dnsmasq that it keeps read the list of machines agai
   await earlier.start();
   await dnsmasqFor([]).takeOver();
   await expect.poll(() => readFile(join(directory, 'dnsmasq.pid.told'), 'utf8')).toBe('\n');
+});
+
+/** The process still has its ports, so a second dnsmasq could not start. */
+test('a start ends a dnsmasq whose pid file and folder somebody has removed', async () => {
+  const dnsmasq = dnsmasqFor([]);
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  const earlier = await identify((await dnsmasq.pid()) ?? 0);
+  await rm(directory, { recursive: true });
+  expect(await dnsmasq.pid()).toBeUndefined();
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  expect(earlier !== undefined && (await isAlive(earlier))).toBe(false);
+  expect(await dnsmasq.pid()).toBeGreaterThan(0);
 });
 
 /** While dnsmasq has the lease of a machine that is gone, it gives the address to no other machine. */

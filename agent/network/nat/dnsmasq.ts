@@ -9,6 +9,7 @@ import { isDeepStrictEqual } from 'node:util';
 import { pause } from '../../../base/time.ts';
 import { hasCode, isMissing, undefinedIf, undefinedIfSync } from '../../../base/errors.ts';
 import { writeWhole } from '../../../base/files.ts';
+import { killByArgument } from '../../processes/process.ts';
 import type { Attachment } from './attachments.ts';
 import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
@@ -50,6 +51,8 @@ export class Dnsmasq {
   readonly #directory: string;
   readonly #pidFile: string;
   readonly #hostsFile: string;
+  /** Argument of dnsmasq by which the agent recognises its own dnsmasq. No other agent of this host uses the same pid file. */
+  readonly #mark: string;
   /** Copy of {@link Upstream.resolvConf} that dnsmasq can read. */
   readonly #resolvFile: string;
   /**
@@ -64,6 +67,7 @@ export class Dnsmasq {
     this.#directory = directory;
     this.#resolvFile = join(directory, 'resolv.conf');
     this.#pidFile = join(directory, 'dnsmasq.pid');
+    this.#mark = `--pid-file=${this.#pidFile}`;
     this.#hostsFile = join(directory, 'dhcp-hosts');
   }
 
@@ -80,7 +84,7 @@ export class Dnsmasq {
     const pid = Number.parseInt((await undefinedIf(isGone, readFile(this.#pidFile, 'utf8'))) ?? '', 10);
     const commandLine = await undefinedIf(isGone, readFile(`/proc/${pid}/cmdline`, 'utf8'));
     const words = commandLine?.split('\0').slice(0, -1) ?? [];
-    return words.includes(`--pid-file=${this.#pidFile}`) ? { pid, words } : undefined;
+    return words.includes(this.#mark) ? { pid, words } : undefined;
   }
 
   /**
@@ -140,9 +144,11 @@ export class Dnsmasq {
   }
 
   /**
-   * Starts dnsmasq, and resolves when dnsmasq is ready for queries. @throws ProgramError with dnsmasq's own message when the start fails.
+   * Starts dnsmasq, and resolves when dnsmasq is ready for queries. If somebody has removed the pid file, the earlier dnsmasq can still run.
+   * Its ports would make the start fail, so the function first ends it. @throws ProgramError with dnsmasq's own message when the start fails.
    */
   async start(): Promise<void> {
+    await killByArgument(this.#mark);
     await run('dnsmasq', this.#arguments());
   }
 
@@ -186,7 +192,7 @@ export class Dnsmasq {
     const namespaces = `${this.#layout.namespaces.prefix}*`;
     return [
       '--conf-file=/dev/null',
-      `--pid-file=${this.#pidFile}`,
+      this.#mark,
       '--user=nobody',
       // With this option, dnsmasq continues to serve the bridge after the bridge was deleted and created again.
       '--bind-dynamic',

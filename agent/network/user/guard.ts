@@ -83,7 +83,8 @@ export class UserGuard {
   }
 }
 
-function removal(table: string): string {
+/** Returns the nftables script that removes a table of this name. The script also succeeds if there is no such table. */
+export function removal(table: string): string {
   return `add table inet ${table}\ndelete table inet ${table}\n`;
 }
 

@@ -280,6 +280,18 @@ describe('nat', unless(missing), () => {
     expect(await identify(next)).toBeDefined();
   });
 
+  test('a dnsmasq whose pid file and folder somebody has removed is replaced', async () => {
+    const earlier = await identify(Number(readFileSync(join(net.directory, 'run/dnsmasq.pid'), 'utf8')));
+    rmSync(join(net.directory, 'run'), { recursive: true });
+    const report = await waitFor('the repair', async () => {
+      const one = await host.do('check');
+      return one.repaired.length > 0 && one;
+    });
+    expect(report).toMatchObject({ healthy: true, faults: [] });
+    expect(report.repaired).toContain('The program dnsmasq was not running');
+    expect(earlier !== undefined && (await isAlive(earlier))).toBe(false);
+  });
+
   test('a machine gets by DHCP the address of one that is gone, whose lease has not ended', async () => {
     for (const macAddress of [MACS.a, MACS.b]) {
       const { address = '', ...card } = await host.do('attach', 'a', { macAddress, ports: [] });

@@ -1,0 +1,41 @@
+import { expect, test, vi } from 'vitest';
+import type { FreeDisk } from '../disks/freedisk.ts';
+import { DiskPressureLook } from './diskpressure.ts';
+
+const ROOMY: FreeDisk = { share: 0.5, bytes: 2 ** 40 };
+const FULL: FreeDisk = { share: 0.01, bytes: 2 ** 20 };
+
+function lookAt(free: () => Promise<FreeDisk>): DiskPressureLook {
+  return new DiskPressureLook({ minimumFree: 2 ** 30, free, answerMilliseconds: 20 });
+}
+
+test('a host takes VMs while its disk has room', async () => {
+  expect(await lookAt(async () => ROOMY).look(false)).toEqual({ diskPressure: false, diskFault: undefined });
+  expect(await lookAt(async () => FULL).look(false)).toEqual({ diskPressure: true, diskFault: undefined });
+});
+
+test('a host whose disk cannot be read takes no VMs, and tells why', async () => {
+  const free = vi.fn(async (): Promise<FreeDisk> => ROOMY);
+  free.mockRejectedValueOnce(new Error('EIO: i/o error, statfs'));
+  const disk = lookAt(free);
+  expect(await disk.look(false)).toEqual({
+    diskPressure: true,
+    diskFault:
+      'The host takes no new VMs, because the free space of its disk is unknown: EIO: i/o error, statfs',
+  });
+  expect(await disk.look(true)).toEqual({ diskPressure: false, diskFault: undefined });
+});
+
+test('a host whose disk does not answer takes no VMs, and asks its disk only once', async () => {
+  const { promise, resolve } = Promise.withResolvers<FreeDisk>();
+  const free = vi.fn(async () => await promise);
+  const disk = lookAt(free);
+  for (let look = 0; look < 3; look += 1) {
+    const { diskPressure, diskFault } = await disk.look(look > 0);
+    expect(diskPressure).toBe(true);
+    expect(diskFault).toMatch(/the disk does not answer within 0.02 s$/);
+  }
+  expect(free).toHaveBeenCalledOnce();
+  resolve(ROOMY);
+  await expect.poll(async () => (await disk.look(true)).diskPressure).toBe(false);
+});
