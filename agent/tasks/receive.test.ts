@@ -64,7 +64,7 @@ afterEach(async () => {
 
 function context(signal = new AbortController().signal): TaskContext {
   return {
-    uid: 'u',
+    uid: `receiver-${process.pid}`,
     pod: { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'p' }, spec: { containers: [] } },
     folder,
     signal,
@@ -176,7 +176,7 @@ it.each([
 ])(
   '%s that an earlier run of the agent has left running is ended, because it uses disk space',
   async (_, sendFile) => {
-    const mark = markArgument('berth-task-u');
+    const mark = markArgument(`berth-task-receiver-${process.pid}`);
     // This process stands for the qemu-img of the earlier run.
     const left = spawn(process.execPath, ['-e', 'setInterval(() => 0, 1000)', mark]);
     await once(left, 'spawn');

@@ -172,9 +172,10 @@ it('ends when the disk of its host becomes full, and its copy is removed', async
   await writeFile(file.path, content.subarray(0, virtualSizeBytes));
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes, digest: 'sha256:d' };
   const progress = () => undefined;
-  const context = { folder, log, progress, signal, takeCallers: () => undefined } as unknown as TaskContext;
+  const uid = `full-${process.pid}`;
+  const context = { uid, folder, log, progress, signal, takeCallers: () => undefined } as unknown;
   const host = { images: { withRoom } } as unknown as DiskHost;
-  const sent = send(host, TASK, context, async (use) => await use(base));
+  const sent = send(host, TASK, context as TaskContext, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
   expect(await readdir(folder)).toEqual(['disk']);
 });
