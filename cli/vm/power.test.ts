@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
-import { createServer, type Server } from 'node:http';
+import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { json } from 'node:stream/consumers';
 import { tmpdir } from 'node:os';
@@ -13,38 +13,44 @@ const READY = { type: 'Ready', status: 'False', reason: 'GuestShutdown' };
 
 let folder: string;
 let server: Server;
+let spec: object;
 /** Values of `spec` in the changes that the API server has accepted. */
 let writes: object[];
+let reads: number;
+let bothHaveRead: PromiseWithResolvers<void>;
 
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-power-'));
-  writes = [];
-  let spec: object = {};
-  const metadata = () => ({ name: 'mac', namespace: 'a', resourceVersion: String(writes.length) });
-  const bothHaveRead = Promise.withResolvers<void>();
-  let reads = 0;
-  // The namespace has one VM. The API server answers the first read only after the second one has begun.
-  server = createServer(async (request, response) => {
-    if (request.method === 'GET') {
-      reads += 1;
-      if (reads === 2) {
-        bothHaveRead.resolve();
-      }
-      await bothHaveRead.promise;
-    }
-    const patch = request.method === 'PATCH' ? ((await json(request)) as VM) : undefined;
-    const { resourceVersion } = { ...metadata(), ...patch?.metadata };
-    const isConflict = resourceVersion !== metadata().resourceVersion;
-    if (patch !== undefined && !isConflict) {
-      writes.push(patch.spec);
-      spec = { ...spec, ...patch.spec };
-    }
-    response.writeHead(isConflict ? 409 : 200, { 'content-type': 'application/json' });
-    const vm = { metadata: metadata(), spec, status: { phase: 'Stopped', conditions: [READY] } };
-    response.end(JSON.stringify(isConflict ? { code: 409, reason: 'Conflict' } : vm));
-  });
+  [spec, writes, reads, bothHaveRead] = [{}, [], 0, Promise.withResolvers<void>()];
+  server = createServer((request, response) => void answer(request, response));
   await once(server.listen(0, '127.0.0.1'), 'listening');
 });
+
+/** Answers as an API server with one VM. Answers the first read only after the second one has begun. */
+async function answer(request: IncomingMessage, response: ServerResponse): Promise<void> {
+  const patch = request.method === 'PATCH' ? ((await json(request)) as VM) : undefined;
+  if (patch === undefined) {
+    reads += 1;
+    if (reads === 2) {
+      bothHaveRead.resolve();
+    }
+    await bothHaveRead.promise;
+  }
+  const isConflict = (patch?.metadata.resourceVersion ?? version()) !== version();
+  if (patch !== undefined && !isConflict) {
+    writes.push(patch.spec);
+    spec = { ...spec, ...patch.spec };
+  }
+  const metadata = { name: 'mac', namespace: 'a', resourceVersion: version() };
+  const vm = { metadata, spec, status: { phase: 'Stopped', conditions: [READY] } };
+  response.writeHead(isConflict ? 409 : 200, { 'content-type': 'application/json' });
+  response.end(JSON.stringify(isConflict ? { code: 409, reason: 'Conflict' } : vm));
+}
+
+/** Returns the resourceVersion of the VM. */
+function version(): string {
+  return String(writes.length);
+}
 
 afterEach(async () => {
   server.closeAllConnections();
