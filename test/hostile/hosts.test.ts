@@ -1,6 +1,4 @@
 /** Programs that claim to be a host or ask for a certificate of one, but are not. API server, NodeRestriction and operator are real. */
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { requestCertificate } from '../../agent/identity/certificates.ts';
 import { parse } from 'yaml';
@@ -199,63 +197,6 @@ describe('credentials of joining hosts', () => {
         AbortSignal.timeout(STEP.deadlineMilliseconds),
       );
     expect(await asked()).toEqual(await asked());
-  });
-});
-
-describe('a host that creates its Node without the taint of hosts', () => {
-  const asHost = async (name: string): Promise<KubeClient> => {
-    const { answer } = await ask(await asToken(name), name, 'client');
-    await answer;
-    return await asNode(cluster, name);
-  };
-  const untainted = (name: string, spec: object) => ({ metadata: { name }, spec });
-
-  test.for([
-    ['no taint', {}],
-    ['another value', { taints: [{ key: HOST_KEY, value: 'no', effect: 'NoSchedule' }] }],
-    ['a weaker effect', { taints: [{ key: HOST_KEY, value: HOST_VALUE, effect: 'PreferNoSchedule' }] }],
-  ] as const)('is refused: %s', async ([what, spec], context) => {
-    const name = `bare-${what.replaceAll(' ', '-')}`;
-    const host = await asHost(name);
-    await expect(host.create(NODES, untainted(name, spec))).rejects.toThrow(
-      `the host ${name} of Berth must create its Node with the taint ${HOST_KEY}=${HOST_VALUE}:NoSchedule`,
-    );
-    await host.create(NODES, nodeOf(name));
-    tried(context, `a host's own Node: ${what}`, '403');
-  });
-
-  test('that is a kubelet, and no host, is not refused', async () => {
-    const kubelet = await asNode(cluster, 'kubelet');
-    await expect(kubelet.create(NODES, untainted('kubelet', {}))).resolves.toBeDefined();
-  });
-
-  test('gets the taint back if somebody removes it', async () => {
-    const name = 'relieved';
-    await (await asHost(name)).create(NODES, nodeOf(name));
-    await isMarked(name);
-    await cluster.client().mergePatch(NODES, { name }, { spec: { taints: [] } });
-    const taints = async () => (await cluster.client().get(NODES, { name })).spec?.taints ?? [];
-    await waitFor('the taint', async () => (await taints()).some(({ key }) => key === HOST_KEY), STEP);
-  });
-
-  /** The API server then stops reading the names until it restarts, so this test is the last one of the policy. */
-  test('does not keep kubelets away while the API server cannot read the names of hosts', async () => {
-    const host = await asHost('unread');
-    const file = join(import.meta.dirname, '../../charts/berth/files/policies/hosts.yaml');
-    const unreadable = readFileSync(file, 'utf8').replace('kind: ConfigMap', 'kind: Unreadable');
-    await cluster.kubectl(['apply', '-f', '-'], { input: unreadable });
-    try {
-      const isCreated = async () =>
-        await host.create(NODES, untainted('unread', {})).then(
-          () => true,
-          () => false,
-        );
-      await waitFor('the API server to ignore the policy', isCreated, STEP);
-      const kubelet = await asNode(cluster, 'late-kubelet');
-      await expect(kubelet.create(NODES, untainted('late-kubelet', {}))).resolves.toBeDefined();
-    } finally {
-      await cluster.kubectl(['apply', '-f', file]);
-    }
   });
 });
 

@@ -418,7 +418,6 @@ describe('the policies', () => {
       ['berth-bindings', {}],
       ['berth-created-by', {}],
       ['berth-custom-pods', {}],
-      ['berth-host-nodes', {}],
       ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-namespaces', {}],
