@@ -76,7 +76,7 @@ it.each([' ', '-', 'b3', pemOf(''), pemOf('b3d1'), AUTHORITY + pemOf('bmV3'), 7]
   'sends no token to a server whose certificate authority is %j',
   async (claimed) => {
     certData = claimed;
-    await expect(ask()).rejects.toThrow('belongs to another cluster');
+    await expect(ask()).rejects.toThrow('does not belong to the cluster');
     expect(tokens).toEqual([]);
   },
 );
@@ -88,7 +88,7 @@ it.each([
   certData = claimed;
   apiEndpoint = 'https://other.example:443/clusters/b';
   for (const path of ['/clusters/a', ':443/b', '/']) {
-    await expect(ask(`https://other.example${path}`)).rejects.toThrow('belongs to another cluster');
+    await expect(ask(`https://other.example${path}`)).rejects.toThrow('does not belong to the cluster');
   }
   expect(tokens).toEqual([]);
   await ask('https://other.example/clusters/b/');

@@ -142,7 +142,7 @@ function requireSameCluster(
   const isSameServer = address?.origin === ownAddress.origin;
   if (isSameServer ? pathOf(address) !== pathOf(ownAddress) : !isSameAuthority) {
     throw new CommandError(
-      `The HTTP API ${apiURL} of the settings belongs to another cluster than ${server}. Choose another context with --context, or another HTTP API with "config set --api-url"`,
+      `The settings name the HTTP API ${apiURL}, but it does not belong to the cluster of ${server}. Choose another context with --context, or another HTTP API with "config set --api-url"`,
       EXIT.usage,
     );
   }

@@ -15,7 +15,7 @@ const OPEN_OBJECT = 0x7b;
 const CLOSE_OBJECT = 0x7d;
 /** JSON key of the list `managedFields`, with the colon. Berth does not need this list. */
 const MANAGED_FIELDS = Buffer.from('"managedFields":');
-/** Number of open brackets between two objects of the list: the bracket of the list, and the bracket of its array. */
+/** Number of brackets that are open between two objects of a list: the `{` of the list, and the `[` of its field `items`. */
 const ARRAY_DEPTH = 2;
 /**
  * Number of bytes after which the collected objects are parsed together as one batch. Parsing a batch takes less than a millisecond, and

@@ -10,7 +10,7 @@ const BLOCK_BYTES = 512;
 export const ENTRIES_LIMIT = 200_000;
 /**
  * Largest number of headers in an archive. A header with attributes of an entry costs as much time as the entry itself. An entry rarely has
- * more than one.
+ * more than one header with attributes.
  */
 const HEADERS_LIMIT = 2 * ENTRIES_LIMIT;
 /** Size limit, in bytes, of one long name or of the PAX attributes of one entry. In real archives, neither is longer than a path. */

@@ -74,7 +74,7 @@ export class StreamServer {
     this.#options = options;
     this.#gauge = new Gauge({
       name: 'berth_agent_streams',
-      help: 'Open streams of callers to machines: sessions of exec, attach and port-forward',
+      help: 'Number of open streams between callers and machines: exec, attach and port-forward',
       labelNames: ['kind'] as const,
       registers: [options.metrics],
     });

@@ -219,8 +219,8 @@ function heldBy(record: Readonly<MachineRecord>): Claim {
 }
 
 /**
- * Returns the claims of all Pods whose tasks run, except the claim of `pod`. The result includes a Pod in phase Running whose task began
- * before a restart of the agent, because the agent starts this task again.
+ * Returns the claims of all Pods whose tasks run, except the claim of `pod`. After a restart of the agent, each Pod in phase Running counts,
+ * because the agent will start its task again.
  */
 function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {
   return pods

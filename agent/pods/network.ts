@@ -54,8 +54,8 @@ export async function connectNamespace(
 }
 
 /**
- * Returns the options for the network namespace of an emulator. The machine of the emulator's VM may always connect to ADB. The exposure
- * Host adds a host port for ADB, but does not take this right from the machine.
+ * Returns the options for the network namespace of an emulator. The machine of the emulator's VM may always connect to ADB. With `exposure:
+ * Host`, ADB has a host port in addition.
  */
 export function namespaceOptions(
   host: Pick<Host, 'records'>,

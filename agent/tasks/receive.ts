@@ -84,7 +84,7 @@ async function untilStored(
         throw error;
       }
       const wait = waitAfter(failures, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
-      log(`The file is not stored yet. The next attempt is in ${wait / 1000} s: ${messageOf(error)}`);
+      log(`The file could not be stored: ${messageOf(error)}. The next attempt is in ${wait / 1000} s`);
       await pause(wait, signal);
     }
   }

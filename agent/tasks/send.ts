@@ -139,8 +139,8 @@ export class Downloaders {
     }
     this.#open += 1;
     caller.on('error', () => undefined);
-    // The agent closes the connection of a caller that sends bytes. Otherwise each byte would restart the time limit of a caller that reads
-    // nothing.
+    // A caller has nothing to send, so the agent closes the connection of a caller that sends bytes. Each byte would restart the time limit,
+    // and the caller could keep its connection for ever without reading the file.
     caller.once('data', () => caller.destroy());
     // If a caller closes its side of the connection, the caller no longer wants the file.
     caller.once('end', () => caller.destroy());

@@ -9,7 +9,7 @@ import { hasRequiredTag, isOneSource, machineRequestFields, NEEDS_TAG, ONE_SOURC
 const TIMEOUT_MAXIMUM = 1_440;
 /** Largest number of metadata values for the guest. The VM kind has the same limit. */
 const METADATA_ENTRIES = 64;
-/** Largest number of labels in a request. The item of a VM shows no more labels. */
+/** Largest number of labels in a request. The item of a VM shows at most this number of labels. */
 const LABELS = 64;
 /** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { VM } from '../v1alpha1/vm.ts';
-import { powerChange } from './vmpower.ts';
+import { type PowerCommand, requestPower } from './vmpower.ts';
 
 function vm(phase: string, spec: VM['spec'] = {}, status: object = {}): VM {
   return { metadata: { name: 'mac', uid: '1' }, spec, status: { phase, ...status } } as VM;
@@ -11,15 +11,28 @@ function off(reason: string): object {
   return { conditions: [{ type: 'Ready', status: 'False', reason }] };
 }
 
-it('starts a VM that is stopped on purpose, and restarts one whose guest has shut down', () => {
+/** Returns the merge patch that a command writes, or the reason why the command is refused. */
+async function changeOf(found: VM, word: PowerCommand) {
+  let written: object | undefined;
+  const requested = await requestPower(word, {
+    read: async () => found,
+    write: async (patch) => {
+      written = patch;
+      return found;
+    },
+  });
+  return 'refusal' in requested ? requested : { patch: written };
+}
+
+it('starts a VM that is stopped on purpose, and restarts one whose guest has shut down', async () => {
   const metadata = { uid: '1' };
   const restart = { powerState: 'Running', restartRequestedAt: expect.any(String) };
   const stopped = vm('Stopped', { powerState: 'Stopped' }, off('Stopped'));
-  expect(powerChange(stopped, 'start')).toEqual({ patch: { metadata, spec: { powerState: 'Running' } } });
-  expect(powerChange(vm('Stopped', {}, off('GuestShutdown')), 'start')).toEqual({
+  expect(await changeOf(stopped, 'start')).toEqual({ patch: { metadata, spec: { powerState: 'Running' } } });
+  expect(await changeOf(vm('Stopped', {}, off('GuestShutdown')), 'start')).toEqual({
     patch: { metadata, spec: restart },
   });
-  expect(powerChange(stopped, 'restart')).toEqual({ patch: { metadata, spec: restart } });
+  expect(await changeOf(stopped, 'restart')).toEqual({ patch: { metadata, spec: restart } });
 });
 
 it.each<[string, VM]>([
@@ -28,22 +41,69 @@ it.each<[string, VM]>([
     'whose requested restart has not begun',
     vm('Stopped', { restartRequestedAt: '2026-11-27T12:00:00Z' }, off('GuestShutdown')),
   ],
-])('does not restart a VM %s if `start` is repeated', (_, started) => {
+])('does not restart a VM %s if `start` is repeated', async (_, started) => {
   const patch = { metadata: { uid: '1' }, spec: { powerState: 'Running' } };
-  expect(powerChange(started, 'start')).toEqual({ patch });
+  expect(await changeOf(started, 'start')).toEqual({ patch });
 });
 
-it('starts a VM that was stopped after its guest had shut down, although the host has not noticed the stop', () => {
+it('starts a VM that was stopped after its guest had shut down, although the host has not noticed the stop', async () => {
   const stopped = vm('Stopped', { powerState: 'Stopped' }, off('GuestShutdown'));
   const spec = { powerState: 'Running', restartRequestedAt: expect.any(String) };
-  expect(powerChange(stopped, 'start')).toEqual({ patch: { metadata: { uid: '1' }, spec } });
+  expect(await changeOf(stopped, 'start')).toEqual({ patch: { metadata: { uid: '1' }, spec } });
 });
 
 it.each([
   ['suspend', 'Stopped'],
   ['restart', 'Pulling'],
   ['start', 'Failed'],
-] as const)('refuses to %s a VM that is %s', (word, phase) => {
+] as const)('refuses to %s a VM that is %s', async (word, phase) => {
   const refusal = `VM mac is ${phase}, so the command ${word} is refused`;
-  expect(powerChange(vm(phase), word)).toEqual({ refusal });
+  expect(await changeOf(vm(phase), word)).toEqual({ refusal });
+});
+
+/** Status of a VM whose guest has shut down. */
+const SHUT_DOWN = { phase: 'Stopped', ...off('GuestShutdown') };
+
+/** Returns functions that read and write one stored VM as the API server does. `writes` contains the spec of each successful write. */
+function stored(version = () => 0) {
+  let current = vm('Stopped', {}, SHUT_DOWN);
+  const writes: object[] = [];
+  let written = 0;
+  const resourceVersion = () => String(written + version());
+  const access = {
+    read: async () => ({ ...current, metadata: { ...current.metadata, resourceVersion: resourceVersion() } }),
+    write: async (patch: object) => {
+      const { metadata, spec } = patch as VM;
+      if (metadata.resourceVersion !== undefined && metadata.resourceVersion !== resourceVersion()) {
+        return undefined;
+      }
+      written += 1;
+      writes.push(spec);
+      current = { ...current, spec: { ...current.spec, ...spec } };
+      return current;
+    },
+  };
+  return { access, writes };
+}
+
+it('two starts at the same time of a VM whose guest has shut down request one restart', async () => {
+  const { access, writes } = stored();
+  await Promise.all([requestPower('start', access), requestPower('start', access)]);
+  expect(writes).toEqual([
+    { powerState: 'Running', restartRequestedAt: expect.any(String) },
+    { powerState: 'Running' },
+  ]);
+});
+
+it('refuses a start if others change the VM again and again', async () => {
+  let version = 0;
+  const { access, writes } = stored(() => (version += 1));
+  const refusal = 'Other clients are changing VM mac. Try again';
+  expect([await requestPower('start', access), writes]).toEqual([{ refusal }, []]);
+});
+
+it('stops a VM although others change it', async () => {
+  let version = 0;
+  const { access } = stored(() => (version += 1));
+  expect(await requestPower('stop', access)).toMatchObject({ vm: { spec: { powerState: 'Stopped' } } });
 });

@@ -27,13 +27,53 @@ const COMMANDS: Readonly<Record<Command | 'restart', Power>> = {
 };
 export type PowerCommand = keyof typeof COMMANDS;
 
+/** Largest number of attempts to write a command. An attempt fails if somebody else has written the VM since the last read. */
+const ATTEMPTS = 5;
+
+/** Functions that read and write the VM for a command. */
+export interface PowerAccess {
+  readonly read: () => Promise<VM>;
+  /** Writes a merge patch. Resolves with undefined if the VM no longer has the uid and the resourceVersion of the patch. */
+  readonly write: (patch: object) => Promise<VM | undefined>;
+}
+
+/**
+ * Writes the command into the VM. Returns the VM with the command, or the reason why the command is refused.
+ *
+ * @throws the errors of `access`.
+ */
+export async function requestPower(
+  word: PowerCommand,
+  access: PowerAccess,
+): Promise<{ vm: VM } | { refusal: string }> {
+  for (let attempt = 1; ; attempt += 1) {
+    const found = await access.read();
+    const change = powerChange(found, word);
+    if ('refusal' in change) {
+      return change;
+    }
+    const vm = await access.write(change.patch);
+    if (vm !== undefined) {
+      return { vm };
+    }
+    if (attempt === ATTEMPTS) {
+      return { refusal: `Other clients are changing VM ${found.metadata.name}. Try again` };
+    }
+  }
+}
+
 /** Returns the merge patch for the command, or the reason why the VM's phase does not allow the command. */
-export function powerChange(vm: VM, word: PowerCommand): { patch: object } | { refusal: string } {
-  const { spec, refusedIn } = COMMANDS[word];
+function powerChange(vm: VM, word: PowerCommand): { patch: object } | { refusal: string } {
+  const { refusedIn } = COMMANDS[word];
   const phase = phaseOf(vm);
-  return [...ENDED, ...refusedIn].includes(phase)
-    ? { refusal: `VM ${vm.metadata.name} is ${phase}, so the command ${word} is refused` }
-    : { patch: { metadata: { uid: vm.metadata.uid }, spec: spec(vm) } };
+  if ([...ENDED, ...refusedIn].includes(phase)) {
+    return { refusal: `VM ${vm.metadata.name} is ${phase}, so the command ${word} is refused` };
+  }
+  const { uid, resourceVersion } = vm.metadata;
+  const spec = COMMANDS[word].spec(vm);
+  // A start must not request a restart that somebody else has requested since the VM was read.
+  const isFirst = word === 'start' && spec.restartRequestedAt !== undefined;
+  return { patch: { metadata: isFirst ? { uid, resourceVersion } : { uid }, spec } };
 }
 
 /**

@@ -172,8 +172,8 @@ async function write(
 }
 
 /**
- * Asks the HTTP API to change the cache. Before that, this function checks the names of the selected hosts. Without this check, one wrong
- * name would not prevent the change on the other hosts.
+ * Asks the HTTP API to change the cache. Before that, this function checks the names of the selected hosts, so that one wrong name prevents
+ * the change on all hosts. The HTTP API alone would change the other hosts.
  */
 async function ask(
   server: Server,

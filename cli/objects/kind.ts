@@ -25,19 +25,19 @@ export function listingOf<T extends KubeObject>(
   return { rows, columns, itemOf, none };
 }
 
-/** Writes the results: a sentence for each object, or the objects in a format for programs. */
+/**
+ * Writes the results: a sentence for each object, or the objects in a format for programs. Without objects, it writes nothing, unless
+ * `isDone` is true. In this case, programs get an empty list.
+ */
 export async function report<T extends KubeObject>(
   terminal: Terminal,
   { output }: Globals,
-  done: { kind: Kind<T>; objects: readonly T[]; sentence: (name: string) => string },
+  done: { kind: Kind<T>; objects: readonly T[]; sentence: (name: string) => string; isDone?: boolean },
 ): Promise<void> {
-  const { kind, objects, sentence } = done;
-  if (objects.length === 0) {
-    return;
-  }
+  const { kind, objects, sentence, isDone = objects.length > 0 } = done;
   if (output === 'table' || output === 'wide') {
     terminal.out(objects.map(({ metadata }) => `${sentence(metadata.name)}\n`).join(''));
-  } else {
+  } else if (isDone) {
     await print(terminal, output, listingOf(kind, objects));
   }
 }

@@ -95,12 +95,15 @@ interface Outcome<T> {
   readonly rethrow: () => void;
 }
 
-/** Does the work for all names or objects at the same time. If the work fails for one of them, it continues for the others. */
+/**
+ * Does the work for all names or objects at the same time. If the work fails for one of them, it continues for the others. If the user
+ * repeats a name, the work is done once for it. The results have the order of `names`.
+ */
 export async function forEachName<T, N = string>(
   names: readonly N[],
   work: (name: N) => Promise<T>,
 ): Promise<Outcome<T>> {
-  const outcomes = await Promise.allSettled(names.map(work));
+  const outcomes = await Promise.allSettled([...new Set(names)].map(work));
   const errors = outcomes
     .filter((outcome) => outcome.status === 'rejected')
     .map(({ reason }) => reason as unknown);

@@ -1,6 +1,8 @@
 /** Starts, stops, restarts, suspends, resumes and reverts VMs. The command only requests the change, and the hosts make it later. */
-import { type PowerCommand, powerChange } from '../../api/http/vmpower.ts';
+import { type PowerCommand, requestPower } from '../../api/http/vmpower.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { isConflict } from '../../kube/errors.ts';
 import { withCluster } from '../cluster.ts';
 import { CommandError } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -18,11 +20,15 @@ export async function power(
   await withCluster(terminal, globals, async (cluster) => {
     const { client, namespace } = cluster;
     const { done: objects, rethrow } = await forEachName(names, async (name) => {
-      const change = powerChange(await getNamed(cluster, VM_KIND, name, signal), word);
-      if ('refusal' in change) {
-        throw new CommandError(change.refusal);
+      const ref = { namespace, name };
+      const requested = await requestPower(word, {
+        read: async () => await getNamed(cluster, VM_KIND, name, signal),
+        write: async (patch) => await undefinedIf(isConflict, client.mergePatch(VMS, ref, patch, { signal })),
+      });
+      if ('refusal' in requested) {
+        throw new CommandError(requested.refusal);
       }
-      return await client.mergePatch(VMS, { namespace, name }, change.patch, { signal });
+      return requested.vm;
     });
     const sentence = (name: string) => `Requested ${word} of vm ${name}`;
     await report(terminal, globals, { kind: VM_KIND, objects, sentence });

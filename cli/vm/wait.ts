@@ -50,7 +50,9 @@ export async function wait(
     progress.end();
     const objects = done.filter((vm) => vm !== undefined);
     const sentence = (name: string) => `vm ${name} is ${wordsOf(goal)}`;
-    await report(terminal, globals, { kind: VM_KIND, objects, sentence });
+    // If all VMs were gone before the command, there is no object. Even so, programs get a list.
+    const isDone = done.length > 0;
+    await report(terminal, globals, { kind: VM_KIND, objects, sentence, isDone });
     rethrow();
   });
 }

@@ -10,7 +10,7 @@ import { EMULATOR_PHASES } from './phase.ts';
 export interface EmulatorView {
   readonly isLeader: () => boolean;
   readonly emulators: () => readonly Readonly<Emulator>[];
-  /** Returns the names of the namespaces that Berth serves. In each of them, the gauge is 0 for a phase without Emulators. */
+  /** Returns the names of the namespaces that Berth serves. The gauge has a value for each of them, also for a namespace without Emulators. */
   readonly namespaces: () => readonly string[];
 }
 

@@ -40,8 +40,8 @@ export function silentSince(node: Node): number | undefined {
 }
 
 /**
- * Returns the time when the condition Ready of the Node last changed, in milliseconds since the epoch. At this time, the host began to
- * report, or a reporting host became Ready or not Ready. The result is 0 if the time is unknown.
+ * Returns the time when the condition Ready of the Node last changed, in milliseconds since the epoch. It is the time of the first report
+ * of the host after a silence, or of a later report that changed the condition. The result is 0 if the time is unknown.
  */
 function responsiveSince(node: Node | undefined): number {
   const since = Date.parse(conditionIn(node?.status, 'Ready')?.lastTransitionTime ?? '');

@@ -74,7 +74,7 @@ function progressOf(observed: ObservedImage): Omit<ImageProgress, 'refused'> {
 
 /**
  * Does the same as {@link dueOperation}, but an action with an open Job is never blocked, because the Job reports its own result. For
- * example, the VM of a commit can be deleted while a host already stores the copy of the VM's disk.
+ * example, a commit continues after the deletion of its VM if a host has already copied the disk.
  */
 function nextOperation(observed: ObservedImage): ReturnType<typeof dueOperation> {
   const due = dueOperation(observed);

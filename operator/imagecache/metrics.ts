@@ -29,7 +29,7 @@ export class CacheMetrics {
     }
     const hosts: Gauge<'state'> = new Gauge({
       name: 'berth_cache_hosts',
-      help: 'Hosts of all ImageCacheEntries by state. A host is counted once for each of its entries',
+      help: 'Number of pairs of an ImageCacheEntry and a host, by the state of the image on the host',
       labelNames: ['state'] as const,
       registers,
       collect: () => countHosts(hosts, view),

@@ -194,7 +194,7 @@ describe('node', () => {
     const { code, err } = await berth('node', 'list');
     await berth('config', 'set', '--api-url', server.url);
     stranger.stop();
-    expect([code, err]).toEqual([2, expect.stringContaining('belongs to another cluster than')]);
+    expect([code, err]).toEqual([2, expect.stringContaining('does not belong to the cluster of')]);
     expect(stranger.seen).toEqual([undefined]);
   });
 });

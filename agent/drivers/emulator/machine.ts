@@ -26,7 +26,7 @@ const START_TIMEOUT_MILLISECONDS = 60_000;
 const EXIT_NOTICE_MILLISECONDS = 500;
 /** Time limit for the connection to the console of a running emulator. */
 const CONNECT_SECONDS = 2;
-/** Time between two checks whether the grace period of a stop has ended. It can end early. */
+/** Time between two checks of a machine that stops. Each check finds out whether the grace period has ended. It can end early. */
 const STEP_MILLISECONDS = 100;
 
 /** Objects that all machines of the driver share. */

@@ -126,7 +126,7 @@ export class DiskCopies {
       await this.tidy();
     } catch (error) {
       const { uid } = this.#folder;
-      this.#context.logger.warn({ uid, err: error }, 'The cleanup after a copy of a disk failed');
+      this.#context.logger.warn({ uid, err: error }, 'The files of an ended disk copy could not be removed');
     }
   }
 

@@ -118,7 +118,8 @@ async function pull(
     await file.truncate(virtualSize);
     const written = new Map<string, number>();
     const disk = { file, fresh: journal.fresh, direct };
-    const largest = Math.max(0, ...chunks.map(({ size }) => size));
+    // A disk can have hundreds of thousands of chunks. A call with an argument for each of them would exceed the stack.
+    const largest = chunks.reduce((most, { size }) => Math.max(most, size), 0);
     const rooms: Buffer[] = [];
     await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
       const name = String(chunk.index);

@@ -155,7 +155,7 @@ export const STATES = {
     seen: { VM: ['NetworkReady', 'UserDataReady'] },
     class: 'state',
     by: 'operator',
-    says: 'The host has not yet reported the state of the network or user data of the VM',
+    says: 'The host has not yet reported whether the network or the user data of the VM is ready',
   },
   Reported: {
     seen: { VM: ['NetworkReady', 'UserDataReady'] },

@@ -290,7 +290,7 @@ function isSame(one: Size, other: Size): boolean {
 }
 
 /**
- * Returns whether a graphical screen can have this size. The result is false for text screens, which have at most 400 lines of pixels.
+ * Returns whether a graphical screen can have this size. A text screen has at most 400 lines of pixels, so the result is false for its size.
  */
 function isPossible({ width, height }: Size): boolean {
   const { displayWidth, displayHeight } = displayBounds();

@@ -14,7 +14,7 @@ const INPUT_LIMIT_BYTES = 1024 * 1024;
  * The agent keeps nearly 4 MiB of each stream.
  */
 const RECEIVE_LIMIT_BYTES = 48 * 1024 * 1024;
-/** Time limit of an answer that contains no output of a program. A guest agent starts a program slowly if the guest is emulated and busy. */
+/** Time limit of an answer without output of a program. The limit is long, because a busy emulated guest starts a program slowly. */
 const ANSWER_TIMEOUT_MILLISECONDS = 10_000;
 /** Time limit of an answer that contains output of a program. An emulated guest needs 5 s for 22 MB of output. */
 const OUTPUT_TIMEOUT_MILLISECONDS = 60_000;
