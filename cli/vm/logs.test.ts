@@ -83,6 +83,11 @@ it.each([
   ['is being deleted', { metadata: { ...METADATA, deletionTimestamp: '2026-11-28T12:00:00Z' }, spec: {} }],
   ['was replaced', { metadata: { ...METADATA, uid: '2' }, spec: {}, status: { phase: 'Running' } }],
   ['has failed', { metadata: METADATA, spec: {}, status: { phase: 'Failed' } }],
+  // After the end of its time, a VM has this phase until the operator sees that its host has removed the machine.
+  [
+    'fails',
+    { metadata: METADATA, spec: {}, status: { phase: 'Stopping', failure: { reason: 'DeadlineExceeded' } } },
+  ],
 ])('succeeds if the log of a VM that %s has ended', async (_, later) => {
   expect(await followed(later)).toBe('the only line\n');
 });

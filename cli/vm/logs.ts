@@ -65,7 +65,9 @@ async function requireEnd(
 ): Promise<void> {
   const vm = await unlessMissing(client.get(VMS, { namespace, name }, { signal }));
   const { metadata, status } = vm ?? {};
-  if (metadata?.uid === uid && metadata?.deletionTimestamp === undefined && status?.phase !== 'Failed') {
+  // A VM with a recorded failure can still have the phase Stopping. A VM on a lost host has Failed without a record.
+  const hasFailed = status?.failure !== undefined || status?.phase === 'Failed';
+  if (metadata?.uid === uid && metadata?.deletionTimestamp === undefined && !hasFailed) {
     throw new CommandError(
       `The log of VM ${name} ended, but the VM still exists. Run the command again`,
       EXIT.noAnswer,

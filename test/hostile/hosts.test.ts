@@ -1,4 +1,6 @@
 /** Programs that claim to be a host or ask for a certificate of one, but are not. API server, NodeRestriction and operator are real. */
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { requestCertificate } from '../../agent/identity/certificates.ts';
 import { parse } from 'yaml';
@@ -234,6 +236,26 @@ describe('a host that creates its Node without the taint of hosts', () => {
     await cluster.client().mergePatch(NODES, { name }, { spec: { taints: [] } });
     const taints = async () => (await cluster.client().get(NODES, { name })).spec?.taints ?? [];
     await waitFor('the taint', async () => (await taints()).some(({ key }) => key === HOST_KEY), STEP);
+  });
+
+  /** The API server then stops reading the names until it restarts, so this test is the last one of the policy. */
+  test('does not keep kubelets away while the API server cannot read the names of hosts', async () => {
+    const host = await asHost('unread');
+    const file = join(import.meta.dirname, '../../charts/berth/files/policies/hosts.yaml');
+    const unreadable = readFileSync(file, 'utf8').replace('kind: ConfigMap', 'kind: Unreadable');
+    await cluster.kubectl(['apply', '-f', '-'], { input: unreadable });
+    try {
+      const isCreated = async () =>
+        await host.create(NODES, untainted('unread', {})).then(
+          () => true,
+          () => false,
+        );
+      await waitFor('the API server to ignore the policy', isCreated, STEP);
+      const kubelet = await asNode(cluster, 'late-kubelet');
+      await expect(kubelet.create(NODES, untainted('late-kubelet', {}))).resolves.toBeDefined();
+    } finally {
+      await cluster.kubectl(['apply', '-f', file]);
+    }
   });
 });
 
