@@ -4,36 +4,58 @@ import { closeSync, existsSync, openSync } from 'node:fs';
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 
-/** Program that logs for a moment, also more than may wait, and then ends as the programs of Berth do. */
-const PROGRAM = `
+const LOGGER = `
 const { programLogger } = await import(${JSON.stringify(join(import.meta.dirname, 'log.ts'))});
 const logger = programLogger({ level: 'info' });
+`;
+/** Program that logs for a moment, also more than may wait, and then ends as the programs of Berth do. */
+const PROGRAM = `${LOGGER}
 for (let number = 0; number < 40; number += 1) {
   logger.info({ number, text: 'x'.repeat(number % 4 === 1 ? 200_000 : 10) }, 'a line');
   await new Promise((resolve) => setTimeout(resolve, 5));
 }
 process.exit(7);
 `;
+/** Program that ends directly after its only lines, while other work delays each write that needs a thread. */
+const SHORT_PROGRAM = `${LOGGER}
+const { pbkdf2 } = await import('node:crypto');
+pbkdf2('password', 'salt', 200_000, 64, 'sha512', () => undefined);
+for (let number = 0; number < 40; number += 1) {
+  logger.info({ number }, 'a line');
+}
+logger.flush();
+process.exit(7);
+`;
 /** A program that waits for its log never ends. */
 const LIMIT_MILLISECONDS = 30_000;
 
-async function run(output: string): Promise<unknown> {
-  const descriptor = openSync(output, 'w');
-  const child = spawn(process.execPath, ['--input-type=module', '--eval', PROGRAM], {
-    stdio: ['ignore', descriptor, 'inherit'],
+/** Runs a program with this file as its standard output; with a pipe that nobody reads if `output` is undefined. */
+async function run(program: string, output: string | undefined): Promise<unknown> {
+  const descriptor = output === undefined ? undefined : openSync(output, 'w');
+  const child = spawn(process.execPath, ['--input-type=module', '--eval', program], {
+    stdio: ['ignore', descriptor ?? 'pipe', 'inherit'],
+    env: { ...process.env, UV_THREADPOOL_SIZE: '1' },
     timeout: LIMIT_MILLISECONDS,
   });
-  closeSync(descriptor);
+  child.stdout?.destroy();
+  if (descriptor !== undefined) {
+    closeSync(descriptor);
+  }
   return await once(child, 'exit');
 }
 
-it('the log has all lines, also those from just before the end of the program', async () => {
+const PROGRAMS = [
+  ['that ends later', PROGRAM],
+  ['that ends directly after its lines', SHORT_PROGRAM],
+] as const;
+
+it.each(PROGRAMS)('the log of a program %s has all its lines in their order', async (_, program) => {
   const folder = await mkdtemp(join(tmpdir(), 'berth-log-'));
   try {
     const file = join(folder, 'log');
-    expect(await run(file)).toEqual([7, null]);
+    expect(await run(program, file)).toEqual([7, null]);
     const lines = (await readFile(file, 'utf8')).trimEnd().split('\n');
     expect(lines.map((line) => (JSON.parse(line) as { number: number }).number)).toEqual([...lines.keys()]);
     expect(lines).toHaveLength(40);
@@ -42,9 +64,12 @@ it('the log has all lines, also those from just before the end of the program', 
   }
 });
 
-it.runIf(existsSync('/dev/full'))(
-  'a program continues and ends although its log is on a full disk',
-  async () => {
-    expect(await run('/dev/full')).toEqual([7, null]);
-  },
-);
+describe.each(PROGRAMS)('a program %s', (_, program) => {
+  it.runIf(existsSync('/dev/full'))('continues and ends although its log is on a full disk', async () => {
+    expect(await run(program, '/dev/full')).toEqual([7, null]);
+  });
+
+  it('continues and ends although nobody reads its log any more', async () => {
+    expect(await run(program, undefined)).toEqual([7, null]);
+  });
+});

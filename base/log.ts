@@ -7,26 +7,15 @@ const WAITING_BYTES = 4 * 1024 * 1024;
 
 /**
  * Returns a logger that does not harm its program if standard output cannot be written, for example because its disk is full. Lines wait
- * until they can be written, and lines over the limit are lost.
+ * until they can be written, and lines over the limit are lost. Each line is written at once and by this thread. So the lines keep their
+ * order, and the end of the process loses none of them.
  */
 export function programLogger(options: LoggerOptions): Logger {
-  let isFailing = false;
-  // At the end of the process, pino writes the waiting lines, and tries again for ever if the disk is full. So this listener, which comes
-  // first, gives up these lines.
-  process.once('exit', () => {
-    if (isFailing) {
-      output.destroy();
-    }
-  });
-  // With a length of 0, `flush` does nothing.
-  const output = destination({ dest: STANDARD_OUTPUT, minLength: 1, maxLength: WAITING_BYTES, sync: false });
-  // Without this listener, the error would end the process.
-  output.on('error', () => {
-    isFailing = true;
-  });
-  output.on('write', () => {
-    isFailing = false;
-  });
+  // With a length of 0, `flush` does nothing. With `sync: false`, pino writes the waiting lines at the end of the process, and tries again
+  // for ever if they cannot be written.
+  const output = destination({ dest: STANDARD_OUTPUT, minLength: 1, maxLength: WAITING_BYTES, sync: true });
+  // Without this listener, the error would end the process. The next line tries again.
+  output.on('error', () => undefined);
   // A dropped line does not begin a write, so without this call nothing would be written any more.
   output.on('drop', () => output.flush());
   return pino(options, output);

@@ -10,20 +10,20 @@ function lookAt(free: () => Promise<FreeDisk>): DiskPressureLook {
 }
 
 test('a host takes VMs while its disk has room', async () => {
-  expect(await lookAt(async () => ROOMY).look(false)).toEqual({ diskPressure: false, diskFault: undefined });
-  expect(await lookAt(async () => FULL).look(false)).toEqual({ diskPressure: true, diskFault: undefined });
+  expect(await lookAt(async () => ROOMY).look()).toEqual({ diskPressure: false, diskFault: undefined });
+  expect(await lookAt(async () => FULL).look()).toEqual({ diskPressure: true, diskFault: undefined });
 });
 
 test('a host whose disk cannot be read takes no VMs, and tells why', async () => {
   const free = vi.fn(async (): Promise<FreeDisk> => ROOMY);
   free.mockRejectedValueOnce(new Error('EIO: i/o error, statfs'));
   const disk = lookAt(free);
-  expect(await disk.look(false)).toEqual({
+  expect(await disk.look()).toEqual({
     diskPressure: true,
     diskFault:
       'The host takes no new VMs, because the free space of its disk is unknown: EIO: i/o error, statfs',
   });
-  expect(await disk.look(true)).toEqual({ diskPressure: false, diskFault: undefined });
+  expect(await disk.look()).toEqual({ diskPressure: false, diskFault: undefined });
 });
 
 test('a host whose disk does not answer takes no VMs, and asks its disk only once', async () => {
@@ -31,11 +31,27 @@ test('a host whose disk does not answer takes no VMs, and asks its disk only onc
   const free = vi.fn(async () => await promise);
   const disk = lookAt(free);
   for (let look = 0; look < 3; look += 1) {
-    const { diskPressure, diskFault } = await disk.look(look > 0);
+    const { diskPressure, diskFault } = await disk.look();
     expect(diskPressure).toBe(true);
     expect(diskFault).toMatch(/the disk does not answer within 0.02 s$/);
   }
   expect(free).toHaveBeenCalledOnce();
   resolve(ROOMY);
-  await expect.poll(async () => (await disk.look(true)).diskPressure).toBe(false);
+  await expect.poll(async () => (await disk.look()).diskPressure).toBe(false);
+});
+
+test('one missing answer does not prolong the disk pressure of a host that had none before', async () => {
+  // Enough for a host without disk pressure, but not enough to end disk pressure.
+  const between: FreeDisk = { share: 0.06, bytes: 2 ** 40 };
+  const free = vi.fn(async () => between);
+  const disk = lookAt(free);
+  expect(await disk.look()).toMatchObject({ diskPressure: false });
+  free.mockRejectedValueOnce(new Error('EIO: i/o error, statfs'));
+  expect(await disk.look()).toMatchObject({ diskPressure: true });
+  expect(await disk.look()).toMatchObject({ diskPressure: false });
+  free.mockResolvedValueOnce(FULL);
+  expect(await disk.look()).toMatchObject({ diskPressure: true });
+  free.mockRejectedValueOnce(new Error('EIO: i/o error, statfs'));
+  await disk.look();
+  expect(await disk.look()).toMatchObject({ diskPressure: true });
 });

@@ -25,20 +25,22 @@ export class DiskPressureLook {
   readonly #options: DiskPressureOptions;
   /** The read that is under way. No second read begins before this read has ended, even if the disk does not answer. */
   #asked: Promise<FreeDisk> | undefined;
+  /** Whether the disk was too full when it last answered. A fault must not count here, because after it the host would need more free space. */
+  #wasFull = false;
 
   constructor(options: DiskPressureOptions) {
     this.#options = options;
   }
 
-  /** Reads the free space of the disk. Never rejects. `wasPressed` tells whether the host had disk pressure before. */
-  async look(wasPressed: boolean): Promise<DiskPressure> {
+  /** Reads the free space of the disk. Never rejects. */
+  async look(): Promise<DiskPressure> {
     const { minimumFree, free } = this.#options;
     this.#asked ??= free().finally(() => {
       this.#asked = undefined;
     });
     try {
-      const found = await this.#inTime(this.#asked);
-      return { diskPressure: isDiskPressed(found, minimumFree, wasPressed), diskFault: undefined };
+      this.#wasFull = isDiskPressed(await this.#inTime(this.#asked), minimumFree, this.#wasFull);
+      return { diskPressure: this.#wasFull, diskFault: undefined };
     } catch (error) {
       const diskFault = `The host takes no new VMs, because the free space of its disk is unknown: ${messageOf(error)}`;
       return { diskPressure: true, diskFault };

@@ -104,7 +104,7 @@ export class NodeKeeper {
 
   async #reconcile(): Promise<Result> {
     const { config, facts, heldImageBytes } = this.#options;
-    const disk = await this.#disk.look(this.#state.diskPressure);
+    const disk = await this.#disk.look();
     const node = this.node;
     this.#state = { ...this.#state, ...disk, heldImageBytes: heldImageBytes() };
     const now = Date.now();

@@ -119,24 +119,34 @@ export async function killForCertain(identity: ProcessIdentity): Promise<void> {
 }
 
 /**
- * Finds the process that has `wanted` among its arguments. Several arguments must follow each other directly. The agent needs this function
+ * Finds a process that has `wanted` among its arguments. Several arguments must follow each other directly. The agent needs this function
  * if it crashed between the start of a process and the storage of the pid. The function works only on hosts with /proc.
  */
 export async function findByArgument(...wanted: string[]): Promise<ProcessIdentity | undefined> {
-  const mark = `\0${wanted.join('\0')}\0`;
-  for await (const { pid, text } of processFiles('cmdline')) {
-    const identity = `\0${text}\0`.includes(mark) ? await identify(pid) : undefined;
-    if (identity !== undefined) {
-      return identity;
-    }
+  for await (const identity of allByArgument(wanted)) {
+    return identity;
   }
   return undefined;
 }
 
-/** Kills the process that {@link findByArgument} finds, if any. Resolves when the process has ended. @throws Error if it does not end. */
+/**
+ * Kills all processes that have this argument, and resolves when they have ended. A child that was started without a program of its own has
+ * the arguments of its parent. @throws Error if a process does not end.
+ */
 export async function killByArgument(argument: string): Promise<void> {
-  const found = await findByArgument(argument);
-  await (found && killForCertain(found));
+  for await (const identity of allByArgument([argument])) {
+    await killForCertain(identity);
+  }
+}
+
+async function* allByArgument(wanted: readonly string[]): AsyncGenerator<ProcessIdentity> {
+  const mark = `\0${wanted.join('\0')}\0`;
+  for await (const { pid, text } of processFiles('cmdline')) {
+    const identity = `\0${text}\0`.includes(mark) ? await identify(pid) : undefined;
+    if (identity !== undefined) {
+      yield identity;
+    }
+  }
 }
 
 /**

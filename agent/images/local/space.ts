@@ -11,8 +11,8 @@ import type { Layout } from './layout.ts';
 
 /**
  * Interval in milliseconds between checks of the free disk space during a fetch. The checks are necessary because the disks of machines
- * grow during a fetch, and because an image can unpack to more bytes than it reserved. The interval is short enough: in one second, even the fastest disk writes less than the smallest reserve of free
- * space.
+ * grow during a fetch, and because an image can unpack to more bytes than it reserved. The interval is short enough: in one second, even
+ * the fastest disk writes less than the smallest reserve of free space.
  */
 const WATCH_MILLISECONDS = 1_000;
 /** If nobody continues a fetch for this time in milliseconds, the fetch is removed. */

@@ -1,7 +1,8 @@
+import { spawn } from 'node:child_process';
 import { chmod, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
-import { afterEach, beforeEach, expect, test, vi } from 'vitest';
+import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { identify, isAlive, killByArgument } from '../../processes/process.ts';
 import type { Attachment } from './attachments.ts';
 import { Dnsmasq } from './dnsmasq.ts';
@@ -154,4 +155,21 @@ test('dnsmasq does not read a resolv.conf if the configuration names DNS servers
   const words = await wordsOf(dnsmasq);
   expect(words).toEqual(expect.arrayContaining(['--no-resolv', '--server=192.0.2.1']));
   expect(words.join(' ')).not.toContain('--resolv-file');
+});
+
+/** For each DNS connection over TCP, dnsmasq has a child with the same arguments. The child keeps the ports if its parent is killed. */
+test('a start also ends the children of a lost dnsmasq', async () => {
+  const dnsmasq = dnsmasqFor([]);
+  await dnsmasq.tell([]);
+  await dnsmasq.start();
+  const first = await identify((await dnsmasq.pid()) ?? 0);
+  await rm(directory, { recursive: true });
+  await dnsmasq.tell([]);
+  const argument = `--pid-file=${join(directory, 'dnsmasq.pid')}`;
+  const child = spawn(process.execPath, ['-e', 'setInterval(() => 0, 1000)', '--', argument]);
+  onTestFinished(() => void child.kill('SIGKILL'));
+  const second = await identify(child.pid ?? 0);
+  await dnsmasq.start();
+  expect([await isAlive(first!), await isAlive(second!)]).toEqual([false, false]);
+  expect(await dnsmasq.pid()).toBeGreaterThan(0);
 });
