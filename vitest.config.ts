@@ -126,6 +126,7 @@ export default defineConfig({
           setupFiles: ['test/docker/environment.ts'],
           sequence: { groupOrder: 10 },
           ...twoAtATime,
+          testTimeout: BESIDE_ANOTHER_MILLISECONDS,
         },
       },
       {

@@ -53,18 +53,26 @@ interface Elsewhere {
   started: Promise<unknown>;
 }
 
-/** Returns the programs of a cluster that have containers, also stopped containers. */
-async function programs(cluster: string): Promise<string[]> {
+/** Returns the containers of a cluster, also stopped containers. */
+async function containersOf(cluster: string) {
   const runtime = await dockerRuntime();
   const containers = await runtime.container.dockerode.listContainers({ all: true });
-  return containers
-    .filter(({ Labels }) => Labels[CLUSTER_LABEL] === cluster)
-    .map(({ Labels }) => Labels[PROGRAM_LABEL] ?? '')
-    .toSorted();
+  return containers.filter(({ Labels }) => Labels[CLUSTER_LABEL] === cluster);
+}
+
+/** Returns the programs of a cluster that have containers. */
+async function programs(cluster: string): Promise<string[]> {
+  return (await containersOf(cluster)).map(({ Labels }) => Labels[PROGRAM_LABEL] ?? '').toSorted();
 }
 
 async function untilNone(cluster: string): Promise<void> {
-  const isGone = async (): Promise<boolean> => (await programs(cluster)).length === 0;
+  const isGone = async (): Promise<boolean> => {
+    const left = (await containersOf(cluster)).map(({ Names, Status }) => `${Names.join()} is ${Status}`);
+    if (left.length > 0) {
+      throw new Error(left.join(', '));
+    }
+    return true;
+  };
   await waitFor(`the containers of ${cluster} to be gone`, isGone, GONE);
 }
 
