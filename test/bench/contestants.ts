@@ -24,7 +24,7 @@ const START_MILLISECONDS = 120_000;
 /** Time limit for a first build of the framework on two busy processors. */
 const BUILD_MILLISECONDS = 900_000;
 
-/** Settings of V8 as in the operator's image (Dockerfile). */
+/** Environment of the programs in the images (Dockerfile). */
 export const IMAGE_ENVIRONMENT = { MALLOC_ARENA_MAX: '1' };
 
 /** A process that brings VMs to Running. */

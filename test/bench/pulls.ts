@@ -7,6 +7,7 @@ import { promisify } from 'node:util';
 import { bundleInto } from '../../hack/bundle.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 import { pushContainerDisk } from '../fixtures/vmimages.ts';
+import { IMAGE_ENVIRONMENT } from './contestants.ts';
 import { withFolder } from './folder.ts';
 import type { Errand, Outcome } from './imageprocess.ts';
 import { cpuSecondsOfChildren } from './measure.ts';
@@ -165,7 +166,7 @@ class PullBench {
     };
     const { stdout, cpuSeconds } = await this.#undisturbed(async () => {
       const program = join(this.#folder, 'imageprocess.js');
-      const options = { timeout: LIMIT_MILLISECONDS };
+      const options = { timeout: LIMIT_MILLISECONDS, env: { ...process.env, ...IMAGE_ENVIRONMENT } };
       return await execute(process.execPath, [program, work, JSON.stringify(errand)], options);
     });
     return { ...(JSON.parse(stdout) as Outcome), cpuSeconds };
