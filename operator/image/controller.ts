@@ -72,18 +72,8 @@ export class ImageReconciler {
       return undefined;
     }
     const isDeleted = object.metadata.deletionTimestamp !== undefined;
-    try {
-      const result = await unlessMissing(
-        isDeleted ? this.#letGo(object, logger) : this.#serve(object, logger),
-      );
-      this.#refusedChanges.forget(key);
-      return result;
-    } catch (error) {
-      if (isObjectRefused(error)) {
-        this.#refusedChanges.record(object, error);
-      }
-      throw error;
-    }
+    const served = unlessMissing(isDeleted ? this.#letGo(object, logger) : this.#serve(object, logger));
+    return await this.#refusedChanges.during(object, served);
   }
 
   async #serve(found: Image | ISO, logger: Logger): Promise<Result> {

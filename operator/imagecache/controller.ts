@@ -88,16 +88,7 @@ export class ImageCacheReconciler {
       this.#refusedChanges.forget(key);
       return undefined;
     }
-    try {
-      const result = await this.#serve(entry);
-      this.#refusedChanges.forget(key);
-      return result;
-    } catch (error) {
-      if (isObjectRefused(error)) {
-        this.#refusedChanges.record(entry, error);
-      }
-      throw error;
-    }
+    return await this.#refusedChanges.during(entry, this.#serve(entry));
   }
 
   async #serve(entry: ImageCacheEntry): Promise<Result> {

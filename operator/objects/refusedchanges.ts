@@ -1,5 +1,5 @@
 /** Records Events about changes that the API server refuses: changes of an existing object, of its Pod or of its Job. */
-import type { ApiError } from '../../kube/errors.ts';
+import { type ApiError, isObjectRefused } from '../../kube/errors.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { type Recorder, warning } from './events.ts';
 import { refusalMessage } from './refusal.ts';
@@ -46,6 +46,23 @@ export class RefusedChanges {
       this.#recorded.set(key, { words, at });
       const message = `The API server refused a change of the ${object.kind} or its ${dependent}: ${words}`;
       recorder.event(object, warning(`${dependent}Refused`, 'Changing', message));
+    }
+  }
+
+  /**
+   * Waits for a reconcile of the object that ends at the first refused change. Records an Event if that refusal is new. @throws the error of
+   * the reconcile.
+   */
+  async during<T>(object: KubeObject, reconcile: Promise<T>): Promise<T> {
+    try {
+      const result = await reconcile;
+      this.forget(keyOf(object));
+      return result;
+    } catch (error) {
+      if (isObjectRefused(error)) {
+        this.record(object, error);
+      }
+      throw error;
     }
   }
 
