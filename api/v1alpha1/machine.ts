@@ -6,6 +6,7 @@
  */
 import * as z from 'zod';
 import { undefinedIfSync } from '../../base/errors.ts';
+import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 
 /** Version of the annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
@@ -228,10 +229,16 @@ export type MachineReport = z.infer<typeof machineReportSchema>;
 export const MACHINE_MEMORY_OVERHEAD_BYTES = 128 * 1024 * 1024;
 
 /**
- * Parses the JSON text of an annotation that the operator wrote, or of a report that the agent wrote. The result is undefined if the text
- * is absent or not JSON. The caller must check the result with a schema.
+ * Limits of a document in an object of Kubernetes. All annotations together have at most 256 KiB, and a Secret has at most 1 MiB. The
+ * longest honest documents, machines with all ports and many keys, have a few hundred items.
+ */
+const DOCUMENT_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 8_192 };
+
+/**
+ * Parses the JSON text of an annotation that the operator wrote, of a report that the agent wrote, or of a Secret. The result is undefined
+ * if the text is absent, not JSON, or exceeds {@link DOCUMENT_LIMITS}. The caller must check the result with a schema.
  */
 export function parseDocument(text: string | undefined): unknown {
-  const isSyntaxError = (error: unknown): boolean => error instanceof SyntaxError;
-  return text === undefined ? undefined : undefinedIfSync(isSyntaxError, () => JSON.parse(text) as unknown);
+  const isRefused = (error: unknown): boolean => error instanceof JsonError;
+  return text === undefined ? undefined : undefinedIfSync(isRefused, () => parseJson(text, DOCUMENT_LIMITS));
 }

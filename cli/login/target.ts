@@ -2,6 +2,7 @@
 import { readFile } from 'node:fs/promises';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { messageOf } from '../../base/errors.ts';
+import { type JsonLimits, parseJson } from '../../base/json.ts';
 import type { Connection } from '../../kube/credentials.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Settings } from '../config/settingsfile.ts';
@@ -14,6 +15,8 @@ import type { Place } from './place.ts';
 const SCOPES = ['openid', 'email', 'groups'];
 /** Largest number of scopes that are used. */
 const SCOPES_LIMIT = 32;
+/** Limits of the answer with the facts about the cluster. It has about 20 fields. */
+const INFO_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 512 };
 
 export interface TargetFlags {
   readonly apiUrl?: string;
@@ -116,7 +119,7 @@ async function askHTTPAPI(
     if (answer.status !== 200) {
       throw new Error(`it answers with HTTP status ${answer.status}`);
     }
-    return infoIn(await answer.json());
+    return infoIn(parseJson(await answer.text(), INFO_LIMITS));
   } catch (error) {
     throw new CommandError(
       `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url or the settings, which \`${name} config view\` shows`,

@@ -9,6 +9,7 @@ import {
 import type { Namespace, RoleBinding, Subject } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { isServed, type OperatorConfig } from '../config/config.ts';
+import { parseDocument } from '../../api/v1alpha1/machine.ts';
 
 const RBAC_GROUP = 'rbac.authorization.k8s.io';
 
@@ -84,12 +85,8 @@ export function bindingChange(binding: RoleBinding, groups: readonly string[]): 
  * because everybody who is allowed to write the RoleBinding can also write its annotation.
  */
 function groupsAdded({ metadata }: RoleBinding): string[] {
-  try {
-    const value: unknown = JSON.parse(metadata.annotations?.[ROLE_GROUPS_ANNOTATION] ?? '[]');
-    return Array.isArray(value) ? value.filter((name) => typeof name === 'string') : [];
-  } catch {
-    return [];
-  }
+  const value = parseDocument(metadata.annotations?.[ROLE_GROUPS_ANNOTATION]);
+  return Array.isArray(value) ? value.filter((name) => typeof name === 'string') : [];
 }
 
 function isGroup({ kind }: Subject): boolean {

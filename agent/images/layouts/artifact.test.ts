@@ -6,7 +6,14 @@ import { undefinedIf, isMissing } from '../../../base/errors.ts';
 import type { Descriptor, ResolvedManifest } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 import { planArtifact } from './artifact.ts';
-import { ARTIFACT_TYPE, CHUNK_TYPE, CONFIG_TYPE, MANIFEST_TYPE } from './disklayout.ts';
+import {
+  ARTIFACT_TYPE,
+  CHUNK_LIMIT,
+  CHUNK_TYPE,
+  CONFIG_TYPE,
+  LAYER_LIMIT,
+  MANIFEST_TYPE,
+} from './disklayout.ts';
 
 const DIGEST = `sha256:${'1'.repeat(64)}`;
 const CONFIG = {
@@ -15,9 +22,6 @@ const CONFIG = {
   rootfs: { type: 'layers', diff_ids: [] },
   'dev.berth.disk': { version: 1, virtualSize: 512, chunkSize: 512, map: [] },
 };
-
-/** Number of chunks that a configuration of 4 MiB, the largest accepted one, can list. */
-const CHUNKS = 390_000;
 
 /** Returns the files in `folder` that this process has open. */
 async function openFiles(folder: string): Promise<string[]> {
@@ -69,9 +73,13 @@ it('a pull that cannot open its file for direct writes leaves no file open', asy
 
 it('a pull of a disk with as many chunks as a configuration can list begins to fetch them', async () => {
   const folder = await givenFolder();
-  const layer = { mediaType: CHUNK_TYPE, digest: DIGEST, size: 1 };
-  const map = Array.from({ length: CHUNKS }, (_, index) => [index, 0]);
-  const plan = await planOf([layer], { virtualSize: CHUNKS * 512, map });
+  const layers = Array.from({ length: LAYER_LIMIT }, () => ({
+    mediaType: CHUNK_TYPE,
+    digest: DIGEST,
+    size: 1,
+  }));
+  const map = Array.from({ length: CHUNK_LIMIT }, (_, index) => [index, 0]);
+  const plan = await planOf(layers, { virtualSize: CHUNK_LIMIT * 512, map });
   const { signal } = new AbortController();
   const target = { folder, disk: join(folder, 'disk') };
   await expect(plan?.run(target, { signal, onBytes: () => undefined })).rejects.toThrow('no blob');

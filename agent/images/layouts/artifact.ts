@@ -7,7 +7,7 @@ import { setImmediate as turn } from 'node:timers/promises';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/repository.ts';
 import { messageOf } from '../../../base/errors.ts';
-import { type Manifest, parseJson } from '../oci/manifests.ts';
+import { type Manifest, readDocument } from '../oci/manifests.ts';
 import { checkDigest } from './blob.ts';
 import { type Chunk, copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
 import {
@@ -23,15 +23,16 @@ import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } f
 import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { inParallel } from '../../../base/parallel.ts';
+import type { JsonLimits } from '../../../base/json.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/zstdframes.ts';
 
 /**
- * Size limit, in bytes, of the configuration of a disk. A disk has at most 20,000 layers. A layer and the entry of its first chunk take
- * about 90 bytes, so all layers take about 1.8 MB. If several chunks share a layer, each further chunk needs an entry of its own. The rest
- * of the limit is for these entries.
+ * Limits of the configuration of a disk. A disk has at most 20,000 layers. A layer and the entry of its first chunk take about 90 bytes and
+ * four items, so all layers take about 1.8 MB and 80,000 items. If several chunks share a layer, each further chunk needs an entry of its
+ * own, with three items. The rest of the limits is for these entries.
  */
-const CONFIG_LIMIT_BYTES = 4 * 1024 * 1024;
+const CONFIG_LIMITS: JsonLimits = { bytes: 4 * 1024 * 1024, items: 131_072 };
 /**
  * The largest accepted zstd window is 64 MiB, the size of the largest chunk. The constant is the base-2 logarithm of this limit in bytes.
  * The limit saves memory, because several layers are decoded at once.
@@ -51,8 +52,9 @@ export const planArtifact: PlanPull = async (repository, { manifest, digest, arc
   if (manifest.artifactType !== ARTIFACT_TYPE) {
     return undefined;
   }
-  const bytes = await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal);
-  const config = parseJson(diskConfigSchema, bytes, 'The configuration of the disk artifact');
+  const bytes = await repository.blob(manifest.config, CONFIG_LIMITS.bytes, signal);
+  const what = 'The configuration of the disk artifact';
+  const config = readDocument(diskConfigSchema, bytes, CONFIG_LIMITS, what);
   checkArchitecture(repository.name, config.architecture, architecture);
   const chunks = remoteChunks(config, manifest);
   return {

@@ -11,7 +11,7 @@ import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unpackedLimit } from '../../disks/unpack.ts';
 import type { Repository } from '../oci/repository.ts';
-import { type Descriptor, parseJson } from '../oci/manifests.ts';
+import { type Descriptor, readDocument } from '../oci/manifests.ts';
 import { fetchBlob } from './blob.ts';
 import {
   asReasonedError,
@@ -22,6 +22,7 @@ import {
 } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { type Allowance, type Covering, extractDisk, type Layer, type LayerEncoding } from './layer.ts';
+import type { JsonLimits } from '../../../base/json.ts';
 
 const LAYER_TYPES: Record<string, LayerEncoding> = {
   'application/vnd.oci.image.layer.v1.tar': 'none',
@@ -35,8 +36,8 @@ const CONFIG_TYPES = new Set([
   'application/vnd.oci.image.config.v1+json',
   'application/vnd.docker.container.image.v1+json',
 ]);
-/** Size limit of an image configuration in bytes. Even the configurations of very large images have only a few dozen KiB. */
-const CONFIG_LIMIT_BYTES = 1024 * 1024;
+/** Limits of an image configuration. Even the configurations of very large images have only a few dozen KiB. */
+const CONFIG_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 8_192 };
 /**
  * Largest accepted number of layers of an image. The limit exists because each layer costs requests and time. Ordinary images are not
  * affected, because programs that build container images allow fewer layers.
@@ -77,8 +78,8 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
       `${repository.name} has ${count} layers, more than the allowed ${LAYER_LIMIT}`,
     );
   }
-  const bytes = await repository.blob(manifest.config, CONFIG_LIMIT_BYTES, signal);
-  const config = parseJson(configSchema, bytes, 'The configuration of the image');
+  const bytes = await repository.blob(manifest.config, CONFIG_LIMITS.bytes, signal);
+  const config = readDocument(configSchema, bytes, CONFIG_LIMITS, 'The configuration of the image');
   checkArchitecture(repository.name, config?.architecture, architecture);
   const diffIds = config?.rootfs?.diff_ids;
   const isComplete = diffIds?.length === count;

@@ -31,6 +31,11 @@ const LARGE_CHUNK_BYTES = 64 * MIB;
  * MiB.
  */
 export const LAYER_LIMIT = 20_000;
+/**
+ * Largest number of chunks with data of a published disk. Each chunk takes three items in the configuration, and each layer one. All
+ * together fit into the limit of a configuration (artifact.ts).
+ */
+export const CHUNK_LIMIT = 36_000;
 /** Limits of the chunks that are in memory at the same time: their total size in bytes, and their number. */
 const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;

@@ -15,6 +15,7 @@ import {
   chunksAtOnce,
   compressedLimit,
   type DiskConfig,
+  CHUNK_LIMIT,
   LAYER_LIMIT,
   MANIFEST_TYPE,
 } from './disklayout.ts';
@@ -176,10 +177,11 @@ async function publishChunks(
         const layer = layers.get(rawDigest) ?? publishChunk(disk, { room, bytes, rawDigest }, signal);
         layers.set(rawDigest, layer);
         places.set(index, await layer);
-        if (layers.size > LAYER_LIMIT) {
+        if (layers.size > LAYER_LIMIT || places.size > CHUNK_LIMIT) {
+          const limit = layers.size > LAYER_LIMIT ? LAYER_LIMIT : CHUNK_LIMIT;
           throw new ReasonedError(
             'ImageInvalid',
-            `A disk with more than ${LAYER_LIMIT * chunkSize} bytes of data cannot be published, because registries refuse its manifest`,
+            `A disk with more than ${limit * chunkSize} bytes of data cannot be published, because its manifest or configuration would be too large`,
           );
         }
       }

@@ -9,7 +9,7 @@ import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Repository } from '../oci/repository.ts';
-import { type Descriptor, type Manifest, parseJson, printable } from '../oci/manifests.ts';
+import { type Descriptor, type Manifest, printable, readDocument } from '../oci/manifests.ts';
 import { checkDigest, saveBlob } from './blob.ts';
 import { copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
 import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
@@ -19,6 +19,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DISK_LIMIT_BYTES, DiskError, SECTOR_BYTES } from '../../disks/disk.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
 import { inParallel } from '../../../base/parallel.ts';
+import type { JsonLimits } from '../../../base/json.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
 const TYPE = 'application/vnd.cirruslabs.tart.';
@@ -35,7 +36,8 @@ const DISK_SIZE = 'org.cirruslabs.tart.uncompressed-disk-size';
  * window of 64 KiB and a piece of 1 MiB.
  */
 const LAYERS_AT_ONCE = 4;
-const CONFIG_LIMIT_BYTES = 1024 * 1024;
+/** Limits of a machine's configuration. It has a few dozen fields. */
+const CONFIG_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 8_192 };
 /** Size limit of the NVRAM in bytes. Apple's machines have an NVRAM of about 33 MiB. */
 const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
 
@@ -47,7 +49,7 @@ export const planTart: PlanPull = async (repository, { manifest, digest, archite
     return undefined;
   }
   const { config, nvram, layers, size } = partsOf(manifest);
-  const configBytes = await repository.blob(config, CONFIG_LIMIT_BYTES, signal);
+  const configBytes = await repository.blob(config, CONFIG_LIMITS.bytes, signal);
   // The check of the architecture uses the configuration that Tart stores in a layer. The manifest names another configuration in its field
   // `config`. That other configuration is useless here, because Tart always writes arm64 into it.
   checkArchitecture(repository.name, readConfig(configBytes).arch, architecture);
@@ -128,7 +130,7 @@ function checkSize(size: number, said: string | undefined): void {
 }
 
 function readConfig(bytes: Buffer): z.infer<typeof configSchema> {
-  const config = parseJson(configSchema, bytes, 'The configuration of the Tart image');
+  const config = readDocument(configSchema, bytes, CONFIG_LIMITS, 'The configuration of the Tart image');
   if (config.diskFormat !== undefined && config.diskFormat !== 'raw') {
     throw invalid(`its disk has the format ${printable(config.diskFormat)}; only raw disks can be read`);
   }

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import * as z from 'zod';
-import { parseJson } from './manifests.ts';
+import { readDocument } from './manifests.ts';
 
 it('names the place and the kind of a fault in one short line, in any document', () => {
   const schema = z.object({ annotations: z.record(z.string(), z.string()) });
@@ -8,7 +8,7 @@ it('names the place and the kind of a fault in one short line, in any document',
   const bytes = Buffer.from(JSON.stringify({ annotations: { [key]: 7 } }));
   let message = '';
   try {
-    parseJson(schema, bytes, 'The manifest');
+    readDocument(schema, bytes, { bytes: 2_000_000, items: 10 }, 'The manifest');
   } catch (error) {
     message = String(error);
   }

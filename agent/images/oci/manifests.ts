@@ -1,9 +1,9 @@
 /** Reads manifests from registries. Checks each manifest, because its content is not trusted. */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
-import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';
@@ -16,9 +16,10 @@ const DOCKER_LIST = 'application/vnd.docker.distribution.manifest.list.v2+json';
  */
 export const MANIFEST_ACCEPT = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER_LIST].join(', ');
 /**
- * Size limit of a manifest in bytes. It is above the 4 MiB that registries accept, because some registries measure the size differently.
+ * Limits of a manifest. The bytes are above the 4 MiB that registries accept, because some registries measure the size differently. A layer
+ * with two annotations has seven items, so the longest manifest with 4 MiB has 110,000 items.
  */
-export const MANIFEST_LIMIT_BYTES = 4.25 * 1024 ** 2;
+export const MANIFEST_LIMITS: JsonLimits = { bytes: 4.25 * 1024 ** 2, items: 131_072 };
 
 const INDEXES = new Set([OCI_INDEX, DOCKER_LIST]);
 const MANIFESTS = new Set([OCI_MANIFEST, DOCKER_MANIFEST]);
@@ -81,13 +82,13 @@ export function digestOf(bytes: Buffer): string {
 }
 
 /**
- * Parses a manifest or an index. `contentType` is the value of the header `Content-Type`. `what` names the image in messages.
+ * Checks a parsed manifest or index. `contentType` is the value of the header `Content-Type`. `what` names the image in messages.
  *
  * @throws ReasonedError when the manifest or index cannot be used.
  */
-export function parseManifest(bytes: Buffer, contentType: string, what: string): Document {
+export function readManifest(content: unknown, contentType: string, what: string): Document {
   const body = `The manifest of ${what}`;
-  const document = parseJson(mediaTypeSchema, bytes, body);
+  const document = check(mediaTypeSchema, content, body);
   const mediaType = mediaTypeOf(document.mediaType, contentType, body);
   if (INDEXES.has(mediaType)) {
     return { kind: 'index', index: check(indexSchema, document, body) };
@@ -146,14 +147,20 @@ function mediaTypeOf(mediaType: string, contentType: string, what: string): stri
 /**
  * Parses untrusted JSON, and checks the result with `schema`. `what` is the beginning of error messages.
  *
- * @throws ReasonedError `ImageInvalid` with the first mistake when the text is not JSON, or when the schema does not allow the content.
+ * @throws ReasonedError `ImageInvalid` with the first mistake when the text exceeds a limit or is not JSON, or when the schema does not
+ * allow the content.
  */
-export function parseJson<T>(schema: z.ZodType<T>, bytes: Buffer, what: string): T {
-  const document = parseDocument(bytes.toString('utf8'));
-  if (document === undefined) {
-    throw new ReasonedError('ImageInvalid', `${what} is not JSON`);
+export function readDocument<T>(schema: z.ZodType<T>, bytes: Buffer, limits: JsonLimits, what: string): T {
+  try {
+    return check(schema, parseJson(bytes, limits), what);
+  } catch (error) {
+    throw invalidJson(error, what);
   }
-  return check(schema, document, what);
+}
+
+/** Returns a ReasonedError `ImageInvalid` for a JsonError, and any other error as it is. `what` is the beginning of the message. */
+export function invalidJson(error: unknown, what: string): unknown {
+  return error instanceof JsonError ? new ReasonedError('ImageInvalid', `${what} ${error.message}`) : error;
 }
 
 function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {

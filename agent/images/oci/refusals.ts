@@ -1,17 +1,15 @@
 /** Converts a registry's refusals to errors with a reason, and decides whether another try can help. */
 import * as z from 'zod';
-import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
+import { JsonCheck, JsonError, type JsonLimits } from '../../../base/json.ts';
+import { ByteCollector } from '../../../base/lines.ts';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
 import { printable } from './manifests.ts';
 import type { Response } from './transport.ts';
 
-/**
- * Size limit, in bytes, of the body of a refusal. The body usually contains a list of errors, which is smaller than this limit. A larger
- * body is ignored.
- */
-const ERROR_BODY_BYTES = 64 * 1024;
+/** Limits of the body of a refusal. The body usually contains a list of one error. A larger body is ignored. */
+const ERROR_BODY_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 256 };
 /** An error message shows at most this number of characters of the text that a server sent. */
 const MESSAGE_LENGTH = 300;
 
@@ -48,32 +46,37 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
     : error;
 }
 
+/** Body of a response that is in memory. */
+export interface Body {
+  bytes: Buffer;
+  /** Parses the body as JSON. @throws JsonError when it is not JSON. */
+  parse: () => unknown;
+}
+
 /**
- * Reads the whole body of a response into memory. Returns undefined when the body is larger than `limitBytes`.
+ * Reads the whole body of a response into memory. The connection is closed as soon as the body exceeds a limit.
  *
- * @throws ReasonedError or TransientError from {@link networkError} when the transfer fails.
+ * @throws JsonError when the body exceeds a limit. @throws ReasonedError or TransientError from {@link networkError} when the transfer
+ * fails.
  */
 export async function readBody(
   response: Response,
-  limitBytes: number,
+  limits: JsonLimits,
   what: string,
   signal?: AbortSignal,
-): Promise<Buffer | undefined> {
-  const chunks: Buffer[] = [];
-  let size = 0;
+): Promise<Body> {
+  const check = new JsonCheck(limits);
+  const collector = new ByteCollector();
   try {
     for await (const chunk of response.body as AsyncIterable<Buffer>) {
-      size += chunk.length;
-      // The return statement ends the loop, and the end of the loop closes the connection.
-      if (size > limitBytes) {
-        return undefined;
-      }
-      chunks.push(chunk);
+      check.push(chunk);
+      collector.add(chunk);
     }
   } catch (error) {
-    throw networkError(error, what, signal);
+    throw error instanceof JsonError ? error : networkError(error, what, signal);
   }
-  return Buffer.concat(chunks);
+  const bytes = collector.take();
+  return { bytes, parse: () => check.parse(bytes) };
 }
 
 function reasonFor(status: number, code: string | undefined): Reason {
@@ -101,17 +104,12 @@ async function readError(
   response: Response,
   what: string,
 ): Promise<{ code?: string | undefined; message?: string | undefined }> {
-  let body: Buffer | undefined;
   try {
-    body = await readBody(response, ERROR_BODY_BYTES, what);
+    const { data } = errorsSchema.safeParse((await readBody(response, ERROR_BODY_LIMITS, what)).parse());
+    const { code = '', message = '' } = data?.errors[0] ?? {};
+    return { code: printable(code, MESSAGE_LENGTH), message: printable(message, MESSAGE_LENGTH) };
   } catch (error) {
     // The function does not throw this error, because the response's status is known even without the body.
-    return { message: `its message was cut off: ${messageOf(error)}` };
+    return error instanceof JsonError ? {} : { message: `its message was cut off: ${messageOf(error)}` };
   }
-  if (body === undefined) {
-    return {};
-  }
-  const { data } = errorsSchema.safeParse(parseDocument(body.toString('utf8')));
-  const { code = '', message = '' } = data?.errors[0] ?? {};
-  return { code: printable(code, MESSAGE_LENGTH), message: printable(message, MESSAGE_LENGTH) };
 }

@@ -5,13 +5,14 @@ import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
 import {
   type BlobReference,
-  digestOf,
   type Document,
+  digestOf,
+  invalidJson,
   MANIFEST_ACCEPT,
-  MANIFEST_LIMIT_BYTES,
-  parseManifest,
+  MANIFEST_LIMITS,
   pick,
   type ResolvedManifest,
+  readManifest,
 } from './manifests.ts';
 import { isSha256, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
@@ -233,19 +234,17 @@ export class Repository {
         { method: 'GET', at: `manifests/${reference}`, reference, headers: { accept: MANIFEST_ACCEPT } },
         signal,
       );
-      return await this.#read(response, reference, signal);
+      try {
+        return await this.#read(response, reference, signal);
+      } catch (error) {
+        throw invalidJson(error, `The manifest of ${this.#session.named(reference)}`);
+      }
     }, signal);
   }
 
   async #read(response: Response, reference: string, signal: AbortSignal): Promise<Fetched> {
     const what = this.#session.named(reference);
-    const bytes = await readBody(response, MANIFEST_LIMIT_BYTES, what, signal);
-    if (bytes === undefined) {
-      throw new ReasonedError(
-        'ImageInvalid',
-        `The manifest of ${what} is larger than ${MANIFEST_LIMIT_BYTES} bytes`,
-      );
-    }
+    const { bytes, parse } = await readBody(response, MANIFEST_LIMITS, what, signal);
     const digest = digestOf(bytes);
     this.#checkDigest(reference, digest);
     const said = digestHeader(response);
@@ -255,7 +254,7 @@ export class Repository {
         `The manifest of ${what} has the digest ${digest}, but its registry states ${said}`,
       );
     }
-    return { digest, document: parseManifest(bytes, String(response.headers['content-type'] ?? ''), what) };
+    return { digest, document: readManifest(parse(), String(response.headers['content-type'] ?? ''), what) };
   }
 
   /**

@@ -10,9 +10,9 @@
  */
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
-import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
+import { JsonError, type JsonLimits } from '../../../base/json.ts';
 import { retrying } from './failures.ts';
 import { readBody, refusal } from './refusals.ts';
 import { type Challenge, parseChallenges } from './challenge.ts';
@@ -27,10 +27,10 @@ const EXPIRES_SECONDS = 60;
  */
 const MARGIN = 0.9;
 /**
- * Size limit, in bytes, of a token server's answer. Some tokens are larger than the usual limit of a header, but no token is larger than
- * this limit.
+ * Limits of a token server's answer. Some tokens are larger than the usual limit of a header, but no token is larger than this limit. An
+ * answer has a few fields.
  */
-const TOKEN_BODY_BYTES = 256 * 1024;
+const TOKEN_LIMITS: JsonLimits = { bytes: 256 * 1024, items: 256 };
 const CLIENT_ID = 'berth';
 /** Largest number of tokens in the cache. Each token is for one registry, credential and scope. */
 const CACHE_LIMIT = 1024;
@@ -162,7 +162,7 @@ export class Tokens {
     if (response.status !== 200) {
       throw await refusal(response, { what, registry: realm, hasCredential: need.credential !== undefined });
     }
-    const { token, seconds } = parseReply(await readBody(response, TOKEN_BODY_BYTES, what, signal), what);
+    const { token, seconds } = await readReply(response, what, signal);
     const header = bearer(token, what);
     const expiresAt = performance.now() + seconds * 1000 * MARGIN;
     this.#entries.set(keyOf(need), { header, expiresAt, challenge });
@@ -220,17 +220,28 @@ function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string
   return { ...common, method: 'GET', url, headers: {}, authorization };
 }
 
-function parseReply(body: Buffer | undefined, what: string): { token: string; seconds: number } {
-  if (body === undefined) {
-    throw new ReasonedError('ImageFetchFailed', `${what} is larger than ${TOKEN_BODY_BYTES} bytes`);
-  }
-  const { data } = replySchema.safeParse(parseDocument(body.toString('utf8')));
+async function readReply(
+  response: Response,
+  what: string,
+  signal: AbortSignal,
+): Promise<{ token: string; seconds: number }> {
+  const { data } = replySchema.safeParse(await readContent(response, what, signal));
   const token = data?.token ?? data?.access_token;
   if (token === undefined) {
     // The message does not show the answer, because the answer can contain a token in another format.
     throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
   }
   return { token, seconds: data?.expires_in ?? EXPIRES_SECONDS };
+}
+
+async function readContent(response: Response, what: string, signal: AbortSignal): Promise<unknown> {
+  try {
+    return (await readBody(response, TOKEN_LIMITS, what, signal)).parse();
+  } catch (error) {
+    throw error instanceof JsonError
+      ? new ReasonedError('ImageFetchFailed', `${what} ${error.message}`)
+      : error;
+  }
 }
 
 function bearer(token: string, what: string): string {
