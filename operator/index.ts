@@ -22,6 +22,7 @@ import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts
 import { CacheMetrics } from './imagecache/metrics.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
 import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
+import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.ts';
 import { enqueueVMs, VMReconciler } from './vm/controller.ts';
 import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { declareWatches, type Watches } from './watches.ts';
@@ -67,9 +68,10 @@ export function createControllers(options: OperatorOptions): Controllers {
   const imageCache = imageCacheController(options, watches);
   const emulator = emulatorController(options, watches);
   const roles = roleController(options, watches);
+  const abandonedJobs = abandonedJobController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
-    controllers: [vm, image, iso, removals, imageCache, host, certificates, emulator, roles],
+    controllers: [vm, image, iso, removals, imageCache, abandonedJobs, host, certificates, emulator, roles],
   };
 }
 
@@ -174,6 +176,15 @@ function imageCacheController(options: OperatorOptions, watches: Watches): Contr
   const exists = existsIn(watches.entries);
   const controller = controllerFor(options, 'imagecache', { exists }, reconciler, consistency);
   enqueueEntries(controller, sources);
+  return controller;
+}
+
+/** Creates the controller that deletes ended Jobs whose object no longer exists. */
+function abandonedJobController(options: OperatorOptions, watches: Watches): Controller {
+  const consistency = new Consistency();
+  const reconciler = new AbandonedJobReconciler({ ...options, ...watches, consistency });
+  const controller = controllerFor(options, 'abandonedjob', { workers: 1 }, reconciler, consistency);
+  enqueueAbandonedJobs(controller, watches);
   return controller;
 }
 
