@@ -5,6 +5,7 @@
 import path from 'node:path';
 import { messageOf } from '../base/errors.ts';
 import { ProgramError, run } from '../base/exec.ts';
+import { type JsonLimits, parseJson } from '../base/json.ts';
 import { CredentialError } from './errors.ts';
 
 /** Time limit of a plug-in in milliseconds. It is long, because a plug-in can open a browser in which a person signs in. */
@@ -15,7 +16,7 @@ const PLUGIN_MILLISECONDS = 300_000;
  */
 const SHOW_MILLISECONDS = 2_000;
 /** Limit of a plug-in's output in bytes. A token has a few KiB, and an API server refuses headers of more than 1 MiB. */
-const OUTPUT_LIMIT_BYTES = 1024 * 1024;
+const CREDENTIAL_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 1_024 };
 /** A token that expires within this time in milliseconds is not used, because a request needs some time, and clocks differ. */
 const MARGIN_MILLISECONDS = 2_000;
 const API_VERSIONS: readonly unknown[] = [
@@ -133,7 +134,7 @@ async function runPlugin(
     output = await run(command, args, {
       name,
       timeoutMilliseconds: PLUGIN_MILLISECONDS,
-      outputLimitBytes: OUTPUT_LIMIT_BYTES,
+      outputLimitBytes: CREDENTIAL_LIMITS.bytes,
       environment: { ...environment, ...env, KUBERNETES_EXEC_INFO: JSON.stringify(request) },
       onErrorOutput: words.take,
     });
@@ -170,7 +171,7 @@ function wordsOfSlow(): { take: (text: string) => void; end: () => void } {
 function credentialIn(output: string, apiVersion: string, name: string): Credential {
   let document: unknown;
   try {
-    document = JSON.parse(output);
+    document = parseJson(output, CREDENTIAL_LIMITS);
   } catch {
     throw new CredentialError(`${name} wrote output that is not JSON`);
   }

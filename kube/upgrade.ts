@@ -6,13 +6,16 @@ import type { Readable } from 'node:stream';
 import type { Connection } from './credentials.ts';
 import { type ApiError, apiErrorFrom, DeadlineError } from './errors.ts';
 import { tlsOptionsOf } from './pool.ts';
+import { type JsonLimits, parseJson } from '../base/json.ts';
 
 /**
  * Time limit in milliseconds for the connection attempt and the answer. The answer can be slow, because the API server waits for the host.
  */
 const ANSWER_MILLISECONDS = 30_000;
 /** Largest number of characters of a refusal that are read. A Status usually has a few hundred characters. */
-const REFUSAL_BYTES = 16 * 1024;
+const REFUSAL_CHARACTERS = 16 * 1024;
+/** Limits of a refusal. A character has up to four bytes, and the last piece can exceed the number of characters. */
+const REFUSAL_LIMITS: JsonLimits = { bytes: 256 * 1024, items: 1_024 };
 /** Time limit in milliseconds for reading the body of a refusal. Most servers send the body immediately. */
 const REFUSAL_MILLISECONDS = 5_000;
 
@@ -87,7 +90,7 @@ export async function refusalIn(
   try {
     for await (const chunk of body.setEncoding('utf8') as AsyncIterable<string>) {
       text += chunk;
-      if (text.length > REFUSAL_BYTES) {
+      if (text.length > REFUSAL_CHARACTERS) {
         break;
       }
     }
@@ -104,7 +107,7 @@ export async function refusalIn(
 
 function parsed(text: string): unknown {
   try {
-    return JSON.parse(text);
+    return parseJson(text, REFUSAL_LIMITS);
   } catch {
     return text.trim();
   }

@@ -8,6 +8,7 @@ import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import * as z from 'zod';
 import { lowerPriority, run, type RunAs, type RunOptions, start } from '../../base/exec.ts';
+import { type JsonLimits, parseJson } from '../../base/json.ts';
 import type { BaseImage } from './disk.ts';
 
 /**
@@ -170,6 +171,8 @@ async function convert(
   await ended.finally(() => options.signal.throwIfAborted());
 }
 
+/** Limits of one extent. It has seven fields. */
+const EXTENT_LIMITS: JsonLimits = { bytes: 4 * 1024, items: 32 };
 const extentSchema = z.object({ start: z.number(), length: z.number(), data: z.boolean() });
 export type Extent = Pick<z.infer<typeof extentSchema>, 'start' | 'length'>;
 
@@ -187,7 +190,7 @@ export async function* dataExtents(path: string, signal: AbortSignal): AsyncGene
       if (text === '') {
         continue;
       }
-      const { start, length, data } = extentSchema.parse(JSON.parse(text));
+      const { start, length, data } = extentSchema.parse(parseJson(text, EXTENT_LIMITS));
       if (data) {
         yield { start, length };
       }

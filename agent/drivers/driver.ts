@@ -152,16 +152,19 @@ export interface GuestCommand {
   arguments: readonly string[];
   /** Standard input, at most 1 MiB. */
   input?: Buffer;
+  /** Reserves memory for further bytes of output. Returns false if no memory is left for them. The output is then cut. */
+  reserve: (bytes: number) => boolean;
   /** If this signal aborts, the caller no longer waits for the command, but the command continues in the guest. */
   signal: AbortSignal;
 }
 
+export type Reserve = GuestCommand['reserve'];
 export interface GuestCommandResult {
   /** Exit code of the command, or 128 plus the number of the signal that ended the command. */
   exitCode: number;
-  stdout: Buffer;
-  stderr: Buffer;
-  /** Whether the output is incomplete. The output of each stream is cut at nearly 4 MiB. */
+  stdout: readonly Buffer[];
+  stderr: readonly Buffer[];
+  /** Whether the output is incomplete. The output of each stream is cut at nearly 4 MiB, or when no memory is left for it. */
   truncated: boolean;
 }
 

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { OpenLimit } from './limit.ts';
+import { CommandMemory, OpenLimit } from './limit.ts';
 
 const POD_LIMIT = 16;
 const NAMESPACE_LIMIT = 32;
@@ -77,5 +77,42 @@ describe('open logs', () => {
     end();
     await Promise.all(all);
     await readers.count('default', 'one-more', async () => undefined);
+  });
+});
+
+const MEBIBYTE = 1024 * 1024;
+
+describe('the memory of commands', () => {
+  it('is shared between namespaces, and is free again when a command has ended', async () => {
+    const memory = new CommandMemory();
+    const end = Promise.withResolvers<void>();
+    const take = (namespace: string, mebibytes: number): boolean[] => {
+      const taken: boolean[] = [];
+      void memory.use(namespace, async (reserve) => {
+        for (let count = 0; count < mebibytes; count += 1) {
+          taken.push(reserve(MEBIBYTE));
+        }
+        await end.promise;
+      });
+      return taken;
+    };
+    expect(take('busy', 40).filter(Boolean)).toHaveLength(32);
+    expect(take('busy', 1)).toEqual([false]);
+    expect(take('other', 40).filter(Boolean)).toHaveLength(16);
+    expect(take('third', 40).filter(Boolean)).toHaveLength(8);
+    end.resolve();
+    await end.promise;
+    await expect.poll(() => take('busy', 1)).toEqual([true]);
+  });
+
+  it('is free again when a command has failed', async () => {
+    const memory = new CommandMemory();
+    for (let round = 0; round < 3; round += 1) {
+      const failed = memory.use('busy', async (reserve) => {
+        expect(reserve(32 * MEBIBYTE)).toBe(true);
+        throw new Error('failed');
+      });
+      await expect(failed).rejects.toThrow('failed');
+    }
   });
 });

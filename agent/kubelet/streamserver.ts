@@ -14,7 +14,7 @@ import type { Upgrade } from '../../kube/serving/upgrades.ts';
 import { StreamRefused } from '../drivers/driver.ts';
 import { attach } from './streams/attach.ts';
 import { execute } from './streams/exec.ts';
-import { OpenLimit } from './limit.ts';
+import { CommandMemory, OpenLimit } from './limit.ts';
 import { forward } from './streams/portforward.ts';
 import {
   checkCommand,
@@ -60,6 +60,7 @@ export interface StreamServerOptions {
 export class StreamServer {
   readonly #options: StreamServerOptions;
   readonly #open = new OpenLimit('streams');
+  readonly #memory = new CommandMemory();
   readonly #gauge: Gauge<'kind'>;
   readonly #stop = new AbortController();
   readonly #limits: SessionLimits = {
@@ -142,7 +143,10 @@ export class StreamServer {
         return await this.#forward(target, upgrade);
       case 'exec': {
         const session = await protocolOf(upgrade).acceptCommand(upgrade, request.streams, this.#limits);
-        await execute(session, target, request.command);
+        await this.#memory.use(
+          request.namespace,
+          async (reserve) => await execute(session, target, request.command, reserve),
+        );
         return session;
       }
       default:

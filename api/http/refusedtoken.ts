@@ -2,6 +2,7 @@
  * Finds the probable reason why an API server refused a token. The API server writes the reason only to its log, and does not send it to
  * the client. Therefore this code looks for the reason in the token.
  */
+import { type JsonLimits, parseJson } from '../../base/json.ts';
 
 /** The identity provider with which users sign in. */
 export interface SignIn {
@@ -19,13 +20,16 @@ const BEGIN_LEEWAY_SECONDS = 60;
 /** Latest time that a Date can hold, in seconds. */
 const LAST_SECOND = 8.64e12;
 
+/** Limits of the claims. A header of a request has at most 16 KiB. Tokens with many groups have a few hundred items. */
+const CLAIMS_LIMITS: JsonLimits = { bytes: 16 * 1024, items: 4_096 };
+
 type Claims = Readonly<Record<string, unknown>>;
 
 /** Returns the claims of an ID token, without a check of its signature. For other tokens, the result is empty. */
 function claimsOf(token: string): Claims {
   const [, payload = ''] = token.split('.');
   try {
-    const claims: unknown = JSON.parse(Buffer.from(payload, 'base64url').toString());
+    const claims = parseJson(Buffer.from(payload, 'base64url'), CLAIMS_LIMITS);
     return typeof claims === 'object' && claims !== null ? (claims as Claims) : {};
   } catch {
     return {};

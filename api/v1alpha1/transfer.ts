@@ -11,6 +11,7 @@
  * Then it sends exactly the announced number of bytes, and closes the connection. If a caller gets fewer bytes, the download has failed.
  */
 import * as z from 'zod';
+import { type JsonLimits } from '../../base/json.ts';
 
 /** Name of the protocol in the header Upgrade. A changed protocol needs a new name. */
 export const TRANSFER_PROTOCOL = 'berth-transfer-v1';
@@ -21,7 +22,7 @@ export const LENGTH_BYTES = 4;
 /** Length in bytes of the digest that comes after the last piece. */
 export const DIGEST_BYTES = 32;
 /** Largest length of the agent's answer, in bytes. */
-export const ANSWER_BYTES = 8 * 1024;
+export const ANSWER_LIMITS: JsonLimits = { bytes: 8 * 1024, items: 64 };
 
 export const transferAnswerSchema = z.object({
   /** Reason of the failure. If it is absent, the host has the whole file. */
@@ -30,7 +31,7 @@ export const transferAnswerSchema = z.object({
 });
 export type TransferAnswer = z.infer<typeof transferAnswerSchema>;
 
-/** First line of a download. With its line end, it has at most {@link ANSWER_BYTES}. */
+/** First line of a download. With its line end, it fits into {@link ANSWER_LIMITS}. */
 export const transferHeadSchema = z.union([
   z.object({ bytes: z.number().int().positive() }),
   transferAnswerSchema.required(),

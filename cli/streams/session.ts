@@ -11,6 +11,7 @@ import { printable } from '../text.ts';
 import { withoutPod } from './machine.ts';
 import { RawTerminal } from './rawterminal.ts';
 import { wordsIn } from './words.ts';
+import { type JsonLimits, parseJson } from '../../base/json.ts';
 
 const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, status: 3, size: 4 } as const;
 /** Largest exit code of a process. The system would shorten a larger code. For example, 256 would become 0, which means success. */
@@ -109,6 +110,9 @@ function sendSize(channels: Channels, { columns, rows }: { columns: number; rows
   channels.channel(CHANNEL.size).write(JSON.stringify({ Width: columns, Height: rows }));
 }
 
+/** Limits of the Status at the end of a session. It has a few fields and one message. */
+const STATUS_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 256 };
+
 /** @throws ProgramEnded or CommandError if the Status is not a success. */
 function judge(text: string, name: string): void {
   const status = statusIn(text, name);
@@ -130,7 +134,7 @@ function exitCodeIn({ reason, details }: Status): number | undefined {
 
 function statusIn(text: string, name: string): Status {
   try {
-    return (JSON.parse(text) ?? {}) as Status;
+    return parseJson(text, STATUS_LIMITS) ?? {};
   } catch {
     throw new CommandError(`The connection to VM ${name} was lost. Connect again`, EXIT.noAnswer);
   }

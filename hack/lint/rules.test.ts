@@ -43,3 +43,21 @@ test.each([
   };
   expect(complaints('logged-errors', 'agent/main.ts', node)).toBe(count);
 });
+
+test.each([
+  ['agent/drivers/qemu/qmp.ts', 'JSON', 'parse', 1, 1],
+  ['cli/login/target.ts', 'answer', 'json', 0, 1],
+  ['base/json.ts', 'JSON', 'parse', 1, 0],
+  ['server/http/app.ts', 'response', 'json', 1, 0],
+  ['server/http/app.ts', 'schema', 'parse', 1, 0],
+  ['agent/drivers/qemu/qmp.test.ts', 'JSON', 'parse', 1, 0],
+])('%s calls %s.%s with %i arguments: %i complaints', (file, object, property, count, expected) => {
+  const name = (text: string) => ({ type: 'Identifier', name: text });
+  const callee = { type: 'MemberExpression', object: name(object), property: name(property) };
+  const node = {
+    type: 'CallExpression',
+    callee,
+    arguments: Array.from({ length: count }, () => name('text')),
+  };
+  expect(complaints('bounded-json', file, node)).toBe(expected);
+});

@@ -13,6 +13,7 @@ const LEVELS = new Set(['trace', 'debug', 'info', 'warn', 'error', 'fatal']);
 interface Node {
   type: string;
   name?: string;
+  object?: Node;
   value?: unknown;
   source?: Node | null;
   callee?: Node;
@@ -67,7 +68,52 @@ const loggedErrors: Rule = {
   },
 };
 
+/** Folders of the programs and of the command. */
+const READERS = /^(?:base|api|kube|operator|agent|server|cli)\/(?!.*\.test\.ts$)/;
+/** Files that may call JSON.parse, each with the sender of its JSON. */
+const TRUSTED_JSON = new Map([
+  ['base/json.ts', 'anybody, after the text was counted'],
+  ['kube/json.ts', 'the API server'],
+  ['kube/liststream.ts', 'the API server'],
+  ['agent/images/local/layout.ts', 'this agent, in its own folder'],
+  ['agent/drivers/statefile.ts', 'this agent, in its own folder'],
+  ['agent/drivers/qemu/platformcache.ts', 'this agent, in its own folder'],
+  ['agent/network/nat/attachments.ts', 'this agent, in its own folder'],
+  ['agent/pods/records.ts', 'this agent, in its own folder'],
+  ['agent/processes/lock.ts', 'an agent of this host'],
+  ['agent/network/nat/observe.ts', 'the program ip'],
+  ['agent/network/nftables.ts', 'the program nft'],
+  ['server/http/openapi.ts', 'this server'],
+  ['cli/login/session.ts', 'this command, in the folder of its user'],
+  ['cli/login/credential.ts', 'the program that started this command'],
+  ['cli/jsonpath.ts', 'the user of this command'],
+]);
+
+/** Forbids to parse JSON without limits. JSON.parse of one hostile megabyte blocks a program for a tenth of a second. */
+const boundedJson: Rule = {
+  create(context) {
+    const file = relative(ROOT, context.filename);
+    if (!READERS.test(file) || TRUSTED_JSON.has(file)) {
+      return {};
+    }
+    const isParse = ({ object, property }: Node): boolean =>
+      (object?.name === 'JSON' && property?.name === 'parse') || property?.name === 'json';
+    return {
+      CallExpression({ callee, arguments: given = [] }) {
+        const isCall = callee?.type === 'MemberExpression' && isParse(callee);
+        // A call of `json` with arguments writes JSON.
+        if (isCall && (callee.property?.name === 'parse' || given.length === 0)) {
+          context.report({
+            node: callee,
+            message: 'JSON of others is parsed with base/json.ts, which limits its size and structure.',
+          });
+        }
+      },
+    };
+  },
+};
+
 export default {
   meta: { name: 'berth' },
-  rules: { 'product-imports': productImports, 'logged-errors': loggedErrors },
+  rules: { 'product-imports': productImports, 'logged-errors': loggedErrors, 'bounded-json': boundedJson },
 };

@@ -10,6 +10,7 @@ import fastify, {
 import { serializerCompiler, validatorCompiler, type ZodTypeProvider } from 'fastify-type-provider-zod';
 import type { Logger } from 'pino';
 import * as z from 'zod';
+import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import { UnreadAnswers } from './answers.ts';
 import { normalizeBody } from './bodies.ts';
@@ -31,6 +32,9 @@ const STALL_MILLISECONDS = 150_000;
 const KEEP_ALIVE_MILLISECONDS = 75_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
+
+/** Limits of a body. The longest honest ones deploy a VM with a few hundred keys and metadata. */
+const BODY_LIMITS: JsonLimits = { bytes: BODY_BYTES, items: 8_192 };
 
 /** User name under which the unread answers to requests without a token are counted. */
 const ANYBODY = '';
@@ -140,8 +144,8 @@ function parsed(text: string): unknown {
     return {};
   }
   try {
-    return JSON.parse(text);
-  } catch {
-    throw new StatusError(400, 'the body is not JSON');
+    return parseJson(text, BODY_LIMITS);
+  } catch (error) {
+    throw error instanceof JsonError ? new StatusError(400, `the body ${error.message}`) : error;
   }
 }

@@ -1,7 +1,8 @@
 /** Receives a file from the task of a download. `transfer.ts` in the folder `api` describes the protocol. */
 import { Readable } from 'node:stream';
-import { ANSWER_BYTES, type TransferHead, transferHeadSchema } from '../../api/v1alpha1/transfer.ts';
+import { ANSWER_LIMITS, type TransferHead, transferHeadSchema } from '../../api/v1alpha1/transfer.ts';
 import { StatusError } from '../http/errors.ts';
+import { parseJson } from '../../base/json.ts';
 
 const LINE_END = '\n';
 const BROKEN = 'The host ended the transfer before the end of the file. Try again';
@@ -34,7 +35,7 @@ export async function receiveFile(connection: Readable): Promise<ReceivedFile> {
 
 async function firstLine(chunks: AsyncIterator<Buffer>): Promise<{ line: string; rest: Buffer }> {
   let start: Buffer = Buffer.alloc(0);
-  while (start.length < ANSWER_BYTES) {
+  while (start.length < ANSWER_LIMITS.bytes) {
     const chunk = await next(chunks);
     if (chunk === undefined) {
       // A refusal does not need a line end, because the host closes the connection after it.
@@ -51,7 +52,7 @@ async function firstLine(chunks: AsyncIterator<Buffer>): Promise<{ line: string;
 
 function headIn(line: string): TransferHead {
   try {
-    return transferHeadSchema.parse(JSON.parse(line));
+    return transferHeadSchema.parse(parseJson(line, ANSWER_LIMITS));
   } catch {
     throw new StatusError(503, BROKEN);
   }

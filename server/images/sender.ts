@@ -2,12 +2,13 @@
 import { createHash } from 'node:crypto';
 import type { Duplex } from 'node:stream';
 import {
-  ANSWER_BYTES,
+  ANSWER_LIMITS,
   LENGTH_BYTES,
   PIECE_BYTES,
   type TransferAnswer,
   transferAnswerSchema,
 } from '../../api/v1alpha1/transfer.ts';
+import { parseJson } from '../../base/json.ts';
 
 const NO_ANSWER = 'The host ended the transfer without an answer';
 /**
@@ -132,7 +133,7 @@ async function answerOn(transfer: Transfer): Promise<TransferAnswer> {
       if (answer !== undefined && (answer.reason !== undefined || transfer.isWhole)) {
         return answer;
       }
-      if (answer !== undefined || bytes.length > ANSWER_BYTES) {
+      if (answer !== undefined || bytes.length > ANSWER_LIMITS.bytes) {
         break;
       }
     }
@@ -144,7 +145,7 @@ async function answerOn(transfer: Transfer): Promise<TransferAnswer> {
 
 function answerIn(bytes: Buffer): TransferAnswer | undefined {
   try {
-    return transferAnswerSchema.parse(JSON.parse(bytes.toString('utf8')));
+    return transferAnswerSchema.parse(parseJson(bytes, ANSWER_LIMITS));
   } catch {
     // The answer is not complete yet.
     return undefined;

@@ -231,7 +231,7 @@ describe('arbitrary input', () => {
           execute === 'guest-exec' ? socket.write('{"return":{"pid":1}}\n') : socket.end(text),
         ),
       );
-      const command = { path: 'x', arguments: [], signal: new AbortController().signal };
+      const command = { path: 'x', arguments: [], signal: new AbortController().signal, reserve: () => true };
       const outcome = await executeInGuest(new GuestAgent(folder), command).then(
         ({ exitCode }) => (Number.isInteger(exitCode) ? 'ended' : 'wrong'),
         (error: unknown) => (error instanceof Error ? 'failed' : 'wrong'),

@@ -18,8 +18,10 @@ import {
   type GuestQuestion,
   StreamRefused,
 } from '../driver.ts';
+import type { JsonLimits } from '../../../base/json.ts';
 import { hasGuestAgent, setTime } from './guestagent/commands.ts';
-import { GuestAgentRefusal, type GuestConnection } from './guestagent/connection.ts';
+import { JsonLine } from './guestagent/answers.ts';
+import { type CommandOptions, GuestAgentRefusal, type GuestConnection } from './guestagent/connection.ts';
 import { executeInGuest } from './guestagent/exec.ts';
 import { beginningOf } from './lists.ts';
 import type { QemuMachine } from './machine.ts';
@@ -35,6 +37,12 @@ const PING_TIMEOUT_MILLISECONDS = 3_000;
  * and busy.
  */
 const ANSWER_TIMEOUT_MILLISECONDS = 5_000;
+
+/**
+ * Limits of the list of network interfaces. An interface with two addresses has about 25 items and 700 bytes. A guest with many containers
+ * has up to 300 interfaces.
+ */
+const INTERFACES_LIMITS: JsonLimits = { bytes: 256 * 1024, items: 8_192 };
 
 /** Networks that cannot be reached from outside the guest: unspecified, loopback, link-local, multicast and reserved addresses. */
 const NOWHERE = [
@@ -119,9 +127,14 @@ export class MachineGuest {
  * out of the result. @throws Error when the guest agent does not answer in time.
  */
 async function readFacts(connection: GuestConnection, signal: AbortSignal): Promise<GuestFacts> {
-  const ask = async <T>(command: string, schema: z.ZodType<T>): Promise<T | undefined> =>
-    schema.safeParse(await answerTo(connection, command, signal)).data;
-  const interfaces = await ask('guest-network-get-interfaces', interfacesSchema);
+  const ask = async <T>(
+    command: string,
+    schema: z.ZodType<T>,
+    options: Pick<CommandOptions, 'reader'> = {},
+  ): Promise<T | undefined> =>
+    schema.safeParse(await answerTo(connection, command, { ...options, signal })).data;
+  const reader = () => new JsonLine(INTERFACES_LIMITS);
+  const interfaces = await ask('guest-network-get-interfaces', interfacesSchema, { reader });
   const os = await ask('guest-get-osinfo', osSchema);
   const host = await ask('guest-get-host-name', hostNameSchema);
   return {
@@ -132,9 +145,16 @@ async function readFacts(connection: GuestConnection, signal: AbortSignal): Prom
 }
 
 /** Returns the guest agent's answer to a command; undefined if the guest agent does not know the command, or refuses it. */
-async function answerTo(connection: GuestConnection, command: string, signal: AbortSignal): Promise<unknown> {
+async function answerTo(
+  connection: GuestConnection,
+  command: string,
+  options: Pick<CommandOptions, 'reader' | 'signal'>,
+): Promise<unknown> {
   try {
-    return await connection.execute(command, { timeoutMilliseconds: ANSWER_TIMEOUT_MILLISECONDS, signal });
+    return await connection.execute(command, {
+      timeoutMilliseconds: ANSWER_TIMEOUT_MILLISECONDS,
+      ...options,
+    });
   } catch (error) {
     if (error instanceof GuestAgentRefusal) {
       return undefined;

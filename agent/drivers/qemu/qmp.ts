@@ -6,6 +6,7 @@ import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
 import { pause } from '../../../base/time.ts';
+import { type JsonLimits, parseJson } from '../../../base/json.ts';
 import { readLines } from '../../../base/lines.ts';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
@@ -24,8 +25,8 @@ export interface QmpEvent {
   data: Record<string, unknown>;
 }
 
-/** Limit of one line. The longest answers, lists of block nodes, have a few dozen KiB. */
-const LINE_LIMIT_BYTES = 1024 * 1024;
+/** Limits of one line. The longest answers, lists of block nodes, have a few dozen KiB and 1,500 items. */
+const LINE_LIMITS: JsonLimits = { bytes: 256 * 1024, items: 4_096 };
 /** Limit of an error's text. An error of QEMU is one sentence. A longer text is cut before it gets into logs and statuses. */
 export const ERROR_LIMIT_CHARACTERS = 1_000;
 
@@ -63,7 +64,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
       socket.destroy();
     });
     socket.on('close', () => this.#end());
-    readLines(socket, LINE_LIMIT_BYTES, (line) => this.#receive(line));
+    readLines(socket, LINE_LIMITS.bytes, (line) => this.#receive(line));
   }
 
   /**
@@ -176,7 +177,7 @@ export class QmpConnection extends EventEmitter<QmpEvents> {
    * without a command.
    */
   #receive(line: string): void {
-    const message = messageSchema.parse(JSON.parse(line));
+    const message = messageSchema.parse(parseJson(line, LINE_LIMITS));
     const { event, id, error } = message;
     const call = this.#calls.answered(event === undefined ? id : undefined, line.length);
     if (event !== undefined) {

@@ -7,12 +7,15 @@ import { open, readFile, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import { type JsonLimits, parseJson } from '../../../base/json.ts';
 import type { ContentLookup, PullTarget } from './pull.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 
 /** File name of the chunk table in the folder of the disk. */
 export const CHUNK_TABLE = 'chunks.json';
 const COPY_BYTES = 1024 * 1024;
+/** Limits of a table. A disk has at most 20,000 chunks with different content, each with five fields and about 230 bytes. */
+const TABLE_LIMITS: JsonLimits = { bytes: 8 * 1024 * 1024, items: 131_072 };
 
 const chunkSchema = z.object({
   /** Position of the chunk on the disk, in bytes. */
@@ -44,7 +47,7 @@ export async function writeChunkTable({ folder }: PullTarget, chunks: readonly C
 
 /** Reads the chunk table in the folder of a pulled disk. @throws Error when there is no valid table. */
 export async function readChunkTable(folder: string): Promise<Chunk[]> {
-  return tableSchema.parse(JSON.parse(await readFile(join(folder, CHUNK_TABLE), 'utf8'))).chunks;
+  return tableSchema.parse(parseJson(await readFile(join(folder, CHUNK_TABLE)), TABLE_LIMITS)).chunks;
 }
 
 /**

@@ -5,6 +5,7 @@ import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { ProgramError, type RunAs } from '../../../base/exec.ts';
+import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
 
@@ -153,14 +154,17 @@ async function virtualSizeOf(
   return verdict.virtualSizeBytes;
 }
 
+/** Limits of the output of `qemu-img info`. A qcow2 image without snapshots and without a backing file has about 30 items. */
+const INFO_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 1_024 };
+
 async function infoOf(
   image: { file: FileHandle; path: string },
   reader: RunAs | undefined,
 ): Promise<z.infer<typeof infoSchema>> {
   try {
-    return infoSchema.parse(JSON.parse(await qcow2Info(image, reader)));
+    return infoSchema.parse(parseJson(await qcow2Info(image, reader), INFO_LIMITS));
   } catch (error) {
-    if (!(isRefusal(error) || error instanceof z.ZodError)) {
+    if (!(isRefusal(error) || error instanceof z.ZodError || error instanceof JsonError)) {
       throw error;
     }
     throw new ReasonedError('ImageInvalid', `The qcow2 image cannot be used: ${error.message}`, {

@@ -18,6 +18,7 @@ it('a command whose caller never ends the input ends with the session', async ()
     },
     {} as StreamTarget,
     ['cat'],
+    () => true,
   );
   lose.abort(new Error('The stream was idle for 30 minutes'));
   await executed;
@@ -29,7 +30,7 @@ it('the input is copied, so that no small piece keeps a large chunk', async () =
   const target = {
     execute: async ({ input }: { input?: Buffer }) => {
       inputs.push(String(input));
-      return { exitCode: 0, stdout: Buffer.alloc(0), stderr: Buffer.alloc(0), truncated: false };
+      return { exitCode: 0, stdout: [], stderr: [], truncated: false };
     },
   };
   const session = {
@@ -40,8 +41,26 @@ it('the input is copied, so that no small piece keeps a large chunk', async () =
     ended: Promise.resolve(),
     finish: async () => undefined,
   };
-  await execute(session, target as unknown as StreamTarget, ['cat']);
+  await execute(session, target as unknown as StreamTarget, ['cat'], () => true);
   expect(inputs).toEqual(['piece by piece']);
+});
+
+it('input for which no memory is left is refused before the command runs', async () => {
+  const statuses: Status[] = [];
+  let left = 10;
+  const reserve = (bytes: number): boolean => (left -= bytes) >= 0;
+  const session = {
+    stdin: Readable.from(overwritten('more than ten bytes'), { objectMode: false, highWaterMark: 1 }),
+    stdout: undefined,
+    stderr: undefined,
+    signal: new AbortController().signal,
+    ended: Promise.resolve(),
+    finish: async (status: Status) => void statuses.push(status),
+  };
+  await execute(session, {} as StreamTarget, ['cat'], reserve);
+  expect(statuses).toMatchObject([
+    { message: expect.stringContaining('Other commands of this namespace') as string },
+  ]);
 });
 
 /** Returns the bytes of the text one by one. All pieces use the same memory. */

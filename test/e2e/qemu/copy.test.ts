@@ -105,7 +105,7 @@ describe('a copy of a disk', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => 
   /** Runs a script in the guest by its guest agent. */
   async function inGuest(script: string): Promise<void> {
     const { signal } = new AbortController();
-    const command = { path: '/bin/sh', arguments: ['-c', script], signal };
+    const command = { path: '/bin/sh', arguments: ['-c', script], signal, reserve: () => true };
     expect(await machine.driver.execute(machine.folder, command)).toMatchObject({ exitCode: 0 });
   }
 

@@ -84,14 +84,14 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
       },
     });
     const run = async (script: string, input?: Buffer) => {
-      const command = { path: '/bin/sh', arguments: ['-c', script], signal };
+      const command = { path: '/bin/sh', arguments: ['-c', script], signal, reserve: () => true };
       return await driver.execute(folder, { ...command, ...(input && { input }) });
     };
     const result = await run('cat; sleep 1; echo problem >&2; exit 7', Buffer.from('input'));
     expect(result).toEqual({
       exitCode: 7,
-      stdout: Buffer.from('input'),
-      stderr: Buffer.from('problem\n'),
+      stdout: [Buffer.from('input')],
+      stderr: [Buffer.from('problem\n')],
       truncated: false,
     });
     expect(await run('date -s @1000000000')).toMatchObject({ exitCode: 0 });

@@ -1,30 +1,46 @@
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { expect, test } from 'vitest';
-import { AnswerReader } from './answers.ts';
+import { JsonError } from '../../../../base/json.ts';
+import { AnswerReader, JsonLine, type Line } from './answers.ts';
 
-function linesOf(...chunks: string[]): string[] {
-  const reader = new AnswerReader();
-  return chunks.flatMap((chunk) => reader.push(Buffer.from(chunk, 'latin1')));
+const WIDE = { bytes: 1024 * 1024, items: 64 };
+
+function readerOf(limits = WIDE): AnswerReader {
+  return new AnswerReader(() => new JsonLine(limits));
+}
+
+function linesOf(...chunks: string[]): Line[] {
+  const reader = readerOf();
+  return chunks.flatMap((chunk) => [...reader.push(Buffer.from(chunk, 'latin1'))]);
 }
 
 test('only lines after the last delimiter count, wherever the chunks end', () => {
-  expect(linesOf('1\n{"a":"', '\xff{"b":"half', '\xff{"c"', ':1}\n2', '\n\n3')).toEqual(['{"c":1}', '2', '']);
+  expect(linesOf('1\n{"a":"', '\xff{"b":"half', '\xff{"c"', ':1}\n2', '\n\n3')).toEqual([
+    { value: { c: 1 } },
+    { value: 2 },
+    'unread',
+  ]);
 });
 
-test('strings keep their quotes and backslashes', () => {
-  const text = String.raw`{"a":"\"\\","b":"\\\""}`;
-  expect(linesOf(`\xff${text}`, '\n')).toEqual([text]);
+test('each line has its own limits, and a line that nobody asked for has no value', () => {
+  const limits = [undefined, { bytes: 5, items: 0 }, { bytes: 6, items: 2 }, WIDE];
+  const reader = new AnswerReader(() => {
+    const next = limits.shift();
+    return next && new JsonLine(next);
+  });
+  const lines = [...reader.push(Buffer.from('\xff"unasked"\n"too long"\n[1,2,3]\n"read"\n', 'latin1'))];
+  const refused = { refused: expect.any(JsonError) as unknown };
+  expect(lines).toEqual(['unread', refused, 'unread', refused, 'unread', { value: 'read' }]);
 });
 
-test('only long strings are cut', () => {
-  const long = 'x'.repeat(5_592_404);
-  const [line = ''] = linesOf(`\xff{"a":"${long}yyy`, `y","b":"z"}\n`);
-  expect(JSON.parse(line)).toEqual({ a: long, b: 'z' });
-});
-
-test('a line outside strings has a limit', () => {
-  expect(() => linesOf('\xff', '1'.repeat(12 * 1024 * 1024))).toThrow('longer than');
+test('a line is refused before its end arrives', () => {
+  const reader = readerOf();
+  expect([...reader.push(Buffer.from(`\xff${'[],'.repeat(64)}`, 'latin1'))]).toEqual([
+    { refused: new JsonError('items', 'has more than 64 values') },
+  ]);
+  expect([...reader.push(Buffer.from('[],'.repeat(1_000)))]).toEqual([]);
+  expect([...reader.push(Buffer.from('\n0\n'))]).toEqual(['unread', { value: 0 }]);
 });
 
 /** A guest can write to the port of its guest agent byte by byte, for as long as the agent listens. */
@@ -36,12 +52,13 @@ test('a line that arrives in single bytes needs little more memory than its byte
     const { heapUsed, external } = process.memoryUsage();
     return heapUsed + external;
   };
-  const reader = new AnswerReader();
-  reader.push(Buffer.from('\xff"', 'latin1'));
+  const reader = readerOf();
+  const push = (text: string): Line[] => [...reader.push(Buffer.from(text, 'latin1'))];
+  push('\xff"');
   const before = used();
   for (let count = 0; count < 256 * 1024; count += 1) {
-    reader.push(Buffer.from('a'));
+    push('a');
   }
   expect(used() - before).toBeLessThan(4 * 1024 * 1024);
-  expect(reader.push(Buffer.from('"\n'))).toEqual([`"${'a'.repeat(256 * 1024)}"`]);
+  expect(push('"\n')).toEqual([{ value: 'a'.repeat(256 * 1024) }]);
 });

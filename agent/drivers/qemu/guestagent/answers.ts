@@ -1,90 +1,120 @@
 /**
- * Splits the output of a guest agent into lines of JSON. Even an honest guest sends up to 16 MiB of a command's output in one string, and a
- * hostile guest can send more. So this code cuts long strings while they arrive, and limits the memory for a line.
+ * Reads the answers of a guest agent: lines of JSON. A guest can send any bytes, so each command states the largest answer that it accepts.
+ * A longer or more complex answer is refused while it arrives. See `base/json.ts` for the reason.
  */
+import { JsonCheck, JsonError, type JsonLimits } from '../../../../base/json.ts';
 import { ByteCollector } from '../../../../base/lines.ts';
 
 const NEWLINE = 0x0a;
-const QUOTE = 0x22;
-const BACKSLASH = 0x5c;
 /** Byte that a guest agent sends before its answer to `guest-sync-delimited`. This byte is never a part of JSON. */
 export const DELIMITER = 0xff;
 
-/**
- * Limit of one string in bytes. A longer string is cut. The limit is the length of the base64 text of nearly 4 MiB. The limit is a multiple
- * of four characters, so that a cut text stays valid base64.
- */
-export const STRING_LIMIT_BYTES = Math.floor((4 * 1024 * 1024) / 3) * 4;
-/** Limit of one line in bytes, after its long strings are cut. The longest honest answer has two long strings and some numbers. */
-const LINE_LIMIT_BYTES = 2 * STRING_LIMIT_BYTES + 64 * 1024;
+/** Limits of most answers. An honest one has a few hundred bytes: a number, a name, the facts about a system or one sentence. */
+const SHORT_ANSWER: JsonLimits = { bytes: 4 * 1024, items: 64 };
 
+/** Reads one line. Both functions throw JsonError for a line that is not accepted. */
+export interface LineReader {
+  /** Takes the next bytes of the line, without the line end. */
+  push(piece: Buffer): void;
+  /** Returns the value of the complete line. */
+  end(): unknown;
+}
+
+/** Line of the guest agent: its value, or the error if the line was refused, or `unread` if it is empty or nobody asked for it. */
+export type Line = { value: unknown } | { refused: JsonError } | 'unread';
+
+/** Reads a line that contains JSON. */
+export class JsonLine implements LineReader {
+  readonly #check: JsonCheck;
+  readonly #collector = new ByteCollector();
+
+  constructor(limits = SHORT_ANSWER) {
+    this.#check = new JsonCheck(limits);
+  }
+
+  push(piece: Buffer): void {
+    this.#check.push(piece);
+    this.#collector.add(piece);
+  }
+
+  end(): unknown {
+    return this.#check.parse(this.#collector.take());
+  }
+}
+
+/** Splits the bytes of a guest agent into lines. */
 export class AnswerReader {
-  /** Beginning of the line that is not complete yet. */
-  readonly #begun = new ByteCollector();
-  #inString = false;
-  #escaped = false;
-  #stringBytes = 0;
+  readonly #next: () => LineReader | undefined;
+  /** Reader of the line that has begun, or `unread` if the bytes of the line are dropped. Undefined before the first byte of a line. */
+  #line: LineReader | 'unread' | undefined;
   /** Whether the first delimiter has arrived. All bytes before the first delimiter are ignored, because they answer an earlier client. */
   #delimited = false;
 
-  /** Returns the lines that this chunk completes, including empty lines. @throws Error when a line is longer than the limit. */
-  push(chunk: Buffer): string[] {
-    const lines: string[] = [];
-    const kept = Buffer.alloc(chunk.length);
-    let length = 0;
-    for (let at = 0; at < chunk.length; at += 1) {
-      const byte = chunk[at] ?? 0;
-      if (byte === DELIMITER) {
-        this.#delimited = true;
-        this.#restart();
-        length = 0;
-      } else if (byte === NEWLINE && this.#delimited) {
-        lines.push(this.#complete(kept.subarray(0, length)));
-        length = 0;
-      } else if (this.#isKept(byte)) {
-        kept[length] = byte;
-        length += 1;
-      }
+  /** `next` is called at the beginning of each line, and returns the reader of this line. Without a reader, the line is not read. */
+  constructor(next: () => LineReader | undefined) {
+    this.#next = next;
+  }
+
+  /** Yields the lines that this chunk completes. A refused line is yielded at once, and as `unread` when it is complete. */
+  *push(chunk: Buffer): Generator<Line, void> {
+    let start = 0;
+    for (let end = chunk.indexOf(DELIMITER); end >= 0; end = chunk.indexOf(DELIMITER, start)) {
+      yield* this.#lines(chunk.subarray(start, end));
+      // The delimiter drops the line that has begun. That line is the incomplete answer to an earlier client.
+      this.#line = undefined;
+      this.#delimited = true;
+      start = end + 1;
     }
-    this.#keep(kept.subarray(0, length));
-    return lines;
+    yield* this.#lines(chunk.subarray(start));
   }
 
-  #restart(): void {
-    this.#begun.take();
-    this.#inString = false;
-  }
-
-  #complete(last: Buffer): string {
-    this.#keep(last);
-    this.#inString = false;
-    return this.#begun.take().toString('utf8');
-  }
-
-  #keep(piece: Buffer): void {
-    if (this.#begun.length + piece.length > LINE_LIMIT_BYTES) {
-      throw new Error(`A line of the guest agent is longer than ${LINE_LIMIT_BYTES} bytes`);
-    }
-    this.#begun.add(piece);
-  }
-
-  /** Returns whether this byte is kept. A byte is cut if it comes before the first delimiter or exceeds the limit of its string. */
-  #isKept(byte: number): boolean {
+  *#lines(bytes: Buffer): Generator<Line, void> {
     if (!this.#delimited) {
-      return false;
+      return;
     }
-    if (!this.#inString) {
-      this.#inString = byte === QUOTE;
-      this.#escaped = false;
-      this.#stringBytes = 0;
-      return true;
+    let start = 0;
+    for (let end = bytes.indexOf(NEWLINE); end >= 0; end = bytes.indexOf(NEWLINE, start)) {
+      yield* this.#read(bytes.subarray(start, end));
+      yield this.#complete();
+      start = end + 1;
     }
-    if (byte === QUOTE && !this.#escaped) {
-      this.#inString = false;
-      return true;
-    }
-    this.#escaped = byte === BACKSLASH && !this.#escaped;
-    this.#stringBytes += 1;
-    return this.#stringBytes <= STRING_LIMIT_BYTES;
+    yield* this.#read(bytes.subarray(start));
   }
+
+  *#read(piece: Buffer): Generator<Line, void> {
+    if (piece.length === 0) {
+      return;
+    }
+    this.#line ??= this.#next() ?? 'unread';
+    if (this.#line === 'unread') {
+      return;
+    }
+    try {
+      this.#line.push(piece);
+    } catch (error) {
+      this.#line = 'unread';
+      yield refusalOf(error);
+    }
+  }
+
+  #complete(): Line {
+    const line = this.#line ?? 'unread';
+    this.#line = undefined;
+    if (line === 'unread') {
+      return line;
+    }
+    try {
+      return { value: line.end() };
+    } catch (error) {
+      return refusalOf(error);
+    }
+  }
+}
+
+/** @throws the error itself when it is not a JsonError. */
+function refusalOf(error: unknown): Line {
+  if (error instanceof JsonError) {
+    return { refused: error };
+  }
+  throw error;
 }

@@ -3,7 +3,7 @@ import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
 import { connectTo, withSocketPath } from '../../../processes/socket.ts';
-import { AnswerReader, DELIMITER } from './answers.ts';
+import { AnswerReader, DELIMITER, JsonLine, type Line, type LineReader } from './answers.ts';
 import { FILES } from '../state.ts';
 
 /**
@@ -34,7 +34,6 @@ const messageSchema = z.object({
   return: z.unknown().optional(),
   error: z.object({ desc: z.string() }).optional(),
 });
-type Message = z.infer<typeof messageSchema>;
 
 type Answer = { value: unknown } | { refusal: string } | { closed: string };
 
@@ -42,6 +41,14 @@ export interface CommandOptions {
   timeoutMilliseconds: number;
   arguments?: Record<string, unknown>;
   signal?: AbortSignal | undefined;
+  /** Returns the reader of the answer. The default reads a short answer. */
+  reader?: () => LineReader;
+}
+
+/** Command whose answer has not arrived yet. */
+interface Expected {
+  take: (answer: Answer) => void;
+  reader: () => LineReader;
 }
 
 /** Error that is thrown when the guest agent answers a command with an error. */
@@ -52,12 +59,12 @@ export class GuestAgentRefusal extends Error {
 /** Connection to a guest agent. {@link GuestConnection.open} creates a connection only if the guest agent answers. */
 export class GuestConnection {
   readonly #socket: Socket;
-  readonly #reader = new AnswerReader();
+  readonly #reader = new AnswerReader(() => this.#nextReader());
   /**
-   * Receivers of the answers that have not arrived yet. Answers have no id, and come in the order of the commands. A receiver whose time
-   * limit is over stays in this list, because its answer can come later.
+   * Commands whose answers have not arrived yet. Answers have no id, and come in the order of the commands. A command whose time limit is
+   * over stays in this list, because its answer can come later.
    */
-  readonly #expected: ((answer: Answer) => void)[] = [];
+  readonly #expected: Expected[] = [];
   #synced: ((id: unknown) => boolean) | undefined;
   /** Number of lines received since the last answer to a command. */
   #unaskedLines = 0;
@@ -135,7 +142,7 @@ export class GuestConnection {
       throw new Error(`${command} was not sent: ${this.#closed}`);
     }
     const { promise, resolve } = Promise.withResolvers<Answer>();
-    this.#expected.push(resolve);
+    this.#expected.push({ take: resolve, reader: options.reader ?? (() => new JsonLine()) });
     this.#send({ execute: command, arguments: options.arguments });
     const answer = await within(promise, options.timeoutMilliseconds, options.signal);
     if (answer === undefined || 'value' in answer) {
@@ -171,7 +178,7 @@ export class GuestConnection {
    */
   #end(why: string): void {
     this.#closed ??= why;
-    for (const take of this.#expected.splice(0)) {
+    for (const { take } of this.#expected.splice(0)) {
       take({ closed: this.#closed });
     }
   }
@@ -183,9 +190,10 @@ export class GuestConnection {
   #read(chunk: Buffer): void {
     try {
       for (const line of this.#reader.push(chunk)) {
-        if (!this.#socket.destroyed) {
-          this.#receive(line);
+        if (this.#socket.destroyed) {
+          return;
         }
+        this.#receive(line);
       }
     } catch (error) {
       // This code runs in an event handler, so no caller can catch its errors. Instead, the function closes the connection, and gives the
@@ -194,48 +202,51 @@ export class GuestConnection {
     }
   }
 
+  /** Returns the reader of the line that begins now; undefined if no command waits for a line. */
+  #nextReader(): LineReader | undefined {
+    return this.#synced === undefined ? this.#expected[0]?.reader() : new JsonLine();
+  }
+
   /** Handles a line from the guest. @throws Error when the line is not an answer, or when too many lines came without a command. */
-  #receive(line: string): void {
+  #receive(line: Line): void {
     this.#unaskedLines += 1;
     if (this.#unaskedLines > UNASKED_LINES) {
       throw new Error(`the guest agent sent more than ${UNASKED_LINES} lines that are not answers`);
     }
-    if (line === '') {
-      return;
-    }
     if (this.#synced !== undefined) {
-      if (this.#synced(parse(line)?.return)) {
+      // A refused line is the answer to an earlier client.
+      if (
+        line !== 'unread' &&
+        'value' in line &&
+        this.#synced(messageSchema.safeParse(line.value).data?.return)
+      ) {
         this.#synced = undefined;
       }
       return;
     }
-    const message = parse(line);
+    if (line !== 'unread') {
+      this.#answer(line);
+    }
+  }
+
+  #answer(line: Exclude<Line, 'unread'>): void {
+    if ('refused' in line && line.refused.fault !== 'syntax') {
+      this.#expected.shift()?.take({ refusal: `the answer ${line.refused.message}` });
+      return;
+    }
+    const message = 'value' in line ? messageSchema.safeParse(line.value).data : undefined;
     if (message === undefined) {
       throw new Error('the guest agent sent a line that is not an answer');
     }
-    const take = this.#expected.shift();
-    if (take === undefined) {
-      return;
-    }
     this.#unaskedLines = 0;
     const { error } = message;
-    take(
-      error === undefined
-        ? { value: message.return }
-        : { refusal: error.desc.slice(0, ERROR_LIMIT_CHARACTERS) },
-    );
-  }
-}
-
-/** Parses a line from the guest. The line can be any text. Returns undefined if the text is not an answer. */
-function parse(line: string): Message | undefined {
-  try {
-    return messageSchema.safeParse(JSON.parse(line)).data;
-  } catch (error) {
-    if (error instanceof SyntaxError) {
-      return undefined;
-    }
-    throw error;
+    this.#expected
+      .shift()
+      ?.take(
+        error === undefined
+          ? { value: message.return }
+          : { refusal: error.desc.slice(0, ERROR_LIMIT_CHARACTERS) },
+      );
   }
 }
 

@@ -8,6 +8,7 @@ import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../..
 import { whileFrozen } from './commands.ts';
 import { GuestAgent } from './guestagent.ts';
 import { executeInGuest } from './exec.ts';
+import { OUTPUT_LIMIT_BYTES } from './status.ts';
 
 const MEBIBYTE = 1024 * 1024;
 
@@ -39,7 +40,13 @@ async function guest(answers: readonly object[], seen: PeerCommand[] = []): Prom
 
 async function run(command: Partial<GuestCommand> = {}): Promise<GuestCommandResult> {
   const { signal } = new AbortController();
-  return await executeInGuest(agent, { path: '/bin/sh', arguments: [], signal, ...command });
+  return await executeInGuest(agent, {
+    path: '/bin/sh',
+    arguments: [],
+    signal,
+    reserve: () => true,
+    ...command,
+  });
 }
 
 function base64(text: string): string {
@@ -58,8 +65,8 @@ describe('a command in a guest', () => {
     const result = await run({ arguments: ['-c', 'x'], input: Buffer.from('in') });
     expect(result).toEqual({
       exitCode: 7,
-      stdout: Buffer.from('out'),
-      stderr: Buffer.from('err'),
+      stdout: [Buffer.from('out')],
+      stderr: [Buffer.from('err')],
       truncated: false,
     });
     const [first, second] = seen;
@@ -77,11 +84,12 @@ describe('a command in a guest', () => {
 
   it.each([
     ['its guest agent cut', { 'out-truncated': true, 'out-data': base64('out') }, 3],
-    ['is too long', { 'out-data': Buffer.alloc(16 * MEBIBYTE).toString('base64') }, 4 * MEBIBYTE - 1],
-  ])('says that its output is incomplete if it %s', async (_, output, length) => {
+    ['is too long', { 'out-data': Buffer.alloc(16 * MEBIBYTE).toString('base64') }, OUTPUT_LIMIT_BYTES],
+  ])('says that its output is incomplete if it %s', async (_, output, expected) => {
     await guest([STARTED, { return: { exited: true, exitcode: 3, ...output } }]);
     const { exitCode, truncated, stdout } = await run();
-    expect({ exitCode, truncated, length: stdout.length }).toEqual({ exitCode: 3, truncated: true, length });
+    const { length } = Buffer.concat(stdout);
+    expect({ exitCode, truncated, length }).toEqual({ exitCode: 3, truncated: true, length: expected });
   });
 
   it('that the guest agent refuses has its reason', async () => {
@@ -142,7 +150,8 @@ describe('a command in a guest', () => {
       socket.write(socket === first ? answer : flood);
     };
     peer = await ScriptedPeer.listen(join(folder, 'ga.sock'), afterSync(play));
-    await expect(run()).rejects.toThrow('gave no valid answer');
+    const refusal = 'guest-exec-status failed: the answer is larger than 4096 bytes, without the output';
+    await expect(run()).rejects.toThrow(new StreamRefused(refusal));
   });
 });
 

@@ -3,15 +3,15 @@ import * as z from 'zod';
 import { hasCode } from '../../../../base/errors.ts';
 import { pause } from '../../../../base/time.ts';
 import { type GuestCommand, type GuestCommandResult, StreamRefused } from '../../driver.ts';
-import { STRING_LIMIT_BYTES } from './answers.ts';
 import type { GuestAgent } from './guestagent.ts';
 import { type GuestConnection, GuestAgentRefusal } from './connection.ts';
+import { Output, StatusLine } from './status.ts';
 
 /** Limit of a command's input. The guest agent gets the input in one message, and keeps the whole input in the guest's memory. */
 const INPUT_LIMIT_BYTES = 1024 * 1024;
 /**
  * Limit of the bytes that the agent reads for one command. A guest agent sends up to 16 MiB for each of two streams, as base64 in one line.
- * The agent keeps nearly 4 MiB of each stream.
+ * The agent keeps nearly 4 MiB of each stream (status.ts).
  */
 const RECEIVE_LIMIT_BYTES = 48 * 1024 * 1024;
 /** Time limit of an answer without output of a program. The limit is long, because a busy emulated guest starts a program slowly. */
@@ -43,8 +43,8 @@ const statusSchema = z.object({
   exited: z.boolean(),
   exitcode: z.number().int().optional(),
   signal: z.number().int().optional(),
-  'out-data': z.string().optional(),
-  'err-data': z.string().optional(),
+  'out-data': z.instanceof(Output).optional(),
+  'err-data': z.instanceof(Output).optional(),
   'out-truncated': z.boolean().optional(),
   'err-truncated': z.boolean().optional(),
 });
@@ -85,7 +85,7 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
   for (let silences = 0; !status.exited; ) {
     await pause(LONG_INTERVAL_MILLISECONDS, signal);
     const next = await refusing(
-      use(async (connection, either) => await ask(connection, begun.pid, either)),
+      use(async (connection, either) => await ask(connection, begun.pid, { ...command, signal: either })),
       signal,
     );
     silences = next === undefined ? silences + 1 : 0;
@@ -102,8 +102,9 @@ export async function executeInGuest(agent: GuestAgent, command: GuestCommand): 
 /** Starts the command, and waits a moment for its end. Returns the command's process id in the guest, and its last known state. */
 async function begin(
   connection: GuestConnection,
-  { path, arguments: parameters, input, signal }: GuestCommand,
+  command: GuestCommand,
 ): Promise<{ pid: number; status: Status }> {
+  const { path, arguments: parameters, input, signal } = command;
   const answer = await connection.execute('guest-exec', {
     timeoutMilliseconds: ANSWER_TIMEOUT_MILLISECONDS,
     arguments: {
@@ -116,17 +117,22 @@ async function begin(
   });
   const { pid } = startedSchema.parse(answer);
   const deadline = performance.now() + SHORT_COMMAND_MILLISECONDS;
-  let status = await ask(connection, pid, signal);
+  let status = await ask(connection, pid, command);
   while (!status.exited && performance.now() < deadline) {
     await pause(SHORT_INTERVAL_MILLISECONDS, signal);
-    status = await ask(connection, pid, signal);
+    status = await ask(connection, pid, command);
   }
   return { pid, status };
 }
 
-async function ask(connection: GuestConnection, pid: number, signal: AbortSignal): Promise<Status> {
+async function ask(
+  connection: GuestConnection,
+  pid: number,
+  { reserve, signal }: GuestCommand,
+): Promise<Status> {
   const timeoutMilliseconds = OUTPUT_TIMEOUT_MILLISECONDS;
-  const options = { timeoutMilliseconds, arguments: { pid }, signal };
+  const reader = () => new StatusLine(reserve);
+  const options = { timeoutMilliseconds, arguments: { pid }, signal, reader };
   return statusSchema.parse(await connection.execute('guest-exec-status', options));
 }
 
@@ -149,12 +155,12 @@ async function refusing<T>(answer: Promise<T>, signal: AbortSignal): Promise<T> 
 
 /** Returns the result of an ended command. If a signal ended the command, the exit code is 128 plus the signal's number, as in a shell. */
 function resultOf(status: Status): GuestCommandResult {
-  const { exitcode, signal = 0, 'out-data': stdout = '', 'err-data': stderr = '' } = status;
-  const isCut = [stdout, stderr].some(({ length }) => length >= STRING_LIMIT_BYTES);
+  const { exitcode, signal = 0, 'out-data': stdout, 'err-data': stderr } = status;
+  const isCut = [stdout, stderr].some((output) => output?.cut);
   return {
     exitCode: exitcode ?? 128 + signal,
-    stdout: Buffer.from(stdout, 'base64'),
-    stderr: Buffer.from(stderr, 'base64'),
+    stdout: stdout?.pieces ?? [],
+    stderr: stderr?.pieces ?? [],
     truncated: isCut || status['out-truncated'] === true || status['err-truncated'] === true,
   };
 }

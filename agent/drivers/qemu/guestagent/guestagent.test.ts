@@ -47,7 +47,7 @@ afterEach(async () => {
 
 async function run(): Promise<GuestCommandResult> {
   const { signal } = new AbortController();
-  return await executeInGuest(agent, { path: '/bin/sh', arguments: [], signal });
+  return await executeInGuest(agent, { path: '/bin/sh', arguments: [], signal, reserve: () => true });
 }
 
 describe('a freeze', () => {
