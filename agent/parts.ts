@@ -36,7 +36,6 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
     registries: images.registries,
     storageKeyring: () => images.storageKeyring(),
     storageFolder: config.images.storageFolder,
-    readers: users?.reader.gid,
   });
   // The start does not wait for this folder, because its file server can be down. Each write to the folder protects the folder again.
   publisher.protectFolder().catch((error: unknown) => {

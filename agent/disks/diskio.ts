@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
 
 /** Unit, in bytes, of the field `blocks` in the result of stat(). The unit is the same for every file system. */
-const STAT_BLOCK_BYTES = 512;
+export const STAT_BLOCK_BYTES = 512;
 /** Number of bytes that are hashed at a time. */
 const READ_BYTES = 1024 ** 2;
 /** A buffer of at least this size in bytes has memory of its own. Smaller buffers can share their memory with other buffers. */

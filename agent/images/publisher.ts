@@ -2,7 +2,7 @@
  * Publishes disks of this host. A disk goes to a registry as Berth's own artifact, or as a qcow2 file to the folder of the
  * cluster's image storage.
  */
-import { chmod, chown, mkdir, rename, rm, stat } from 'node:fs/promises';
+import { chmod, mkdir, rename, rm, stat } from 'node:fs/promises';
 import { dirname, join, relative } from 'node:path';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
@@ -17,6 +17,7 @@ import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
 
 const FOLDER_MODE = 0o700;
+const FILE_MODE = 0o400;
 /**
  * Annotation of manifests in the cluster's image storage. Its value is the reference, including the tag, under which this version of an
  * image was stored.
@@ -52,8 +53,6 @@ export interface PublisherOptions {
   /** Returns the credentials of the cluster's own image storage, which are used for that storage only. */
   storageKeyring: () => Keyring;
   storageFolder: string | undefined;
-  /** Id of the group with the right to read images. Undefined if the agent does not run as root. */
-  readers?: number | undefined;
 }
 
 export class Publisher {
@@ -156,7 +155,7 @@ export class Publisher {
       await rm(partial, { force: true });
       // A raw disk cannot name other files, so the conversion reads only this disk.
       await convertToQcow2(disk.path, partial, options);
-      await this.#keepFromOthers(partial);
+      await chmod(partial, FILE_MODE);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
       const storageBytes = await allocatedBytes(partial);
       await sync(partial);
@@ -181,18 +180,6 @@ export class Publisher {
       await requireAnswer(storageFolder, new AbortController().signal);
       await unlessMissing(chmod(storageFolder, FOLDER_MODE));
     }
-  }
-
-  /**
-   * Allows only the agent and the group `readers` to read a file. Programs that read disks run in this group. They need no access to the
-   * folder of the file, because the agent passes them the file already open.
-   */
-  async #keepFromOthers(file: string): Promise<void> {
-    const { readers } = this.#options;
-    if (readers !== undefined) {
-      await chown(file, 0, readers);
-    }
-    await chmod(file, readers === undefined ? 0o400 : 0o440);
   }
 
   /** Removes a file of the image storage. If the agent was killed while it wrote the file, a partial file is left, which is removed too. */

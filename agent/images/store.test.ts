@@ -2,7 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, readdir, readFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, readdir, readFile, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { createServer, type RequestListener, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
@@ -77,19 +77,21 @@ describe('the image store', () => {
 
   async function stored(): Promise<string[]> {
     const names = await readdir(join(directory, 'data', 'images'), { recursive: true });
-    return names.filter((name) => /^(sha256|file|shared|partial)\//.test(name));
+    return names.filter((name) => /^(sha256|file|stored|shared|partial)\//.test(name));
   }
 
   describe('shared files', () => {
-    it('are used in place', async () => {
+    it('are copied into the store once, also after a restart', async () => {
       const path = join(shared, 'disk.raw');
       const content = Buffer.alloc(RAW_BYTES, 7);
       await writeFile(path, content);
       const digest = `sha256:${createHash('sha256').update(content).digest('hex')}`;
-      const expected = { path, digest, format: 'raw', virtualSizeBytes: RAW_BYTES };
-      expect(await ensure({ type: 'sharedFile', path: basename(path) })).toEqual(expected);
-      expect(await ensure({ type: 'sharedFile', path: basename(path) }, await open())).toEqual(expected);
-      expect(store.images()).toEqual([]);
+      const image = await ensure({ type: 'sharedFile', path: basename(path) });
+      expect(image).toMatchObject({ digest, format: 'raw', virtualSizeBytes: RAW_BYTES });
+      expect(await readFile(image.path)).toEqual(content);
+      const { ino } = await stat(image.path);
+      expect(await ensure({ type: 'sharedFile', path: basename(path) }, await open())).toEqual(image);
+      expect((await stat(image.path)).ino).toBe(ino);
     });
 
     it('are ImageFetchFailed while their file server does not answer', async () => {
@@ -180,14 +182,14 @@ describe('the image store', () => {
   });
 
   describe("files of the cluster's image storage", () => {
-    it('are used in place if their digest is right', async () => {
+    it('are copied if their digest is right', async () => {
       qemuImg('create', '-q', '-f', 'qcow2', join(shared, 'stored'), String(RAW_BYTES));
       const sha256 = createHash('sha256')
         .update(await readFile(join(shared, 'stored')))
         .digest('hex');
       const source: BaseImageSource = { type: 'storedFile', path: 'stored', sha256 };
       const host = await open(true, { storageFolder: shared });
-      expect(await ensure(source, host)).toMatchObject({ path: join(shared, 'stored') });
+      expect(await ensure(source, host)).toMatchObject({ digest: `sha256:${sha256}`, format: 'qcow2' });
       await expect(ensure({ ...source, sha256: '0'.repeat(64) }, host)).rejects.toMatchObject({
         reason: 'DigestMismatch',
       });
@@ -221,7 +223,7 @@ describe('the image store', () => {
     const name = 'berth.dev/team/disk';
     const { digest } = await store.ensure(source, { ...options, holder: 'entry/e', name });
     const reopened = await open();
-    expect(reopened.images()).toEqual([{ names: [`${name}@${digest}`], sizeBytes: 0 }]);
+    expect(reopened.images()).toEqual([{ names: [`${name}@${digest}`], sizeBytes: RAW_BYTES }]);
     const changes: number[] = [];
     reopened.onChange(() => changes.push(reopened.images().length));
     await reopened.remove('entry/e', signal);

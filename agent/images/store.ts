@@ -94,7 +94,7 @@ export class HostImageStore {
     this.#sources = {
       registry: new RegistrySource({ ...common, access }),
       http: new HttpSource({ ...common, transport: new Transport(options) }),
-      file: new FileSource(catalog, layout.root, reader),
+      file: new FileSource(common),
     };
   }
 
@@ -107,7 +107,6 @@ export class HostImageStore {
     await layout.prepare();
     const store = new HostImageStore(options, layout);
     await store.#catalog.load();
-    await store.#sources.file.load();
     return store;
   }
 

@@ -158,8 +158,8 @@ function resourceList(amounts: Amounts): Record<string, string> {
 }
 
 /**
- * Returns an image for the Node's list. If the host uses the file of an image in place, without copying it, the image has the size 0. The
- * function leaves out a size of 0, because the API server also leaves it out.
+ * Returns an image for the Node's list. An image of zeros alone takes no space, so it has the size 0. The function leaves out a size of 0,
+ * because the API server also leaves it out.
  */
 function listed({ names, sizeBytes = 0 }: ContainerImage): ContainerImage {
   return sizeBytes === 0 ? { names } : { names, sizeBytes };

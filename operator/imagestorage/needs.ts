@@ -32,21 +32,20 @@ export function needsOf({ objects, pods, jobs }: Users): Needs {
   const machines = pods.map((pod) => ({ pod, machine: machineOf(pod) }));
   const keys = [
     ...objects.flatMap((object) => [storedContent(object), directSource(object.spec.source)].flatMap(keysOf)),
-    ...machines.flatMap(({ pod, machine }) =>
-      [machine?.image, machine?.iso].filter((source) => isUsedInPlace(source, pod)).flatMap(keysOf),
-    ),
+    ...machines
+      .filter(({ pod }) => isPreparing(pod))
+      .flatMap(({ machine }) => [machine?.image, machine?.iso].flatMap(keysOf)),
     ...jobs.flatMap(keysOfJob),
   ];
   return { keys: new Set(keys), unknown: machines.some(({ machine }) => machine === undefined) };
 }
 
 /**
- * Returns true if the machine of a Pod needs the source in the storage now or later. A machine with a file in the storage folder needs
- * this file as long as the machine exists. Any other source is needed only until the machine runs, because the host fetches the content
- * before it starts the machine.
+ * Returns true if the machine of a Pod needs its sources in the storage. It needs them only until it runs, because the host fetches the
+ * content before it starts the machine.
  */
-function isUsedInPlace(source: MachineImageSource | undefined, { status }: Pod): boolean {
-  return source?.type === 'storedFile' || (status?.phase ?? 'Pending') === 'Pending';
+function isPreparing({ status }: Pod): boolean {
+  return (status?.phase ?? 'Pending') === 'Pending';
 }
 
 export function isNeeded(place: Place, { keys, unknown }: Needs): boolean {

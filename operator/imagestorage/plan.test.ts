@@ -202,7 +202,7 @@ class World {
 
   /** Keys of the content that Images need, and that VMs still need. */
   get needed(): Set<string> {
-    const used = this.pods.filter(({ status }) => this.#kind === 'folder' || status?.phase === 'Pending');
+    const used = this.pods.filter(({ status }) => status?.phase === 'Pending');
     const machines = used.map(
       ({ metadata }) => JSON.parse(metadata.annotations?.[MACHINE_ANNOTATION] ?? '').image,
     );
@@ -325,13 +325,13 @@ describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
     });
   });
 
-  it('stays while a VM is prepared from it; a file also while a VM has it under its disk', () => {
+  it('stays while a VM is prepared from it', () => {
     const world = new World(kind);
     const content = world.make();
     const place = placeOf(content, world.config) as Place;
     const needs = (pod: Pod) => isNeeded(place, needsOf({ objects: [], pods: [pod], jobs: [] }));
     expect(needs(machinePod(content))).toBe(true);
-    expect(needs(machinePod(content, 'Running'))).toBe(kind === 'folder');
+    expect(needs(machinePod(content, 'Running'))).toBe(false);
     expect(needs(machinePod({ type: 'empty', sizeBytes: 1 }))).toBe(false);
   });
 

@@ -3,10 +3,11 @@ import type { Clones } from './clones.ts';
 import type { FanOut } from './fanout.ts';
 import type { Measured, Pulls } from './pulls.ts';
 import { format, milliseconds, quantile, seconds } from './report.ts';
+import type { SharedCopies } from './sharedcopies.ts';
 import { median, type Verdict } from './verdicts.ts';
 
 /** Targets. */
-const TARGETS = { ofCeiling: 0.8, ofSkopeo: 1, peakMegabytes: 256, cloneOfSmallest: 2 } as const;
+const TARGETS = { ofCeiling: 0.8, ofSkopeo: 1, peakMegabytes: 256, cloneOfSmallest: 2, ofCp: 0.8 } as const;
 const MEGABYTE = 1e6;
 
 export function pullsTable(pulls: Pulls): string {
@@ -42,12 +43,6 @@ export function pullsTable(pulls: Pulls): string {
 export function pullsVerdicts(pulls: Pulls): Verdict[] {
   const { artifact, skopeo, disk, ceiling } = mediansOf(pulls);
   const { publish, containerDisk, large } = pulls;
-  const atLeast = (claim: string, value: number, target: number): Verdict => ({
-    claim,
-    measured: ratio(value),
-    target: `at least ${target}`,
-    reached: value >= target,
-  });
   const memory = ([what, { peakMegabytes = Number.NaN }]: readonly [string, Measured]): Verdict => ({
     claim: `pulls: peak memory, ${what}`,
     measured: `${peakMegabytes.toFixed(0)} MB`,
@@ -96,6 +91,31 @@ export function clonesVerdicts(all: readonly Clones[]): Verdict[] {
       reached: value <= TARGETS.cloneOfSmallest,
     },
   ];
+}
+
+export function sharedCopiesTable({ bytes, rounds }: SharedCopies): string {
+  const row = (label: string, values: readonly number[]): string[] => [
+    label,
+    seconds(median(values)),
+    (bytes / MEGABYTE / median(values)).toFixed(0),
+  ];
+  return format([
+    [`copy of a shared file of ${gigabytes(bytes)}, median of ${rounds.length}`, 'time', 'MB/s'],
+    row(
+      'into the store of a host, with its digest',
+      rounds.map(({ store }) => store),
+    ),
+    row(
+      'cp and sync',
+      rounds.map(({ cp }) => cp),
+    ),
+  ]);
+}
+
+/** The copy of a file with its digest must be almost as fast as a copy without a digest. */
+export function sharedCopiesVerdicts({ rounds }: SharedCopies): Verdict[] {
+  const [cp, store] = [median(rounds.map((one) => one.cp)), median(rounds.map((one) => one.store))];
+  return [atLeast('copies: speed beside cp and sync', cp / store, TARGETS.ofCp)];
 }
 
 export function fanOutTable({ hosts, writesPerHost, ...fanOut }: FanOut): string {
@@ -149,4 +169,8 @@ function gigabytes(bytes: number): string {
 
 function ratio(value: number): string {
   return value.toFixed(2);
+}
+
+function atLeast(claim: string, value: number, target: number): Verdict {
+  return { claim, measured: ratio(value), target: `at least ${target}`, reached: value >= target };
 }

@@ -1,11 +1,11 @@
 /**
  * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
- * limits of the machine; clones; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
+ * limits of the machine; clones; copies of a shared file, compared with cp; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
  * over HTTP that wait; starts of the command `berth`, compared with kubectl. It prints tables for people, a verdict for each target, and
  * everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,fanout,logs,deploys,workers,streams,http,command]
+ *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command]
  *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
@@ -26,10 +26,13 @@ import {
   fanOutVerdicts,
   pullsTable,
   pullsVerdicts,
+  sharedCopiesTable,
+  sharedCopiesVerdicts,
 } from './imagereport.ts';
 import { logReadsTable, logReadsVerdicts, measureLogReads } from './logs.ts';
 import { writeCharts } from './plot.ts';
 import { measurePulls } from './pulls.ts';
+import { measureSharedCopies } from './sharedcopies.ts';
 import { startsTable, startsVerdicts } from './startsreport.ts';
 import { measureStreams, streamsTable, streamsVerdicts } from './streams.ts';
 import { type Verdict, verdictsTable } from './verdicts.ts';
@@ -89,6 +92,10 @@ const PARTS: readonly Part[] = [
   part('clones', ({ folder }) => measureClones(folder, CLONES), {
     table: clonesTable,
     verdicts: clonesVerdicts,
+  }),
+  part('copies', ({ folder, rounds }) => measureSharedCopies(folder, rounds), {
+    table: sharedCopiesTable,
+    verdicts: sharedCopiesVerdicts,
   }),
   part('fanout', () => measureFanOut(FAN_OUT_HOSTS), { table: fanOutTable, verdicts: fanOutVerdicts }),
   part('logs', ({ folder }) => measureLogReads(folder, LOG_READERS), {

@@ -34,14 +34,12 @@ interface Storage {
   registry?: TestRegistry;
   password?: string;
   storageFolder?: string;
-  /** Number of the group that may read images. */
-  readers?: number | undefined;
   /** Further hosts with the registry's authority. */
   hosts?: string[];
 }
 
 /** Returns the publisher of a host with its own credentials for the storage. */
-function publisher({ registry, password, storageFolder, readers, hosts = [] }: Storage): Publisher {
+function publisher({ registry, password, storageFolder, hosts = [] }: Storage): Publisher {
   const { host, caFile } = registry ?? { host: '', caFile: '' };
   const known = registry === undefined ? [] : [host, ...hosts];
   const registries = new Registries({
@@ -50,7 +48,7 @@ function publisher({ registry, password, storageFolder, readers, hosts = [] }: S
   });
   clients.push(registries);
   const storageKeyring = (): Keyring => Keyring.parse(registry ? [registry.dockerConfigJson(password)] : []);
-  return new Publisher({ registries, storageKeyring, storageFolder, readers });
+  return new Publisher({ registries, storageKeyring, storageFolder });
 }
 
 async function store(host: Publisher, target: StorageTarget): Promise<Published> {
@@ -163,18 +161,15 @@ describe('a registry with a token server', () => {
 });
 
 describe('a folder', () => {
-  it('belongs to the agent alone, and its files are read by programs that get them open', async () => {
+  it('belongs to the agent alone', async () => {
     const storageFolder = join(folder, 'closed');
     await mkdir(storageFolder, { mode: 0o755 });
-    const readers = process.getuid?.() === 0 ? 1_900_000_000 : undefined;
-    const host = publisher({ storageFolder, readers });
+    const host = publisher({ storageFolder });
     await store(host, { type: 'folder', path: 'platform-ci/one.qcow2' });
     const modeOf = async (path: string): Promise<number> =>
       (await stat(join(storageFolder, path))).mode & 0o777;
     expect([await modeOf('.'), await modeOf('platform-ci')]).toEqual([0o700, 0o700]);
-    expect(await modeOf('platform-ci/one.qcow2')).toBe(readers === undefined ? 0o400 : 0o440);
-    const { uid, gid } = await stat(join(storageFolder, 'platform-ci/one.qcow2'));
-    expect([uid, gid]).toEqual([process.getuid?.(), readers ?? process.getgid?.()]);
+    expect(await modeOf('platform-ci/one.qcow2')).toBe(0o400);
   });
 
   let storageFolder: string;

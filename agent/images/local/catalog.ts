@@ -11,11 +11,6 @@ import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
 /**
- * The catalog keeps at most this number of shared files that no machine, cache entry or task needs. The number can be large, because
- * shared files are used without a copy, so they take no disk space in the store.
- */
-const SHARED_LIMIT = 256;
-/**
  * An image keeps at most this number of names, and loses the oldest first. More names for the same content come from a mistake or an
  * attack.
  */
@@ -88,7 +83,7 @@ export class Catalog {
   }
 
   byPath(path: string): Stored | undefined {
-    return this.all().find((stored) => this.#pathOf(stored) === path);
+    return this.all().find(({ id }) => this.#layout.disk(id) === path);
   }
 
   /** Returns the id of the image with this disk. An image with damaged metadata has an id too, although the catalog does not have it. */
@@ -98,7 +93,7 @@ export class Catalog {
 
   baseOf(stored: Stored): BaseImage {
     const { digest, format, virtualSizeBytes } = stored.metadata;
-    return { path: this.#pathOf(stored), digest, format, virtualSizeBytes };
+    return { path: this.#layout.disk(stored.id), digest, format, virtualSizeBytes };
   }
 
   add(id: ImageId, metadata: Metadata): Stored {
@@ -208,16 +203,11 @@ export class Catalog {
     await this.#layout.discard(stored.id);
   }
 
-  /**
-   * Removes images that have neither a name nor a holder, because nobody can use them. If there are too many shared files without a holder,
-   * the function also removes the least recently used of these files from the catalog.
-   */
+  /** Removes images that have neither a name nor a holder, because nobody can use them. */
   async sweep(): Promise<void> {
     const free = this.all().filter(({ id }) => !this.#holders.isHeld(id));
     const nameless = free.filter(({ metadata }) => metadata.names.length === 0);
-    const shared = free.filter(({ metadata }) => metadata.path !== undefined);
-    const oldest = shared.toSorted((a, b) => b.usedAt - a.usedAt).slice(SHARED_LIMIT);
-    await Promise.all([...new Set([...nameless, ...oldest])].map((stored) => this.discard(stored)));
+    await Promise.all(nameless.map((stored) => this.discard(stored)));
   }
 
   /** Returns the images that may be removed when disk space is needed, the least recently used image first. */
@@ -272,10 +262,6 @@ export class Catalog {
         this.#unsaved.add(other);
       }
     }
-  }
-
-  #pathOf({ id, metadata }: Stored): string {
-    return metadata.path ?? this.#layout.disk(id);
   }
 
   #tell(): void {

@@ -43,8 +43,6 @@ const CRASHES: ReadonlySet<string | undefined> = new Set([
   'SIGFPE',
   'SIGXCPU',
 ]);
-const READABLE_BY_OTHERS = 0o004;
-const READABLE_BY_GROUP = 0o040;
 
 /**
  * Output of `qemu-img info`. The schema is a second check: like Berth's own check of the header, it refuses features such as a backing
@@ -141,9 +139,6 @@ async function virtualSizeOf(
   if ('refusal' in verdict) {
     throw new ReasonedError('ImageInvalid', `The qcow2 image ${verdict.refusal}`);
   }
-  if (reader !== undefined) {
-    await requireReadable({ file, path }, reader);
-  }
   const info = await infoOf({ file, path }, reader);
   if (info['virtual-size'] !== verdict.virtualSizeBytes) {
     throw new ReasonedError(
@@ -183,23 +178,4 @@ function isRefusal(error: unknown): error is ProgramError {
     error instanceof ProgramError &&
     (error.exitCode === REFUSED_EXIT_CODE || error.exceeded === 'output' || CRASHES.has(error.killedBy))
   );
-}
-
-/**
- * Checks that the user `uid` with the group `gid` has the right to read the file. An administrator might have restricted the file to root.
- *
- * @throws ReasonedError `ImageInvalid` when the user has no right to read the file.
- */
-async function requireReadable(
-  { file, path }: { file: FileHandle; path: string },
-  { uid, gid }: RunAs,
-): Promise<void> {
-  const { mode, uid: owner, gid: group } = await file.stat();
-  const isReadable = (mode & READABLE_BY_OTHERS) !== 0 || ((mode & READABLE_BY_GROUP) !== 0 && group === gid);
-  if (!isReadable && owner !== uid) {
-    throw new ReasonedError(
-      'ImageInvalid',
-      `Programs that inspect images cannot read ${path}: make the file readable for everybody or for the group ${gid} (machines.users)`,
-    );
-  }
 }

@@ -5,7 +5,8 @@
  *   hash of this digest and the namespace. The folder contains `disk`, `image.json` and, if the image's layout has chunks, `chunks.json`.
  *   A folder without `image.json` is not an image.
  * - `file/<hex>/`: an image fetched over http. `<hex>` is the sha256 of the downloaded file. The folder contains `disk` and `image.json`.
- * - `shared/<hex>/`: the `image.json` of a file that is used without a copy. `<hex>` is a hash of the file's path and content.
+ * - `stored/<hex>/`: a copy of a file of the cluster's image storage. `<hex>` is a hash of the sha256 of its content.
+ * - `shared/<hex>/`: a copy of a file of a shared folder. `<hex>` is a hash of the file's path and attributes.
  * - `partial/<hex>/`: an unfinished fetch. It stays after a restart of the agent, so that it can be resumed.
  * - `trash/`: files that are being removed.
  */
@@ -19,10 +20,11 @@ import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
 
 /**
- * Kinds of images: from a registry (`sha256`), from a web server (`file`), or used without a copy (`shared`). Images of two kinds never
- * share an id, even if their digests are equal. Otherwise the right to use one image would also give access to the other.
+ * Kinds of images: from a registry (`sha256`), from a web server (`file`), from the folder of the image storage (`stored`), or from a
+ * shared folder (`shared`). Images of two kinds never share an id, even if their digests are equal. Otherwise the right to use one image
+ * would also give access to the other.
  */
-const KINDS = ['sha256', 'file', 'shared'] as const;
+const KINDS = ['sha256', 'file', 'stored', 'shared'] as const;
 type Kind = (typeof KINDS)[number];
 /** Id of an image within its store: `KIND/<hex>`. */
 export type ImageId = `${Kind}/${string}`;
@@ -42,8 +44,6 @@ const metadataSchema = z.object({
   version: z.literal(1),
   /** Digest of the manifest if the image is from a registry. Otherwise the digest of the file. */
   digest: z.string(),
-  /** Path of the file if the image is a file that is used without a copy. Otherwise undefined. */
-  path: z.string().optional(),
   format: z.enum(['qcow2', 'raw']),
   virtualSizeBytes: z.number(),
   /** Bytes of disk space that the image takes in the store. */
@@ -88,8 +88,14 @@ export function fileId(sha256: string): ImageId {
   return `file/${sha256}`;
 }
 
-export function sharedId(path: string, digest: string): ImageId {
-  return `shared/${hash(`${digest} ${path}`)}`;
+/** Returns the id of a file of the image storage. Hosts of several tenants share it, because the operator names the digest. */
+export function storedId(sha256: string): ImageId {
+  return `stored/${hash(sha256)}`;
+}
+
+/** Returns the id of a file of a shared folder. `identity` is a text that changes with the attributes of the file. */
+export function sharedId(path: string, identity: string): ImageId {
+  return `shared/${hash(`${identity} ${path}`)}`;
 }
 
 function hash(text: string): string {
@@ -170,10 +176,6 @@ export class Layout {
   }
 
   async save(id: ImageId, metadata: Metadata): Promise<void> {
-    // If an image is used without a copy, its folder might not exist yet. The folder of any other image exists since the image was fetched.
-    if (metadata.path !== undefined) {
-      await mkdir(this.folder(id), { recursive: true, mode: FOLDER_MODE });
-    }
     await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
@@ -226,7 +228,7 @@ export class Layout {
    */
   async discard(id: ImageId): Promise<void> {
     const trash = join(this.root, 'trash', randomUUID());
-    // An image that is used without a copy has a folder only after its metadata was saved.
+    // An import also discards an image that the store does not have, because files with damaged metadata can be left of it.
     if (existsSync(this.folder(id))) {
       renameSync(this.folder(id), trash);
     }

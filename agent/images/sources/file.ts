@@ -1,28 +1,20 @@
 /**
- * Images that are files of the administrator below a configured folder. The agent does not copy these files, because a copy would take time
- * and disk space. Clones use such a file directly as their read-only base. As with any base image, nobody may write to the file while
- * clones use it. The digest of a file is computed at its first use. It is computed again if the file's device, inode, size or modification
- * time has changed.
+ * Images that are files of a folder: of the administrator (a shared root), or of the cluster's own image storage. The agent copies such a
+ * file into the host's own store, and computes the sha256 of the bytes that it copies. Machines run from the copy alone, because anybody
+ * who can write to the folder could change the file while it is in use. The attributes of a file decide only whether a new copy is made.
  */
-import { readFile, realpath, stat } from 'node:fs/promises';
+import { type BigIntStats, constants } from 'node:fs';
+import { type FileHandle, open, readlink, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
-import { LRUCache } from 'lru-cache';
-import * as z from 'zod';
-import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { codeOf, isMissing, isOfSystem, undefinedIf } from '../../../base/errors.ts';
-import { writeWhole } from '../../../base/files.ts';
-import { SingleFlight } from '../../../base/singleflight.ts';
-import { fileDigest } from '../../disks/diskio.ts';
-import type { RunAs } from '../../../base/exec.ts';
+import { codeOf, isMissing } from '../../../base/errors.ts';
+import { copyHashed, StalledReadError } from '../../disks/copy.ts';
+import { STAT_BLOCK_BYTES } from '../../disks/diskio.ts';
+import type { Stored } from '../local/catalog.ts';
+import type { Import, ImageRequest, SourceParts, Waiting } from '../local/importing.ts';
+import { type ImageId, sharedId, storedId } from '../local/layout.ts';
+import type { Watched } from '../local/space.ts';
 import { requireAnswer } from './fileserver.ts';
-import type { Catalog, Stored } from '../local/catalog.ts';
-import type { ImageRequest } from '../local/importing.ts';
-import { inspectImage } from '../local/inspect.ts';
-import { newMetadata, sharedId } from '../local/layout.ts';
-
-/** Largest number of files whose digests are remembered. The digest of any other file is computed again when it is needed. */
-const DIGESTS_LIMIT = 256;
 
 export interface FileRequest extends ImageRequest {
   path: string;
@@ -32,68 +24,158 @@ export interface FileRequest extends ImageRequest {
   sha256: string | undefined;
 }
 
+/** A regular file below one of the roots. */
+interface Found {
+  /** Absolute path without links. */
+  real: string;
+  stats: BigIntStats;
+}
+
 export class FileSource {
-  readonly #catalog: Catalog;
-  readonly #file: string;
-  readonly #reader: RunAs | undefined;
-  readonly #flights = new SingleFlight<string>();
-  /** Digests of files. The key is the text that {@link fileIdentity} returns. */
-  readonly #digests = new LRUCache<string, string>({ max: DIGESTS_LIMIT });
+  readonly #parts: SourceParts;
 
-  /** `folder` is the folder of the store. If the agent runs as root, programs read the files as the user `reader`. */
-  constructor(catalog: Catalog, folder: string, reader: RunAs | undefined) {
-    this.#catalog = catalog;
-    this.#reader = reader;
-    this.#file = join(folder, 'shared.json');
-  }
-
-  async load(): Promise<void> {
-    const text = await undefinedIf(isOfSystem, readFile(this.#file, 'utf8'));
-    // A missing or damaged file does no harm, because the digests are then computed again.
-    const { data = [] } = z.array(z.tuple([z.string(), z.string()])).safeParse(parseDocument(text));
-    for (const [identity, digest] of data) {
-      this.#digests.set(identity, digest);
-    }
+  constructor(parts: SourceParts) {
+    this.#parts = parts;
   }
 
   async ensure(request: FileRequest): Promise<Stored> {
-    const { path, format, architecture } = request;
-    const real = await resolveBelowRoots(request);
-    const inspected = await inspectImage(real, format, this.#reader);
-    const { result: hex } = await this.#flights.join(real, request, (signal) => this.#digest(real, signal));
-    if (request.sha256 !== undefined && hex !== request.sha256.toLowerCase()) {
-      throw new ReasonedError('DigestMismatch', `${path} has the sha256 ${hex} instead of ${request.sha256}`);
+    if (request.sha256 !== undefined) {
+      // The content alone identifies the image, so the storage is not read again for content that this host has.
+      const id = storedId(request.sha256.toLowerCase());
+      return await this.#ensure(id, request, async () => await findBelowRoots(request));
     }
-    const digest = `sha256:${hex}`;
-    const id = sharedId(real, digest);
-    const metadata = newMetadata({ digest, path: real, architecture, sizeBytes: 0, ...inspected });
-    return await request.holding(id, async () => this.#catalog.get(id) ?? this.#catalog.add(id, metadata));
+    const found = await findBelowRoots(request);
+    return await this.#ensure(sharedId(found.real, identityOf(found.stats)), request, async () => found);
   }
 
-  async #digest(real: string, signal: AbortSignal): Promise<string> {
-    const identity = await fileIdentity(real);
-    const known = this.#digests.get(identity);
-    if (known !== undefined) {
-      return known;
-    }
-    const digest = await fileDigest(real, signal);
-    if ((await fileIdentity(real)) !== identity) {
-      // Perhaps an administrator still copies the file. So the work is tried again, which does not happen after `ImageInvalid`.
-      throw new ReasonedError('ImageFetchFailed', `${real} changed while it was read`);
-    }
-    this.#digests.set(identity, digest);
-    await writeWhole(this.#file, JSON.stringify([...this.#digests.rentries()]));
-    return digest;
+  async #ensure(id: ImageId, request: FileRequest, find: () => Promise<Found>): Promise<Stored> {
+    const { catalog, importing } = this.#parts;
+    return await request.holding(
+      id,
+      async () =>
+        catalog.get(id) ??
+        (await importing.ensure(id, request, async (_signal, onProgress) =>
+          this.#plan(id, { ...request, onProgress }, await find()),
+        )),
+    );
+  }
+
+  #plan(id: ImageId, request: FileRequest, found: Found): Import {
+    const { path, architecture, sha256, onProgress } = request;
+    const { size, blocks } = found.stats;
+    const allocated = Number(blocks) * STAT_BLOCK_BYTES;
+    // Without a pinned digest, only the copied bytes tell the digest, so `run` sets it.
+    const metadata = { digest: `sha256:${sha256?.toLowerCase()}`, architecture };
+    return {
+      id,
+      what: path,
+      roomBytes: Math.min(Number(size), allocated),
+      metadata,
+      run: async ({ disk }, watched) => {
+        metadata.digest = `sha256:${await this.#copy({ path, sha256, found }, disk, { ...watched, onProgress })}`;
+      },
+    };
+  }
+
+  /** Copies the file, and returns the sha256 of the copy as hexadecimal digits. */
+  async #copy(
+    { path, sha256, found }: Pick<FileRequest, 'path' | 'sha256'> & { found: Found },
+    disk: string,
+    { signal, onProgress }: Watched & Waiting,
+  ): Promise<string> {
+    const bytes = Number(found.stats.size);
+    let done = 0;
+    const onBytes = (count: number): void => {
+      done += count;
+      this.#parts.metrics.pulledBytes.inc(count);
+      onProgress(Math.floor((done * 100) / bytes), done);
+    };
+    return await withFile(found, async (source) => {
+      const copied = await copyHashed(source, disk, { bytes, signal, onBytes });
+      const isUnchanged = identityOf(await source.stat({ bigint: true })) === identityOf(found.stats);
+      if (copied.sha256 === sha256?.toLowerCase()) {
+        return copied.sha256;
+      }
+      if (!isUnchanged || copied.bytes !== bytes) {
+        throw changed(found);
+      }
+      if (sha256 !== undefined) {
+        throw new ReasonedError(
+          'DigestMismatch',
+          `${path} has the sha256 ${copied.sha256} instead of ${sha256}`,
+        );
+      }
+      return copied.sha256;
+    });
   }
 }
 
 /**
- * Returns the real path (absolute and without links) of the requested file below one of the roots. If several roots contain the file, the
- * first root is used.
+ * Opens the found file, and passes its handle to `work`.
+ *
+ * @throws ReasonedError `ImageFetchFailed` when another file has taken its place, or its file server does not answer.
+ */
+async function withFile<T>(found: Found, work: (file: FileHandle) => Promise<T>): Promise<T> {
+  const { real } = found;
+  // O_NONBLOCK: the open of a pipe that has taken the place of the file would wait for a writer.
+  const file = await openOrMissing(real, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  if (file === undefined) {
+    throw changed(found);
+  }
+  try {
+    await requireSame(file, found);
+    const result = await work(file);
+    await file.close();
+    return result;
+  } catch (error) {
+    const closing = file.close();
+    if (!(error instanceof StalledReadError)) {
+      await closing;
+      throw error;
+    }
+    // The handle closes only after its stalled read, which can take for ever. The next request first asks the file server.
+    closing.catch(() => undefined);
+    const what = `${real} does not answer: check its file server`;
+    throw new ReasonedError('ImageFetchFailed', what, { cause: error });
+  }
+}
+
+/** @throws ReasonedError when the opened file is not the file that was found, for example because a folder of its path became a link. */
+async function requireSame(file: FileHandle, found: Found): Promise<void> {
+  const isSame = identityOf(await file.stat({ bigint: true })) === identityOf(found.stats);
+  if (
+    !isSame ||
+    (process.platform === 'linux' && (await readlink(`/proc/self/fd/${file.fd}`)) !== found.real)
+  ) {
+    throw changed(found);
+  }
+}
+
+async function openOrMissing(path: string, flags: number): Promise<FileHandle | undefined> {
+  try {
+    return await open(path, flags);
+  } catch (error) {
+    if (isMissing(error) || codeOf(error) === 'ELOOP' || codeOf(error) === 'ENOTDIR') {
+      return undefined;
+    }
+    throw error;
+  }
+}
+
+/**
+ * Returns the error for a file that differs from the file that was found. Perhaps an administrator still copies the file. So the work is
+ * tried again, which does not happen after `ImageInvalid`.
+ */
+function changed({ real }: Found): ReasonedError {
+  return new ReasonedError('ImageFetchFailed', `${real} changed while it was read`);
+}
+
+/**
+ * Returns the requested file below one of the roots. If several roots contain the file, the first root is used.
  *
  * @throws ReasonedError when no root contains the file, a link leads out of its root, or the file server of a root does not answer.
  */
-async function resolveBelowRoots({ path, roots, sha256, signal }: FileRequest): Promise<string> {
+async function findBelowRoots({ path, roots, sha256, signal }: FileRequest): Promise<Found> {
   if (roots.length === 0) {
     // The source is right, and another host can have the folder. So the reason is not one after which a VM fails at once.
     throw new ReasonedError(
@@ -106,7 +188,7 @@ async function resolveBelowRoots({ path, roots, sha256, signal }: FileRequest): 
     const real = await realPathOf(join(root, path));
     const realRoot = await realPathOf(root);
     if (real !== undefined && realRoot !== undefined && isBelow(real, realRoot)) {
-      return await regularFile(real, path);
+      return { real, stats: await regularFile(real, path) };
     }
   }
   const folders = roots.join(' or ');
@@ -122,11 +204,12 @@ async function resolveBelowRoots({ path, roots, sha256, signal }: FileRequest): 
   throw new ReasonedError('ImageNotFound', `${path} is not a file below ${folders}`);
 }
 
-async function regularFile(real: string, path: string): Promise<string> {
-  if (!(await stat(real)).isFile()) {
+async function regularFile(real: string, path: string): Promise<BigIntStats> {
+  const stats = await stat(real, { bigint: true });
+  if (!stats.isFile()) {
     throw new ReasonedError('ImageInvalid', `${path} is not a regular file`);
   }
-  return real;
+  return stats;
 }
 
 function isBelow(path: string, root: string): boolean {
@@ -146,8 +229,7 @@ async function realPathOf(path: string): Promise<string | undefined> {
   }
 }
 
-/** Returns a text that changes when the file is replaced or written to. */
-async function fileIdentity(path: string): Promise<string> {
-  const { dev, ino, size, mtimeNs } = await stat(path, { bigint: true });
-  return `${dev}:${ino}:${size}:${mtimeNs}`;
+/** Returns a text that changes when an honest user replaces the file or writes to it. It says nothing about the content. */
+function identityOf({ dev, ino, size, mtimeNs, ctimeNs }: BigIntStats): string {
+  return `${dev}:${ino}:${size}:${mtimeNs}:${ctimeNs}`;
 }

@@ -1,0 +1,118 @@
+/** Copies a large file into a file of this host, and computes the sha256 of exactly the bytes that it copies. */
+import { createHash } from 'node:crypto';
+import { type FileHandle, open, rm } from 'node:fs/promises';
+import { writeSparse } from './sparse.ts';
+
+/** Number of bytes that are read, hashed and written at a time. The hash of a piece takes one to two milliseconds of the event loop. */
+const PIECE_BYTES = 1024 ** 2;
+/** Number of pieces in memory. The next pieces are read and earlier pieces are written while one piece is hashed. */
+const PIECES = 8;
+/**
+ * Time limit in milliseconds for one read. A file server that stops during a copy answers no read, perhaps for ever. The limit is long,
+ * because a file server that moves to another machine needs more than a minute.
+ */
+const READ_MILLISECONDS = 120_000;
+
+/** A file did not answer a read within the time limit. The read still occupies a thread, so nobody may wait for the end of its handle. */
+export class StalledReadError extends Error {
+  override name = 'StalledReadError';
+}
+
+export interface CopyOptions {
+  /** Number of bytes to copy. A file that has grown since its length was read is not copied further. */
+  bytes: number;
+  signal: AbortSignal;
+  /** Called with the number of bytes that have been read since the last call. */
+  onBytes: (count: number) => void;
+}
+
+export interface HashedCopy {
+  /** SHA-256 of the copied bytes, as hexadecimal digits. */
+  sha256: string;
+  /** Number of copied bytes. It is less than requested if the file ended early. */
+  bytes: number;
+}
+
+/**
+ * Copies the first `bytes` bytes of `source` to the file `path`, and syncs the copy. Blocks of zeros become holes. Each byte is read once,
+ * and the same bytes in memory are hashed and written.
+ *
+ * @throws StalledReadError when the source does not answer a read; the signal's reason when the signal aborts.
+ */
+export async function copyHashed(
+  source: FileHandle,
+  path: string,
+  options: CopyOptions,
+): Promise<HashedCopy> {
+  // An interrupted attempt can have left a read-only file, which an agent that is not root cannot open.
+  await rm(path, { force: true });
+  const file = await open(path, 'wx', 0o600);
+  try {
+    const copied = await copyPieces(source, file, options);
+    // Zeros at the end were not written, so the length of the file is set here.
+    await file.truncate(copied.bytes);
+    await file.sync();
+    return copied;
+  } finally {
+    await file.close();
+  }
+}
+
+async function copyPieces(
+  source: FileHandle,
+  file: FileHandle,
+  { bytes, signal, onBytes }: CopyOptions,
+): Promise<HashedCopy> {
+  const hash = createHash('sha256');
+  const rooms = Array.from({ length: PIECES }, () => Buffer.allocUnsafeSlow(PIECE_BYTES));
+  /** The last write from each room. A room is read into again only after its write has ended. */
+  const writes: Promise<void>[] = rooms.map(async () => await Promise.resolve());
+  const readInto = async (turn: number, position: number): Promise<Buffer> => {
+    const at = turn % PIECES;
+    await writes[at];
+    const length = Math.min(PIECE_BYTES, bytes - position);
+    return length === 0 ? Buffer.alloc(0) : await readPiece(source, rooms[at]!.subarray(0, length), position);
+  };
+  let position = 0;
+  try {
+    let reading = readInto(0, 0);
+    for (let turn = 0; ; turn += 1) {
+      const piece = await reading;
+      signal.throwIfAborted();
+      if (piece.length === 0) {
+        break;
+      }
+      const from = position;
+      position += piece.length;
+      writes[turn % PIECES] = handled(writeSparse({ file, fresh: true }, piece, from));
+      reading = handled(readInto(turn + 1, position));
+      hash.update(piece);
+      onBytes(piece.length);
+    }
+  } finally {
+    // The handle of the copy can be closed only after its writes.
+    await Promise.allSettled(writes);
+  }
+  await Promise.all(writes);
+  return { sha256: hash.digest('hex'), bytes: position };
+}
+
+/** Returns the same promise. Its failure counts as handled, because the caller waits for the promise later. */
+function handled<T>(work: Promise<T>): Promise<T> {
+  work.catch(() => undefined);
+  return work;
+}
+
+async function readPiece(source: FileHandle, into: Buffer, position: number): Promise<Buffer> {
+  const stalled = Promise.withResolvers<never>();
+  const timer = setTimeout(() => {
+    stalled.reject(new StalledReadError(`The file did not answer for ${READ_MILLISECONDS / 1000} seconds`));
+  }, READ_MILLISECONDS);
+  try {
+    const read = source.read(into, 0, into.length, position);
+    const { bytesRead } = await Promise.race([read, stalled.promise]);
+    return into.subarray(0, bytesRead);
+  } finally {
+    clearTimeout(timer);
+  }
+}
