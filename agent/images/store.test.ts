@@ -345,7 +345,6 @@ describe('the image store', () => {
       const metadata = join(dirname(path), 'image.json');
       await rm(metadata);
       await mkdir(metadata);
-      await writeFile(join(directory, 'data', 'images', 'shared.json'), '[[');
       const reopened = await open();
       expect(reopened.images()).toEqual([]);
       expect(existsSync(path)).toBe(true);
