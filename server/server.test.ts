@@ -4,7 +4,7 @@ import { text } from 'node:stream/consumers';
 import { connect } from 'node:tls';
 import { pino } from 'pino';
 import type { Registry } from 'prom-client';
-import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { afterAll, afterEach, beforeAll, expect, it, vi } from 'vitest';
 import { createKey, selfSigned, validityOf } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
 import { CallerClient } from './callers/caller.ts';
@@ -38,6 +38,16 @@ afterAll(async () => {
   await close?.();
 });
 
+afterEach(() => {
+  vi.restoreAllMocks();
+});
+
+/** Makes the API server know the caller, who has all rights. */
+function know(): void {
+  vi.spyOn(CallerClient.prototype, 'username').mockResolvedValue('ann');
+  vi.spyOn(own.rights, 'require').mockResolvedValue();
+}
+
 it.each([
   ['POST', '/vms', '{"image": 5'],
   ['POST', '/vms', '{"displayWidth": 99999}'],
@@ -62,6 +72,7 @@ it.each(['application/x-www-form-urlencoded', 'application/json; charset=utf-8',
   'an empty body of type %s has no fields',
   async (type) => {
     const headers = { ...TOKEN, 'content-type': type };
+    know();
     const answer = await app.inject({ method: 'POST', url: `${NAMESPACE}/vms`, headers, payload: '' });
     expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field: 'image' }] } });
   },
@@ -80,7 +91,7 @@ it.each([
   [422, 'multipart/form-data; boundary=x', '--x--\r\n'],
   [415, 'application/json', '{}'],
 ])('%i for an upload of a certificate as %s with the body %j', async (code, type, payload) => {
-  vi.spyOn(own.rights, 'require').mockResolvedValue();
+  know();
   const headers = { ...TOKEN, 'content-type': type };
   const answer = await app.inject({ method: 'POST', url: '/api/v1/upload/cert', headers, payload });
   expect(answer.json()).toMatchObject({ kind: 'Status', code });
@@ -138,6 +149,7 @@ it('speaks plain HTTP if the configuration says so', async () => {
 });
 
 it('tells only users who may create VMs whether a host exists', async () => {
+  know();
   const exists = vi.spyOn(own.hosts, 'exists');
   const rights = vi.spyOn(own.rights, 'require');
   const payload = { image: 'image', node: 'absent' };
@@ -155,12 +167,11 @@ it.each([
   ['nodes', 'a,'.repeat(4_096)],
   ['tags', Array.from({ length: 4_097 }, () => 'a')],
 ])('refuses too many %s for the cache of images, and says how many are allowed', async (field, names) => {
-  const username = vi.spyOn(CallerClient.prototype, 'username').mockResolvedValueOnce('ann');
+  know();
   const url = `${NAMESPACE}/cache/images/image/add`;
   const answer = await app.inject({ method: 'POST', url, headers: TOKEN, payload: { [field]: names } });
   const message = 'must have at most 4096 names';
   expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
-  username.mockRestore();
 });
 
 it.each([
@@ -215,6 +226,7 @@ it.each(['vms', 'vmconfigs', 'images', 'isos', 'emulators', 'serviceaccounts'])(
 );
 
 it('names the field when a new namespace lacks the prefix', async () => {
+  know();
   const call = {
     method: 'POST',
     url: '/api/v1/namespaces',

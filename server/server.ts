@@ -16,6 +16,7 @@ import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
 import { Callers, WATCHES } from './callers/caller.ts';
 import { addChallenges } from './callers/challenge.ts';
+import { requireRights } from './own/rights.ts';
 import { addCallers } from './callers/requests.ts';
 import { clusterInfo } from './cluster/info.ts';
 import type { ServerConfig } from './config.ts';
@@ -68,11 +69,16 @@ export async function assemble({
   const metrics = createMetrics();
   const transport = new Transport(connection, { metrics, userAgent: 'berth-server' });
   const client = new OwnClient(transport);
-  const authorizer = new Authorizer(client, CALLERS);
-  const own = createOwn({ client, authorizer, logger, namespaces: config.namespaces });
+  const own = createOwn({
+    client,
+    authorizer: new Authorizer(client, CALLERS),
+    logger,
+    namespaces: config.namespaces,
+  });
   const callers = new Callers(connection, metrics);
   const app = createApp({ logger, tls: config.http.tls });
   addCallers(app, callers);
+  requireRights(app, own.rights);
   await addDocument(app, VERSION);
   addChallenges(app, config.cluster);
   addAliases(app, config);

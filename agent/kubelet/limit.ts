@@ -1,5 +1,5 @@
 /** Limits the number of logs and streams that callers have open, and the memory of their commands. */
-import { HttpError } from '../../kube/serving/httpserver.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 import type { Reserve } from '../drivers/driver.ts';
 
 /**

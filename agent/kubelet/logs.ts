@@ -1,7 +1,7 @@
 /** Serves `kubectl logs`, which shows the serial console of a VM or the log of a task (the work of a Job). */
 import * as z from 'zod';
 import type { Pod } from '../../kube/core.ts';
-import { HttpError } from '../../kube/serving/httpserver.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 import type { ConsoleLog } from '../console/store.ts';
 import type { ConsoleReadOptions } from '../console/text.ts';
 import { driverOf } from '../drivers/hostdrivers.ts';

@@ -4,7 +4,7 @@
  */
 import type { Cache } from '../../kube/cache.ts';
 import type { Pod } from '../../kube/core.ts';
-import { HttpError } from '../../kube/serving/httpserver.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 
 /**
  * Returns the Pod with the key `namespace/name`, if the Pod is bound to this host. Otherwise returns undefined. @throws HttpError 400 while

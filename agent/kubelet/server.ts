@@ -10,14 +10,9 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from '../../kube/serving/authorization.ts';
 import { type Certificate, validityOf } from '../../kube/certificates/certificate.ts';
-import {
-  createServer,
-  holdOpen,
-  HttpError,
-  listen,
-  reply,
-  type RunningServer,
-} from '../../kube/serving/httpserver.ts';
+import { keepConnection } from '../../kube/serving/connections.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
+import { createServer, holdOpen, listen, reply, type RunningServer } from '../../kube/serving/httpserver.ts';
 import { acceptUpgrades, type Upgrade } from '../../kube/serving/upgrades.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { OpenLimit } from './limit.ts';
@@ -176,6 +171,7 @@ export class KubeletServer {
     }
     const resourceAttributes = { verb, version: 'v1', resource: 'nodes', subresource, name: nodeName };
     if (await authorizer.authorize(user, { resourceAttributes })) {
+      keepConnection(request.socket, user.username ?? '');
       return;
     }
     const what = `user=${user.username}, verb=${verb}, resource=nodes, subresource=${subresource}`;

@@ -9,7 +9,7 @@ import type { Logger } from 'pino';
 import { Gauge, type Registry } from 'prom-client';
 import { TRANSFER_PROTOCOL } from '../../api/v1alpha1/transfer.ts';
 import { rest } from '../../base/time.ts';
-import { HttpError } from '../../kube/serving/httpserver.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 import type { Upgrade } from '../../kube/serving/upgrades.ts';
 import { StreamRefused } from '../drivers/driver.ts';
 import { attach } from './streams/attach.ts';

@@ -2,7 +2,7 @@
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import { ADB_PORT, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
-import { HttpError } from '../../kube/serving/httpserver.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 import { StreamRefused } from '../drivers/driver.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { consoleSource, type ConsoleSources, type LogSource } from './logs.ts';

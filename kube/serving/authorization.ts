@@ -11,7 +11,7 @@ import {
   TOKEN_REVIEWS,
   type TokenReview,
 } from '../core.ts';
-import { HttpError } from './httpserver.ts';
+import { HttpError } from './httperror.ts';
 
 /**
  * Time in milliseconds for which the API server's answer about a caller is reused. A withdrawn token or right still works for this time.

@@ -6,8 +6,8 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { serveHealth } from './endpoints.ts';
 import type { RunningServer } from './httpserver.ts';
 
-/** Largest number of open connections, as in `httpserver.ts`. */
-const CONNECTIONS = 192;
+/** Largest number of connections of one address without a known caller, as in `connections.ts`. */
+const CONNECTIONS = 96;
 /** Number of connections that come at the same time when the server already has the largest number. */
 const LATE = 50;
 

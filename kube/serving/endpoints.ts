@@ -6,7 +6,8 @@ import type { IncomingMessage, ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from './authorization.ts';
-import { createServer, listen, preferNewConnections, reply, type RunningServer } from './httpserver.ts';
+import { keepConnection } from './connections.ts';
+import { createServer, listen, closeAfterAnswer, reply, type RunningServer } from './httpserver.ts';
 import { runtimeMetrics } from '../metrics.ts';
 import { type CertificateProvider, serveCertificate } from '../certificates/serving.ts';
 
@@ -88,7 +89,7 @@ export async function serveHealth(o: HealthServerOptions): Promise<RunningServer
     });
   };
   const server = createServer(answer, { logger: o.logger });
-  preferNewConnections(server);
+  closeAfterAnswer(server);
   return await listen(server, o.listen);
 }
 
@@ -107,6 +108,7 @@ async function answerMetrics(
   if (!allowed) {
     return reply(response, 403, 'Forbidden');
   }
+  keepConnection(request.socket, user.username ?? '');
   if (path !== '/metrics') {
     return reply(response, 404, 'Not Found');
   }

@@ -10,6 +10,8 @@ import { createServer as createHttpsServer, type Server as HttpsServer } from 'n
 import type { AddressInfo, Socket } from 'node:net';
 import type { SecureContextOptions, TlsOptions } from 'node:tls';
 import type { Logger } from 'pino';
+import { limitConnections } from './connections.ts';
+import { HttpError } from './httperror.ts';
 
 /**
  * Time limit in milliseconds for each of these: a TLS handshake, the headers of a request, and the body of a request. Callers send short
@@ -26,6 +28,8 @@ const STALL_MILLISECONDS = 30_000;
 const KEEP_ALIVE_MILLISECONDS = 5_000;
 /** Time in milliseconds without data after which the kernel begins to send TCP keep-alive probes to the peer. */
 const TCP_KEEP_ALIVE_MILLISECONDS = 30_000;
+/** Status of an answer to a caller whom nobody knows. */
+const UNAUTHORIZED = 401;
 /**
  * Largest number of connections. It is enough for the 64 logs and 64 streams that the API server can open at the same time, and for
  * scrapers, probes and a person. More connections indicate an attack.
@@ -38,19 +42,6 @@ const CONNECTIONS = 192;
  */
 export type Handler = (request: IncomingMessage, response: ServerResponse, url: URL) => void | Promise<void>;
 
-/**
- * Error with which a {@link Handler} refuses a request: the caller gets this status and this message for people. The error is not logged.
- */
-export class HttpError extends Error {
-  override readonly name: string = 'HttpError';
-  readonly status: number;
-
-  constructor(status: number, message: string) {
-    super(message);
-    this.status = status;
-  }
-}
-
 export interface RunningServer {
   port: number;
   /** Stops the server and immediately closes all connections, including upgraded ones. */
@@ -62,15 +53,22 @@ export interface ListeningServer extends RunningServer {
   drain(limitMilliseconds: number): Promise<void>;
 }
 
+interface ServerOptions<Tls> {
+  readonly logger: Logger;
+  readonly tls?: Tls;
+  /** Largest number of connections. */
+  readonly connections?: number;
+}
+
 /** Creates a server that answers each request with `handle`. If `tls` is set, it is an HTTPS server. */
-export function createServer(handle: Handler, { logger, tls }: { logger: Logger; tls?: undefined }): Server;
+export function createServer(handle: Handler, options: ServerOptions<undefined>): Server;
 export function createServer(
   handle: Handler,
-  { logger, tls }: { logger: Logger; tls: SecureContextOptions & TlsOptions },
+  options: ServerOptions<SecureContextOptions & TlsOptions> & { tls: object },
 ): HttpsServer;
 export function createServer(
   handle: Handler,
-  { logger, tls }: { logger: Logger; tls?: (SecureContextOptions & TlsOptions) | undefined },
+  { logger, tls, connections = CONNECTIONS }: ServerOptions<(SecureContextOptions & TlsOptions) | undefined>,
 ): Server | HttpsServer {
   const limits = {
     // The time limit of Node.js for whole requests is off, because an upload can take hours. `limitBody` limits the time of other bodies.
@@ -85,7 +83,7 @@ export function createServer(
     tls === undefined
       ? createHttpServer(limits)
       : createHttpsServer({ ...limits, handshakeTimeout: REQUEST_LIMIT_MILLISECONDS, ...tls });
-  server.maxConnections = CONNECTIONS;
+  limitConnections(server, connections);
   server.timeout = STALL_MILLISECONDS;
   // This function adds no listener for `upgrade` (see `upgrades.ts`) or `connect`, because a listener would have to handle the socket's
   // errors. Without a listener, Node.js ignores the header Upgrade of a request, and closes the connection after the method CONNECT.
@@ -110,25 +108,13 @@ export function createServer(
 }
 
 /**
- * Makes a server close its oldest connection when it has too many, instead of the newest one. The server also closes each connection after
- * one answer. Call this function before {@link listen} for a port without authentication. Otherwise one client could hold all connections
- * of the port, and the probes of the kubelet would be refused.
+ * Makes a server close each connection after one answer. Call this function before {@link listen} for a port without authentication. Its
+ * callers are all strangers, so their connections must not stay open between requests.
  */
-export function preferNewConnections(server: Server): void {
-  const sockets = openSockets(server);
-  // Node.js compares this limit with the number of connections, and refuses the newest one.
-  server.maxConnections = Number.POSITIVE_INFINITY;
+export function closeAfterAnswer(server: Server): void {
   // `maxRequestsPerSocket` would only announce the end. Node.js would keep the connection until the pause between requests is too long.
   server.prependListener('request', (_request: IncomingMessage, response: ServerResponse) => {
     response.shouldKeepAlive = false;
-  });
-  server.on('connection', () => {
-    const [oldest] = sockets;
-    if (oldest !== undefined && sockets.size > CONNECTIONS) {
-      // The event `close` comes later. Until then, other connections can arrive, and they must not choose this socket again.
-      sockets.delete(oldest);
-      oldest.destroy();
-    }
   });
 }
 
@@ -196,6 +182,10 @@ export function reply(
   if (response.headersSent) {
     response.destroy();
     return;
+  }
+  if (status === UNAUTHORIZED) {
+    // A caller who has shown nothing gets no second request on this connection.
+    response.shouldKeepAlive = false;
   }
   response.writeHead(status, {
     'content-type': type,

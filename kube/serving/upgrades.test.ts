@@ -4,7 +4,7 @@ import { type AddressInfo, connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
-import { HttpError } from './httpserver.ts';
+import { HttpError } from './httperror.ts';
 import { acceptUpgrades, type UpgradeHandler } from './upgrades.ts';
 
 let server: Server;

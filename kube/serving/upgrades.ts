@@ -4,7 +4,8 @@ import type { Server as HttpsServer } from 'node:https';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
-import { HttpError, urlOf } from './httpserver.ts';
+import { HttpError } from './httperror.ts';
+import { urlOf } from './httpserver.ts';
 
 /**
  * Time in milliseconds that a client has to close the connection after the server's last data. After this time, the server destroys the

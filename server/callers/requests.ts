@@ -1,7 +1,7 @@
 /** Adds the caller to each request, so that the handlers of all routes can act with the caller's rights. */
 import type { FastifyRequest } from 'fastify';
+import { keepConnection } from '../../kube/serving/connections.ts';
 import type { App } from '../http/app.ts';
-import { mayBeLarge } from '../http/bodyreader.ts';
 import { StatusError } from '../http/errors.ts';
 import { type Caller, type CallerClient, type Callers, tokenOf } from './caller.ts';
 
@@ -22,8 +22,8 @@ declare module 'fastify' {
 const GONE = new StatusError(408, 'The client closed the connection');
 
 /**
- * Adds the caller to each request. A request without a token is refused before its body is read, unless the schema of its route has
- * `security: []`. A large body is read only if the API server knows the caller.
+ * Adds the caller to each request. A request without a token that the API server knows is refused before its body is read, unless the schema
+ * of its route has `security: []`.
  */
 export function addCallers(app: App, callers: Callers): void {
   app.decorateRequest('caller');
@@ -48,8 +48,9 @@ export function addCallers(app: App, callers: Callers): void {
     next();
   });
   app.addHook('preParsing', async (request) => {
-    if (needsToken(request) && mayBeLarge(request.headers)) {
-      await request.caller().username();
+    const username = await request.owner?.();
+    if (username !== undefined) {
+      keepConnection(request.socket, username);
     }
   });
 }

@@ -1,4 +1,5 @@
 /** Routes of the Android emulators of a namespace. */
+import { inNamespace } from '../own/rights.ts';
 import { emulatorItemSchema, emulatorListSchema, emulatorRequestSchema } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
@@ -14,7 +15,7 @@ import { deployEmulator } from './deploy.ts';
 const COLLECTION = '/api/v1/namespaces/:namespace/emulators';
 const tags = ['Emulators'];
 
-export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
+export function addEmulatorRoutes(app: App, { waiting }: Services): void {
   app.get(
     COLLECTION,
     {
@@ -44,6 +45,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
   app.post(
     COLLECTION,
     {
+      config: { right: inNamespace({ verb: 'create', resource: 'emulators' }) },
       schema: {
         summary: 'Deploy an emulator on the host of a running VM, and wait until the emulator runs',
         description:
@@ -54,10 +56,7 @@ export function addEmulatorRoutes(app: App, { own, waiting }: Services): void {
         response: { 200: emulatorItemSchema },
       },
     },
-    async ({ fullCaller, headers, params: { namespace }, body, log }, reply) => {
-      // The right to create emulators is checked before the VM is read. Otherwise a caller without this right could learn the state of the
-      // VM.
-      await own.rights.require(headers, { verb: 'create', resource: 'emulators', namespace });
+    async ({ fullCaller, params: { namespace }, body, log }, reply) => {
       const caller = fullCaller();
       const request = { caller, namespace, body, logger: log };
       const user = await caller.client.username();

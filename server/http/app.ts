@@ -10,7 +10,6 @@ import fastify, {
 import { serializerCompiler, validatorCompiler, type ZodTypeProvider } from 'fastify-type-provider-zod';
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import { UnreadAnswers } from './answers.ts';
 import { normalizeBody } from './bodies.ts';
@@ -33,10 +32,7 @@ const KEEP_ALIVE_MILLISECONDS = 75_000;
 /** Longest parameter of a path, in characters. The longest image reference fits even if every character is percent-encoded. */
 const PARAMETER_LENGTH = 2_048;
 
-/** Limits of a body. The longest honest ones deploy a VM with a few hundred keys and metadata. */
-const BODY_LIMITS: JsonLimits = { bytes: BODY_BYTES, items: 8_192 };
-
-/** User name under which the unread answers to requests without a token are counted. */
+/** User name under which the bodies of, and unread answers to, requests without a token are counted. */
 const ANYBODY = '';
 
 declare module 'fastify' {
@@ -70,7 +66,9 @@ export function createApp({ logger, tls }: AppOptions): App {
   const app: App = fastify({
     serverFactory: (handler) => {
       const answer: Handler = (request, response) => handler(request, response);
-      return tls ? createServer(answer, { logger, tls: {} }) : createServer(answer, { logger });
+      return tls
+        ? createServer(answer, { logger, tls: {}, connections: CONNECTIONS })
+        : createServer(answer, { logger, connections: CONNECTIONS });
     },
     loggerInstance,
     // Requests are not logged, because the audit log of the API server has more details.
@@ -95,7 +93,6 @@ export function createApp({ logger, tls }: AppOptions): App {
       reply,
     ),
   );
-  app.server.maxConnections = CONNECTIONS;
   app.server.timeout = STALL_MILLISECONDS;
   app.server.keepAliveTimeout = KEEP_ALIVE_MILLISECONDS;
   readBodies(app);
@@ -120,7 +117,7 @@ function readBodies(app: App): void {
   });
   app.addContentTypeParser('*', async (request: FastifyRequest, payload: IncomingMessage) => {
     if (bodySchemaOf(request) !== undefined) {
-      return parsed(await reader.read(payload));
+      return await reader.read(payload, (await request.owner?.()) ?? ANYBODY);
     }
     // No handler needs this body. It is read and dropped, because clients read the answer only after they have sent the whole body.
     payload.resume();
@@ -137,15 +134,4 @@ function readBodies(app: App): void {
 
 function bodySchemaOf({ routeOptions: { schema } }: FastifyRequest): z.ZodType | undefined {
   return schema?.body instanceof z.ZodType ? schema.body : undefined;
-}
-
-function parsed(text: string): unknown {
-  if (text.trim() === '') {
-    return {};
-  }
-  try {
-    return parseJson(text, BODY_LIMITS);
-  } catch (error) {
-    throw error instanceof JsonError ? new StatusError(400, `the body ${error.message}`) : error;
-  }
 }

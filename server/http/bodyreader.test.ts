@@ -2,16 +2,15 @@
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
 import { pino } from 'pino';
-import { afterAll, beforeAll, expect, it, vi } from 'vitest';
+import { afterAll, beforeAll, expect, it, type MockInstance, vi } from 'vitest';
 import { KubeClient } from '../../kube/client.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { type ListeningServer, listen } from '../../kube/serving/httpserver.ts';
 import { configSchema } from '../config.ts';
 import { assemble } from '../server.ts';
+import { StatusError } from './errors.ts';
 
 const PATH = '/api/v1/namespaces/platform-default/vms';
-/** Answer of an API server that knows the caller. */
-const REVIEW = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview', metadata: { name: '' } };
 const MEBIBYTE = 1024 * 1024;
 /** A number of large bodies that is larger than the server reads at the same time. */
 const MANY = 52;
@@ -22,6 +21,22 @@ let running: ListeningServer;
 const sockets = new Set<Socket>();
 /** Call with which the server asks the API server who a caller is. */
 const review = vi.spyOn(KubeClient.prototype, 'create');
+let right: MockInstance<typeof server.own.rights.require>;
+let number = 0;
+
+/** Makes the API server know the callers. Each token is a user of its own. */
+function know(): void {
+  review.mockImplementation(async () => {
+    number += 1;
+    return { metadata: { name: '' }, status: { userInfo: { username: `user-${number}` } } } as never;
+  });
+}
+
+/** Returns a token that no other request has. */
+function anotherToken(): string {
+  number += 1;
+  return `token-${number}`;
+}
 
 beforeAll(async () => {
   server = await assemble({
@@ -30,7 +45,8 @@ beforeAll(async () => {
     config: configSchema.parse({ http: { tls: false } }),
     logger: pino({ level: 'silent' }),
   });
-  review.mockResolvedValue(REVIEW);
+  right = vi.spyOn(server.own.rights, 'require').mockResolvedValue();
+  know();
   running = await listen(server.app.server, '127.0.0.1:0');
 });
 
@@ -40,7 +56,7 @@ afterAll(async () => {
   await server?.close();
 });
 
-async function post(body: string, token = 'token'): Promise<Response> {
+async function post(body: string, token = anotherToken()): Promise<Response> {
   const headers = { authorization: `Bearer ${token}`, 'content-type': 'application/json' };
   return await fetch(`http://127.0.0.1:${running.port}${PATH}`, { method: 'POST', headers, body });
 }
@@ -49,7 +65,7 @@ async function post(body: string, token = 'token'): Promise<Response> {
 const body = (length: number) => JSON.stringify({ cpu: 1_000, padding: 'x'.repeat(length) });
 
 /** Sends almost a whole body, and then sends nothing. */
-function hold(chunk: string, token = 'token'): Socket {
+function hold(chunk: string, token = anotherToken()): Socket {
   const socket = connect(running.port, '127.0.0.1');
   sockets.add(socket);
   socket.on('error', () => undefined);
@@ -89,15 +105,39 @@ it('counts each body once, whatever its end', async () => {
   expect((await post(body(MEBIBYTE - 100))).status).toBe(422);
 });
 
-it('reads a large body only of a caller whom the API server knows', async () => {
+it('reads a body only of a caller whom the API server knows', async () => {
   review.mockRejectedValue(new ApiError('Unauthorized', { status: 401, reason: 'Unauthorized' }));
   const large = body(MEBIBYTE - 100);
   expect((await post(large, 'invented')).status).toBe(401);
-  expect((await post(body(4_000), 'invented')).status).toBe(422);
+  expect((await post(body(4_000), 'invented')).status).toBe(401);
   // These bodies are sent in chunks, so the server does not know their length.
   const held = Array.from({ length: MANY }, () => hold(large.slice(0, -1), 'invented'));
   const answers = await Promise.all(held.map(async (socket) => (await once(socket, 'data')) as Buffer[]));
   answers.forEach(([answer]) => expect(String(answer)).toMatch(/^HTTP\/1.1 401 /));
-  review.mockResolvedValue(REVIEW);
+  know();
+  expect((await post(large)).status).toBe(422);
+});
+
+it('reads a body only of a caller with the right of the route', async () => {
+  right.mockRejectedValue(new StatusError(403, 'forbidden'));
+  expect((await post('no JSON')).status).toBe(403);
+  const [answer] = (await once(hold('{'), 'data')) as Buffer[];
+  expect(String(answer)).toMatch(/^HTTP\/1.1 403 /);
+  right.mockResolvedValue();
+  expect((await post('no JSON')).status).toBe(400);
+});
+
+it('lets one user send only a part of the bytes of all bodies, so that others can send large bodies', async () => {
+  const large = body(MEBIBYTE - 100);
+  for (let count = 0; count < MANY; count += 1) {
+    hold(large.slice(0, -1), 'greedy');
+  }
+  const refused = await vi.waitFor(async () => {
+    const answer = await post(large, 'greedy');
+    expect(answer.status).toBe(429);
+    return answer;
+  }, WAIT);
+  expect(refused.headers.get('retry-after')).toMatch(/^\d+$/);
+  expect((await post(body(4_000), 'greedy')).status).toBe(422);
   expect((await post(large)).status).toBe(422);
 });

@@ -5,7 +5,7 @@ import type { FastifyReply, FastifyRequest } from 'fastify';
 import { hasZodFastifySchemaValidationErrors } from 'fastify-type-provider-zod';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
 import { ApiError, isUnreachable } from '../../kube/errors.ts';
-import { HttpError } from '../../kube/serving/httpserver.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 import { invalid } from './mistakes.ts';
 
 /**

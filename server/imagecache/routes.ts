@@ -2,6 +2,7 @@
  * Routes for the image cache of a namespace's hosts. The server changes ImageCacheEntries with its own rights. It cannot use the caller's
  * rights: ImageCacheEntries are cluster-scoped, and a role in a namespace gives no right to them.
  */
+import { inNamespace } from '../own/rights.ts';
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
 import { cacheChange, isOneSelection } from '../../api/http/cachechange.ts';
@@ -35,10 +36,13 @@ const restParams = namespaceParams.extend({ '*': z.string().min(1) });
 /** Status code of answers that contain a status for each host, because the work can fail on some hosts and succeed on others. */
 const MULTI_STATUS = 207;
 
+/** Right to change which hosts keep images. */
+const CHANGE = { verb: 'update', resource: 'hosts', subresource: 'imagecache' } as const;
+
 type Action = 'add' | 'remove';
 type Request = Pick<FastifyRequest, 'headers' | 'caller'>;
 
-/** Handlers of the routes. Each handler first checks the rights of the caller. */
+/** Handlers of the routes. Reads first check the rights of the caller. The route of a change states its right. */
 class ImageCache {
   readonly #services: Services;
   readonly #entries: Entries;
@@ -75,19 +79,13 @@ class ImageCache {
   }
 
   async change(
-    { headers, caller }: Request,
+    { caller }: Pick<Request, 'caller'>,
     action: Action,
     named: Named,
     selection: CacheSelection,
   ): Promise<CacheResult> {
     const { namespace } = named;
-    const { rights, hosts } = this.#services.own;
-    await rights.require(headers, {
-      verb: 'update',
-      resource: 'hosts',
-      subresource: 'imagecache',
-      namespace,
-    });
+    const { hosts } = this.#services.own;
     if (!isOneSelection(selection)) {
       throw new StatusError(400, 'exactly one of the fields `nodes`, `tags` and `all` must be set');
     }
@@ -107,7 +105,7 @@ export function addImageCacheRoutes(app: App, services: Services): void {
   addReads(app, cache);
   addChanges(app, cache);
   addPathsWithSlashes(app, cache);
-  addRemovals(app, cache, services.config);
+  addRemovals(app, cache, services);
 }
 
 function addReads(app: App, cache: ImageCache): void {
@@ -150,6 +148,7 @@ function addChanges(app: App, cache: ImageCache): void {
     app.post(
       IMAGES_PATH + path,
       {
+        config: { right: inNamespace(CHANGE) },
         schema: {
           summary,
           tags,
@@ -179,6 +178,7 @@ function addPathsWithSlashes(app: App, cache: ImageCache): void {
   app.post(
     `${IMAGES_PATH}/*`,
     {
+      config: { right: inNamespace(CHANGE) },
       schema: {
         hide: true,
         params: restParams,
@@ -196,11 +196,12 @@ function addPathsWithSlashes(app: App, cache: ImageCache): void {
 }
 
 /** Adds the routes for a removal whose image is named in the body and not in the path. */
-function addRemovals(app: App, cache: ImageCache, { namespaces }: Services['config']): void {
+function addRemovals(app: App, cache: ImageCache, { config: { namespaces }, own }: Services): void {
   for (const path of ['/api/v1/imagecache/remove', '/v1/imagecache/remove']) {
     app.post(
       path,
       {
+        config: { right: 'body' },
         schema: {
           summary:
             'Remove an image from hosts for a namespace. If the request names no namespace, the default namespace is used',
@@ -220,6 +221,7 @@ function addRemovals(app: App, cache: ImageCache, { namespaces }: Services['conf
         if (!isServed(namespace, namespaces)) {
           throw notFound('namespaces', namespace);
         }
+        await own.rights.require(request.headers, { ...CHANGE, namespace });
         const named = { namespace, image: image ?? imageName ?? imageReference ?? '' };
         reply.code(MULTI_STATUS);
         return await cache.change(request, 'remove', named, selection);

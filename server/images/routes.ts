@@ -2,6 +2,7 @@
  * Routes for the Images and ISOs of a namespace. All namespaces also show the objects of the default namespace, because all users can use
  * them. Only objects of the namespace itself can be changed.
  */
+import { inNamespace, onObject } from '../own/rights.ts';
 import {
   copyRequestSchema,
   descriptionRequestSchema,
@@ -80,6 +81,7 @@ function addDescriptionRoute(app: App, { type, one }: Kind): void {
   app.post(
     `${collection(type)}/:name/description`,
     {
+      config: { right: onObject({ verb: 'patch', resource: type.plural }) },
       schema: {
         summary: `Set the description of an ${one}`,
         tags: tagsOf(one),
@@ -100,6 +102,7 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
   app.post(
     `${collection(type)}/:name/copy`,
     {
+      config: { right: inNamespace({ verb: 'create', resource: type.plural }) },
       schema: {
         summary: `Copy an ${one}. If the namespace has no ${one} of this name, the one in the default namespace is copied`,
         tags: tagsOf(one),
@@ -141,6 +144,7 @@ function addGenerateRoute(app: App): void {
   app.post(
     collection(IMAGES),
     {
+      config: { right: inNamespace({ verb: 'create', resource: 'images' }) },
       schema: {
         summary: 'Make an image with an empty disk',
         tags: tagsOf('image'),

@@ -55,6 +55,7 @@ function addCreation(app: App, { config: { namespaces } }: Services): void {
   app.post(
     NAMESPACES_PATH,
     {
+      config: { right: () => ({ verb: 'create', group: '', resource: 'namespaces' }) },
       schema: {
         summary: 'Create a namespace',
         tags,

@@ -1,4 +1,5 @@
 /** Routes for the hosts of a namespace. The server reads and changes Nodes with its own identity, because Nodes belong to no namespace. */
+import { inNamespace } from '../own/rights.ts';
 import * as z from 'zod';
 import { nodeListSchema, nodeNamespaceSchema, nodeTagSchema } from '../../api/http/node.ts';
 import { nodeItem } from '../../api/http/nodeitem.ts';
@@ -42,7 +43,7 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
   );
 }
 
-function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
+function addTags(app: App, { own: { hosts, client } }: Services): void {
   for (const [action, summary, isSet] of [
     ['tag', 'Add a tag to a host. A host can have at most 64 tags', true],
     [
@@ -54,6 +55,7 @@ function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
     app.post(
       `${NODES_PATH}/:node/${action}`,
       {
+        config: { right: inNamespace({ verb: 'update', resource: 'hosts', subresource: 'tags' }) },
         schema: {
           summary,
           tags,
@@ -62,13 +64,7 @@ function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
           response: { 200: statusSchema },
         },
       },
-      async ({ headers, params: { namespace, node }, body }) => {
-        await rights.require(headers, {
-          verb: 'update',
-          resource: 'hosts',
-          subresource: 'tags',
-          namespace,
-        });
+      async ({ params: { namespace, node }, body }) => {
         const { name: host } = hosts.find(namespace, node).metadata;
         const tag = body.tag ?? body.tags?.[0] ?? '';
         await changeTag(client, hosts, { namespace, host, tag, isSet });
@@ -78,12 +74,13 @@ function addTags(app: App, { own: { rights, hosts, client } }: Services): void {
   }
 }
 
-function addNamespace(app: App, { own: { rights, hosts, client }, config }: Services): void {
+function addNamespace(app: App, { own: { hosts, client }, config }: Services): void {
   const { default: defaultNamespace, prefix, system } = config.namespaces;
   const dedicatedTo = (namespace: string) => (namespace === defaultNamespace ? undefined : namespace);
   app.post(
     `${NODES_PATH}/:node/namespace`,
     {
+      config: { right: () => ({ verb: 'update', resource: 'hosts', subresource: 'namespace' }) },
       schema: {
         summary: 'Move a host to another namespace. The request is refused if VMs run on the host',
         tags,
@@ -92,8 +89,7 @@ function addNamespace(app: App, { own: { rights, hosts, client }, config }: Serv
         response: { 200: statusSchema },
       },
     },
-    async ({ headers, params: { namespace, node }, body }) => {
-      await rights.require(headers, { verb: 'update', resource: 'hosts', subresource: 'namespace' });
+    async ({ params: { namespace, node }, body }) => {
       const { name } = hosts.find(namespace, node).metadata;
       const target = body.namespace;
       if (!isServed(target, config.namespaces)) {

@@ -1,8 +1,13 @@
-/** Checks the rights of a caller before the server acts with its own identity. */
+/**
+ * Checks the rights of a caller: before the server reads the body of a request, and before it acts with its own identity.
+ */
 import type { IncomingHttpHeaders } from 'node:http';
+import type { FastifyRequest } from 'fastify';
+import * as z from 'zod';
 import { GROUP } from '../../api/v1alpha1/names.ts';
 import type { Authorizer } from '../../kube/serving/authorization.ts';
 import { tokenOf } from '../callers/caller.ts';
+import type { App } from '../http/app.ts';
 import { StatusError } from '../http/errors.ts';
 
 /**
@@ -10,10 +15,39 @@ import { StatusError } from '../http/errors.ts';
  * resource.
  */
 export interface Right {
-  readonly verb: 'create' | 'get' | 'list' | 'update';
-  readonly resource: 'hosts' | 'certificates' | 'vms' | 'emulators';
-  readonly subresource?: 'imagecache' | 'namespace' | 'tags';
+  readonly verb: 'create' | 'get' | 'list' | 'update' | 'patch';
+  /** API group of the resource. The default is the group of Berth. */
+  readonly group?: string;
+  readonly resource: string;
+  readonly subresource?: string;
   readonly namespace?: string;
+  readonly name?: string;
+}
+
+/** Parameters of a path. */
+type PathParams = Readonly<Record<string, string>>;
+
+/** Returns the right that a request needs, from the parameters of its path. */
+export type RouteRight = (params: PathParams) => Right;
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /**
+     * Right that the caller needs before the body is read. Each route with a body has it. The value `body` means that only the body tells
+     * which right is needed. The handler of such a route asks for the right.
+     */
+    right?: RouteRight | 'body';
+  }
+}
+
+/** Returns the right for a resource in the namespace of the path. */
+export function inNamespace(right: Right): RouteRight {
+  return ({ namespace = '' }) => ({ ...right, namespace });
+}
+
+/** Returns the right for the object that the path names. */
+export function onObject(right: Right): RouteRight {
+  return ({ namespace = '', name = '' }) => ({ ...right, namespace, name });
 }
 
 export class Rights {
@@ -35,9 +69,31 @@ export class Rights {
   }
 }
 
+/**
+ * Makes the server ask for the right of each route before it reads the body. Call this function before the routes are added.
+ *
+ * @throws Error when a route with a body states no right.
+ */
+export function requireRights(app: App, rights: Rights): void {
+  app.addHook('onRoute', ({ method, url, schema, config }) => {
+    if (schema?.body instanceof z.ZodType && config?.right === undefined) {
+      throw new Error(`The route ${String(method)} ${url} has a body and states no right`);
+    }
+  });
+  app.addHook('preParsing', async (request: FastifyRequest) => {
+    const { right } = request.routeOptions.config;
+    if (typeof right === 'function') {
+      await rights.require(request.headers, right(request.params as PathParams));
+    }
+  });
+}
+
 /** Returns the message of a refusal. It is the same as the message of the API server. */
-function refusal(user: string, { verb, resource, subresource, namespace }: Right): string {
+function refusal(user: string, right: Right): string {
+  const { verb, group = GROUP, resource, subresource, namespace, name } = right;
   const full = subresource === undefined ? resource : `${resource}/${subresource}`;
+  const kind = group === '' ? resource : `${resource}.${group}`;
+  const object = name === undefined ? kind : `${kind} "${name}"`;
   const scope = namespace === undefined ? 'at the cluster scope' : `in the namespace "${namespace}"`;
-  return `${resource}.${GROUP} is forbidden: User "${user}" cannot ${verb} resource "${full}" in API group "${GROUP}" ${scope}`;
+  return `${object} is forbidden: User "${user}" cannot ${verb} resource "${full}" in API group "${group}" ${scope}`;
 }

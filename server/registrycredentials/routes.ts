@@ -2,6 +2,8 @@
  * Routes for the credentials with which a namespace uses registries. Only administrators of the namespace have the right to change them. No
  * route returns a password.
  */
+import { REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
+import type { RouteRight } from '../own/rights.ts';
 import {
   registryCredentialListSchema,
   registryCredentialRequestSchema,
@@ -14,6 +16,14 @@ import { addCredential, listCredentials, removeCredential } from './credentials.
 
 const PATH = '/api/v1/namespaces/:namespace/secrets/registrycredentials';
 const tags = ['Registry credentials'];
+/** Right to change the list of a namespace's credentials. */
+const CHANGE: RouteRight = ({ namespace = '' }) => ({
+  verb: 'update',
+  group: '',
+  resource: 'configmaps',
+  namespace,
+  name: REGISTRIES_CONFIG_MAP,
+});
 
 export function addRegistryCredentialRoutes(app: App): void {
   const response = { 200: statusSchema };
@@ -32,6 +42,7 @@ export function addRegistryCredentialRoutes(app: App): void {
   app.post(
     `${PATH}/add`,
     {
+      config: { right: CHANGE },
       schema: {
         summary: 'Add the credential for a registry',
         tags,
@@ -48,6 +59,7 @@ export function addRegistryCredentialRoutes(app: App): void {
   app.delete(
     `${PATH}/remove`,
     {
+      config: { right: CHANGE },
       schema: {
         summary: 'Remove the credential for a registry',
         tags,

@@ -1,4 +1,5 @@
 /** Routes for the members of a namespace. */
+import type { RouteRight } from '../own/rights.ts';
 import * as z from 'zod';
 import { subjectListSchema, type Subjects, subjectsSchema } from '../../api/http/rolebinding.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
@@ -11,6 +12,14 @@ import { namespaceParams, NAMESPACES_PATH } from '../http/params.ts';
 
 const SUBJECTS_PATH = `${NAMESPACES_PATH}/:namespace/rolebindings/:binding/subjects`;
 const tags = ['Role bindings'];
+/** Right to change the members of the role. */
+const changeOfMembers: RouteRight = ({ namespace = '', binding = '' }) => ({
+  verb: 'patch',
+  group: 'rbac.authorization.k8s.io',
+  resource: 'rolebindings',
+  namespace,
+  name: binding,
+});
 const bindingParams = namespaceParams.extend({
   binding: z.string().meta({ description: `Name of the RoleBinding: ${DEV_ROLE}.` }),
 });
@@ -58,6 +67,7 @@ function addChange(app: App, { method, action, summary, change }: Change): void 
   app.route({
     method,
     url: `${SUBJECTS_PATH}/${action}`,
+    config: { right: changeOfMembers },
     schema: {
       summary,
       tags,

@@ -1,4 +1,5 @@
 /** Routes for the service accounts of a namespace and for their tokens. */
+import { onObject } from '../own/rights.ts';
 import * as z from 'zod';
 import { statusSchema, success } from '../../api/http/status.ts';
 import {
@@ -86,6 +87,9 @@ function addToken(app: App): void {
   app.post(
     `${ACCOUNT_PATH}/token`,
     {
+      config: {
+        right: onObject({ verb: 'create', group: '', resource: 'serviceaccounts', subresource: 'token' }),
+      },
       schema: {
         summary:
           'Create a token of a service account. The token becomes invalid when the service account is deleted',

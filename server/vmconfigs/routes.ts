@@ -2,6 +2,7 @@
  * Routes for the VM configs of a namespace. Each namespace also shows the VM configs of the default namespace, because all users can use
  * them.
  */
+import { inNamespace } from '../own/rights.ts';
 import { sharedListQuerySchema } from '../../api/http/list.ts';
 import { success, statusSchema } from '../../api/http/status.ts';
 import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../../api/http/vmconfig.ts';
@@ -53,6 +54,7 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
   app.post(
     COLLECTION,
     {
+      config: { right: inNamespace({ verb: 'create', resource: 'vmconfigs' }) },
       schema: {
         summary: 'Create a VM config',
         tags,

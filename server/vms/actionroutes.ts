@@ -1,4 +1,5 @@
 /** Routes for actions on one VM: power, and work with its disk. */
+import { inNamespace, onObject } from '../own/rights.ts';
 import {
   commitBody,
   execBody,
@@ -35,6 +36,7 @@ export function addActionRoutes(app: App): void {
   app.post(
     `${VM}/resize`,
     {
+      config: { right: onObject({ verb: 'patch', resource: 'vms' }) },
       schema: {
         summary: 'Enlarge the disk of a VM',
         tags,
@@ -54,6 +56,7 @@ function addPowerRoutes(app: App): void {
   app.post(
     `${VM}/exec`,
     {
+      config: { right: onObject({ verb: 'patch', resource: 'vms' }) },
       schema: {
         summary: 'Start, stop, suspend, resume or revert a VM',
         tags,
@@ -91,6 +94,7 @@ function addImageRoutes(app: App): void {
   app.post(
     `${VM}/save`,
     {
+      config: { right: inNamespace({ verb: 'create', resource: 'images' }) },
       schema: {
         summary: 'Save the disk of a VM as a new image',
         tags,
@@ -107,6 +111,7 @@ function addImageRoutes(app: App): void {
   app.post(
     `${VM}/commit`,
     {
+      config: { right: inNamespace({ verb: 'patch', resource: 'images' }) },
       schema: {
         summary: 'Replace the content of a VM’s image with the disk of the VM',
         tags,
@@ -126,6 +131,7 @@ function addPushRoutes(app: App): void {
   app.post(
     `${VM}/push`,
     {
+      config: { right: inNamespace({ verb: 'create', resource: 'images' }) },
       schema: {
         summary: 'Push the disk of a VM to a registry',
         tags,

@@ -1,5 +1,5 @@
 /** Routes for the VMs of a namespace. */
-import type { IncomingHttpHeaders } from 'node:http';
+import { inNamespace } from '../own/rights.ts';
 import { listQuerySchema } from '../../api/http/list.ts';
 import { vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -43,6 +43,7 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
   app.post(
     VMS_PATH,
     {
+      config: { right: inNamespace({ verb: 'create', resource: 'vms' }) },
       schema: {
         summary: 'Deploy a VM and wait until it runs',
         tags: ['VMs'],
@@ -53,9 +54,11 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
       },
     },
     async (asked, reply) => {
-      const { headers, query } = asked;
-      const { namespace } = asked.params;
-      await requireRightAndHost(own, headers, { namespace, host: asked.body.node });
+      const {
+        query,
+        params: { namespace },
+      } = asked;
+      requireHost(own, asked.body.node);
       const request = { caller: asked.fullCaller(), namespace, query, body: asked.body };
       // The framework keeps its own request until the answer is sent.
       asked.body = waitingBody(asked.body);
@@ -109,18 +112,12 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
 }
 
 /**
- * Checks that the caller may create VMs in the namespace. Callers without this right must not take one of the namespace's places for waiting
- * requests, and must not learn whether a host exists. Then refuses a VM whose only allowed host does not exist, because the VM would wait
- * for this host forever. `host` is undefined if the request names no host.
+ * Refuses a VM whose only allowed host does not exist, because the VM would wait for this host forever. `host` is undefined if the request
+ * names no host.
  *
- * @throws StatusError 403 when the right is missing, and 404 when the host does not exist.
+ * @throws StatusError 404 when the host does not exist.
  */
-async function requireRightAndHost(
-  { hosts, rights }: Services['own'],
-  headers: IncomingHttpHeaders,
-  { namespace, host }: { namespace: string; host: string | undefined },
-): Promise<void> {
-  await rights.require(headers, { verb: 'create', resource: 'vms', namespace });
+function requireHost({ hosts }: Services['own'], host: string | undefined): void {
   if (host !== undefined && !hosts.exists(host)) {
     throw hostNotFound(host);
   }

@@ -10,7 +10,7 @@ import { Registry } from 'prom-client';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { KubeletServer } from '../../agent/kubelet/server.ts';
 import { Authorizer } from '../../kube/serving/authorization.ts';
-import { HttpError } from '../../kube/serving/httpserver.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
 import { createKey } from '../../kube/certificates/certificate.ts';
 import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';

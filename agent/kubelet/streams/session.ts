@@ -5,7 +5,7 @@
 import type { Duplex, Readable, Writable } from 'node:stream';
 import { finished } from 'node:stream/promises';
 import { LONGEST_TIMER_MILLISECONDS, rest } from '../../../base/time.ts';
-import { HttpError } from '../../../kube/serving/httpserver.ts';
+import { HttpError } from '../../../kube/serving/httperror.ts';
 
 /** Time limit for a client to read the remaining data and the result after the session's signal has aborted. */
 const FINISH_MILLISECONDS = 10_000;

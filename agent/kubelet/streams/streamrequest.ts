@@ -1,5 +1,5 @@
 /** Parses requests for streams, as the API server sends them to a kubelet. */
-import { HttpError } from '../../../kube/serving/httpserver.ts';
+import { HttpError } from '../../../kube/serving/httperror.ts';
 import type { WantedStreams } from './session.ts';
 
 export type StreamKind = 'exec' | 'attach' | 'portForward';

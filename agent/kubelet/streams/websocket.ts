@@ -1,6 +1,6 @@
 /** Sessions over WebSockets. The first byte of each message is the number of its channel. */
 import { type WebSocket, WebSocketServer } from 'ws';
-import { HttpError } from '../../../kube/serving/httpserver.ts';
+import { HttpError } from '../../../kube/serving/httperror.ts';
 import type { Upgrade } from '../../../kube/serving/upgrades.ts';
 import { ReceivingStream } from './received.ts';
 import {

@@ -1,6 +1,6 @@
 /** Sessions over SPDY/3.1, the protocol between the API server and kubelets. */
 import { rest } from '../../../../base/time.ts';
-import { HttpError } from '../../../../kube/serving/httpserver.ts';
+import { HttpError } from '../../../../kube/serving/httperror.ts';
 import type { Upgrade } from '../../../../kube/serving/upgrades.ts';
 import {
   chooseProtocol,
