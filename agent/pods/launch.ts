@@ -72,7 +72,7 @@ function isoOf({ isoPath, machine }: MachineRecord): VmPlan['guest']['iso'] {
   if (isoPath === undefined || machine?.iso === undefined) {
     return undefined;
   }
-  return { path: isoPath, format: formatOf(machine.iso, 'Raw') === 'QCOW2' ? 'qcow2' : 'raw' };
+  return { path: isoPath, format: formatOf(machine.iso, 'ISO') === 'QCOW2' ? 'qcow2' : 'raw' };
 }
 
 export function launchPlan(
