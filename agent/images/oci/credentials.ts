@@ -1,8 +1,7 @@
 /** Credentials of registries, read from the content of `kubernetes.io/dockerconfigjson` Secrets. */
 import { createHmac, randomBytes } from 'node:crypto';
-import * as z from 'zod';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
-import { mistakeIn } from './manifests.ts';
+import type { Reason } from '../../../api/v1alpha1/reasons.ts';
 import type { InsecureRoute, InsecureServers } from './route.ts';
 
 export type Credential =
@@ -12,15 +11,21 @@ export type Credential =
   /** Token that the agent sends unchanged to the registry. */
   | { type: 'registryToken'; token: string };
 
-const entrySchema = z.object({
-  auth: z.string().optional(),
-  username: z.string().optional(),
-  password: z.string().optional(),
-  identitytoken: z.string().optional(),
-  registrytoken: z.string().optional(),
-});
+/** A part of the configured credentials that cannot be used. It stops no request for which it is not needed. */
+export interface CredentialFault {
+  /** Reason of an error that this fault may have caused. If it is undefined, the error keeps its own reason. */
+  reason: Reason | undefined;
+  /** Text that names the Secret or file, and for an entry its number. It never contains any of their content. */
+  message: string;
+}
 
-const configSchema = z.object({ auths: z.record(z.string(), z.unknown()) });
+/** The fault of an entry, with the part of the entry's name that tells for which images the entry is. */
+type EntryFault = CredentialFault & { place?: Omit<Key, 'credential'> };
+
+/** Largest number of faults that a message lists. */
+const LISTED_FAULTS = 4;
+/** Mark at the beginning of files that some editors and shells of Windows write. */
+const BYTE_ORDER_MARK = '\uFEFF';
 
 /** Host names that stand for Docker Hub in Docker configuration files. */
 const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
@@ -43,27 +48,47 @@ interface Key {
 export class Keyring {
   readonly #keys: readonly Key[];
   readonly #insecure: InsecureServers | undefined;
+  readonly #faults: readonly EntryFault[];
 
-  private constructor(keys: readonly Key[], insecure: InsecureServers | undefined) {
+  private constructor(
+    keys: readonly Key[],
+    faults: readonly EntryFault[],
+    insecure: InsecureServers | undefined,
+  ) {
     this.#keys = keys;
+    this.#faults = faults;
     this.#insecure = insecure;
   }
 
   /**
-   * Reads the contents of `.dockerconfigjson` files. `insecure` names the servers that need not prove their identity. If a file is invalid,
-   * the error message gives the number of the file and the mistake, but does not quote any content.
-   *
-   * @throws Error when a file is invalid.
+   * Reads the contents of `.dockerconfigjson` files. A file or an entry that cannot be read gives no credentials, but a fault. `insecure`
+   * names the servers that need not prove their identity. `known` has the names of the files for messages, and faults of files without
+   * content.
    */
-  static parse(texts: readonly string[], insecure?: InsecureServers): Keyring {
+  static parse(
+    texts: readonly string[],
+    insecure?: InsecureServers,
+    known: { names?: readonly string[]; faults?: readonly CredentialFault[] } = {},
+  ): Keyring {
+    const faults: EntryFault[] = [...(known.faults ?? [])];
     const keys = texts.flatMap((text, index) => {
-      const which =
+      const numbered =
         texts.length === 1 ? 'The Docker config' : `Docker config ${index + 1} of ${texts.length}`;
-      return readConfig(text, which);
+      return readConfig(text, known.names?.[index] ?? numbered, faults);
     });
     // The sort is stable: if two entries are equally specific, the entry of the earlier file comes first.
     keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
-    return new Keyring(keys, insecure);
+    return new Keyring(keys, faults, insecure);
+  }
+
+  /** All faults. */
+  get faults(): readonly CredentialFault[] {
+    return this.#faults;
+  }
+
+  /** Returns the faults that can be the cause if no credential opens this repository. Entries for other repositories are left out. */
+  faultsFor(registry: string, repository: string): readonly CredentialFault[] {
+    return this.#faults.filter(({ place }) => place === undefined || fits(place, registry, repository));
   }
 
   /**
@@ -81,11 +106,7 @@ export class Keyring {
    * the same length, credentials for an exact host come before credentials for a pattern of hosts.
    */
   candidates(registry: string, repository: string): Credential[] {
-    const asked = splitHost(registry.toLowerCase());
-    const path = repository.split('/');
-    const found = this.#keys.filter(
-      (key) => hostMatches(key, asked) && key.path.every((segment, index) => segment === path[index]),
-    );
+    const found = this.#keys.filter((key) => fits(key, registry, repository));
     const seen = new Set<string>();
     return found.flatMap(({ credential }) => {
       const print = fingerprint(credential);
@@ -115,58 +136,122 @@ export function fingerprint(credential: Credential | undefined): string {
   return createHmac('sha256', fingerprintKey).update(JSON.stringify(parts)).digest('hex');
 }
 
-function readConfig(text: string, which: string): Key[] {
-  // The message does not contain the parser's own error, because that error would quote the configuration, which contains passwords.
-  const document = parseDocument(text);
-  if (document === undefined) {
-    throw new Error(`${which} is not JSON`);
-  }
-  const result = configSchema.safeParse(document);
-  if (!result.success) {
-    throw new Error(`${which} ${mistakeIn(result.error)}`);
-  }
-  return Object.entries(result.data.auths).flatMap(([name, entry], index) => {
-    // The message contains the entry's number instead of its name, because people sometimes write passwords into the name.
-    const credential = readEntry(entry, `${which}, entry ${index + 1} of auths,`);
-    // Docker writes an empty entry if it stores the registry's credentials in another place. Such an entry gives no credential.
-    return credential === undefined ? [] : [{ ...readKey(name), credential }];
-  });
-}
-
-function readEntry(document: unknown, where: string): Credential | undefined {
-  const result = entrySchema.safeParse(document);
-  if (!result.success) {
-    throw new Error(`${where} ${mistakeIn(result.error)}`);
-  }
-  const entry = result.data;
-  if (entry.registrytoken) {
-    return { type: 'registryToken', token: entry.registrytoken };
-  }
-  if (entry.identitytoken) {
-    return { type: 'identityToken', token: entry.identitytoken };
-  }
-  if (entry.auth) {
-    return readAuth(entry.auth, where);
-  }
-  if (entry.username === undefined && entry.password === undefined) {
-    return undefined;
-  }
-  if (!entry.username || entry.password === undefined) {
-    throw new Error(`${where} needs both a username and a password`);
-  }
-  return { type: 'password', username: entry.username, password: entry.password };
+/** Returns one line that lists faults, at most {@link LISTED_FAULTS}. */
+export function listFaults(faults: readonly CredentialFault[]): string {
+  const shown = faults.slice(0, LISTED_FAULTS).map(({ message }) => message);
+  const more = faults.length - shown.length;
+  return [...shown, ...(more > 0 ? [`${more} more`] : [])].join('; ');
 }
 
 /**
- * Decodes the base64 of USER:PASSWORD. The text is split at its first colon, because a password can contain colons, but a user name cannot.
+ * Reads a Docker configuration. Only the entries themselves count. Other parts, and fields of an entry that give no credential, are not
+ * read. Null, an empty text and an absent value mean the same. Messages do not contain the errors of the parsers, because these errors would
+ * quote the configuration, which contains passwords.
  */
-function readAuth(auth: string, where: string): Credential {
+function readConfig(text: string, which: string, faults: EntryFault[]): Key[] {
+  const reason = 'PullSecretInvalid';
+  const document = parseDocument(text.startsWith(BYTE_ORDER_MARK) ? text.slice(1) : text);
+  if (document === undefined) {
+    faults.push({ reason, message: `${which} is not JSON` });
+    return [];
+  }
+  if (!isObject(document)) {
+    faults.push({ reason, message: `${which} is not a JSON object` });
+    return [];
+  }
+  const auths = document['auths'] ?? {};
+  if (!isObject(auths)) {
+    faults.push({ reason, message: `${which} has auths that are not an object` });
+    return [];
+  }
+  const helpers = ['credsStore', 'credHelpers'].filter((field) => !isEmpty(document[field]));
+  if (isEmpty(auths) && helpers.length > 0) {
+    const message = `${which} has no credentials in auths, and hosts cannot use its ${helpers.join(' and ')}`;
+    faults.push({ reason, message });
+  }
+  return Object.entries(auths).flatMap(([name, entry], index) => {
+    const place = readKey(name);
+    const credential = readEntry(entry);
+    if (typeof credential === 'string') {
+      // The message contains the entry's number instead of its name, because people sometimes write passwords into the name.
+      faults.push({ reason, place, message: `${which}, entry ${index + 1} of auths, ${credential}` });
+      return [];
+    }
+    // Docker writes an empty entry if it stores the registry's credentials in another place. Such an entry gives no credential.
+    return credential === undefined ? [] : [{ ...place, credential }];
+  });
+}
+
+/** Returns the credential of an entry, undefined if the entry has none, or a text that tells the mistake. */
+function readEntry(entry: unknown): Credential | string | undefined {
+  if (isEmpty(entry)) {
+    return undefined;
+  }
+  if (!isObject(entry)) {
+    return 'is not an object';
+  }
+  const registryToken = textIn(entry, 'registrytoken');
+  if (registryToken !== undefined) {
+    return { type: 'registryToken', token: registryToken };
+  }
+  const identityToken = textIn(entry, 'identitytoken');
+  if (identityToken !== undefined) {
+    return { type: 'identityToken', token: identityToken };
+  }
+  return readAuth(textIn(entry, 'auth')) ?? readPassword(entry);
+}
+
+/** Reads the fields of an entry whose `auth` gives no credential. The result is as from {@link readEntry}. */
+function readPassword(entry: Readonly<Record<string, unknown>>): Credential | string | undefined {
+  const username = textIn(entry, 'username');
+  const { password } = entry;
+  if (username !== undefined && typeof password === 'string') {
+    return { type: 'password', username, password };
+  }
+  const wrong = CREDENTIAL_FIELDS.find((field) => !isEmpty(entry[field]) && typeof entry[field] !== 'string');
+  if (wrong !== undefined) {
+    return `has a value of ${wrong} that is not a text`;
+  }
+  if (!isEmpty(entry['auth']) && !EMPTY_AUTHS.has(String(entry['auth']))) {
+    return 'has an auth that is not the base64 of USER:PASSWORD';
+  }
+  return username === undefined && isEmpty(password) ? undefined : 'needs both a username and a password';
+}
+
+const CREDENTIAL_FIELDS = ['auth', 'username', 'password', 'identitytoken', 'registrytoken'];
+/** The base64 of `:`, which tools write for an empty user name and an empty password. */
+const EMPTY_AUTHS: ReadonlySet<string> = new Set(['Og==', 'Og']);
+
+/**
+ * Decodes the base64 of USER:PASSWORD. The text is split at its first colon, because a password can contain colons, but a user name cannot.
+ * Returns undefined if there is no such text.
+ */
+function readAuth(auth = ''): Credential | undefined {
   const text = Buffer.from(auth, 'base64').toString('utf8');
   const colon = text.indexOf(':');
-  if (colon < 1) {
-    throw new Error(`${where} has an auth that is not the base64 of USER:PASSWORD`);
-  }
-  return { type: 'password', username: text.slice(0, colon), password: text.slice(colon + 1) };
+  return colon < 1
+    ? undefined
+    : { type: 'password', username: text.slice(0, colon), password: text.slice(colon + 1) };
+}
+
+/** Returns the text in a field of an entry, or undefined if there is none or it is empty. */
+function textIn(entry: Readonly<Record<string, unknown>>, field: string): string | undefined {
+  const value = entry[field];
+  return typeof value === 'string' && value.trim() !== '' ? value : undefined;
+}
+
+function isObject(value: unknown): value is Readonly<Record<string, unknown>> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+/** Returns whether a value stands for an absent one: null, an empty text or an empty object. */
+function isEmpty(value: unknown): boolean {
+  return (
+    value === undefined ||
+    value === null ||
+    (typeof value === 'string' && value.trim() === '') ||
+    (isObject(value) && Object.keys(value).length === 0)
+  );
 }
 
 /**
@@ -182,12 +267,21 @@ function readKey(name: string): Omit<Key, 'credential'> {
   return { ...splitHost(registry.toLowerCase()), path };
 }
 
+/** Returns whether an entry with this name is for a repository. */
+function fits(place: Omit<Key, 'credential'>, registry: string, repository: string): boolean {
+  const path = repository.split('/');
+  return (
+    hostMatches(place, splitHost(registry.toLowerCase())) &&
+    place.path.every((segment, index) => segment === path[index])
+  );
+}
+
 function splitHost(registry: string): { host: string; port: string } {
   const [, host = registry, port = ''] = /^(.*?)(?::(\d+))?$/.exec(registry) ?? [];
   return { host: DOCKER_HUB.has(host) ? 'docker.io' : host, port };
 }
 
-function isGlob(key: Key): boolean {
+function isGlob(key: Pick<Key, 'host'>): boolean {
   return key.host.includes('*');
 }
 
@@ -195,7 +289,7 @@ function isGlob(key: Key): boolean {
  * Returns whether the host and port of an entry fit the host and port of a registry. A star in the entry's host matches any text within one
  * label of the registry's host.
  */
-function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
+function hostMatches(key: Omit<Key, 'credential'>, asked: { host: string; port: string }): boolean {
   if (key.port !== asked.port) {
     return false;
   }

@@ -72,8 +72,22 @@ export const IMAGE_REASONS = {
     seen: FETCH,
     class: 'mendable',
     by: 'agent',
-    says: 'A pull secret does not exist in the namespace, or does not have the form of a pull secret',
+    says: 'A pull secret does not exist in the namespace, or the host has no right to read it. If this is an Event, the fetch went on without it',
     todo: 'Create the secret with the type kubernetes.io/dockerconfigjson',
+  },
+  PullSecretTypeMismatch: {
+    seen: FETCH,
+    class: 'mendable',
+    by: 'agent',
+    says: 'A pull secret has another type than kubernetes.io/dockerconfigjson. If this is an Event, the fetch went on without it',
+    todo: 'Create the secret again with the type kubernetes.io/dockerconfigjson. The type of a Secret cannot be changed',
+  },
+  PullSecretInvalid: {
+    seen: FETCH,
+    class: 'mendable',
+    by: 'agent',
+    says: 'The content of a pull secret, or one of its entries, cannot be read. If this is an Event, the fetch went on without it',
+    todo: 'Correct the entry that the message names',
   },
   RegistryEntryIgnored: {
     seen: { VM: ['Event'], Image: ['Event'] },
