@@ -3,13 +3,8 @@
  * and the registry's answer decides.
  */
 import { LRUCache } from 'lru-cache';
-import {
-  type Credential,
-  type CredentialFault,
-  fingerprint,
-  type Keyring,
-  listFaults,
-} from './credentials.ts';
+import { fingerprint, type Keyring, listFaults } from './credentials.ts';
+import type { Credential, CredentialFault } from './dockerconfig.ts';
 import { scopeOf } from './route.ts';
 import type { Registries, Repository } from './repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';

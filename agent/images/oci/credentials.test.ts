@@ -1,6 +1,7 @@
 import * as fc from 'fast-check';
 import { describe, expect, it, vi } from 'vitest';
-import { type Credential, fingerprint, Keyring, listFaults } from './credentials.ts';
+import { fingerprint, Keyring, listFaults } from './credentials.ts';
+import type { Credential } from './dockerconfig.ts';
 
 function config(auths: Record<string, unknown>): string {
   return JSON.stringify({ auths });

@@ -5,6 +5,7 @@ import { messageOf } from '../../../base/errors.ts';
 import { JsonCheck, JsonError, type JsonLimits } from '../../../base/json.ts';
 import { ByteCollector } from '../../../base/lines.ts';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
+import { optionalText } from './lenient.ts';
 import { printable } from './manifests.ts';
 import type { Response } from './transport.ts';
 
@@ -13,8 +14,13 @@ const ERROR_BODY_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 256 };
 /** An error message shows at most this number of characters of the text that a server sent. */
 const MESSAGE_LENGTH = 300;
 
+const errorSchema = z.object({ code: optionalText, message: optionalText }).catch({});
+/** A refusal of a registry. Some token servers write the error of OAuth 2 or only `details` instead of a list of errors. */
 const errorsSchema = z.object({
-  errors: z.array(z.object({ code: z.string().optional(), message: z.string().optional() })).min(1),
+  errors: z.array(errorSchema).catch([]),
+  error: optionalText,
+  error_description: optionalText,
+  details: optionalText,
 });
 
 export interface Asked {
@@ -106,7 +112,9 @@ async function readError(
 ): Promise<{ code?: string | undefined; message?: string | undefined }> {
   try {
     const { data } = errorsSchema.safeParse((await readBody(response, ERROR_BODY_LIMITS, what)).parse());
-    const { code = '', message = '' } = data?.errors[0] ?? {};
+    const first = data?.errors.find((one) => one.code !== undefined || one.message !== undefined);
+    const { code = data?.error ?? '', message = data?.error_description ?? data?.details ?? '' } =
+      first ?? {};
     return { code: printable(code, MESSAGE_LENGTH), message: printable(message, MESSAGE_LENGTH) };
   } catch (error) {
     // The function does not throw this error, because the response's status is known even without the body.

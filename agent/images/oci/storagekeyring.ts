@@ -2,7 +2,8 @@
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import { codeOf, isOfSystem } from '../../../base/errors.ts';
-import { type CredentialFault, Keyring, listFaults } from './credentials.ts';
+import { Keyring, listFaults } from './credentials.ts';
+import type { CredentialFault } from './dockerconfig.ts';
 
 /**
  * Returns the credentials of the files that the settings of registries name. A file that cannot be read gives no credentials for its own

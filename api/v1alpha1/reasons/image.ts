@@ -47,6 +47,13 @@ export const IMAGE_REASONS = {
     says: 'The content of the image is not a valid disk',
     todo: 'Correct the image',
   },
+  ImageManifestInvalid: {
+    seen: FETCH,
+    class: 'passing',
+    by: 'agent',
+    says: 'The registry gave a manifest that cannot be read. The host tries again, because the registry or the tag can be corrected',
+    todo: 'Read the condition’s message, and push the image again',
+  },
   DigestMismatch: {
     seen: FETCH,
     class: 'final',
