@@ -33,11 +33,11 @@ export async function prepareStart(host: Host, runtime: Runtime, operation: Oper
   if (record.everRan) {
     await requireImages(record, operation.abort.signal);
   }
-  const seed = await prepareSeed(host, runtime, operation);
+  const { files: seed, notice: seedNotice } = await prepareSeed(host, runtime, operation);
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
   const plan = { ...launchPlan(host, record, operation, network), seed, vnc };
-  return { plan, change: { startedWith: sizeOf(plan, record), seeded: seed !== undefined } };
+  return { plan, change: { startedWith: sizeOf(plan, record), seeded: seed !== undefined, seedNotice } };
 }
 
 /**

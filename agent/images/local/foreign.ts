@@ -179,7 +179,10 @@ function isTar(head: Buffer): boolean {
 
 /** Returns whether a file is of bzip2. The mark of the first block, or of the end, follows the digit with the size of the blocks. */
 function isBzip2(head: Buffer): boolean {
-  return /^BZh[1-9](1AY&SY|\x17rE8P\x90)/.test(head.toString('latin1', 0, 10));
+  return (
+    /^BZh[1-9]$/.test(head.toString('latin1', 0, 4)) &&
+    ['1AY&SY', '\x17rE8P\x90'].includes(head.toString('latin1', 4, 10))
+  );
 }
 
 /** Returns whether a file begins like the output of the program lzma. Its format has no magic bytes, but few values are usual. */

@@ -3,8 +3,14 @@ import * as z from 'zod';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { JsonLimits } from '../../../base/json.ts';
 import { optionalText } from './lenient.ts';
-import { type BlobReference, type Index, type IndexEntry, printable, readDocument } from './manifests.ts';
-import type { Fetched } from './repository.ts';
+import {
+  type BlobReference,
+  type Fetched,
+  type Index,
+  type IndexEntry,
+  printable,
+  readDocument,
+} from './manifests.ts';
 
 /** Limits of an image's configuration. Configurations have some KiB. */
 const CONFIG_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 16_384 };
@@ -115,19 +121,32 @@ export async function choose(
   if (digests.length === 1 && otherwise === undefined) {
     return await reader.manifest(first);
   }
-  let possible: Fetched | undefined;
-  for (const digest of digests) {
-    const fetched = await unlessUseless(() => reader.manifest(digest));
-    const stated = fetched && (await unlessUseless(() => architectureOf(reader, fetched)));
-    if (fetched !== undefined && stated === architecture) {
-      return fetched;
-    }
-    possible ??= stated === '' ? fetched : undefined;
+  const { exact, unsaid } = await search(reader, digests, architecture);
+  if (exact !== undefined) {
+    return exact;
   }
   if (otherwise !== undefined) {
     throw otherwise;
   }
-  return possible ?? (await reader.manifest(first));
+  return unsaid ?? (await reader.manifest(first));
+}
+
+/** Returns the first manifest whose configuration states the architecture, or else the first that states none. */
+async function search(
+  reader: Reader,
+  digests: readonly string[],
+  architecture: string,
+): Promise<{ exact?: Fetched; unsaid: Fetched | undefined }> {
+  let unsaid: Fetched | undefined;
+  for (const digest of digests) {
+    const fetched = await unlessUseless(() => reader.manifest(digest));
+    const stated = fetched && (await unlessUseless(() => architectureOf(reader, fetched)));
+    if (fetched !== undefined && stated === architecture) {
+      return { exact: fetched, unsaid };
+    }
+    unsaid ??= stated === '' ? fetched : undefined;
+  }
+  return { unsaid };
 }
 
 /** Returns the architecture in the configuration of a manifest, or an empty text if it states none. */

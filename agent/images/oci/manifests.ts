@@ -117,6 +117,12 @@ export type Index = Pick<z.infer<typeof indexSchema>, 'manifests'>;
 
 export type Document = { kind: 'manifest'; manifest: Manifest } | { kind: 'index'; index: Index };
 
+/** A manifest or index, with its digest. */
+export interface Fetched {
+  digest: string;
+  document: Document;
+}
+
 export function digestOf(bytes: Buffer): string {
   return `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
 }

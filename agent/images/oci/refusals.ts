@@ -16,12 +16,18 @@ const MESSAGE_LENGTH = 300;
 
 const errorSchema = z.object({ code: optionalText, message: optionalText }).catch({});
 /** A refusal of a registry. Some token servers write the error of OAuth 2 or only `details` instead of a list of errors. */
-const errorsSchema = z.object({
-  errors: z.array(errorSchema).catch([]),
-  error: optionalText,
-  error_description: optionalText,
-  details: optionalText,
-});
+const errorsSchema = z
+  .object({
+    errors: z.array(errorSchema).catch([]),
+    error: optionalText,
+    error_description: optionalText,
+    details: optionalText,
+  })
+  .transform(({ errors, error, error_description: description, details }) => {
+    const first = errors.find(({ code, message }) => code !== undefined || message !== undefined);
+    return first ?? { code: error, message: description ?? details };
+  })
+  .catch({});
 
 export interface Asked {
   /** Text at the beginning of the error message, for example `registry.example/team/image:tag`. */
@@ -111,10 +117,8 @@ async function readError(
   what: string,
 ): Promise<{ code?: string | undefined; message?: string | undefined }> {
   try {
-    const { data } = errorsSchema.safeParse((await readBody(response, ERROR_BODY_LIMITS, what)).parse());
-    const first = data?.errors.find((one) => one.code !== undefined || one.message !== undefined);
-    const { code = data?.error ?? '', message = data?.error_description ?? data?.details ?? '' } =
-      first ?? {};
+    const body = await readBody(response, ERROR_BODY_LIMITS, what);
+    const { code = '', message = '' } = errorsSchema.parse(body.parse());
     return { code: printable(code, MESSAGE_LENGTH), message: printable(message, MESSAGE_LENGTH) };
   } catch (error) {
     // The function does not throw this error, because the response's status is known even without the body.

@@ -5,8 +5,8 @@ import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
 import {
   type BlobReference,
-  type Document,
   digestOf,
+  type Fetched,
   invalidJson,
   MANIFEST_ACCEPT,
   MANIFEST_LIMITS,
@@ -60,11 +60,6 @@ export class Registries {
   async close(): Promise<void> {
     await this.#transport.close();
   }
-}
-
-export interface Fetched {
-  digest: string;
-  document: Document;
 }
 
 /** One repository of one registry. Content that is read as a whole is verified against its digest. */
