@@ -77,6 +77,10 @@ function isOfUserData(reason: Reason | undefined): boolean {
   return USER_DATA_REASONS.has(reason);
 }
 
+function hasUserData({ userData, userDataSecret }: Machine): boolean {
+  return userData !== undefined || userDataSecret !== undefined;
+}
+
 /**
  * Returns a list with the condition `berth.dev/UserData`. The list is empty if the machine has no user data. The list is also empty before
  * the first start of the machine, unless the user data could not be fetched.
@@ -86,7 +90,7 @@ export function userDataConditions({
   trouble,
 }: Pick<Runtime, 'record' | 'trouble'>): SaidCondition<Reason>[] {
   const { machine, seeded, seedNotice, startedWith } = record;
-  if (machine?.userData === undefined && machine?.userDataSecret === undefined) {
+  if (machine === undefined || !hasUserData(machine)) {
     return [];
   }
   // The host reads the user data after it has made the disk. Before that, it reads other Secrets.
@@ -96,9 +100,8 @@ export function userDataConditions({
   if (seeded !== true || startedWith === undefined) {
     return [];
   }
-  return seedNotice === undefined
-    ? [condition(USER_DATA_CONDITION, true, 'Delivered')]
-    : [condition(USER_DATA_CONDITION, true, 'DeliveredWithNotice', seedNotice)];
+  const reason = seedNotice === undefined ? 'Delivered' : 'DeliveredWithNotice';
+  return [condition(USER_DATA_CONDITION, true, reason, seedNotice)];
 }
 
 /**

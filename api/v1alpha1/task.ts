@@ -112,5 +112,7 @@ export const taskReportSchema = z.object({
    * result.
    */
   kept: z.string().optional(),
+  /** Seconds that a server asked to wait before the next request. The field is set only after a failure. */
+  retryAfterSeconds: z.number().int().nonnegative().optional(),
 });
 export type TaskReport = z.infer<typeof taskReportSchema>;

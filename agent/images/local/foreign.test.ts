@@ -1,4 +1,5 @@
 import { execFileSync } from 'node:child_process';
+import { writeFileSync } from 'node:fs';
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -32,7 +33,7 @@ function padded(bytes: Buffer): Buffer {
 
 function tar(format: string, name: string): Buffer {
   const options = ['-c', '--format', format, '-f', '-', '-C', folder, name];
-  execFileSync('truncate', ['-s', '64K', join(folder, name)]);
+  writeFileSync(join(folder, name), Buffer.alloc(64 * KIBIBYTE));
   return execFileSync('tar', options);
 }
 

@@ -236,7 +236,7 @@ function check<T>(schema: z.ZodType<T>, document: unknown, what: string, reason:
 }
 
 /** Returns the first mistake that a schema found, as one short line. In a message, the line follows the name of the document. */
-export function mistakeIn({ issues: [issue] }: z.ZodError): string {
+function mistakeIn({ issues: [issue] }: z.ZodError): string {
   const place = printable(issue?.path.join('.') || 'the top level');
   return `is invalid at ${place}: ${printable(String(issue?.message))}`;
 }
