@@ -185,7 +185,7 @@ function credentialIn(output: string, apiVersion: string, name: string): Credent
       `${name} gave no token. Plug-ins that give a client certificate instead are not supported`,
     );
   }
-  if (expirationTimestamp === undefined || expirationTimestamp === null) {
+  if (expirationTimestamp === undefined || expirationTimestamp === null || expirationTimestamp === '') {
     return { token, end: Infinity };
   }
   const end = typeof expirationTimestamp === 'string' ? Date.parse(expirationTimestamp) : Number.NaN;
