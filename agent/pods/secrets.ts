@@ -48,7 +48,8 @@ export async function readSecret(
     } catch (error) {
       if (!isNotFound(error) && !isForbidden(error)) {
         const { name, namespace } = ref;
-        const message = `The host could not read the Secret ${name} in ${namespace} from the API server: ${messageOf(error)}`;
+        // Only the log shows the cause, because it contains the address of the API server.
+        const message = `The host could not read the Secret ${name} in ${namespace} from the API server. The log of its agent has the cause`;
         throw new ReasonedError('SecretNotRead', message, { cause: error });
       }
       if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {

@@ -34,7 +34,7 @@ const RATIO = 3;
 const HOSTILE = ['lists', 'keys', 'numbers', 'output'];
 const LOOPS_PER_GUEST = 3;
 /** Number of sessions of the other tenant in each run. */
-const SESSIONS = 40;
+const SESSIONS = 25;
 /** Time between two questions about the readiness of a guest. */
 const READINESS_MILLISECONDS = 1_000;
 
@@ -167,7 +167,7 @@ it('four hostile guests of one tenant delay neither the probe of the host nor th
   const beside = await measure();
   end.abort();
   const commands = await Promise.all(busy);
-  console.log({ quiet, beside, commands, rss: Math.round(process.memoryUsage.rss() / 2 ** 20) });
+
   expect(Math.min(...commands)).toBeGreaterThan(0);
   expect(beside.probes).toBeLessThan(PROBE_LIMIT_MILLISECONDS);
   expect(beside.tenant).toBeLessThan(RATIO * Math.max(NOISE_MILLISECONDS, quiet.tenant));

@@ -105,7 +105,7 @@ export class Addresses {
       if (refusal === undefined) {
         connect(target, callback);
       } else {
-        callback(new ReasonedError('ImageFetchFailed', `${address} is ${refusal}`), null);
+        callback(notAllowed(target.hostname, `${address} is ${refusal}`), null);
       }
     };
   }
@@ -152,7 +152,7 @@ export class Addresses {
         if (refusal === undefined) {
           continue;
         }
-        callback(new ReasonedError('ImageFetchFailed', `${hostname} resolves to ${address}, ${refusal}`), []);
+        callback(notAllowed(hostname, `${hostname} resolves to ${address}, ${refusal}`), []);
         return;
       }
       if (options.all === true) {
@@ -162,6 +162,18 @@ export class Addresses {
       }
     });
   };
+}
+
+/**
+ * Returns the error for an address that the rules refuse. Its message is for users. It does not tell to which address a name leads, nor why
+ * the address is refused, because both would tell about the network of this host. Its cause is for the log.
+ */
+function notAllowed(hostname: string, details: string): ReasonedError {
+  return new ReasonedError(
+    'ImageFetchFailed',
+    `The address of ${hostname} is not allowed for images; an administrator can name the server in images.registries of the agent`,
+    { cause: new Error(details) },
+  );
 }
 
 /** Returns the spellings of a server's host in the configuration. The default port of the scheme can be in it or left out. */

@@ -55,8 +55,28 @@ it('distinguishes a passing error of the network from a lasting one', () => {
   const untrusted = Object.assign(new Error('no'), { code: 'SELF_SIGNED_CERT_IN_CHAIN' });
   expect(networkError(untrusted, 'x', signal)).toMatchObject({
     reason: 'ImageFetchFailed',
-    message: 'x: no; this host does not trust the certificate of the server (SELF_SIGNED_CERT_IN_CHAIN)',
+    message: 'x: this host does not trust the certificate of the server (SELF_SIGNED_CERT_IN_CHAIN)',
   });
+});
+
+it.each([
+  ['ENOTFOUND', 'getaddrinfo ENOTFOUND registry.example', 'the name of the server was not found'],
+  ['ECONNREFUSED', 'connect ECONNREFUSED 10.1.2.3:5000', 'there is no connection to the server'],
+  [
+    'EHOSTUNREACH',
+    'connect EHOSTUNREACH 10.1.2.3:5000 - Local (10.9.8.7:4711)',
+    'there is no connection to the server',
+  ],
+  ['UND_ERR_CONNECT_TIMEOUT', 'attempted address: 10.1.2.3:5000', 'there is no connection to the server'],
+  ['ECONNRESET', 'read ECONNRESET', 'the connection to the server was lost'],
+  ['EUNKNOWN', 'bind 10.1.2.3 eth0', 'the request failed (EUNKNOWN)'],
+])('the message of %s shows nothing of the network of the host, and its cause does', (code, text, cause) => {
+  const error = Object.assign(new Error(text), { code });
+  for (const one of [error, new AggregateError([error], ''), new Error(text, { cause: error })]) {
+    const failure = networkError(one, 'registry.example/image', signal);
+    const final = failure instanceof TransientError ? failure.final : failure;
+    expect(final).toMatchObject({ message: `registry.example/image: ${cause}`, cause: one });
+  }
 });
 
 it('Retry-After is in seconds or a date', () => {

@@ -43,6 +43,34 @@ const TRANSIENT_CODES = new Set([
   'UND_ERR_RES_CONTENT_LENGTH_MISMATCH',
 ]);
 
+const NO_CONNECTION = 'there is no connection to the server';
+const LOST = 'the connection to the server was lost';
+const LATE = 'the server does not answer in time';
+/**
+ * Causes of network failures in messages to users, by error code. The messages of the system are only logged, because they contain addresses
+ * that only this host knows. Refused and unanswered connections have the same text, so that users cannot search the network for open ports.
+ */
+const CAUSES: Readonly<Record<string, string>> = {
+  ENOTFOUND: 'the name of the server was not found',
+  EAI_AGAIN: 'the name of the server cannot be looked up at present',
+  ECONNREFUSED: NO_CONNECTION,
+  EHOSTUNREACH: NO_CONNECTION,
+  ENETUNREACH: NO_CONNECTION,
+  ENETDOWN: NO_CONNECTION,
+  ETIMEDOUT: NO_CONNECTION,
+  EACCES: NO_CONNECTION,
+  EPERM: NO_CONNECTION,
+  EADDRNOTAVAIL: NO_CONNECTION,
+  UND_ERR_CONNECT_TIMEOUT: NO_CONNECTION,
+  ECONNRESET: LOST,
+  ECONNABORTED: LOST,
+  EPIPE: LOST,
+  UND_ERR_SOCKET: LOST,
+  UND_ERR_HEADERS_TIMEOUT: LATE,
+  UND_ERR_BODY_TIMEOUT: LATE,
+  UND_ERR_RES_CONTENT_LENGTH_MISMATCH: 'the server sent fewer or more bytes than it announced',
+};
+
 /** A failure after which another try can succeed. `final` is the error that the caller gets when no try succeeds. */
 export class TransientError extends Error {
   override readonly name = 'TransientError';
@@ -64,8 +92,9 @@ export function isTransientStatus(status: number): boolean {
 }
 
 /**
- * Converts the failure of a request to a ReasonedError or TransientError. `what` is the beginning of the error's message. If the request
- * was aborted, the function returns the reason of its signal.
+ * Converts the failure of a request to a ReasonedError or TransientError. `what` is the beginning of the error's message. The message shows
+ * nothing of the network of this host. The error's cause shows it, for the log. If the request was aborted, the function returns the reason
+ * of its signal.
  */
 export function networkError(error: unknown, what: string, signal?: AbortSignal): unknown {
   if (signal?.aborted === true) {
@@ -79,12 +108,7 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
     return known;
   }
   const code = firstCodeOf(error) ?? firstCodeOf(causeOf(error)) ?? '';
-  const hint = isCertificateError(code)
-    ? `; this host does not trust the certificate of the server (${code})`
-    : '';
-  const final = new ReasonedError('ImageFetchFailed', `${what}: ${textOf(error, code)}${hint}`, {
-    cause: error,
-  });
+  const final = new ReasonedError('ImageFetchFailed', `${what}: ${causeInWords(code)}`, { cause: error });
   return TRANSIENT_CODES.has(code) ? new TransientError(final) : final;
 }
 
@@ -165,12 +189,11 @@ export function retryAfterMilliseconds(header: string | string[] | undefined): n
   return Number.isNaN(date) ? undefined : Math.max(0, date - Date.now());
 }
 
-/**
- * Returns the message of an error, or `code` if the message is empty. An AggregateError has an empty message. It means that the connection
- * to every address of a host name failed.
- */
-function textOf(error: unknown, code: string): string {
-  return error instanceof Error && error.message !== '' ? error.message : code || String(error);
+function causeInWords(code: string): string {
+  if (isCertificateError(code)) {
+    return `this host does not trust the certificate of the server (${code})`;
+  }
+  return CAUSES[code] ?? (code === '' ? 'the request failed' : `the request failed (${code})`);
 }
 
 function isCertificateError(code: string): boolean {

@@ -116,7 +116,7 @@ test(
 test(
   'an image of a registry at an address of the host itself, which the host was not told of: Failed',
   async () => {
-    const message = /127\.0\.0\.1 is an address of this host or a link-local address/;
+    const message = /The address of 127\.0\.0\.1 is not allowed for images/;
     const reason = 'ImageFetchFailed';
     await expectFailure('registry', { image: '127.0.0.1:5000/guest:1' }, { reason, message });
   },
