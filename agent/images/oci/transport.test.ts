@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { selfMadeCertificate, useCertificate } from '../../../kube/certificates/serving.ts';
-import { Transport } from './transport.ts';
+import { checkNoDowngrade, Transport } from './transport.ts';
 
 it.each([
   ['registry.example', 'http://registry.example/'],
@@ -52,3 +52,20 @@ it('follows the file of certificate authorities, and keeps them while the file i
   await writeFile(caFile, after.certificate);
   expect(await ask()).toBe(200);
 });
+
+it.each([
+  ['http://registry.example/v2/', true],
+  ['http://other.example/v2/', false],
+])(
+  'a redirect from https to %s is refused; about its own host it names X-Forwarded-Proto: %s',
+  (to, isNamed) => {
+    let message = '';
+    try {
+      checkNoDowngrade(new URL('https://registry.example'), new URL(to), 'x');
+    } catch (error) {
+      message = String(error);
+    }
+    expect(message).toContain('is not allowed');
+    expect(message.includes('X-Forwarded-Proto')).toBe(isNamed);
+  },
+);

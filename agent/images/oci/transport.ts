@@ -228,9 +228,11 @@ export function checkNoDowngrade(from: URL, to: URL, what: string): void {
   if (to.protocol === 'https:' || (to.protocol === 'http:' && from.protocol === 'http:')) {
     return;
   }
+  // A registry builds such URLs if it does not know that a proxy in front of it ends TLS.
+  const advice = to.host === from.host ? '; a proxy that ends TLS must send X-Forwarded-Proto' : '';
   throw new ReasonedError(
     'ImageFetchFailed',
-    `${what}: ${from.host} redirects to ${to.protocol}//${to.host}, but a change from ${from.protocol}// to ${to.protocol}// is not allowed`,
+    `${what}: ${from.host} redirects to ${to.protocol}//${to.host}, but a change from ${from.protocol}// to ${to.protocol}// is not allowed${advice}`,
   );
 }
 
