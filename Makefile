@@ -50,6 +50,10 @@ hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=
 real: $(PACKAGES) ## The contract of the emulator with the real program: ANDROID_HOME=/opt/android-sdk
 	@node hack/test.ts real
 
+.PHONY: flaky
+flaky: $(PACKAGES) ## Run one file of tests 20 times on a busy machine: FILE=test/harness/cluster.test.ts
+	@node hack/flaky.ts '$(FILE)'
+
 .PHONY: mutants
 mutants: $(PACKAGES) ## Break the product in small ways; each must turn a test red: ONLY=operator/
 	@node hack/mutants.ts --only '$(ONLY)'

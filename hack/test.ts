@@ -1,7 +1,8 @@
 /**
  * Runs the named test projects one after the other, or all projects but `real`, and adds up their counts. The last line is `N passed, N failed,
  * N skipped`. The exit code is 1 when a test failed. With CI=true it is also 1 when a test was skipped, because CI must provide everything
- * that tests need.
+ * that tests need. At the end, the files that failed run once more, alone. A test that passes then is flaky, and
+ * counts as passed.
  */
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -9,7 +10,8 @@ import { adbdGuest } from './adbd.ts';
 import { cloudImage } from './cloud.ts';
 import { guestImage } from './guest.ts';
 import { prepareBase } from './images.ts';
-import type { HistoryCount, RunSummary, TestOutcome } from './vitest/reporter.ts';
+import type { HistoryCount, TestOutcome } from './vitest/reporter.ts';
+import { filesToRetry, LAST_RETRY_SECONDS, type RetriedSummary, withRetry } from './vitest/retries.ts';
 import { runVitest } from './vitest/run.ts';
 import { runStages, type Stage } from './vitest/stages.ts';
 import { describeError, runCommand } from './command.ts';
@@ -37,7 +39,7 @@ const REASON_CHARACTERS = 1_000;
 
 const MAY_NOT_SKIP = process.env['CI'] === 'true';
 
-interface ProjectResult extends RunSummary {
+interface ProjectResult extends RetriedSummary {
   project: string;
   seconds: number;
 }
@@ -60,7 +62,7 @@ async function runProject(project: string, isLive: boolean): Promise<ProjectResu
   if (!isLive) {
     process.stdout.write(`\n== ${project}\n${readFileSync(log, 'utf8')}`);
   }
-  return { project, seconds: Math.round((performance.now() - started) / 1000), ...summary };
+  return { project, seconds: Math.round((performance.now() - started) / 1000), flaky: [], ...summary };
 }
 
 /** Makes the guests and the base of the images that tests need later. The projects make what is missing, and report why that fails. */
@@ -85,6 +87,36 @@ async function runAll(): Promise<ProjectResult[]> {
   return results.filter((result) => result !== undefined);
 }
 
+/** Runs the failed files again, one after the other. Prints why a file does not run again. */
+async function retry(results: readonly ProjectResult[]): Promise<ProjectResult[]> {
+  const files = filesToRetry(results);
+  if (typeof files === 'string') {
+    process.stdout.write(`\nno file runs again: ${files}\n`);
+    return [...results];
+  }
+  const retried: ProjectResult[] = [];
+  for (const [index, result] of results.entries()) {
+    let last = result;
+    for (const file of files[index] ?? []) {
+      last = await retryFile(last, file);
+    }
+    retried.push(last);
+  }
+  return retried;
+}
+
+async function retryFile(result: ProjectResult, file: string): Promise<ProjectResult> {
+  if (performance.now() > LAST_RETRY_SECONDS * 1000) {
+    process.stdout.write(`\n${file} does not run again, because the run already takes too long\n`);
+    return result;
+  }
+  const { project } = result;
+  process.stdout.write(`\n== ${project}: ${file} runs again, alone\n`);
+  const summary = join(ROOT, 'dist', 'test', `${project}-again.json`);
+  const second = await runVitest({ root: ROOT, project, args: [file], summary });
+  return { ...result, ...withRetry(result, file, second) };
+}
+
 /** Returns the lines about the inputs and histories that the tests of a project tried. */
 function describeAttempts({ project, attempts, histories }: ProjectResult): string[] {
   return [
@@ -98,6 +130,7 @@ function describeOutcome(result: ProjectResult): string[] {
   const counts = `${result.passed} passed, ${result.failed.length} failed, ${result.skipped.length} skipped`;
   return [
     `${result.project.padEnd(12)} ${String(result.seconds).padStart(5)} s   ${counts}`,
+    ...result.flaky.map(({ name, reason }) => `  flaky: ${name}: ${reason.replaceAll('\n', '\n    ')}`),
     ...result.failed.map((test) => describeTest('failed', test)),
     ...result.skipped.map((test) => describeTest('skipped', test)),
   ];
@@ -117,7 +150,9 @@ async function main(projects: readonly string[]): Promise<void> {
   if (unknown.length > 0) {
     throw new Error(`no such project: ${unknown.join(', ')}`);
   }
-  const results = projects.length === 0 ? await runAll() : await runStages([[projects]], runProject);
+  const results = await retry(
+    projects.length === 0 ? await runAll() : await runStages([[projects]], runProject),
+  );
   const summary = [...results.flatMap(describeAttempts), ...results.flatMap(describeOutcome)];
   process.stdout.write(`\n${summary.map((line) => `${line}\n`).join('')}`);
   const passed = results.reduce((total, result) => total + result.passed, 0);
@@ -126,6 +161,8 @@ async function main(projects: readonly string[]): Promise<void> {
   if (skipped > 0 && MAY_NOT_SKIP) {
     process.stdout.write('with CI=true, a skipped test counts as failed\n');
   }
+  const flaky = results.reduce((total, result) => total + result.flaky.length, 0);
+  process.stdout.write(`flaky: ${flaky}\n`);
   process.stdout.write(`${passed} passed, ${failed} failed, ${skipped} skipped\n`);
   process.exitCode = failed === 0 && (skipped === 0 || !MAY_NOT_SKIP) ? 0 : 1;
 }

@@ -155,7 +155,12 @@ async function untilRefused(
   knocking: Promise<Socket>,
   bytes = '',
 ): Promise<void> {
-  const socket = await knocking;
+  // A server that has too many connections closes the oldest one without a known caller, perhaps during its handshake.
+  const socket = await knocking.catch(() => undefined);
+  if (socket === undefined) {
+    tried(context, kind, 'closed at once');
+    return;
+  }
   if (bytes !== '') {
     socket.write(bytes);
   }
