@@ -408,7 +408,7 @@ describe('the image store', () => {
       ]) {
         await expect(ensure({ type: 'http', url: address, sha256 }, strict)).rejects.toMatchObject({
           reason: 'ImageFetchFailed',
-          message: expect.stringContaining('allowLoopbackHttp') as string,
+          message: expect.stringContaining('is not allowed') as string,
         });
       }
     });
