@@ -37,7 +37,7 @@ import type { Host } from './pods/host.ts';
 import { machineOf } from './pods/vmmachine.ts';
 import { followNetwork } from './pods/network.ts';
 import { NetworkMonitor } from './network/monitor.ts';
-import { pullKeyring } from './pods/secrets.ts';
+import { pullKeyring, skippedSecrets } from './pods/secrets.ts';
 import type { RecordStore } from './pods/records.ts';
 import { readUserData } from './pods/userdata.ts';
 import { readVncPassword } from './pods/vnc.ts';
@@ -123,7 +123,14 @@ export async function runAgent(
     capacity: () => ({ ...allocatable(config, facts, parts.images.heldBytes()), slots: slotsOf(keeper) }),
     fenced: () => lease.fenced,
     event: (regarding, text) => recorder.event(regarding, text),
-    keyring: (pod) => pullKeyring(client, pod),
+    keyring: async (pod) => {
+      const keyring = await pullKeyring(client, pod);
+      const skipped = skippedSecrets(keyring);
+      if (skipped !== undefined) {
+        recorder.event(pod, skipped);
+      }
+      return keyring;
+    },
     userData: (ref) => readUserData(client, ref),
     vncPassword: (vm) => readVncPassword(client, vm),
   };

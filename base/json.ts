@@ -23,6 +23,7 @@
 const QUOTE = 0x22;
 const COMMA = 0x2c;
 const BACKSLASH = 0x5c;
+const BYTE_ORDER_MARK = '\uFEFF';
 /** The bit in which `[` differs from `{`, and `]` from `}`. No other byte that differs in this bit is a bracket. */
 const BRACE_BIT = 0x20;
 const OPEN = 0x7b;
@@ -166,10 +167,13 @@ function skipTo(piece: Buffer, from: number): number {
   return quote < 0 ? end + 1 : end - 1;
 }
 
-/** Parses a text that {@link JsonCheck} has counted. The error of JSON.parse is not passed on, because it repeats a part of the text. */
+/**
+ * Parses a text that {@link JsonCheck} has counted. A byte order mark at its beginning is skipped, as RFC 8259 allows, because editors and
+ * shells of Windows write it. The error of JSON.parse is not passed on, because it repeats a part of the text.
+ */
 function parseChecked(text: string): unknown {
   try {
-    return JSON.parse(text);
+    return JSON.parse(text.startsWith(BYTE_ORDER_MARK) ? text.slice(1) : text);
   } catch {
     throw new JsonError('syntax', 'is not JSON');
   }

@@ -78,6 +78,12 @@ describe('a plug-in', () => {
     expect(body).toBe('Bearer mine');
   });
 
+  it.each(['null', '""'])('with the end %s gives a token without end', async (end) => {
+    const { source } = await pluginOf(answer('a').replace('}}', `,"expirationTimestamp":${end}}}`));
+    expect(await source()).toBe('a');
+    expect(await source()).toBe('a');
+  });
+
   it('gets its arguments without a shell, its variables, and the request', async () => {
     const values = `"$1|$2|$OWN|$KUBERNETES_EXEC_INFO"`;
     const script = `printf %s ${values} > ${folder}/values\n${answer('a')}`;

@@ -185,7 +185,7 @@ function credentialIn(output: string, apiVersion: string, name: string): Credent
       `${name} gave no token. Plug-ins that give a client certificate instead are not supported`,
     );
   }
-  if (expirationTimestamp === undefined || expirationTimestamp === null) {
+  if (isAbsent(expirationTimestamp)) {
     return { token, end: Infinity };
   }
   const end = typeof expirationTimestamp === 'string' ? Date.parse(expirationTimestamp) : Number.NaN;
@@ -193,6 +193,11 @@ function credentialIn(output: string, apiVersion: string, name: string): Credent
     throw new CredentialError(`${name} gave an expirationTimestamp that is not a valid time`);
   }
   return { token, end: end - MARGIN_MILLISECONDS };
+}
+
+/** Plug-ins also write null or an empty text in place of a value that they do not give. */
+function isAbsent(value: unknown): boolean {
+  return value === undefined || value === null || value === '';
 }
 
 function fieldsOf(value: unknown): Fields {

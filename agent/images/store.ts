@@ -1,5 +1,4 @@
 /** The image store of one host. It gives a caller a checked file of an image, and keeps this file as long as the caller needs it. */
-import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -16,7 +15,8 @@ import { imageMetrics } from './local/metrics.ts';
 import { Space, type SpaceLimits } from './local/space.ts';
 import { Registries } from './oci/repository.ts';
 import { type RegistriesOptions, type RegistrySettings, Transport } from './oci/transport.ts';
-import { Keyring } from './oci/credentials.ts';
+import type { Keyring } from './oci/credentials.ts';
+import { readStorageKeyring } from './oci/storagekeyring.ts';
 import { Access } from './oci/access.ts';
 import { FileSource } from './sources/file.ts';
 import { HttpSource } from './sources/http.ts';
@@ -257,8 +257,8 @@ export class HostImageStore {
 
   /** Returns the credentials of the cluster's own storage. Each call reads the files, because their content can change. */
   storageKeyring(): Keyring {
-    const files = this.#options.registries.flatMap(({ credentialsFile }) => credentialsFile ?? []);
-    return Keyring.parse(files.map((file) => readFileSync(file, 'utf8')));
+    const { registries, logger } = this.#options;
+    return readStorageKeyring(registries, logger);
   }
 
   #beside(work: () => Promise<void>): void {

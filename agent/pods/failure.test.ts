@@ -8,13 +8,13 @@ import { type Consequence, consequenceOf } from './failure.ts';
  * Returns the consequence if the disk could not be created `attempts` times in a row. If `everRan` is true, the machine has run before, and
  * its disk is created again.
  */
-function after(reason: Reason, attempts: number, everRan = false): Consequence {
+function after(fault: Reason | ReasonedError, attempts: number, everRan = false): Consequence {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = {
     ...newRecord({ uid: 'u', driver: 'qemu', key: 'n/u', machine: undefined, claim }),
     everRan,
   };
-  const error = new ReasonedError(reason, 'in words');
+  const error = typeof fault === 'string' ? new ReasonedError(fault, 'in words') : fault;
   return consequenceOf({ kind: 'create', error, record, desired: undefined, attempts, now: 0 });
 }
 
@@ -27,6 +27,15 @@ describe('an image that cannot be had', () => {
       expect(after(reason, 100)).toEqual({ ...first, afterMilliseconds: 60_000 });
     },
   );
+
+  test.each([
+    [500, 1_000],
+    [1_800_000, 1_800_000],
+    [86_400_000, 3_600_000],
+  ])('is tried again after the %s ms for which its server asks, but at most after an hour', (asked, wait) => {
+    const error = new ReasonedError('ImageFetchFailed', 'busy', { retryAfterMilliseconds: asked });
+    expect(after(error, 1)).toMatchObject({ kind: 'retry', afterMilliseconds: wait });
+  });
 
   test.each(['ImageFetchFailed', 'DiskFull'] as const)('%s is tried again a few times', (reason) => {
     expect(after(reason, 3)).toMatchObject({ kind: 'retry' });

@@ -4,7 +4,15 @@
  */
 import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { classOf, isOfHost, type Reason, reasonIn, type ReasonKind } from '../../api/v1alpha1/reasons.ts';
+import {
+  classOf,
+  isOfHost,
+  type Reason,
+  reasonIn,
+  type ReasonKind,
+  retryAfterOf,
+  waitAsked,
+} from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { Pod } from '../../kube/core.ts';
 import type {
@@ -63,7 +71,10 @@ export function consequenceOf(step: FailedStep): Consequence {
   const message = messageOf(error);
   const retry: Consequence = {
     kind: 'retry',
-    afterMilliseconds: waitAfter(attempts, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS),
+    afterMilliseconds: waitAsked(
+      waitAfter(attempts, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS),
+      retryAfterOf(error),
+    ),
     message,
   };
   const reason = reasonIn(error);

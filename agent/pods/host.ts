@@ -41,7 +41,7 @@ export interface Host extends HostDrivers {
   /** Returns whether this host is fenced: its Lease was not renewed for so long that the cluster may treat the host as lost. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText<SaidReason>): void;
-  /** Returns the credentials from the pull secrets of a Pod. @throws ReasonedError `PullSecretMissing` when a secret cannot be used. */
+  /** Returns the credentials from the pull secrets of a Pod. An Event of the Pod names Secrets and entries that cannot be used. */
   keyring(pod: Readonly<Pod>): Promise<Keyring>;
   /** Returns the VNC password of a VM from its Secret. @throws ReasonedError `VNCSecretNotFound` when the Secret cannot be used. */
   vncPassword(vm: Machine['vm']): Promise<string>;

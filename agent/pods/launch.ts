@@ -33,11 +33,11 @@ export async function prepareStart(host: Host, runtime: Runtime, operation: Oper
   if (record.everRan) {
     await requireImages(record, operation.abort.signal);
   }
-  const seed = await prepareSeed(host, runtime, operation);
+  const { files: seed, notice: seedNotice } = await prepareSeed(host, runtime, operation);
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
   const plan = { ...launchPlan(host, record, operation, network), seed, vnc };
-  return { plan, change: { startedWith: sizeOf(plan, record), seeded: seed !== undefined } };
+  return { plan, change: { startedWith: sizeOf(plan, record), seeded: seed !== undefined, seedNotice } };
 }
 
 /**
@@ -72,7 +72,7 @@ function isoOf({ isoPath, machine }: MachineRecord): VmPlan['guest']['iso'] {
   if (isoPath === undefined || machine?.iso === undefined) {
     return undefined;
   }
-  return { path: isoPath, format: formatOf(machine.iso, 'Raw') === 'QCOW2' ? 'qcow2' : 'raw' };
+  return { path: isoPath, format: formatOf(machine.iso, 'ISO') === 'QCOW2' ? 'qcow2' : 'raw' };
 }
 
 export function launchPlan(

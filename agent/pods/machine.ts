@@ -103,6 +103,8 @@ export interface MachineRecord {
   startedWith: StartedSize | undefined;
   /** Whether the last start gave the guest a seed. Undefined if an earlier release of the agent started the machine. */
   seeded?: boolean;
+  /** Text that tells why the guest may ignore the user data of the last start. Undefined if nothing is wrong with it. */
+  seedNotice?: string | undefined;
   end: MachineEnd | undefined;
   /** Number of unrequested ends of the machine in a row. The back-off between starts depends on this number. */
   endsInARow: number;

@@ -1,11 +1,11 @@
 import { expect, it } from 'vitest';
 import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { classOf, type Reason } from '../../api/v1alpha1/reasons.ts';
 import { insecureServersText } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { Pod, Secret } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { pullKeyring } from './secrets.ts';
+import { pullKeyring, skippedSecrets } from './secrets.ts';
 
 function podWith(annotation?: string): Pod {
   return {
@@ -37,14 +37,61 @@ it.each([undefined, '', '{', '{"registry":"old.example:5000"}', '[{"registry":"o
   },
 );
 
-it('a machine waits for its pull secret while the API server cannot read Secrets', async () => {
-  const get = async () => {
-    throw new ApiError('the key service is away', { status: 500, reason: 'InternalError' });
-  };
+function podUsing(...names: string[]): Pod {
   const pod = podWith();
-  const withSecret = { ...pod, spec: { ...pod.spec, imagePullSecrets: [{ name: 'regcred' }] } };
-  const asked = pullKeyring({ get } as unknown as KubeClient, withSecret);
-  const error: unknown = await asked.catch((thrown: unknown) => thrown);
-  expect([reasonIn(error), classOf(reasonIn(error), 'VM')]).toEqual(['SecretNotRead', 'mendable']);
-  expect(String(error)).toContain('regcred in platform-ci');
+  return { ...pod, spec: { ...pod.spec, imagePullSecrets: names.map((name) => ({ name })) } };
+}
+
+const type = 'kubernetes.io/dockerconfigjson';
+
+function encoded(text: string): Record<string, string> {
+  return { '.dockerconfigjson': Buffer.from(text).toString('base64') };
+}
+
+/** Answers with the Secret of a name. A missing one is not found, and an error is thrown. */
+function clientWith(secrets: Record<string, Partial<Secret> | Error>): Pick<KubeClient, 'get'> {
+  const get = async (_kind: unknown, { name }: { name: string }) => {
+    const found = secrets[name] ?? new ApiError('not found', { status: 404, reason: 'NotFound' });
+    if (found instanceof Error) {
+      throw found;
+    }
+    return found;
+  };
+  return { get } as unknown as KubeClient;
+}
+
+const good = { type, data: encoded('{"auths":{"a.io":{"username":"u","password":"secret"}}}') };
+const away = new ApiError('the key service is away', { status: 500, reason: 'InternalError' });
+
+it.each<[string, Record<string, Partial<Secret> | Error>, Reason, string]>([
+  ['does not exist', {}, 'PullSecretMissing', 'does not exist'],
+  [
+    'has another type',
+    { bad: { type: 'Opaque', data: good.data } },
+    'PullSecretTypeMismatch',
+    'its type is Opaque',
+  ],
+  [
+    'has the old type',
+    { bad: { type: 'kubernetes.io/dockercfg', data: {} } },
+    'PullSecretTypeMismatch',
+    'dockercfg',
+  ],
+  ['has no content', { bad: { type } }, 'PullSecretTypeMismatch', 'needs the type'],
+  ['has no JSON', { bad: { type, data: encoded('secret') } }, 'PullSecretInvalid', 'is not JSON'],
+  ['cannot be read now', { bad: away }, 'SecretNotRead', 'the key service is away'],
+])('a pull secret that %s is skipped, and an Event names it', async (_, secrets, reason, words) => {
+  const keyring = await pullKeyring(clientWith({ ...secrets, good }), podUsing('bad', 'good'));
+  expect(keyring.candidates('a.io', 'x')).toEqual([{ type: 'password', username: 'u', password: 'secret' }]);
+  const event = skippedSecrets(keyring);
+  expect(event).toMatchObject({ type: 'Warning', reason, message: expect.stringContaining(words) as string });
+  expect(event?.message).toContain('bad in platform-ci');
+  expect(event?.message).not.toContain('secret"');
+  // The machine waits until somebody mends the Secret.
+  expect(classOf(keyring.faults[0]?.reason, 'VM')).toBe('mendable');
+});
+
+it('pull secrets that can all be read make no Event', async () => {
+  const keyring = await pullKeyring(clientWith({ good }), podUsing('good'));
+  expect(skippedSecrets(keyring)).toBeUndefined();
 });

@@ -3,7 +3,7 @@
  * read a Secret only if a Pod of this Node refers to the Secret.
  */
 import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { ReasonedError, reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import {
   PULL_SECRET_KEY,
   PULL_SECRET_TYPE,
@@ -15,7 +15,9 @@ import { pause } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
-import { Keyring } from '../images/oci/credentials.ts';
+import type { EventText } from '../../kube/events.ts';
+import { Keyring, listFaults } from '../images/oci/credentials.ts';
+import type { CredentialFault } from '../images/oci/dockerconfig.ts';
 
 /**
  * Time limit for retries while the API server does not let this host read a Secret. Retries are necessary, because the host can learn of a
@@ -58,43 +60,69 @@ export async function readSecret(
 }
 
 /**
- * Returns the credentials of all pull secrets that the Pod names, in the same order.
- *
- * @throws ReasonedError `PullSecretMissing` when a secret does not exist, this host has no right to read it, or it has another type;
- * `SecretNotRead` when the API server does not give a secret.
+ * Returns the credentials of all pull secrets that the Pod names, in the same order. A Secret that cannot be read gives a fault instead of
+ * credentials, because another Secret might open the image, or the image might be public.
  */
-export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
+export async function pullKeyring(client: Pick<KubeClient, 'get'>, pod: Readonly<Pod>): Promise<Keyring> {
   const texts: string[] = [];
-  for (const { name } of pod.spec.imagePullSecrets ?? []) {
-    texts.push(await readPullSecret(client, { name, namespace: pod.metadata.namespace ?? '' }));
-  }
+  const names: string[] = [];
+  const faults: CredentialFault[] = [];
   const { namespace = '', annotations = {} } = pod.metadata;
-  const servers = readInsecureServers(annotations[INSECURE_SERVERS_ANNOTATION]);
-  try {
-    return Keyring.parse(texts, { namespace, servers });
-  } catch (error) {
-    // Users may see the message of a parse error, because it contains no part of the secret.
-    throw missing(`A pull secret cannot be used: ${messageOf(error)}`);
+  for (const { name } of pod.spec.imagePullSecrets ?? []) {
+    const found = await readPullSecret(client, { name, namespace });
+    if (typeof found === 'string') {
+      texts.push(found);
+      names.push(titleOf({ name, namespace }));
+    } else {
+      faults.push(found);
+    }
   }
+  const servers = readInsecureServers(annotations[INSECURE_SERVERS_ANNOTATION]);
+  return Keyring.parse(texts, { namespace, servers }, { names, faults });
 }
 
-async function readPullSecret(client: KubeClient, ref: { name: string; namespace: string }): Promise<string> {
-  const secret = await readSecret(client, ref);
+/** Returns the Event that tells which pull secrets of a Pod cannot be used. Returns undefined if there are none. */
+export function skippedSecrets({ faults }: Keyring): EventText<SaidReason> | undefined {
+  const [first] = faults;
+  if (first === undefined) {
+    return undefined;
+  }
+  return {
+    type: 'Warning',
+    reason: first.reason ?? 'PullSecretInvalid',
+    action: 'Pull',
+    message: `Credentials are not used: ${listFaults(faults)}`,
+  };
+}
+
+/** Returns the text of a pull secret, or its fault. */
+async function readPullSecret(
+  client: Pick<KubeClient, 'get'>,
+  ref: { name: string; namespace: string },
+): Promise<string | CredentialFault> {
+  let secret: Secret | undefined;
+  try {
+    secret = await readSecret(client, ref);
+  } catch (error) {
+    const reason = reasonIn(error);
+    if (reason === undefined) {
+      throw error;
+    }
+    return { reason, message: messageOf(error) };
+  }
   if (secret === undefined) {
-    throw missing(
-      `The pull secret ${ref.name} in ${ref.namespace} does not exist, or this host has no right to read it`,
-    );
+    const message = `${titleOf(ref)} does not exist, or this host has no right to read it`;
+    return { reason: 'PullSecretMissing', message };
   }
   const { type, data } = secret;
   const text = data?.[PULL_SECRET_KEY];
-  if (type !== PULL_SECRET_TYPE || text === undefined) {
-    throw missing(
-      `The pull secret ${ref.name} in ${ref.namespace} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`,
-    );
+  if (type !== PULL_SECRET_TYPE || text === undefined || text === null) {
+    const message = `${titleOf(ref)} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`;
+    return { reason: 'PullSecretTypeMismatch', message };
   }
   return Buffer.from(text, 'base64').toString('utf8');
 }
 
-function missing(message: string): ReasonedError {
-  return new ReasonedError('PullSecretMissing', message);
+function titleOf({ name, namespace }: { name: string; namespace: string }): string {
+  return `The pull secret ${name} in ${namespace}`;
 }

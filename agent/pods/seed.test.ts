@@ -55,8 +55,19 @@ describe('user data', () => {
     const runtime = runtimeOf({ userData: '#!/bin/sh\n' });
     const desired = { cpu: 1, memoryBytes: 2 ** 28 };
     const files = await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
-    expect(files).toEqual({ disk: 'seed.iso' });
+    expect(files).toEqual({ files: { disk: 'seed.iso' }, notice: undefined });
     expect((await seedDocuments(runtime.folder.path))?.userData).toBe('#!/bin/sh\n');
+  });
+
+  it('with a byte order mark loses it, from the VM and from a Secret, and what the guest may ignore is told', async () => {
+    const host = { userData: async () => '\uFEFF\n#cloud-config\n' } as unknown as Host;
+    for (const given of [{ userData: '\uFEFF\n#cloud-config\n' }, { userDataSecret: SECRET }]) {
+      const runtime = runtimeOf(given);
+      const operation = { pod: { spec: {} }, desired: { cpu: 1, memoryBytes: 2 ** 28 } };
+      const { notice } = await prepareSeed(host, runtime, operation as unknown as Operation);
+      expect(notice).toMatch(/byte order mark .* removed\. Its first line is none .* empty lines/);
+      expect((await seedDocuments(runtime.folder.path))?.userData).toBe('\n#cloud-config\n');
+    }
   });
 
   it('from a Secret is read at each start; without the Secret the first start fails, and later ones use what was read', async () => {
@@ -103,6 +114,13 @@ describe('the condition of user data', () => {
       { ...running, seeded: true },
       undefined,
       ['True Delivered'],
+    ],
+    [
+      'tells that the guest may ignore it',
+      { userData: 'x' },
+      { ...running, seeded: true, seedNotice: 'why' },
+      undefined,
+      ['True DeliveredWithNotice'],
     ],
     ['is absent if an earlier agent started the machine', { userData: 'x' }, running, undefined, []],
   ])('%s', (_, machine, record, trouble, expected) => {

@@ -6,30 +6,41 @@ import type { PodStatus } from '../../kube/core.ts';
 import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import { makeDocuments, seedDocuments, writeSeedDocuments } from '../seed/documents.ts';
 import { hasSeed, type SeedFiles, writeSeedFiles } from '../seed/files.ts';
+import { userDataNotice, withoutByteOrderMark } from '../seed/format.ts';
 import type { Host } from './host.ts';
 import { type MachinePhase, needed, type Operation, type Runtime } from './machine.ts';
 import { grantedSize } from './resize.ts';
 
+/** The seed of a start. */
+export interface Seed {
+  /** Files for the hypervisor. Undefined if the machine has no seed disk. */
+  files: SeedFiles | undefined;
+  /** Text that tells why the guest may ignore its user data. Undefined if nothing is wrong with it. */
+  notice: string | undefined;
+}
+
 /**
- * Writes the documents and files of a machine's seed into the machine's folder, with the values of this start. Returns the files;
- * undefined if the machine has no seed disk. @throws ReasonedError when the Secret with the user data cannot be used.
+ * Writes the documents and files of a machine's seed into the machine's folder, with the values of this start.
+ *
+ * @throws ReasonedError when the Secret with the user data cannot be used.
  */
 export async function prepareSeed(
   host: Host,
   { record, folder }: Runtime,
   { pod, desired }: Operation,
-): Promise<SeedFiles | undefined> {
+): Promise<Seed> {
   const machine = needed(record.machine);
+  const userData = await userDataOf(host, machine, folder);
   const documents = makeDocuments(machine, {
     host: pod?.spec.nodeName ?? '',
     ...grantedSize(record, needed(desired)),
-    userData: await userDataOf(host, machine, folder),
+    userData: userData && withoutByteOrderMark(userData),
   });
   const [files] = await Promise.all([
     hasSeed(machine) ? writeSeedFiles(folder.path, documents) : undefined,
     writeSeedDocuments(folder.path, documents),
   ]);
-  return files;
+  return { files, notice: userData === undefined ? undefined : userDataNotice(userData) };
 }
 
 /**
@@ -67,6 +78,10 @@ function isOfUserData(reason: Reason | undefined): boolean {
   return USER_DATA_REASONS.has(reason);
 }
 
+function hasUserData({ userData, userDataSecret }: Machine): boolean {
+  return userData !== undefined || userDataSecret !== undefined;
+}
+
 /**
  * Returns a list with the condition `berth.dev/UserData`. The list is empty if the machine has no user data. The list is also empty before
  * the first start of the machine, unless the user data could not be fetched.
@@ -75,17 +90,19 @@ export function userDataConditions({
   record,
   trouble,
 }: Pick<Runtime, 'record' | 'trouble'>): SaidCondition<Reason>[] {
-  const { machine, seeded, startedWith } = record;
-  if (machine?.userData === undefined && machine?.userDataSecret === undefined) {
+  const { machine, seeded, seedNotice, startedWith } = record;
+  if (machine === undefined || !hasUserData(machine)) {
     return [];
   }
   // The host reads the user data after it has made the disk. Before that, it reads other Secrets.
   if (record.created && trouble !== undefined && isOfUserData(trouble.reason)) {
     return [condition(USER_DATA_CONDITION, false, trouble.reason, trouble.message)];
   }
-  return seeded === true && startedWith !== undefined
-    ? [condition(USER_DATA_CONDITION, true, 'Delivered')]
-    : [];
+  if (seeded !== true || startedWith === undefined) {
+    return [];
+  }
+  const reason = seedNotice === undefined ? 'Delivered' : 'DeliveredWithNotice';
+  return [condition(USER_DATA_CONDITION, true, reason, seedNotice)];
 }
 
 /**

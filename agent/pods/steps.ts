@@ -62,7 +62,7 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
   const keyring = await keyringOf(host, record, operation);
   const fetch = fetcher(host, record, operation);
   const base = await fetch(image, { format, name: imageName, keyring });
-  const iso = await fetch(isoSource, { format: 'Raw', name: isoName && nameOfISO(isoName), keyring });
+  const iso = await fetch(isoSource, { format: 'ISO', name: isoName && nameOfISO(isoName), keyring });
   operation.abort.signal.throwIfAborted();
   operation.phase = 'Cloning';
   operation.progressPercent = undefined;

@@ -4,10 +4,10 @@
  */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import * as z from 'zod';
-import { type Machine, parseDocument } from '../../api/v1alpha1/machine.ts';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { writeWhole } from '../../base/files.ts';
 import type { SeedDocuments } from './documents.ts';
+import { isIgnition } from './format.ts';
 import { isoImage } from './iso9660.ts';
 
 /** Files of a seed. The names are relative to the machine's folder. */
@@ -59,11 +59,4 @@ function seedImage({ userData = '', metaData, vendorData }: SeedDocuments): Buff
       text === undefined ? [] : [{ name, data: Buffer.from(text, 'utf8') }],
     ),
   );
-}
-
-const ignitionSchema = z.object({ ignition: z.object({ version: z.string() }) });
-
-/** Returns whether user data is an Ignition config. */
-function isIgnition(userData: string | undefined): userData is string {
-  return ignitionSchema.safeParse(parseDocument(userData)).success;
 }

@@ -9,7 +9,6 @@ import { messageOf } from '../../base/errors.ts';
 import { sync } from '../../base/files.ts';
 import { pause } from '../../base/time.ts';
 import { unlessMissing } from '../disks/diskio.ts';
-import { compressionOf } from '../disks/unpack.ts';
 import { inspectImage } from '../images/local/inspect.ts';
 import { type DiskFile, type DiskHost, inPart, type UseDisk, withImage } from './disks.ts';
 import type { TaskContext } from './runner.ts';
@@ -177,18 +176,8 @@ async function senderOf({ caller }: ReceiveContext, signal: AbortSignal): Promis
   }
 }
 
-/**
- * Returns the format and the size of the disk in the received file. @throws ReasonedError `ImageInvalid` when the file is compressed or not
- * a disk. Without a check for compression, a compressed file would count as a raw disk.
- */
+/** Returns the format and the size of the disk in the received file. @throws ReasonedError `ImageInvalid` when the file is not a disk. */
 async function inspected(host: DiskHost, path: string, format: ReceiveTask['format']) {
-  const compression = await compressionOf(path);
-  if (compression !== undefined) {
-    throw new ReasonedError(
-      'ImageInvalid',
-      `The file is compressed with ${compression}. Upload the disk itself`,
-    );
-  }
   const reader = host.users?.reader;
   if (reader !== undefined) {
     await chown(path, 0, reader.gid);

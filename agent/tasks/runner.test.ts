@@ -8,6 +8,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { TASK_API_VERSION, type Task, type TaskReport } from '../../api/v1alpha1/task.ts';
 import { TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import { type TaskContext, TaskRunner } from './runner.ts';
@@ -190,6 +191,23 @@ test('a task ends, and the next one begins, although nothing can be written to i
   underWay.get('a')?.reject(new Error('the disk is full'));
   underWay.get('b')?.resolve({});
   await vi.waitFor(() => expect(kinds('a', 'b', 'c')).toEqual(['failed', 'succeeded', 'running']), WAIT);
+});
+
+test('a task whose server asks for a wait reports it to the operator, at most an hour', async () => {
+  start('a', 'b');
+  await vi.waitFor(() => expect(underWay.size).toBe(AT_ONCE), WAIT);
+  for (const [uid, asked, retryAfterSeconds] of [
+    ['a', 1_800_100, 1_801],
+    ['b', 86_400_000, 3_600],
+  ] as const) {
+    const busy = new ReasonedError('ImageFetchFailed', 'busy', { retryAfterMilliseconds: asked });
+    underWay.get(uid)?.reject(busy);
+    await vi.waitFor(() => expect(kinds(uid)).toEqual(['failed']), WAIT);
+    const state = runner.state(uid) ?? { kind: 'waiting', message: '' };
+    const { conditions = [] } = taskStatus(podOf(uid), state, '192.0.2.1', '');
+    const told = conditions.find(({ type }) => type === 'berth.dev/Task');
+    expect(JSON.parse(told?.message ?? '')).toEqual({ retryAfterSeconds });
+  }
 });
 
 test('a task that takes callers takes them once it has begun, also after it has failed', async () => {

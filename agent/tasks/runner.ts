@@ -8,7 +8,7 @@ import type { Socket } from 'node:net';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
-import { type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
+import { type Reason, reasonIn, retryAfterOf, waitAsked } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
 import { appendedLog } from '../console/logwriter.ts';
@@ -24,7 +24,15 @@ export type TaskState =
   | { kind: 'waiting'; message: string }
   | { kind: 'running'; startedAt: number; report: TaskReport }
   | { kind: 'succeeded'; startedAt: number; finishedAt: number; report: TaskReport }
-  | { kind: 'failed'; startedAt: number; finishedAt: number; reason: Reason; message: string };
+  | {
+      kind: 'failed';
+      startedAt: number;
+      finishedAt: number;
+      reason: Reason;
+      message: string;
+      /** What the operator must know for the next attempt. */
+      report: Pick<TaskReport, 'retryAfterSeconds'>;
+    };
 
 export interface TaskContext {
   /** Uid of the task's Pod. The names of the task's folder and processes contain this uid. */
@@ -213,7 +221,9 @@ export class TaskRunner {
     if (this.#running.has(context.uid)) {
       context.log(`The task ${task.type} failed: ${reason}: ${message}`);
     }
-    this.#end(running, { kind: 'failed', startedAt, finishedAt: Date.now(), reason, message });
+    const asked = retryAfterOf(error);
+    const report = asked === undefined ? {} : { retryAfterSeconds: Math.ceil(waitAsked(0, asked) / 1000) };
+    this.#end(running, { kind: 'failed', startedAt, finishedAt: Date.now(), reason, message, report });
   }
 
   #end(running: Running, state: TaskState): void {

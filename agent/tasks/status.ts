@@ -2,6 +2,7 @@
 import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { condition, emptyContainer, frame, lastWords, stamp, waiting } from '../../kube/podstatus.ts';
 import { isOver, type TaskState } from './runner.ts';
@@ -20,7 +21,7 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
         condition('Initialized', true),
         condition('Ready', running, notReady),
         condition('ContainersReady', running, notReady),
-        condition<Reason>(TASK_CONDITION, running, state.kind, JSON.stringify(running ? state.report : {})),
+        condition<Reason>(TASK_CONDITION, running, state.kind, JSON.stringify(reportOf(state))),
       ],
       now,
     ),
@@ -32,6 +33,11 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
       state: containerState(state),
     })),
   };
+}
+
+/** Returns the report in the condition. The report of a success is in the container's termination message instead. */
+function reportOf(state: TaskState): TaskReport {
+  return state.kind === 'running' || state.kind === 'failed' ? state.report : {};
 }
 
 /** Reason in the Pod's status while the task waits. */

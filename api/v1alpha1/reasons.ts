@@ -140,13 +140,41 @@ export function reasonIn(error: unknown): Reason | undefined {
   return isReason(word) ? word : undefined;
 }
 
+export interface ReasonedErrorOptions extends ErrorOptions {
+  /** Wait in milliseconds that a server asks for before the next request. The default is that of the cause. */
+  retryAfterMilliseconds?: number | undefined;
+}
+
 /** An error that people see. Its reason is for programs, and its message is for people. */
 export class ReasonedError<Word extends Reason = Reason> extends Error {
   override readonly name: string = 'ReasonedError';
   readonly reason: Word;
+  /** Wait in milliseconds that a server asks for before the next request. Undefined if no server asked for a wait. */
+  readonly retryAfterMilliseconds: number | undefined;
 
-  constructor(reason: Word, message: string, options?: ErrorOptions) {
+  constructor(reason: Word, message: string, options: ReasonedErrorOptions = {}) {
     super(message, options);
     this.reason = reason;
+    const { cause, retryAfterMilliseconds: asked } = options;
+    this.retryAfterMilliseconds = asked ?? retryAfterOf(cause);
   }
+}
+
+/**
+ * Longest wait in milliseconds that Berth keeps when a server asks for it with `Retry-After`. Registries limit requests per minute or per
+ * hour, and a wrong value must not stop an image for days.
+ */
+const RETRY_AFTER_CAP_MILLISECONDS = 3_600_000;
+
+/** Returns the wait in milliseconds that a server asked for with its refusal. Returns undefined if the error has no such wait. */
+export function retryAfterOf(error: unknown): number | undefined {
+  return error instanceof ReasonedError ? error.retryAfterMilliseconds : undefined;
+}
+
+/**
+ * Returns the wait in milliseconds before the next attempt: `ownMilliseconds`, or the wait that a server asked for if it is longer. The
+ * server's wait counts up to {@link RETRY_AFTER_CAP_MILLISECONDS}.
+ */
+export function waitAsked(ownMilliseconds: number, askedMilliseconds = 0): number {
+  return Math.max(ownMilliseconds, Math.min(askedMilliseconds, RETRY_AFTER_CAP_MILLISECONDS));
 }

@@ -12,7 +12,8 @@ export const TASK_API_VERSION = 'task.berth.dev/v1';
 
 const imageSchema = z.object({
   source: machineImageSourceSchema,
-  format: z.enum(['Auto', 'Raw', 'QCOW2']),
+  /** Format of the content. `ISO` stands for the content of an ISO object: a raw file that is not a disk of another format. */
+  format: z.enum(['Auto', 'Raw', 'QCOW2', 'ISO']),
   /** Architecture to use if the image supports several. The default is the architecture of the host. */
   architecture: z.enum(['amd64', 'arm64']).optional(),
   /**
@@ -111,5 +112,7 @@ export const taskReportSchema = z.object({
    * result.
    */
   kept: z.string().optional(),
+  /** Seconds that a server asked to wait before the next request. The field is set only after a failure. */
+  retryAfterSeconds: z.number().int().nonnegative().optional(),
 });
 export type TaskReport = z.infer<typeof taskReportSchema>;

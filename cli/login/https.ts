@@ -10,9 +10,9 @@ export const ANSWER_MILLISECONDS = 20_000;
 /** Largest answer in bytes. The keys and metadata of an identity provider are about 10 KiB long. */
 const ANSWER_LIMIT_BYTES = 1024 * 1024;
 /** Statuses whose answers have no body. */
-const EMPTY: readonly number[] = [101, 204, 205, 304];
+export const EMPTY: readonly number[] = [101, 204, 205, 304];
 
-type Fetch = (url: string, options: RequestInit) => Promise<Response>;
+export type Fetch = (url: string, options: RequestInit) => Promise<Response>;
 
 export interface FetchOptions {
   /** Name of the server in messages, for example `identity provider`. */

@@ -8,6 +8,7 @@ import type {
 } from 'openid-client';
 import { messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT, Interrupted } from '../errors.ts';
+import { withoutEmptyFields } from './answers.ts';
 import { ANSWER_MILLISECONDS, fetchFrom } from './https.ts';
 import type { Session, Tokens } from './session.ts';
 
@@ -55,8 +56,9 @@ export async function withProvider<T>(
   }
   const oidc = await import('openid-client');
   try {
+    const fetch = fetchFrom({ who: 'identity provider', authority, signal });
     const configuration = await oidc.discovery(new URL(issuer), clientID, undefined, oidc.None(), {
-      [oidc.customFetch]: fetchFrom({ who: 'identity provider', authority, signal }) as CustomFetch,
+      [oidc.customFetch]: withoutEmptyFields(fetch) as CustomFetch,
       timeout: ANSWER_MILLISECONDS / 1000,
     });
     return await work({ oidc, configuration });

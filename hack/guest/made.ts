@@ -1,8 +1,9 @@
 /** Makes a file from distribution packages once, and keeps it in the user's cache folder. */
 import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rename, rm, stat } from 'node:fs/promises';
-import { delimiter, join } from 'node:path';
+import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
+import { findProgram } from '../../base/programs.ts';
 import { cacheDirectory } from '../cache.ts';
 
 export interface Recipe {
@@ -64,11 +65,9 @@ async function folderOf({ name, sources }: Recipe): Promise<string> {
 }
 
 async function requireTools({ name, tools }: Recipe): Promise<void> {
-  const folders = [...(process.env['PATH'] ?? '').split(delimiter), '/usr/sbin', '/sbin'];
   const missing: string[] = [];
   for (const [program, packageName] of Object.entries(tools)) {
-    const found = await Promise.all(folders.map((folder) => isFile(join(folder, program))));
-    if (!found.includes(true)) {
+    if ((await findProgram(program, ['/usr/sbin', '/sbin'])) === undefined) {
       missing.push(packageName);
     }
   }

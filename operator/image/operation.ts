@@ -119,7 +119,7 @@ function pull(observed: ObservedImage, source: MachineImageSource): ImageOperati
   return {
     kind: 'operation',
     type: 'pull',
-    task: { apiVersion, type: 'import', image: taskImage(object, source), target },
+    task: { apiVersion, type: 'import', image: taskImage(observed, source), target },
     pullSecrets: secretNames(object),
   };
 }
@@ -129,7 +129,8 @@ function secretNames({ spec: { imagePullSecrets = [] } }: Image | ISO): string[]
 }
 
 /** An upload has only one attempt, because the client does not send the file again. */
-function upload({ object, config }: ObservedImage, limitBytes: number): ImageOperation | BlockedImage {
+function upload(observed: ObservedImage, limitBytes: number): ImageOperation | BlockedImage {
+  const { object, config } = observed;
   const failure = object.status?.uploadFailure;
   if (failure !== undefined) {
     return blocked('UploadFailed', failure);
@@ -138,7 +139,7 @@ function upload({ object, config }: ObservedImage, limitBytes: number): ImageOpe
   if (target === undefined) {
     return blocked('NoImageStorage', NO_STORAGE);
   }
-  const { format, architecture } = formOf(object);
+  const { format, architecture } = formOf(observed);
   return {
     kind: 'operation',
     type: 'upload',
@@ -229,7 +230,7 @@ function pendingPush(observed: ObservedImage): ImageOperation | undefined {
     task: {
       apiVersion,
       type: 'push',
-      image: taskImage(object, content.source),
+      image: taskImage(observed, content.source),
       reference: normaliseImageName(push.reference),
     },
     pullSecrets: [...new Set(secrets.filter((name) => name !== undefined))],
@@ -240,7 +241,8 @@ function pendingPush(observed: ObservedImage): ImageOperation | undefined {
  * Returns the download that is requested and not yet done. Clients download an image as qcow2, because they use it as the writable disk of
  * a VM. They download an ISO without conversion.
  */
-function pendingDownload({ object, kind, config }: ObservedImage): ImageOperation | BlockedImage | undefined {
+function pendingDownload(observed: ObservedImage): ImageOperation | BlockedImage | undefined {
+  const { object, kind, config } = observed;
   const { requestedAt } = object.spec.download ?? {};
   const content = contentOf(object);
   if (requestedAt === undefined || content === undefined) {
@@ -258,18 +260,18 @@ function pendingDownload({ object, kind, config }: ObservedImage): ImageOperatio
     kind: 'operation',
     type: 'download',
     requestedAt,
-    task: { apiVersion, type: 'send', image: taskImage(object, content.source), format },
+    task: { apiVersion, type: 'send', image: taskImage(observed, content.source), format },
     pullSecrets: secretNames(object),
   };
 }
 
-function taskImage(object: Image | ISO, source: TaskImage['source']): TaskImage {
-  return { source, ...formOf(object), name: imageObjectName(object) };
+function taskImage(observed: ObservedImage, source: TaskImage['source']): TaskImage {
+  return { source, ...formOf(observed), name: imageObjectName(observed.object) };
 }
 
-function formOf({ spec }: Image | ISO): Pick<TaskImage, 'format' | 'architecture'> {
-  const format = 'format' in spec ? (spec.format ?? 'Auto') : 'Auto';
-  return { format, architecture: spec.architecture };
+function formOf({ kind, object: { spec } }: ObservedImage): Pick<TaskImage, 'format' | 'architecture'> {
+  const format = 'format' in spec ? spec.format : undefined;
+  return { format: format ?? (kind === 'ISO' ? 'ISO' : 'Auto'), architecture: spec.architecture };
 }
 
 function blocked(reason: Reason, message: string): BlockedImage {

@@ -91,8 +91,8 @@ class World {
     this.end({ kind: 'succeeded', report: REPORT, finishedAt: this.time });
   }
 
-  fail(reason: Reason): void {
-    this.end({ kind: 'failed', reason, message: 'as told', finishedAt: this.time });
+  fail(reason: Reason, more: { retryAfterMilliseconds?: number } = {}): void {
+    this.end({ kind: 'failed', reason, message: 'as told', finishedAt: this.time, ...more });
   }
 
   get time(): string {
@@ -126,8 +126,10 @@ describe('an image', () => {
   it('is tried again after longer and longer waits, unless the image itself has the fault', () => {
     const world = new World({});
     world.step();
-    for (const wait of [10_000, 20_000, 40_000]) {
-      world.fail('ImageFetchFailed');
+    // The server asks for longer waits at last, and they are kept up to an hour.
+    const asked = [0, 3_000, 0, 1_800_000, 86_400_000];
+    for (const [index, wait] of [10_000, 20_000, 40_000, 1_800_000, 3_600_000].entries()) {
+      world.fail('ImageFetchFailed', { retryAfterMilliseconds: asked[index] ?? 0 });
       world.step();
       expect(world.object.status?.phase).toBe('Failed');
       expect(world.condition('Ready')?.message).toContain('the next attempt is at');

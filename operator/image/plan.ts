@@ -6,6 +6,7 @@ import type { ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
+import { waitAsked } from '../../api/v1alpha1/reasons.ts';
 import type { Task } from '../../api/v1alpha1/task.ts';
 import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
@@ -131,7 +132,8 @@ function retryTime({ job, outcome, attempt, operation }: ImageJob, now: number):
   if (outcome.kind !== 'failed' || isAction) {
     return undefined;
   }
-  const wait = waitAfter(attempt, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
+  const own = waitAfter(attempt, RETRY_FIRST_MILLISECONDS, RETRY_CAP_MILLISECONDS);
+  const wait = waitAsked(own, outcome.retryAfterMilliseconds);
   const createdAt = Date.parse(job.metadata.creationTimestamp ?? '');
   const finishedAt = Date.parse(outcome.finishedAt ?? '');
   return (finishedAt < createdAt || !(finishedAt <= now) ? createdAt : finishedAt) + wait;

@@ -2,6 +2,7 @@
 import { timestamp } from '../../base/time.ts';
 import { waitAfter } from '../../base/backoff.ts';
 import { NODE_MESSAGE_LENGTH, type NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
+import { waitAsked } from '../../api/v1alpha1/reasons.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type CacheJob, type ObservedEntry } from './observed.ts';
@@ -23,12 +24,18 @@ const BEGINNING_LENGTH = 60;
  */
 export const DEADLINE = 'DeadlineExceeded';
 
+export interface Failure {
+  readonly message: string;
+  /** Wait in milliseconds before the next attempt that a server asked for. */
+  readonly retryAfterMilliseconds?: number | undefined;
+}
+
 export type Attempt =
   /** There is no Job for the current attempt. The state of the host in the entry's status shows how an earlier Job ended. */
   | { readonly kind: 'none' }
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
-  | { readonly kind: 'failed'; readonly message: string }
+  | ({ readonly kind: 'failed' } & Failure)
   /** The scheduler did not put the Job on the host in time. `why` is its explanation, if any. */
   | { readonly kind: 'unscheduled'; readonly why: string | undefined };
 
@@ -57,8 +64,12 @@ export function attemptOf(
 function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attempt {
   const { outcome, isScheduled, isParked, createdAt } = job;
   if (outcome.kind === 'failed') {
-    const { reason, message } = outcome;
-    return { kind: 'failed', message: message === '' ? reason : `${reason}: ${message}` };
+    const { reason, message, retryAfterMilliseconds } = outcome;
+    return {
+      kind: 'failed',
+      message: message === '' ? reason : `${reason}: ${message}`,
+      retryAfterMilliseconds,
+    };
   }
   if (outcome.kind === 'succeeded') {
     const at = Date.parse(outcome.finishedAt ?? '');
@@ -72,16 +83,17 @@ function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attem
 
 /**
  * Returns the next row (the state of one host in the entry's status) after a failed attempt. The wait before the next attempt grows with
- * each failure.
+ * each failure, and is at least the wait that a server asked for.
  */
 export function failedRow(
   row: NodeCacheState,
   state: NodeCacheState['state'],
-  message: string,
+  { message, retryAfterMilliseconds }: Failure,
   { config, now }: { config: OperatorConfig; now: number },
 ): NodeCacheState {
   const failures = (row.failures ?? 0) + 1;
-  const wait = waitAfter(failures, config.cacheRetrySeconds * 1000, RETRY_CAP_MILLISECONDS);
+  const own = waitAfter(failures, config.cacheRetrySeconds * 1000, RETRY_CAP_MILLISECONDS);
+  const wait = waitAsked(own, retryAfterMilliseconds);
   return {
     node: row.node,
     state,
@@ -133,11 +145,15 @@ export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
 }
 
 /**
- * Returns the message for a host whose deadline is over. `why` is the cause. If `why` only states that the deadline is over, the result
- * contains the host's last message instead of `why`.
+ * Returns the failure with the message for a host whose deadline is over, or unchanged if it is not over. If the failure itself only states
+ * that the deadline is over, the message contains the host's last message instead.
  */
-export function overdue({ message }: NodeCacheState, why: string, { config }: ObservedEntry): string {
-  const last = why.startsWith(DEADLINE) ? message : why;
-  const seconds = config.cache_job_active_deadline_seconds;
-  return `${DEADLINE}: image not fetched within ${seconds} s${last === undefined ? '' : `: ${last}`}`;
+export function orOverdue(row: NodeCacheState, failure: Failure, observed: ObservedEntry): Failure {
+  if (!isLate(row, observed)) {
+    return failure;
+  }
+  const last = failure.message.startsWith(DEADLINE) ? row.message : failure.message;
+  const seconds = observed.config.cache_job_active_deadline_seconds;
+  const words = last === undefined ? '' : `: ${last}`;
+  return { ...failure, message: `${DEADLINE}: image not fetched within ${seconds} s${words}` };
 }

@@ -10,10 +10,11 @@ import {
   attemptOf,
   DEADLINE,
   deadlineOf,
+  type Failure,
   failedRow,
   isLate,
   notScheduledText,
-  overdue,
+  orOverdue,
   triedRow,
   withRefresh,
 } from './attempt.ts';
@@ -89,7 +90,7 @@ function planAttempt(
     case 'underWay':
       return cachingUnderWay(context, row, attempt);
     case 'failed':
-      return cachingFailed(context, row, attempt.message);
+      return cachingFailed(context, row, attempt);
     case 'unscheduled':
       return notScheduled(context, row, attempt.why);
     case 'succeeded':
@@ -100,7 +101,7 @@ function planAttempt(
 
 function notScheduled(context: HostContext, row: NodeCacheState, why: string | undefined): HostPlan {
   if (isLate(row, context.observed)) {
-    return cachingFailed(context, row, notScheduledText(why, context.observed));
+    return cachingFailed(context, row, { message: notScheduledText(why, context.observed) });
   }
   const tried = triedRow({ ...row, state: 'Queued' }, why, context.observed);
   return { row: tried, isHeld: true, deletes: context.jobs, ended: { type: 'cache', result: 'unscheduled' } };
@@ -112,7 +113,7 @@ function cachingUnderWay(
   { job, wakeAt }: Attempt & { kind: 'underWay' },
 ): HostPlan {
   if (isLate(row, context.observed)) {
-    return cachingFailed(context, row, DEADLINE);
+    return cachingFailed(context, row, { message: DEADLINE });
   }
   const { message: _message, ...rest } = row;
   const shown: NodeCacheState = job.isScheduled ? { ...rest, state: 'Caching' } : { ...row, state: 'Queued' };
@@ -134,7 +135,7 @@ function cachingSucceeded(
   const end = at + LISTED_MILLISECONDS;
   return context.observed.now < end
     ? { row: { ...row, state: 'Caching' }, isHeld: true, deletes: [], wakeAt: end }
-    : cachingFailed(context, row, 'The Job succeeded, but the host does not list the image');
+    : cachingFailed(context, row, { message: 'The Job succeeded, but the host does not list the image' });
 }
 
 /**
@@ -178,7 +179,7 @@ function queued({ host, row, observed, isTarget }: HostContext, refresh: boolean
 
 function waiting(context: HostContext, row: NodeCacheState, refresh: boolean): PlanAtRest {
   if (isLate(row, context.observed)) {
-    return cachingFailed(context, row, DEADLINE);
+    return cachingFailed(context, row, { message: DEADLINE });
   }
   const why = obstacle(context) ?? fullness(context);
   const { message = why, ...rest } = row;
@@ -207,11 +208,10 @@ function fullness({ host, observed }: HostContext): string | undefined {
   return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: the host has no free slot';
 }
 
-function cachingFailed(context: HostContext, row: NodeCacheState, why: string): HostPlan {
-  const message = isLate(row, context.observed) ? overdue(row, why, context.observed) : why;
-  const next = failedRow(row, 'Failed', message, context.observed);
+function cachingFailed({ observed, jobs }: HostContext, row: NodeCacheState, failure: Failure): HostPlan {
+  const next = failedRow(row, 'Failed', orOverdue(row, failure, observed), observed);
   const ended = { type: 'cache', result: 'failed' } as const;
-  return { row: next, isHeld: true, deletes: context.jobs, ended, wakeAt: Date.parse(next.retryAt ?? '') };
+  return { row: next, isHeld: true, deletes: jobs, ended, wakeAt: Date.parse(next.retryAt ?? '') };
 }
 
 function listedNames({ observed, host }: HostContext): readonly string[] | undefined {
@@ -244,7 +244,7 @@ function planLeaver(context: HostContext): HostPlan {
     case 'succeeded':
       return { row: undefined, isHeld: false, ...ended('succeeded') };
     case 'failed': {
-      const next = failedRow(row, 'Removing', attempt.message, observed);
+      const next = failedRow(row, 'Removing', attempt, observed);
       return { row: next, isHeld: true, ...ended('failed'), wakeAt: Date.parse(next.retryAt ?? '') };
     }
     case 'unscheduled':

@@ -48,6 +48,14 @@ describe('a task whose Job has failed with its Pod', () => {
     expect(seen).toMatchObject({ kind: 'failed', reason: 'ImageAccessDenied', message: 'team/locked: 401' });
   });
 
+  it('has the wait for which a server asked', () => {
+    const ended = pod('Failed', { terminated: DENIED });
+    const conditions = [{ type: 'berth.dev/Task', status: 'False', message: '{"retryAfterSeconds":3600}' }];
+    const asked = { ...ended, status: { ...ended.status, conditions } } as unknown as Pod;
+    expect(taskOutcome(failed, asked)).toMatchObject({ kind: 'failed', retryAfterMilliseconds: 3_600_000 });
+    expect(taskOutcome(failed, ended)).not.toHaveProperty('retryAfterMilliseconds');
+  });
+
   it('has the message of the Job if the Pod has none', () => {
     const words = { kind: 'failed', reason: 'BackoffLimitExceeded', message: 'reached the limit' };
     for (const silent of [undefined, pod('Failed'), pod('Running', {}, '2026-01-01T00:00:00Z')]) {

@@ -20,6 +20,8 @@ export type TaskOutcome =
       readonly reason: SaidReason;
       readonly message: string;
       readonly finishedAt: string | undefined;
+      /** Wait in milliseconds before the next attempt that a server asked for. Undefined if no server asked for a wait. */
+      readonly retryAfterMilliseconds?: number;
     };
 
 /**
@@ -41,9 +43,16 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
     return undefined;
   }
   const { exitCode, reason = '', message = '', finishedAt } = terminated;
-  return exitCode === 0
-    ? { kind: 'succeeded', report: reportIn(message), finishedAt }
-    : { kind: 'failed', reason: saidReason(reason, 'TaskFailed'), message, finishedAt };
+  if (exitCode === 0) {
+    return { kind: 'succeeded', report: reportIn(message), finishedAt };
+  }
+  return { kind: 'failed', reason: saidReason(reason, 'TaskFailed'), message, finishedAt, ...waitIn(pod) };
+}
+
+/** Returns the wait that a server asked for, as the host reports it. */
+function waitIn(pod: Pod | undefined): { retryAfterMilliseconds?: number } {
+  const { retryAfterSeconds } = reportIn(conditionIn(pod?.status, TASK_CONDITION)?.message);
+  return retryAfterSeconds === undefined ? {} : { retryAfterMilliseconds: retryAfterSeconds * 1000 };
 }
 
 /**

@@ -76,6 +76,13 @@ describe('the guest agent of a machine', () => {
     });
   });
 
+  it('reports the other addresses if it gives null or something strange for some', async () => {
+    const strange = [null, 7, { 'ip-addresses': null }, { 'ip-addresses': [null, {}, { 'ip-address': 7 }] }];
+    const interfaces = [...strange, ...interfacesWith('10.0.2.15')];
+    await listen({ 'guest-ping': {}, 'guest-network-get-interfaces': interfaces });
+    expect(await ask()).toEqual({ kind: 'answers', facts: { addresses: ['10.0.2.15'] } });
+  });
+
   it('answers also without the commands for facts', async () => {
     await listen({ 'guest-ping': {} });
     expect(await ask()).toEqual({ kind: 'answers', facts: { addresses: [] } });

@@ -59,8 +59,10 @@ for (const [network, prefix, family] of NOWHERE) {
   nowhere.addSubnet(network, prefix, family);
 }
 
+/** An address or interface that is malformed or null counts as one without an address, because the others can be right. */
+const addressSchema = z.object({ 'ip-address': z.string() }).catch({ 'ip-address': '' });
 const interfacesSchema = beginningOf(
-  z.object({ 'ip-addresses': beginningOf(z.object({ 'ip-address': z.string() })).optional() }),
+  z.object({ 'ip-addresses': beginningOf(addressSchema).catch([]) }).catch({ 'ip-addresses': [] }),
 );
 const osSchema = z.object({ 'pretty-name': guestOSSchema });
 const hostNameSchema = z.object({ 'host-name': guestHostNameSchema });
@@ -164,7 +166,7 @@ async function answerTo(
 }
 
 function addressesOf(interfaces: z.infer<typeof interfacesSchema>): string[] {
-  const addresses = interfaces.flatMap((one) => (one['ip-addresses'] ?? []).map((it) => it['ip-address']));
+  const addresses = interfaces.flatMap((one) => one['ip-addresses'].map((it) => it['ip-address']));
   const known = new Set<string>();
   for (const address of addresses) {
     const plain = plainAddress(address);

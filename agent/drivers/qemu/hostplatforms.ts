@@ -4,10 +4,11 @@
  * agent tries each accelerator with a guest of a few instructions, which powers itself off.
  */
 import { mkdir, mkdtemp, rm, truncate, writeFile } from 'node:fs/promises';
-import { delimiter, join } from 'node:path';
+import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
+import { findProgram } from '../../../base/programs.ts';
 import { options } from './arguments.ts';
 import { canPassSockets } from './display/socket.ts';
 import {
@@ -19,7 +20,7 @@ import {
   MACHINE_TYPE_PATTERNS,
   type Platform,
 } from './platform.ts';
-import { cacheKey, fileStamp, readPlatforms, savePlatforms } from './platformcache.ts';
+import { cacheKey, readPlatforms, savePlatforms } from './platformcache.ts';
 
 /**
  * Time limit to try a guest with a hardware accelerator. The guest powers itself off 0.1 s after its start. If it still runs after
@@ -145,11 +146,9 @@ async function findPlatforms(
 async function findBinaries(): Promise<Map<Architecture, string>> {
   const found = new Map<Architecture, string>();
   for (const architecture of ['amd64', 'arm64'] as const) {
-    for (const folder of (process.env['PATH'] ?? '').split(delimiter)) {
-      const path = join(folder, BINARIES[architecture]);
-      if (!found.has(architecture) && (await fileStamp(path)) !== undefined) {
-        found.set(architecture, path);
-      }
+    const path = await findProgram(BINARIES[architecture]);
+    if (path !== undefined) {
+      found.set(architecture, path);
     }
   }
   return found;

@@ -36,7 +36,7 @@ export async function cacheKey(binaries: readonly string[]): Promise<string> {
 }
 
 /** Returns a text that changes when the file at `path`, its owner or its mode changes. Returns undefined if there is no file. */
-export async function fileStamp(path: string): Promise<string | undefined> {
+async function fileStamp(path: string): Promise<string | undefined> {
   const found = await undefinedIf(isMissing, stat(path));
   return found && `${path}:${found.size}:${found.mtimeMs}:${found.ctimeMs}`;
 }

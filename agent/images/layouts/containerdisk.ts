@@ -11,7 +11,7 @@ import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unpackedLimit } from '../../disks/unpack.ts';
 import type { Repository } from '../oci/repository.ts';
-import { type Descriptor, readDocument } from '../oci/manifests.ts';
+import { type Descriptor, printable, readDocument } from '../oci/manifests.ts';
 import { fetchBlob } from './blob.ts';
 import {
   asReasonedError,
@@ -59,7 +59,9 @@ const configSchema = z
   .optional()
   .catch(undefined);
 
-interface RemoteLayer extends Layer {
+interface RemoteLayer extends Omit<Layer, 'encoding'> {
+  /** Undefined if a layer of this media type cannot be read. */
+  encoding: LayerEncoding | undefined;
   descriptor: Descriptor;
 }
 
@@ -68,7 +70,8 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
     return undefined;
   }
   const encodings = manifest.layers.map(({ mediaType }) => LAYER_TYPES[mediaType]);
-  if (encodings.includes(undefined)) {
+  // A layer of another type does no harm if the disk is in a layer above it. Without any usual layer, this is no container image.
+  if (encodings.every((encoding) => encoding === undefined)) {
     return undefined;
   }
   const count = manifest.layers.length;
@@ -85,7 +88,7 @@ export const planContainerDisk: PlanPull = async (repository, { manifest, digest
   const isComplete = diffIds?.length === count;
   const layers = manifest.layers.map((descriptor, index) => ({
     descriptor,
-    encoding: encodings[index] ?? 'none',
+    encoding: encodings[index],
     // If the number of diff IDs differs from the number of layers, it is unknown which diff ID belongs to which layer. So the agent ignores
     // all diff IDs.
     diffId: isComplete ? diffIds[index] : undefined,
@@ -126,11 +129,18 @@ async function pull(
     if (remote === undefined) {
       break;
     }
-    const { descriptor } = remote;
+    const { descriptor, encoding, diffId } = remote;
+    if (encoding === undefined) {
+      const type = printable(descriptor.mediaType);
+      throw new ReasonedError(
+        'ImageInvalid',
+        `${repository.name} has no disk above its layer ${index}, and layers of the type ${type} cannot be read`,
+      );
+    }
     const work = { path: blobPath(target, index), journal, name: `layer ${index}` };
     const into = { disk: unfinished(target), covering, allowance };
     const hasDisk = await fetchBlob({ repository, blob: descriptor }, work, options, async (content) => {
-      return await extractDisk(remote, content, into, options.signal);
+      return await extractDisk({ encoding, diffId }, content, into, options.signal);
     });
     if (hasDisk) {
       return;

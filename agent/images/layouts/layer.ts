@@ -6,7 +6,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { ENTRIES_LIMIT, readTar, shown, type TarEntry } from '../../disks/tar.ts';
-import { compressionOf, decode, tooLarge } from '../../disks/unpack.ts';
+import { decode, tooLarge } from '../../disks/unpack.ts';
 
 export type LayerEncoding = 'none' | 'gzip' | 'zstd';
 
@@ -72,7 +72,6 @@ export async function extractDisk(
         `its content has the digest ${diffId}, but the configuration of the image states ${layer.diffId}`,
       );
     }
-    await refuseCompressed(disk);
     return walk.finish();
   } finally {
     await direct?.close();
@@ -183,14 +182,6 @@ class Walk {
       await writeSparse(this.#disk, bytes, position);
       position += bytes.length;
     }
-  }
-}
-
-/** Refuses a compressed file. Without this check, the agent would use the compressed bytes as a raw disk. */
-async function refuseCompressed(path: string): Promise<void> {
-  const compression = await compressionOf(path);
-  if (compression !== undefined) {
-    throw invalid(`the file in /disk is compressed (${compression}); it must be a qcow2 or raw disk`);
   }
 }
 

@@ -6,6 +6,7 @@ import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
+import { normalizeArchitecture } from '../oci/candidates.ts';
 import { printable, type ResolvedManifest } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 
@@ -79,16 +80,17 @@ const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 
 /**
  * Refuses an image whose architecture differs from the machine's, because the machine would never boot. Callers use this function before
- * they fetch the disk. `name` is the name of the image in messages. `said` is the architecture that the image states, as in an OCI
- * configuration. If `said` is undefined, the image fits every machine. If `wanted` is undefined, the function checks nothing.
+ * they fetch the disk. `name` is the name of the image in messages. `stated` is the architecture that the image states, as in an OCI
+ * configuration. If `stated` is undefined, the image fits every machine. If `wanted` is undefined, the function checks nothing.
  *
  * @throws ReasonedError `ImageArchitectureMismatch` with both architectures when the two differ.
  */
 export function checkArchitecture(
   name: string,
-  said: string | undefined,
+  stated: string | undefined,
   wanted: ResolvedManifest['architecture'],
 ): void {
+  const said = normalizeArchitecture(stated);
   if (wanted === undefined || said === undefined || UNSAID.has(said) || said === wanted) {
     return;
   }

@@ -9,6 +9,7 @@ import { join } from 'node:path';
 import { setImmediate as turn } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Repository } from '../oci/repository.ts';
+import { optionalText } from '../oci/lenient.ts';
 import { type Descriptor, type Manifest, printable, readDocument } from '../oci/manifests.ts';
 import { checkDigest, saveBlob } from './blob.ts';
 import { copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
@@ -42,7 +43,10 @@ const CONFIG_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 8_192 };
 const NVRAM_LIMIT_BYTES = 256 * 1024 * 1024;
 
 /** Fields of the configuration that Berth uses. Old versions of Tart ran only arm64 and did not write `arch`, so arm64 is the default. */
-const configSchema = z.object({ arch: z.string().default('arm64'), diskFormat: z.string().optional() });
+const configSchema = z.object({
+  arch: optionalText.transform((arch) => arch ?? 'arm64'),
+  diskFormat: optionalText,
+});
 
 export const planTart: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
   if (!manifest.layers.some(({ mediaType }) => mediaType.startsWith(TYPE))) {

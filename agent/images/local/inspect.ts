@@ -8,27 +8,21 @@ import { ProgramError, type RunAs } from '../../../base/exec.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
 import { qcow2Info } from '../../disks/qemuimg.ts';
 import { type DiskFormat, SECTOR_BYTES } from '../../disks/disk.ts';
+import { type ForeignFormat, foreignFormatOf } from './foreign.ts';
 
-/** Format of an image, as the user specifies it. With `Auto`, the content determines the format. */
-export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2';
+/**
+ * Format of an image, as the user specifies it. With `Auto`, the content determines the format. `ISO` is for content that a guest gets as a
+ * read-only drive: it is used as it is, but it must not be a file of another format.
+ */
+export type ImageFormat = 'Auto' | 'Raw' | 'QCOW2' | 'ISO';
 
 /**
  * Magic bytes at the beginning of a qcow2 file, "QFI\xfb". A guest can write these bytes to the beginning of its raw disk. If this disk
  * becomes an image with the format `Auto`, Berth treats it as a qcow2 file. Berth refuses the image if it is not a usable qcow2 file.
  */
 const QCOW2_MAGIC = Buffer.from([0x51, 0x46, 0x49, 0xfb]);
-/**
- * Other formats of disks, with their magic bytes and the position of these bytes. Tools for Windows and other hypervisors write them. Berth
- * does not read these formats. Without this list, such a file would count as a raw disk, and its VMs would find no system to boot.
- */
-const OTHER_FORMATS: readonly { name: string; at: number; magic: Buffer }[] = [
-  { name: 'VMDK', at: 0, magic: Buffer.from('KDMV') },
-  { name: 'VHDX', at: 0, magic: Buffer.from('vhdxfile') },
-  { name: 'VHD', at: 0, magic: Buffer.from('conectix') },
-  { name: 'VDI', at: 64, magic: Buffer.from([0x7f, 0x10, 0xda, 0xbe]) },
-];
-/** Number of bytes at the beginning of a file that contain the magic bytes of all formats. */
-const BEGINNING_BYTES = 128;
+/** A qcow2 disk in place of an ISO. */
+const QCOW2: ForeignFormat = { name: 'a qcow2 disk', advice: 'convert it with qemu-img convert -O raw' };
 /** Exit code of qemu-img when it cannot use an image. */
 const REFUSED_EXIT_CODE = 1;
 /**
@@ -90,20 +84,13 @@ export async function inspectImage(
 ): Promise<InspectedImage> {
   const file = await open(path, 'r');
   try {
-    const { head, size } = await beginning(file);
-    const isQcow2 = hasMagic(head, 0, QCOW2_MAGIC);
-    if (expected === 'QCOW2' && !isQcow2) {
-      throw new ReasonedError('ImageInvalid', 'The image is not a qcow2 file');
-    }
-    if (isQcow2 && expected !== 'Raw') {
+    const { size } = await file.stat();
+    const isQcow2 = await isQcow2File(file);
+    if (isQcow2 && (expected === 'Auto' || expected === 'QCOW2')) {
       return { format: 'qcow2', virtualSizeBytes: await virtualSizeOf({ file, path }, reader) };
     }
-    const other = OTHER_FORMATS.find(({ at, magic }) => hasMagic(head, at, magic));
-    if (expected === 'Auto' && other !== undefined) {
-      throw new ReasonedError(
-        'ImageInvalid',
-        `The image has the format ${other.name}, but Berth reads only raw and qcow2: convert it with qemu-img convert`,
-      );
+    if (expected !== 'Raw') {
+      refuseForeign(isQcow2 ? QCOW2 : await foreignFormatOf(file, size), expected);
     }
     if (size === 0 || size % SECTOR_BYTES !== 0) {
       throw new ReasonedError(
@@ -117,14 +104,27 @@ export async function inspectImage(
   }
 }
 
-async function beginning(file: FileHandle): Promise<{ head: Buffer; size: number }> {
-  const { buffer, bytesRead } = await file.read(Buffer.alloc(BEGINNING_BYTES), 0, BEGINNING_BYTES, 0);
-  const { size } = await file.stat();
-  return { head: buffer.subarray(0, bytesRead), size };
+async function isQcow2File(file: FileHandle): Promise<boolean> {
+  const { length } = QCOW2_MAGIC;
+  const { buffer } = await file.read(Buffer.alloc(length), 0, length, 0);
+  return buffer.equals(QCOW2_MAGIC);
 }
 
-function hasMagic(head: Buffer, at: number, magic: Buffer): boolean {
-  return head.subarray(at, at + magic.length).equals(magic);
+/** Refuses a file that is no qcow2 disk, if it is of a format that Berth does not read or if the user states qcow2. */
+function refuseForeign(foreign: ForeignFormat | undefined, expected: 'Auto' | 'QCOW2' | 'ISO'): void {
+  if (expected === 'QCOW2') {
+    const name = foreign === undefined ? '' : `: it is ${foreign.name}. Instead, ${foreign.advice}`;
+    throw new ReasonedError('ImageInvalid', `The image is not a qcow2 file${name}`);
+  }
+  if (foreign === undefined) {
+    return;
+  }
+  throw new ReasonedError(
+    'ImageInvalid',
+    expected === 'ISO'
+      ? `The file is ${foreign.name}, which is not an ISO: ${foreign.advice}`
+      : `The image is ${foreign.name}, but Berth reads only raw and qcow2 disks: ${foreign.advice}. If it is a raw disk, state the format Raw`,
+  );
 }
 
 /**

@@ -2,7 +2,8 @@ import { once } from 'node:events';
 import { beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { parseReference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { type Credential, Keyring } from './credentials.ts';
+import { Keyring } from './credentials.ts';
+import type { Credential } from './dockerconfig.ts';
 import type { Registries } from './repository.ts';
 import { Access, REMEMBERED_MILLISECONDS } from './access.ts';
 
@@ -96,17 +97,21 @@ describe('a registry that accepts connections but never answers', () => {
 });
 
 describe('an image for which there are several pull secrets', () => {
-  const keyring = Keyring.parse(
-    ['first', 'second'].map((username) => {
-      return JSON.stringify({ auths: { [OTHER.registry]: { username, password: 'p' } } });
-    }),
-  );
+  const config = (username: string): string => {
+    return JSON.stringify({ auths: { [OTHER.registry]: { username, password: 'p' } } });
+  };
+  const keyring = Keyring.parse(['first', 'second'].map(config));
 
-  /** Asks with both pull secrets. `reasons` are the reasons of their errors. A missing reason means that the secret fits. */
-  async function askWith(reasons: Record<string, Reason>): Promise<Credential | undefined> {
-    const repository = (_reference: unknown, { username }: { username: string }) => ({ name: username });
+  /**
+   * Asks with both pull secrets, and at last without one, as `nobody`. `reasons` are the reasons of their errors. A missing reason means
+   * that the secret fits.
+   */
+  async function askWith(reasons: Record<string, Reason>, keys = keyring): Promise<Credential | undefined> {
+    const repository = (_reference: unknown, credential?: { username: string }) => ({
+      name: credential?.username ?? 'nobody',
+    });
     const access = new Access({ repository } as unknown as Registries);
-    const { credential } = await access.ask(OTHER, keyring, async ({ name }) => {
+    const { credential } = await access.ask(OTHER, keys, async ({ name }) => {
       const reason = reasons[name];
       if (reason !== undefined) {
         throw new ReasonedError(reason, name);
@@ -129,6 +134,46 @@ describe('an image for which there are several pull secrets', () => {
     ['ImageAccessDenied', 'ImageAccessDenied', 'first'],
     ['ImageFetchFailed', 'ImageNotFound', 'first'],
   ] as const)('and %s and %s fails with the error that says most', async (first, second, message) => {
-    await expect(askWith({ first, second })).rejects.toMatchObject({ message });
+    const reasons = { first, second, nobody: 'ImageNotFound' } as const;
+    await expect(askWith(reasons)).rejects.toMatchObject({ message });
+  });
+
+  it('is found without them if everybody may use it, although the registry refuses both', async () => {
+    const refused = { first: 'ImageAccessDenied', second: 'ImageAccessDenied' } as const;
+    expect(await askWith(refused)).toBeUndefined();
+  });
+
+  const faults = [{ reason: 'PullSecretMissing' as const, message: 'The pull secret third does not exist' }];
+
+  it('is found although another cannot be read', async () => {
+    const some = Keyring.parse([config('second')], undefined, { faults });
+    expect(await askWith({}, some)).toMatchObject({ username: 'second' });
+    expect(await askWith({}, Keyring.parse([], undefined, { faults }))).toBeUndefined();
+  });
+
+  it.each<[Record<string, Reason>, Reason]>([
+    [{ second: 'ImageAccessDenied', nobody: 'ImageNotFound' }, 'PullSecretMissing'],
+    // A credential opened the repository, so the missing Secret is not the cause.
+    [{ second: 'ImageNotFound', nobody: 'ImageAccessDenied' }, 'ImageNotFound'],
+  ])('and that all fail with %j names those that cannot be read', async (reasons, reason) => {
+    const some = Keyring.parse([config('second')], undefined, { faults });
+    await expect(askWith(reasons, some)).rejects.toMatchObject({
+      reason,
+      message: 'second. Credentials were skipped: The pull secret third does not exist',
+    });
+  });
+
+  it('does not blame entries for other registries', async () => {
+    const entries = {
+      [OTHER.registry]: { username: 'first', password: 'p' },
+      'other.example': { username: 'x' },
+    };
+    const some = Keyring.parse([JSON.stringify({ auths: entries })]);
+    expect(some.faults).toHaveLength(1);
+    const refused = { first: 'ImageAccessDenied', nobody: 'ImageAccessDenied' } as const;
+    await expect(askWith(refused, some)).rejects.toMatchObject({
+      reason: 'ImageAccessDenied',
+      message: 'first',
+    });
   });
 });

@@ -3,7 +3,8 @@
  * and the registry's answer decides.
  */
 import { LRUCache } from 'lru-cache';
-import { type Credential, fingerprint, type Keyring } from './credentials.ts';
+import { fingerprint, type Keyring, listFaults } from './credentials.ts';
+import type { Credential, CredentialFault } from './dockerconfig.ts';
 import { scopeOf } from './route.ts';
 import type { Registries, Repository } from './repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
@@ -37,18 +38,19 @@ export interface Opened<T> {
 }
 
 /**
- * Calls `question` with one fitting credential after another, until the repository accepts a credential. If no credential fits, calls
- * `question` once without a credential.
+ * Calls `question` with one fitting credential after another, until the repository accepts a credential. At last, calls `question` without
+ * a credential, because everybody may use a public image, even if the given credentials are wrong.
  *
- * @throws ReasonedError when the repository denies access or finds no image in all calls, or when a call fails for another reason.
+ * @throws ReasonedError when the repository denies access or finds no image in all calls, or when a call fails for another reason. If
+ * credentials were skipped that might open the repository, the message lists them, and the reason is that of the first.
  */
 export async function ask<T>(
   registries: Registries,
   { reference, keyring }: { reference: Reference; keyring: Keyring | undefined },
   question: (repository: Repository) => Promise<T>,
 ): Promise<Opened<T>> {
-  const refusals: ReasonedError[] = [];
-  for (const credential of credentialsFor(reference, keyring)) {
+  const refusals: Refusal[] = [];
+  for (const credential of [...credentialsFor(reference, keyring), undefined]) {
     const repository = registries.repository(reference, credential, keyring?.routeTo(reference.registry));
     try {
       return { answer: await question(repository), repository, credential };
@@ -56,12 +58,35 @@ export async function ask<T>(
       if (!(error instanceof ReasonedError) || !CLOSED.has(error.reason)) {
         throw error;
       }
-      refusals.push(error);
+      refusals.push({ error, credential });
     }
   }
+  const faults = keyring?.faultsFor(reference.registry, reference.repository) ?? [];
+  throw refusalWith(refusals, faults);
+}
+
+interface Refusal {
+  error: ReasonedError;
+  credential: Credential | undefined;
+}
+
+/** Returns the refusal that says most, with the credentials that were skipped. */
+function refusalWith(refusals: readonly Refusal[], faults: readonly CredentialFault[]): Error {
+  // The refusal without a credential only counts if there was no credential: registries hide private images from everybody else.
+  const withCredential = refusals.filter(({ credential }) => credential !== undefined);
   // If a registry denies access to some credentials, the others usually have access, and then their answer says more.
-  const notFound = refusals.find(({ reason }) => reason === 'ImageNotFound');
-  throw notFound ?? refusals[0] ?? new TypeError('No credential was tried');
+  const notFound = withCredential.find(({ error }) => error.reason === 'ImageNotFound');
+  const { error } = notFound ?? refusals[0] ?? {};
+  if (error === undefined) {
+    return new TypeError('No request was sent');
+  }
+  if (faults.length === 0) {
+    return error;
+  }
+  const reason =
+    notFound === undefined ? faults.find((fault) => fault.reason !== undefined)?.reason : undefined;
+  const message = `${error.message}. Credentials were skipped: ${listFaults(faults)}`;
+  return new ReasonedError(reason ?? error.reason, message, { cause: error });
 }
 
 export class Access {
@@ -135,12 +160,8 @@ export class Access {
   }
 }
 
-function credentialsFor(
-  { registry, repository }: Reference,
-  keyring: Keyring | undefined,
-): (Credential | undefined)[] {
-  const found = keyring?.candidates(registry, repository) ?? [];
-  return found.length === 0 ? [undefined] : found;
+function credentialsFor({ registry, repository }: Reference, keyring: Keyring | undefined): Credential[] {
+  return keyring?.candidates(registry, repository) ?? [];
 }
 
 /**

@@ -2,7 +2,7 @@
 import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { refusal } from './refusals.ts';
-import type { Credential } from './credentials.ts';
+import type { Credential } from './dockerconfig.ts';
 import { type InsecureRoute, scopeOf } from './route.ts';
 import { join, type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
 import type { Tokens } from './tokens.ts';

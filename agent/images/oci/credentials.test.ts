@@ -1,6 +1,7 @@
 import * as fc from 'fast-check';
 import { describe, expect, it, vi } from 'vitest';
-import { type Credential, fingerprint, Keyring } from './credentials.ts';
+import { fingerprint, Keyring, listFaults } from './credentials.ts';
+import type { Credential } from './dockerconfig.ts';
 
 function config(auths: Record<string, unknown>): string {
   return JSON.stringify({ auths });
@@ -9,6 +10,8 @@ function config(auths: Record<string, unknown>): string {
 function basic(username: string, password = 'p'): { auth: string } {
   return { auth: Buffer.from(`${username}:${password}`).toString('base64') };
 }
+
+const U: Credential = { type: 'password', username: 'u', password: 'p' };
 
 function users(keyring: Keyring, registry: string, repository: string): string[] {
   return keyring
@@ -75,17 +78,37 @@ describe('a keyring', () => {
     [{ username: 'u', password: '' }, [{ type: 'password', username: 'u', password: '' }]],
     [{ ...basic('u'), identitytoken: 'i' }, [{ type: 'identityToken', token: 'i' }]],
     [{ registrytoken: 'r' }, [{ type: 'registryToken', token: 'r' }]],
+    [{ auth: basic('u').auth, username: '', password: null, identitytoken: null }, [U]],
+    [{ auth: null, username: 'u', password: 'p' }, [U]],
+    [{ auth: '', username: 'u', password: 'p', registrytoken: '' }, [U]],
+    [{ auth: 'placeholder', username: 'u', password: 'p' }, [U]],
+    [{ auth: 7, username: 'u', password: 'p', email: 7 }, [U]],
+    [{ ...basic('u'), identitytoken: 7, username: {} }, [U]],
     [{}, []],
-  ])('reads %j', (entry, expected) => {
-    expect(Keyring.parse([config({ 'a.io': entry })]).candidates('a.io', 'x')).toEqual(expected);
+    [null, []],
+    ['', []],
+    [{ username: '', password: '', auth: '' }, []],
+    [{ username: '', password: '', auth: 'Og==' }, []],
+    [{ auth: null, username: null, password: null }, []],
+  ])('reads %j without a fault', (entry, expected) => {
+    const keyring = Keyring.parse([config({ 'a.io': entry })]);
+    expect(keyring.candidates('a.io', 'x')).toEqual(expected);
+    expect(keyring.faults).toEqual([]);
   });
 
   it.each([
-    ['secret', 'not JSON'],
-    ['{"auths": secret}', 'not JSON'],
-    ['{"secret": {}}', 'at auths'],
-    [config({ 'a.io': {}, '"secret"@a.io': { auth: 7 } }), 'entry 2 of auths, is invalid at auth: '],
-    [config({ '"secret"@a.io': 7 }), 'entry 1 of auths, is invalid at the top level: '],
+    ['secret', 'is not JSON'],
+    ['{"auths": secret}', 'is not JSON'],
+    ['', 'is not JSON'],
+    ['["secret"]', 'is not a JSON object'],
+    ['null', 'is not a JSON object'],
+    ['{"auths": ["secret"]}', 'has auths that are not an object'],
+    ['{"credsStore": "secret"}', 'has no credentials in auths, and hosts cannot use its credsStore'],
+    [
+      config({ 'a.io': {}, '"secret"@a.io': { auth: 7 } }),
+      'entry 2 of auths, has a value of auth that is not a text',
+    ],
+    [config({ '"secret"@a.io': 7 }), 'entry 1 of auths, is not an object'],
     [
       config({ '"secret"@a.io': { auth: Buffer.from('secret').toString('base64') } }),
       'entry 1 of auths, has an auth that is not the base64 of USER:PASSWORD',
@@ -94,16 +117,38 @@ describe('a keyring', () => {
       config({ '"secret"@a.io': { password: 'secret' } }),
       'entry 1 of auths, needs both a username and a password',
     ],
-  ])('names the fault and not the content: %s', (text, part) => {
-    let message = '';
-    try {
-      Keyring.parse([config({}), text]);
-    } catch (error) {
-      message = String(error);
-    }
-    expect(message).toContain(part);
-    expect(message).toContain('2 of 2');
-    expect(message).not.toMatch(/"secret"|a\.io|Unexpected|c2VjcmV0/);
+    [
+      config({ '"secret"@a.io': { username: 'secret' } }),
+      'entry 1 of auths, needs both a username and a password',
+    ],
+  ])('names the fault and not the content, and uses everything else: %s', (text, part) => {
+    const keyring = Keyring.parse([config({ 'b.io': basic('other') }), text]);
+    expect(users(keyring, 'b.io', 'x')).toEqual(['other']);
+    expect(keyring.faults).toHaveLength(1);
+    const [fault] = keyring.faults;
+    expect(fault?.reason).toBe('PullSecretInvalid');
+    expect(fault?.message).toBe(`Docker config 2 of 2${part.startsWith('entry') ? ', ' : ' '}${part}`);
+  });
+
+  it('uses the entries beside one that cannot be read', () => {
+    const entries = { 'b.io': { username: 'reader' }, 'a.io': basic('u'), 'c.io': 7 };
+    const keyring = Keyring.parse([config(entries)]);
+    expect(users(keyring, 'a.io', 'x')).toEqual(['u']);
+    expect(keyring.faults).toHaveLength(2);
+    expect(keyring.faultsFor('a.io', 'x')).toEqual([]);
+    expect(listFaults(keyring.faultsFor('b.io', 'x'))).toBe(
+      'The Docker config, entry 1 of auths, needs both a username and a password',
+    );
+  });
+
+  it.each(['{}', '{"auths": null}', '{"auths": {}}', '{"auths": {}, "credsStore": "", "HttpHeaders": 7}'])(
+    'reads %s as a file without credentials',
+    (text) => expect(Keyring.parse([text]).faults).toEqual([]),
+  );
+
+  it('reads a file that begins with a byte order mark', () => {
+    const keyring = Keyring.parse([`\uFEFF${config({ 'a.io': basic('u') })}`]);
+    expect(users(keyring, 'a.io', 'x')).toEqual(['u']);
   });
 
   it('any password is decoded unchanged', () => {

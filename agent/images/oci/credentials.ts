@@ -1,40 +1,18 @@
-/** Credentials of registries, read from the content of `kubernetes.io/dockerconfigjson` Secrets. */
+/** Chooses credentials for registries, read from the content of `kubernetes.io/dockerconfigjson` Secrets. */
 import { createHmac, randomBytes } from 'node:crypto';
-import * as z from 'zod';
-import { parseDocument } from '../../../api/v1alpha1/machine.ts';
-import { mistakeIn } from './manifests.ts';
+import {
+  type Credential,
+  type CredentialFault,
+  type EntryFault,
+  type Key,
+  type Place,
+  readConfig,
+  splitHost,
+} from './dockerconfig.ts';
 import type { InsecureRoute, InsecureServers } from './route.ts';
 
-export type Credential =
-  | { type: 'password'; username: string; password: string }
-  /** Token that the agent sends only to the registry's token server, which returns access tokens in exchange. */
-  | { type: 'identityToken'; token: string }
-  /** Token that the agent sends unchanged to the registry. */
-  | { type: 'registryToken'; token: string };
-
-const entrySchema = z.object({
-  auth: z.string().optional(),
-  username: z.string().optional(),
-  password: z.string().optional(),
-  identitytoken: z.string().optional(),
-  registrytoken: z.string().optional(),
-});
-
-const configSchema = z.object({ auths: z.record(z.string(), z.unknown()) });
-
-/** Host names that stand for Docker Hub in Docker configuration files. */
-const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
-
-interface Key {
-  host: string;
-  port: string;
-  /**
-   * Segments of the path in the name of a Docker configuration's entry, for example `team` in `registry.example/team`. The credential is
-   * valid only for repositories whose path begins with these segments.
-   */
-  path: string[];
-  credential: Credential;
-}
+/** Largest number of faults that a message lists. */
+const LISTED_FAULTS = 4;
 
 /**
  * Credentials for registries. The class also contains the servers to which the agent may send these credentials over an insecure
@@ -43,27 +21,47 @@ interface Key {
 export class Keyring {
   readonly #keys: readonly Key[];
   readonly #insecure: InsecureServers | undefined;
+  readonly #faults: readonly EntryFault[];
 
-  private constructor(keys: readonly Key[], insecure: InsecureServers | undefined) {
+  private constructor(
+    keys: readonly Key[],
+    faults: readonly EntryFault[],
+    insecure: InsecureServers | undefined,
+  ) {
     this.#keys = keys;
+    this.#faults = faults;
     this.#insecure = insecure;
   }
 
   /**
-   * Reads the contents of `.dockerconfigjson` files. `insecure` names the servers that need not prove their identity. If a file is invalid,
-   * the error message gives the number of the file and the mistake, but does not quote any content.
-   *
-   * @throws Error when a file is invalid.
+   * Reads the contents of `.dockerconfigjson` files. A file or an entry that cannot be read gives no credentials, but a fault. `insecure`
+   * names the servers that need not prove their identity. `known` has the names of the files for messages, and faults of files without
+   * content.
    */
-  static parse(texts: readonly string[], insecure?: InsecureServers): Keyring {
+  static parse(
+    texts: readonly string[],
+    insecure?: InsecureServers,
+    known: { names?: readonly string[]; faults?: readonly CredentialFault[] } = {},
+  ): Keyring {
+    const faults: EntryFault[] = [...(known.faults ?? [])];
     const keys = texts.flatMap((text, index) => {
-      const which =
+      const numbered =
         texts.length === 1 ? 'The Docker config' : `Docker config ${index + 1} of ${texts.length}`;
-      return readConfig(text, which);
+      return readConfig(text, known.names?.[index] ?? numbered, faults);
     });
     // The sort is stable: if two entries are equally specific, the entry of the earlier file comes first.
     keys.sort((a, b) => b.path.length - a.path.length || Number(isGlob(a)) - Number(isGlob(b)));
-    return new Keyring(keys, insecure);
+    return new Keyring(keys, faults, insecure);
+  }
+
+  /** All faults. */
+  get faults(): readonly CredentialFault[] {
+    return this.#faults;
+  }
+
+  /** Returns the faults that can be the cause if no credential opens this repository. Entries for other repositories are left out. */
+  faultsFor(registry: string, repository: string): readonly CredentialFault[] {
+    return this.#faults.filter(({ place }) => place === undefined || fits(place, registry, repository));
   }
 
   /**
@@ -81,11 +79,7 @@ export class Keyring {
    * the same length, credentials for an exact host come before credentials for a pattern of hosts.
    */
   candidates(registry: string, repository: string): Credential[] {
-    const asked = splitHost(registry.toLowerCase());
-    const path = repository.split('/');
-    const found = this.#keys.filter(
-      (key) => hostMatches(key, asked) && key.path.every((segment, index) => segment === path[index]),
-    );
+    const found = this.#keys.filter((key) => fits(key, registry, repository));
     const seen = new Set<string>();
     return found.flatMap(({ credential }) => {
       const print = fingerprint(credential);
@@ -115,79 +109,23 @@ export function fingerprint(credential: Credential | undefined): string {
   return createHmac('sha256', fingerprintKey).update(JSON.stringify(parts)).digest('hex');
 }
 
-function readConfig(text: string, which: string): Key[] {
-  // The message does not contain the parser's own error, because that error would quote the configuration, which contains passwords.
-  const document = parseDocument(text);
-  if (document === undefined) {
-    throw new Error(`${which} is not JSON`);
-  }
-  const result = configSchema.safeParse(document);
-  if (!result.success) {
-    throw new Error(`${which} ${mistakeIn(result.error)}`);
-  }
-  return Object.entries(result.data.auths).flatMap(([name, entry], index) => {
-    // The message contains the entry's number instead of its name, because people sometimes write passwords into the name.
-    const credential = readEntry(entry, `${which}, entry ${index + 1} of auths,`);
-    // Docker writes an empty entry if it stores the registry's credentials in another place. Such an entry gives no credential.
-    return credential === undefined ? [] : [{ ...readKey(name), credential }];
-  });
+/** Returns one line that lists faults, at most {@link LISTED_FAULTS}. */
+export function listFaults(faults: readonly CredentialFault[]): string {
+  const shown = faults.slice(0, LISTED_FAULTS).map(({ message }) => message);
+  const more = faults.length - shown.length;
+  return [...shown, ...(more > 0 ? [`${more} more`] : [])].join('; ');
 }
 
-function readEntry(document: unknown, where: string): Credential | undefined {
-  const result = entrySchema.safeParse(document);
-  if (!result.success) {
-    throw new Error(`${where} ${mistakeIn(result.error)}`);
-  }
-  const entry = result.data;
-  if (entry.registrytoken) {
-    return { type: 'registryToken', token: entry.registrytoken };
-  }
-  if (entry.identitytoken) {
-    return { type: 'identityToken', token: entry.identitytoken };
-  }
-  if (entry.auth) {
-    return readAuth(entry.auth, where);
-  }
-  if (entry.username === undefined && entry.password === undefined) {
-    return undefined;
-  }
-  if (!entry.username || entry.password === undefined) {
-    throw new Error(`${where} needs both a username and a password`);
-  }
-  return { type: 'password', username: entry.username, password: entry.password };
+/** Returns whether an entry with this name is for a repository. */
+function fits(place: Place, registry: string, repository: string): boolean {
+  const path = repository.split('/');
+  return (
+    hostMatches(place, splitHost(registry.toLowerCase())) &&
+    place.path.every((segment, index) => segment === path[index])
+  );
 }
 
-/**
- * Decodes the base64 of USER:PASSWORD. The text is split at its first colon, because a password can contain colons, but a user name cannot.
- */
-function readAuth(auth: string, where: string): Credential {
-  const text = Buffer.from(auth, 'base64').toString('utf8');
-  const colon = text.indexOf(':');
-  if (colon < 1) {
-    throw new Error(`${where} has an auth that is not the base64 of USER:PASSWORD`);
-  }
-  return { type: 'password', username: text.slice(0, colon), password: text.slice(colon + 1) };
-}
-
-/**
- * Reads the name of an entry of `auths`: `host`, `host:port` or `host/path`. The function ignores a prefix (`https://`) and a path (`/v1`,
- * `/v2`) that Docker can add.
- */
-function readKey(name: string): Omit<Key, 'credential'> {
-  const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
-  const path = rest.filter((segment) => segment !== '');
-  if (path[0] === 'v1' || path[0] === 'v2') {
-    path.shift();
-  }
-  return { ...splitHost(registry.toLowerCase()), path };
-}
-
-function splitHost(registry: string): { host: string; port: string } {
-  const [, host = registry, port = ''] = /^(.*?)(?::(\d+))?$/.exec(registry) ?? [];
-  return { host: DOCKER_HUB.has(host) ? 'docker.io' : host, port };
-}
-
-function isGlob(key: Key): boolean {
+function isGlob(key: Pick<Key, 'host'>): boolean {
   return key.host.includes('*');
 }
 
@@ -195,7 +133,7 @@ function isGlob(key: Key): boolean {
  * Returns whether the host and port of an entry fit the host and port of a registry. A star in the entry's host matches any text within one
  * label of the registry's host.
  */
-function hostMatches(key: Key, asked: { host: string; port: string }): boolean {
+function hostMatches(key: Place, asked: { host: string; port: string }): boolean {
   if (key.port !== asked.port) {
     return false;
   }

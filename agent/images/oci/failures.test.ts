@@ -25,6 +25,16 @@ describe('retrying', () => {
     expect(asked).toBe(1);
   });
 
+  it('passes on a wait that is too long for it', async () => {
+    const busy = new TransientError(new ReasonedError('ImageFetchFailed', 'busy'), 3_600_000);
+    const failing = retrying(async () => await Promise.reject(busy), signal);
+    const error: unknown = await failing.catch((thrown: unknown) => thrown);
+    expect(error).toMatchObject({ reason: 'ImageFetchFailed', retryAfterMilliseconds: 3_600_000 });
+    // An error that wraps it keeps the wait.
+    const outer = new ReasonedError('ImageFetchFailed', 'outer', { cause: error });
+    expect(outer.retryAfterMilliseconds).toBe(3_600_000);
+  });
+
   // Its wait is longer than the limit of this test.
   it('ends with the reason of its signal while it waits', { timeout: 15_000 }, async () => {
     const abort = new AbortController();
@@ -53,6 +63,10 @@ it('Retry-After is in seconds or a date', () => {
   expect(retryAfterMilliseconds('7')).toBe(7000);
   expect(retryAfterMilliseconds(new Date(Date.now() - 1000).toUTCString())).toBe(0);
   expect(retryAfterMilliseconds(new Date(Date.now() + 60_000).toUTCString())).toBeGreaterThan(50_000);
-  expect(retryAfterMilliseconds('soon')).toBeUndefined();
-  expect(retryAfterMilliseconds(undefined)).toBeUndefined();
+  expect(retryAfterMilliseconds(' 1.5 ')).toBe(1500);
+  expect(retryAfterMilliseconds('99999999999')).toBe(99_999_999_999_000);
+  expect(retryAfterMilliseconds(['7', '9'])).toBe(7000);
+  for (const wrong of ['soon', '', '-1', '2026', '1e3', '3600 s', undefined, []]) {
+    expect(retryAfterMilliseconds(wrong)).toBe(wrong === '2026' ? 2_026_000 : undefined);
+  }
 });

@@ -14,7 +14,7 @@ const CAP_MILLISECONDS = 4_000;
 const JITTER = 0.2;
 /**
  * Longest wait, in milliseconds, that is accepted when a server requests a wait with `Retry-After`. If the server requests a longer wait,
- * the caller receives the failure at once.
+ * the caller receives the failure at once. The failure carries the wait, and the next attempt keeps it.
  */
 const RETRY_AFTER_LIMIT_MILLISECONDS = 30_000;
 /**
@@ -51,7 +51,10 @@ export class TransientError extends Error {
 
   constructor(final: ReasonedError, retryAfterMilliseconds?: number) {
     super(final.message, { cause: final });
-    this.final = final;
+    this.final =
+      retryAfterMilliseconds === undefined
+        ? final
+        : new ReasonedError(final.reason, final.message, { cause: final, retryAfterMilliseconds });
     this.retryAfterMilliseconds = retryAfterMilliseconds;
   }
 }
@@ -148,15 +151,17 @@ export async function retrying<T>(work: () => Promise<T>, signal: AbortSignal): 
   }
 }
 
-/** Converts a `Retry-After` header (seconds or a date) to milliseconds. Returns undefined when the header is missing or unreadable. */
+/**
+ * Converts a `Retry-After` header (seconds or a date) to milliseconds. Returns undefined when the header is missing or unreadable. If there
+ * are several headers, the first counts.
+ */
 export function retryAfterMilliseconds(header: string | string[] | undefined): number | undefined {
-  if (typeof header !== 'string') {
-    return undefined;
+  const text = (Array.isArray(header) ? header[0] : header)?.trim() ?? '';
+  if (/^\d{1,15}(\.\d{0,9})?$/.test(text)) {
+    return Number(text) * 1000;
   }
-  if (/^\d{1,9}$/.test(header)) {
-    return Number(header) * 1000;
-  }
-  const date = Date.parse(header);
+  // Date.parse also reads numbers as years. A date of HTTP begins with the name of a day.
+  const date = /^[A-Za-z]/.test(text) ? Date.parse(text) : Number.NaN;
   return Number.isNaN(date) ? undefined : Math.max(0, date - Date.now());
 }
 

@@ -2,8 +2,9 @@
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
+import { optionalText } from './lenient.ts';
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';
@@ -23,34 +24,65 @@ export const MANIFEST_LIMITS: JsonLimits = { bytes: 4.25 * 1024 ** 2, items: 131
 
 const INDEXES = new Set([OCI_INDEX, DOCKER_LIST]);
 const MANIFESTS = new Set([OCI_MANIFEST, DOCKER_MANIFEST]);
-const SYSTEMS = new Set(['linux', 'darwin']);
 
-const descriptorSchema = z.object({
-  mediaType: z.string(),
+/** Annotations that are texts. Annotations of another type are left out. */
+const annotationsSchema = z
+  .record(z.string(), z.unknown())
+  .transform((all) => Object.fromEntries(Object.entries(all).filter(isText)))
+  .optional()
+  .catch(undefined);
+
+const contentSchema = z.object({
   /** Digest of the content: `sha256:<hex>`. */
-  digest: z.string().refine(isSha256, 'must be a sha256 digest'),
+  digest: z.string().refine(isSha256),
   size: z.number().int().nonnegative().max(Number.MAX_SAFE_INTEGER),
-  annotations: z.record(z.string(), z.string()).optional(),
 });
+
+/**
+ * A descriptor. If its digest or size cannot be read, the digest is empty and the size is 0. Only a request for this content then fails, in
+ * {@link requireContent}.
+ */
+const descriptorSchema = z.unknown().transform((document) => {
+  const { mediaType = '', annotations } = namedSchema.parse(document);
+  const { digest, size } = contentSchema.safeParse(document).data ?? { digest: '', size: 0 };
+  return { mediaType, digest, size, ...(annotations && { annotations }) };
+});
+const namedSchema = z.object({ mediaType: optionalText, annotations: annotationsSchema }).catch({});
+
 /** A piece of content, identified by its digest. */
-export type Descriptor = z.infer<typeof descriptorSchema>;
+export interface Descriptor {
+  mediaType: string;
+  /** Digest of the content: `sha256:<hex>`. It is empty if the descriptor cannot be read. */
+  digest: string;
+  size: number;
+  annotations?: Record<string, string>;
+}
 /** The part of a descriptor that a request for the content of a blob needs. */
 export type BlobReference = Pick<Descriptor, 'digest' | 'size'>;
 
+const versionSchema = z.literal([2, '2']).nullish();
+/** A field that a document of this kind must not have. With it, another program could read the document as another kind. */
+const forbiddenSchema = z.null().optional();
+
 const manifestSchema = z.object({
-  schemaVersion: z.literal(2),
-  mediaType: z.string().optional(),
-  artifactType: z.string().optional(),
+  schemaVersion: versionSchema,
+  mediaType: optionalText,
+  artifactType: optionalText,
   config: descriptorSchema,
-  layers: z.array(descriptorSchema),
-  annotations: z.record(z.string(), z.string()).optional(),
-  manifests: z.never().optional(),
+  layers: z
+    .array(descriptorSchema)
+    .nullish()
+    .transform((layers) => layers ?? []),
+  annotations: annotationsSchema,
+  manifests: forbiddenSchema,
 });
 /** The manifest of one image, in the format of OCI or Docker schema 2. */
-export type Manifest = Pick<
-  z.infer<typeof manifestSchema>,
-  'artifactType' | 'config' | 'layers' | 'annotations'
->;
+export interface Manifest {
+  artifactType?: string | undefined;
+  config: Descriptor;
+  layers: Descriptor[];
+  annotations?: Record<string, string> | undefined;
+}
 
 export interface ResolvedManifest {
   /** Digest of the manifest for one platform. If the tag names an index, this is the digest of a manifest that the index lists. */
@@ -65,33 +97,48 @@ export interface ResolvedManifest {
   manifest: Manifest;
 }
 
-const platformSchema = z.object({ architecture: z.string(), os: z.string() });
+const platformSchema = z
+  .object({ architecture: optionalText, os: optionalText, variant: optionalText })
+  .optional()
+  .catch(undefined);
+
+const entrySchema = z.object({ digest: contentSchema.shape.digest, platform: platformSchema });
+export type IndexEntry = z.infer<typeof entrySchema>;
 
 const indexSchema = z.object({
-  schemaVersion: z.literal(2),
-  mediaType: z.string().optional(),
-  manifests: z.array(z.object({ ...descriptorSchema.shape, platform: platformSchema.optional() })),
-  layers: z.never().optional(),
+  schemaVersion: versionSchema,
+  // Each entry is checked by itself. An entry that cannot be read is left out, because the others can have the image.
+  manifests: z
+    .array(z.unknown())
+    .transform((entries) => entries.flatMap((entry) => entrySchema.safeParse(entry).data ?? [])),
+  layers: forbiddenSchema,
 });
-type Index = z.infer<typeof indexSchema>;
+export type Index = Pick<z.infer<typeof indexSchema>, 'manifests'>;
 
 export type Document = { kind: 'manifest'; manifest: Manifest } | { kind: 'index'; index: Index };
+
+/** A manifest or index, with its digest. */
+export interface Fetched {
+  digest: string;
+  document: Document;
+}
 
 export function digestOf(bytes: Buffer): string {
   return `sha256:${createHash('sha256').update(bytes).digest('hex')}`;
 }
 
 /**
- * Checks a parsed manifest or index. `contentType` is the value of the header `Content-Type`. `what` names the image in messages.
+ * Checks a parsed manifest or index. Only the parts that a pull needs are checked. `contentType` is the value of the header `Content-Type`.
+ * `what` names the image in messages.
  *
- * @throws ReasonedError when the manifest or index cannot be used.
+ * @throws ReasonedError `ImageManifestInvalid` when the manifest or index cannot be used. The registry can give another one later.
  */
 export function readManifest(content: unknown, contentType: string, what: string): Document {
   const body = `The manifest of ${what}`;
-  const document = check(mediaTypeSchema, content, body);
-  const mediaType = mediaTypeOf(document.mediaType, contentType, body);
+  const document = check(documentSchema, content, body, 'ImageManifestInvalid');
+  const mediaType = mediaTypeOf(document, contentType, body);
   if (INDEXES.has(mediaType)) {
-    return { kind: 'index', index: check(indexSchema, document, body) };
+    return { kind: 'index', index: check(indexSchema, document, body, 'ImageManifestInvalid') };
   }
   if (!MANIFESTS.has(mediaType)) {
     throw new ReasonedError(
@@ -99,49 +146,66 @@ export function readManifest(content: unknown, contentType: string, what: string
       `${what} has the media type ${printable(mediaType)}, but Berth cannot read images of this type`,
     );
   }
-  return { kind: 'manifest', manifest: check(manifestSchema, document, body) };
+  return { kind: 'manifest', manifest: check(manifestSchema, document, body, 'ImageManifestInvalid') };
 }
 
 /**
- * Returns the digest of the image for `architecture` from an index.
+ * Checks that the descriptor of some content could be read. `what` names the image in messages.
  *
- * @throws ReasonedError `ImageArchitectureMismatch` when the index has no such image.
+ * @throws ReasonedError `ImageManifestInvalid` when it could not be read.
  */
-export function pick({ manifests }: Index, architecture: string, what: string): string {
-  // The function considers only entries for linux or darwin. Other entries of an index, such as attestations, are not images.
-  const images = manifests.filter(({ platform }) => platform !== undefined && SYSTEMS.has(platform.os));
-  const found = images.find(({ platform }) => platform?.architecture === architecture);
-  if (found !== undefined) {
-    return found.digest;
+export function requireContent({ digest }: BlobReference, what: string): void {
+  if (digest === '') {
+    throw new ReasonedError(
+      'ImageManifestInvalid',
+      `The manifest of ${what} is invalid: a layer or configuration needs a sha256 digest and a size`,
+    );
   }
-  const there = images.map(({ platform }) => `${platform?.os}/${platform?.architecture}`);
-  const list = there.length === 0 ? 'systems other than linux and darwin' : printable(there.join(', '));
-  throw new ReasonedError(
-    'ImageArchitectureMismatch',
-    `${what} has no image for ${architecture}; its images are for: ${list}`,
-  );
 }
 
-const mediaTypeSchema = z.looseObject({ mediaType: z.string().default('') });
+const documentSchema = z.looseObject({
+  mediaType: optionalText,
+  config: z.unknown().optional(),
+  manifests: z.unknown().optional(),
+});
 
 /**
  * Returns the media type of a manifest. Both the manifest itself and the header `Content-Type` can state this type. If they state different
- * types of manifests, the function refuses the manifest, because two programs could read it as two different images.
+ * types of manifests, the function refuses the manifest, because two programs could read it as two different images. If neither states a
+ * type, the fields of the document tell it, as for older images of OCI.
  *
- * @throws ReasonedError `ImageInvalid` when the types differ.
+ * @throws ReasonedError `ImageManifestInvalid` when the types differ.
  */
-function mediaTypeOf(mediaType: string, contentType: string, what: string): string {
-  const header = contentType.split(';', 1).join('').trim().toLowerCase();
+function mediaTypeOf(document: z.infer<typeof documentSchema>, contentType: string, what: string): string {
+  const header = essenceOf(contentType);
+  const mediaType = essenceOf(document.mediaType ?? '');
+  const isKnown = INDEXES.has(header) || MANIFESTS.has(header);
   if (mediaType === '' || mediaType === header) {
-    return header;
+    return isKnown ? header : typeByFields(document, header);
   }
-  if (!INDEXES.has(header) && !MANIFESTS.has(header)) {
+  if (!isKnown) {
     return mediaType;
   }
   throw new ReasonedError(
-    'ImageInvalid',
+    'ImageManifestInvalid',
     `${what} states the media type ${printable(mediaType)}, but its registry states ${printable(header)}`,
   );
+}
+
+function typeByFields({ config, manifests }: z.infer<typeof documentSchema>, otherwise: string): string {
+  if (Array.isArray(manifests)) {
+    return OCI_INDEX;
+  }
+  return typeof config === 'object' && config !== null ? OCI_MANIFEST : otherwise;
+}
+
+/** Returns a media type in lower case and without parameters. */
+function essenceOf(mediaType: string): string {
+  return mediaType.split(';', 1).join('').trim().toLowerCase();
+}
+
+function isText(entry: [string, unknown]): entry is [string, string] {
+  return typeof entry[1] === 'string';
 }
 
 /**
@@ -154,25 +218,25 @@ export function readDocument<T>(schema: z.ZodType<T>, bytes: Buffer, limits: Jso
   try {
     return check(schema, parseJson(bytes, limits), what);
   } catch (error) {
-    throw invalidJson(error, what);
+    throw invalidJson(error, what, 'ImageInvalid');
   }
 }
 
-/** Returns a ReasonedError `ImageInvalid` for a JsonError, and any other error as it is. `what` is the beginning of the message. */
-export function invalidJson(error: unknown, what: string): unknown {
-  return error instanceof JsonError ? new ReasonedError('ImageInvalid', `${what} ${error.message}`) : error;
+/** Returns a ReasonedError for a JsonError, and any other error as it is. `what` is the beginning of the message. */
+export function invalidJson(error: unknown, what: string, reason: Reason): unknown {
+  return error instanceof JsonError ? new ReasonedError(reason, `${what} ${error.message}`) : error;
 }
 
-function check<T>(schema: z.ZodType<T>, document: unknown, what: string): T {
+function check<T>(schema: z.ZodType<T>, document: unknown, what: string, reason: Reason = 'ImageInvalid'): T {
   const result = schema.safeParse(document);
   if (result.success) {
     return result.data;
   }
-  throw new ReasonedError('ImageInvalid', `${what} ${mistakeIn(result.error)}`);
+  throw new ReasonedError(reason, `${what} ${mistakeIn(result.error)}`);
 }
 
 /** Returns the first mistake that a schema found, as one short line. In a message, the line follows the name of the document. */
-export function mistakeIn({ issues: [issue] }: z.ZodError): string {
+function mistakeIn({ issues: [issue] }: z.ZodError): string {
   const place = printable(issue?.path.join('.') || 'the top level');
   return `is invalid at ${place}: ${printable(String(issue?.message))}`;
 }

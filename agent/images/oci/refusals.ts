@@ -5,6 +5,7 @@ import { messageOf } from '../../../base/errors.ts';
 import { JsonCheck, JsonError, type JsonLimits } from '../../../base/json.ts';
 import { ByteCollector } from '../../../base/lines.ts';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
+import { optionalText } from './lenient.ts';
 import { printable } from './manifests.ts';
 import type { Response } from './transport.ts';
 
@@ -13,9 +14,20 @@ const ERROR_BODY_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 256 };
 /** An error message shows at most this number of characters of the text that a server sent. */
 const MESSAGE_LENGTH = 300;
 
-const errorsSchema = z.object({
-  errors: z.array(z.object({ code: z.string().optional(), message: z.string().optional() })).min(1),
-});
+const errorSchema = z.object({ code: optionalText, message: optionalText }).catch({});
+/** A refusal of a registry. Some token servers write the error of OAuth 2 or only `details` instead of a list of errors. */
+const errorsSchema = z
+  .object({
+    errors: z.array(errorSchema).catch([]),
+    error: optionalText,
+    error_description: optionalText,
+    details: optionalText,
+  })
+  .transform(({ errors, error, error_description: description, details }) => {
+    const first = errors.find(({ code, message }) => code !== undefined || message !== undefined);
+    return first ?? { code: error, message: description ?? details };
+  })
+  .catch({});
 
 export interface Asked {
   /** Text at the beginning of the error message, for example `registry.example/team/image:tag`. */
@@ -105,8 +117,8 @@ async function readError(
   what: string,
 ): Promise<{ code?: string | undefined; message?: string | undefined }> {
   try {
-    const { data } = errorsSchema.safeParse((await readBody(response, ERROR_BODY_LIMITS, what)).parse());
-    const { code = '', message = '' } = data?.errors[0] ?? {};
+    const body = await readBody(response, ERROR_BODY_LIMITS, what);
+    const { code = '', message = '' } = errorsSchema.parse(body.parse());
     return { code: printable(code, MESSAGE_LENGTH), message: printable(message, MESSAGE_LENGTH) };
   } catch (error) {
     // The function does not throw this error, because the response's status is known even without the body.

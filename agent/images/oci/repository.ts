@@ -5,18 +5,19 @@ import { readBody } from './refusals.ts';
 import { blobStream } from './resume.ts';
 import {
   type BlobReference,
-  type Document,
   digestOf,
+  type Fetched,
   invalidJson,
   MANIFEST_ACCEPT,
   MANIFEST_LIMITS,
-  pick,
   type ResolvedManifest,
   readManifest,
+  requireContent,
 } from './manifests.ts';
+import { choose, pick } from './candidates.ts';
 import { isSha256, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Credential } from './credentials.ts';
+import type { Credential } from './dockerconfig.ts';
 import type { InsecureRoute } from './route.ts';
 import { Session } from './client.ts';
 import { Tokens } from './tokens.ts';
@@ -59,11 +60,6 @@ export class Registries {
   async close(): Promise<void> {
     await this.#transport.close();
   }
-}
-
-interface Fetched {
-  digest: string;
-  document: Document;
 }
 
 /** One repository of one registry. Content that is read as a whole is verified against its digest. */
@@ -114,8 +110,12 @@ export class Repository {
       if (document.kind === 'manifest') {
         return { digest, tagDigest, architecture, manifest: document.manifest };
       }
-      const chosen = pick(document.index, architecture, this.#session.named(reference));
-      fetched = await this.#manifest(chosen, signal);
+      const candidates = pick(document.index, architecture, this.#session.named(reference));
+      const reader = {
+        manifest: async (candidate: string) => await this.#manifest(candidate, signal),
+        blob: async (blob: BlobReference, limitBytes: number) => await this.blob(blob, limitBytes, signal),
+      };
+      fetched = await choose(reader, candidates, architecture);
     }
     throw new ReasonedError(
       'ImageInvalid',
@@ -130,6 +130,7 @@ export class Repository {
    */
   async blob(blob: BlobReference, limitBytes: number, signal: AbortSignal): Promise<Buffer> {
     const { digest, size } = blob;
+    requireContent(blob, this.name);
     if (size > limitBytes) {
       throw new ReasonedError(
         'ImageInvalid',
@@ -150,6 +151,7 @@ export class Repository {
     range: { start: number; end: number },
     signal: AbortSignal,
   ): AsyncGenerator<Buffer, void, undefined> {
+    requireContent(blob, this.name);
     return blobStream(this.#session, blob, range, signal);
   }
 
@@ -237,7 +239,7 @@ export class Repository {
       try {
         return await this.#read(response, reference, signal);
       } catch (error) {
-        throw invalidJson(error, `The manifest of ${this.#session.named(reference)}`);
+        throw invalidJson(error, `The manifest of ${this.#session.named(reference)}`, 'ImageManifestInvalid');
       }
     }, signal);
   }

@@ -1,5 +1,5 @@
 import { Readable } from 'node:stream';
-import { expect, it } from 'vitest';
+import { expect, it, onTestFinished, vi } from 'vitest';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Tokens } from './tokens.ts';
 import type { Exchange, Response, Transport } from './transport.ts';
@@ -65,4 +65,79 @@ it('the largest tokens of a hostile token server do not fill the memory', async 
   const known = await Promise.all(needs.map((need) => tokens.current(need, signal)));
   expect(known.at(-1)).toBe(`Bearer ${token}`);
   expect(known.filter((header) => header !== undefined).join('').length).toBeLessThan(5_000_000);
+});
+
+/** Returns the tokens of a client whose token server always gives this answer. */
+function answering(answer: unknown, status = 200, asked: () => void = () => undefined): Tokens {
+  const send = async ({ url }: Exchange): Promise<Response> => {
+    asked();
+    const body = Readable.from([Buffer.from(typeof answer === 'string' ? answer : JSON.stringify(answer))]);
+    return { status, headers: {}, body, url } as unknown as Response;
+  };
+  return new Tokens({ send } as unknown as Transport);
+}
+
+it.each<[unknown, number]>([
+  [{ token: '', access_token: 'T' }, 60],
+  [{ token: null, access_token: 'T' }, 60],
+  [{ token: 7, access_token: 'T' }, 60],
+  [{ token: 'T', access_token: '' }, 60],
+  [{ token: 'T', access_token: null, expires_in: null }, 60],
+  [{ token: 'T', expires_in: 300 }, 300],
+  [{ token: 'T', expires_in: '300' }, 300],
+  [{ token: 'T', expires_in: 300.7 }, 300],
+  [{ token: 'T', expires_in: '300.7' }, 300],
+  [{ token: 'T', expires_in: -1 }, 60],
+  [{ token: 'T', expires_in: 'soon' }, 60],
+  [{ token: 'T', expires_in: '' }, 60],
+  [{ token: 'T', expires_in: {} }, 60],
+  [{ token: 'T', expires_in: 300, issued_at: '2020-01-01T00:00:00Z' }, 300],
+  [{ token: 'T', issued_at: null, scope: null, refresh_token: 7 }, 60],
+  ['\uFEFF{"token":"T"}', 60],
+])('the answer %j gives a token for %s s', async (answer, seconds) => {
+  let asked = 0;
+  const tokens = answering(answer, 200, () => (asked += 1));
+  const now = performance.now();
+  const clock = vi.spyOn(performance, 'now').mockReturnValue(now);
+  onTestFinished(() => clock.mockRestore());
+  const header = await tokens.answer(NEED, refusalNaming('auth.example'), undefined, signal);
+  expect(header).toBe('Bearer T');
+  // A token is used for nine tenths of its life.
+  clock.mockReturnValue(now + seconds * 900 - 1);
+  expect(await tokens.current(NEED, signal)).toBe('Bearer T');
+  expect(asked).toBe(1);
+  clock.mockReturnValue(now + (seconds + 1) * 900);
+  expect(await tokens.current(NEED, signal)).toBe('Bearer T');
+  expect(asked).toBe(2);
+});
+
+it.each<unknown>([{}, { token: '' }, { token: null, access_token: null }, [], null, 7, { token: { a: 1 } }])(
+  'the answer %j is not called a token with wrong characters',
+  async (answer) => {
+    const asked = answering(answer).answer(NEED, refusalNaming('auth.example'), undefined, signal);
+    await expect(asked).rejects.toMatchObject({
+      reason: 'ImageFetchFailed',
+      message: expect.stringContaining('neither token nor access_token') as string,
+    });
+  },
+);
+
+it('an identity token that has expired does not stop other credentials', async () => {
+  const need = { ...NEED, credential: { type: 'identityToken', token: 'old' } as const };
+  const answer = { error: 'invalid_grant', error_description: 'Token has expired' };
+  const asked = answering(answer, 400).answer(need, refusalNaming('auth.example'), undefined, signal);
+  await expect(asked).rejects.toMatchObject({
+    reason: 'ImageAccessDenied',
+    message: expect.stringContaining('invalid_grant: Token has expired') as string,
+  });
+});
+
+it.each<[unknown, string]>([
+  [{ errors: [null, { code: null, message: 'denied' }] }, '(denied)'],
+  [{ errors: [{ code: 'DENIED', message: '' }] }, '(DENIED)'],
+  [{ errors: null, details: 'incorrect username or password' }, '(incorrect username or password)'],
+  [{ errors: 7 }, 'answered 403'],
+])('the refusal %j is told', async (answer, words) => {
+  const asked = answering(answer, 403).answer(NEED, refusalNaming('auth.example'), undefined, signal);
+  await expect(asked).rejects.toThrow(words);
 });

@@ -14,9 +14,11 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { JsonError, type JsonLimits } from '../../../base/json.ts';
 import { retrying } from './failures.ts';
+import { optionalText } from './lenient.ts';
 import { readBody, refusal } from './refusals.ts';
 import { type Challenge, parseChallenges } from './challenge.ts';
-import { type Credential, fingerprint } from './credentials.ts';
+import { fingerprint } from './credentials.ts';
+import type { Credential } from './dockerconfig.ts';
 import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';
 
 /** Lifetime of a token in seconds if the token server states no lifetime. The distribution specification defines this value. */
@@ -37,10 +39,23 @@ const CACHE_LIMIT = 1024;
 /** Total length of the tokens in the cache, in characters. All tokens fit if they have the usual length, which is at most 4 KiB. */
 const CACHE_CHARACTERS = 4 * 1024 * 1024;
 
+/**
+ * Answer of a token server. Either of the first two fields has the token, and servers also write an empty text or null into the other one. A
+ * lifetime that cannot be read counts as absent. Other fields are not read: `issued_at` would depend on the clock of the server.
+ */
 const replySchema = z.object({
-  token: z.string().optional(),
-  access_token: z.string().optional(),
-  expires_in: z.number().nonnegative().optional(),
+  token: optionalText,
+  access_token: optionalText,
+  expires_in: z
+    .union([
+      z.number(),
+      z
+        .string()
+        .regex(/^\d+(\.\d+)?$/)
+        .transform(Number),
+    ])
+    .refine((seconds) => Number.isFinite(seconds) && seconds >= 0)
+    .catch(EXPIRES_SECONDS),
 });
 
 export interface Need {
@@ -160,7 +175,14 @@ export class Tokens {
     const request = { ...tokenRequest(need, challenge, realm, what), unverified };
     const response = await this.#transport.send(request, signal);
     if (response.status !== 200) {
-      throw await refusal(response, { what, registry: realm, hasCredential: need.credential !== undefined });
+      const error = await refusal(response, {
+        what,
+        registry: realm,
+        hasCredential: need.credential !== undefined,
+      });
+      // With this status, OAuth 2 refuses an identity token that has expired. Another credential can still fit.
+      const isExpired = response.status === 400 && need.credential?.type === 'identityToken';
+      throw isExpired ? new ReasonedError('ImageAccessDenied', error.message, { cause: error }) : error;
     }
     const { token, seconds } = await readReply(response, what, signal);
     const header = bearer(token, what);
@@ -229,7 +251,10 @@ async function readReply(
   const token = data?.token ?? data?.access_token;
   if (token === undefined) {
     // The message does not show the answer, because the answer can contain a token in another format.
-    throw new ReasonedError('ImageFetchFailed', `${what} cannot be read`);
+    throw new ReasonedError(
+      'ImageFetchFailed',
+      `${what} cannot be read: the answer has neither token nor access_token`,
+    );
   }
   return { token, seconds: data?.expires_in ?? EXPIRES_SECONDS };
 }

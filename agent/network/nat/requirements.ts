@@ -1,6 +1,6 @@
 /** Checks the NAT network's requirements on its host, and reports all missing requirements at once. */
 import { access, constants } from 'node:fs/promises';
-import { delimiter, join } from 'node:path';
+import { findProgram } from '../../../base/programs.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 /** Required programs, with their Debian packages. */
@@ -23,12 +23,6 @@ async function isThere(path: string, mode: number): Promise<boolean> {
   );
 }
 
-async function isInstalled(program: string): Promise<boolean> {
-  const folders = (process.env['PATH'] ?? '').split(delimiter);
-  const found = await Promise.all(folders.map((folder) => isThere(join(folder, program), constants.X_OK)));
-  return found.includes(true);
-}
-
 /** Checks all requirements on the host. @throws ReasonedError `NetworkUnavailable` with all missing requirements when some are missing. */
 export async function requireHost(): Promise<void> {
   const missing: string[] = [];
@@ -36,7 +30,7 @@ export async function requireHost(): Promise<void> {
     missing.push('the rights of root');
   }
   for (const [program, packageName] of Object.entries(PROGRAMS)) {
-    if (!(await isInstalled(program))) {
+    if ((await findProgram(program)) === undefined) {
       missing.push(`${program} (package ${packageName})`);
     }
   }

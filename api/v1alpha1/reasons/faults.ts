@@ -37,7 +37,7 @@ export const FAULTS = {
       VM: ['UserDataReady', 'Ready'],
       Image: ['Ready', 'Pushed', 'Event'],
       ImageCacheEntry: ['status.nodes'],
-      Pod: ['berth.dev/UserData', 'waiting', 'terminated'],
+      Pod: ['berth.dev/UserData', 'waiting', 'terminated', 'Event'],
     },
     class: 'mendable',
     by: 'agent',

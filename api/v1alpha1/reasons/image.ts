@@ -47,6 +47,13 @@ export const IMAGE_REASONS = {
     says: 'The content of the image is not a valid disk',
     todo: 'Correct the image',
   },
+  ImageManifestInvalid: {
+    seen: FETCH,
+    class: 'passing',
+    by: 'agent',
+    says: 'The registry gave a manifest that cannot be read. The host tries again, because the registry or the tag can be corrected',
+    todo: 'Read the condition’s message, and push the image again',
+  },
   DigestMismatch: {
     seen: FETCH,
     class: 'final',
@@ -72,8 +79,22 @@ export const IMAGE_REASONS = {
     seen: FETCH,
     class: 'mendable',
     by: 'agent',
-    says: 'A pull secret does not exist in the namespace, or does not have the form of a pull secret',
+    says: 'A pull secret does not exist, or the host has no right to read it. As an Event: the fetch goes on without it',
     todo: 'Create the secret with the type kubernetes.io/dockerconfigjson',
+  },
+  PullSecretTypeMismatch: {
+    seen: FETCH,
+    class: 'mendable',
+    by: 'agent',
+    says: 'A pull secret has another type than kubernetes.io/dockerconfigjson. As an Event: the fetch goes on without it',
+    todo: 'Create the secret again with the type kubernetes.io/dockerconfigjson. The type of a Secret cannot be changed',
+  },
+  PullSecretInvalid: {
+    seen: FETCH,
+    class: 'mendable',
+    by: 'agent',
+    says: 'A pull secret, or one of its entries, cannot be read. As an Event: the fetch goes on without it',
+    todo: 'Correct the entry that the message names',
   },
   RegistryEntryIgnored: {
     seen: { VM: ['Event'], Image: ['Event'] },

@@ -151,6 +151,12 @@ export const STATES = {
     by: 'agent',
     says: 'The guest got its user data at its last start',
   },
+  DeliveredWithNotice: {
+    seen: { VM: ['UserDataReady'], Pod: ['berth.dev/UserData'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The guest got its user data at its last start, but cloud-init or Ignition may ignore it. The condition’s message tells why',
+  },
   NotReported: {
     seen: { VM: ['NetworkReady', 'UserDataReady'] },
     class: 'state',
