@@ -96,6 +96,52 @@ describe('the configuration', () => {
     ).toThrow(/spaces around|without oidc:/);
   });
 
+  describe('for a second provider', () => {
+    const first = authenticationConfiguration({ issuer: ISSUER, client: 'desk', hardened: true });
+    const second = { issuer: 'https://other.example', client: 'desk', hardened: true, beside: first };
+
+    it('keeps the users and groups of both apart', () => {
+      const { jwt } = authenticationConfiguration({ ...second, userPrefix: 'corp:', groupPrefix: 'corp:' });
+      expect(jwt.map(({ claimMappings }) => claimMappings.username.expression)).toEqual([
+        'claims.email_verified ? claims.email : ""',
+        'claims.email_verified ? "corp:" + claims.email : ""',
+      ]);
+      expect(
+        jwt.map(({ claimMappings }) => /"[^"]*" \+ string/.exec(claimMappings.groups.expression)?.[0]),
+      ).toEqual(['"oidc:" + string', '"corp:" + string']);
+      // The first provider has no prefix for users, so it must not name those of the second.
+      expect(jwt[0]?.userValidationRules.map(({ expression }) => expression)).toContain(
+        '!user.username.startsWith("corp:")',
+      );
+    });
+
+    it.each([
+      ['without prefixes', {}, '--user-prefix'],
+      ['without a prefix for groups', { userPrefix: 'corp:' }, '--group-prefix'],
+      ['with an empty prefix', { userPrefix: '', groupPrefix: 'corp:' }, '--user-prefix'],
+      ['with the groups of the first', { userPrefix: 'corp:', groupPrefix: 'oidc:' }, '"oidc:" is taken'],
+      ['with the beginning of another prefix', { userPrefix: 'corp:', groupPrefix: 'o' }, '--group-prefix'],
+      ['with a longer other prefix', { userPrefix: 'corp:', groupPrefix: 'oidc:b:' }, '--group-prefix'],
+      ['with users of the system', { userPrefix: 'system:', groupPrefix: 'corp:' }, 'system: or berth:'],
+      ['with groups of Berth', { userPrefix: 'corp:', groupPrefix: 'berth:' }, 'system: or berth:'],
+      [
+        'with the issuer of the first',
+        { issuer: ISSUER, userPrefix: 'a:', groupPrefix: 'a:' },
+        'already has',
+      ],
+    ])('is none %s', (_, options, words) => {
+      expect(() => authenticationConfiguration({ ...second, ...options })).toThrow(words);
+    });
+
+    it('is none with the users of an earlier one', () => {
+      const beside = authenticationConfiguration({ ...second, userPrefix: 'corp:', groupPrefix: 'corp:' });
+      const third = { ...second, issuer: 'https://third.example', beside };
+      expect(() => authenticationConfiguration({ ...third, userPrefix: 'corp:', groupPrefix: 'x:' })).toThrow(
+        '"corp:" is taken',
+      );
+    });
+  });
+
   it('takes each character of a group literally', () => {
     const group = 'a"] ? [] : ["b\\';
     const { jwt } = authenticationConfiguration({

@@ -5,17 +5,28 @@
  *   authentication.ts ISSUER CLIENT --hardened [OPTION…]              nobody is a cluster administrator because of a token
  *
  *   --groups-claim NAME   claim with the list of groups; `groups` when absent
+ *   --beside FILE         file that this command printed for the other providers; the new file has all of them
+ *   --user-prefix NAME:   required with --beside: prefix of the names of this provider's users
+ *   --group-prefix NAME:  required with --beside: prefix of the names of this provider's groups
  *   --authority FILE      certificate of the authority of the provider, if the machine of the API server does not trust it
  */
 import { X509Certificate } from 'node:crypto';
 import { readFile } from 'node:fs/promises';
 import { parseArgs } from 'node:util';
-import { stringify } from 'yaml';
+import { parse, stringify } from 'yaml';
 import { runCommand } from './command.ts';
+import {
+  type AuthenticationConfiguration,
+  checkPrefixes,
+  literal,
+  type Provider,
+  usernameExpression,
+  withoutUsersOf,
+} from './providers.ts';
 
 /** Longest lifetime of a token in seconds. Nobody can revoke an ID token, so its lifetime limits how long a stolen token can be used. */
 const TOKEN_SECONDS = 3600;
-/** Prefix of all groups from a provider. Because of it, a provider cannot give users a group of the cluster or of Berth. */
+/** Prefix of all groups from the first provider. Because of it, a provider cannot give users a group of the cluster or of Berth. */
 const GROUP_PREFIX = 'oidc:';
 /** Group of users who have no managed group. The chart can bind it to `cluster-admin`. */
 const CLUSTER_ADMINS = 'berth:cluster-admins';
@@ -33,6 +44,12 @@ export interface AuthenticationOptions {
   groupsClaim?: string | undefined;
   /** Certificate of the provider's authority as PEM. */
   authority?: string | undefined;
+  /** Prefix of the names of users, for example `corp:`. It is empty for the first provider. */
+  userPrefix?: string | undefined;
+  /** Prefix of the names of groups. `oidc:` for the first provider. */
+  groupPrefix?: string | undefined;
+  /** Configuration that this function returned for the other providers. With it, both prefixes are required. */
+  beside?: AuthenticationConfiguration | undefined;
 }
 
 /**
@@ -40,41 +57,52 @@ export interface AuthenticationOptions {
  *
  * @throws Error when an option has a value that the API server or every token would fail on
  */
-export function authenticationConfiguration(options: AuthenticationOptions): Record<string, unknown> {
+export function authenticationConfiguration(options: AuthenticationOptions): AuthenticationConfiguration {
   checkOptions(options);
-  const { issuer, client, managedGroups = [], groupsClaim = 'groups', authority } = options;
-  const groups = groupsExpressions(groupsClaim, managedGroups);
+  const { beside, userPrefix = '' } = options;
+  checkPrefixes(options, beside);
   return {
     apiVersion: 'apiserver.config.k8s.io/v1',
     kind: 'AuthenticationConfiguration',
-    jwt: [
+    jwt: [...withoutUsersOf(beside?.jwt ?? [], userPrefix), providerOf(options)],
+  };
+}
+
+function providerOf({
+  issuer,
+  client,
+  managedGroups = [],
+  groupsClaim = 'groups',
+  groupPrefix = GROUP_PREFIX,
+  userPrefix = '',
+  authority,
+}: AuthenticationOptions): Provider {
+  const groups = groupsExpressions(groupsClaim, managedGroups, groupPrefix);
+  return {
+    issuer: {
+      url: issuer,
+      ...(authority !== undefined && { certificateAuthority: authority }),
+      audiences: [client],
+    },
+    claimValidationRules: [
       {
-        issuer: {
-          url: issuer,
-          ...(authority !== undefined && { certificateAuthority: authority }),
-          audiences: [client],
-        },
-        claimValidationRules: [
-          {
-            expression: `claims.exp - claims.iat <= ${TOKEN_SECONDS}`,
-            message: 'the token lives longer than one hour',
-          },
-          {
-            expression: groups.areNames,
-            message: `the claim ${groupsClaim} is no list of names`,
-          },
-        ],
-        claimMappings: {
-          username: { expression: 'claims.email_verified ? claims.email : ""' },
-          groups: { expression: groups.mapped },
-          uid: { claim: 'sub' },
-        },
-        userValidationRules: [
-          {
-            expression: '!user.username.startsWith("system:")',
-            message: 'users of the provider are no users of the system',
-          },
-        ],
+        expression: `claims.exp - claims.iat <= ${TOKEN_SECONDS}`,
+        message: 'the token lives longer than one hour',
+      },
+      {
+        expression: groups.areNames,
+        message: `the claim ${groupsClaim} is no list of names`,
+      },
+    ],
+    claimMappings: {
+      username: { expression: usernameExpression(userPrefix) },
+      groups: { expression: groups.mapped },
+      uid: { claim: 'sub' },
+    },
+    userValidationRules: [
+      {
+        expression: '!user.username.startsWith("system:")',
+        message: 'users of the provider are no users of the system',
       },
     ],
   };
@@ -85,10 +113,14 @@ export function authenticationConfiguration(options: AuthenticationOptions): Rec
  * checks the claim. If the claim has another form, the user gets no groups. Otherwise the user would seem to have no managed group. A
  * missing claim is an error.
  */
-function groupsExpressions(claim: string, managed: readonly string[]): { areNames: string; mapped: string } {
+function groupsExpressions(
+  claim: string,
+  managed: readonly string[],
+  prefix: string,
+): { areNames: string; mapped: string } {
   const groups = `dyn(claims[${literal(claim)}])`;
   const areNames = `type(${groups}) == list && ${groups}.all(g, type(g) == string)`;
-  const own = `${groups}.map(g, ${literal(GROUP_PREFIX)} + string(g))`;
+  const own = `${groups}.map(g, ${literal(prefix)} + string(g))`;
   const names = managed.map(literal).join(', ');
   const admins =
     managed.length === 0
@@ -104,22 +136,27 @@ function checkOptions({
   hardened = false,
   ...rest
 }: AuthenticationOptions): void {
-  const { groupsClaim = 'groups', authority } = rest;
+  const { groupsClaim = 'groups', groupPrefix = GROUP_PREFIX, authority } = rest;
   checkIssuer(issuer);
   for (const name of [client, groupsClaim, ...managedGroups]) {
     if (name.trim() !== name || name === '') {
       throw new Error(`CLIENT and names must not be empty or have spaces around them: "${name}"`);
     }
   }
+  checkManagedGroups(managedGroups, hardened, groupPrefix);
+  if (authority !== undefined) {
+    checkAuthority(authority);
+  }
+}
+
+/** @throws Error when the profile is unclear, or a group has the prefix that the cluster gives it */
+function checkManagedGroups(managedGroups: readonly string[], hardened: boolean, groupPrefix: string): void {
   if (managedGroups.length > 0 === hardened) {
     throw new Error('Use either --managed-group, once for each group with a role, or --hardened');
   }
-  if (managedGroups.some((name) => name.startsWith(GROUP_PREFIX))) {
+  if (managedGroups.some((name) => name.startsWith(groupPrefix))) {
     // With such a name, no user would have a managed group, so all users would be cluster administrators.
-    throw new Error(`Name groups as the provider names them, without ${GROUP_PREFIX}`);
-  }
-  if (authority !== undefined) {
-    checkAuthority(authority);
+    throw new Error(`Name groups as the provider names them, without ${groupPrefix}`);
   }
 }
 
@@ -140,9 +177,13 @@ function checkAuthority(pem: string): void {
   }
 }
 
-/** Returns a string literal of the Common Expression Language. This language accepts all escapes of JSON. */
-function literal(text: string): string {
-  return JSON.stringify(text);
+/** Reads a file that this command printed. @throws Error when it has no list of providers */
+async function readConfiguration(file: string): Promise<AuthenticationConfiguration> {
+  const document = parse(await readFile(file, 'utf8')) as Partial<AuthenticationConfiguration> | null;
+  if (document?.kind !== 'AuthenticationConfiguration' || !Array.isArray(document.jwt)) {
+    throw new Error(`The file ${file} of --beside must be one that this command printed`);
+  }
+  return document as AuthenticationConfiguration;
 }
 
 async function main(): Promise<void> {
@@ -153,6 +194,9 @@ async function main(): Promise<void> {
       hardened: { type: 'boolean' },
       'groups-claim': { type: 'string' },
       authority: { type: 'string' },
+      beside: { type: 'string' },
+      'user-prefix': { type: 'string' },
+      'group-prefix': { type: 'string' },
     },
   });
   const [issuer, client, ...others] = positionals;
@@ -166,6 +210,9 @@ async function main(): Promise<void> {
     hardened: values.hardened,
     groupsClaim: values['groups-claim'],
     authority: values.authority === undefined ? undefined : await readFile(values.authority, 'utf8'),
+    beside: values.beside === undefined ? undefined : await readConfiguration(values.beside),
+    userPrefix: values['user-prefix'],
+    groupPrefix: values['group-prefix'],
   });
   process.stdout.write(stringify(configuration, { lineWidth: 0 }));
 }

@@ -126,6 +126,6 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: requestIndexes(config),
     }),
     approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
-    addresses: watchAddresses(client, logger),
+    addresses: watchAddresses(client, logger, config),
   };
 }

@@ -70,6 +70,7 @@ const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
   'SecretNotFound',
   'SecretNotRead',
   'UserDataInvalid',
+  'UserDataSecretRefused',
 ]);
 
 /** Returns whether this reason of a failed step means that the user data of a machine could not be fetched. */

@@ -14,8 +14,11 @@ function clientOf(answer: () => unknown): Pick<KubeClient, 'get'> {
 }
 
 /** Returns a client that reads a Secret with these bytes at the key `key`. */
-function secret(bytes: Buffer | string, key = REF.key): Pick<KubeClient, 'get'> {
-  return clientOf(() => ({ data: { [key]: Buffer.from(bytes).toString('base64') } }));
+function secret(
+  bytes: Buffer | string,
+  { key = REF.key, type = 'berth.dev/user-data' }: { key?: string; type?: string } = {},
+): Pick<KubeClient, 'get'> {
+  return clientOf(() => ({ type, data: { [key]: Buffer.from(bytes).toString('base64') } }));
 }
 
 function refused(status: number): Pick<KubeClient, 'get'> {
@@ -30,9 +33,28 @@ describe('user data from a Secret', () => {
     expect(await readUserData(secret(text), REF)).toBe(text);
   });
 
-  test.each([
+  test.each<[string, Pick<KubeClient, 'get'>, string, string]>([
     ['no Secret', refused(404), 'SecretNotFound', 'first-boot in ci'],
-    ['no such key', secret(PASSWORD, 'other'), 'SecretNotFound', 'the key user-data'],
+    ['no such key', secret(PASSWORD, { key: 'other' }), 'SecretNotFound', 'the key user-data'],
+    ...[
+      'Opaque',
+      'kubernetes.io/dockerconfigjson',
+      'kubernetes.io/service-account-token',
+      'kubernetes.io/tls',
+      'kubernetes.io/basic-auth',
+      'bootstrap.kubernetes.io/token',
+      'helm.sh/release.v1',
+      'berth.dev/vnc-password',
+      'berth.dev/user-data-2',
+    ].map(
+      (type) =>
+        [
+          `the type ${type}`,
+          secret(PASSWORD, { type }),
+          'UserDataSecretRefused',
+          `first-boot in ci has the type ${type}, and guests get only Secrets of type berth.dev/user-data`,
+        ] as [string, Pick<KubeClient, 'get'>, string, string],
+    ),
     ['too many bytes', secret(`${PASSWORD.repeat(2 ** 12)}x`), 'UserDataInvalid', '65536'],
     ['no text', secret(Buffer.from([0xff, 0xfe, ...Buffer.from(PASSWORD)])), 'UserDataInvalid', 'UTF-8'],
     ['no answer', refused(503), 'SecretNotRead', 'away'],

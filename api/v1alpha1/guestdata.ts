@@ -25,6 +25,11 @@ const USER_DATA_LENGTH = 16 * KIBIBYTE;
  * user data from a Secret. There is a limit, because the agent keeps the user data in memory while it makes the disk of the guest.
  */
 export const SECRET_USER_DATA_BYTES = 64 * KIBIBYTE;
+/**
+ * Type of the Secrets whose values a guest may get. A Secret of another type could be a password of somebody else, and users who may create
+ * VMs need no right to Secrets. The API server never changes the type of a Secret.
+ */
+export const USER_DATA_SECRET_TYPE = 'berth.dev/user-data';
 
 export const userDataSchema = z
   .string()
@@ -40,7 +45,7 @@ export const userDataSchema = z
 
 export const userDataSecretSchema = z
   .object({
-    name: objectName('Name of a Secret in this namespace.'),
+    name: objectName(`Name of a Secret of type ${USER_DATA_SECRET_TYPE} in this namespace.`),
     key: text(
       'Key of an entry in the Secret. The entry is a text of at most 65536 bytes.',
       253,
@@ -48,8 +53,7 @@ export const userDataSecretSchema = z
     ),
   })
   .meta({
-    description:
-      'Secret with data that the guest uses at its first boot. The host reads the Secret at each start of the machine. The machine does not start until the Secret exists.',
+    description: `Secret of type ${USER_DATA_SECRET_TYPE} with data that the guest uses at its first boot. The host reads the Secret at each start of the machine. The machine does not start until the Secret exists.`,
   });
 
 /** Keys of the metadata that every guest gets. Users must not set these keys in `guestMetadata`. */

@@ -6,6 +6,7 @@ import { BlockList, isIP } from 'node:net';
 import type { Node } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Refusal } from './content.ts';
+import { hostNameOf } from './joining.ts';
 
 /** Facts that the decision about an address needs in addition to the request. */
 export interface Surroundings {
@@ -107,7 +108,7 @@ function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refu
  * kubelet's name: it replaces each dot by a hyphen and adds `suffix`.
  */
 function isKubeletOf(node: string, host: string, suffix: string): boolean {
-  return suffix !== '' && host === `${node.replaceAll('.', '-')}${suffix}`;
+  return suffix !== '' && host === hostNameOf(node, suffix);
 }
 
 function isAllowed(address: string, cidrs: readonly string[]): boolean {

@@ -20,7 +20,7 @@ import { isHost } from '../host/observe.ts';
 import { CLIENT_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER } from './content.ts';
 import { type JoiningConfig, joiningOf, rivalOf } from './joining.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
-import { surroundings } from './surroundings.ts';
+import { namesakesOf, surroundings } from './surroundings.ts';
 
 /**
  * Time in milliseconds after which a request is checked again if its requester has no Node. If the requester is a host, it creates its
@@ -91,7 +91,7 @@ export class CertificateReconciler {
 
   /** Returns the decision about a request, and the name of the Node on which the decision depends. */
   async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
-    const { client, config, requests } = this.#options;
+    const { addresses, client, config, requests } = this.#options;
     const requester = requesterOf(csr, config);
     if (requester === undefined) {
       return { decision: { kind: 'ignore' }, name: undefined };
@@ -103,7 +103,8 @@ export class CertificateReconciler {
     const node = name === undefined ? undefined : await unlessMissing(client.get(NODES, { name }));
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;
-    const decision = decide(requester, csr, request, { node, rival });
+    const namesakes = namesakesOf(addresses, name ?? '');
+    const decision = decide(requester, csr, request, { node, rival, namesakes });
     return {
       decision:
         decision.kind === 'serving' ? decideServing(decision, await surroundings(this.#options)) : decision,

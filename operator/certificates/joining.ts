@@ -22,6 +22,8 @@ export interface Joining {
   readonly kind: 'joining';
   /** Name of the host for which the credential is valid. The value is a refusal if the credential is not valid for exactly one host. */
   readonly host: string | Refusal;
+  /** Name of the kubelet's Node from which the name of the host is derived. It is undefined for a bootstrap token, which names the host. */
+  readonly node?: string | undefined;
 }
 
 /** Settings that the rules need: the ServiceAccount of the DaemonSet's agents, and the suffix of the names of their hosts. */
@@ -34,7 +36,8 @@ export function joiningOf(
 ): Joining | undefined {
   const { username = '', groups = [], extra = {} } = spec;
   if (username === `system:serviceaccount:${namespaces.system}:${hosts.serviceAccount}`) {
-    return { kind: 'joining', host: hostOfNode(extra[NODE_NAME_EXTRA], hosts.nodeNameSuffix) };
+    const bound = extra[NODE_NAME_EXTRA] ?? [];
+    return { kind: 'joining', host: hostOfNode(bound, hosts.nodeNameSuffix), node: bound[0] };
   }
   const names = groups.filter((group) => group.startsWith(NAME_GROUP_PREFIX));
   if (names.length === 0 && !groups.includes(BOOTSTRAP_GROUP)) {
@@ -59,9 +62,17 @@ const NOT_FOR_A_NODE: Refusal = {
  * the host's name from the name of this node, and this function derives it in the same way. The result is a refusal if the token is not
  * bound to exactly one node.
  */
-function hostOfNode(bound: readonly string[] = [], suffix: string): string | Refusal {
+function hostOfNode(bound: readonly string[], suffix: string): string | Refusal {
   const [node] = bound;
-  return node === undefined || bound.length > 1 ? NOT_FOR_A_NODE : `${node}${suffix}`.replaceAll('.', '-');
+  return node === undefined || bound.length > 1 ? NOT_FOR_A_NODE : hostNameOf(node, suffix);
+}
+
+/**
+ * Returns the name of the host on the computer of a kubelet's Node. Nodes whose names differ only in dots and hyphens have the same host
+ * name, and none of their agents gets a first certificate.
+ */
+export function hostNameOf(node: string, suffix: string): string {
+  return `${node}${suffix}`.replaceAll('.', '-');
 }
 
 /**

@@ -6,7 +6,15 @@ import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
 import type { Surroundings } from './addresses.ts';
 import { rivalOf } from './joining.ts';
 import { parseConfig } from '../config/config.ts';
-import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
+import {
+  decide,
+  decideServing,
+  type Decision,
+  type Known,
+  nodeToKnow,
+  type Reading,
+  requesterOf,
+} from './policy.ts';
 
 /** Number of random requests. Several in a hundred of them are approved. */
 const OF_WHICH_SOME_ARE_APPROVED = 5_000;
@@ -94,7 +102,7 @@ function judge(
   parsed: SigningRequest | undefined,
   signerName = CLIENT_SIGNER,
   part: Partial<CertificateSigningRequest['spec']> = {},
-  rival?: string,
+  known: Omit<Known, 'node'> = {},
 ): Decision {
   const csr: CertificateSigningRequest = {
     apiVersion: 'certificates.k8s.io/v1',
@@ -115,7 +123,7 @@ function judge(
     return { kind: 'ignore' };
   }
   const node = NODES.get(nodeToKnow(requester, reading) ?? '');
-  const decision = decide(requester, csr, reading, { node, rival });
+  const decision = decide(requester, csr, reading, { node, ...known });
   return decision.kind === 'serving' ? decideServing(decision, SURROUNDINGS) : decision;
 }
 
@@ -227,6 +235,20 @@ describe('credentials of joining hosts are valid for one name', () => {
     expect(judge(podOn('node1.example'), forNode).kind).toBe('approve');
   });
 
+  it.each(['node1-example', 'node1.example'])(
+    'is denied to %s while another Node has the same name of a host, and the message names both',
+    (node) => {
+      const namesakes = ['node1-example', 'node1.example'];
+      const [other] = namesakes.filter((name) => name !== node);
+      const decision = judge(podOn(node), forNode, CLIENT_SIGNER, {}, { namesakes });
+      expect(decision).toMatchObject({
+        reason: 'HostNameShared',
+        message: expect.stringContaining(`${node} and ${other} would share`),
+      });
+      expect(judge(podOn(node), forNode, CLIENT_SIGNER, {}, { namesakes: [node] }).kind).toBe('approve');
+    },
+  );
+
   it('the account of the same name in another namespace is left to other approvers', () => {
     const by = { ...podOn('node1.example'), username: 'system:serviceaccount:default:berth-agent' };
     expect(judge(by, forNode)).toEqual({ kind: 'ignore' });
@@ -239,7 +261,7 @@ describe('credentials of joining hosts are valid for one name', () => {
   });
 
   it('is denied while another request for the name is open, with the next step', () => {
-    expect(judge(bootstrap, forNew, CLIENT_SIGNER, {}, 'first')).toMatchObject({
+    expect(judge(bootstrap, forNew, CLIENT_SIGNER, {}, { rival: 'first' })).toMatchObject({
       reason: 'RequestOpen',
       message: expect.stringContaining('kubectl delete csr first'),
     });

@@ -76,6 +76,8 @@ export interface Known {
   readonly node: Node | undefined;
   /** Name of another request that competes for the first certificate of the same host: see `rivalOf` in joining.ts. */
   readonly rival?: string | undefined;
+  /** Names of the Nodes from which the same host name is derived. The Node of the requester can be among them. */
+  readonly namesakes?: readonly string[] | undefined;
 }
 
 export function decide(
@@ -123,7 +125,11 @@ function notItself(rule: string, name: string): Decision {
   return deny('NotItself', `${rule}, but the request is for the certificate of ${NODE_USER_PREFIX}${name}`);
 }
 
-function decideFirst({ host }: Joining, name: string, { node, rival }: Known): Decision {
+function decideFirst(
+  { host, node: kubelet }: Joining,
+  name: string,
+  { node, rival, namesakes = [] }: Known,
+): Decision {
   if (typeof host !== 'string') {
     return { kind: 'deny', ...host };
   }
@@ -134,6 +140,13 @@ function decideFirst({ host }: Joining, name: string, { node, rival }: Known): D
     return deny(
       'NodeExists',
       `Node ${name} exists already. If its host must join the cluster again, run: kubectl delete node ${name}`,
+    );
+  }
+  const others = kubelet === undefined ? [] : namesakes.filter((other) => other !== kubelet);
+  if (others.length > 0) {
+    return deny(
+      'HostNameShared',
+      `The Nodes ${kubelet} and ${others.join(', ')} would share the host ${name}, because dots become hyphens in the names of hosts. Rename one of them, or take it out of agent.nodeSelector and delete its Node`,
     );
   }
   return rival === undefined

@@ -9,16 +9,32 @@ import { unlessMissing } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { addressesOf, plainAddress, type Surroundings } from './addresses.ts';
+import { hostNameOf } from './joining.ts';
 
 /** Name of the API server's Service. The EndpointSlice with the API server's own addresses has the same name. */
 const API_SERVER = { namespace: 'default', name: 'kubernetes' } as const;
 const BY_ADDRESS = 'address';
+const BY_HOST_NAME = 'host';
 
 /**
- * Creates an informer of all Nodes, including Nodes that are not hosts. Its index finds a Node by the addresses that the Node publishes.
+ * Creates an informer of all Nodes, including Nodes that are not hosts. Its indexes find a Node by the addresses that the Node publishes,
+ * and by the name of the host on the same computer.
  */
-export function watchAddresses(client: KubeClient, logger: Logger): Informer<Node> {
-  return new Informer(client, NODES, { logger, transform: trimmed, indexes: { [BY_ADDRESS]: addressesOf } });
+export function watchAddresses(
+  client: KubeClient,
+  logger: Logger,
+  { hosts }: Pick<OperatorConfig, 'hosts'>,
+): Informer<Node> {
+  const indexes = {
+    [BY_ADDRESS]: addressesOf,
+    [BY_HOST_NAME]: ({ metadata: { name } }: Node) => [hostNameOf(name, hosts.nodeNameSuffix)],
+  };
+  return new Informer(client, NODES, { logger, transform: trimmed, indexes });
+}
+
+/** Returns the names of the Nodes from which an agent derives this name of a host. */
+export function namesakesOf(addresses: Informer<Node>, host: string): string[] {
+  return addresses.cache.byIndex(BY_HOST_NAME, host).map(({ metadata }) => metadata.name);
 }
 
 /** Reads the current facts for a decision about addresses. `addresses` is the informer that {@link watchAddresses} created. */

@@ -23,11 +23,16 @@ const ACCOUNTS = {
   mixed: { groups: ['others', 7] },
   unverified: { groups: ['devs'], email_verified: false },
   system: { groups: ['devs'], email: 'system:admin' },
+  /** Has the name of a user of the other provider as its address. */
+  twin: { groups: ['devs'], email: 'second:dev@berth.test' },
 };
 type Account = keyof typeof ACCOUNTS;
 type Profile = 'open' | 'hardened';
 const PROFILES: Profile[] = ['open', 'hardened'];
 const ADMINS = 'berth:cluster-admins';
+/** Prefixes of the users and groups of each provider. */
+const USERS = { open: '', hardened: 'second:' };
+const GROUPS = { open: 'oidc:', hardened: 'second:' };
 const EVERYBODY = 'system:authenticated';
 /** Time until the API server asks again for a provider that was away at its start. It asks every 10 s. */
 const DISCOVERY_MILLISECONDS = 60_000;
@@ -43,10 +48,12 @@ beforeAll(async () => {
   };
   // One API server takes both profiles, each with a provider of its own.
   const profile = ({ issuer, authority }: IdentityProvider, choice: object) =>
-    authenticationConfiguration({ issuer, authority, client: CLIENT, ...choice }) as { jwt: unknown[] };
+    authenticationConfiguration({ issuer, authority, client: CLIENT, ...choice });
   const open = profile(providers.open, { managedGroups: ['devs', 'admins'] });
-  const { jwt } = profile(providers.hardened, { hardened: true });
-  const authentication = stringify({ ...open, jwt: [...open.jwt, ...jwt] });
+  const prefixes = { userPrefix: 'second:', groupPrefix: 'second:' };
+  const authentication = stringify(
+    profile(providers.hardened, { hardened: true, beside: open, ...prefixes }),
+  );
   cluster = await startCluster({ name: `authentication-${process.pid}`, authentication });
   const { server: address, certificateAuthority } = await loadConnection({
     kubeconfigPath: cluster.kubeconfig,
@@ -115,15 +122,15 @@ describe('an accepted token', () => {
   ])('of %s makes its person known by email, id and groups', async (_, method) => {
     for (const profile of PROFILES) {
       expect(await whoIs(await method(providers[profile], 'dev'))).toEqual({
-        username: 'dev@berth.test',
+        username: `${USERS[profile]}dev@berth.test`,
         uid: 'dev',
-        groups: ['oidc:devs', 'oidc:others', EVERYBODY],
+        groups: [`${GROUPS[profile]}devs`, `${GROUPS[profile]}others`, EVERYBODY].toSorted(),
       });
     }
   });
 
   it.each<[Account, string[]]>([
-    ['custom', ['oidc:others']],
+    ['custom', ['others']],
     ['grouplist', []],
   ])(
     'of %s, without a managed group, makes a cluster administrator only where that is wanted',
@@ -132,16 +139,25 @@ describe('an accepted token', () => {
         open: await signIn(providers.open, account),
         hardened: await signIn(providers.hardened, account),
       };
-      expect(await whoIs(tokens.open)).toMatchObject({ groups: [ADMINS, ...groups, EVERYBODY] });
-      expect(await whoIs(tokens.hardened)).toMatchObject({ groups: [...groups, EVERYBODY] });
+      const own = (profile: Profile) => groups.map((group) => `${GROUPS[profile]}${group}`);
+      expect(await whoIs(tokens.open)).toMatchObject({ groups: [ADMINS, ...own('open'), EVERYBODY] });
+      expect(await whoIs(tokens.hardened)).toMatchObject({ groups: [...own('hardened'), EVERYBODY] });
     },
   );
 
   it('gives no group of the cluster or of Berth that the provider names', async () => {
-    const groups = ['oidc:berth:cluster-admins', 'oidc:devs', 'oidc:system:masters', EVERYBODY];
     for (const profile of PROFILES) {
+      const named = ['berth:cluster-admins', 'devs', 'system:masters'];
+      const groups = [...named.map((group) => `${GROUPS[profile]}${group}`), EVERYBODY].toSorted();
       expect(await whoIs(await signIn(providers[profile], 'pretender'))).toMatchObject({ groups });
     }
+  });
+
+  it('names no user of another provider', async () => {
+    expect(await whoIs(await signIn(providers.open, 'twin'))).toBe('Unauthorized');
+    expect(await whoIs(await signIn(providers.hardened, 'twin'))).toMatchObject({
+      username: 'second:second:dev@berth.test',
+    });
   });
 
   it('may come from a provider whose clock differs a little', async () => {
@@ -155,6 +171,14 @@ describe('an accepted token', () => {
 
 type Maker = (provider: IdentityProvider, other: IdentityProvider) => string | Promise<string>;
 
+it('of a user of the system is refused, and with a prefix it is another user', async () => {
+  const token = await signIn(providers.open, 'system');
+  expect(await whoIs(token)).toBe('Unauthorized');
+  expect(await causeOf(token)).toContain('no users of the system');
+  const username = 'second:system:admin';
+  expect(await whoIs(await signIn(providers.hardened, 'system'))).toMatchObject({ username });
+});
+
 describe.each(PROFILES)('in the %s profile, a token', (profile) => {
   it.each<[string, Maker, string]>([
     ['of 61 minutes', (provider) => signInWithLife(provider, 'dev', 3660), 'lives longer than one hour'],
@@ -163,7 +187,6 @@ describe.each(PROFILES)('in the %s profile, a token', (profile) => {
     ['with a group that is no text', (provider) => signIn(provider, 'mixed'), 'is no list of names'],
     ['for another program', (provider) => signIn(provider, 'dev', OTHER_CLIENT), 'audience'],
     ['of an unverified address', (provider) => signIn(provider, 'unverified'), 'empty username'],
-    ['of a user of the system', (provider) => signIn(provider, 'system'), 'no users of the system'],
     [
       'of yesterday',
       (provider) => provider.forge('dev', { iat: now() - 7200, exp: now() - 3601 }),

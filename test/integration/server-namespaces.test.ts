@@ -160,6 +160,19 @@ describe('namespaces', () => {
     expect(left === undefined || left.metadata.deletionTimestamp !== undefined).toBe(true);
   });
 
+  it('get the label for keyless tolerations only from users who may update them', async () => {
+    const [name, label] = [`${MADE}-lenient`, 'berth.dev/keyless-tolerations'];
+    const labelled = { apiVersion: 'v1', kind: 'Namespace', metadata: { name, labels: { [label]: 'true' } } };
+    const creation = async (...as: string[]) =>
+      await cluster.kubectl(['create', '--dry-run=server', '-f', '-', ...as], {
+        allowFailure: true,
+        input: JSON.stringify(labelled),
+      });
+    const { code, stderr } = await creation(`--as=system:serviceaccount:${HOME}:owner`);
+    expect([code, stderr]).toEqual([1, expect.stringContaining(`may set the label ${label}`)]);
+    expect(await creation()).toMatchObject({ code: 0 });
+  });
+
   it('are created and deleted by the role only if Berth serves them, also without the HTTP API', async () => {
     const client = cluster.client();
     const creation = async (name: string, ...as: string[]) =>

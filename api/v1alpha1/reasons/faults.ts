@@ -30,7 +30,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'The Secret in spec.userDataSecretRef does not exist, or has no entry with the given key. The machine waits until the Secret and the entry exist',
-    todo: 'Create the Secret, with an entry that has this key',
+    todo: 'Create the Secret with the type berth.dev/user-data, and an entry that has this key',
   },
   SecretNotRead: {
     seen: {
@@ -50,6 +50,13 @@ export const FAULTS = {
     by: 'agent',
     says: 'The value of the Secret in spec.userDataSecretRef is not text, or is too long',
     todo: 'Put UTF-8 text of at most 65536 bytes into the Secret',
+  },
+  UserDataSecretRefused: {
+    seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
+    class: 'mendable',
+    by: 'agent',
+    says: 'The Secret in spec.userDataSecretRef has a type other than berth.dev/user-data. Guests get no other Secrets',
+    todo: 'Delete the Secret, and create it with the type berth.dev/user-data. The type of a Secret cannot be changed',
   },
   HostUnreachable: {
     seen: { Emulator: ['Ready'], VM: ['Ready'] },

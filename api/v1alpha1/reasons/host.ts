@@ -161,4 +161,11 @@ export const HOST_REASONS = {
     says: 'Another request for the same host is open or approved',
     todo: 'If the host did not create the other request, delete that other request',
   },
+  HostNameShared: {
+    seen: DENIED,
+    class: 'mendable',
+    by: 'operator',
+    says: 'The names of two Nodes of kubelets differ only in dots and hyphens, so their hosts would have the same name',
+    todo: 'Rename one of the Nodes, or take it out of agent.nodeSelector and delete it',
+  },
 } as const;

@@ -5,6 +5,7 @@ import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { USER_DATA_SECRET_TYPE } from '../../../api/v1alpha1/guestdata.ts';
 import type { Image, ImageSpec } from '../../../api/v1alpha1/image.ts';
 import { SECRETS } from '../../../kube/core.ts';
 import { IMAGES } from '../../../api/v1alpha1/resources.ts';
@@ -54,6 +55,7 @@ beforeAll(async () => {
   await world.makeImage('writer', 'writer.raw');
   await world.cluster.client().create(SECRETS, {
     metadata: { name: 'first-boot', namespace: NAMESPACE },
+    type: USER_DATA_SECRET_TYPE,
     stringData: { 'user-data': `#cloud-config\n{"password":"${PASSWORD}"}\n` },
   });
   port = await freePort();

@@ -5,6 +5,7 @@ import { existsSync, readFileSync, statSync } from 'node:fs';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { USER_DATA_SECRET_TYPE } from '../../../api/v1alpha1/guestdata.ts';
 import { WORKLOAD_LABEL } from '../../../api/v1alpha1/names.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -113,7 +114,12 @@ test(
     expect(message).toContain(`the Secret ${SECRET} in ${world.vms.namespace}`);
     expect(await world.kubectl('get', 'vm', 'x')).toMatch(/^x +Starting +False +SecretNotFound /m);
     const metadata = { name: SECRET, namespace: world.vms.namespace };
-    await world.cluster.client().create(SECRETS, { metadata, stringData: { 'user-data': USER_DATA } });
+    const secret = { metadata, stringData: { 'user-data': USER_DATA } };
+    await world.cluster.client().create(SECRETS, secret);
+    const refused = { status: 'False', reason: 'UserDataSecretRefused' } as const;
+    await world.vms.waitForCondition('x', 'UserDataReady', refused, BOOT);
+    await world.cluster.client().delete(SECRETS, metadata);
+    await world.cluster.client().create(SECRETS, { ...secret, type: USER_DATA_SECRET_TYPE });
   },
   TEST_MILLISECONDS,
 );
