@@ -5,7 +5,7 @@ import { insecureServersText } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { pullKeyring } from './secrets.ts';
+import { pullKeyring, storageKeyring } from './secrets.ts';
 
 function podWith(annotation?: string): Pod {
   return {
@@ -47,4 +47,43 @@ it('a machine waits for its pull secret while the API server cannot read Secrets
   const error: unknown = await asked.catch((thrown: unknown) => thrown);
   expect([reasonIn(error), classOf(reasonIn(error), 'VM')]).toEqual(['SecretNotRead', 'mendable']);
   expect(String(error)).toContain('regcred in platform-ci');
+});
+
+/** An API server with the Secrets, by namespace. It refuses the first `refusals` requests for a Secret of another namespace than the Pod's. */
+function secretsIn(passwords: Record<string, string>, refusals = 0) {
+  const asked: string[] = [];
+  const get = async (_: unknown, { name, namespace }: { name: string; namespace: string }) => {
+    asked.push(`${namespace}/${name}`);
+    if (namespace !== 'platform-ci' && asked.filter((one) => one.startsWith(namespace)).length <= refusals) {
+      throw new ApiError('no right yet', { status: 403, reason: 'Forbidden' });
+    }
+    const password = passwords[namespace];
+    if (password === undefined) {
+      throw new ApiError('not there', { status: 404, reason: 'NotFound' });
+    }
+    const auth = Buffer.from(`berth:${password}`).toString('base64');
+    const config = JSON.stringify({ auths: { 'registry.example': { auth } } });
+    const data = { '.dockerconfigjson': Buffer.from(config).toString('base64') };
+    return { metadata: { name, namespace }, type: 'kubernetes.io/dockerconfigjson', data };
+  };
+  return { asked, client: { get } as unknown as KubeClient };
+}
+
+it.each([
+  ['of its own namespace', { 'platform-ci': 'own', 'berth-system': 'shared' }, 0, 'own'],
+  ['of the system namespace, once the host may read them', { 'berth-system': 'shared' }, 2, 'shared'],
+  ['of nobody for an open registry', {}, 0, undefined],
+])('a task writes to the image storage with the credentials %s', async (_, passwords, refusals, password) => {
+  const { client: cluster } = secretsIn(passwords, refusals);
+  const keyring = await storageKeyring(cluster, podWith(), 'berth-system');
+  expect(JSON.stringify(keyring.candidates('registry.example', 'berth/i'))).toMatch(password ?? '');
+  expect(keyring.candidates('registry.example', 'berth/i')).toHaveLength(password === undefined ? 0 : 1);
+});
+
+it('the credentials of the image storage open no image for a Pod', async () => {
+  const { asked, client: cluster } = secretsIn({ 'platform-ci': 'own' });
+  const pod = podWith();
+  pod.spec.imagePullSecrets = [{ name: 'berth-image-storage' }];
+  expect((await pullKeyring(cluster, pod)).candidates('registry.example', 'berth/i')).toEqual([]);
+  expect(asked).toEqual([]);
 });

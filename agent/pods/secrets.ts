@@ -2,7 +2,7 @@
  * Reads the Secrets to which a Pod refers, and the credentials in its pull secrets. The agent has the rights of a Node. Therefore it can
  * read a Secret only if a Pod of this Node refers to the Secret.
  */
-import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { INSECURE_SERVERS_ANNOTATION, STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import {
   PULL_SECRET_KEY,
@@ -22,6 +22,11 @@ import { Keyring } from '../images/oci/credentials.ts';
  * Pod some milliseconds earlier than the API server's Node authorizer.
  */
 const LAG_MILLISECONDS = 10_000;
+/**
+ * Time limit for retries until this host may read the Secret of the image storage in the system namespace. The operator grants that right
+ * after it has seen the Pod of the task, which can take long while the operator changes its leader.
+ */
+const GRANT_MILLISECONDS = 60_000;
 const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
 
@@ -34,6 +39,7 @@ const LAG_CAP_MILLISECONDS = 1_000;
 export async function readSecret(
   client: Pick<KubeClient, 'get'>,
   ref: { name: string; namespace: string },
+  limitMilliseconds = LAG_MILLISECONDS,
 ): Promise<Secret | undefined> {
   const tries = new Backoff({
     firstMilliseconds: LAG_FIRST_MILLISECONDS,
@@ -49,7 +55,7 @@ export async function readSecret(
         const message = `The host could not read the Secret ${name} in ${namespace} from the API server: ${messageOf(error)}`;
         throw new ReasonedError('SecretNotRead', message, { cause: error });
       }
-      if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {
+      if (isNotFound(error) || performance.now() - began >= limitMilliseconds) {
         return undefined;
       }
     }
@@ -66,6 +72,10 @@ export async function readSecret(
 export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promise<Keyring> {
   const texts: string[] = [];
   for (const { name } of pod.spec.imagePullSecrets ?? []) {
+    // This Secret is for writes to the image storage. A namespace need not have one.
+    if (name === STORAGE_SECRET) {
+      continue;
+    }
     texts.push(await readPullSecret(client, { name, namespace: pod.metadata.namespace ?? '' }));
   }
   const { namespace = '', annotations = {} } = pod.metadata;
@@ -78,6 +88,29 @@ export async function pullKeyring(client: KubeClient, pod: Readonly<Pod>): Promi
   }
 }
 
+/**
+ * Returns the credentials with which a task writes to the registry of the image storage: those of the Pod's namespace if it has some, else
+ * those of `otherNamespace`. The result is empty if there are none, because a registry can be open.
+ *
+ * @throws ReasonedError `PullSecretMissing` when the Secret has another type or content; `SecretNotRead` when the API server does not
+ * give it.
+ */
+export async function storageKeyring(
+  client: Pick<KubeClient, 'get'>,
+  { metadata: { namespace = '' } }: Readonly<Pod>,
+  otherNamespace: string | undefined,
+): Promise<Keyring> {
+  const own = await readSecret(client, { name: STORAGE_SECRET, namespace });
+  const other =
+    otherNamespace === undefined ? undefined : { name: STORAGE_SECRET, namespace: otherNamespace };
+  const secret = own ?? (other && (await readSecret(client, other, GRANT_MILLISECONDS)));
+  try {
+    return Keyring.parse(secret === undefined ? [] : [textOf(secret)]);
+  } catch (error) {
+    throw missing(`The Secret ${STORAGE_SECRET} cannot be used: ${messageOf(error)}`);
+  }
+}
+
 async function readPullSecret(client: KubeClient, ref: { name: string; namespace: string }): Promise<string> {
   const secret = await readSecret(client, ref);
   if (secret === undefined) {
@@ -85,11 +118,14 @@ async function readPullSecret(client: KubeClient, ref: { name: string; namespace
       `The pull secret ${ref.name} in ${ref.namespace} does not exist, or this host has no right to read it`,
     );
   }
-  const { type, data } = secret;
+  return textOf(secret);
+}
+
+function textOf({ metadata: { name, namespace }, type, data }: Secret): string {
   const text = data?.[PULL_SECRET_KEY];
   if (type !== PULL_SECRET_TYPE || text === undefined) {
     throw missing(
-      `The pull secret ${ref.name} in ${ref.namespace} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`,
+      `The pull secret ${name} in ${namespace} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`,
     );
   }
   return Buffer.from(text, 'base64').toString('utf8');
