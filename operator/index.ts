@@ -163,7 +163,14 @@ function removalController(options: OperatorOptions, watches: Watches): Controll
 function storageWritersController(options: OperatorOptions, watches: Watches): Controller {
   const consistency = new Consistency();
   const reconciler = new StorageWritersReconciler({ ...options, ...watches, consistency });
-  const controller = controllerFor(options, 'storagewriters', { workers: 1 }, reconciler, consistency);
+  const exists = existsIn(watches.storageWriters);
+  const controller = controllerFor(
+    options,
+    'storagewriters',
+    { workers: 1, exists },
+    reconciler,
+    consistency,
+  );
   enqueueStorageWriters(controller, { ...options, ...watches });
   return controller;
 }
