@@ -37,7 +37,7 @@ import type { Host } from './pods/host.ts';
 import { machineOf } from './pods/vmmachine.ts';
 import { followNetwork } from './pods/network.ts';
 import { NetworkMonitor } from './network/monitor.ts';
-import { pullKeyring, skippedSecrets } from './pods/secrets.ts';
+import { pullKeyring, skippedSecrets, storageKeyring } from './pods/secrets.ts';
 import type { RecordStore } from './pods/records.ts';
 import { readUserData } from './pods/userdata.ts';
 import { readVncPassword } from './pods/vnc.ts';
@@ -140,6 +140,7 @@ export async function runAgent(
     work: taskWork({
       ...host,
       publisher: parts.publisher,
+      storageKeyring: (pod, otherNamespace) => storageKeyring(client, pod, otherNamespace),
       machineOf: (vmUid) => machineOf(host, vmUid),
     }),
     logger,

@@ -34,7 +34,6 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   const machineRoot = await ownRoot({ dataDirectory, logger: log });
   const publisher = new Publisher({
     registries: images.registries,
-    storageKeyring: () => images.storageKeyring(),
     storageFolder: config.images.storageFolder,
   });
   // The start does not wait for this folder, because its file server can be down. Each write to the folder protects the folder again.

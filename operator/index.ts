@@ -21,6 +21,7 @@ import { exportHostMetrics } from './host/metrics.ts';
 import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
+import { enqueueStorageWriters, StorageWritersReconciler } from './imagestorage/writers.ts';
 import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
 import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.ts';
 import { enqueueVMs, VMReconciler } from './vm/controller.ts';
@@ -68,10 +69,23 @@ export function createControllers(options: OperatorOptions): Controllers {
   const imageCache = imageCacheController(options, watches);
   const emulator = emulatorController(options, watches);
   const roles = roleController(options, watches);
+  const storageWriters = storageWritersController(options, watches);
   const abandonedJobs = abandonedJobController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
-    controllers: [vm, image, iso, removals, imageCache, abandonedJobs, host, certificates, emulator, roles],
+    controllers: [
+      vm,
+      image,
+      iso,
+      removals,
+      imageCache,
+      abandonedJobs,
+      host,
+      certificates,
+      emulator,
+      roles,
+      storageWriters,
+    ],
   };
 }
 
@@ -142,6 +156,22 @@ function removalController(options: OperatorOptions, watches: Watches): Controll
   const reconciler = new RemovalReconciler({ ...options, ...watches, consistency });
   const controller = controllerFor(options, 'removal', { workers: 1 }, reconciler, consistency);
   enqueueRemovals(controller, watches);
+  return controller;
+}
+
+/** Creates the controller that lets hosts read the credentials of the image storage during their tasks. */
+function storageWritersController(options: OperatorOptions, watches: Watches): Controller {
+  const consistency = new Consistency();
+  const reconciler = new StorageWritersReconciler({ ...options, ...watches, consistency });
+  const exists = existsIn(watches.storageWriters);
+  const controller = controllerFor(
+    options,
+    'storagewriters',
+    { workers: 1, exists },
+    reconciler,
+    consistency,
+  );
+  enqueueStorageWriters(controller, { ...options, ...watches });
   return controller;
 }
 

@@ -7,6 +7,7 @@ import {
   EMULATOR_UID_LABEL,
   HOST_KEY,
   HOST_VALUE,
+  STORAGE_WRITERS,
   VM_UID_LABEL,
   WORKLOAD_LABEL,
 } from '../api/v1alpha1/names.ts';
@@ -120,6 +121,11 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
     adminBindings: new Informer(client, ROLE_BINDINGS, {
       ...base,
       fieldSelector: `metadata.name=${ADMIN_ROLE}`,
+    }),
+    storageWriters: new Informer(client, ROLE_BINDINGS, {
+      ...base,
+      namespace: config.namespaces.system,
+      fieldSelector: `metadata.name=${STORAGE_WRITERS}`,
     }),
     requests: new Informer(client, CERTIFICATE_SIGNING_REQUESTS, {
       ...base,

@@ -1,7 +1,8 @@
 /** Copies a large file into a file of this host, and computes the sha256 of exactly the bytes that it copies. */
 import { createHash } from 'node:crypto';
 import { type FileHandle, open, rm } from 'node:fs/promises';
-import { writeSparse } from './sparse.ts';
+import { DirectFile } from './diskio.ts';
+import { type SparseFile, writeSparse } from './sparse.ts';
 
 /** Number of bytes that are read, hashed and written at a time. The hash of a piece takes one to two milliseconds of the event loop. */
 const PIECE_BYTES = 1024 ** 2;
@@ -47,24 +48,28 @@ export async function copyHashed(
   // An interrupted attempt can have left a read-only file, which an agent that is not root cannot open.
   await rm(path, { force: true });
   const file = await open(path, 'wx', 0o600);
+  let direct: DirectFile | undefined;
   try {
-    const copied = await copyPieces(source, file, options);
+    direct = await DirectFile.open(path, { count: PIECES, bytes: PIECE_BYTES });
+    const copied = await copyPieces(source, { file, fresh: true, direct }, options);
     // Zeros at the end were not written, so the length of the file is set here.
     await file.truncate(copied.bytes);
     await file.sync();
     return copied;
   } finally {
+    await direct?.close();
     await file.close();
   }
 }
 
 async function copyPieces(
   source: FileHandle,
-  file: FileHandle,
+  target: SparseFile,
   { bytes, signal, onBytes }: CopyOptions,
 ): Promise<HashedCopy> {
   const hash = createHash('sha256');
-  const rooms = Array.from({ length: PIECES }, () => Buffer.allocUnsafeSlow(PIECE_BYTES));
+  const rooms =
+    target.direct?.rooms ?? Array.from({ length: PIECES }, () => Buffer.allocUnsafeSlow(PIECE_BYTES));
   /** The last write from each room. A room is read into again only after its write has ended. */
   const writes: Promise<void>[] = rooms.map(async () => await Promise.resolve());
   const readInto = async (turn: number, position: number): Promise<Buffer> => {
@@ -84,7 +89,7 @@ async function copyPieces(
       }
       const from = position;
       position += piece.length;
-      writes[turn % PIECES] = handled(writeSparse({ file, fresh: true }, piece, from));
+      writes[turn % PIECES] = handled(writeSparse(target, piece, from));
       reading = handled(readInto(turn + 1, position));
       hash.update(piece);
       onBytes(piece.length);

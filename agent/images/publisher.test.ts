@@ -41,7 +41,7 @@ describe('a disk in the folder of the image storage', () => {
   });
 
   function publisher(): Publisher {
-    return new Publisher({ registries, storageFolder, storageKeyring: () => Keyring.parse([]) });
+    return new Publisher({ registries, storageFolder });
   }
 
   async function store(): Promise<Published> {
@@ -58,7 +58,6 @@ describe('a disk in the folder of the image storage', () => {
     const without = new Publisher({
       registries,
       storageFolder: undefined,
-      storageKeyring: () => Keyring.parse([]),
     });
     const disk = { path: join(root, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
     const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
@@ -187,7 +186,7 @@ describe('a disk for a registry', () => {
   });
 
   function publisher(): Publisher {
-    return new Publisher({ registries, storageFolder: undefined, storageKeyring: () => Keyring.parse([]) });
+    return new Publisher({ registries, storageFolder: undefined });
   }
 
   const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
@@ -201,7 +200,11 @@ describe('a disk for a registry', () => {
     async (_, method, status, code, pushed) => {
       answer = { method, status, code };
       const disk = { path: join(folder, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
-      const stored = publisher().store({ type: 'registry', reference }, disk, options);
+      const stored = publisher().store(
+        { type: 'registry', reference, keyring: Keyring.parse([]) },
+        disk,
+        options,
+      );
       await expect(stored).rejects.toMatchObject({
         reason: 'TaskFailed',
         message: expect.stringMatching(`image storage.*answered ${status}`) as string,

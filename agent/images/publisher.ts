@@ -29,6 +29,11 @@ const VERSION_ANNOTATION = 'dev.berth.storage.version';
  */
 const BLAME_IMAGE: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageAccessDenied', 'ImageNotFound']);
 
+/** A place in the image storage. In a registry, the credentials of the task that writes or deletes there. */
+export type StoragePlace =
+  | Extract<StorageTarget, { type: 'folder' }>
+  | (Extract<StorageTarget, { type: 'registry' }> & { keyring: Keyring });
+
 export interface Published {
   /** Reference with the digest if the disk is in a registry. Undefined if the disk is a file. */
   reference: string | undefined;
@@ -50,8 +55,6 @@ export interface StoringOptions extends PublishingOptions {
 
 export interface PublisherOptions {
   registries: Registries;
-  /** Returns the credentials of the cluster's own image storage, which are used for that storage only. */
-  storageKeyring: () => Keyring;
   storageFolder: string | undefined;
 }
 
@@ -66,12 +69,11 @@ export class Publisher {
    * Stores a disk in the cluster's image storage. @throws ReasonedError when the storage does not take the disk. The reason never blames the
    * image for a fault of the storage.
    */
-  async store(target: StorageTarget, disk: RawDisk, options: StoringOptions): Promise<Published> {
+  async store(target: StoragePlace, disk: RawDisk, options: StoringOptions): Promise<Published> {
     if (target.type === 'folder') {
       return await this.#storeFile(target.path, disk, options);
     }
-    const { reference } = target;
-    const keyring = this.#options.storageKeyring();
+    const { reference, keyring } = target;
     // Each version of an image's content has its own tag, and its manifest contains this tag. Therefore no two versions share a digest. If
     // they did, the removal of one version would remove both.
     const annotations = { [VERSION_ANNOTATION]: reference };
@@ -86,7 +88,7 @@ export class Publisher {
    * Removes a disk from the cluster's image storage. Returns undefined when the storage no longer has the disk. If the storage does not
    * allow the removal, returns the reason.
    */
-  async remove(place: StorageTarget, signal: AbortSignal): Promise<string | undefined> {
+  async remove(place: StoragePlace, signal: AbortSignal): Promise<string | undefined> {
     if (place.type === 'folder') {
       await this.#removeFile(place.path, signal);
       return undefined;
@@ -96,7 +98,7 @@ export class Publisher {
     if (digest === undefined) {
       throw new ReasonedError('ImageInvalid', `${place.reference} has no digest, so it cannot be removed`);
     }
-    const keyring = this.#options.storageKeyring();
+    const { keyring } = place;
     const isRemoved = async (repository: Repository): Promise<boolean> =>
       await repository.removeManifest(digest, signal);
     const { answer } = await ask(this.#options.registries, { reference, keyring }, isRemoved);
@@ -219,6 +221,6 @@ function asStorageFault(error: unknown): unknown {
     return error;
   }
   const what =
-    "The image storage refused the disk. Check the storage, and the host's credentials for it (images.registries)";
+    'The image storage refused the disk. Check the storage, and its credentials (Secret berth-image-storage)';
   return new ReasonedError('TaskFailed', `${what}: ${error.message}`, { cause: error });
 }

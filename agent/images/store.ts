@@ -47,7 +47,7 @@ export interface EnsureOptions extends Waiting {
 }
 
 /** The image store as the work for Pods and tasks uses it. */
-export type ImageStore = Omit<HostImageStore, 'registries' | 'storageKeyring'>;
+export type ImageStore = Omit<HostImageStore, 'registries'>;
 
 export interface HostImageStoreOptions extends SpaceLimits, RegistriesOptions {
   dataDirectory: string;
@@ -59,7 +59,7 @@ export interface HostImageStoreOptions extends SpaceLimits, RegistriesOptions {
   storageFolder?: string | undefined;
   /** User under which programs read untrusted images. Undefined if the agent does not run as root. */
   reader?: RunAs | undefined;
-  /** Servers to which the agent may connect at any IP address. A `credentialsFile` is for the cluster's own storage only. */
+  /** Servers to which the agent may connect at any IP address. A `credentialsFile` is for pulls from the cluster's own storage. */
   registries: readonly (RegistrySettings & { credentialsFile?: string | undefined })[];
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock?: () => number;
@@ -238,7 +238,7 @@ export class HostImageStore {
       case 'storedArtifact':
         return await registry.ensure({
           ...common,
-          keyring: this.storageKeyring(),
+          keyring: this.#storageKeyring(),
           reference: source.reference,
           trusted: true,
         });
@@ -255,8 +255,8 @@ export class HostImageStore {
     }
   }
 
-  /** Returns the credentials of the cluster's own storage. Each call reads the files, because their content can change. */
-  storageKeyring(): Keyring {
+  /** Returns the credentials for pulls from the cluster's own storage. Each call reads the files, because their content can change. */
+  #storageKeyring(): Keyring {
     const { registries, logger } = this.#options;
     return readStorageKeyring(registries, logger);
   }

@@ -5,7 +5,7 @@ import { insecureServersText } from '../../api/v1alpha1/registrycredentials.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod, Secret } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { pullKeyring, skippedSecrets } from './secrets.ts';
+import { pullKeyring, skippedSecrets, storageKeyring } from './secrets.ts';
 
 function podWith(annotation?: string): Pod {
   return {
@@ -79,7 +79,7 @@ it.each<[string, Record<string, Partial<Secret> | Error>, Reason, string]>([
   ],
   ['has no content', { bad: { type } }, 'PullSecretTypeMismatch', 'needs the type'],
   ['has no JSON', { bad: { type, data: encoded('secret') } }, 'PullSecretInvalid', 'is not JSON'],
-  ['cannot be read now', { bad: away }, 'SecretNotRead', 'the key service is away'],
+  ['cannot be read now', { bad: away }, 'SecretNotRead', 'could not read the Secret'],
 ])('a pull secret that %s is skipped, and an Event names it', async (_, secrets, reason, words) => {
   const keyring = await pullKeyring(clientWith({ ...secrets, good }), podUsing('bad', 'good'));
   expect(keyring.candidates('a.io', 'x')).toEqual([{ type: 'password', username: 'u', password: 'secret' }]);
@@ -94,4 +94,43 @@ it.each<[string, Record<string, Partial<Secret> | Error>, Reason, string]>([
 it('pull secrets that can all be read make no Event', async () => {
   const keyring = await pullKeyring(clientWith({ good }), podUsing('good'));
   expect(skippedSecrets(keyring)).toBeUndefined();
+});
+
+/** An API server with the Secrets, by namespace. It refuses the first `refusals` requests for a Secret of another namespace than the Pod's. */
+function secretsIn(passwords: Record<string, string>, refusals = 0) {
+  const asked: string[] = [];
+  const get = async (_: unknown, { name, namespace }: { name: string; namespace: string }) => {
+    asked.push(`${namespace}/${name}`);
+    if (namespace !== 'platform-ci' && asked.filter((one) => one.startsWith(namespace)).length <= refusals) {
+      throw new ApiError('no right yet', { status: 403, reason: 'Forbidden' });
+    }
+    const password = passwords[namespace];
+    if (password === undefined) {
+      throw new ApiError('not there', { status: 404, reason: 'NotFound' });
+    }
+    const auth = Buffer.from(`berth:${password}`).toString('base64');
+    const config = JSON.stringify({ auths: { 'registry.example': { auth } } });
+    const data = { '.dockerconfigjson': Buffer.from(config).toString('base64') };
+    return { metadata: { name, namespace }, type: 'kubernetes.io/dockerconfigjson', data };
+  };
+  return { asked, client: { get } as unknown as KubeClient };
+}
+
+it.each([
+  ['of its own namespace', { 'platform-ci': 'own', 'berth-system': 'shared' }, 0, 'own'],
+  ['of the system namespace, once the host may read them', { 'berth-system': 'shared' }, 2, 'shared'],
+  ['of nobody for an open registry', {}, 0, undefined],
+])('a task writes to the image storage with the credentials %s', async (_, passwords, refusals, password) => {
+  const { client: cluster } = secretsIn(passwords, refusals);
+  const keyring = await storageKeyring(cluster, podWith(), 'berth-system');
+  expect(JSON.stringify(keyring.candidates('registry.example', 'berth/i'))).toMatch(password ?? '');
+  expect(keyring.candidates('registry.example', 'berth/i')).toHaveLength(password === undefined ? 0 : 1);
+});
+
+it('the credentials of the image storage open no image for a Pod', async () => {
+  const { asked, client: cluster } = secretsIn({ 'platform-ci': 'own' });
+  const pod = podWith();
+  pod.spec.imagePullSecrets = [{ name: 'berth-image-storage' }];
+  expect((await pullKeyring(cluster, pod)).candidates('registry.example', 'berth/i')).toEqual([]);
+  expect(asked).toEqual([]);
 });

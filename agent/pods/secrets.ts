@@ -2,7 +2,7 @@
  * Reads the Secrets to which a Pod refers, and the credentials in its pull secrets. The agent has the rights of a Node. Therefore it can
  * read a Secret only if a Pod of this Node refers to the Secret.
  */
-import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { INSECURE_SERVERS_ANNOTATION, STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import { ReasonedError, reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import {
   PULL_SECRET_KEY,
@@ -24,6 +24,11 @@ import type { CredentialFault } from '../images/oci/dockerconfig.ts';
  * Pod some milliseconds earlier than the API server's Node authorizer.
  */
 const LAG_MILLISECONDS = 10_000;
+/**
+ * Time limit for retries until this host may read the Secret of the image storage in the system namespace. The operator grants that right
+ * after it has seen the Pod of the task, which can take long while the operator changes its leader.
+ */
+const GRANT_MILLISECONDS = 60_000;
 const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
 
@@ -36,6 +41,7 @@ const LAG_CAP_MILLISECONDS = 1_000;
 export async function readSecret(
   client: Pick<KubeClient, 'get'>,
   ref: { name: string; namespace: string },
+  limitMilliseconds = LAG_MILLISECONDS,
 ): Promise<Secret | undefined> {
   const tries = new Backoff({
     firstMilliseconds: LAG_FIRST_MILLISECONDS,
@@ -52,7 +58,7 @@ export async function readSecret(
         const message = `The host could not read the Secret ${name} in ${namespace} from the API server. The log of its agent has the cause`;
         throw new ReasonedError('SecretNotRead', message, { cause: error });
       }
-      if (isNotFound(error) || performance.now() - began >= LAG_MILLISECONDS) {
+      if (isNotFound(error) || performance.now() - began >= limitMilliseconds) {
         return undefined;
       }
     }
@@ -69,7 +75,9 @@ export async function pullKeyring(client: Pick<KubeClient, 'get'>, pod: Readonly
   const names: string[] = [];
   const faults: CredentialFault[] = [];
   const { namespace = '', annotations = {} } = pod.metadata;
-  for (const { name } of pod.spec.imagePullSecrets ?? []) {
+  const secrets = pod.spec.imagePullSecrets ?? [];
+  // The Secret of the image storage is for writes. A namespace need not have one.
+  for (const { name } of secrets.filter((secret) => secret.name !== STORAGE_SECRET)) {
     const found = await readPullSecret(client, { name, namespace });
     if (typeof found === 'string') {
       texts.push(found);
@@ -80,6 +88,35 @@ export async function pullKeyring(client: Pick<KubeClient, 'get'>, pod: Readonly
   }
   const servers = readInsecureServers(annotations[INSECURE_SERVERS_ANNOTATION]);
   return Keyring.parse(texts, { namespace, servers }, { names, faults });
+}
+
+/**
+ * Returns the credentials with which a task writes to the registry of the image storage: those of the Pod's namespace if it has some, else
+ * those of `otherNamespace`. The result is empty if there are none, because a registry can be open.
+ *
+ * @throws ReasonedError `SecretNotRead` when the API server does not give a Secret.
+ */
+export async function storageKeyring(
+  client: Pick<KubeClient, 'get'>,
+  { metadata: { namespace = '' } }: Readonly<Pod>,
+  otherNamespace: string | undefined,
+): Promise<Keyring> {
+  const own = { name: STORAGE_SECRET, namespace };
+  const other =
+    otherNamespace === undefined ? undefined : { name: STORAGE_SECRET, namespace: otherNamespace };
+  let ref = own;
+  let secret = await readSecret(client, own);
+  if (secret === undefined && other !== undefined) {
+    ref = other;
+    secret = await readSecret(client, other, GRANT_MILLISECONDS);
+  }
+  if (secret === undefined) {
+    return Keyring.parse([]);
+  }
+  const found = textOf(secret, ref);
+  return typeof found === 'string'
+    ? Keyring.parse([found], undefined, { names: [titleOf(ref)] })
+    : Keyring.parse([], undefined, { faults: [found] });
 }
 
 /** Returns the Event that tells which pull secrets of a Pod cannot be used. Returns undefined if there are none. */
@@ -115,7 +152,11 @@ async function readPullSecret(
     const message = `${titleOf(ref)} does not exist, or this host has no right to read it`;
     return { reason: 'PullSecretMissing', message };
   }
-  const { type, data } = secret;
+  return textOf(secret, ref);
+}
+
+/** Returns the text of a pull secret, or its fault. */
+function textOf({ type, data }: Secret, ref: { name: string; namespace: string }): string | CredentialFault {
   const text = data?.[PULL_SECRET_KEY];
   if (type !== PULL_SECRET_TYPE || text === undefined || text === null) {
     const message = `${titleOf(ref)} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`;

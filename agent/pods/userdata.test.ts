@@ -57,7 +57,7 @@ describe('user data from a Secret', () => {
     ),
     ['too many bytes', secret(`${PASSWORD.repeat(2 ** 12)}x`), 'UserDataInvalid', '65536'],
     ['no text', secret(Buffer.from([0xff, 0xfe, ...Buffer.from(PASSWORD)])), 'UserDataInvalid', 'UTF-8'],
-    ['no answer', refused(503), 'SecretNotRead', 'away'],
+    ['no answer', refused(503), 'SecretNotRead', 'could not read the Secret'],
   ])(
     'with %s makes the machine wait, and the message has no part of the value',
     async (_, client, reason, words) => {

@@ -4,7 +4,7 @@ import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alp
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { RawDisk } from '../images/layouts/publish.ts';
-import type { StoringOptions } from '../images/publisher.ts';
+import type { StoragePlace, StoringOptions } from '../images/publisher.ts';
 import { parseReference, repositoryName } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
@@ -20,6 +20,8 @@ const FETCHED_PERCENT = 50;
 export interface TaskHost extends DiskHost {
   /** Returns the credentials from the pull secrets of the task's Pod. */
   keyring: (pod: TaskContext['pod']) => Promise<Keyring>;
+  /** Returns the credentials with which the task writes to the registry of the image storage and deletes there. */
+  storageKeyring: (pod: TaskContext['pod'], otherNamespace: string | undefined) => Promise<Keyring>;
 }
 
 export function taskWork(host: TaskHost): TaskWork {
@@ -111,7 +113,7 @@ async function store(
   options: StoringOptions,
 ): Promise<TaskReport> {
   context.log(`Storing the disk as ${target.type === 'registry' ? target.reference : target.path}`);
-  const published = await host.publisher.store(target, disk, options);
+  const published = await host.publisher.store(await placeOf(host, target, context), disk, options);
   context.log(`Stored ${published.digest}, ${published.storageBytes} bytes`);
   return { ...published, sizeBytes: disk.virtualSizeBytes };
 }
@@ -122,12 +124,19 @@ async function remove(
   context: TaskContext,
 ): Promise<TaskReport> {
   context.log(`Removing ${place.type === 'registry' ? place.reference : place.path}`);
-  const kept = await host.publisher.remove(place, context.signal);
+  const kept = await host.publisher.remove(await placeOf(host, place, context), context.signal);
   if (kept === undefined) {
     return {};
   }
   context.log(`Not removed: ${kept}`);
   return { kept };
+}
+
+/** Adds the credentials of the task. They are read only when they are needed, and nothing keeps them after the task. */
+async function placeOf(host: TaskHost, target: StorageTarget, { pod }: TaskContext): Promise<StoragePlace> {
+  return target.type === 'folder'
+    ? target
+    : { ...target, keyring: await host.storageKeyring(pod, target.secretNamespace) };
 }
 
 /** Divides the progress of a task between the fetch of its image and the work with the image. */

@@ -175,6 +175,13 @@ export const CREATED_BY_ANNOTATION = 'berth.dev/created-by';
 export const SCALE_SET_LABEL = 'berth.dev/scale-set';
 
 export const SYSTEM_NAMESPACE = 'berth-system';
+/**
+ * Name of the Secret with which hosts write to the registry of the image storage and delete there. A host first reads the one in the
+ * namespace of its task, and without it the one in the system namespace. It is used for no pull of an image.
+ */
+export const STORAGE_SECRET = 'berth-image-storage';
+/** RoleBinding in the system namespace of the role of the same name. The hosts with a task that writes may read {@link STORAGE_SECRET}. */
+export const STORAGE_WRITERS = 'berth-image-storage-writers';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
 /** ClusterRoles that the operator binds in every served namespace. Each RoleBinding has the name of its role. */

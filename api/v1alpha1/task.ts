@@ -26,8 +26,15 @@ export type TaskImage = z.infer<typeof imageSchema>;
 
 /** Place of an image's content in the cluster's image storage: a reference in the storage's registry, or a file in its folder. */
 const storageTargetSchema = z.discriminatedUnion('type', [
-  /** Repository and tag in the storage's registry. The host accesses the registry with the host's own credentials. */
-  z.object({ type: z.literal('registry'), reference: z.string() }),
+  /**
+   * Repository and tag in the storage's registry. The host writes with the Secret `berth-image-storage` of the Pod's namespace, else with
+   * that of `secretNamespace`, which the host may read only during the task.
+   */
+  z.object({
+    type: z.literal('registry'),
+    reference: z.string(),
+    secretNamespace: z.string().optional(),
+  }),
   /** A file below the host's storage folder. */
   z.object({ type: z.literal('folder'), path: z.string() }),
 ]);

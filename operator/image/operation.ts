@@ -2,10 +2,11 @@
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
-import { TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
+import { type StorageTarget, TASK_API_VERSION, type Task, type TaskImage } from '../../api/v1alpha1/task.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import {
   contentOf,
@@ -120,8 +121,13 @@ function pull(observed: ObservedImage, source: MachineImageSource): ImageOperati
     kind: 'operation',
     type: 'pull',
     task: { apiVersion, type: 'import', image: taskImage(observed, source), target },
-    pullSecrets: secretNames(object),
+    pullSecrets: [...secretNames(object), ...storageSecrets(target)],
   };
+}
+
+/** Returns the name of the Secret with which a host writes to the target. The namespace need not have this Secret. */
+function storageSecrets(target: StorageTarget | undefined): string[] {
+  return target?.type === 'registry' ? [STORAGE_SECRET] : [];
 }
 
 function secretNames({ spec: { imagePullSecrets = [] } }: Image | ISO): string[] {
@@ -144,6 +150,7 @@ function upload(observed: ObservedImage, limitBytes: number): ImageOperation | B
     kind: 'operation',
     type: 'upload',
     task: { apiVersion, type: 'receive', limitBytes, format, architecture, target },
+    pullSecrets: storageSecrets(target),
   };
 }
 
@@ -180,7 +187,7 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): I
   }
   const { uid = '', namespace = '' } = vm.metadata;
   const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, target };
-  return { kind: 'operation', type, requestedAt, task, nodeName };
+  return { kind: 'operation', type, requestedAt, task, nodeName, pullSecrets: storageSecrets(target) };
 }
 
 /**

@@ -75,14 +75,15 @@ export function repositoryOf(reference: string): string {
  */
 export function storageTarget(
   object: Image | ISO,
-  { imageStorage }: OperatorConfig,
+  { imageStorage, namespaces }: OperatorConfig,
   version: string,
 ): StorageTarget | undefined {
   const { namespace, name, uid } = object.metadata;
   const hash = createHash('sha256').update(`${uid} ${version}`).digest('hex').slice(0, HASH_LENGTH);
   const named = `${namespace}/${shortName(name)}`;
   if (imageStorage?.registry !== undefined) {
-    return { type: 'registry', reference: `${imageStorage.registry.prefix}/${named}:${hash}` };
+    const reference = `${imageStorage.registry.prefix}/${named}:${hash}`;
+    return { type: 'registry', reference, secretNamespace: namespaces.system };
   }
   return imageStorage?.folder === true ? { type: 'folder', path: `${named}-${hash}.qcow2` } : undefined;
 }

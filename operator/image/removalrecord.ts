@@ -5,7 +5,7 @@
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
-import { API_VERSION, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
+import { API_VERSION, OPERATION_LABEL, STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/job.ts';
@@ -172,8 +172,8 @@ export function removalRecord({ object, kind, config }: ObservedImage, place: Pl
     workload: 'image',
     task: { apiVersion: TASK_API_VERSION, type: 'remove', place },
     containerImage: imageObjectName(object),
-    // The Job needs no pull secret, because hosts have their own credentials for the storage.
-    pullSecrets: [],
+    // The Secret is in the namespace of this Job, so that its host may read it.
+    pullSecrets: place.type === 'registry' ? [STORAGE_SECRET] : [],
     // Any host can remove the content. Perhaps the namespace no longer exists, and all hosts are dedicated to other namespaces.
     placement: { dedicatedTo: '*' },
     takesSlot: false,

@@ -82,10 +82,9 @@ async function pull(errand: Errand): Promise<number> {
 
 async function publish(errand: Errand): Promise<number> {
   const { registries } = await openStore(errand);
-  const storageKeyring = (): Keyring => Keyring.parse([]);
-  const publisher = new Publisher({ registries, storageKeyring, storageFolder: undefined });
+  const publisher = new Publisher({ registries, storageFolder: undefined });
   const { storageBytes } = await publisher.push(
-    { reference: `${errand.host}/${errand.repository}:latest`, keyring: storageKeyring() },
+    { reference: `${errand.host}/${errand.repository}:latest`, keyring: Keyring.parse([]) },
     { path: errand.disk, virtualSizeBytes: errand.virtualBytes, architecture: 'amd64' },
     { signal, onProgress: () => undefined },
   );

@@ -4,7 +4,7 @@ import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { type Published, Publisher } from '../../agent/images/publisher.ts';
+import { type Published, Publisher, type StoragePlace } from '../../agent/images/publisher.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import type { StorageTarget } from '../../api/v1alpha1/task.ts';
@@ -39,7 +39,7 @@ interface Storage {
 }
 
 /** Returns the publisher of a host with its own credentials for the storage. */
-function publisher({ registry, password, storageFolder, hosts = [] }: Storage): Publisher {
+function publisher({ registry, password, storageFolder, hosts = [] }: Storage): StorageHost {
   const { host, caFile } = registry ?? { host: '', caFile: '' };
   const known = registry === undefined ? [] : [host, ...hosts];
   const registries = new Registries({
@@ -47,11 +47,25 @@ function publisher({ registry, password, storageFolder, hosts = [] }: Storage): 
     allowLoopbackHttp: false,
   });
   clients.push(registries);
-  const storageKeyring = (): Keyring => Keyring.parse(registry ? [registry.dockerConfigJson(password)] : []);
-  return new Publisher({ registries, storageKeyring, storageFolder });
+  const keyring = Keyring.parse(registry && password !== '' ? [registry.dockerConfigJson(password)] : []);
+  const own = new Publisher({ registries, storageFolder });
+  const placeOf = (target: StorageTarget): StoragePlace =>
+    target.type === 'folder' ? target : { ...target, keyring };
+  return {
+    store: async (target, raw, options) => await own.store(placeOf(target), raw, options),
+    remove: async (target, ending) => await own.remove(placeOf(target), ending),
+  };
 }
 
-async function store(host: Publisher, target: StorageTarget): Promise<Published> {
+/** A host with a task that has the credentials. */
+interface StorageHost {
+  store: (target: StorageTarget, ...rest: Rest<Publisher['store']>) => Promise<Published>;
+  remove: (target: StorageTarget, ...rest: Rest<Publisher['remove']>) => Promise<string | undefined>;
+}
+
+type Rest<T extends (...all: never[]) => unknown> = Parameters<T> extends [unknown, ...infer R] ? R : never;
+
+async function store(host: StorageHost, target: StorageTarget): Promise<Published> {
   const raw = { path: disk, virtualSizeBytes: DISK_MEBIBYTES * 1024 ** 2, architecture: 'amd64' as const };
   return await host.store(target, raw, { signal, onProgress: () => undefined, mark: 'mark' });
 }
@@ -107,6 +121,14 @@ describe('a registry that allows deletes', () => {
     const made = await store(publisher({ registry }), version(registry, 'closed'));
     const guessed = publisher({ registry, password: 'guessed' });
     await expect(guessed.remove(place(made), signal)).rejects.toMatchObject({ reason: 'ImageAccessDenied' });
+    expect(await has(registry, made)).toBe(true);
+  });
+
+  it('takes nothing from a host without a task, which has no credentials to write or delete', async () => {
+    const made = await store(publisher({ registry }), version(registry, 'pulled'));
+    const idle = publisher({ registry, password: '' });
+    await expect(store(idle, version(registry, 'foreign'))).rejects.toMatchObject({ reason: 'TaskFailed' });
+    await expect(idle.remove(place(made), signal)).rejects.toMatchObject({ reason: 'ImageAccessDenied' });
     expect(await has(registry, made)).toBe(true);
   });
 

@@ -173,6 +173,44 @@ describe("the operator's token", () => {
   });
 });
 
+describe('the credentials of the image storage', () => {
+  const BINDING = 'berth-image-storage-writers';
+
+  async function bindWriters(subjects: object[], namespace = 'berth-system', name = BINDING) {
+    const patch = ['patch', 'rolebinding', name, '-n', namespace, '--type=merge', '--dry-run=server'];
+    const content = ['-p', JSON.stringify({ subjects })];
+    return await cluster.kubectl([...patch, ...content, ...AS_OPERATOR], { allowFailure: true });
+  }
+
+  const user = (name: string) => ({ apiGroup: 'rbac.authorization.k8s.io', kind: 'User', name });
+
+  it('can be given to hosts by the operator, which cannot read them itself', async () => {
+    expect(await bindWriters([user('system:node:one')])).toMatchObject({ code: 0 });
+    const question = ['auth', 'can-i', 'get', 'secrets/berth-image-storage', '-n', 'berth-system'];
+    const { stdout } = await cluster.kubectl([...question, ...AS_OPERATOR], { allowFailure: true });
+    expect(stdout).toMatch(/^no/);
+  });
+
+  it.for([
+    ['a user', user('ann')],
+    ['a group of hosts', { ...user('system:nodes'), kind: 'Group' }],
+    ['an account', { kind: 'ServiceAccount', name: 'berth-operator', namespace: 'berth-system' }],
+  ] as const)('cannot be given to %s by it', async ([, subject]) => {
+    const { code, stderr } = await bindWriters([subject]);
+    expect(stderr).toContain('only to the groups of its configuration');
+    expect(code).not.toBe(0);
+  });
+
+  it('are for no host without a task', async () => {
+    const { subjects = [] } = (await bindingOf('berth-system', BINDING)) ?? {};
+    expect(subjects).toEqual([]);
+    const as = ['--as=system:node:one', '--as-group=system:nodes', '--as-group=system:authenticated'];
+    const question = ['auth', 'can-i', 'get', 'secrets/berth-image-storage', '-n', 'berth-system', ...as];
+    const { stdout } = await cluster.kubectl(question, { allowFailure: true });
+    expect(stdout).toMatch(/^no/);
+  });
+});
+
 it('other groups in the configuration replace the earlier groups, and nobody else', async () => {
   expect(faultsIn(operator.logFile)).toEqual([]);
   await operator.stop();

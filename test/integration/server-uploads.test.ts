@@ -7,7 +7,6 @@ import { join } from 'node:path';
 import { Readable } from 'node:stream';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
@@ -59,10 +58,9 @@ beforeAll(async () => {
   host = await TestHost.make(cluster, { name: 'uploads', kubelet: { port: 0, clientCAFile } });
   registry = await startRegistry({ directory: join(folder, 'registry') });
   registries = new Registries({ registries: [registry], allowLoopbackHttp: false });
-  const storageKeyring = () => Keyring.parse([registry.dockerConfigJson()]);
   const storageFolder = join(folder, 'storage');
   await mkdir(storageFolder);
-  host.publisher = new Publisher({ registries, storageKeyring, storageFolder });
+  host.publisher = new Publisher({ registries, storageFolder });
   await host.start();
   token = await accountToken(cluster, { namespace: NAMESPACE, name: 'dev' }, { role: 'berth-role-dev' });
   await waitFor('the rights', async () => {

@@ -11,7 +11,6 @@ import { messageOf } from '../../base/errors.ts';
 import { runAgent } from '../../agent/agent.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import { Registries } from '../../agent/images/oci/repository.ts';
-import { Keyring } from '../../agent/images/oci/credentials.ts';
 import { loadConfig } from '../../agent/config.ts';
 import { RecordStore } from '../../agent/pods/records.ts';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
@@ -252,5 +251,5 @@ export async function setDesired(client: KubeClient, pod: Pod, desired: Desired)
 /** Returns a publisher without registries. Most tests publish nothing, and others only to the folder. */
 export function noPublisher(storageFolder?: string): Publisher {
   const registries = new Registries({ registries: [], allowLoopbackHttp: false });
-  return new Publisher({ registries, storageKeyring: () => Keyring.parse([]), storageFolder });
+  return new Publisher({ registries, storageFolder });
 }

@@ -7,6 +7,7 @@ import { promisify } from 'node:util';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { USER_DATA_SECRET_TYPE } from '../../../api/v1alpha1/guestdata.ts';
 import type { Image, ImageSpec } from '../../../api/v1alpha1/image.ts';
+import { STORAGE_SECRET, SYSTEM_NAMESPACE } from '../../../api/v1alpha1/names.ts';
 import { SECRETS } from '../../../kube/core.ts';
 import { IMAGES } from '../../../api/v1alpha1/resources.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
@@ -44,6 +45,12 @@ beforeAll(async () => {
       registries: [{ host: registry.host, caFile: registry.caFile, credentialsFile }],
     },
     operatorConfig: { imageStorage: { registry: { prefix: `${registry.host}/storage` }, keepSeconds: 5 } },
+  });
+  // Hosts can read it only during a task that writes to the image storage.
+  await world.cluster.client().create(SECRETS, {
+    metadata: { name: STORAGE_SECRET, namespace: SYSTEM_NAMESPACE },
+    type: 'kubernetes.io/dockerconfigjson',
+    stringData: { '.dockerconfigjson': registry.dockerConfigJson() },
   });
   await world.cluster.client().create(SECRETS, {
     metadata: { name: 'regcred', namespace: NAMESPACE },
