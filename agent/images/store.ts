@@ -93,7 +93,7 @@ export class HostImageStore {
     const common = { catalog, metrics, importing, logger };
     this.#sources = {
       registry: new RegistrySource({ ...common, access }),
-      http: new HttpSource({ ...common, transport: new Transport(options) }),
+      http: new HttpSource({ ...common, transport: new Transport(options), clock: options.clock }),
       file: new FileSource(common),
     };
   }
@@ -191,7 +191,7 @@ export class HostImageStore {
     await this.#space.relieve();
   }
 
-  /** Reserves `bytes` bytes of disk space in `folder`, and runs `work`. @throws ReasonedError `DiskFull` if there is too little space. */
+  /** Runs `work`, and reserves disk space in `folder` while it writes, of announced `bytes` bytes. @throws ReasonedError `DiskFull` if there is too little space. */
   async withRoom<T>(
     claim: { folder: string; bytes: number },
     signal: AbortSignal,

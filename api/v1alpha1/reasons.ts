@@ -9,6 +9,7 @@ import { EMULATOR_REASONS } from './reasons/emulator.ts';
 import { FAILURES } from './reasons/failures.ts';
 import { FAULTS, REFUSALS } from './reasons/faults.ts';
 import { HOST_REASONS } from './reasons/host.ts';
+import { FETCH_REASONS } from './reasons/fetch.ts';
 import { IMAGE_REASONS } from './reasons/image.ts';
 import { ROLE_REASONS } from './reasons/roles.ts';
 import { STATES } from './reasons/states.ts';
@@ -68,6 +69,7 @@ export const REASONS = {
   ...FAULTS,
   ...REFUSALS,
   ...FAILURES,
+  ...FETCH_REASONS,
   ...IMAGE_REASONS,
   ...CACHE_REASONS,
   ...HOST_REASONS,

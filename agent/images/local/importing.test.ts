@@ -35,7 +35,8 @@ describe('an import', () => {
     layout = new Layout(folder);
     await layout.prepare();
     const catalog = new Catalog(layout, new Holders(), pino({ level: 'silent' }));
-    const options = { layout, catalog, minimumFree: 0, onEviction: () => undefined };
+    const logger = pino({ level: 'silent' });
+    const options = { layout, catalog, logger, minimumFree: 0, onEviction: () => undefined };
     limits = options;
     space = new Space(options);
     const metrics = imageMetrics(new Registry(), { used: () => space.used(), images: () => 0 });

@@ -1,6 +1,7 @@
 import { mkdtemp, rm, statfs, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { pino } from 'pino';
 import { expect, it, onTestFinished, vi } from 'vitest';
 import type { Catalog } from './catalog.ts';
 import { Layout } from './layout.ts';
@@ -8,6 +9,7 @@ import { Space } from './space.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const WAIT = { timeout: 30_000 };
+const logger = pino({ level: 'silent' });
 
 async function prepared(): Promise<{ data: string; layout: Layout }> {
   const data = await mkdtemp(join(tmpdir(), 'berth-space-'));
@@ -22,14 +24,14 @@ it('the budget is for images: the copy of a task needs none of it, and takes non
   const held = [{ metadata: { sizeBytes: 10 * MEBIBYTE } }];
   const catalog = { all: () => held, evictable: () => [] } as unknown as Catalog;
   const onEviction = (): void => undefined;
-  const space = new Space({ layout, catalog, budget: 15 * MEBIBYTE, minimumFree: 0, onEviction });
+  const space = new Space({ layout, catalog, logger, budget: 15 * MEBIBYTE, minimumFree: 0, onEviction });
   const { signal } = new AbortController();
   const within = async (folder: string, mebibytes: number, work = async () => 'done'): Promise<string> =>
     await space.within({ folder, bytes: mebibytes * MEBIBYTE }, signal, work);
   const image = layout.partial('image').folder;
   const whileCopying = async (): Promise<string> => await within(image, 5);
   expect(await within(join(data, 'tasks', 'uid'), 20, whileCopying)).toBe('done');
-  const whileFetching = async (): Promise<string> => await within(layout.partial('other').folder, 2);
+  const whileFetching = async (): Promise<string> => await within(layout.partial('other').folder, 5);
   const full = { reason: 'DiskFull' };
   await expect(within(image, 4, whileFetching)).rejects.toMatchObject(full);
   await expect(within(image, 6)).rejects.toMatchObject(full);
@@ -41,7 +43,7 @@ it('the budget ends a fetch that takes more than it reserved, if no image can be
   const { layout } = await prepared();
   const images = [{ metadata: { sizeBytes: 10 * MEBIBYTE } }];
   const catalog = { all: () => images, evictable: () => images, discard: async () => void images.pop() };
-  const options = { layout, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
+  const options = { layout, logger, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
   const space = new Space({ ...options, budget: 15 * MEBIBYTE, minimumFree: 0 });
   const aborted = new Set<string>();
   const end = new AbortController();
@@ -77,8 +79,52 @@ it('the budget ends a fetch that takes more than it reserved, if no image can be
   end.abort(new Error('the test is over'));
   expect(await fetches).toMatchObject([
     { reason: { message: 'the test is over' } },
-    { reason: { reason: 'DiskFull', message: expect.stringContaining('15728640 bytes for all images') } },
+    {
+      reason: {
+        reason: 'DiskFull',
+        message:
+          'The image takes more than the expected 1048576 bytes, and this host has too little disk space for images',
+      },
+    },
   ]);
+});
+
+it('announced bytes remove no image: the images go when the bytes arrive, and as many as these bytes need', async () => {
+  vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
+  onTestFinished(() => void vi.useRealTimers());
+  const { layout } = await prepared();
+  const images = Array.from({ length: 28 }, () => ({ metadata: { sizeBytes: MEBIBYTE } }));
+  const catalog = { all: () => images, evictable: () => [...images], discard: async () => void images.pop() };
+  const options = { layout, logger, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
+  const space = new Space({ ...options, budget: 30 * MEBIBYTE, minimumFree: 0 });
+  const { signal } = new AbortController();
+  const { folder, disk } = layout.partial('large');
+  const left: number[] = [];
+
+  async function arrive(mebibytes: number): Promise<void> {
+    await writeFile(disk, Buffer.alloc(mebibytes * MEBIBYTE, 1));
+    await vi.advanceTimersByTimeAsync(1000);
+    // This call waits for the checks that are under way.
+    await space.relieve();
+    left.push(images.length);
+  }
+
+  await space.within({ folder, bytes: 29 * MEBIBYTE }, signal, async () => {
+    await layout.beginPartial(folder);
+    await arrive(0);
+    await arrive(4);
+    // The rest arrives before the next check.
+    await writeFile(disk, Buffer.alloc(10 * MEBIBYTE, 1));
+  });
+  expect([...left, images.length]).toEqual([28, 22, 20]);
+  const large = space.within(
+    { folder: layout.partial('other').folder, bytes: 31 * MEBIBYTE },
+    signal,
+    async () => 0,
+  );
+  const message = 'The image needs 32505856 bytes, and this host has too little disk space for it';
+  await expect(large).rejects.toMatchObject({ reason: 'DiskFull', message });
+  expect(images).toHaveLength(20);
 });
 
 it('images that nobody needs go until disk pressure can end, because a host with disk pressure gets no VMs', async () => {
@@ -89,6 +135,6 @@ it('images that nobody needs go until disk pressure can end, because a host with
   const catalog = { sweep: async () => undefined, evictable: () => images, discard } as unknown as Catalog;
   // More than the reserve is free, but less than a quarter more.
   const minimumFree = (bavail * bsize) / 1.1;
-  await new Space({ layout, catalog, minimumFree, onEviction: () => undefined }).tidy();
+  await new Space({ layout, catalog, logger, minimumFree, onEviction: () => undefined }).tidy();
   expect(images).toEqual([]);
 });

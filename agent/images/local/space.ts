@@ -1,10 +1,14 @@
 /**
- * Manages the disk space for images. Reserves space before a fetch, and watches the free space during the fetch. To free space, removes
- * images that no machine, cache entry or task needs.
+ * Manages the disk space for images. Reserves space in steps while the bytes of a fetch arrive, and watches the free space during the
+ * fetch. To free space, removes images that no machine, cache entry or task needs. The size that a source announces removes nothing, because
+ * a source can announce any size and send nothing.
  */
+import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/serial.ts';
 import type { Catalog } from './catalog.ts';
+import { type Claim, type Need, sizeOf, stepOf, sum, remaining, totalRemaining } from './claims.ts';
+import { type Evictable, evictablesOf } from './evictables.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import { freeDisk, isDiskPressed } from '../../disks/freedisk.ts';
 import type { Layout } from './layout.ts';
@@ -28,15 +32,8 @@ export interface SpaceLimits {
 export interface SpaceOptions extends SpaceLimits {
   layout: Layout;
   catalog: Catalog;
+  logger: Logger;
   onEviction: () => void;
-}
-
-/**
- * Reservation of disk space for work in a folder. `bytes` is the total number of bytes that the work needs in this folder, as far as known.
- */
-interface Claim {
-  readonly folder: string;
-  bytes: number;
 }
 
 export interface Watched {
@@ -46,16 +43,11 @@ export interface Watched {
    */
   signal: AbortSignal;
   /**
-   * Reserves disk space for all bytes of the work. The work calls this function when its total number of bytes becomes known.
+   * Announces the total number of bytes of the work, when this number becomes known. The function removes no image for these bytes.
    *
-   * @throws ReasonedError `DiskFull` when there is too little disk space.
+   * @throws ReasonedError `DiskFull` when the bytes do not fit, even without all images that nobody needs.
    */
   need: (bytes: number) => Promise<void>;
-}
-
-interface Evictable {
-  readonly sizeBytes: number;
-  readonly remove: () => Promise<void>;
 }
 
 export class Space {
@@ -71,23 +63,32 @@ export class Space {
   }
 
   /**
-   * Reserves the disk space of a claim and then runs `work`.
+   * Runs `work`, and reserves disk space in steps while the work writes. The announced bytes only refuse work that can never fit.
    *
    * @throws ReasonedError `DiskFull` when there is too little disk space, before or during the work.
    */
-  async within<T>(claim: Claim, signal: AbortSignal, work: (watched: Watched) => Promise<T>): Promise<T> {
+  async within<T>(
+    { folder, bytes }: Need,
+    signal: AbortSignal,
+    work: (watched: Watched) => Promise<T>,
+  ): Promise<T> {
     const full = new AbortController();
-    const need = async (bytes: number): Promise<void> => {
+    const claim: Claim = { folder, announced: 0, reserved: 0 };
+    const need = async (announced: number): Promise<void> => {
       await this.#making.run(async () => {
-        claim.bytes = bytes;
-        await this.#makeRoom(claim);
+        claim.announced = announced;
+        await this.#requireFit(claim);
+        await this.#reserve(claim, stepOf(claim, await folderBytes(folder)));
         this.#claims.add(claim);
       });
     };
-    await need(claim.bytes);
+    await need(bytes);
     const watch = setInterval(() => void this.#watch(claim, full), WATCH_MILLISECONDS);
     try {
-      return await work({ signal: AbortSignal.any([signal, full.signal]), need });
+      const result = await work({ signal: AbortSignal.any([signal, full.signal]), need });
+      // Fast work can write more between two checks than was reserved.
+      await this.#making.run(async () => await this.#reserve(claim, await folderBytes(folder)));
+      return result;
     } catch (error) {
       full.signal.throwIfAborted();
       throw error;
@@ -102,7 +103,7 @@ export class Space {
    * {@link within}, the function reserves no space.
    */
   async keeping<T>(folder: string, work: () => Promise<T>): Promise<T> {
-    const claim = { folder, bytes: 0 };
+    const claim = { folder, announced: 0, reserved: 0 };
     // The claim waits in the queue, because a removal that is under way might have chosen this folder already.
     await this.#making.run(() => Promise.resolve(this.#claims.add(claim)));
     try {
@@ -135,17 +136,27 @@ export class Space {
     return sum(catalog.all().map(({ metadata }) => metadata.sizeBytes)) + sum(partials.map(sizeOf));
   }
 
-  async #makeRoom(claim: Claim): Promise<void> {
+  /** @throws ReasonedError `DiskFull` when the announced bytes do not fit, even without the content that may be removed. */
+  async #requireFit(claim: Claim): Promise<void> {
+    const { lacking, free } = await this.#lack({ ...claim, reserved: claim.announced });
+    if (lacking > sum((await this.#evictables(claim)).map(sizeOf))) {
+      throw this.#full(claim, { lacking, free });
+    }
+  }
+
+  /** Reserves space for `bytes` bytes, of which a part may be written already. Removes content if that is necessary. */
+  async #reserve(claim: Claim, bytes: number): Promise<void> {
+    if (bytes <= claim.reserved) {
+      return;
+    }
+    claim.reserved = bytes;
     const { lacking, free } = await this.#lack(claim);
     if (lacking <= 0) {
       return;
     }
     const evictables = await this.#evictables(claim);
     if (sum(evictables.map(sizeOf)) < lacking) {
-      throw new ReasonedError(
-        'DiskFull',
-        `The image needs ${claim.bytes} bytes, but only ${free} are free for images on this host; ${lacking} bytes are missing`,
-      );
+      throw this.#full(claim, { lacking, free });
     }
     let left = lacking;
     for (const { sizeBytes, remove } of evictables) {
@@ -157,11 +168,24 @@ export class Space {
     }
   }
 
+  /** Returns the error for a claim without space. The numbers of the host are only in its log, because tenants see the message. */
+  #full({ folder, announced, reserved }: Claim, numbers: { lacking: number; free: number }): ReasonedError {
+    this.#options.logger.warn(
+      { folder, announced, reserved, ...numbers },
+      'An image has too little disk space',
+    );
+    const needed = Math.max(announced, reserved);
+    return new ReasonedError(
+      'DiskFull',
+      `The image needs ${needed} bytes, and this host has too little disk space for it`,
+    );
+  }
+
   /**
    * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
    */
   async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
-    const others = [...this.#claims].filter((other) => other !== claim);
+    const others = [...this.#claims].filter(({ folder }) => folder !== claim.folder);
     const byDisk = (await this.#free()) - (await totalRemaining(others));
     const free = Math.min(byDisk, await this.#budgetLeft(claim));
     return { lacking: (await remaining(claim)) - free, free: Math.max(0, free) };
@@ -176,16 +200,18 @@ export class Space {
     if (budget === undefined || !this.#isOfImages(claim)) {
       return Number.POSITIVE_INFINITY;
     }
-    const others = [...this.#claims].filter((other) => other !== claim && this.#isOfImages(other));
+    const others = [...this.#claims].filter(
+      (other) => other.folder !== claim.folder && this.#isOfImages(other),
+    );
     return budget - (await this.used()) - (await totalRemaining(others));
   }
 
   /**
-   * Returns the result of {@link #budgetLeft} if the work of this claim has written more bytes than the claim reserved. Otherwise the
+   * Returns the result of {@link #budgetLeft} if the work of this claim has written more bytes than it announced. Otherwise the
    * result is infinite, because a claim must not end when another claim takes too much.
    */
   async #excessLeft(claim: Claim): Promise<number> {
-    const isExceeded = (await folderBytes(claim.folder)) > claim.bytes;
+    const isExceeded = (await folderBytes(claim.folder)) > claim.announced;
     return isExceeded ? await this.#budgetLeft(claim) : Number.POSITIVE_INFINITY;
   }
 
@@ -214,12 +240,15 @@ export class Space {
         if (full.signal.aborted) {
           return;
         }
-        const { minimumFree, budget } = this.#options;
         if (!(await this.#relieve())) {
-          const what = `Less than ${minimumFree} bytes are free on the disk with the images of this host`;
-          full.abort(new ReasonedError('DiskFull', what));
-        } else if (!(await this.#relieve(async () => (await this.#excessLeft(claim)) >= 0))) {
-          const what = `The image takes more than the expected ${claim.bytes} bytes, and exceeds the ${budget} bytes for all images on this host`;
+          full.abort(this.#full(claim, { lacking: 0, free: await this.#free() }));
+          return;
+        }
+        await this.#reserve(claim, stepOf(claim, await folderBytes(claim.folder)));
+        if (!(await this.#relieve(async () => (await this.#excessLeft(claim)) >= 0))) {
+          const free = await this.#budgetLeft(claim);
+          this.#full(claim, { lacking: -free, free });
+          const what = `The image takes more than the expected ${claim.announced} bytes, and this host has too little disk space for images`;
           full.abort(new ReasonedError('DiskFull', what));
         }
       });
@@ -256,42 +285,12 @@ export class Space {
 
   /** Returns the content that may be removed, in order of removal: first fetches that are not running, then complete images. */
   async #evictables(claim: Claim | undefined): Promise<Evictable[]> {
-    const { catalog, layout, onEviction } = this.#options;
     const partials = (await this.#idlePartials()).filter(({ folder }) => folder !== claim?.folder);
-    return [
-      ...partials.map(({ folder, sizeBytes }) => ({ sizeBytes, remove: () => layout.dropPartial(folder) })),
-      ...catalog.evictable().map((stored) => ({
-        sizeBytes: stored.metadata.sizeBytes,
-        remove: async () => {
-          // If a caller has requested the image since the list was made, the image stays.
-          if (!catalog.evictable().includes(stored)) {
-            return;
-          }
-          onEviction();
-          await catalog.discard(stored);
-        },
-      })),
-    ];
+    return evictablesOf(partials, this.#options);
   }
 
   async #idlePartials(): Promise<Awaited<ReturnType<Layout['partials']>>> {
     const busy = new Set([...this.#claims].map(({ folder }) => folder));
     return (await this.#options.layout.partials()).filter(({ folder }) => !busy.has(folder));
   }
-}
-
-async function remaining({ folder, bytes }: Claim): Promise<number> {
-  return Math.max(0, bytes - (await folderBytes(folder)));
-}
-
-async function totalRemaining(claims: readonly Claim[]): Promise<number> {
-  return sum(await Promise.all(claims.map(remaining)));
-}
-
-function sizeOf({ sizeBytes }: { sizeBytes: number }): number {
-  return sizeBytes;
-}
-
-function sum(numbers: readonly number[]): number {
-  return numbers.reduce((total, one) => total + one, 0);
 }

@@ -2,6 +2,7 @@
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Attempts, networkError, TransientError } from './failures.ts';
 import type { Session } from './client.ts';
+import { LeastRate } from './leastrate.ts';
 import type { Response } from './transport.ts';
 import type { BlobReference } from './manifests.ts';
 
@@ -25,12 +26,13 @@ export async function* blobStream(
   const what = session.named(blob.digest);
   checkRange(range, blob, what);
   const attempts = new Attempts(range.start);
+  const rate = new LeastRate(what);
   let at = range.start;
   while (at < range.end) {
     try {
       const part = { start: at, end: range.end };
       const { response, skip } = await open(session, blob, part, signal);
-      for await (const chunk of cut(response, skip, part.end - part.start)) {
+      for await (const chunk of cut(rate.over(response.body), skip, part.end - part.start)) {
         at += chunk.length;
         attempts.reached(at);
         yield chunk;
@@ -80,10 +82,10 @@ async function open(
 }
 
 /** Skips `skip` bytes of the body, then yields at most `length` bytes, because a server can send more bytes than were requested. */
-async function* cut(response: Response, skip: number, length: number): AsyncGenerator<Buffer> {
+async function* cut(body: AsyncIterable<Buffer>, skip: number, length: number): AsyncGenerator<Buffer> {
   let toSkip = skip;
   let left = length;
-  for await (const chunk of response.body as AsyncIterable<Buffer>) {
+  for await (const chunk of body) {
     const from = Math.min(toSkip, chunk.length);
     toSkip -= from;
     const wanted = chunk.subarray(from, from + left);

@@ -18,6 +18,7 @@ import {
   retryAfterMilliseconds,
   TransientError,
 } from '../oci/failures.ts';
+import { LeastRate } from '../oci/leastrate.ts';
 import type { Response, Transport } from '../oci/transport.ts';
 
 /** Size limit of a download: 1 TiB. The limit is larger than any image of a desktop system, and stops a download that would never end. */
@@ -28,7 +29,7 @@ const READ_BYTES = 1024 ** 2;
 const ANSWERED: ReadonlySet<number> = new Set([200, 206, 416]);
 
 export interface DownloadOptions {
-  /** Called with the progress. `percent` (0–100) is the part of the file that has arrived. `bytes` is the number of bytes in this part. */
+  /** Called with the part of the file that has arrived: `percent` (0–100) and `bytes`. */
   onProgress: (percent: number, bytes: number) => void;
   /** Called with the number of bytes that have arrived since the last call. */
   onBytes: (count: number) => void;
@@ -36,6 +37,8 @@ export interface DownloadOptions {
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
   transport: Transport;
+  /** Clock for tests, in milliseconds like `performance.now()`. */
+  clock?: (() => number) | undefined;
 }
 
 /**
@@ -96,6 +99,7 @@ class Download {
   readonly #parts: Parts;
   /** The URL as messages show it, without credentials. */
   readonly #what: string;
+  readonly #rate: LeastRate;
   #source: Source;
   /** Hash of the first `#at` bytes of the file. */
   #hash: Hash = createHash('sha256');
@@ -106,6 +110,7 @@ class Download {
     this.#file = file;
     this.#parts = parts;
     this.#what = describeUrl(parts.url);
+    this.#rate = new LeastRate(this.#what, parts.options.clock);
     this.#source = source;
   }
 
@@ -127,22 +132,21 @@ class Download {
     if (this.#isRight()) {
       return;
     }
-    const found = this.#hash.digest('hex');
-    const { sha256 } = this.#parts;
-    throw new ReasonedError('DigestMismatch', `${this.#what} has the sha256 ${found} instead of ${sha256}`);
+    const words = `has the sha256 ${this.#hash.digest('hex')} instead of ${this.#parts.sha256}`;
+    throw new ReasonedError('DigestMismatch', `${this.#what} ${words}`);
   }
 
   async #fetch(): Promise<void> {
-    const { options } = this.#parts;
-    // Progress counts from byte 0 of the file, not from the end of the existing bytes, because the download can begin again at byte 0.
+    const { signal } = this.#parts.options;
+    // Progress counts from byte 0, not from the end of the existing bytes, because the download can begin again at byte 0.
     const attempts = new Attempts();
     for (;;) {
       try {
         await this.#attempt(attempts);
         return;
       } catch (error) {
-        const failure = networkError(asReasonedError(error, this.#what), this.#what, options.signal);
-        await attempts.failed(failure, options.signal);
+        const failure = networkError(asReasonedError(error, this.#what), this.#what, signal);
+        await attempts.failed(failure, signal);
       }
     }
   }
@@ -157,7 +161,7 @@ class Download {
     }
     await this.#begin(response);
     await this.#announce(response);
-    for await (const chunk of response.body as AsyncIterable<Buffer>) {
+    for await (const chunk of this.#rate.over(response.body)) {
       await writeAll(this.#file, chunk, this.#at);
       this.#hash.update(chunk);
       this.#at += chunk.length;
@@ -274,10 +278,7 @@ const sourceSchema = z.object({
 });
 type Source = z.infer<typeof sourceSchema>;
 
-/**
- * Returns the data about the file from the headers of an answer. The function ignores a weak ETag, because files with different bytes can
- * have the same weak ETag.
- */
+/** Returns the data of an answer's headers. A weak ETag is ignored, because files with different bytes can have the same weak ETag. */
 function sourceOf({ etag, 'last-modified': changed, 'content-length': length }: Response['headers']): Source {
   const validator = typeof etag === 'string' && !etag.startsWith('W/') ? etag : changed;
   return {
@@ -290,10 +291,7 @@ function sourceFile(path: string): string {
   return `${path}.source`;
 }
 
-/**
- * Reads the stored data about the unfinished download of the file at `path`. Returns an empty object if the stored text is missing or
- * invalid. This does no harm, because the digest of the file is checked at the end.
- */
+/** Reads the stored data about an unfinished download. Missing or invalid data does no harm, because the digest is checked at the end. */
 async function readSource(path: string): Promise<Source> {
   const text = await unlessMissing(readFile(sourceFile(path), 'utf8'));
   return sourceSchema.safeParse(parseDocument(text)).data ?? {};

@@ -31,10 +31,16 @@ export interface HttpRequest extends ImageRequest {
   sha256: string;
 }
 
-export class HttpSource {
-  readonly #parts: SourceParts & { transport: Transport };
+interface HttpSourceParts extends SourceParts {
+  transport: Transport;
+  /** Clock for tests, in milliseconds like `performance.now()`. */
+  clock: (() => number) | undefined;
+}
 
-  constructor(parts: SourceParts & { transport: Transport }) {
+export class HttpSource {
+  readonly #parts: HttpSourceParts;
+
+  constructor(parts: HttpSourceParts) {
     this.#parts = parts;
   }
 
@@ -74,7 +80,7 @@ export class HttpSource {
     return await this.#parts.importing.ensure(`${sha256} ${url}`, request, async (_signal, onProgress) => ({
       id: fileId(sha256),
       what: describeUrl(url),
-      // No space is reserved at first, because only the server's answer states the size.
+      // Only the server's answer states the size.
       roomBytes: 0,
       metadata: { digest: `sha256:${sha256}`, architecture },
       run: (target, watched) => this.#run(request, target, { ...watched, onProgress }),
@@ -86,14 +92,14 @@ export class HttpSource {
     target: PullTarget,
     { signal, need, onProgress }: Watched & Waiting,
   ): Promise<void> {
-    const { transport, metrics, logger } = this.#parts;
+    const { transport, clock, metrics, logger } = this.#parts;
     // If this file exists, an earlier attempt completed the disk, because the disk gets this name only when it is complete.
     if ((await unlessMissing(stat(target.disk))) !== undefined) {
       return;
     }
     const fetched = join(target.folder, 'download');
     const onBytes = (count: number): void => metrics.pulledBytes.inc(count);
-    await download(url, sha256, fetched, { signal, onProgress, onBytes, onTotal: need, transport });
+    await download(url, sha256, fetched, { signal, onProgress, onBytes, onTotal: need, transport, clock });
     const compression = await compressionOf(fetched);
     if (compression !== undefined) {
       const unpacked = join(target.folder, 'unpacked');

@@ -1,12 +1,7 @@
 /** Reasons of Images and ISOs, and of the tasks that hosts do for them. */
 
-/** Places where a reason appears when a host cannot fetch an image for a VM, an Image or the cache. */
-const FETCH = {
-  VM: ['ImageReady', 'Ready', 'Stalled', 'Event'],
-  Image: ['Ready', 'Stalled', 'Event'],
-  ImageCacheEntry: ['status.nodes'],
-  Pod: ['waiting', 'terminated', 'Event'],
-} as const;
+import { FETCH } from './fetch.ts';
+
 /** Places where a reason appears if a task failed on its host. */
 const TASK = { Image: ['Ready', 'Committed', 'Pushed', 'Event'], Pod: ['terminated'] } as const;
 const BLOCKED = { Image: ['Ready', 'Stalled', 'Committed', 'Event'] } as const;
@@ -61,13 +56,6 @@ export const IMAGE_REASONS = {
     says: 'The content of the image does not match its digest',
     todo: 'Correct the digest in the source, or find out who changed the content',
   },
-  ImageFetchFailed: {
-    seen: FETCH,
-    class: 'passing',
-    by: 'agent',
-    says: 'The server does not answer, or the transfer was interrupted and could not be resumed',
-    todo: 'Read the condition’s message, and check that the host reaches the server',
-  },
   ImageAccessDenied: {
     seen: FETCH,
     class: 'mendable',
@@ -102,13 +90,6 @@ export const IMAGE_REASONS = {
     by: 'operator',
     says: 'An entry of the ConfigMap `berth-registries` is wrong, so its credential is not used',
     todo: 'Correct the entry that the message names, and create the VM again',
-  },
-  DiskFull: {
-    seen: FETCH,
-    class: 'passing',
-    by: 'agent',
-    says: 'The disk of the host has too little space for the image. The condition’s message contains the needed and the free bytes',
-    todo: 'Free space on the disk of the host, or add a larger disk',
   },
   Available: { seen: { Image: ['Ready'] }, class: 'state', by: 'operator', says: 'The image has content' },
   Ready: {
