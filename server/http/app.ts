@@ -14,6 +14,7 @@ import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import { UnreadAnswers } from './answers.ts';
 import { normalizeBody } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
+import { UnreadBodies } from './unreadbodies.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
 
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
@@ -106,7 +107,17 @@ export function createApp({ logger, tls }: AppOptions): App {
 
 /** Reads bodies of any content type as JSON, because clients send an empty body with the content type of a form. */
 function readBodies(app: App): void {
-  const reader = new BodyReader();
+  const unread = new UnreadBodies();
+  const reader = new BodyReader(unread);
+  app.addHook('onSend', (request, _reply, _payload, next) => {
+    const { raw } = request;
+    if (!raw.complete && !raw.readableFlowing) {
+      // A read marks the body as consumed. Otherwise Node.js would drop it at once when the answer is sent.
+      raw.read(0);
+      unread.drop(raw);
+    }
+    next();
+  });
   app.removeAllContentTypeParsers();
   app.addHook('onRequest', (request, _reply, next) => {
     if (request.mediaType === undefined) {
@@ -119,8 +130,8 @@ function readBodies(app: App): void {
     if (bodySchemaOf(request) !== undefined) {
       return await reader.read(payload, (await request.owner?.()) ?? ANYBODY);
     }
-    // No handler needs this body. It is read and dropped, because clients read the answer only after they have sent the whole body.
-    payload.resume();
+    // No handler needs this body.
+    unread.drop(payload);
     return undefined;
   });
   app.addHook('preValidation', (request, _reply, next) => {

@@ -3,9 +3,10 @@
  * send bodies at the same time. One user can take only a part of it. The structure is counted while the bytes arrive, because a body with
  * many values would block the process while it is parsed.
  */
-import type { Readable } from 'node:stream';
+import type { IncomingMessage } from 'node:http';
 import { JsonCheck, JsonError } from '../../base/json.ts';
 import { StatusError } from './errors.ts';
+import type { UnreadBodies } from './unreadbodies.ts';
 
 const MEBIBYTE = 1024 * 1024;
 /** Largest body of a request in bytes. Only uploads of files can be larger, because files are not held in memory. */
@@ -35,6 +36,11 @@ export class BodyReader {
    */
   readonly #users = new Map<string, number>();
   #used = 0;
+  readonly #unread: UnreadBodies;
+
+  constructor(unread: UnreadBodies) {
+    this.#unread = unread;
+  }
 
   /**
    * Reads and parses the whole body. An empty body counts as an object without fields. `user` is the name of the caller.
@@ -42,7 +48,7 @@ export class BodyReader {
    * @throws StatusError 400 when the body is not JSON, 413 when it is too large or has too many values, 429 when the user sends too much at
    * the same time, 503 when all users together send too much. @throws Error when the connection ends before the end of the body.
    */
-  async read(body: Readable, user: string): Promise<unknown> {
+  async read(body: IncomingMessage, user: string): Promise<unknown> {
     const check = new JsonCheck({ bytes: BODY_BYTES, items: BODY_ITEMS });
     // The bytes are copied into one buffer, because clients choose the size of chunks. A list of many small chunks would need many times
     // the memory of their bytes.
@@ -62,8 +68,7 @@ export class BodyReader {
       throw error instanceof JsonError ? refusalOf(error) : error;
     } finally {
       this.#count(user, -counted(buffer.length));
-      // The rest of the body is read and dropped, because clients read the answer only after they have sent the whole body.
-      body.resume();
+      this.#unread.drop(body);
     }
   }
 
