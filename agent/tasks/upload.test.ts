@@ -91,6 +91,22 @@ describe('an upload', () => {
     expect((await stat(path)).blocks * 512).toBeLessThan(content.length);
   });
 
+  it('whose sender sends a little before each minute of silence ends after five minutes', async () => {
+    vi.useFakeTimers({ toFake: ['performance'] });
+    let arrived = 0;
+    const onBytes = (bytes: number): void => void (arrived = bytes);
+    const receiving = { path, limitBytes: MEBIBYTE, signal: abort.signal, onBytes };
+    const received = receiveFile(host, receiving).catch((error: unknown) => error);
+    for (let sent = 1; sent < 6; sent += 1) {
+      sender.write(piece(Buffer.alloc(1024, 1)));
+      await vi.waitUntil(() => arrived === sent * 1024, { timeout: 30_000 });
+      vi.advanceTimersByTime(62_000);
+    }
+    sender.write(piece(Buffer.alloc(1024, 1)));
+    const message = expect.stringContaining('The sender of the file sent') as string;
+    expect(await received).toMatchObject({ reason: 'UploadInterrupted', message });
+  });
+
   it('in pieces of one byte leaves other work its turns', async () => {
     const bytes = Buffer.alloc(10_000);
     let isOver = false;

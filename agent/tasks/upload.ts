@@ -8,6 +8,7 @@ import { DIGEST_BYTES, LENGTH_BYTES, PIECE_BYTES, type TransferAnswer } from '..
 import { ByteReader } from '../../base/bytereader.ts';
 import { messageOf } from '../../base/errors.ts';
 import { writeSparse } from '../disks/sparse.ts';
+import { LeastRate } from '../images/oci/leastrate.ts';
 
 /**
  * If the sender sends no data for this time in milliseconds, the agent closes the connection. The sender is a server that forwards the file
@@ -45,7 +46,7 @@ export interface ReceivedFile {
  * Receives the file from the sender, writes it with holes in place of zeros, and syncs it. The function does not answer the sender; {@link
  * answer} does that later.
  *
- * @throws ReasonedError `UploadInterrupted` when the connection ends before the end of the file, `DigestMismatch` when the digest of the
+ * @throws ReasonedError `UploadInterrupted` when the connection ends before the end of the file or the sender is too slow, `DigestMismatch` when the digest of the
  * file is not the digest that the sender states, or `ImageInvalid` when the file is too large; the signal's reason when the signal aborts.
  */
 export async function receiveFile(sender: Socket, receiving: Receiving): Promise<ReceivedFile> {
@@ -58,9 +59,10 @@ export async function receiveFile(sender: Socket, receiving: Receiving): Promise
     }
   };
   signal.addEventListener('abort', onAbort, { once: true });
+  const rate = new LeastRate('The sender of the file', undefined, 'UploadInterrupted');
   const file = await open(path, 'wx', 0o600);
   try {
-    return await writeFile(file, new ByteReader(arriving(sender)), receiving);
+    return await writeFile(file, new ByteReader(rate.over(arriving(sender))), receiving);
   } catch (error) {
     signal.throwIfAborted();
     throw error;

@@ -83,3 +83,16 @@ it('an image that cannot be saved does not prevent the assignment of others, is 
   await catalog.flush();
   expect(disk.saved.get(OTHER)).toMatchObject({ names: [] });
 });
+
+it('many tags of one owner displace each other, and not the name of another tenant', async () => {
+  const { catalog, image } = newCatalog();
+  const assign = async (name: string): Promise<void> =>
+    await catalog.assign(image, { names: [name], architecture: 'amd64', holder: 'machine/m' });
+  await assign('berth.dev/team/image');
+  for (let tag = 0; tag < 70; tag += 1) {
+    await assign(`registry.example/many/image:${tag}`);
+  }
+  expect(image.metadata.names).toHaveLength(64);
+  expect(image.metadata.names).toContain('berth.dev/team/image');
+  expect(image.metadata.names).toContain('registry.example/many/image:69');
+});

@@ -10,10 +10,7 @@ import { listedImages, type StoredImage } from './listednames.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 
 const ENTRY = 'entry/';
-/**
- * An image keeps at most this number of names, and loses the oldest first. More names for the same content come from a mistake or an
- * attack.
- */
+/** An image keeps at most this number of names. More names for the same content come from a mistake or an attack. */
 const NAMES_LIMIT = 64;
 
 export interface Stored {
@@ -234,7 +231,7 @@ export class Catalog {
   /** Moves a name to this image. The image that gains the name is marked first, because {@link flush} saves in this order. */
   #move(name: string, architecture: Asked['architecture'], to: Stored): void {
     if (!to.metadata.names.includes(name)) {
-      to.metadata.names = [...to.metadata.names, name].slice(-NAMES_LIMIT);
+      to.metadata.names = limited([...to.metadata.names, name]);
       this.#unsaved.add(to);
     }
     for (const other of this.all()) {
@@ -274,4 +271,20 @@ export class Catalog {
       listener();
     }
   }
+}
+
+/**
+ * Returns the names without one name, if they are too many: the oldest name of the owner with the most names. So many tags of one owner
+ * displace no name of another owner.
+ */
+function limited(names: readonly string[]): string[] {
+  const groups = [...Map.groupBy(names, ownerOf).values()].toSorted((a, b) => b.length - a.length);
+  const [dropped] = names.length > NAMES_LIMIT ? (groups[0] ?? []) : [];
+  return names.filter((name) => name !== dropped);
+}
+
+/** Returns the part of a name that stands for its owner: a host with the first part of a path, or the namespace of an Image. */
+function ownerOf(name: string): string {
+  const untagged = name.replace(/[:@][^/]*$/, '');
+  return untagged.split('/').slice(0, 2).join('/');
 }

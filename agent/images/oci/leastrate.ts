@@ -1,5 +1,5 @@
 /** The least rate of a transfer. A source that sends slower than this would occupy a place and disk space of the host for days. */
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 /**
  * Least average rate of one transfer in bytes per second. A pull from a registry has four transfers at once, so a whole image needs 64 KiB
@@ -13,16 +13,18 @@ const WINDOW_MILLISECONDS = 5 * 60_000;
 export class LeastRate {
   readonly #what: string;
   readonly #clock: () => number;
+  readonly #reason: Reason;
   #bytes = 0;
   #waitedMilliseconds = 0;
 
-  /** `what` is the source in messages. `clock` returns milliseconds like `performance.now()`. */
-  constructor(what: string, clock = () => performance.now()) {
+  /** `what` is the source in messages. `clock` returns milliseconds like `performance.now()`. `reason` is the reason of the error. */
+  constructor(what: string, clock = () => performance.now(), reason: Reason = 'TooSlow') {
     this.#what = what;
     this.#clock = clock;
+    this.#reason = reason;
   }
 
-  /** Yields the pieces of a body. @throws ReasonedError `TooSlow` when the source sends too slowly; the error of the body. */
+  /** Yields the pieces of a body. @throws ReasonedError `reason` when the source sends too slowly; the error of the body. */
   async *over(body: AsyncIterable<Buffer>): AsyncGenerator<Buffer, void, undefined> {
     let since = this.#clock();
     try {
@@ -50,7 +52,7 @@ export class LeastRate {
     this.#waitedMilliseconds = 0;
     if (rate < LEAST_BYTES_PER_SECOND) {
       throw new ReasonedError(
-        'TooSlow',
+        this.#reason,
         `${this.#what} sent ${Math.floor(rate)} bytes per second for 5 minutes, and the least rate is ${LEAST_BYTES_PER_SECOND}`,
       );
     }
