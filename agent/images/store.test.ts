@@ -61,7 +61,12 @@ describe('the image store', () => {
 
   async function ensure(source: BaseImageSource, from = store): Promise<BaseImage> {
     const { signal } = new AbortController();
-    return await from.ensure(source, { holder: 'machine/a', signal, onProgress: () => undefined });
+    return await from.ensure(source, {
+      holder: 'machine/a',
+      tenant: 'team',
+      signal,
+      onProgress: () => undefined,
+    });
   }
 
   async function serve(listener: RequestListener): Promise<string> {
@@ -195,7 +200,13 @@ describe('the image store', () => {
       });
       // The agent stores every file as qcow2, also if the file of the Image or ISO was raw.
       const { signal } = new AbortController();
-      const asRaw = { holder: 'machine/a', format: 'Raw', signal, onProgress: () => undefined } as const;
+      const asRaw = {
+        holder: 'machine/a',
+        tenant: 'team',
+        format: 'Raw',
+        signal,
+        onProgress: () => undefined,
+      } as const;
       expect(await host.ensure(source, asRaw)).toMatchObject({
         format: 'qcow2',
         virtualSizeBytes: RAW_BYTES,
@@ -221,7 +232,7 @@ describe('the image store', () => {
     const options = { signal, onProgress: () => undefined };
     const source: BaseImageSource = { type: 'sharedFile', path: 'disk.raw' };
     const name = 'berth.dev/team/disk';
-    const { digest } = await store.ensure(source, { ...options, holder: 'entry/e', name });
+    const { digest } = await store.ensure(source, { ...options, holder: 'entry/e', tenant: 'team', name });
     const reopened = await open();
     expect(reopened.images()).toEqual([{ names: [`${name}@${digest}`], sizeBytes: RAW_BYTES }]);
     const changes: number[] = [];
@@ -260,7 +271,13 @@ describe('the image store', () => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
         const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
-        const options = { holder, name: 'berth.dev/team/disk', signal, onProgress: () => undefined };
+        const options = {
+          holder,
+          tenant: 'team',
+          name: 'berth.dev/team/disk',
+          signal,
+          onProgress: () => undefined,
+        };
         return (await store.ensure(source, options)).path;
       };
       // Each image takes the name of the image before it.
@@ -286,7 +303,13 @@ describe('the image store', () => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
         const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
-        return await store.ensure(source, { holder, name: named, signal, onProgress: () => undefined });
+        return await store.ensure(source, {
+          holder,
+          tenant: 'team',
+          name: named,
+          signal,
+          onProgress: () => undefined,
+        });
       };
       const image = await ensureNamed('/image', 'machine/a', name);
       store.release('machine/a');
@@ -306,7 +329,7 @@ describe('the image store', () => {
         const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
         const options = { name: 'berth.dev/team/disk', signal, onProgress: () => undefined };
-        await store.ensure(source, { ...options, holder: `machine/${path}` });
+        await store.ensure(source, { ...options, holder: `machine/${path}`, tenant: 'team' });
       };
       await ensureNamed('/old');
       store.release('machine//old');
@@ -388,6 +411,7 @@ describe('the image store', () => {
       const impatient = new AbortController();
       const given = store.ensure(source, {
         holder: 'machine/b',
+        tenant: 'team',
         signal: impatient.signal,
         onProgress: () => undefined,
       });
@@ -456,7 +480,7 @@ describe('the image store', () => {
       const pulling = Array.from({ length: pulls }, async (_, index) => {
         const source: BaseImageSource = { type: 'registry', reference: `${host}/team/image-${index}:v1` };
         const waiting = { signal: ending.signal, onProgress: () => undefined };
-        await own.ensure(source, { holder: `machine/${index}`, ...waiting });
+        await own.ensure(source, { holder: `machine/${index}`, tenant: 'team', ...waiting });
       });
       await asked.promise;
       await expect(ensure({ type: 'http', url: `${url}/image`, sha256 }, own)).resolves.toBeDefined();

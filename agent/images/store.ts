@@ -12,7 +12,9 @@ import { Importing, type Waiting } from './local/importing.ts';
 import { formatOf, type ImageFormat, inspectImage } from './local/inspect.ts';
 import { type ImageId, Layout } from './local/layout.ts';
 import { imageMetrics } from './local/metrics.ts';
-import { Space, type SpaceLimits } from './local/space.ts';
+import type { Need } from './local/claims.ts';
+import { Space } from './local/space.ts';
+import type { SpaceLimits } from './local/spacemeter.ts';
 import { Registries } from './oci/repository.ts';
 import { type RegistriesOptions, type RegistrySettings, Transport } from './oci/transport.ts';
 import type { Keyring } from './oci/credentials.ts';
@@ -38,6 +40,8 @@ export interface EnsureOptions extends Waiting {
   name?: string | undefined;
   /** Credentials of registries. If absent, requests are anonymous. */
   keyring?: Keyring | undefined;
+  /** Namespace of the Pod that asks. */
+  tenant: string;
   /** Machine, cache entry or task that needs the image. It needs the image until the call of `release`. */
   holder: Holder;
   /** True to check at the registry whether the tag now names another image, even if this host has an image of that name. */
@@ -120,6 +124,7 @@ export class HostImageStore {
       names: namesOf(source, options.name, options.keyring),
       architecture: options.architecture ?? this.#options.architecture,
       holder: options.holder,
+      tenant: options.tenant,
     };
     const before = this.#holders.imagesOf(asked.holder);
     const format = formatOf(source, options.format);
@@ -192,11 +197,7 @@ export class HostImageStore {
   }
 
   /** Runs `work`, and reserves disk space in `folder` while it writes, of announced `bytes` bytes. @throws ReasonedError `DiskFull` if there is too little space. */
-  async withRoom<T>(
-    claim: { folder: string; bytes: number },
-    signal: AbortSignal,
-    work: (signal: AbortSignal) => Promise<T>,
-  ): Promise<T> {
+  async withRoom<T>(claim: Need, signal: AbortSignal, work: (signal: AbortSignal) => Promise<T>): Promise<T> {
     return await this.#space.within(claim, signal, async (watched) => await work(watched.signal));
   }
 
@@ -230,8 +231,8 @@ export class HostImageStore {
     const { registry, http, file } = this.#sources;
     const holding = async (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
       await this.#holders.during(asked.holder, id, work);
-    const { architecture } = asked;
-    const common = { signal, onProgress, format, architecture, refresh, keyring, holding };
+    const { architecture, tenant } = asked;
+    const common = { tenant, signal, onProgress, format, architecture, refresh, keyring, holding };
     switch (source.type) {
       case 'registry':
         return await registry.ensure({ ...common, onResolved, reference: source.reference, trusted: false });

@@ -19,6 +19,7 @@ import { createEmulator, discardFailed } from './emulator.ts';
 import { event, tell, tellPod, warn } from './events.ts';
 import type { Host } from './host.ts';
 import { launchPlan, machinePlan, prepareStart } from './launch.ts';
+import { refOf } from '../../kube/objects.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
 import { meanSpeed } from './speed.ts';
@@ -109,6 +110,7 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
       ...options,
       architecture: record.machine?.architecture,
       holder: `machine/${record.uid}`,
+      tenant: refOf(record.key).namespace ?? '',
       signal: operation.abort.signal,
       onProgress: (percent, bytes) => {
         operation.progressPercent = Math.floor(percent);

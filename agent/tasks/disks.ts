@@ -13,7 +13,7 @@ import { killByArgument } from '../processes/process.ts';
 import type { MachineUsers } from '../processes/users.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
-import type { TaskContext } from './runner.ts';
+import { type TaskContext, tenantOf } from './runner.ts';
 
 /** Progress of the task in percent when the raw file is complete. The rest of the progress is for publishing. */
 const COPY_PERCENT = 40;
@@ -142,7 +142,7 @@ async function withCopy(
     // If an earlier run of the agent was killed during this task, that run can have left a copy.
     await rm(path, { force: true });
     // The reserved space of a folder must include the bytes that the folder already uses, for example an uploaded file.
-    const claim = { folder, bytes: bytes + (await folderBytes(folder)) };
+    const claim = { folder, tenant: tenantOf(context), bytes: bytes + (await folderBytes(folder)) };
     return await host.images.withRoom(claim, context.signal, async (signal) => {
       return await use(path, {
         copying: { signal, onProgress: inPart(context, 0, COPY_PERCENT) },

@@ -11,7 +11,7 @@ import { pause } from '../../base/time.ts';
 import { unlessMissing } from '../disks/diskio.ts';
 import { inspectImage } from '../images/local/inspect.ts';
 import { type DiskFile, type DiskHost, inPart, type UseDisk, withImage } from './disks.ts';
-import type { TaskContext } from './runner.ts';
+import { type TaskContext, tenantOf } from './runner.ts';
 import { answer, receiveFile } from './upload.ts';
 
 /**
@@ -138,7 +138,7 @@ async function fetchFile(
   context: ReceiveContext,
   { partial, path }: Places,
 ): Promise<void> {
-  const claim = { folder: context.folder, bytes: limitBytes };
+  const claim = { folder: context.folder, tenant: tenantOf(context), bytes: limitBytes };
   await host.images.withRoom(claim, context.signal, async (signal) => {
     const sender = await senderOf(context, signal);
     context.log('Receiving the file');

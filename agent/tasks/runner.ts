@@ -52,6 +52,11 @@ export interface TaskContext {
   takeCallers: (take: (caller: Socket) => boolean) => void;
 }
 
+/** Returns the namespace whose share the task uses. */
+export function tenantOf({ pod }: Pick<TaskContext, 'pod'>): string {
+  return pod.metadata.namespace ?? '';
+}
+
 /** Returns whether the task has ended. */
 export function isOver({ kind }: TaskState): boolean {
   return kind === 'succeeded' || kind === 'failed';

@@ -16,6 +16,8 @@ import type { DiskHost } from './disks.ts';
 import type { TaskContext } from './runner.ts';
 import { Downloaders, send } from './send.ts';
 
+const POD = { metadata: { namespace: 'team' } } as TaskContext['pod'];
+
 const content = randomBytes(300_000);
 const { signal } = new AbortController();
 const TASK = {
@@ -173,7 +175,7 @@ it('ends when the disk of its host becomes full, and its copy is removed', async
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes, digest: 'sha256:d' };
   const progress = () => undefined;
   const uid = `full-${process.pid}`;
-  const context = { uid, folder, log, progress, signal, takeCallers: () => undefined } as unknown;
+  const context = { uid, pod: POD, folder, log, progress, signal, takeCallers: () => undefined } as unknown;
   const host = { images: { withRoom } } as unknown as DiskHost;
   const sent = send(host, TASK, context as TaskContext, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
@@ -189,7 +191,7 @@ it('ends the conversion that an earlier run of the agent has left running', asyn
   onTestFinished(() => void left.kill('SIGKILL'));
   expect(await findByArgument(mark)).toMatchObject({ pid: left.pid });
   const nothing = () => undefined;
-  const context = { uid, folder, log: nothing, progress: nothing, signal, takeCallers: nothing };
+  const context = { uid, pod: POD, folder, log: nothing, progress: nothing, signal, takeCallers: nothing };
   const images = { withRoom: async () => await Promise.reject(new ReasonedError('DiskFull', 'no room')) };
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes: 512, digest: 'sha256:d' };
   const host = { images } as unknown as DiskHost;

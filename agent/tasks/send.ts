@@ -15,7 +15,7 @@ import type { BaseImage } from '../disks/disk.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
 import { type DiskHost, freshMark, withImage } from './disks.ts';
-import type { TaskContext } from './runner.ts';
+import { type TaskContext, tenantOf } from './runner.ts';
 
 /**
  * Time limit in milliseconds for the first caller to attach to the Pod of the task. The caller is a server, which watches the Image and
@@ -96,7 +96,7 @@ async function withQcow2(
 ): Promise<TaskReport> {
   const { folder } = context;
   const path = join(folder, 'disk.qcow2');
-  const claim = { folder, bytes: await allocatedBytes(base.path) };
+  const claim = { folder, tenant: tenantOf(context), bytes: await allocatedBytes(base.path) };
   const mark = await freshMark(context);
   try {
     return await host.images.withRoom(claim, context.signal, async (signal) => {

@@ -6,6 +6,8 @@ import type { BaseImageSource, EnsureOptions } from '../images/store.ts';
 import type { TaskContext } from './runner.ts';
 import { type TaskHost, taskWork } from './work.ts';
 
+const POD = { metadata: { namespace: 'team' } } as TaskContext['pod'];
+
 const INDEX = `sha256:${'1'.repeat(64)}`;
 const MANIFEST = `sha256:${'2'.repeat(64)}`;
 
@@ -19,7 +21,7 @@ async function imported(source: BaseImageSource, named: string | undefined): Pro
   };
   const images = { ensure, cloned: vi.fn(), release: vi.fn() };
   const host = { images, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
-  const context = { uid: 'u', log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
+  const context = { uid: 'u', pod: POD, log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
   const task: Task = { apiVersion: TASK_API_VERSION, type: 'import', image: { source, format: 'Auto' } };
   return (await taskWork(host)(task, context)).reference;
 }
@@ -46,7 +48,7 @@ test('a push that takes long delays no removal of its image from the cache', asy
   };
   const publisher = { push: async () => ({ reference: `pushed ${calls.push('push')}` }) };
   const host = { images, publisher, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
-  const context = { uid: 'u', log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
+  const context = { uid: 'u', pod: POD, log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
   const reference = 'registry.example/team/disk:1';
   const image = { source: { type: 'registry', reference }, format: 'Auto' } as const;
   await taskWork(host)({ apiVersion: TASK_API_VERSION, type: 'push', image, reference }, context);
@@ -57,10 +59,9 @@ test('a copy of the disk of a VM that is not on this host fails because there is
   const host = { machineOf: () => undefined } as unknown as TaskHost;
   const vm = { namespace: 'platform-ci', name: 'builder', uid: 'v' };
   const target = { type: 'folder', path: 'platform-ci/golden.qcow2' } as const;
-  const copied = taskWork(host)(
-    { apiVersion: TASK_API_VERSION, type: 'save', vm, target },
-    {} as TaskContext,
-  );
+  const copied = taskWork(host)({ apiVersion: TASK_API_VERSION, type: 'save', vm, target }, {
+    pod: POD,
+  } as TaskContext);
   const message = 'VM platform-ci/builder is not on this host';
   await expect(copied).rejects.toMatchObject({ reason: 'NoMachine', message });
 });
@@ -84,7 +85,7 @@ test.each([
   const images = { ensure, cloned: vi.fn(), release: vi.fn() };
   const publisher = { push: publish, store: publish };
   const host = { images, publisher, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
-  const context = { uid: 'u', log: vi.fn(), progress: (percent: number) => percents.push(percent) };
+  const context = { uid: 'u', pod: POD, log: vi.fn(), progress: (percent: number) => percents.push(percent) };
   const reference = 'registry.example/team/disk:1';
   const image = { source: { type: 'registry', reference }, format: 'Auto' } as const;
   const target = type === 'import' ? { type: 'folder' as const, path: 'team/disk.qcow2' } : undefined;

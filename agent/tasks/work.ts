@@ -12,7 +12,7 @@ import type { Holder } from '../images/local/holders.ts';
 import { type DiskHost, inPart, withImage, withMachine } from './disks.ts';
 import { receive } from './receive.ts';
 import { send } from './send.ts';
-import type { TaskContext, TaskWork } from './runner.ts';
+import { type TaskContext, type TaskWork, tenantOf } from './runner.ts';
 
 /** Progress of a task in percent when its image is on the host. The rest of the progress is for the work with the image. */
 const FETCHED_PERCENT = 50;
@@ -197,7 +197,16 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
     reference = source.type === 'registry' ? withDigest(source.reference, digest) : undefined;
   };
   const { signal, progress: onProgress } = context;
-  const options = { ...asking, format, architecture, name, signal, onProgress, onResolved };
+  const options = {
+    ...asking,
+    tenant: tenantOf(context),
+    format,
+    architecture,
+    name,
+    signal,
+    onProgress,
+    onResolved,
+  };
   const base = await host.images.ensure(source, options);
   context.log(`The image is on the host as ${base.digest}, a disk of ${base.virtualSizeBytes} bytes`);
   return { base, reference };

@@ -75,7 +75,12 @@ async function pull(errand: Errand): Promise<number> {
   const store = await openStore(errand);
   const source = { type: 'registry' as const, reference: `${errand.host}/${errand.repository}:latest` };
   const onProgress = (): void => undefined;
-  const { path } = await store.ensure(source, { holder: 'machine/bench', onProgress, signal });
+  const { path } = await store.ensure(source, {
+    holder: 'machine/bench',
+    tenant: 'team',
+    onProgress,
+    signal,
+  });
   await store.registries.close();
   return (await stat(path)).blocks * STAT_BLOCK_BYTES;
 }

@@ -161,7 +161,11 @@ describe('room for images', unless(missing), () => {
     const { signal } = new AbortController();
     const folder = join(disk, 'tasks', 'uid');
     const copy = async (mebibytes: number): Promise<string> =>
-      await store.withRoom({ folder, bytes: mebibytes * MEBIBYTE }, signal, async () => 'copied');
+      await store.withRoom(
+        { folder, tenant: 'team', bytes: mebibytes * MEBIBYTE },
+        signal,
+        async () => 'copied',
+      );
     expect(await copy(20)).toBe('copied');
     await expect(copy(60)).rejects.toMatchObject({ reason: 'DiskFull' });
     expect(names(store)).toEqual(['held']);

@@ -47,6 +47,7 @@ export async function ensure(
 ): Promise<BaseImage> {
   return await store.ensure(typeof source === 'string' ? { type: 'registry', reference: source } : source, {
     holder,
+    tenant: 'team',
     onProgress: () => undefined,
     signal: new AbortController().signal,
     ...options,

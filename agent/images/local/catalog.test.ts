@@ -37,6 +37,7 @@ function newCatalog() {
       repositories: [],
       urls: [],
       entries: [],
+      tenants: [],
       sizeBytes: 1,
     } as unknown as Metadata),
   );
@@ -45,7 +46,7 @@ function newCatalog() {
 
 it('an assignment that could not be saved is saved by the next one, although the image has its name already', async () => {
   const { disk, catalog, image, other } = newCatalog();
-  const asked = { names: ['x'], architecture: 'amd64', holder: 'entry/e' } as const;
+  const asked = { names: ['x'], architecture: 'amd64', holder: 'entry/e', tenant: 'team' } as const;
   await catalog.assign(other, asked);
   disk.isFull = true;
   await expect(catalog.assign(image, asked)).rejects.toThrow('full');
@@ -58,7 +59,7 @@ it('an assignment that could not be saved is saved by the next one, although the
 it('the end of an entry that could not be saved is saved later, and until then the entry holds the image', async () => {
   const { disk, holders, catalog, image } = newCatalog();
   holders.add('entry/e', ID);
-  await catalog.assign(image, { names: ['x'], architecture: 'amd64', holder: 'entry/e' });
+  await catalog.assign(image, { names: ['x'], architecture: 'amd64', holder: 'entry/e', tenant: 'team' });
   disk.isFull = true;
   await expect(catalog.unenter('entry/e', image)).rejects.toThrow('full');
   expect(holders.imagesOf('entry/e')).toEqual([ID]);
@@ -69,7 +70,7 @@ it('the end of an entry that could not be saved is saved later, and until then t
 
 it('an image that cannot be saved does not prevent the assignment of others, is logged once, and is saved later', async () => {
   const { disk, log, catalog, image, other } = newCatalog();
-  const asked = { names: ['x'], architecture: 'amd64', holder: 'machine/a' } as const;
+  const asked = { names: ['x'], architecture: 'amd64', holder: 'machine/a', tenant: 'team' } as const;
   await catalog.assign(other, asked);
   disk.damaged.add(OTHER);
   await catalog.assign(image, asked);
@@ -87,7 +88,12 @@ it('an image that cannot be saved does not prevent the assignment of others, is 
 it('many tags of one owner displace each other, and not the name of another tenant', async () => {
   const { catalog, image } = newCatalog();
   const assign = async (name: string): Promise<void> =>
-    await catalog.assign(image, { names: [name], architecture: 'amd64', holder: 'machine/m' });
+    await catalog.assign(image, {
+      names: [name],
+      architecture: 'amd64',
+      holder: 'machine/m',
+      tenant: 'team',
+    });
   await assign('berth.dev/team/image');
   for (let tag = 0; tag < 70; tag += 1) {
     await assign(`registry.example/many/image:${tag}`);

@@ -12,6 +12,8 @@ import type { BaseImage } from '../../disks/disk.ts';
 const ENTRY = 'entry/';
 /** An image keeps at most this number of names. More names for the same content come from a mistake or an attack. */
 const NAMES_LIMIT = 64;
+/** Largest number of namespaces for which one image counts. An image of more namespaces is common, and no single tenant brought it. */
+const TENANTS_LIMIT = 64;
 
 export interface Stored {
   readonly id: ImageId;
@@ -26,6 +28,8 @@ export interface Asked {
   names: readonly string[];
   architecture: 'amd64' | 'arm64';
   holder: Holder;
+  /** Namespace of the Pod that asks. */
+  tenant: string;
 }
 
 export class Catalog {
@@ -115,6 +119,11 @@ export class Catalog {
     stored.usedAt = Date.now();
     for (const name of asked.names) {
       this.#move(name, asked.architecture, stored);
+    }
+    const { metadata } = stored;
+    if (!metadata.tenants.includes(asked.tenant)) {
+      metadata.tenants = [...metadata.tenants, asked.tenant].slice(-TENANTS_LIMIT);
+      this.#unsaved.add(stored);
     }
     if (asked.holder.startsWith(ENTRY)) {
       this.#enter(asked.holder, stored);

@@ -11,12 +11,18 @@ const MOST_AHEAD_BYTES = 64 * 1024 ** 2;
 /** Disk space that work needs in a folder. `bytes` is the total number of bytes that the work announces, as far as known. */
 export interface Need {
   readonly folder: string;
+  /** Namespace for which the work is done. */
+  readonly tenant: string;
   readonly bytes: number;
 }
 
 /** Reservation of disk space for work in a folder. */
 export interface Claim {
   readonly folder: string;
+  /** Namespace for which the work is done. It is undefined if the work reserves no space of its own. */
+  readonly tenant: string | undefined;
+  /** Ends the work with this reason. */
+  readonly end: (reason: Error) => void;
   /** Total number of bytes that the work needs, as far as somebody has announced it. */
   announced: number;
   /** Number of bytes for which space is reserved, including the bytes that the work has already written. */

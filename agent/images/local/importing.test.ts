@@ -13,7 +13,8 @@ import { type Import, Importing } from './importing.ts';
 import type { ImageFormat } from './inspect.ts';
 import { fileId, Layout } from './layout.ts';
 import { imageMetrics } from './metrics.ts';
-import { Space, type SpaceLimits } from './space.ts';
+import { Space } from './space.ts';
+import type { SpaceLimits } from './spacemeter.ts';
 
 const DIGEST = 'a'.repeat(64);
 const KEY = `${DIGEST} source`;
@@ -50,6 +51,7 @@ describe('an import', () => {
   const waiting = (format: ImageFormat = 'Auto') => ({
     signal: new AbortController().signal,
     onProgress: () => undefined,
+    tenant: 'team',
     format,
   });
 

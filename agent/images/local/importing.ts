@@ -40,6 +40,8 @@ export interface ImageRequest extends Waiting {
   /** Format that the Image states. */
   format: ImageFormat;
   architecture: 'amd64' | 'arm64';
+  /** Namespace of the Pod that asks. The import counts in its share of the space for images. */
+  tenant: string;
   /** Runs `work`. Before that, the function records that the requester needs the image, so that the store keeps the image. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
 }
@@ -56,7 +58,7 @@ export interface Import {
 }
 
 /** An import of content that must have this format. */
-type Wanted = Import & Pick<ImageRequest, 'format'>;
+type Wanted = Import & Pick<ImageRequest, 'format' | 'tenant'>;
 
 /** Parts of the store that every source of images with imports needs. */
 export interface SourceParts {
@@ -92,10 +94,10 @@ export class Importing {
    */
   async ensure(
     source: string,
-    request: Waiting & Pick<ImageRequest, 'format'>,
+    request: Waiting & Pick<ImageRequest, 'format' | 'tenant'>,
     plan: (signal: AbortSignal, onProgress: Waiting['onProgress']) => Promise<Import>,
   ): Promise<Stored> {
-    const { format } = request;
+    const { format, tenant } = request;
     // If the content does not have the stated format, the import fails. So callers that state another format have an import of their own.
     const key = format === 'Auto' ? source : `${format} ${source}`;
     for (;;) {
@@ -103,7 +105,7 @@ export class Importing {
       try {
         const { result } = await this.#flights.join(key, request, async (signal, onProgress) => {
           isOwn = true;
-          return await this.#import(key, { ...(await plan(signal, onProgress)), format }, signal);
+          return await this.#import(key, { ...(await plan(signal, onProgress)), format, tenant }, signal);
         });
         return result;
       } catch (error) {
@@ -138,7 +140,7 @@ export class Importing {
 
   async #fetch(target: PullTarget, wanted: Wanted, signal: AbortSignal): Promise<Metadata> {
     const { layout, space, reader } = this.#parts;
-    const claim = { folder: target.folder, bytes: wanted.roomBytes };
+    const claim = { folder: target.folder, bytes: wanted.roomBytes, tenant: wanted.tenant };
     await space.within(claim, signal, async (watched) => {
       await layout.beginPartial(target.folder);
       await wanted.run(target, watched);

@@ -63,14 +63,16 @@ const metadataSchema = z.object({
   urls: z.array(z.string()).default([]),
   /** ImageCacheEntries that need the image on this host. */
   entries: z.array(z.string()),
+  /** Namespaces whose Pods asked for the image. The image counts in the share of each of them. */
+  tenants: z.array(z.string()).default([]),
 });
 export type Metadata = z.infer<typeof metadataSchema>;
 
 /** Returns the metadata of an image that has neither a name nor an origin yet, and that no cache entry needs. */
 export function newMetadata(
-  content: Omit<Metadata, 'version' | 'names' | 'repositories' | 'urls' | 'entries'>,
+  content: Omit<Metadata, 'version' | 'names' | 'repositories' | 'urls' | 'entries' | 'tenants'>,
 ): Metadata {
-  return { version: 1, ...content, names: [], repositories: [], urls: [], entries: [] };
+  return { version: 1, ...content, names: [], repositories: [], urls: [], entries: [], tenants: [] };
 }
 
 interface Loaded {

@@ -18,6 +18,7 @@ const METADATA: Metadata = {
   repositories: [],
   urls: [],
   entries: [],
+  tenants: [],
 };
 
 function listed(names: string[], repositories: string[] = [], images = 1): string[] {

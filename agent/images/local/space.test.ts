@@ -21,13 +21,13 @@ async function prepared(): Promise<{ data: string; layout: Layout }> {
 
 it('the budget is for images: the copy of a task needs none of it, and takes none of it', async () => {
   const { data, layout } = await prepared();
-  const held = [{ metadata: { sizeBytes: 10 * MEBIBYTE } }];
+  const held = [{ metadata: { tenants: [], sizeBytes: 10 * MEBIBYTE } }];
   const catalog = { all: () => held, evictable: () => [] } as unknown as Catalog;
   const onEviction = (): void => undefined;
   const space = new Space({ layout, catalog, logger, budget: 15 * MEBIBYTE, minimumFree: 0, onEviction });
   const { signal } = new AbortController();
   const within = async (folder: string, mebibytes: number, work = async () => 'done'): Promise<string> =>
-    await space.within({ folder, bytes: mebibytes * MEBIBYTE }, signal, work);
+    await space.within({ folder, tenant: 'team', bytes: mebibytes * MEBIBYTE }, signal, work);
   const image = layout.partial('image').folder;
   const whileCopying = async (): Promise<string> => await within(image, 5);
   expect(await within(join(data, 'tasks', 'uid'), 20, whileCopying)).toBe('done');
@@ -41,7 +41,7 @@ it('the budget ends a fetch that takes more than it reserved, if no image can be
   vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
   onTestFinished(() => void vi.useRealTimers());
   const { layout } = await prepared();
-  const images = [{ metadata: { sizeBytes: 10 * MEBIBYTE } }];
+  const images = [{ metadata: { tenants: [], sizeBytes: 10 * MEBIBYTE } }];
   const catalog = { all: () => images, evictable: () => images, discard: async () => void images.pop() };
   const options = { layout, logger, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
   const space = new Space({ ...options, budget: 15 * MEBIBYTE, minimumFree: 0 });
@@ -50,15 +50,19 @@ it('the budget ends a fetch that takes more than it reserved, if no image can be
 
   async function fetching(name: string, mebibytes: number): Promise<void> {
     const { folder } = layout.partial(name);
-    await space.within({ folder, bytes: mebibytes * MEBIBYTE }, end.signal, async ({ signal }) => {
-      await layout.beginPartial(folder);
-      await new Promise((_resolve, reject) => {
-        signal.addEventListener('abort', () => {
-          aborted.add(name);
-          reject(signal.reason as Error);
+    await space.within(
+      { folder, tenant: 'team', bytes: mebibytes * MEBIBYTE },
+      end.signal,
+      async ({ signal }) => {
+        await layout.beginPartial(folder);
+        await new Promise((_resolve, reject) => {
+          signal.addEventListener('abort', () => {
+            aborted.add(name);
+            reject(signal.reason as Error);
+          });
         });
-      });
-    });
+      },
+    );
   }
 
   async function afterUnpacking(mebibytes: number): Promise<string[]> {
@@ -93,7 +97,7 @@ it('announced bytes remove no image: the images go when the bytes arrive, and as
   vi.useFakeTimers({ toFake: ['setInterval', 'clearInterval'] });
   onTestFinished(() => void vi.useRealTimers());
   const { layout } = await prepared();
-  const images = Array.from({ length: 28 }, () => ({ metadata: { sizeBytes: MEBIBYTE } }));
+  const images = Array.from({ length: 28 }, () => ({ metadata: { tenants: [], sizeBytes: MEBIBYTE } }));
   const catalog = { all: () => images, evictable: () => [...images], discard: async () => void images.pop() };
   const options = { layout, logger, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
   const space = new Space({ ...options, budget: 30 * MEBIBYTE, minimumFree: 0 });
@@ -109,7 +113,7 @@ it('announced bytes remove no image: the images go when the bytes arrive, and as
     left.push(images.length);
   }
 
-  await space.within({ folder, bytes: 29 * MEBIBYTE }, signal, async () => {
+  await space.within({ folder, tenant: 'team', bytes: 29 * MEBIBYTE }, signal, async () => {
     await layout.beginPartial(folder);
     await arrive(0);
     await arrive(4);
@@ -118,7 +122,7 @@ it('announced bytes remove no image: the images go when the bytes arrive, and as
   });
   expect([...left, images.length]).toEqual([28, 22, 20]);
   const large = space.within(
-    { folder: layout.partial('other').folder, bytes: 31 * MEBIBYTE },
+    { folder: layout.partial('other').folder, tenant: 'team', bytes: 31 * MEBIBYTE },
     signal,
     async () => 0,
   );
@@ -130,7 +134,7 @@ it('announced bytes remove no image: the images go when the bytes arrive, and as
 it('images that nobody needs go until disk pressure can end, because a host with disk pressure gets no VMs', async () => {
   const { layout } = await prepared();
   const { bavail, bsize } = await statfs(layout.root);
-  const images = [{ metadata: { sizeBytes: MEBIBYTE } }];
+  const images = [{ metadata: { tenants: [], sizeBytes: MEBIBYTE } }];
   const discard = async (): Promise<void> => void images.pop();
   const catalog = { sweep: async () => undefined, evictable: () => images, discard } as unknown as Catalog;
   // More than the reserve is free, but less than a quarter more.

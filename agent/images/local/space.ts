@@ -7,11 +7,12 @@ import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/serial.ts';
 import type { Catalog } from './catalog.ts';
-import { type Claim, type Need, sizeOf, stepOf, sum, remaining, totalRemaining } from './claims.ts';
+import { type Claim, type Need, sizeOf, stepOf, sum } from './claims.ts';
 import { type Evictable, evictablesOf } from './evictables.ts';
 import { folderBytes } from '../../disks/diskio.ts';
-import { freeDisk, isDiskPressed } from '../../disks/freedisk.ts';
 import type { Layout } from './layout.ts';
+import { overShare } from './shares.ts';
+import { type SpaceLimits, SpaceMeter } from './spacemeter.ts';
 
 /**
  * Interval in milliseconds between checks of the free disk space during a fetch. The checks are necessary because the disks of machines
@@ -21,13 +22,6 @@ import type { Layout } from './layout.ts';
 const WATCH_MILLISECONDS = 1_000;
 /** If nobody continues a fetch for this time in milliseconds, the fetch is removed. */
 const PARTIAL_LIFE_MILLISECONDS = 24 * 3_600_000;
-
-export interface SpaceLimits {
-  /** Largest number of bytes that all images together may take. If undefined, only the size of the host's disk limits the images. */
-  budget?: number | undefined;
-  /** Number of bytes of the file system that must stay free. */
-  minimumFree: number;
-}
 
 export interface SpaceOptions extends SpaceLimits {
   layout: Layout;
@@ -57,9 +51,11 @@ export class Space {
    * Queue of claims. Space is freed and reserved for only one claim at a time, because two claims could otherwise reserve the same bytes.
    */
   readonly #making = new Serial();
+  readonly #meter: SpaceMeter;
 
   constructor(options: SpaceOptions) {
     this.#options = options;
+    this.#meter = new SpaceMeter(options, this.#claims);
   }
 
   /**
@@ -68,12 +64,13 @@ export class Space {
    * @throws ReasonedError `DiskFull` when there is too little disk space, before or during the work.
    */
   async within<T>(
-    { folder, bytes }: Need,
+    { folder, tenant, bytes }: Need,
     signal: AbortSignal,
     work: (watched: Watched) => Promise<T>,
   ): Promise<T> {
     const full = new AbortController();
-    const claim: Claim = { folder, announced: 0, reserved: 0 };
+    const end = (reason: Error): void => full.abort(reason);
+    const claim: Claim = { folder, tenant, end, announced: 0, reserved: 0 };
     const need = async (announced: number): Promise<void> => {
       await this.#making.run(async () => {
         claim.announced = announced;
@@ -103,7 +100,7 @@ export class Space {
    * {@link within}, the function reserves no space.
    */
   async keeping<T>(folder: string, work: () => Promise<T>): Promise<T> {
-    const claim = { folder, announced: 0, reserved: 0 };
+    const claim = { folder, tenant: undefined, end: () => undefined, announced: 0, reserved: 0 };
     // The claim waits in the queue, because a removal that is under way might have chosen this folder already.
     await this.#making.run(() => Promise.resolve(this.#claims.add(claim)));
     try {
@@ -120,7 +117,7 @@ export class Space {
    */
   async tidy(): Promise<void> {
     await this.#options.catalog.sweep();
-    await this.#making.run(() => this.#relieve(() => this.#isUnpressed()));
+    await this.#making.run(() => this.#relieve(() => this.#meter.isUnpressed()));
     await this.#making.run(() => this.#dropOld());
   }
 
@@ -131,15 +128,15 @@ export class Space {
 
   /** Returns the number of bytes that images take on the disk, including unfinished fetches. */
   async used(): Promise<number> {
-    const { catalog, layout } = this.#options;
-    const partials = await layout.partials();
-    return sum(catalog.all().map(({ metadata }) => metadata.sizeBytes)) + sum(partials.map(sizeOf));
+    return await this.#meter.used();
   }
 
   /** @throws ReasonedError `DiskFull` when the announced bytes do not fit, even without the content that may be removed. */
   async #requireFit(claim: Claim): Promise<void> {
-    const { lacking, free } = await this.#lack({ ...claim, reserved: claim.announced });
-    if (lacking > sum((await this.#evictables(claim)).map(sizeOf))) {
+    const announced = { ...claim, reserved: claim.announced };
+    const { lacking, free } = await this.#meter.lack(announced);
+    if (lacking > sum((await this.#removable(announced)).map(sizeOf))) {
+      await this.#endExcess(announced);
       throw this.#full(claim, { lacking, free });
     }
   }
@@ -150,12 +147,13 @@ export class Space {
       return;
     }
     claim.reserved = bytes;
-    const { lacking, free } = await this.#lack(claim);
+    const { lacking, free } = await this.#meter.lack(claim);
     if (lacking <= 0) {
       return;
     }
-    const evictables = await this.#evictables(claim);
+    const evictables = await this.#removable(claim);
     if (sum(evictables.map(sizeOf)) < lacking) {
+      await this.#endExcess(claim);
       throw this.#full(claim, { lacking, free });
     }
     let left = lacking;
@@ -165,6 +163,27 @@ export class Space {
       }
       await remove();
       left -= sizeBytes;
+    }
+  }
+
+  /** Returns the content that may be removed for this claim, in the order of removal. */
+  async #removable(claim: Claim): Promise<Evictable[]> {
+    const shares = await this.#meter.sharesWith(claim);
+    return shares.removable(claim.tenant ?? '', await this.#evictables(claim));
+  }
+
+  /**
+   * Ends the largest fetch of a tenant that uses more than its share, if the tenant of the claim uses less. The claim itself fails, and finds
+   * the space at its next attempt.
+   */
+  async #endExcess(claim: Claim): Promise<void> {
+    const shares = await this.#meter.sharesWith(claim);
+    const excessOf = ({ tenant }: Claim): number => (tenant === undefined ? 0 : shares.excess(tenant));
+    const largest = [...this.#claims]
+      .filter((other) => other.folder !== claim.folder && excessOf(other) > 0)
+      .toSorted((a, b) => b.reserved - a.reserved)[0];
+    if (largest !== undefined && excessOf(claim) === 0) {
+      largest.end(new ReasonedError('DiskFull', overShare(largest.tenant)));
     }
   }
 
@@ -181,59 +200,6 @@ export class Space {
     );
   }
 
-  /**
-   * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
-   */
-  async #lack(claim: Claim): Promise<{ lacking: number; free: number }> {
-    const others = [...this.#claims].filter(({ folder }) => folder !== claim.folder);
-    const byDisk = (await this.#free()) - (await totalRemaining(others));
-    const free = Math.min(byDisk, await this.#budgetLeft(claim));
-    return { lacking: (await remaining(claim)) - free, free: Math.max(0, free) };
-  }
-
-  /**
-   * Returns how many bytes of the configured limit for all images (`budget`) are left for a claim. The limit applies only to claims in the
-   * folder of the images. Claims of tasks in other folders do not count towards it.
-   */
-  async #budgetLeft(claim: Claim): Promise<number> {
-    const { budget } = this.#options;
-    if (budget === undefined || !this.#isOfImages(claim)) {
-      return Number.POSITIVE_INFINITY;
-    }
-    const others = [...this.#claims].filter(
-      (other) => other.folder !== claim.folder && this.#isOfImages(other),
-    );
-    return budget - (await this.used()) - (await totalRemaining(others));
-  }
-
-  /**
-   * Returns the result of {@link #budgetLeft} if the work of this claim has written more bytes than it announced. Otherwise the
-   * result is infinite, because a claim must not end when another claim takes too much.
-   */
-  async #excessLeft(claim: Claim): Promise<number> {
-    const isExceeded = (await folderBytes(claim.folder)) > claim.announced;
-    return isExceeded ? await this.#budgetLeft(claim) : Number.POSITIVE_INFINITY;
-  }
-
-  #isOfImages({ folder }: Claim): boolean {
-    return folder.startsWith(`${this.#options.layout.root}/`);
-  }
-
-  /**
-   * Returns how many bytes of the file system are free in addition to `minimumFree`. The result is negative if fewer than `minimumFree`
-   * bytes are free.
-   */
-  async #free(): Promise<number> {
-    const { layout, minimumFree } = this.#options;
-    return (await freeDisk(layout.root)).bytes - minimumFree;
-  }
-
-  /** Reports whether disk pressure would end now. */
-  async #isUnpressed(): Promise<boolean> {
-    const { layout, minimumFree } = this.#options;
-    return !isDiskPressed(await freeDisk(layout.root), minimumFree, true);
-  }
-
   async #watch(claim: Claim, full: AbortController): Promise<void> {
     try {
       await this.#making.run(async () => {
@@ -241,12 +207,12 @@ export class Space {
           return;
         }
         if (!(await this.#relieve())) {
-          full.abort(this.#full(claim, { lacking: 0, free: await this.#free() }));
+          full.abort(this.#full(claim, { lacking: 0, free: await this.#meter.free() }));
           return;
         }
         await this.#reserve(claim, stepOf(claim, await folderBytes(claim.folder)));
-        if (!(await this.#relieve(async () => (await this.#excessLeft(claim)) >= 0))) {
-          const free = await this.#budgetLeft(claim);
+        if (!(await this.#relieve(async () => (await this.#meter.excessLeft(claim)) >= 0))) {
+          const free = await this.#meter.budgetLeft(claim);
           this.#full(claim, { lacking: -free, free });
           const what = `The image takes more than the expected ${claim.announced} bytes, and this host has too little disk space for images`;
           full.abort(new ReasonedError('DiskFull', what));
@@ -261,7 +227,7 @@ export class Space {
    * Removes fetches and images until `isEnough` returns true. By default, it returns true when `minimumFree` bytes are free. Returns false
    * when too little space is free and nothing is left to remove.
    */
-  async #relieve(isEnough = async () => (await this.#free()) >= 0): Promise<boolean> {
+  async #relieve(isEnough = async () => (await this.#meter.free()) >= 0): Promise<boolean> {
     if (await isEnough()) {
       return true;
     }
