@@ -176,10 +176,14 @@ describe("the operator's token", () => {
 describe('the credentials of the image storage', () => {
   const BINDING = 'berth-image-storage-writers';
 
+  /** Applies the subjects, because `kubectl patch` would also need the right to get the RoleBinding. */
   async function bindWriters(subjects: object[], namespace = 'berth-system', name = BINDING) {
-    const patch = ['patch', 'rolebinding', name, '-n', namespace, '--type=merge', '--dry-run=server'];
-    const content = ['-p', JSON.stringify({ subjects })];
-    return await cluster.kubectl([...patch, ...content, ...AS_OPERATOR], { allowFailure: true });
+    const apiVersion = 'rbac.authorization.k8s.io/v1';
+    const roleRef = { apiGroup: 'rbac.authorization.k8s.io', kind: 'Role', name: BINDING };
+    const binding = { apiVersion, kind: 'RoleBinding', metadata: { name, namespace }, roleRef, subjects };
+    const apply = ['apply', '--server-side', '--force-conflicts', '--dry-run=server', '-f', '-'];
+    const options = { input: JSON.stringify(binding), allowFailure: true };
+    return await cluster.kubectl([...apply, ...AS_OPERATOR], options);
   }
 
   const user = (name: string) => ({ apiGroup: 'rbac.authorization.k8s.io', kind: 'User', name });

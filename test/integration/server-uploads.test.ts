@@ -10,14 +10,14 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Registries } from '../../agent/images/oci/repository.ts';
 import { Publisher } from '../../agent/images/publisher.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { IMAGE_UID_LABEL, STORAGE_SECRET, SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { TRANSFER_PROTOCOL } from '../../api/v1alpha1/transfer.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { PODS } from '../../kube/core.ts';
+import { PODS, SECRETS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { JOBS } from '../../kube/job.ts';
 import { createMetrics } from '../../kube/metrics.ts';
@@ -247,6 +247,11 @@ it('a second sender is refused, and an operator that is killed in the middle cha
 });
 
 it('a file goes to an image storage in a registry', async () => {
+  await cluster.client().create(SECRETS, {
+    metadata: { name: STORAGE_SECRET, namespace: SYSTEM_NAMESPACE },
+    type: 'kubernetes.io/dockerconfigjson',
+    stringData: { '.dockerconfigjson': registry.dockerConfigJson() },
+  });
   expect((await upload('image', { imageName: 'published' })).status).toBe(200);
   const { status } = await untilReady(IMAGES, 'published');
   expect(status).toMatchObject({ origin: 'upload', size: '4Mi', content: { type: 'storedArtifact' } });
