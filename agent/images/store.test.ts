@@ -17,6 +17,9 @@ import { Catalog } from './local/catalog.ts';
 import type { Holder } from './local/holders.ts';
 import { nameOfISO } from './local/listednames.ts';
 
+/** What all requests of these tests have in common. */
+const ASKED = { tenant: 'team', onProgress: () => undefined };
+
 const RAW_BYTES = 1024 * 1024;
 /** Within this time the store removes unneeded images once. */
 const MINUTE_MILLISECONDS = 60_000;
@@ -61,12 +64,7 @@ describe('the image store', () => {
 
   async function ensure(source: BaseImageSource, from = store): Promise<BaseImage> {
     const { signal } = new AbortController();
-    return await from.ensure(source, {
-      holder: 'machine/a',
-      tenant: 'team',
-      signal,
-      onProgress: () => undefined,
-    });
+    return await from.ensure(source, { holder: 'machine/a', ...ASKED, signal });
   }
 
   async function serve(listener: RequestListener): Promise<string> {
@@ -200,13 +198,7 @@ describe('the image store', () => {
       });
       // The agent stores every file as qcow2, also if the file of the Image or ISO was raw.
       const { signal } = new AbortController();
-      const asRaw = {
-        holder: 'machine/a',
-        tenant: 'team',
-        format: 'Raw',
-        signal,
-        onProgress: () => undefined,
-      } as const;
+      const asRaw = { holder: 'machine/a', ...ASKED, format: 'Raw', signal } as const;
       expect(await host.ensure(source, asRaw)).toMatchObject({
         format: 'qcow2',
         virtualSizeBytes: RAW_BYTES,
@@ -271,13 +263,7 @@ describe('the image store', () => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
         const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
-        const options = {
-          holder,
-          tenant: 'team',
-          name: 'berth.dev/team/disk',
-          signal,
-          onProgress: () => undefined,
-        };
+        const options = { holder, ...ASKED, name: 'berth.dev/team/disk', signal };
         return (await store.ensure(source, options)).path;
       };
       // Each image takes the name of the image before it.
@@ -303,13 +289,7 @@ describe('the image store', () => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
         const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
-        return await store.ensure(source, {
-          holder,
-          tenant: 'team',
-          name: named,
-          signal,
-          onProgress: () => undefined,
-        });
+        return await store.ensure(source, { holder, ...ASKED, name: named, signal });
       };
       const image = await ensureNamed('/image', 'machine/a', name);
       store.release('machine/a');

@@ -177,7 +177,7 @@ it('ends when the disk of its host becomes full, and its copy is removed', async
   const uid = `full-${process.pid}`;
   const context = { uid, pod: POD, folder, log, progress, signal, takeCallers: () => undefined } as unknown;
   const host = { images: { withRoom } } as unknown as DiskHost;
-  const sent = send(host, TASK, context as TaskContext, async (use) => await use(base));
+  const sent = send(host, TASK, context, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
   expect(await readdir(folder)).toEqual(['disk']);
 });
@@ -195,7 +195,7 @@ it('ends the conversion that an earlier run of the agent has left running', asyn
   const images = { withRoom: async () => await Promise.reject(new ReasonedError('DiskFull', 'no room')) };
   const base: BaseImage = { path: file.path, format: 'raw', virtualSizeBytes: 512, digest: 'sha256:d' };
   const host = { images } as unknown as DiskHost;
-  const sent = send(host, TASK, context as unknown as TaskContext, async (use) => await use(base));
+  const sent = send(host, TASK, context, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
   expect(await findByArgument(mark)).toBeUndefined();
 });
