@@ -177,7 +177,7 @@ it('ends when the disk of its host becomes full, and its copy is removed', async
   const uid = `full-${process.pid}`;
   const context = { uid, pod: POD, folder, log, progress, signal, takeCallers: () => undefined } as unknown;
   const host = { images: { withRoom } } as unknown as DiskHost;
-  const sent = send(host, TASK, context, async (use) => await use(base));
+  const sent = send(host, TASK, context as TaskContext, async (use) => await use(base));
   await expect(sent).rejects.toMatchObject({ reason: 'DiskFull' });
   expect(await readdir(folder)).toEqual(['disk']);
 });
