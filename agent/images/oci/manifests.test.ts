@@ -209,3 +209,23 @@ it.each([
 ])('the architecture %s is %s', (name, expected) => {
   expect(normalizeArchitecture(name)).toBe(expected);
 });
+
+it.each([
+  ['entries', { manifests: [] as unknown[] }, OCI_INDEX, 1_024, 'manifests'],
+  ['layers', { config: {}, layers: [] as unknown[] }, OCI_MANIFEST, 40_000, 'layers'],
+])('refuses too many %s before it checks one of them', (_, document, type, most, field) => {
+  let checks = 0;
+  const element = {
+    get digest() {
+      checks += 1;
+      return 5;
+    },
+  };
+  const list = Array.from({ length: most + 1 }, () => element);
+  const read = () => readManifest({ schemaVersion: 2, ...document, [field]: list }, type, WHAT);
+  expect(read).toThrow(new RegExp(`${field}.*${most}`));
+  expect(checks).toBe(0);
+  list.pop();
+  expect(read).not.toThrow(`${most}`);
+  expect(checks).toBeGreaterThan(0);
+});

@@ -22,6 +22,13 @@ export const MANIFEST_ACCEPT = [OCI_MANIFEST, OCI_INDEX, DOCKER_MANIFEST, DOCKER
  */
 export const MANIFEST_LIMITS: JsonLimits = { bytes: 4.25 * 1024 ** 2, items: 131_072 };
 
+/**
+ * Largest number of layers, and of entries of an index. A disk of 2 TiB has 36,000 layers, and indexes have some dozen entries. The number is
+ * checked first, because the check of an element that cannot be read takes up to 10 µs.
+ */
+const LAYERS = 40_000;
+const ENTRIES = 1_024;
+
 const INDEXES = new Set([OCI_INDEX, DOCKER_LIST]);
 const MANIFESTS = new Set([OCI_MANIFEST, DOCKER_MANIFEST]);
 
@@ -70,7 +77,9 @@ const manifestSchema = z.object({
   artifactType: optionalText,
   config: descriptorSchema,
   layers: z
-    .array(descriptorSchema)
+    .array(z.unknown())
+    .max(LAYERS)
+    .pipe(z.array(descriptorSchema))
     .nullish()
     .transform((layers) => layers ?? []),
   annotations: annotationsSchema,
@@ -110,6 +119,7 @@ const indexSchema = z.object({
   // Each entry is checked by itself. An entry that cannot be read is left out, because the others can have the image.
   manifests: z
     .array(z.unknown())
+    .max(ENTRIES)
     .transform((entries) => entries.flatMap((entry) => entrySchema.safeParse(entry).data ?? [])),
   layers: forbiddenSchema,
 });
