@@ -26,12 +26,17 @@ export function namespaceLabels({ customPods }: { customPods: boolean }): Record
   };
 }
 
-/** Returns a message if the namespace cannot be deleted because it has hosts or VMs. The result is undefined if it has none. */
+/**
+ * Returns a message if the namespace cannot be deleted because it has hosts or VMs. The result is undefined if it has none. If `hidesVMs` is
+ * true, the message names no VM, because the caller has no right to see them.
+ */
 export function stillUsed(
   name: string,
-  { hosts, vms }: { hosts: readonly Named[]; vms: readonly Named[] },
+  { hosts, vms, hidesVMs = false }: { hosts: readonly Named[]; vms: readonly Named[]; hidesVMs?: boolean },
 ): string | undefined {
-  const left = [named('hosts', hosts), named('VMs', vms)].filter((text) => text !== undefined);
+  const left = [named('hosts', hosts), hidesVMs && vms.length > 0 ? 'VMs' : named('VMs', vms)].filter(
+    (text) => text !== undefined,
+  );
   return left.length === 0 ? undefined : `Namespace ${name} still has ${left.join(', and ')}`;
 }
 
