@@ -46,7 +46,7 @@ faults: $(PACKAGES) prerequisites ## Tests that kill things at the worst moment
 nat: $(PACKAGES) prerequisites ## Tests of NAT in network namespaces (root)
 	@node hack/test.ts nat
 hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=7 HOSTILE_SCALE=1 (all of it)
-	@node hack/test.ts hostile
+	@node hack/test.ts hostile shares
 real: $(PACKAGES) ## The contract of the emulator with the real program: ANDROID_HOME=/opt/android-sdk
 	@node hack/test.ts real
 

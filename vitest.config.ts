@@ -63,6 +63,9 @@ const unit = {
   sequence: { groupOrder: 0 },
 };
 
+/** Hostile tests that measure what a tenant feels of another one. Nothing may run beside them. */
+const SHARES = 'test/hostile/shares-*.test.ts';
+
 export default defineConfig({
   test: {
     reporters: ['default'],
@@ -180,10 +183,21 @@ export default defineConfig({
         test: {
           name: 'hostile',
           include: ['test/hostile/**/*.test.ts'],
+          exclude: [SHARES],
           setupFiles: [PROPERTIES],
           globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/support/setup/sharedcluster.ts'],
           sequence: { groupOrder: 11 },
           ...twoAtATime,
+        },
+      },
+      {
+        // These tests compare the times of a tenant beside an attacker with its times alone.
+        test: {
+          name: 'shares',
+          include: [SHARES],
+          globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/support/setup/sharedcluster.ts'],
+          sequence: { groupOrder: 13 },
+          ...oneAtATime,
         },
       },
       {

@@ -28,7 +28,7 @@ const STAGES: readonly Stage<string>[] = [
     ['unit', 'integration'],
     [GUESTS, 'oci', 'docker', 'harness'],
   ],
-  [['images', 'chart', 'e2e', 'hostile']],
+  [['images', 'chart', 'e2e', 'hostile', 'shares']],
   [['installed'], ['faults', 'nat']],
 ];
 const PROJECTS = STAGES.flat(2).filter((step) => step !== GUESTS);
