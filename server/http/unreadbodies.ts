@@ -17,15 +17,18 @@ const TURN_MILLISECONDS = 50;
 
 export class UnreadBodies {
   readonly #queue = new PQueue({ concurrency: AT_ONCE });
+  /** Bodies that wait for a turn or have it. */
+  readonly #dropping = new WeakSet<IncomingMessage>();
 
   /** Drops the rest of the body when it is its turn. Until then, the client can send no more than the buffers hold. */
   drop(body: IncomingMessage): void {
     if (body.complete || body.destroyed) {
       body.resume();
-      return;
+    } else if (!this.#dropping.has(body)) {
+      this.#dropping.add(body);
+      body.pause();
+      void this.#queue.add(async () => await this.#turn(body));
     }
-    body.pause();
-    void this.#queue.add(async () => await this.#turn(body));
   }
 
   async #turn(body: IncomingMessage): Promise<void> {
@@ -35,6 +38,7 @@ export class UnreadBodies {
     await promise;
     clearTimeout(timer);
     body.off('close', resolve).off('end', resolve);
+    this.#dropping.delete(body);
     this.drop(body);
   }
 }

@@ -11,7 +11,7 @@ import { type Claim, type Need, sizeOf, stepOf, sum } from './claims.ts';
 import { type Evictable, evictablesOf } from './evictables.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
-import { overShare } from './shares.ts';
+import { overShare, type Shares } from './shares.ts';
 import { type SpaceLimits, SpaceMeter } from './spacemeter.ts';
 
 /**
@@ -134,11 +134,7 @@ export class Space {
   /** @throws ReasonedError `DiskFull` when the announced bytes do not fit, even without the content that may be removed. */
   async #requireFit(claim: Claim): Promise<void> {
     const announced = { ...claim, reserved: claim.announced };
-    const { lacking, free } = await this.#meter.lack(announced);
-    if (lacking > sum((await this.#removable(announced)).map(sizeOf))) {
-      await this.#endExcess(announced);
-      throw this.#full(claim, { lacking, free });
-    }
+    await this.#findRoom(announced, await this.#meter.lack(announced));
   }
 
   /** Reserves space for `bytes` bytes, of which a part may be written already. Removes content if that is necessary. */
@@ -147,17 +143,9 @@ export class Space {
       return;
     }
     claim.reserved = bytes;
-    const { lacking, free } = await this.#meter.lack(claim);
-    if (lacking <= 0) {
-      return;
-    }
-    const evictables = await this.#removable(claim);
-    if (sum(evictables.map(sizeOf)) < lacking) {
-      await this.#endExcess(claim);
-      throw this.#full(claim, { lacking, free });
-    }
-    let left = lacking;
-    for (const { sizeBytes, remove } of evictables) {
+    const lack = await this.#meter.lack(claim);
+    let left = lack.lacking;
+    for (const { sizeBytes, remove } of await this.#findRoom(claim, lack)) {
       if (left <= 0) {
         break;
       }
@@ -166,18 +154,29 @@ export class Space {
     }
   }
 
-  /** Returns the content that may be removed for this claim, in the order of removal. */
-  async #removable(claim: Claim): Promise<Evictable[]> {
+  /**
+   * Returns the content that may be removed for this claim, in the order of removal. The result is empty if nothing is lacking.
+   *
+   * @throws ReasonedError `DiskFull` when all of it is too little.
+   */
+  async #findRoom(claim: Claim, lack: { lacking: number; free: number }): Promise<Evictable[]> {
+    if (lack.lacking <= 0) {
+      return [];
+    }
     const shares = await this.#meter.sharesWith(claim);
-    return shares.removable(claim.tenant ?? '', await this.#evictables(claim));
+    const removable = shares.removable(claim.tenant ?? '', await this.#evictables(claim));
+    if (sum(removable.map(sizeOf)) < lack.lacking) {
+      this.#endExcess(claim, shares);
+      throw this.#full(claim, lack);
+    }
+    return removable;
   }
 
   /**
    * Ends the largest fetch of a tenant that uses more than its share, if the tenant of the claim uses less. The claim itself fails, and finds
    * the space at its next attempt.
    */
-  async #endExcess(claim: Claim): Promise<void> {
-    const shares = await this.#meter.sharesWith(claim);
+  #endExcess(claim: Claim, shares: Shares): void {
     const excessOf = ({ tenant }: Claim): number => (tenant === undefined ? 0 : shares.excess(tenant));
     const largest = [...this.#claims]
       .filter((other) => other.folder !== claim.folder && excessOf(other) > 0)
