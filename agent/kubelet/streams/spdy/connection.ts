@@ -75,9 +75,9 @@ export class SpdyConnection implements StreamOwner {
     const timer = setInterval(() => this.#ping(), PING_MILLISECONDS).unref();
     // While a stream is full, `run` waits. If the connection is lost, this listener destroys the streams, so that `run` continues and ends.
     this.#socket.once('close', () => this.#destroyStreams());
+    // Bytes are read only while the reader waits for them. So a client cannot send more while a stream is full.
+    const reader = new ByteReader(this.#socket.iterator({ destroyOnReturn: false }));
     try {
-      // Bytes are read only while the reader waits for them. So a client cannot send more while a stream is full.
-      const reader = new ByteReader(this.#socket.iterator({ destroyOnReturn: false }));
       while (await this.#frame(reader)) {
         // Each pass of this loop handles one frame.
       }
@@ -95,6 +95,9 @@ export class SpdyConnection implements StreamOwner {
       this.#headers.close();
       this.#destroyStreams();
       this.#socket.end();
+      // What a refused client still sends is dropped. Otherwise the server would not see that the client closes the connection. The caller
+      // destroys the socket after a time limit, so an endless client does not matter.
+      reader.drain().catch(() => undefined);
     }
   }
 
