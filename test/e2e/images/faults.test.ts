@@ -221,7 +221,7 @@ test(
 );
 
 test(
-  'a host without room for the image: DiskFull in VM and cache entry, with the numbers',
+  'a host without room for the image: DiskFull in VM and cache entry, with the bytes that it needs',
   async () => {
     const reference = await pushContainerDisk(registry, 'team/large:1', await guestFile('amd64'));
     const imagePullSecrets = [{ name: 'right' }];
@@ -231,12 +231,12 @@ test(
     await client.create(IMAGE_CACHE_ENTRIES, { metadata: { name: 'large' }, spec });
     const full = { status: 'False', reason: 'DiskFull' } as const;
     const { message } = await world.vms.waitForCondition('large', 'ImageReady', full, STEP);
-    expect(message).toMatch(/needs \d+ bytes, but only \d+ are free for images on this host/);
+    expect(message).toMatch(/needs \d+ bytes, and this host has too little disk space for it/);
     const row = await waitFor('the entry to say so', async () => {
       const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name: 'large' });
       return status?.nodes?.find(({ node, message: told }) => node === 'small' && told?.includes('DiskFull'));
     });
-    expect(row.message).toMatch(/needs \d+ bytes, but only \d+ are free for images on this host/);
+    expect(row.message).toMatch(/needs \d+ bytes, and this host has too little disk space for it/);
     await client.delete(IMAGE_CACHE_ENTRIES, { name: 'large' });
     await world.kubectl('delete', '--wait=false', 'vm', 'large');
   },

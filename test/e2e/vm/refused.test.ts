@@ -1,6 +1,6 @@
 /** VMs that cannot run on real hosts. Each shows the reason to its user, and leaves nothing on a host. */
 import { execFile } from 'node:child_process';
-import { copyFile, rm, symlink, writeFile } from 'node:fs/promises';
+import { rm, symlink, writeFile } from 'node:fs/promises';
 import { once } from 'node:events';
 import { createServer, type Server } from 'node:net';
 import { join } from 'node:path';
@@ -205,12 +205,14 @@ async function close(server: Server): Promise<void> {
 test(
   'a disk that QEMU cannot open: Failed, with its last words',
   async () => {
-    await copyFile(join(world.shared, 'guest.qcow2'), join(world.shared, 'lent.qcow2'));
-    await world.makeImage('lent', 'lent.qcow2');
-    await makeStopped('lent', { image: 'lent' });
-    await rm(join(world.shared, 'lent.qcow2'));
-    const message = /qemu-system-x86_64: .*Could not open '.*lent\.qcow2': No such file or directory/;
-    await expectNoStart('lent', {}, { reason: 'DiskInvalid', message });
+    await makeStopped('emptied', { image: 'guest' });
+    for (const { dataDirectory } of world.hosts.values()) {
+      for (const machine of await listFolders(join(dataDirectory, 'machines'))) {
+        await rm(join(dataDirectory, 'machines', machine, 'disk.qcow2'));
+      }
+    }
+    const message = /qemu-system-x86_64: .*Could not open '.*disk\.qcow2': No such file or directory/;
+    await expectNoStart('emptied', {}, { reason: 'DiskInvalid', message });
   },
   TEST_MILLISECONDS,
 );
