@@ -71,11 +71,6 @@ describe('a file of another format is refused with its name, unless the Image sa
     ['vdi', [], 'a VDI disk'],
     ['qed', [], 'a QED disk'],
     ['parallels', [], 'a Parallels disk'],
-    [
-      'luks',
-      ['--object', 'secret,id=s,data=x', '-o', 'key-secret=s,iter-time=10'],
-      'a disk that is encrypted',
-    ],
   ])('qemu-img create -f %s %j', async (format, options, words) => {
     execFileSync('qemu-img', ['create', '-q', '-f', format, ...options, path, '4M']);
     await expectRefused(words);
@@ -118,6 +113,9 @@ describe('a file of another format is refused with its name, unless the Image sa
     ['a VMDK disk of ESX', () => withBytes('\0\0\0\0\xbe\xba\xfe\xca')],
     ['a VMDK disk of ESX', () => withBytes('COWD')],
     ['a sparse image of Android', () => withBytes(':\xff&\xed')],
+    // qemu-img makes LUKS disks too, but fails on machines whose processor time it cannot measure.
+    ['a disk that is encrypted', () => withBytes('LUKS\xba\xbe\0\x01')],
+    ['a disk that is encrypted', () => withBytes('LUKS\xba\xbe\0\x02')],
     ['a squashfs file system', () => withBytes('hsqs')],
     ['a program (ELF)', () => withBytes('\x7fELF')],
     ['a program for Windows or UEFI (PE)', program],
