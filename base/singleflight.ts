@@ -9,6 +9,11 @@ type Work<T> = (signal: AbortSignal, onProgress: Progress) => Promise<T>;
 export class SingleFlight<T> {
   readonly #flights = new Map<string, SharedWork<T>>();
 
+  /** Returns whether the work of a key is under way, so that {@link join} would wait for its result. */
+  isRunning(key: string): boolean {
+    return this.#flights.get(key)?.isAbandoned === false;
+  }
+
   /**
    * Begins the work of a key, or joins the work if it is under way. Resolves with the result of the work. `joined` is false for the
    * caller that began the work, and true for the others.

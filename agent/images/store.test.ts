@@ -18,7 +18,7 @@ import type { Holder } from './local/holders.ts';
 import { nameOfISO } from './local/listednames.ts';
 
 /** What all requests of these tests have in common. */
-const ASKED = { tenant: 'team', onProgress: () => undefined };
+const ASKED = { tenant: 'team', onProgress: () => undefined, onWait: () => undefined };
 
 const RAW_BYTES = 1024 * 1024;
 /** Within this time the store removes unneeded images once. */
@@ -221,7 +221,7 @@ describe('the image store', () => {
   it('a file of a cache entry is listed by its Image, also after a restart, until the entry releases it', async () => {
     await writeFile(join(shared, 'disk.raw'), Buffer.alloc(RAW_BYTES, 4));
     const { signal } = new AbortController();
-    const options = { signal, onProgress: () => undefined };
+    const options = { signal, onProgress: () => undefined, onWait: () => undefined };
     const source: BaseImageSource = { type: 'sharedFile', path: 'disk.raw' };
     const name = 'berth.dev/team/disk';
     const { digest } = await store.ensure(source, { ...options, holder: 'entry/e', tenant: 'team', name });
@@ -308,7 +308,7 @@ describe('the image store', () => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
         const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
-        const options = { name: 'berth.dev/team/disk', signal, onProgress: () => undefined };
+        const options = { name: 'berth.dev/team/disk', signal, onProgress: () => undefined, onWait: () => undefined };
         await store.ensure(source, { ...options, holder: `machine/${path}`, tenant: 'team' });
       };
       await ensureNamed('/old');
@@ -394,6 +394,7 @@ describe('the image store', () => {
         tenant: 'team',
         signal: impatient.signal,
         onProgress: () => undefined,
+        onWait: () => undefined,
       });
       const other = ensure(source);
       impatient.abort(new Error('deleted'));
@@ -459,7 +460,7 @@ describe('the image store', () => {
       const ending = new AbortController();
       const pulling = Array.from({ length: pulls }, async (_, index) => {
         const source: BaseImageSource = { type: 'registry', reference: `${host}/team/image-${index}:v1` };
-        const waiting = { signal: ending.signal, onProgress: () => undefined };
+        const waiting = { signal: ending.signal, onProgress: () => undefined, onWait: () => undefined };
         await own.ensure(source, { holder: `machine/${index}`, tenant: 'team', ...waiting });
       });
       await asked.promise;

@@ -46,6 +46,8 @@ export interface EnsureOptions extends Waiting {
   holder: Holder;
   /** True to check at the registry whether the tag now names another image, even if this host has an image of that name. */
   refresh?: boolean;
+  /** Called with the reason when the fetch must wait for other fetches of this host. */
+  onWait: (reason: string) => void;
   /** Called with the digest that the reference names now, if a registry was asked. It can be the digest of an index. */
   onResolved?: (digest: string) => void;
 }
@@ -227,12 +229,12 @@ export class HostImageStore {
 
   async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
     const { sharedRoots, storageFolder } = this.#options;
-    const { signal, onProgress, format = 'Auto', refresh = false, keyring, onResolved } = options;
+    const { signal, onProgress, onWait, format = 'Auto', refresh = false, keyring, onResolved } = options;
     const { registry, http, file } = this.#sources;
     const holding = async (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
       await this.#holders.during(asked.holder, id, work);
     const { architecture, tenant } = asked;
-    const common = { tenant, signal, onProgress, format, architecture, refresh, keyring, holding };
+    const common = { tenant, signal, onProgress, onWait, format, architecture, refresh, keyring, holding };
     switch (source.type) {
       case 'registry':
         return await registry.ensure({ ...common, onResolved, reference: source.reference, trusted: false });

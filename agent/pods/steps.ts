@@ -120,6 +120,7 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
           operation.changed();
         }
       },
+      onWait: (reason) => tell(host, record, 'Pulling', 'Pull', `The fetch is waiting. ${reason}`),
     });
     const words = `The image is on the host as ${image.digest} after ${secondsSince(began)} s`;
     tell(host, record, 'Pulled', 'Pull', words);

@@ -13,7 +13,7 @@ import type { Pod } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
 import { appendedLog } from '../console/logwriter.ts';
 import { messageOf } from '../../base/errors.ts';
-import { TaskTurns } from './turns.ts';
+import { Turns } from '../turns.ts';
 
 /** Shortest time between two reports of progress, because every report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -95,11 +95,15 @@ export interface TaskRunnerOptions {
 export class TaskRunner {
   readonly #options: TaskRunnerOptions;
   readonly #running = new Map<string, Running>();
-  readonly #turns: TaskTurns;
+  readonly #turns: Turns;
 
   constructor(options: TaskRunnerOptions) {
     this.#options = options;
-    this.#turns = new TaskTurns(options.atOnce);
+    this.#turns = new Turns({
+      atOnce: options.atOnce,
+      work: { one: 'task', many: 'tasks' },
+      setting: 'tasksAtOnce',
+    });
   }
 
   state(uid: string): TaskState | undefined {

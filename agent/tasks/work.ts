@@ -205,6 +205,7 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
     name,
     signal,
     onProgress,
+    onWait: (reason: string) => context.log(`The fetch is waiting. ${reason}`),
     onResolved,
   };
   const base = await host.images.ensure(source, options);

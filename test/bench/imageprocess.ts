@@ -79,6 +79,7 @@ async function pull(errand: Errand): Promise<number> {
     holder: 'machine/bench',
     tenant: 'team',
     onProgress,
+    onWait: () => undefined,
     signal,
   });
   await store.registries.close();

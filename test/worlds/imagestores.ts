@@ -49,6 +49,7 @@ export async function ensure(
     holder,
     tenant: 'team',
     onProgress: () => undefined,
+    onWait: () => undefined,
     signal: new AbortController().signal,
     ...options,
   });

@@ -1,3 +1,4 @@
+import { once } from 'node:events';
 import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -6,6 +7,7 @@ import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { waitFor } from '../../../hack/wait.ts';
 import { DiskError } from '../../disks/disk.ts';
 import { Catalog, type Stored } from './catalog.ts';
 import { Holders } from './holders.ts';
@@ -51,6 +53,7 @@ describe('an import', () => {
   const waiting = (format: ImageFormat = 'Auto') => ({
     signal: new AbortController().signal,
     onProgress: () => undefined,
+    onWait: () => undefined,
     tenant: 'team',
     format,
   });
@@ -149,5 +152,47 @@ describe('an import', () => {
     expect(await readdir(join(folder, 'images', 'partial'))).toEqual([]);
     expect((await fetching()).id).toBe(fileId(DIGEST));
     expect(fetches).toBe(1);
+  });
+
+  describe('of a namespace that fetches many images from slow sources', () => {
+    const end = new AbortController();
+    const waits: string[] = [];
+    let running: number;
+
+    /** Fetches an image of namespace `tenant` from a source that sends nothing. */
+    async function stuck(source: string): Promise<Stored> {
+      const asking = {
+        ...waiting(),
+        tenant: 'greedy',
+        signal: end.signal,
+        onWait: (reason: string) => void waits.push(reason),
+      };
+      return await importing.ensure(source, asking, async () =>
+        wanted(async (_target, { signal }) => {
+          running += 1;
+          await once(signal, 'abort');
+          signal.throwIfAborted();
+        }),
+      );
+    }
+
+    it('leaves a place to others, also for an image that it waits for itself', async () => {
+      running = 0;
+      const sources = Array.from({ length: 20 }, (_, index) => `slow ${index}`);
+      const all = [...sources, KEY].map(stuck);
+      await waitFor('five fetches', async () => running === 5);
+      expect(new Set(waits)).toEqual(
+        new Set([
+          'The host already has 5 fetches of images of namespace greedy, which is the limit for one namespace',
+        ]),
+      );
+      await fetching();
+      expect(fetches).toBe(1);
+      expect(running).toBe(5);
+      end.abort(new Error('gone'));
+      const ends = await Promise.allSettled(all);
+      expect(ends.every(({ status }) => status === 'rejected')).toBe(true);
+      expect(running).toBe(5);
+    });
   });
 });

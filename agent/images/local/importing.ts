@@ -7,6 +7,7 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
+import { Turns } from '../../turns.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { type ImageFormat, inspectImage } from './inspect.ts';
@@ -14,6 +15,11 @@ import { type ImageId, type Layout, type Metadata, newMetadata } from './layout.
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
+/**
+ * Number of images that a host fetches at the same time. Each fetch can keep several decompression windows of 64 MiB in memory, and its source
+ * decides how long it lasts. So without a limit, the Pods of one namespace could use all memory of the agent.
+ */
+const FETCHES_AT_ONCE = 6;
 /**
  * Reasons of failures after which the fetched bytes are removed, because they are useless or their disk space is needed. After other
  * failures, the bytes stay, and a later import continues with them.
@@ -42,6 +48,8 @@ export interface ImageRequest extends Waiting {
   architecture: 'amd64' | 'arm64';
   /** Namespace of the Pod that asks. The import counts in its share of the space for images. */
   tenant: string;
+  /** Called with the reason when the fetch must wait for other fetches of this host. */
+  onWait: (reason: string) => void;
   /** Runs `work`. Before that, the function records that the requester needs the image, so that the store keeps the image. */
   holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
 }
@@ -80,6 +88,10 @@ interface ImportingParts {
 export class Importing {
   readonly #parts: ImportingParts;
   readonly #flights = new SingleFlight<Stored>();
+  readonly #turns = new Turns({
+    atOnce: FETCHES_AT_ONCE,
+    work: { one: 'fetch of an image', many: 'fetches of images' },
+  });
 
   constructor(parts: ImportingParts) {
     this.#parts = parts;
@@ -94,19 +106,25 @@ export class Importing {
    */
   async ensure(
     source: string,
-    request: Waiting & Pick<ImageRequest, 'format' | 'tenant'>,
+    request: Waiting & Pick<ImageRequest, 'format' | 'tenant' | 'onWait'>,
     plan: (signal: AbortSignal, onProgress: Waiting['onProgress']) => Promise<Import>,
   ): Promise<Stored> {
-    const { format, tenant } = request;
+    const { format, tenant, signal: stop, onWait } = request;
     // If the content does not have the stated format, the import fails. So callers that state another format have an import of their own.
     const key = format === 'Auto' ? source : `${format} ${source}`;
     for (;;) {
       let isOwn = false;
       try {
-        const { result } = await this.#flights.join(key, request, async (signal, onProgress) => {
-          isOwn = true;
-          return await this.#import(key, { ...(await plan(signal, onProgress)), format, tenant }, signal);
-        });
+        const join = async (): Promise<{ result: Stored }> =>
+          await this.#flights.join(key, request, async (signal, onProgress) => {
+            isOwn = true;
+            return await this.#import(key, { ...(await plan(signal, onProgress)), format, tenant }, signal);
+          });
+        // Only a caller that begins an import needs a place. It waits before the import exists. Otherwise other namespaces that need the same
+        // image would wait for the places of this caller's namespace.
+        const { result } = this.#flights.isRunning(key)
+          ? await join()
+          : await this.#turns.take({ namespace: tenant, signal: stop, onWait }, join);
         return result;
       } catch (error) {
         const isTheirs = error instanceof ReasonedError && OF_THE_ASKER.has(error.reason);
