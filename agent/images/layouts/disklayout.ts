@@ -9,6 +9,7 @@ import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DISK_LIMIT_BYTES, SECTOR_BYTES } from '../../disks/disk.ts';
+import { listOf } from '../oci/lists.ts';
 import { type Manifest, printable } from '../oci/manifests.ts';
 
 export const ARTIFACT_TYPE = 'application/vnd.berth.disk.v1';
@@ -50,7 +51,7 @@ const layoutSchema = z.object({
    * Pairs of two indexes. The first index names a chunk of the disk. The second index names the layer with the content of this chunk. The
    * pairs are in ascending order of chunks. A chunk without a pair contains only zeros.
    */
-  map: z.array(z.tuple([count, count])),
+  map: listOf(z.tuple([count, count]), CHUNK_LIMIT),
 });
 type DiskLayout = z.infer<typeof layoutSchema>;
 
@@ -58,7 +59,7 @@ export const diskConfigSchema = z.object({
   architecture: z.string(),
   /** Operating system of the guest, or `unknown` when it was not specified. */
   os: z.string(),
-  rootfs: z.object({ type: z.literal('layers'), diff_ids: z.array(z.string().refine(isSha256)) }),
+  rootfs: z.object({ type: z.literal('layers'), diff_ids: listOf(z.string().refine(isSha256), LAYER_LIMIT) }),
   'dev.berth.disk': layoutSchema,
 });
 export type DiskConfig = z.infer<typeof diskConfigSchema>;
