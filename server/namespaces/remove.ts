@@ -13,9 +13,9 @@ import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 
 /**
- * Deletes the namespace with the rights of `caller`. First, a dry run shows whether the API server allows the deletion. Then this function
- * checks that the namespace has no VMs and no hosts, because the API server would delete everything in it. This check uses the rights of
- * `own`, because the caller might have no right to list VMs. The refusal then names none.
+ * Deletes the namespace with the rights of `own`. The caller must have the right to delete namespaces with the HTTP API. First, a dry run
+ * shows whether the API server allows the deletion. Then this function checks that the namespace has no VMs and no hosts, because the API
+ * server would delete everything in it. If `caller` has no right to list VMs, the refusal names none.
  *
  * @throws StatusError 409 when hosts or VMs are in the namespace. @throws ApiError when the API server refuses.
  */
@@ -23,7 +23,7 @@ export async function removeNamespace(
   { caller, own }: { caller: CallerClient; own: KubeClient },
   name: string,
 ): Promise<void> {
-  await deleteExisting(caller, NAMESPACES, { name }, { dryRun: true });
+  await deleteExisting(own, NAMESPACES, { name }, { dryRun: true });
   const labelSelector = `${HOSTS_SELECTOR},${DEDICATED_KEY}=${name}`;
   const [{ items: hosts }, { items: vms }] = await Promise.all([
     own.list(NODES, { labelSelector }),
@@ -34,7 +34,7 @@ export async function removeNamespace(
   if (refusal !== undefined) {
     throw new StatusError(409, refusal);
   }
-  await deleteExisting(caller, NAMESPACES, { name });
+  await deleteExisting(own, NAMESPACES, { name });
 }
 
 async function maySeeVMs(caller: KubeClient, namespace: string): Promise<boolean> {

@@ -79,6 +79,9 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
   app.delete(
     NAMESPACE_PATH,
     {
+      config: {
+        right: ({ namespace = '' }) => ({ verb: 'delete', resource: 'namespaces', name: namespace }),
+      },
       schema: {
         summary: 'Delete a namespace and all its objects. It must have no hosts and no VMs',
         tags,
@@ -87,11 +90,10 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
       },
     },
     async ({ caller, params: { namespace } }) => {
-      const client = caller();
       if ([namespaces.default, namespaces.system].includes(namespace)) {
         throw new StatusError(409, ownNamespace(namespace));
       }
-      await removeNamespace({ caller: client, own: own.client }, namespace);
+      await removeNamespace({ caller: caller(), own: own.client }, namespace);
       return success();
     },
   );

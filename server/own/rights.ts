@@ -15,7 +15,7 @@ import { StatusError } from '../http/errors.ts';
  * resource.
  */
 export interface Right {
-  readonly verb: 'create' | 'get' | 'list' | 'update' | 'patch';
+  readonly verb: 'create' | 'get' | 'list' | 'update' | 'patch' | 'delete';
   /** API group of the resource. The default is the group of Berth. */
   readonly group?: string;
   readonly resource: string;

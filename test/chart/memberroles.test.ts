@@ -21,6 +21,7 @@ const PEOPLE = {
   dev: person('dev'),
   admin: person('admin'),
   'namespace-admin': person('namespace-admin'),
+  'custom-pods': person('custom-pods'),
   viewer: person('viewer'),
   stranger: person('stranger'),
 };
@@ -37,6 +38,7 @@ beforeAll(async () => {
     binding('RoleBinding', 'dev', ELSEWHERE),
     binding('RoleBinding', 'admin'),
     binding('ClusterRoleBinding', 'namespace-admin'),
+    binding('ClusterRoleBinding', 'custom-pods'),
     binding('ClusterRoleBinding', 'viewer'),
   ]);
   await waitFor('the rights to be known', async () => {
@@ -45,6 +47,7 @@ beforeAll(async () => {
       may(PEOPLE.dev, `create pods/exec in ${ELSEWHERE}`),
       may(PEOPLE.admin, `create configmaps in ${OWN}`),
       may(PEOPLE['namespace-admin'], 'update servers/power.berth.dev'),
+      may(PEOPLE['custom-pods'], 'create namespaces/custompods.berth.dev'),
       may(PEOPLE.viewer, 'list vms.berth.dev'),
     ];
     return (await Promise.all(known)).every(Boolean);
@@ -53,7 +56,7 @@ beforeAll(async () => {
 
 afterAll(async () => {
   await cluster.kubectl(['delete', 'namespace', OWN, OTHER, ELSEWHERE, '--wait=false']);
-  const names = ['roles-namespace-admin', 'roles-viewer'];
+  const names = ['roles-namespace-admin', 'roles-custom-pods', 'roles-viewer'];
   await cluster.kubectl(['delete', 'clusterrolebinding', ...names, '--ignore-not-found']);
 });
 
@@ -106,11 +109,13 @@ const RIGHTS: Record<keyof typeof PEOPLE, readonly string[]> = {
     ...rights(['create', 'update', 'patch'], ['configmaps'], ` in ${OWN} named berth-registries`),
   ],
   'namespace-admin': [
-    ...rights(['get', 'list', 'create', 'delete'], ['namespaces'], ''),
+    ...rights(['get', 'list', 'create'], ['namespaces'], ''),
+    ...rights(['delete'], ['namespaces.berth.dev'], ''),
     ...rights(['update'], ['hosts/namespace.berth.dev', 'certificates.berth.dev'], ''),
     ...rights([...READ, ...WRITE], ['servers.berth.dev'], ''),
     ...rights(['update'], ['servers/power.berth.dev'], ''),
   ],
+  'custom-pods': rights(['create'], ['namespaces/custompods.berth.dev'], ''),
   viewer: [
     ...rights(
       READ,
@@ -134,7 +139,8 @@ const NOBODYS = [
   ...rights(['delete'], ['configmaps'], ` in ${OWN} named berth-registries`),
   ...rights(['bind', 'escalate'], [`clusterroles.${RBAC}`], ` in ${OWN} named berth-role-admin`),
   ...rights(['impersonate'], ['users', 'serviceaccounts']),
-  ...rights(['update', 'patch'], ['namespaces', 'nodes'], ''),
+  // Only the HTTP API deletes namespaces, because it looks for VMs first.
+  ...rights(['update', 'patch', 'delete'], ['namespaces', 'nodes'], ''),
   ...rights(READ, ['nodes', 'secrets', 'pods'], ''),
   ...rights(WRITE, ['imagecacheentries.berth.dev', `clusterrolebindings.${RBAC}`], ''),
 ];

@@ -180,6 +180,7 @@ describe('the table', () => {
         'list nodes',
         'patch nodes',
         'watch pods',
+        'delete namespaces',
         'list vms.berth.dev',
         'create imagecacheentries.berth.dev',
         'create tokenreviews.authentication.k8s.io',
@@ -188,6 +189,7 @@ describe('the table', () => {
       [
         'patch nodes/status',
         'delete nodes',
+        'patch namespaces',
         `create pods in ${OWN}`,
         `get vms.berth.dev in ${OWN}`,
         `create vms.berth.dev in ${OWN}`,

@@ -55,7 +55,8 @@ beforeAll(async () => {
 afterAll(async () => {
   await api?.close();
   await server?.process.stop();
-  await cluster?.kubectl(['delete', 'clusterrolebinding', `${HOME}-owner`, '--ignore-not-found']);
+  const bindings = [`${HOME}-owner`, `${HOME}-pods`];
+  await cluster?.kubectl(['delete', 'clusterrolebinding', ...bindings, '--ignore-not-found']);
   await cluster?.kubectl(['delete', 'node', HOST, '--ignore-not-found']);
   await cluster?.kubectl([
     'delete',
@@ -106,11 +107,20 @@ describe('namespaces', () => {
     }
   });
 
-  it('are created with the prefix, with Pods of users if wanted', async () => {
-    expect((await call('POST', '', owner, { name: MADE, enableCustomPods: true })).body).toMatchObject({
-      kind: 'Status',
-      status: 'Success',
+  it('are created with the prefix, and with Pods of users only by a role of its own', async () => {
+    const create = async () => await call('POST', '', owner, { name: MADE, enableCustomPods: true });
+    const { status, body } = await create();
+    expect([status, body.message]).toEqual([
+      403,
+      expect.stringContaining('only users with the role berth-role-custom-pods'),
+    ]);
+    const role = ['--clusterrole=berth-role-custom-pods', `--serviceaccount=${HOME}:owner`];
+    await cluster.kubectl(['create', 'clusterrolebinding', `${HOME}-pods`, ...role]);
+    const made = await waitFor('the role', async () => {
+      const answer = await create();
+      return answer.status === 403 ? undefined : answer;
     });
+    expect(made.body).toMatchObject({ kind: 'Status', status: 'Success' });
     expect((await get(MADE, owner)).body).toEqual({ name: MADE, customPods: true });
     const { metadata } = await cluster.client().get(NAMESPACES, { name: MADE });
     expect(metadata.labels).toMatchObject({
@@ -188,8 +198,15 @@ describe('namespaces', () => {
     await client.create(NAMESPACES, { metadata: { name: OTHER } });
     const deletion = async (name: string, ...as: string[]) =>
       await cluster.kubectl(['delete', 'namespace', name, '--dry-run=server', ...as], { allowFailure: true });
+    const withoutCheck = await deletion(HOME, owning);
+    // Only the HTTP API looks for VMs before it deletes a namespace.
+    expect([withoutCheck.code, withoutCheck.stderr]).toEqual([
+      1,
+      expect.stringContaining('cannot delete resource "namespaces"'),
+    ]);
+    const httpAPI = '--as=system:serviceaccount:berth-system:berth-server';
     for (const name of [OTHER, DEFAULT]) {
-      const { code, stderr } = await deletion(name, owning);
+      const { code, stderr } = await deletion(name, httpAPI);
       expect([name, code, stderr]).toEqual([
         name,
         1,
@@ -197,7 +214,7 @@ describe('namespaces', () => {
       ]);
       expect(await deletion(name)).toMatchObject({ code: 0 });
     }
-    expect(await deletion(HOME, owning)).toMatchObject({ code: 0 });
+    expect(await deletion(HOME, httpAPI)).toMatchObject({ code: 0 });
     // The controller of namespaces has no role of Berth, and no right to update namespaces.
     const controller = '--as=system:serviceaccount:kube-system:namespace-controller';
     expect(await deletion(OTHER, controller)).toMatchObject({ code: 0 });
