@@ -201,6 +201,16 @@ export default defineConfig({
         },
       },
       {
+        // The last project of a whole run: it compares the rights of the chart with those that the other projects used.
+        test: {
+          name: 'rights',
+          include: ['test/rights/**/*.test.ts'],
+          globalSetup: [CHART_TOOLS],
+          sequence: { groupOrder: 14 },
+          ...oneAtATime,
+        },
+      },
+      {
         test: {
           name: 'nat',
           include: ['test/e2e/nat/**/*.test.ts'],

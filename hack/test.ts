@@ -5,9 +5,11 @@
  * counts as passed.
  */
 import { readFileSync } from 'node:fs';
+import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { adbdGuest } from './adbd.ts';
 import { cloudImage } from './cloud.ts';
+import { USED_RIGHTS_FOLDER } from './cluster/usedrights.ts';
 import { guestImage } from './guest.ts';
 import { prepareBase } from './images.ts';
 import type { HistoryCount, TestOutcome } from './vitest/reporter.ts';
@@ -21,7 +23,8 @@ const ROOT = join(import.meta.dirname, '..');
 const GUESTS = 'guests';
 /**
  * A whole run. Projects that start guests with two files at a time fill two processors. The others wait much of their time, so two of them
- * run side by side. Their networks, processes and folders are their own. `oci` builds the images for `installed`.
+ * run side by side. Their networks, processes and folders are their own. `oci` builds the images for `installed`. `rights` compares the rights of
+ * the chart with those that all others used.
  */
 const STAGES: readonly Stage<string>[] = [
   [
@@ -30,6 +33,7 @@ const STAGES: readonly Stage<string>[] = [
   ],
   [['images', 'chart', 'e2e', 'hostile', 'shares']],
   [['installed'], ['faults', 'nat']],
+  [['rights']],
 ];
 const PROJECTS = STAGES.flat(2).filter((step) => step !== GUESTS);
 /** Projects that run only if the command names them. They need programs that no package registry has. */
@@ -81,6 +85,9 @@ async function makeGuests(): Promise<void> {
 }
 
 async function runAll(): Promise<ProjectResult[]> {
+  const folder = join(ROOT, 'dist', 'test', 'rights');
+  await rm(folder, { recursive: true, force: true });
+  process.env[USED_RIGHTS_FOLDER] = folder;
   const results = await runStages(STAGES, async (step, isFirstLane) =>
     step === GUESTS ? await makeGuests() : await runProject(step, isFirstLane),
   );

@@ -8,6 +8,7 @@ import { type NodeIdentity, writeCredentials } from './pki.ts';
 import { freePorts } from './ports.ts';
 import { isAlive, readRecord } from './processes.ts';
 import type { Tools } from './toolchain/toolchain.ts';
+import { recordingArguments } from './usedrights.ts';
 
 /**
  * Rate limits of controller-manager and scheduler. With client-go's defaults (20 and 30), these programs would need much longer for a large
@@ -198,8 +199,9 @@ function authenticationArguments({ directory, authentication }: ControlPlaneOpti
 }
 
 function auditArguments({ directory, audit = false }: ControlPlaneOptions): string[] {
+  // The API server has one audit policy. A cluster whose test reads the writes does not record rights.
   if (!audit) {
-    return [];
+    return recordingArguments(directory);
   }
   const policy = join(directory, 'audit-policy.json');
   writeFileSync(policy, JSON.stringify(AUDIT_POLICY));

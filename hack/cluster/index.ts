@@ -33,6 +33,7 @@ import {
 } from './state.ts';
 import { resolveTools, type Tools } from './toolchain/toolchain.ts';
 import type { ClusterOptions } from './types.ts';
+import { keepUsedRights } from './usedrights.ts';
 
 export type { NodeCluster } from './nodes/cluster.ts';
 export type { ClusterNode } from './nodes/node.ts';
@@ -137,6 +138,7 @@ async function end(cluster: Cluster): Promise<void> {
 async function remove(directory: string): Promise<void> {
   const state = readState(directory);
   await stopProcesses(directory);
+  await keepUsedRights(directory);
   await removeNetworks(directory);
   for (const namespace of state?.namespaces ?? []) {
     await removeGroups(namespace);

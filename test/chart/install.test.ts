@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
-import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../api/v1alpha1/resources.ts';
+import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../api/v1alpha1/resources.ts';
 import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
@@ -383,10 +383,13 @@ describe('uninstall', () => {
   });
 
   test('drains if told to, ends the operator, and removes hosts and their Leases, but no other Leases', async () => {
+    const emulator = { namespace: 'platform-default', name: 'still-here' };
+    await cluster.client().create(EMULATORS, { metadata: emulator, spec: { vmName: 'still-here' } });
     const { code, said } = await runHook({ uninstall: { drain: true } });
     expect(said).toContain('"name":"still-here"');
     expect({ code, said }).toMatchObject({ code: 0 });
     expect(await isThere(VMS, 'still-here', 'platform-default')).toBe(false);
+    expect(await isThere(EMULATORS, 'still-here', 'platform-default')).toBe(false);
     expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(false);
     expect(await isThere(NODES, 'former-host')).toBe(false);
     await waitFor(

@@ -7,12 +7,14 @@ import {
   SCALE_SET_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
-import { NODES } from '../../kube/core.ts';
+import { NODES, PODS } from '../../kube/core.ts';
+import { unlessMissing } from '../../kube/errors.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { VMS } from '../../api/v1alpha1/resources.ts';
+import { EMULATORS, VMS } from '../../api/v1alpha1/resources.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { allowMetrics, faultsIn, readMetrics } from '../support/operatorlog.ts';
 import { PodHistory } from '../support/podhistory.ts';
+import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { conditionOf, numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 
@@ -401,6 +403,30 @@ describe('hosts', () => {
     const { status } = await cluster.client().get(NODES, { name });
     expect(status?.allocatable).toMatchObject({ 'berth.dev/slot': '16' });
   });
+});
+
+it('deletes the Pod of an Emulator whose finalizer somebody removed by force', async () => {
+  const emulators = new Emulators(cluster);
+  await vms.create('paired');
+  await vms.waitForPhase('paired', 'Running');
+  await emulators.create('forced', { vmName: 'paired' });
+  await emulators.waitForPhase('forced', 'Running');
+  // The garbage collector would delete the Pod too, and the operator would set the finalizer again.
+  const collector = cluster.component('kube-controller-manager');
+  await collector.signal('SIGSTOP');
+  try {
+    await operator.kill('SIGSTOP');
+    await cluster.client().mergePatch(EMULATORS, emulators.ref('forced'), { metadata: { finalizers: null } });
+    await emulators.delete('forced');
+    await operator.kill('SIGCONT');
+    await waitFor('the Pod to be deleted', async () => {
+      const pod = await unlessMissing(cluster.client().get(PODS, emulators.podRef('forced')));
+      return pod === undefined || pod.metadata.deletionTimestamp !== undefined;
+    });
+  } finally {
+    await operator.kill('SIGCONT');
+    await collector.signal('SIGCONT');
+  }
 });
 
 describe('the operator', () => {

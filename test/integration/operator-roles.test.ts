@@ -18,7 +18,7 @@ const OWN = 'platform-own';
 const POLICY = join(CHART, 'files', 'policies', 'operator-roles.yaml');
 const [DEV, ADMIN] = ['berth-role-dev', 'berth-role-admin'] as const;
 const ROLES = { defaultDev: ['oidc:all'], dev: ['oidc:devs'], admin: ['oidc:admins'] };
-const LATER = { defaultDev: [], dev: ['oidc:makers'], admin: ['oidc:admins'] };
+const LATER = { defaultDev: [], dev: ['oidc:makers'], admin: ['oidc:owners'] };
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -222,6 +222,7 @@ it('other groups in the configuration replace the earlier groups, and nobody els
   operator = await cluster.startOperator({ config: { roles: LATER }, name: 'later' });
   await untilBound('platform-people', DEV, ['ann@example.com', 'oidc:makers']);
   await untilBound(DEFAULT, DEV, ['oidc:makers']);
+  await untilBound(DEFAULT, ADMIN, ['oidc:owners']);
   await cluster.kubectl(['delete', 'namespace', 'platform-people', '--wait=false']);
   await untilBound('platform-after', DEV, ['oidc:makers']);
   expect(faultsIn(operator.logFile)).toEqual([]);

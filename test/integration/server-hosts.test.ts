@@ -337,6 +337,22 @@ it('keeps an image on hosts and removes it, in any spelling and encoding of its 
   expect((await change(`${cache}/missing/add`, { all: true })).status).toBe(403);
 });
 
+it('deletes an entry that keeps its image on no host when another image is added', async () => {
+  const [unused] = await entries();
+  const { name = '', generation } = unused?.metadata ?? {};
+  const status = { observedGeneration: generation };
+  await cluster.client().mergePatch(IMAGE_CACHE_ENTRIES, { name }, { status }, { subresource: 'status' });
+  let added = 0;
+  await waitFor('the entry to be deleted', async () => {
+    // The HTTP API looks for such entries only when it makes one, and may not know the new status yet.
+    const image = encodeURIComponent(`registry.example/${namespace}:next-${added}`);
+    added += 1;
+    const path = `/api/v1/namespaces/${DEFAULT}/cache/images/${image}/add`;
+    await api.call(path, { method: 'POST', token: admin, body: { nodes: [FIRST] } });
+    return (await entries()).every(({ metadata }) => metadata.name !== name);
+  });
+});
+
 it('can change nothing else of a Node with its own account', async () => {
   const account = '--as=system:serviceaccount:berth-system:berth-server';
   for (const change of [
