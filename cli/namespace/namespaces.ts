@@ -69,8 +69,8 @@ export async function create(
 }
 
 /**
- * Deletes the namespaces. Only a namespace without hosts and VMs can be deleted. If the user may not see hosts and VMs, the HTTP API makes
- * this check and deletes the namespace.
+ * Deletes the namespaces. Only a namespace without hosts and VMs can be deleted. If the user may not see hosts and VMs, or may not
+ * delete namespaces, the HTTP API makes this check and deletes the namespace.
  */
 export async function remove(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {

@@ -23,8 +23,6 @@ const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
 };
 /** Roles of people, who choose what they do. */
 const PEOPLE = /^berth-(?:view|edit|admin|role-.+)$/;
-/** Only test/e2e/installed uses these roles, and it needs nodes. */
-const ON_NODES = ['berth-uninstall', 'berth-host-metrics-reader'];
 
 interface Rule {
   apiGroups?: string[];
@@ -53,6 +51,8 @@ const EXCEPTIONS = parse(readFileSync(join(import.meta.dirname, 'exceptions.yaml
   Record<string, Exception> | undefined
 >;
 const used = usedRights();
+/** A machine that cannot run nodes skips tests that use some of the rights. */
+const unfit = used === undefined ? 'only a whole run of all tests records the used rights' : whyNoNodes();
 
 function rightsOf({ metadata: { namespace = '' }, rules }: Manifest): Right[] {
   return (rules as Rule[]).flatMap(
@@ -84,34 +84,28 @@ function isUsed(right: Right, accounts: readonly string[]): boolean {
   );
 }
 
-describe(
-  'a whole run',
-  unless(used === undefined ? 'only a whole run of all tests shows this' : undefined),
-  () => {
-    let roles: Manifest[];
+describe('a whole run', unless(unfit), () => {
+  let roles: Manifest[];
 
-    beforeAll(async () => {
-      roles = (await manifests(EVERYTHING)).filter(({ kind }) => kind === 'ClusterRole' || kind === 'Role');
+  beforeAll(async () => {
+    roles = (await manifests(EVERYTHING)).filter(({ kind }) => kind === 'ClusterRole' || kind === 'Role');
+  });
+
+  test('knows for each role of the chart whether programs or people have it', () => {
+    const names = new Set(roles.map(({ metadata }) => metadata.name));
+    const programs = [...names].filter((name) => !PEOPLE.test(name));
+    expect(programs.toSorted()).toEqual(Object.keys(PROGRAMS).toSorted());
+  });
+
+  describe.each(Object.entries(PROGRAMS))('role %s', (name, accounts) => {
+    test('uses each right, except for those with a reason', () => {
+      const rights = roles.filter(({ metadata }) => metadata.name === name).flatMap(rightsOf);
+      const unused = rights.filter((right) => !isUsed(right, accounts)).map(format);
+      const exceptions = EXCEPTIONS[name] ?? {};
+      expect(unused.toSorted()).toEqual(Object.keys(exceptions).toSorted());
+      const asked = Object.values(exceptions).flatMap((exception) => exception.with ?? []);
+      expect(rights.map(format)).toEqual(expect.arrayContaining(asked));
+      expect(unused.filter((right) => asked.includes(right))).toEqual([]);
     });
-
-    test('knows for each role of the chart whether programs or people have it', () => {
-      const names = new Set(roles.map(({ metadata }) => metadata.name));
-      const programs = [...names].filter((name) => !PEOPLE.test(name));
-      expect(programs.toSorted()).toEqual(Object.keys(PROGRAMS).toSorted());
-    });
-
-    describe.each(Object.entries(PROGRAMS))('role %s', (name, accounts) => {
-      const why = ON_NODES.includes(name) ? whyNoNodes() : undefined;
-
-      test('uses each right, except for those with a reason', unless(why), () => {
-        const rights = roles.filter(({ metadata }) => metadata.name === name).flatMap(rightsOf);
-        const unused = rights.filter((right) => !isUsed(right, accounts)).map(format);
-        const exceptions = EXCEPTIONS[name] ?? {};
-        expect(unused.toSorted()).toEqual(Object.keys(exceptions).toSorted());
-        const asked = Object.values(exceptions).flatMap((exception) => exception.with ?? []);
-        expect(rights.map(format)).toEqual(expect.arrayContaining(asked));
-        expect(unused.filter((right) => asked.includes(right))).toEqual([]);
-      });
-    });
-  },
-);
+  });
+});
