@@ -308,7 +308,12 @@ describe('the image store', () => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
         const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
-        const options = { name: 'berth.dev/team/disk', signal, onProgress: () => undefined, onWait: () => undefined };
+        const options = {
+          name: 'berth.dev/team/disk',
+          signal,
+          onProgress: () => undefined,
+          onWait: () => undefined,
+        };
         await store.ensure(source, { ...options, holder: `machine/${path}`, tenant: 'team' });
       };
       await ensureNamed('/old');

@@ -90,7 +90,13 @@ async function copyByStore(file: string): Promise<void> {
     logger: pino({ level: 'silent' }),
   });
   const { signal } = new AbortController();
-  const options = { holder: 'machine/bench', tenant: 'team', signal, onProgress: () => undefined, onWait: () => undefined } as const;
+  const options = {
+    holder: 'machine/bench',
+    tenant: 'team',
+    signal,
+    onProgress: () => undefined,
+    onWait: () => undefined,
+  } as const;
   await store.ensure({ type: 'sharedFile', path: NAME }, options);
   await store.registries.close();
   await rm(dataDirectory, { recursive: true });

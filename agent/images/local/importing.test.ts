@@ -7,7 +7,6 @@ import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { waitFor } from '../../../hack/wait.ts';
 import { DiskError } from '../../disks/disk.ts';
 import { Catalog, type Stored } from './catalog.ts';
 import { Holders } from './holders.ts';
@@ -180,7 +179,7 @@ describe('an import', () => {
       running = 0;
       const sources = Array.from({ length: 20 }, (_, index) => `slow ${index}`);
       const all = [...sources, KEY].map(stuck);
-      await waitFor('five fetches', async () => running === 5);
+      await vi.waitFor(() => expect(running).toBe(5), { timeout: 30_000 });
       expect(new Set(waits)).toEqual(
         new Set([
           'The host already has 5 fetches of images of namespace greedy, which is the limit for one namespace',

@@ -5,7 +5,19 @@ import { listOf } from './lists.ts';
 const pairs = z.object({ map: listOf(z.tuple([z.number(), z.number()]), 3) });
 
 it('a list in which all elements are right is read', () => {
-  expect(pairs.parse({ map: [[1, 2], [3, 4]] })).toEqual({ map: [[1, 2], [3, 4]] });
+  expect(
+    pairs.parse({
+      map: [
+        [1, 2],
+        [3, 4],
+      ],
+    }),
+  ).toEqual({
+    map: [
+      [1, 2],
+      [3, 4],
+    ],
+  });
   expect(pairs.parse({ map: [] })).toEqual({ map: [] });
 });
 
