@@ -98,6 +98,20 @@ it.each([
 });
 
 it.each([
+  ['password', 'is not a known field'],
+  ['keyPath', 'is given more than once'],
+])('an upload of a certificate refuses the further field %s', async (field, message) => {
+  know();
+  const parts = ['certPath', 'keyPath', field].map(
+    (name) => `--x\r\nContent-Disposition: form-data; name="${name}"\r\n\r\na\r\n`,
+  );
+  const headers = { ...TOKEN, 'content-type': 'multipart/form-data; boundary=x' };
+  const payload = `${parts.join('')}--x--\r\n`.replace('"certPath"', '"certPath"; filename="a"');
+  const answer = await app.inject({ method: 'POST', url: '/api/v1/upload/cert', headers, payload });
+  expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
+});
+
+it.each([
   [400, 'no request\r\n\r\n'],
   [431, `GET / HTTP/1.1\r\nHost: a\r\nX: ${'x'.repeat(20_000)}\r\n\r\n`],
 ])('answers bytes that are no request with a Status %i', async (code, bytes) => {

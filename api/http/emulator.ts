@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { ANDROID_NAME, EMULATOR_DEVICES } from '../v1alpha1/emulatormachine.ts';
 import { choice, LABEL, text } from '../v1alpha1/schema.ts';
-import { whole } from './fields.ts';
+import { sameField, whole } from './fields.ts';
 
 const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
 
@@ -64,6 +64,7 @@ export const emulatorRequestSchema = z
       253,
     ).optional(),
   })
+  .refine(...sameField('device', 'deviceProfile'))
   .refine(({ config }) => config === undefined, {
     error: 'there are no emulator configs: give the values in the request',
     path: ['config'],

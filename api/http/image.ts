@@ -4,6 +4,7 @@ import { diskQuantity } from '../v1alpha1/sizes.ts';
 import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
+import { sameField } from './fields.ts';
 
 /** Image or ISO. The architecture and the description are empty texts if nobody gave them, because clients always read both fields. */
 export const imageItemSchema = z
@@ -68,7 +69,8 @@ export const generateRequestSchema = z
     description: descriptionSchema.optional(),
     type: architectureSchema.optional(),
   })
-  .refine(hasName, NEEDS_NAME);
+  .refine(hasName, NEEDS_NAME)
+  .refine(...sameField('imageName', 'name'));
 
 export const copyRequestSchema = z
   .object({
@@ -78,7 +80,8 @@ export const copyRequestSchema = z
       .optional()
       .meta({ description: 'Description of the copy. The description of the source when omitted.' }),
   })
-  .refine(hasName, NEEDS_NAME);
+  .refine(hasName, NEEDS_NAME)
+  .refine(...sameField('imageName', 'name', 'destination'));
 
 /** Body of a request that replaces a description. To remove the stored description, clients send an empty text. */
 export const descriptionRequestSchema = z.object({ description: descriptionSchema });

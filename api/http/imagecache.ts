@@ -1,6 +1,7 @@
 /** The cache of images on hosts, as the HTTP API shows and changes it. */
 import * as z from 'zod';
 import { IMAGE_NAME_LENGTH } from '../v1alpha1/reference.ts';
+import { sameField } from './fields.ts';
 
 /** Largest number of hosts or tags in a request. An ImageCacheEntry has the same limit. */
 const NAMES = 4096;
@@ -52,7 +53,8 @@ export const cacheRemovalSchema = z
   .refine(({ image, imageName, imageReference }) => (image ?? imageName ?? imageReference) !== undefined, {
     path: ['image'],
     error: 'is required',
-  });
+  })
+  .refine(...sameField('image', 'imageName', 'imageReference'));
 
 export const cacheResultSchema = z
   .object({

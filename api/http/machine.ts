@@ -9,6 +9,16 @@ import { decimal, whole } from './fields.ts';
 /** Bounds of memory in GiB. The minimum is 0.1, because clients offer steps of 0.1 GiB. The kinds VM and VMConfig have the same maximum. */
 const MEMORY = { minimum: 0.1, maximum: 16_384 };
 
+/**
+ * The only fields that are accepted without effect. Clients of another platform send them even if their users chose nothing: the Jenkins
+ * plug-in sends `netBoost` with each VM and VM config, and its older templates send `legacyIO` with each VM. On that platform, the fields
+ * choose drivers of the hypervisor, which the hosts of Berth choose by themselves.
+ */
+const WITHOUT_EFFECT = {
+  netBoost: z.boolean().optional().meta({ description: 'Without effect.' }),
+  legacyIO: z.boolean().optional().meta({ description: 'Without effect.' }),
+};
+
 /** Returns the schemas of the machine's fields in a request. `dpiMaximum` is the largest allowed DPI of the display. */
 export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
   const { displayWidth, displayHeight, displayDPI } = displayBounds(dpiMaximum);
@@ -41,8 +51,7 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
       .optional()
       .meta({ description: 'Whether the display is served over VNC. True when omitted.' }),
     systemSerial: text('Serial number of the machine.', 12, /^[-A-Za-z0-9]{8,12}$/).optional(),
-    netBoost: z.boolean().optional().meta({ description: 'Without effect.' }),
-    legacyIO: z.boolean().optional().meta({ description: 'Without effect.' }),
+    ...WITHOUT_EFFECT,
     gpuPassthrough: z
       .literal(false, { error: 'GPU passthrough is not offered' })
       .optional()

@@ -28,6 +28,10 @@ export const subjectsSchema = z.object({
   serviceaccounts: z
     .array(
       z.object({
+        kind: z
+          .literal('ServiceAccount')
+          .optional()
+          .meta({ description: 'Kind of the subject, as lists of subjects have it.' }),
         name: objectName('Name of the service account.'),
         namespace: namespaceName('Namespace of the service account.'),
       }),

@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { imageName } from '../v1alpha1/template.ts';
-import { whole } from './fields.ts';
+import { sameField, whole } from './fields.ts';
 import { SAVED_NAME_LENGTH } from './vmdisk.ts';
 
 /** Largest disk in GB. */
@@ -24,7 +24,8 @@ export const execBody = z
   .refine(({ command, action, operation }) => (command ?? action ?? operation) !== undefined, {
     error: 'is required',
     path: ['command'],
-  });
+  })
+  .refine(...sameField('command', 'action', 'operation'));
 
 export const execParams = { command: commandSchema };
 

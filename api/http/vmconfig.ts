@@ -1,7 +1,7 @@
 /** VM configs as the HTTP API shows and accepts them. */
 import * as z from 'zod';
 import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
-import { objectName } from '../v1alpha1/schema.ts';
+import { LABEL, objectName, text } from '../v1alpha1/schema.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
 import { hasRequiredTag, isOneSource, machineRequestFields, NEEDS_TAG, ONE_SOURCE } from './machine.ts';
 
@@ -43,6 +43,11 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({
       name: objectName('Name of the VM config.').max(NAME_LENGTH),
+      namespace: text(
+        'Namespace of the VM config, as in the path. Clients that copy a VM config send it.',
+        63,
+        LABEL,
+      ).optional(),
       ...machineRequestFields(dpiMaximum),
       type: architectureSchema.optional(),
     })

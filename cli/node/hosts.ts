@@ -9,7 +9,7 @@ import { ApiError, isNotFound } from '../../kube/errors.ts';
 import { relabel } from '../../kube/nodelabels.ts';
 import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { similarTo } from '../objects/similar.ts';
+import { similarTo } from '../../base/similar.ts';
 import { printable } from '../text.ts';
 
 /** Returns the Nodes of all hosts. @throws ApiError when the user may not read Nodes. */

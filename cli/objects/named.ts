@@ -8,7 +8,7 @@ import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { printable } from '../text.ts';
 import type { Kind } from './kind.ts';
-import { similarTo } from './similar.ts';
+import { similarTo } from '../../base/similar.ts';
 
 /** Returns the object with this name in the namespace. @throws CommandError when the object does not exist; ApiError. */
 export async function getNamed<T extends KubeObject>(

@@ -5,6 +5,7 @@ import * as z from 'zod';
 import { messageOf } from '../../base/errors.ts';
 import type { App } from '../http/app.ts';
 import { invalidField, StatusError } from '../http/errors.ts';
+import { FieldNames } from '../http/unknownfields.ts';
 import type { Services } from '../services.ts';
 import { PairError } from '../certificate/pair.ts';
 
@@ -48,7 +49,9 @@ async function filesOf(request: FastifyRequest): Promise<Record<(typeof FIELDS)[
   if (!request.isMultipart()) {
     throw new StatusError(415, 'the body must be multipart/form-data');
   }
-  const files = await partsOf(request);
+  const parts = await partsOf(request);
+  refuseOtherFields(parts.map(({ field }) => field));
+  const files = new Map(parts.map(({ field, content }) => [field, content]));
   const missing = FIELDS.find((field) => !files.has(field));
   if (missing !== undefined) {
     throw invalidField(missing, 'is required');
@@ -57,13 +60,26 @@ async function filesOf(request: FastifyRequest): Promise<Record<(typeof FIELDS)[
   return { certPath, keyPath };
 }
 
-/** Returns the content of each part by the name of its field. @throws StatusError 400 when the body is not multipart. */
-async function partsOf(request: FastifyRequest): Promise<Map<string, string>> {
-  const contents = new Map<string, string>();
+/** @throws StatusError 422 when a field is neither the certificate nor the key, or is given more than once. */
+function refuseOtherFields(fields: readonly string[]): void {
+  const names = new FieldNames();
+  for (const field of fields.filter((one) => !FIELDS.some((known) => known === one))) {
+    names.unknown('', field, () => FIELDS);
+  }
+  names.refuse();
+  const repeated = fields.find((field, index) => fields.indexOf(field) < index);
+  if (repeated !== undefined) {
+    throw invalidField(repeated, 'is given more than once');
+  }
+}
+
+/** Returns the name and the content of each part. @throws StatusError 400 when the body is not multipart. */
+async function partsOf(request: FastifyRequest): Promise<{ field: string; content: string }[]> {
+  const contents = [];
   try {
     for await (const part of request.parts()) {
       const content = part.type === 'file' ? (await part.toBuffer()).toString('utf8') : String(part.value);
-      contents.set(part.fieldname, content);
+      contents.push({ field: part.fieldname, content });
     }
   } catch (error) {
     // The plugin's errors about exceeded limits have a status code. An error about a malformed body has none, so it becomes status 400.

@@ -103,7 +103,8 @@ it.each([
   [`${NAMESPACE}/cache/images/one/remove`, 'tags'],
   ['/api/v1/imagecache/remove', 'nodes'],
 ])('refuses a list that is too long at %s before it reads the %s', async (url, field) => {
-  const payload = { image: 'a', [field]: Array.from({ length: 16_000 }, () => 0) };
+  const image = url.endsWith('imagecache/remove') ? { image: 'a' } : {};
+  const payload = { ...image, [field]: Array.from({ length: 16_000 }, () => 0) };
   const answer = await server.app.inject({ method: 'POST', url, headers: TOKEN, payload });
   const message = 'must have at most 4096 names';
   expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
@@ -159,6 +160,65 @@ it.each([
 ])('answers %i for %j', async (code, payload) => {
   const answer = await server.app.inject({ method: 'POST', url: VMS, headers: TOKEN, payload });
   expect(answer.statusCode).toBe(code);
+});
+
+it('refuses fields that a VM does not have, and no VM is made', async () => {
+  const payload = { vmConfig: 'a', namePrefix: 'jenkins-', nodeName: 'nohost' };
+  const answer = await server.app.inject({ method: 'POST', url: VMS, headers: TOKEN, payload });
+  expect(answer.json()).toMatchObject({
+    code: 422,
+    message: expect.stringMatching(
+      /^namePrefix: is not a known field; nodeName: is not a known field\. The known fields are image, iso, /,
+    ),
+  });
+});
+
+it.each([
+  [
+    'GET',
+    `${VMS}?labelselector=a`,
+    'labelselector: is not a known query parameter (did you mean labelSelector?)',
+  ],
+  ['GET', `${NAMESPACE}/images?limit=5`, 'The known query parameters are labelSelector'],
+  ['POST', `${VMS}?waitfor=ready`, 'waitfor: is not a known query parameter (did you mean waitFor?)'],
+  [
+    'DELETE',
+    `${VMS}/one?force=true`,
+    'force: is not a known query parameter. The known query parameters are wait',
+  ],
+  ['GET', `${VMS}/one?x`, 'x: is not a known query parameter. There are no query parameters'],
+  ['GET', `/api/v1/cluster-info?__proto__=1`, '__proto__: is not a known query parameter'],
+  ['GET', `${NAMESPACE}/cache/images/ghcr.io/a/b?all=true`, 'all: is not a known query parameter'],
+] as const)('refuses %s %s', async (method, url, message) => {
+  const answer = await server.app.inject({ method, url, headers: TOKEN });
+  expect(answer.json()).toMatchObject({ code: 422, message: expect.stringContaining(message) });
+});
+
+it('shows the documentation whatever is appended to its address', async () => {
+  expect((await server.app.inject({ url: '/api/v1/swagger?utm_source=mail' })).statusCode).toBe(200);
+});
+
+it('makes a VM config from what it has shown, but in no other namespace', async () => {
+  const payload = { name: 'a', image: 'b', namespace: 'platform-other' };
+  const url = `${NAMESPACE}/vmconfigs`;
+  const refused = await server.app.inject({ method: 'POST', url, headers: TOKEN, payload });
+  const message = 'namespace: must be the namespace of the path, not platform-other';
+  expect(refused.json()).toMatchObject({ code: 422, message });
+  const own = { ...payload, namespace: 'platform-default' };
+  const answer = await server.app.inject({ method: 'POST', url, headers: TOKEN, payload: own });
+  expect(answer.statusCode).not.toBe(422);
+});
+
+it.each([
+  [`${VMS}/one/exec`, { command: 'start', action: 'stop' }, 'command'],
+  [`${NAMESPACE}/images`, { imageName: 'a', name: 'b', size: '1G' }, 'imageName'],
+  [`${NAMESPACE}/images/one/copy`, { name: 'a', destination: 'b' }, 'imageName'],
+  [`${NAMESPACE}/emulators`, { vm: 'a', device: 'pixel_9', deviceProfile: 'pixel_8' }, 'device'],
+  ['/api/v1/imagecache/remove', { image: 'a', imageReference: 'b', all: true }, 'image'],
+])('refuses different values for two names of a field at %s', async (url, payload, field) => {
+  const answer = await server.app.inject({ method: 'POST', url, headers: TOKEN, payload });
+  const message = expect.stringMatching(/names of the same field$/);
+  expect(answer.json()).toMatchObject({ code: 422, details: { causes: [{ field, message }] } });
 });
 
 it('keeps no body that no handler reads', async () => {

@@ -16,6 +16,7 @@ import { normalizeBody } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { UnreadBodies } from './unreadbodies.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
+import { refuseUnknownParameters } from './unknownfields.ts';
 
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
 const CONNECTIONS = 2_048;
@@ -96,6 +97,7 @@ export function createApp({ logger, tls }: AppOptions): App {
   );
   app.server.timeout = STALL_MILLISECONDS;
   app.server.keepAliveTimeout = KEEP_ALIVE_MILLISECONDS;
+  checkQueries(app);
   readBodies(app);
   const unread = new UnreadAnswers();
   app.addHook('onSend', async (request, reply, payload) => {
@@ -103,6 +105,20 @@ export function createApp({ logger, tls }: AppOptions): App {
     return payload;
   });
   return app;
+}
+
+/**
+ * Refuses queries with unknown parameters. The routes of the documentation are left out: they describe no answer, and browsers and proxies
+ * may append anything to the addresses of pages.
+ */
+function checkQueries(app: App): void {
+  app.addHook('preValidation', ({ routeOptions: { schema }, query }, _reply, next) => {
+    if (schema?.response !== undefined) {
+      const known = schema.querystring instanceof z.ZodObject ? Object.keys(schema.querystring.shape) : [];
+      refuseUnknownParameters(query as object, known);
+    }
+    next();
+  });
 }
 
 /** Reads bodies of any content type as JSON, because clients send an empty body with the content type of a form. */

@@ -1,7 +1,9 @@
 import { expect, it } from 'vitest';
 import * as z from 'zod';
+import { subjectsSchema } from '../../api/http/rolebinding.ts';
 import { vmDeployBody } from '../../api/http/vmdeploy.ts';
 import { normalizeBody } from './bodies.ts';
+import type { StatusError } from './errors.ts';
 
 const schema = z.object({
   name: z.string(),
@@ -14,7 +16,7 @@ const schema = z.object({
 
 it.each([
   [
-    { NAME: 'a', Cpu: 2, other: 1 },
+    { NAME: 'a', Cpu: 2, other: null },
     { name: 'a', cpu: 2 },
   ],
   [{ name: null, cpu: null }, {}],
@@ -63,7 +65,56 @@ it('does not read the elements of a list that every schema refuses for its lengt
   expect(normalizeBody(vmDeployBody(240), { vmMetadata: { items } })).toEqual({ vmMetadata: { items } });
 });
 
-it('reads only the last value of a field that is given in several spellings', () => {
+it('reads only the last value of a field that is given in several spellings, and refuses the field', () => {
   const given = { vmMetadata: { items: [untouchable()] }, VMMETADATA: { A: 'b' }, vmmetadata: null };
-  expect(normalizeBody(vmDeployBody(240), given)).toEqual({ vmMetadata: { A: 'b' } });
+  expect(() => normalizeBody(vmDeployBody(240), given)).toThrow(
+    'vmMetadata: is given more than once, in different letter case',
+  );
+});
+
+/** Returns the fields and the text of the refusal. */
+function refusalOf(given: unknown, of: z.ZodType = vmDeployBody(240)) {
+  try {
+    normalizeBody(of, given);
+  } catch (error) {
+    const { details, message = '' } = (error as StatusError).body;
+    return { fields: details?.causes?.map(({ field }) => field), message };
+  }
+  return undefined;
+}
+
+it.each([
+  [{ image: 'a', namePrefix: 'jenkins-', nodeName: 'nohost' }, ['namePrefix', 'nodeName']],
+  [
+    { image: 'a', vmMetadata: { items: [{ key: 'a', value: 'b', valve: 'c' }] } },
+    ['vmMetadata.items.0.valve'],
+  ],
+  [{ image: 'a', vmMetadata: { items: [], other: 'c' } }, ['vmMetadata.other']],
+  [{ image: 'a', vmMetadata: { items: [{ key: 'a', valve: 'c' }] } }, ['vmMetadata.items.0.valve']],
+  [{ image: 'a', cpuu: '' }, ['cpuu']],
+  [{ image: 'a', '': 1 }, ['""']],
+  [JSON.parse('{"image": "a", "__proto__": {"cpu": 2}, "constructor": 1}'), ['__proto__', 'constructor']],
+])('refuses the unknown fields of %j', (given, fields) => {
+  expect(refusalOf(given)).toMatchObject({ fields });
+});
+
+it('names the similar field, or else the known fields of the object', () => {
+  expect(refusalOf({ displayDip: 1 })?.message).toBe(
+    'displayDip: is not a known field (did you mean displayDPI?)',
+  );
+  const users = { serviceaccounts: [{ name: 'a', namespace: 'platform-a', uid: 'b' }] };
+  expect(refusalOf(users, subjectsSchema)?.message).toBe(
+    'serviceaccounts.0.uid: is not a known field. The known fields of serviceaccounts.0 are kind, name, namespace',
+  );
+});
+
+it('answers thousands of unknown fields with a short text', () => {
+  const many = Object.fromEntries(Array.from({ length: 16_000 }, (_, index) => [`unknown-${index}`, index]));
+  const refusal = refusalOf({ ['x'.repeat(1_000_000)]: 1, ...many });
+  expect(refusal?.fields).toEqual([`${'x'.repeat(100)}…`, 'unknown-0', 'unknown-1']);
+  expect(refusal?.message).toContain('. 15998 more wrong names. The known fields are image, ');
+  expect(refusal?.message.length).toBeLessThan(2_000);
+  const items = Array.from({ length: 64 }, () => ({ key: 'a', value: 'b', c: 1, d: 2 }));
+  const nested = refusalOf({ vmMetadata: { items } });
+  expect(nested?.fields).toEqual(['vmMetadata.items.0.c', 'vmMetadata.items.0.d', 'vmMetadata.items.1.c']);
 });

@@ -1,10 +1,11 @@
 /**
- * Reads request bodies in all forms that clients send. The letter case of keys does not matter. A field with the value null counts as
- * absent, and so does an entry of a map with this value. An optional field also counts as absent if it is an empty text, or if it is zero
- * and is one of {@link WITHOUT_ZERO}.
+ * Reads request bodies in all forms that clients send. The letter case of keys does not matter. A field that the schema does not know is
+ * refused. A field with the value null counts as absent, and so does an entry of a map with this value. An optional field also counts as
+ * absent if it is an empty text, or if it is zero and is one of {@link WITHOUT_ZERO}.
  */
 import * as z from 'zod';
 import { invalidField } from './errors.ts';
+import { FieldNames, pathOf } from './unknownfields.ts';
 
 /** Largest number of entries of a map in a body. There is a limit, because zod makes an error for each wrong entry, which needs memory. */
 const ENTRIES = 1_024;
@@ -28,33 +29,69 @@ const WITHOUT_ZERO: ReadonlySet<string> = new Set([
 ]);
 
 /**
- * Returns the body with its keys in the spelling of the schema. Unknown keys and absent fields are left out.
+ * Returns the body with its keys in the spelling of the schema. Absent fields are left out.
  *
- * @throws StatusError 422 when a map has too many entries.
+ * @throws StatusError 422 when the body has a field that the schema does not know, or a field in several spellings, or when a map has too
+ * many entries.
  */
 export function normalizeBody(schema: z.ZodType, body: unknown): unknown {
-  return normalized(schema, body ?? {}, '');
+  const names = new FieldNames();
+  const read = normalized(schema, body ?? {}, { path: '', names });
+  names.refuse();
+  return read;
 }
 
-/** Does the same as {@link normalizeBody} for a part of the body. `field` is the name of the field that contains `value`. */
-function normalized(schema: z.ZodType, value: unknown, field: string): unknown {
+/** Place of a part of the body. */
+interface Place {
+  /** Names of the fields that lead to the part, with a dot between. It is empty for the body itself. */
+  readonly path: string;
+  /** Collects mistakes in the names of fields. */
+  readonly names: FieldNames;
+}
+
+/** Does the same as {@link normalizeBody} for a part of the body, and adds the mistakes in its names to `place`. */
+function normalized(schema: z.ZodType, value: unknown, place: Place): unknown {
   if (schema instanceof z.ZodOptional) {
-    return normalized(schema.unwrap() as z.ZodType, value, field);
+    return normalized(schema.unwrap() as z.ZodType, value, place);
   }
   if (schema instanceof z.ZodRecord) {
-    return normalizedMap(value, field);
+    return normalizedMap(value, place.path);
   }
   if (schema instanceof z.ZodArray && isShortList(value)) {
-    return value.map((element) => normalized(schema.element as z.ZodType, element, field));
+    return value.map((element, index) =>
+      normalized(schema.element as z.ZodType, element, inside(place, String(index))),
+    );
   }
   if (schema instanceof z.ZodUnion) {
-    const forms = schema.options.map((option) => [
-      option as z.ZodType,
-      normalized(option as z.ZodType, value, field),
-    ]);
-    return forms.find(([option, form]) => (option as z.ZodType).safeParse(form).success)?.[1] ?? value;
+    return normalizedUnion(schema, value, place);
   }
-  return schema instanceof z.ZodObject && isObject(value) ? normalizedObject(schema, value) : value;
+  return schema instanceof z.ZodObject && isObject(value) ? normalizedObject(schema, value, place) : value;
+}
+
+function inside({ path, names }: Place, name: string): Place {
+  return { path: pathOf(path, name), names };
+}
+
+/**
+ * Reads the value in the first form that fits. A form in which all names are known comes before one that fits only without some fields.
+ * If no form fits, the cause can be a misspelt field: then the form with known and unknown fields tells its name. Otherwise the value
+ * stays, and the validation refuses it.
+ */
+function normalizedUnion(schema: z.ZodUnion, value: unknown, { path, names }: Place): unknown {
+  const forms = schema.options.map((option) => {
+    const own = new FieldNames();
+    const form = normalized(option as z.ZodType, value, { path, names: own });
+    return { form, names: own, fits: (option as z.ZodType).safeParse(form).success };
+  });
+  const best =
+    forms.find(({ fits, names: { count } }) => fits && count === 0) ??
+    forms.find(({ fits }) => fits) ??
+    forms.find(({ form, names: { count } }) => count > 0 && isObject(form) && Object.keys(form).length > 0);
+  if (best === undefined) {
+    return value;
+  }
+  names.addAll(best.names);
+  return best.form;
 }
 
 /** Reports whether the value is a list whose elements are read. The schema refuses longer lists without reading their elements. */
@@ -74,23 +111,31 @@ function normalizedMap(map: unknown, field: string): unknown {
   return Object.fromEntries(entries.filter(([, value]) => value !== null));
 }
 
-function normalizedObject(schema: z.ZodObject, given: object): object {
+function normalizedObject(schema: z.ZodObject, given: object, place: Place): object {
   const fields = new Map(
     Object.entries(schema.shape as Record<string, z.ZodType>).map(([name, field]) => [
       name.toLowerCase(),
       { name, field },
     ]),
   );
-  // If the object has a field in several spellings, only the last value is read further, because there can be thousands of spellings.
   const values = new Map<string, { field: z.ZodType; value: unknown }>();
   for (const [key, value] of Object.entries(given)) {
     const known = fields.get(key.toLowerCase());
-    if (known !== undefined && !isAbsent(known, value)) {
+    if (known === undefined) {
+      // An unknown field with the value null says nothing, so nothing is lost without it. Some clients write null for all absent fields.
+      if (value !== null) {
+        place.names.unknown(place.path, key, () => Object.keys(schema.shape));
+      }
+    } else if (!isAbsent(known, value)) {
+      // The value in another spelling is not read, because there can be thousands of spellings.
+      if (values.has(known.name)) {
+        place.names.repeated(place.path, known.name);
+      }
       values.set(known.name, { field: known.field, value });
     }
   }
   return Object.fromEntries(
-    [...values].map(([name, { field, value }]) => [name, normalized(field, value, name)]),
+    [...values].map(([name, { field, value }]) => [name, normalized(field, value, inside(place, name))]),
   );
 }
 

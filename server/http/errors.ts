@@ -54,8 +54,20 @@ export function notFound(resource: string, name: string): StatusError {
 
 /** Returns the error 422 for a mistake in a field of the body. In the text of the error, `message` follows the name of the field. */
 export function invalidField(field: string, message: string): StatusError {
-  const cause = { reason: 'FieldValueInvalid', field, message };
-  return new StatusError(422, `${field}: ${message}`, { causes: [cause] });
+  return invalidFields([{ field, message }]);
+}
+
+/** Mistake in a field of the body. In the text of the error, `message` follows the name of the field. */
+export interface FieldMistake {
+  readonly field: string;
+  readonly message: string;
+}
+
+/** Returns the error 422 for mistakes in fields of the body. `end` is the end of the text of the error. */
+export function invalidFields(mistakes: readonly FieldMistake[], end = ''): StatusError {
+  const causes = mistakes.map((mistake) => ({ reason: 'FieldValueInvalid', ...mistake }));
+  const text = mistakes.map(({ field, message }) => `${field}: ${message}`).join('; ');
+  return new StatusError(422, end === '' ? text : `${text}. ${end}`, { causes });
 }
 
 /**

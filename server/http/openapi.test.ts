@@ -46,6 +46,22 @@ it('gives each operation its own ID and the Status of its errors', () => {
   }
 });
 
+/** Returns the schemas of objects in the schema, for which it does not say whether they have other fields. */
+function openObjects(schema: unknown): unknown[] {
+  if (typeof schema !== 'object' || schema === null) {
+    return [];
+  }
+  const { type, additionalProperties } = schema as { type?: unknown; additionalProperties?: unknown };
+  const inner = Object.values(schema).flatMap(openObjects);
+  return type === 'object' && additionalProperties === undefined ? [schema, ...inner] : inner;
+}
+
+it('says of each body that it has no other fields', () => {
+  const bodies = Object.values(operations).map(({ requestBody }) => requestBody);
+  expect(bodies.filter((body) => body !== undefined).length).toBeGreaterThan(20);
+  expect(openObjects(bodies)).toEqual([]);
+});
+
 it('has the files and texts of an upload, and neither unused schemas nor bounds that nobody wrote', () => {
   expect(operations['post /api/v1/upload/cert']?.requestBody?.content).toMatchObject({
     'multipart/form-data': { schema: { required: ['certPath', 'keyPath'] } },

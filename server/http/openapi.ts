@@ -43,6 +43,7 @@ export async function addDocument(app: App, version: string): Promise<void> {
         ...document,
         schema: { ...schema, response, operationId },
       });
+      refuseUnknownFields(described.schema?.body);
       const { files, texts } = route.config ?? {};
       return files === undefined
         ? described
@@ -65,6 +66,21 @@ function capital(word: string): string {
   return word.slice(0, 1).toUpperCase() + word.slice(1);
 }
 
+/** Writes into the schema of a body that its objects have no other fields, because the server refuses unknown fields. */
+function refuseUnknownFields(schema: unknown): void {
+  if (typeof schema !== 'object' || schema === null) {
+    return;
+  }
+  const object = schema as Record<string, unknown>;
+  // A field can have the name `type`. Then the value is a schema and no text.
+  if (object['type'] === 'object' && object['properties'] !== undefined) {
+    object['additionalProperties'] ??= false;
+  }
+  for (const part of Object.values(object)) {
+    refuseUnknownFields(part);
+  }
+}
+
 function withForm(
   schema: FastifySchema,
   files: readonly string[],
@@ -77,7 +93,11 @@ function withForm(
     ...z.toJSONSchema(texts).properties,
     ...Object.fromEntries(files.map((name) => [name, file])),
   };
-  return { ...schema, consumes: [MULTIPART], body: { type: 'object', properties, required: files } };
+  return {
+    ...schema,
+    consumes: [MULTIPART],
+    body: { type: 'object', properties, required: files, additionalProperties: false },
+  };
 }
 
 /**

@@ -59,7 +59,7 @@ const JSON_TYPE = 'application/json';
 const WAIT = { timeout: 30_000 };
 const FILE = { name: 'anything', filename: 'Disk.QCOW2', value: 'content' };
 
-it('has its texts before the file, whatever the case of their keys, and unknown ones are ignored', async () => {
+it('has its texts before the file, whatever the case of their keys', async () => {
   const sha256 = 'a'.repeat(64);
   const { status, body } = await send(
     bodyOf(
@@ -67,7 +67,6 @@ it('has its texts before the file, whatever the case of their keys, and unknown 
       { name: 'description', value: '' },
       { name: 'TYPE', value: 'arm64' },
       { name: 'sha256', value: sha256 },
-      { name: 'other', value: 'x' },
       FILE,
     ),
   );
@@ -95,6 +94,10 @@ it.each([
   ['a text after the file', bodyOf(NAME, FILE, { name: 'SHA256', value: 'a'.repeat(64) }), 'SHA256'],
   ['JSON that is none', bodyOf(NAME, { name: 'sha256', type: JSON_TYPE, value: '"a' }, FILE), 'sha256'],
   ['such JSON after the file', bodyOf(NAME, FILE, { name: 'more', type: JSON_TYPE, value: '{' }), 'more'],
+  ['an unknown text', bodyOf(NAME, { name: 'arch', value: 'arm64' }, FILE), 'arch'],
+  ['an unknown text after the file', bodyOf(NAME, FILE, { name: 'arch', value: 'arm64' }), 'arch'],
+  ['a text twice', bodyOf(NAME, NAME, FILE), 'imageName'],
+  ['two names', bodyOf(NAME, { name: 'name', value: 'other' }, FILE), 'imageName'],
   ['a name of each object', bodyOf({ name: 'constructor', value: 'a' }, NAME, FILE), 'constructor'],
 ])('with %s is 422 and names the field', async (_name, payload, field) => {
   const { status, body } = await send(payload);
@@ -104,9 +107,9 @@ it.each([
   ]);
 });
 
-it('takes texts as JSON, and ignores unknown ones after the file', async () => {
+it('takes texts as JSON', async () => {
   const name = { ...NAME, type: JSON_TYPE, value: '"desktop"' };
-  const { status, body } = await send(bodyOf(name, FILE, { name: 'other', value: 'x' }));
+  const { status, body } = await send(bodyOf(name, FILE));
   expect([status, body]).toEqual([200, { name: 'desktop', content: 'content' }]);
 });
 

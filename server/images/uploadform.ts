@@ -7,6 +7,7 @@ import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { objectName, sha256 } from '../../api/v1alpha1/schema.ts';
 import { descriptionSchema } from '../../api/v1alpha1/source.ts';
 import { architectureSchema } from '../../api/v1alpha1/template.ts';
+import { sameField } from '../../api/http/fields.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
 import { normalizeBody } from '../http/bodies.ts';
 import { invalidField, StatusError } from '../http/errors.ts';
@@ -33,15 +34,17 @@ const NAME_LENGTH = 100;
 const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
 
 /** Text fields of an upload form. In the body of the request, they must come before the file. */
-export const uploadTextsSchema = z.object({
-  imageName: objectName(
-    'Name of the new object. The default is the name of the file without its ending.',
-  ).optional(),
-  name: objectName('Another name of the field `imageName`.').optional(),
-  description: descriptionSchema.optional(),
-  type: architectureSchema.optional(),
-  sha256: sha256('SHA-256 of the file, in lower-case hexadecimal.').optional(),
-});
+export const uploadTextsSchema = z
+  .object({
+    imageName: objectName(
+      'Name of the new object. The default is the name of the file without its ending.',
+    ).optional(),
+    name: objectName('Another name of the field `imageName`.').optional(),
+    description: descriptionSchema.optional(),
+    type: architectureSchema.optional(),
+    sha256: sha256('SHA-256 of the file, in lower-case hexadecimal.').optional(),
+  })
+  .refine(...sameField('imageName', 'name'));
 const KEYS: ReadonlySet<string> = new Set(
   Object.keys(uploadTextsSchema.shape).map((key) => key.toLowerCase()),
 );
@@ -92,6 +95,9 @@ export async function readForm(request: FastifyRequest): Promise<UploadForm> {
     }
     if (part.type === 'file') {
       return { ...formOf(texts, part.filename), file: chunksOf(part.file, parts) };
+    }
+    if (Object.hasOwn(texts, part.fieldname)) {
+      throw invalidField(part.fieldname, 'is given more than once');
     }
     texts[part.fieldname] = part.value;
   }
@@ -185,9 +191,11 @@ async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
     file.destroy();
   }
   for (let part = await parts.next(); part !== undefined; part = await parts.next()) {
-    if (KEYS.has(part.fieldname.toLowerCase())) {
-      throw invalidField(part.fieldname, 'must come before the file');
+    const { fieldname } = part;
+    if (KEYS.has(fieldname.toLowerCase())) {
+      throw invalidField(fieldname, 'must come before the file');
     }
+    normalizeBody(uploadTextsSchema, { [fieldname]: '' });
   }
 }
 

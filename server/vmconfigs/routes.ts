@@ -9,6 +9,7 @@ import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '.
 import { listWithShared } from '../callers/list.ts';
 import { createAs, deleteAs, findAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
+import { invalidField } from '../http/errors.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
@@ -63,7 +64,10 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
         response: { 200: vmConfigItemSchema },
       },
     },
-    async ({ caller, params: { namespace }, body: { name, ...wanted } }) => {
+    async ({ caller, params: { namespace }, body: { name, namespace: own = namespace, ...wanted } }) => {
+      if (own !== namespace) {
+        throw invalidField('namespace', `must be the namespace of the path, not ${own}`);
+      }
       const spec = vmConfigSpec(wanted);
       return vmConfigItem(await createAs(caller(), VM_CONFIGS, { metadata: { name, namespace }, spec }));
     },
