@@ -16,7 +16,7 @@ const schema = z.object({
 
 it.each([
   [
-    { NAME: 'a', Cpu: 2, other: null },
+    { NAME: 'a', Cpu: 2, other: null, another: '' },
     { name: 'a', cpu: 2 },
   ],
   [{ name: null, cpu: null }, {}],

@@ -1,7 +1,7 @@
 /**
  * Reads request bodies in all forms that clients send. The letter case of keys does not matter. A field that the schema does not know is
- * refused. A field with the value null counts as absent, and so does an entry of a map with this value. An optional field also counts as
- * absent if it is an empty text, or if it is zero and is one of {@link WITHOUT_ZERO}.
+ * refused. A field with the value null counts as absent, and so does an entry of a map with this value. An optional or unknown field also
+ * counts as absent if it is an empty text, and an optional field if it is zero and is one of {@link WITHOUT_ZERO}.
  */
 import * as z from 'zod';
 import { invalidField } from './errors.ts';
@@ -122,8 +122,8 @@ function normalizedObject(schema: z.ZodObject, given: object, place: Place): obj
   for (const [key, value] of Object.entries(given)) {
     const known = fields.get(key.toLowerCase());
     if (known === undefined) {
-      // An unknown field with the value null says nothing, so nothing is lost without it. Some clients write null for all absent fields.
-      if (value !== null) {
+      // An unknown field without a value says nothing, so nothing is lost without it. Some clients write all fields that they know.
+      if (value !== null && value !== '') {
         place.names.unknown(place.path, key, () => Object.keys(schema.shape));
       }
     } else if (!isAbsent(known, value)) {
