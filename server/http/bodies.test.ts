@@ -91,7 +91,6 @@ it.each([
   ],
   [{ image: 'a', vmMetadata: { items: [], other: 'c' } }, ['vmMetadata.other']],
   [{ image: 'a', vmMetadata: { items: [{ key: 'a', valve: 'c' }] } }, ['vmMetadata.items.0.valve']],
-  [{ image: 'a', cpuu: '' }, ['cpuu']],
   [{ image: 'a', '': 1 }, ['""']],
   [JSON.parse('{"image": "a", "__proto__": {"cpu": 2}, "constructor": 1}'), ['__proto__', 'constructor']],
 ])('refuses the unknown fields of %j', (given, fields) => {
