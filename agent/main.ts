@@ -32,7 +32,7 @@ function readArguments(): string {
 }
 
 async function run(config: AgentConfig): Promise<number> {
-  const logger = programLogger({ level: config.logLevel });
+  const logger = programLogger({ program: 'berth-agent', level: config.logLevel });
   surviveRejections(logger);
   // Mode 0711 lets helper programs that run as other users reach their own folders in the data directory. These users cannot read secrets,
   // because only the agent's user can read the files and folders with secrets.

@@ -8,7 +8,7 @@ import { describe, expect, it } from 'vitest';
 
 const LOGGER = `
 const { programLogger } = await import(${JSON.stringify(join(import.meta.dirname, 'log.ts'))});
-const logger = programLogger({ level: 'info' });
+const logger = programLogger({ program: 'berth-test' });
 `;
 /** Program that logs for a moment, also more than may wait, and then ends as the programs of Berth do. */
 const PROGRAM = `${LOGGER}
@@ -59,6 +59,30 @@ it.each(PROGRAMS)('the log of a program %s has all its lines in their order', as
     const lines = (await readFile(file, 'utf8')).trimEnd().split('\n');
     expect(lines.map((line) => (JSON.parse(line) as { number: number }).number)).toEqual([...lines.keys()]);
     expect(lines).toHaveLength(40);
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});
+
+it('the lines of a log name the time, the level and the program in words, and an object by its name', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-log-'));
+  try {
+    const file = join(folder, 'log');
+    await run(`${LOGGER}logger.child({ namespace: 'n', name: 'a' }).warn({ size: 1 }, 'a line');`, file);
+    const line = await readFile(file, 'utf8');
+    const time = expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/) as string;
+    const words = {
+      level: 'warn',
+      time,
+      program: 'berth-test',
+      namespace: 'n',
+      name: 'a',
+      size: 1,
+      msg: 'a line',
+    };
+    const read: unknown = JSON.parse(line);
+    expect(read).toEqual(words);
+    expect(`${JSON.stringify(read)}\n`).toBe(line);
   } finally {
     await rm(folder, { recursive: true });
   }

@@ -1,16 +1,25 @@
 /** Creates the logger of a program, which writes lines of JSON to standard output. */
-import { destination, type Logger, type LoggerOptions, pino } from 'pino';
+import { destination, type Level, type Logger, pino, stdTimeFunctions } from 'pino';
 
 const STANDARD_OUTPUT = 1;
 /** Limit in bytes of the lines that wait to be written. Ten thousand lines fit into it. */
 const WAITING_BYTES = 4 * 1024 * 1024;
 
+/** Settings of a logger. */
+export interface LogOptions {
+  /** Name of the program. Each line has it as `program`, because lines about an object have the object's name as `name`. */
+  readonly program: string;
+  /** Least level of the lines that are written. The default is `info`. */
+  readonly level?: Level;
+}
+
 /**
- * Returns a logger that does not harm its program if standard output cannot be written, for example because its disk is full. Lines wait
- * until they can be written, and lines over the limit are lost. Each line is written at once and by this thread. So the lines keep their
- * order, and the end of the process loses none of them.
+ * Returns a logger whose lines tools for logs can read: the level is a word, and the time is in the format of RFC 3339. The logger does not
+ * harm its program if standard output cannot be written, for example because its disk is full. Lines wait until they can be written, and
+ * lines over the limit are lost. Each line is written at once and by this thread. So the lines keep their order, and the end of the process
+ * loses none of them.
  */
-export function programLogger(options: LoggerOptions): Logger {
+export function programLogger({ program, level = 'info' }: LogOptions): Logger {
   // With a length of 0, `flush` does nothing. With `sync: false`, pino writes the waiting lines at the end of the process, and tries again
   // for ever if they cannot be written.
   const output = destination({ dest: STANDARD_OUTPUT, minLength: 1, maxLength: WAITING_BYTES, sync: true });
@@ -18,5 +27,6 @@ export function programLogger(options: LoggerOptions): Logger {
   output.on('error', () => undefined);
   // A dropped line does not begin a write, so without this call nothing would be written any more.
   output.on('drop', () => output.flush());
-  return pino(options, output);
+  const formatters = { level: (label: string) => ({ level: label }) };
+  return pino({ level, base: { program }, timestamp: stdTimeFunctions.isoTime, formatters }, output);
 }

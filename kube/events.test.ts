@@ -10,10 +10,13 @@ const HOUR_MILLISECONDS = 3_600_000;
 /** Returns a recorder with the Events that it created, and the patches that it sent. */
 function recording(clock: () => number = Date.now) {
   const metrics = runtimeMetrics(new Registry());
-  const [sent, patches]: [string[], object[]] = [[], []];
+  const [sent, patches, names]: [string[], object[], string[]] = [[], [], []];
   const client = {
     transport: { metrics },
-    create: async (_: unknown, { note }: { note: string }) => void sent.push(note),
+    create: async (_: unknown, { note, metadata }: { note: string; metadata: { name: string } }) => {
+      sent.push(note);
+      names.push(metadata.name);
+    },
     mergePatch: async (_type: unknown, _ref: unknown, patch: object) => void patches.push(patch),
   };
   const recorder = new EventRecorder<string>(client as unknown as KubeClient, {
@@ -25,7 +28,7 @@ function recording(clock: () => number = Date.now) {
   const object = { apiVersion: 'v1', kind: 'Pod', metadata: { name: 'a', namespace: 'n', uid: 'u' } };
   const tell = (message: string) =>
     recorder.event(object, { type: 'Normal', reason: 'Tried', action: 'Try', message });
-  return { recorder, tell, sent, patches };
+  return { recorder, tell, sent, patches, names };
 }
 
 it('keeps the rate limit of an object when the clock is set back', async () => {
@@ -52,4 +55,16 @@ it('remembers only the part of a message that people see, because a host can rep
   await recorder.flush(1_000);
   expect(sent).toHaveLength(1);
   expect(patches).toMatchObject([{ series: { count: 2 } }]);
+});
+
+it('Events of one object have names in the order of their times, also within a millisecond', async () => {
+  let now = Date.parse('2026-01-01T00:00:00Z');
+  const { recorder, tell, names } = recording(() => now);
+  for (let count = 0; count < 20; count += 1) {
+    now += count % 4 === 3 ? 1 : 0;
+    tell(`number ${count}`);
+  }
+  await recorder.flush(1_000);
+  expect(names).toHaveLength(20);
+  expect(names).toEqual(names.toSorted());
 });

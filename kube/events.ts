@@ -2,7 +2,7 @@
  * Records Events about objects. Repeated Events are counted in one Event. For each object, the rate of Events is limited. Events never
  * delay other work.
  */
-import { randomUUID } from 'node:crypto';
+import { randomInt } from 'node:crypto';
 import { LRUCache } from 'lru-cache';
 import PQueue from 'p-queue';
 import type { Logger } from 'pino';
@@ -27,6 +27,8 @@ const SERIES_WINDOW_MILLISECONDS = 600_000;
  * Events are dropped and counted. For comparison, 1,000 new objects cause about 2,000 Events, and an Event has about 1 KB.
  */
 const WAITING = 4_000;
+/** Longest part of an object's name in the name of its Event. With the dot and 16 digits, the name stays below its limit of 253. */
+const OBJECT_NAME_LENGTH = 210;
 /** Limits of the API server: the length of an Event's note in bytes, and the length of `reportingInstance` in characters. */
 const NOTE_LENGTH = 1024;
 const INSTANCE_LENGTH = 128;
@@ -75,6 +77,8 @@ export class EventRecorder<Reason extends string> {
   readonly #buckets = new LRUCache<string, Bucket>({ max: REMEMBERED });
   /** Sends the Events one at a time. If many wait, some are sent late. The changes that the Events describe are not delayed. */
   readonly #sender = new PQueue({ concurrency: 1 });
+  /** Time of the newest Event in milliseconds, and the number of Events that had this time before. */
+  #newest = { at: 0, before: 0 };
 
   constructor(client: KubeClient, options: EventRecorderOptions) {
     this.#client = client;
@@ -183,9 +187,7 @@ export class EventRecorder<Reason extends string> {
       apiVersion: EVENTS.apiVersion,
       kind: EVENTS.kind,
       metadata: {
-        // The object's name is cut to 210 characters. With the dot and the random part (37 characters), the Event's name stays below its
-        // limit of 253.
-        name: `${name.slice(0, 210)}.${randomUUID()}`,
+        name: `${name.slice(0, OBJECT_NAME_LENGTH)}.${this.#suffix(now)}`,
         namespace: namespace ?? 'default',
       },
       eventTime: microTime(now),
@@ -197,6 +199,18 @@ export class EventRecorder<Reason extends string> {
       note: text.message,
       regarding: referenceTo(regarding),
     };
+  }
+
+  /**
+   * Returns the end of the name of a new Event: the time in nanoseconds, in hexadecimal digits. kubectl shows Events of one second in the
+   * order of their names, so later Events have larger names. Below the millisecond, the number of the Event keeps the order, and random
+   * digits keep two recorders apart.
+   */
+  #suffix(now: number): string {
+    const { at, before } = this.#newest;
+    this.#newest = { at: now, before: at === now ? before + 1 : 0 };
+    const below = Math.min(99, this.#newest.before) * 10_000 + randomInt(10_000);
+    return (BigInt(now) * 1_000_000n + BigInt(below)).toString(16);
   }
 
   #forget(key: string, error: unknown): void {

@@ -27,7 +27,7 @@ if (Number(Reflect.get(process.config.variables, 'v8_enable_maglev')) === 1) {
 async function main(): Promise<void> {
   const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
   const config = loadConfig(values.config);
-  const logger = programLogger({ name: 'berth-operator', level: config.logLevel });
+  const logger = programLogger({ program: 'berth-operator', level: config.logLevel });
   await runUntilSignal(
     logger,
     async (fail) =>
@@ -48,7 +48,7 @@ async function runUninstall(args: readonly string[]): Promise<void> {
     userAgent: 'berth-uninstall',
   });
   try {
-    await uninstall(new KubeClient(transport), options, programLogger({ name: 'berth-uninstall' }));
+    await uninstall(new KubeClient(transport), options, programLogger({ program: 'berth-uninstall' }));
   } finally {
     await transport.close();
   }

@@ -9,7 +9,7 @@ import { startServer } from './server.ts';
 try {
   const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
   const config = loadConfig(values.config);
-  const logger = programLogger({ name: 'berth-server', level: config.logLevel });
+  const logger = programLogger({ program: 'berth-server', level: config.logLevel });
   await runUntilSignal(
     logger,
     async () => await startServer({ config, kubeconfigPath: values.kubeconfig, logger }),

@@ -195,7 +195,7 @@ async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
     if (KEYS.has(fieldname.toLowerCase())) {
       throw invalidField(fieldname, 'must come before the file');
     }
-    normalizeBody(uploadTextsSchema, { [fieldname]: '' });
+    normalizeBody(uploadTextsSchema, { [fieldname]: true });
   }
 }
 

@@ -37,6 +37,8 @@ export function writeTestDisk(path: string, virtualBytes: number, dataBytes: num
         break;
       }
     }
+    // Hosts refuse a disk that begins with a program. The first block of a real disk is a partition table or empty.
+    writeSync(disk, Buffer.alloc(BLOCK_BYTES), 0, BLOCK_BYTES, 0);
     fsyncSync(disk);
   } finally {
     closeSync(disk);

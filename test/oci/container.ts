@@ -5,6 +5,7 @@ import { mkdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import { waitFor } from '../../hack/wait.ts';
+import { type LogLine, readLogLines } from '../support/loglines.ts';
 import type { ContainerHost } from './host.ts';
 import type { UnpackedImage } from './image.ts';
 
@@ -58,11 +59,8 @@ export class Container {
   }
 
   /** Returns the lines of the log that are JSON. */
-  log(): { time: number; level: number; msg: string }[] {
-    const lines = readFileSync(this.logFile, 'utf8').split('\n');
-    return lines
-      .filter((line) => line.startsWith('{'))
-      .map((line) => JSON.parse(line) as { time: number; level: number; msg: string });
+  log(): LogLine[] {
+    return readLogLines(readFileSync(this.logFile, 'utf8'));
   }
 
   /** Returns the end of the log, for messages, because the file is removed with the cluster. */

@@ -5,29 +5,17 @@ import { text } from 'node:stream/consumers';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import type { Cluster, OperatorProcess } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { isError, type LogLine, readLogLines } from './loglines.ts';
 
-export interface LogLine {
-  level: number;
-  msg: string;
-  err?: { message: string; status?: number };
-}
-
-const ERROR_LEVEL = 50;
 const READER = 'metrics-reader';
-
-function readLog(file: string): LogLine[] {
-  // The last part has no line end: it is empty, or a line that is being written.
-  const lines = readFileSync(file, 'utf8').split('\n').slice(0, -1);
-  return lines.filter((line) => line.startsWith('{')).map((line) => JSON.parse(line) as LogLine);
-}
 
 /**
  * Returns log lines that must not exist. These are errors, and refusals of the operator's own writes (403: a permission is
  * missing, 422: a status is invalid).
  */
 export function faultsIn(file: string): LogLine[] {
-  return readLog(file).filter(
-    ({ level, err }) => level >= ERROR_LEVEL || err?.status === 403 || err?.status === 422,
+  return readLogLines(readFileSync(file, 'utf8')).filter(
+    (line) => isError(line) || line.err?.status === 403 || line.err?.status === 422,
   );
 }
 

@@ -16,6 +16,7 @@ import {
 } from '../../hack/cluster/index.ts';
 import { CONTROL_ADDRESS } from '../../hack/cluster/nodes/network.ts';
 import { helm } from '../support/chart.ts';
+import { type LogLine, readLogLines } from '../support/loglines.ts';
 import { Downloads } from '../wires/downloads.ts';
 import { createImage, guestFile } from '../fixtures/images.ts';
 import { Relay } from '../../hack/cluster/relay.ts';
@@ -24,8 +25,6 @@ import { waitFor } from '../../hack/wait.ts';
 import '../e2e/installed/setup.ts';
 
 export const SYSTEM = 'berth-system';
-/** Level of errors in the log. More severe messages have a higher level. */
-export const ERROR_LEVEL = 50;
 /** Time limit for the boot of an emulated guest beside the whole cluster. On an idle machine it takes 5 s. */
 export const BOOT = { deadlineMilliseconds: 180_000, intervalMilliseconds: 200 };
 /** Time limit for the replacement of Pods on a busy machine. */
@@ -65,12 +64,6 @@ interface Plan {
   nodes?: number;
   /** A provider on loopback, and the configuration with which the API server reaches it. */
   signIn?: { port: number; authentication: string };
-}
-
-interface LogLine {
-  level: number;
-  msg: string;
-  reconcileID?: string;
 }
 
 interface Endpoint {
@@ -285,8 +278,7 @@ export class Installed implements AsyncDisposable {
         .filter(({ metadata }) => metadata.deletionTimestamp === undefined)
         .map(({ metadata }) => this.cluster.kubectl(['logs', '--namespace', SYSTEM, metadata.name])),
     );
-    const lines = logs.flatMap(({ stdout }) => stdout.split('\n')).filter((line) => line !== '');
-    return lines.map((line) => JSON.parse(line) as LogLine);
+    return logs.flatMap(({ stdout }) => readLogLines(stdout));
   }
 
   /** Returns the name of the operator's Pod that is the leader. The result is undefined while no Pod is the leader. */

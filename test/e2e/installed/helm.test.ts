@@ -5,21 +5,14 @@ import { PODS } from '../../../kube/core.ts';
 import { PAUSE_IMAGE } from '../../../hack/cluster/nodes/configuration.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
+import { isError } from '../../support/loglines.ts';
 import { numbered } from '../../fixtures/vms.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { NO_TRACES, remains } from './remains.ts';
 import { StartedProgram } from '../../wires/startedprogram.ts';
 import { Prometheus } from './prometheus.ts';
 import { installAsReadmeSays } from './readme.ts';
-import {
-  BOOT,
-  ERROR_LEVEL,
-  Installed,
-  ROLLOUT,
-  SET_UP_MILLISECONDS,
-  SYSTEM,
-  VALUES,
-} from '../../worlds/installed.ts';
+import { BOOT, Installed, ROLLOUT, SET_UP_MILLISECONDS, SYSTEM, VALUES } from '../../worlds/installed.ts';
 import { unless } from '../../support/unless.ts';
 
 const PORT = 8080;
@@ -132,7 +125,7 @@ describe('Berth installed with helm', unless(unfit), () => {
 
     test('logs of operator and agents are JSON without errors, and name reconciliations by their ids', async () => {
       const lines = await berth.said();
-      expect(lines.filter(({ level }) => level >= ERROR_LEVEL)).toEqual([]);
+      expect(lines.filter(isError)).toEqual([]);
       expect(lines.filter(({ reconcileID }) => reconcileID !== undefined).length).toBeGreaterThan(0);
     });
   });

@@ -9,8 +9,9 @@ import { Informer } from '../../../kube/informer.ts';
 import { VMS } from '../../../api/v1alpha1/resources.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
 import { CHART } from '../../support/chart.ts';
+import { isError } from '../../support/loglines.ts';
 import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier.ts';
-import { BOOT, ERROR_LEVEL, Installed, SET_UP_MILLISECONDS, VALUES } from '../../worlds/installed.ts';
+import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from '../../worlds/installed.ts';
 import { unless } from '../../support/unless.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..', '..');
@@ -94,7 +95,7 @@ describe('helm upgrade', unless(unfit), () => {
   }
 
   async function collectErrors(): Promise<void> {
-    errors.push(...(await berth.said()).filter(({ level }) => level >= ERROR_LEVEL));
+    errors.push(...(await berth.said()).filter(isError));
   }
 
   /** Marks hosts that joined earlier, with the commands of the documentation. */

@@ -1,0 +1,35 @@
+/** Reads the logs of the programs of Berth. */
+
+/** Line of a log. */
+export interface LogLine {
+  /** Time in the format of RFC 3339. */
+  readonly time: string;
+  readonly level: string;
+  readonly program: string;
+  readonly msg: string;
+  readonly reconcileID?: string;
+  readonly err?: { readonly message: string; readonly status?: number };
+}
+
+/**
+ * Returns the lines of a log that are JSON. Lines of Node.js itself are left out, and so is a last line that is still being written.
+ *
+ * @throws Error when a line has a key twice, because some programs that collect logs refuse such lines.
+ */
+export function readLogLines(text: string): LogLine[] {
+  const lines = text.split('\n').slice(0, -1);
+  return lines.filter((line) => line.startsWith('{')).map(readLine);
+}
+
+function readLine(line: string): LogLine {
+  const read = JSON.parse(line) as LogLine;
+  // JSON.parse keeps one value for each key, so the text of the result is shorter if a key was there twice.
+  if (JSON.stringify(read).length !== line.length) {
+    throw new Error(`a line of the log is not read as it was written: ${line}`);
+  }
+  return read;
+}
+
+export function isError({ level }: LogLine): boolean {
+  return level === 'error' || level === 'fatal';
+}
