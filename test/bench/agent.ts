@@ -123,8 +123,8 @@ class Bench {
     await promisify(execFile)('qemu-img', overlay);
     const began = performance.now();
     const serial = await open(join(folder, segmentName('serial', 0)), 'a');
-    const stdio = ['ignore', 'ignore', 'ignore', serial.fd] as const;
-    const child = spawn(program, command.slice(1), { cwd: folder, stdio: [...stdio] });
+    // The serial port of the guest is the standard input and output of QEMU.
+    const child = spawn(program, command.slice(1), { cwd: folder, stdio: ['ignore', serial.fd, 'ignore'] });
     const ended = once(child, 'exit');
     try {
       return (await kernelStarted(folder)) - began;
