@@ -3,7 +3,7 @@
  */
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { mkdir, open, readFile, readlink } from 'node:fs/promises';
+import { copyFile, mkdir, open, readFile, readlink } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { pino } from 'pino';
@@ -18,6 +18,8 @@ import { createImage, guestFile, shareGuest } from '../fixtures/images.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-default';
+/** File with the data for cloud-init in the folder of a machine. */
+const SEED = 'seed.iso';
 /** First text of a Linux kernel on its console. */
 const KERNEL_STARTED = 'Linux version';
 /** Time limit. An emulated guest takes 2 s. */
@@ -108,16 +110,15 @@ class Bench {
     const { base } = JSON.parse(await readFile(join(folder, FILES.state), 'utf8')) as {
       base: { path: string };
     };
+    const copy = join(this.#cluster.directory, name);
+    await mkdir(copy, { mode: 0o711 });
+    await copyFile(join(folder, SEED), join(copy, SEED));
     await this.#cluster.kubectl(['-n', NAMESPACE, 'delete', 'vm', name]);
-    return {
-      agent,
-      byHand: await this.#startByHand(join(this.#cluster.directory, name), program, command, base.path),
-    };
+    return { agent, byHand: await this.#startByHand(copy, program, command, base.path) };
   }
 
-  /** Runs the same command in another folder with a new disk. Returns the milliseconds to the guest's kernel. */
+  /** Runs the same command in another folder, with a new disk and a copy of the seed. Returns the milliseconds to the guest's kernel. */
   async #startByHand(folder: string, program: string, command: string[], base: string): Promise<number> {
-    await mkdir(folder, { mode: 0o711 });
     const disk = join(folder, FILES.disk);
     const overlay = ['create', '-q', '-f', 'qcow2', '-F', 'qcow2', '-b', base, disk];
     await promisify(execFile)('qemu-img', overlay);
