@@ -4,10 +4,12 @@ import { type FileHandle, open, rm } from 'node:fs/promises';
 import { DirectFile } from './diskio.ts';
 import { type SparseFile, writeSparse } from './sparse.ts';
 
-/** Number of bytes that are read, hashed and written at a time. The hash of a piece takes one to two milliseconds of the event loop. */
-const PIECE_BYTES = 1024 ** 2;
+/** Number of bytes that are read, hashed and written at a time. The hash of a piece takes less than a millisecond of the event loop. */
+const PIECE_BYTES = 512 * 1024;
 /** Number of pieces in memory. The next pieces are read and earlier pieces are written while one piece is hashed. */
-const PIECES = 8;
+const PIECES = 16;
+/** Number of reads at the same time. With one read, the disk waits while a piece is hashed. */
+const READS = 2;
 /**
  * Time limit in milliseconds for one read. A file server that stops during a copy answers no read, perhaps for ever. The limit is long,
  * because a file server that moves to another machine needs more than a minute.
@@ -72,34 +74,45 @@ async function copyPieces(
     target.direct?.rooms ?? Array.from({ length: PIECES }, () => Buffer.allocUnsafeSlow(PIECE_BYTES));
   /** The last write from each room. A room is read into again only after its write has ended. */
   const writes: Promise<void>[] = rooms.map(async () => await Promise.resolve());
-  const readInto = async (turn: number, position: number): Promise<Buffer> => {
+  const count = Math.ceil(bytes / PIECE_BYTES);
+  const readInto = async (turn: number): Promise<Buffer> => {
     const at = turn % PIECES;
     await writes[at];
+    const position = turn * PIECE_BYTES;
     const length = Math.min(PIECE_BYTES, bytes - position);
-    return length === 0 ? Buffer.alloc(0) : await readPiece(source, rooms[at]!.subarray(0, length), position);
+    return await readPiece(source, rooms[at]!.subarray(0, length), position);
   };
-  let position = 0;
+  /** Reads of the next pieces. The read of a piece is at the place of its turn, and the place is used again for a later turn. */
+  const reads: Promise<Buffer>[] = [];
+  const ask = (turn: number): void => {
+    if (turn < count) {
+      reads[turn % READS] = handled(readInto(turn));
+    }
+  };
+  let copied = 0;
   try {
-    let reading = readInto(0, 0);
-    for (let turn = 0; ; turn += 1) {
-      const piece = await reading;
+    for (let turn = 0; turn < READS; turn += 1) {
+      ask(turn);
+    }
+    for (let turn = 0; turn < count; turn += 1) {
+      const piece = await reads[turn % READS]!;
       signal.throwIfAborted();
-      if (piece.length === 0) {
-        break;
-      }
-      const from = position;
-      position += piece.length;
-      writes[turn % PIECES] = handled(writeSparse(target, piece, from));
-      reading = handled(readInto(turn + 1, position));
+      writes[turn % PIECES] = handled(writeSparse(target, piece, copied));
+      ask(turn + READS);
       hash.update(piece);
       onBytes(piece.length);
+      copied += piece.length;
+      if (piece.length < PIECE_BYTES) {
+        // This is the last piece, or the file has ended early.
+        break;
+      }
     }
   } finally {
     // The handle of the copy can be closed only after its writes.
     await Promise.allSettled(writes);
   }
   await Promise.all(writes);
-  return { sha256: hash.digest('hex'), bytes: position };
+  return { sha256: hash.digest('hex'), bytes: copied };
 }
 
 /** Returns the same promise. Its failure counts as handled, because the caller waits for the promise later. */
@@ -108,16 +121,26 @@ function handled<T>(work: Promise<T>): Promise<T> {
   return work;
 }
 
+/** Fills `into` from the file. The result is shorter if the file ends early. */
 async function readPiece(source: FileHandle, into: Buffer, position: number): Promise<Buffer> {
   const stalled = Promise.withResolvers<never>();
   const timer = setTimeout(() => {
     stalled.reject(new StalledReadError(`The file did not answer for ${READ_MILLISECONDS / 1000} seconds`));
   }, READ_MILLISECONDS);
   try {
-    const read = source.read(into, 0, into.length, position);
-    const { bytesRead } = await Promise.race([read, stalled.promise]);
-    return into.subarray(0, bytesRead);
+    return await Promise.race([readFully(source, into, position), stalled.promise]);
   } finally {
     clearTimeout(timer);
   }
+}
+
+async function readFully(source: FileHandle, into: Buffer, position: number): Promise<Buffer> {
+  for (let length = 0; length < into.length; ) {
+    const { bytesRead } = await source.read(into, length, into.length - length, position + length);
+    if (bytesRead === 0) {
+      return into.subarray(0, length);
+    }
+    length += bytesRead;
+  }
+  return into;
 }

@@ -11,41 +11,36 @@ import PQueue from 'p-queue';
  * dropping takes a sixth of the time of the server.
  */
 const BYTES_PER_MILLISECOND = (16 * 1024 ** 2) / 1000;
-/**
- * Longest time in milliseconds for one turn of a body. Then it is the turn of another body, so a client that sends nothing delays the others
- * only for this time. The time limit of the request ends a body that has many turns.
- */
-const TURN_MILLISECONDS = 50;
 
 export class UnreadBodies {
   readonly #queue = new PQueue({ concurrency: 1 });
-  /** Bodies that wait for a turn or have it. */
+  /** Bodies that are being dropped. */
   readonly #dropping = new WeakSet<IncomingMessage>();
+  /** Bodies of which bytes have arrived that wait to be dropped. */
+  readonly #waiting = new WeakSet<IncomingMessage>();
 
-  /** Drops the rest of the body when it is its turn. Until then, the client can send no more than the buffers hold. */
+  /** Drops the rest of the body. While its bytes wait, the client can send no more than the buffers hold. */
   drop(body: IncomingMessage): void {
-    if (body.complete || body.destroyed) {
-      body.resume();
-    } else if (!this.#dropping.has(body)) {
+    if (!this.#dropping.has(body)) {
       this.#dropping.add(body);
-      body.pause();
+      // Only bytes that have arrived take a turn. So clients that send nothing delay nobody.
+      body.on('readable', () => this.#wait(body));
+    }
+  }
+
+  #wait(body: IncomingMessage): void {
+    if (!this.#waiting.has(body)) {
+      this.#waiting.add(body);
       void this.#queue.add(async () => await this.#turn(body));
     }
   }
 
   async #turn(body: IncomingMessage): Promise<void> {
-    const { promise, resolve } = Promise.withResolvers<void>();
+    this.#waiting.delete(body);
     let bytes = 0;
-    const onData = (chunk: Buffer): void => {
+    for (let chunk = body.read() as Buffer | null; chunk !== null; chunk = body.read() as Buffer | null) {
       bytes += chunk.length;
-    };
-    const timer = setTimeout(resolve, TURN_MILLISECONDS);
-    body.once('close', resolve).once('end', resolve).on('data', onData).resume();
-    await promise;
-    clearTimeout(timer);
-    body.off('close', resolve).off('end', resolve).off('data', onData);
-    this.#dropping.delete(body);
-    this.drop(body);
-    await rest(bytes / BYTES_PER_MILLISECOND, undefined, { ref: false });
+    }
+    await rest(Math.ceil(bytes / BYTES_PER_MILLISECOND), undefined, { ref: false });
   }
 }

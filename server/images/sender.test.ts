@@ -128,13 +128,20 @@ describe('a file that is sent to a host', () => {
     ['does not answer', Readable.from([content])],
   ])('to a host that %s is broken after ten minutes', async (what, file) => {
     vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout'] });
+    const [set, cleared] = [vi.spyOn(globalThis, 'setTimeout'), vi.spyOn(globalThis, 'clearTimeout')];
+    // Connections of earlier tests can have timers too, so only timers of ten minutes count.
+    const running = (): number =>
+      set.mock.results.filter(
+        ({ value }, at) =>
+          set.mock.calls[at]?.[1] === 600_000 && !cleared.mock.calls.some(([timer]) => timer === value),
+      ).length;
     const sent = sendFile(connection, file, undefined);
     sent.catch(() => undefined);
     if (what === 'does not answer') {
       host.resume();
       await until(() => host.bytesRead > content.length + digest.length);
     }
-    await until(() => vi.getTimerCount() === 1);
+    await until(() => running() === 1);
     vi.advanceTimersByTime(599_999);
     expect(connection.destroyed).toBe(false);
     vi.advanceTimersByTime(1);
