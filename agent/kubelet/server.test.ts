@@ -58,11 +58,13 @@ async function certificateOf(authority: Authority, commonName: string): Promise<
   return { certificate: await issue(authority, { key, commonName }), key: key.pem };
 }
 
-/** Returns the status of a request for a log by a caller with a certificate of the authority. */
-async function statusFor(authority: Authority): Promise<number | undefined> {
+/** Returns the status of a request by a caller with a certificate of the authority. */
+async function statusFor(
+  authority: Authority,
+  path = '/containerLogs/platform-ci/vm/machine',
+): Promise<number | undefined> {
   const { certificate: cert, key } = await certificateOf(authority, 'kube-apiserver');
   const { promise, resolve, reject } = Promise.withResolvers<number | undefined>();
-  const path = '/containerLogs/platform-ci/vm/machine';
   const options = { host: '127.0.0.1', port, path, cert, key, rejectUnauthorized: false, agent: false };
   request(options, (response) => {
     response.resume();
@@ -89,4 +91,16 @@ it.each([
   vi.advanceTimersByTime(LOOK_MILLISECONDS);
   server.replaceCertificate(await certificateOf(former, 'host'));
   expect(await statusFor(former)).toBe(200);
+});
+
+it.each([
+  ['/metrics', 200],
+  ['/metrics/', 404],
+  ['/metrics/cadvisor', 404],
+  ['/metrics/probes', 404],
+  ['/metrics/resource', 404],
+  ['/stats/summary', 404],
+  ['/pods', 404],
+])('answers %s with %i, because nobody may take the metrics of the agent for those of a kubelet', async (path, status) => {
+  expect(await statusFor(former, path)).toBe(status);
 });

@@ -189,6 +189,10 @@ export class KubeletServer {
   }
 
   #route(path: string): Route | undefined {
+    // A kubelet has other metrics below this path. Programs that read them must not get the metrics of the agent again.
+    if (path === '/metrics') {
+      return { subresource: 'metrics', serve: (_, response) => this.#metrics(response) };
+    }
     const [, verb = ''] = path.split('/');
     switch (verb) {
       case 'containerLogs':
@@ -200,8 +204,6 @@ export class KubeletServer {
           subresource: 'proxy',
           serve: async (_, response) => endWith(response, 400, `${verb} needs an upgrade of the connection`),
         };
-      case 'metrics':
-        return { subresource: 'metrics', serve: (_, response) => this.#metrics(response) };
       default:
         return undefined;
     }
