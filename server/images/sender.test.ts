@@ -23,6 +23,8 @@ beforeEach(async () => {
 });
 
 afterEach(() => {
+  // A spy on a timer keeps the fake timer, so the spies end first. Otherwise later tests would get fake timers that never fire.
+  vi.restoreAllMocks();
   vi.useRealTimers();
   connection.destroy();
   host.destroy();
