@@ -206,9 +206,9 @@ describe('Berth installed with helm', unless(unfit), () => {
 
     /** Waits until the log has a line with this message, and returns its time. */
     async function timeOf(message: string, log: StartedProgram): Promise<number> {
-      const line = new RegExp(`"time":(\\d+),[^\\n]*"msg":"${message}"`);
+      const line = new RegExp(`"time":"([^"]+)",[^\\n]*"msg":"${message}"`);
       const [, time] = await log.prints(line, LOOK.deadlineMilliseconds);
-      return Number(time);
+      return Date.parse(time ?? '');
     }
 
     async function allRunThenGo(names: readonly string[]): Promise<void> {
