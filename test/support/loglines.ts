@@ -1,10 +1,14 @@
 /** Reads the logs of the programs of Berth. */
 
+/** Number of the level `error` in pino. More severe levels have higher numbers. */
+const ERROR_LEVEL = 50;
+
 /** Line of a log. */
 export interface LogLine {
   /** Time in the format of RFC 3339. */
   readonly time: string;
-  readonly level: string;
+  /** A word. In versions before 2026-11-29, it is a number of pino. */
+  readonly level: string | number;
   readonly program: string;
   readonly msg: string;
   readonly reconcileID?: string;
@@ -24,12 +28,12 @@ export function readLogLines(text: string): LogLine[] {
 function readLine(line: string): LogLine {
   const read = JSON.parse(line) as LogLine;
   // JSON.parse keeps one value for each key, so the text of the result is shorter if a key was there twice.
-  if (JSON.stringify(read).length !== line.length) {
+  if (typeof read.level === 'string' && JSON.stringify(read).length !== line.length) {
     throw new Error(`a line of the log is not read as it was written: ${line}`);
   }
   return read;
 }
 
 export function isError({ level }: LogLine): boolean {
-  return level === 'error' || level === 'fatal';
+  return typeof level === 'number' ? level >= ERROR_LEVEL : level === 'error' || level === 'fatal';
 }

@@ -110,6 +110,8 @@ export class TestHost {
         throw error;
       }
     });
+    // A test can ask for the end later than the agent ends.
+    this.#ended.catch(() => undefined);
     if (approve) {
       void approveRequests(this.#cluster, this.name, stop.signal);
     }
