@@ -101,6 +101,9 @@ it.each([
   ['/metrics/resource', 404],
   ['/stats/summary', 404],
   ['/pods', 404],
-])('answers %s with %i, because nobody may take the metrics of the agent for those of a kubelet', async (path, status) => {
-  expect(await statusFor(former, path)).toBe(status);
-});
+])(
+  'answers %s with %i, because nobody may take the metrics of the agent for those of a kubelet',
+  async (path, status) => {
+    expect(await statusFor(former, path)).toBe(status);
+  },
+);
