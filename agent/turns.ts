@@ -50,14 +50,23 @@ export class Turns {
         `The host already has ${this.#words(this.#share)} of namespace ${namespace}, which is the limit for one namespace`,
       );
     }
+    // p-queue would also free the place of running work when its signal aborts. So its signal no longer aborts when the work begins.
+    const waiting = new AbortController();
+    const leave = (): void => waiting.abort(signal.reason);
+    signal.throwIfAborted();
+    signal.addEventListener('abort', leave, { once: true });
+    const begin = async (): Promise<T> => {
+      signal.removeEventListener('abort', leave);
+      return await work();
+    };
     const waitForHost = async (): Promise<T> => {
       if (this.#host.pending >= atOnce) {
         const limit = setting === undefined ? 'its limit' : `its limit (${setting})`;
         onWait(`The host is already doing ${this.#words(atOnce)}, which is ${limit}`);
       }
-      return await this.#host.add(work, { signal });
+      return await this.#host.add(begin, { signal: waiting.signal });
     };
-    return await queue.add(waitForHost, { signal });
+    return await queue.add(waitForHost, { signal: waiting.signal });
   }
 
   /** Makes a queue for the namespace. The queue is removed when all work of the namespace has ended. */

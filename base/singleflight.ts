@@ -14,6 +14,11 @@ export class SingleFlight<T> {
     return this.#flights.get(key)?.isAbandoned === false;
   }
 
+  /** Resolves when the work of a key that is under way has ended, also for callers that no longer wait for it. It never rejects. */
+  async ended(key: string): Promise<void> {
+    await this.#flights.get(key)?.ended;
+  }
+
   /**
    * Begins the work of a key, or joins the work if it is under way. Resolves with the result of the work. `joined` is false for the
    * caller that began the work, and true for the others.

@@ -18,14 +18,15 @@ export interface LogLine {
 /**
  * Returns the lines of a log that are JSON. Lines of Node.js itself are left out, and so is a last line that is still being written.
  *
- * @throws Error when a line has a key twice, because some programs that collect logs refuse such lines.
+ * @throws Error when {@link readLogLine} cannot read a line.
  */
 export function readLogLines(text: string): LogLine[] {
   const lines = text.split('\n').slice(0, -1);
-  return lines.filter((line) => line.startsWith('{')).map(readLine);
+  return lines.filter((line) => line.startsWith('{')).map(readLogLine);
 }
 
-function readLine(line: string): LogLine {
+/** Reads one line. @throws Error when it is not JSON, or has a key twice, because some programs that collect logs refuse such lines. */
+export function readLogLine(line: string): LogLine {
   const read = JSON.parse(line) as LogLine;
   // JSON.parse keeps one value for each key, so the text of the result is shorter if a key was there twice.
   if (typeof read.level === 'string' && JSON.stringify(read).length !== line.length) {

@@ -16,7 +16,7 @@ import {
 } from '../../hack/cluster/index.ts';
 import { CONTROL_ADDRESS } from '../../hack/cluster/nodes/network.ts';
 import { helm } from '../support/chart.ts';
-import { type LogLine, readLogLines } from '../support/loglines.ts';
+import { type LogLine, readLogLine } from '../support/loglines.ts';
 import { Downloads } from '../wires/downloads.ts';
 import { createImage, guestFile } from '../fixtures/images.ts';
 import { Relay } from '../../hack/cluster/relay.ts';
@@ -278,7 +278,8 @@ export class Installed implements AsyncDisposable {
         .filter(({ metadata }) => metadata.deletionTimestamp === undefined)
         .map(({ metadata }) => this.cluster.kubectl(['logs', '--namespace', SYSTEM, metadata.name])),
     );
-    return logs.flatMap(({ stdout }) => readLogLines(stdout));
+    const lines = logs.flatMap(({ stdout }) => stdout.split('\n')).filter((line) => line !== '');
+    return lines.map(readLogLine);
   }
 
   /** Returns the name of the operator's Pod that is the leader. The result is undefined while no Pod is the leader. */

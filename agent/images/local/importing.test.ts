@@ -159,11 +159,11 @@ describe('an import', () => {
     let running: number;
 
     /** Fetches an image of namespace `tenant` from a source that sends nothing. */
-    async function stuck(source: string): Promise<Stored> {
+    async function stuck(source: string, own = end.signal): Promise<Stored> {
       const asking = {
         ...waiting(),
         tenant: 'greedy',
-        signal: end.signal,
+        signal: own,
         onWait: (reason: string) => void waits.push(reason),
       };
       return await importing.ensure(source, asking, async () =>
@@ -175,10 +175,27 @@ describe('an import', () => {
       );
     }
 
+    it('keeps a place for each import that goes on for others after its first caller has left', async () => {
+      running = 0;
+      const [first, others] = [new AbortController(), new AbortController()];
+      const sources = Array.from({ length: 5 }, (_, index) => `shared ${index}`);
+      const begun = sources.map((source) => stuck(source, first.signal));
+      await vi.waitFor(() => expect(running).toBe(5), { timeout: 30_000 });
+      const joined = sources.map((source) => stuck(source, others.signal));
+      first.abort(new Error('gone'));
+      await Promise.allSettled(begun);
+      const more = stuck('one more', others.signal);
+      await fetching();
+      expect(running).toBe(5);
+      others.abort(new Error('gone'));
+      await Promise.allSettled([...joined, more]);
+      expect(running).toBe(5);
+    });
+
     it('leaves a place to others, also for an image that it waits for itself', async () => {
       running = 0;
       const sources = Array.from({ length: 20 }, (_, index) => `slow ${index}`);
-      const all = [...sources, KEY].map(stuck);
+      const all = [...sources, KEY].map((source) => stuck(source));
       await vi.waitFor(() => expect(running).toBe(5), { timeout: 30_000 });
       expect(new Set(waits)).toEqual(
         new Set([

@@ -120,11 +120,9 @@ export class Importing {
             isOwn = true;
             return await this.#import(key, { ...(await plan(signal, onProgress)), format, tenant }, signal);
           });
-        // Only a caller that begins an import needs a place. It waits before the import exists. Otherwise other namespaces that need the same
-        // image would wait for the places of this caller's namespace.
         const { result } = this.#flights.isRunning(key)
           ? await join()
-          : await this.#turns.take({ namespace: tenant, signal: stop, onWait }, join);
+          : await this.#inPlace(key, { namespace: tenant, signal: stop, onWait }, join);
         return result;
       } catch (error) {
         const isTheirs = error instanceof ReasonedError && OF_THE_ASKER.has(error.reason);
@@ -133,6 +131,23 @@ export class Importing {
         }
       }
     }
+  }
+
+  /**
+   * Runs `join` when there is a place for one more import. Only a caller that begins an import needs a place. It waits before the import
+   * exists. Otherwise other namespaces that need the same image would wait for the places of this caller's namespace. The import keeps the
+   * place until its end, also if this caller no longer waits for it. Otherwise others who have joined could run imports without a place.
+   */
+  async #inPlace<T>(key: string, turn: Parameters<Turns['take']>[0], join: () => Promise<T>): Promise<T> {
+    const joined = Promise.withResolvers<T>();
+    const hold = async (): Promise<void> => {
+      const joining = join();
+      joined.resolve(joining);
+      await Promise.allSettled([joining]);
+      await this.#flights.ended(key);
+    };
+    this.#turns.take(turn, hold).catch(joined.reject);
+    return await joined.promise;
   }
 
   async #import(key: string, wanted: Wanted, signal: AbortSignal): Promise<Stored> {
