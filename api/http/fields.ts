@@ -1,4 +1,4 @@
-/** Schemas of numbers in request bodies. */
+/** Schemas of numbers in request bodies, and the check of fields that have several names. */
 import * as z from 'zod';
 
 /**
