@@ -117,13 +117,20 @@ export function isWebhookFailure(error: unknown): boolean {
 }
 
 /**
+ * Returns whether a rule of the cluster refuses an object: admission refused it, or it is invalid. A ValidatingAdmissionPolicy refuses with
+ * the status of an invalid object.
+ */
+export function isRefusedByRule(error: unknown): error is ApiError {
+  return isRefused(error) || isInvalid(error);
+}
+
+/**
  * Returns whether the API server did not accept an object, and will not accept it before somebody changes the object or the cluster.
- * There are three cases: admission refused the object, it is invalid, or an admission webhook cannot be called. A
- * ValidatingAdmissionPolicy refuses with the status of an invalid object. The third case ({@link isWebhookFailure}) can end by itself within
- * seconds, so it must not count as a final answer.
+ * Either a rule refuses the object, or an admission webhook cannot be called. The second case ({@link isWebhookFailure}) can end by itself
+ * within seconds, so it must not count as a final answer.
  */
 export function isObjectRefused(error: unknown): error is ApiError {
-  return isRefused(error) || isInvalid(error) || isWebhookFailure(error);
+  return isRefusedByRule(error) || isWebhookFailure(error);
 }
 
 /** Returns whether the API server refused an object because its namespace is being deleted. */

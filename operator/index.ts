@@ -16,7 +16,8 @@ import { podKeyOf } from './emulator/observe.ts';
 import { CertificateReconciler, enqueueRequests } from './certificates/controller.ts';
 import { HostApprovals } from './host/approvals.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
-import { enqueueImages, type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
+import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
+import { enqueueImages } from './image/triggers.ts';
 import { exportHostMetrics } from './host/metrics.ts';
 import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
@@ -24,7 +25,8 @@ import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts
 import { enqueueStorageWriters, StorageWritersReconciler } from './imagestorage/writers.ts';
 import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
 import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.ts';
-import { enqueueVMs, VMReconciler } from './vm/controller.ts';
+import { VMReconciler } from './vm/controller.ts';
+import { enqueueVMs } from './vm/triggers.ts';
 import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { declareWatches, type Watches } from './watches.ts';
 

@@ -39,7 +39,7 @@ import {
 import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
-import { VMS_BY_CONFIG, VMS_BY_IMAGE, VMS_WITHOUT_HOST, withoutHost } from './vm/controller.ts';
+import { VMS_BY_CONFIG, VMS_BY_IMAGE, VMS_WITHOUT_HOST, withoutHost } from './vm/triggers.ts';
 import { awaitedPorts, PODS_BY_AWAITED_PORT } from './vm/observe.ts';
 import { nodeOfPod, PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 

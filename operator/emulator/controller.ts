@@ -15,7 +15,8 @@ import { hostStateChanged } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
-import { RefusedChanges } from '../objects/refusedchanges.ts';
+import { unlessBlocking } from '../objects/refusal.ts';
+import { Refusals } from '../objects/refusals.ts';
 import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { recordDeletion, recordTransition } from './events.ts';
 import { isOverdue, untilNextDeadline } from './facts.ts';
@@ -31,7 +32,7 @@ import {
 } from './observe.ts';
 import { type Blocked, endsWithVM, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
-import { EmulatorWriter, type Executed } from './writes.ts';
+import { blockedByRefusal, EmulatorWriter, type Executed } from './writes.ts';
 
 /**
  * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
@@ -52,17 +53,23 @@ export interface EmulatorControllerOptions extends Sources {
   readonly recorder: Recorder;
 }
 
+/** Result of one request. `refused` is set if the API server refused a change of an existing object, or if its errors last. */
+interface Run extends Pick<Executed, 'observed' | 'blocked'> {
+  readonly write?: Write | undefined;
+  readonly refused?: Error | undefined;
+}
+
 export class EmulatorReconciler {
   readonly #options: EmulatorControllerOptions;
   readonly #writer: EmulatorWriter;
   readonly #status: HeldStatus;
-  readonly #refusedChanges: RefusedChanges;
+  readonly #refusals: Refusals;
 
   constructor(options: EmulatorControllerOptions) {
     this.#options = options;
     this.#writer = new EmulatorWriter(options);
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
-    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Pod' });
+    this.#refusals = new Refusals({ ...options, dependent: 'Pod' });
   }
 
   /** Reconciles one Emulator once. `key` is `namespace/name`. */
@@ -75,7 +82,7 @@ export class EmulatorReconciler {
     }
     if (emulator === undefined) {
       this.#status.forget(key);
-      this.#refusedChanges.forget(key);
+      this.#refusals.forget(key);
       consistency.forget(key);
       return undefined;
     }
@@ -83,18 +90,17 @@ export class EmulatorReconciler {
   }
 
   async #reconcileEmulator(key: string, emulator: Emulator): Promise<Result> {
-    const before = await this.#confirmed(await observe(this.#options, emulator));
-    const { write, blocked: planned } = plan(before);
-    const done: Executed =
-      write === undefined ? { observed: before } : await this.#writer.execute(before, write);
-    const { observed, blocked = planned, refused } = done;
-    this.#refusedChanges.record(emulator, refused);
+    const { observed, write, blocked, refused } = await this.#attempt(
+      key,
+      await observe(this.#options, emulator),
+    );
+    this.#refusals.record(emulator, unlessBlocking(refused, blocked));
     if (isGoing(write) && refused === undefined) {
       this.#tellDeletion(emulator, write);
       return undefined;
     }
     const status = boundStatus(emulatorStatusSchema, summarize(observed, blocked));
-    const held = await this.#writeStatus(key, observed.emulator, status);
+    const held = await this.#writeStatus(key, observed.emulator, status, refused);
     if (refused !== undefined) {
       throw refused;
     }
@@ -102,6 +108,30 @@ export class EmulatorReconciler {
     const recheck =
       blocked && RECHECKED.has(blocked.reason) ? recheckMilliseconds(waitsSince, observed.now) : undefined;
     return { requeueAfterMilliseconds: soonest(held, untilNextDeadline(observed), recheck) };
+  }
+
+  /**
+   * Plans and executes the next request. An error of the API server that lasts becomes the result `refused`. An Emulator that waits for its
+   * Pod is then blocked, so that its status has the words of the API server.
+   * @throws any error that does not last yet
+   */
+  async #attempt(key: string, known: Observed): Promise<Run> {
+    try {
+      const before = await this.#confirmed(known);
+      const { write, blocked } = plan(before);
+      const done: Executed =
+        write === undefined ? { observed: before } : await this.#writer.execute(before, write);
+      if (done.refused === undefined) {
+        this.#refusals.succeeded(key);
+      }
+      return withRefusal({ ...done, write, blocked: done.blocked ?? blocked });
+    } catch (error) {
+      const refused = this.#refusals.judge(key, error);
+      if (refused === undefined) {
+        throw error;
+      }
+      return withRefusal({ observed: known, refused });
+    }
   }
 
   /**
@@ -123,9 +153,16 @@ export class EmulatorReconciler {
    * Stores the status now, or leaves this to a later reconcile. In the second case, returns the milliseconds until that reconcile. The
    * result is undefined if the status was stored or did not change.
    */
-  async #writeStatus(key: string, emulator: Emulator, status: EmulatorStatus): Promise<number | undefined> {
+  async #writeStatus(
+    key: string,
+    emulator: Emulator,
+    status: EmulatorStatus,
+    refused: Error | undefined,
+  ): Promise<number | undefined> {
     const { status: last } = emulator;
-    const change = { before: last, after: status, mayWait: () => isMinorChange(last, status) };
+    // After an error, the next reconcile can come too late to store a change that waits.
+    const mayWait = () => refused === undefined && isMinorChange(last, status);
+    const change = { before: last, after: status, mayWait };
     return await this.#status.write(key, change, async (patch) => {
       if (await this.#writer.writeStatus(emulator, patch)) {
         recordTransition(this.#options.recorder, emulator, status);
@@ -141,6 +178,19 @@ export class EmulatorReconciler {
       await this.#writer.deletePod(pod, false);
     }
   }
+}
+
+/**
+ * If the Emulator waits for its Pod, returns the run with the refusal as the reason why there is no Pod. Otherwise returns the run unchanged.
+ */
+function withRefusal(run: Run): Run {
+  const { emulator, pod } = run.observed;
+  const { metadata, status } = emulator;
+  const waits =
+    pod === undefined && status?.failure === undefined && metadata.deletionTimestamp === undefined;
+  return waits && run.refused !== undefined
+    ? { ...run, blocked: run.blocked ?? blockedByRefusal(emulator, run.refused) }
+    : run;
 }
 
 /** Returns true if, according to the caches, this reconcile ends an emulator that was not Running in time. */

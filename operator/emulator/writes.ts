@@ -131,8 +131,7 @@ export class EmulatorWriter {
       return pod === undefined ? await this.readPod(observed) : { observed: { ...observed, pod } };
     } catch (error) {
       if (isObjectRefused(error)) {
-        const message = refusalMessage(error, conditionIn(emulator.status, 'Scheduled')?.message);
-        return { observed, blocked: { reason: 'PodRefused', message } };
+        return { observed, blocked: blockedByRefusal(emulator, error) };
       }
       throw error;
     }
@@ -154,4 +153,9 @@ export class EmulatorWriter {
     const message = `Another Pod has the name ${pod.metadata.name}, which the Pod of the Emulator must have`;
     return { observed, blocked: { reason: 'PodNameTaken', message } };
   }
+}
+
+/** Returns the reason why the Emulator has no Pod, because the API server did not accept a request. The message is the API server's. */
+export function blockedByRefusal({ status }: Emulator, error: Error): Blocked {
+  return { reason: 'PodRefused', message: refusalMessage(error, conditionIn(status, 'Scheduled')?.message) };
 }

@@ -22,15 +22,22 @@ function holding(...objects: KubeObject[]) {
   return { cache, readSince: 0, cutIfStale: () => undefined };
 }
 
-/** Reconciles a new Image. Returns the status that the operator stores if the API server refuses the Job of the Image with this error. */
-async function statusAfter(refusal: ApiError): Promise<Image['status']> {
+/**
+ * Reconciles a new Image at each of these times in milliseconds. Returns the status that the operator stores if the API server refuses the
+ * Job of the Image, or the finalizer, with this error.
+ */
+async function statusAfter(
+  refusal: ApiError,
+  { times = [0], finalizers = ['berth.dev/image'] }: { times?: number[]; finalizers?: string[] } = {},
+): Promise<Image['status']> {
   const image: Image = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'Image',
-    metadata: { namespace: 'ci', name: 'golden', uid: 'u', finalizers: ['berth.dev/image'] },
+    metadata: { namespace: 'ci', name: 'golden', uid: 'u', finalizers },
     spec: { source: { registry: { reference: 'registry.example/golden:1' } } },
   };
   let stored: Image['status'];
+  let now = 0;
   const client = {
     get: async (type: Resource<KubeObject>) => {
       throw new ApiError(`no ${type.kind}`, { reason: 'NotFound', status: 404 });
@@ -39,6 +46,9 @@ async function statusAfter(refusal: ApiError): Promise<Image['status']> {
       throw refusal;
     },
     mergePatch: async (_type: Resource<KubeObject>, _ref: object, { status }: Image) => {
+      if (status === undefined) {
+        throw refusal;
+      }
       stored = status;
       return image;
     },
@@ -52,9 +62,12 @@ async function statusAfter(refusal: ApiError): Promise<Image['status']> {
     config: parseConfig({}, 'test'),
     recorder: { event: () => undefined },
     consistency: new Consistency(),
-    clock: () => 0,
+    clock: () => now,
   } as unknown as ImageControllerOptions;
-  await new ImageReconciler(options).reconcile('ci/golden', { logger });
+  const reconciler = new ImageReconciler(options);
+  for (now of times) {
+    await reconciler.reconcile('ci/golden', { logger }).catch(() => undefined);
+  }
   return stored;
 }
 
@@ -76,6 +89,21 @@ it.each([
   const ready = conditions?.find(({ type }) => type === 'Ready');
   expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message });
 });
+
+it.each([
+  ['Job', ['berth.dev/image']],
+  ['finalizer', []],
+])(
+  'an Image tells an error without a reason, with which its %s is refused, only if the error lasts',
+  async (_what, finalizers) => {
+    const message = 'insufficient quota to match these scopes';
+    const error = new ApiError(message, { status: 500, reason: '' });
+    expect(await statusAfter(error, { times: [0, 1_000], finalizers })).toBeUndefined();
+    const { conditions } = (await statusAfter(error, { times: [0, 2_000], finalizers })) ?? {};
+    const ready = conditions?.find(({ type }) => type === 'Ready');
+    expect(ready).toMatchObject({ status: 'False', reason: 'JobRefused', message });
+  },
+);
 
 const NOW = Date.parse('2030-01-02T00:00:00Z');
 const BEFORE = '2030-01-01T00:00:00Z';

@@ -8,25 +8,20 @@ import { type Image, type ImageStatus, imageStatusSchema } from '../../api/v1alp
 import { type ISO, isoStatusSchema } from '../../api/v1alpha1/iso.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Controller, Result } from '../../kube/controller.ts';
-import type { Pod } from '../../kube/core.ts';
-import { type ApiError, isObjectRefused, isWebhookFailure, unlessMissing } from '../../kube/errors.ts';
+import type { Result } from '../../kube/controller.ts';
+import { isObjectRefused, isRefusedByRule, unlessMissing } from '../../kube/errors.ts';
 import type { Recorder } from '../objects/events.ts';
-import type { Informer } from '../../kube/informer.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../../kube/mergepatch.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
 import { refusalMessage } from '../objects/refusal.ts';
-import { RefusedChanges } from '../objects/refusedchanges.ts';
+import { Refusals } from '../objects/refusals.ts';
 import { Writer } from '../objects/writer.ts';
-import { jobOf } from '../tasks/owner.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
-import { originKeys } from './content.ts';
 import { endedJobs } from './endedjobs.ts';
 import { recordImageEvents } from './events.ts';
 import { expiresAt } from './expiry.ts';
@@ -53,12 +48,12 @@ export class ImageReconciler {
   readonly #options: ImageControllerOptions;
   readonly #objects: Writer<Image | ISO>;
   readonly #jobs: Writer<Job>;
-  readonly #refusedChanges: RefusedChanges;
+  readonly #refusals: Refusals;
 
   constructor(options: ImageControllerOptions) {
     const { client, consistency, resource, objects, jobs } = options;
     this.#options = options;
-    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Job' });
+    this.#refusals = new Refusals({ ...options, dependent: 'Job' });
     this.#objects = new Writer<Image | ISO>({ client, consistency, type: resource, informer: objects });
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
   }
@@ -68,12 +63,31 @@ export class ImageReconciler {
     const object = this.#options.objects.cache.get(key);
     if (object === undefined) {
       this.#options.consistency.forget(key);
-      this.#refusedChanges.forget(key);
+      this.#refusals.forget(key);
       return undefined;
     }
     const isDeleted = object.metadata.deletionTimestamp !== undefined;
-    const served = unlessMissing(isDeleted ? this.#letGo(object, logger) : this.#serve(object, logger));
-    return await this.#refusedChanges.during(object, served);
+    const served = unlessMissing(isDeleted ? this.#letGo(object, logger) : this.#begin(object, logger));
+    return await this.#refusals.during(object, served);
+  }
+
+  /**
+   * Serves an object. If this fails before the object has a status, and people must be told about the error, the status gets the words of
+   * the API server. @throws the error
+   */
+  async #begin(object: Image | ISO, logger: Logger): Promise<Result> {
+    try {
+      return await this.#serve(object, logger);
+    } catch (error) {
+      const refused = this.#refusals.judge(keyOf(object), error);
+      if (refused !== undefined && object.status?.phase === undefined) {
+        await this.#writeStatus(
+          object,
+          planImage(observeImage(this.#options, object), refused.message).status,
+        );
+      }
+      throw error;
+    }
   }
 
   async #serve(found: Image | ISO, logger: Logger): Promise<Result> {
@@ -91,15 +105,27 @@ export class ImageReconciler {
       return undefined;
     }
     const refusal = createJob === undefined ? undefined : await this.#createJob(object, createJob, logger);
-    const refused = refusal && refusalMessage(refusal, conditionIn(object.status, 'Reconciling')?.message);
     await this.#keepRecords(observed, replacedPlaces(observed, status), logger);
-    await this.#writeStatus(object, refused === undefined ? status : planImage(observed, refused).status);
+    await (refusal === undefined ? this.#writeStatus(object, status) : this.#tellRefusal(observed, refusal));
     const nextJobAt = await this.#deleteJobs(observed, status);
     const waitsSince = conditionIn(object.status, 'Reconciling')?.lastTransitionTime;
-    const wake = refused === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
+    const wake = refusal === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
     return {
       requeueAfterMilliseconds: soonest(wake, ...[expiry, nextJobAt].map((at) => at && at - observed.now)),
     };
+  }
+
+  /**
+   * Stores the status with the words of the API server, which refused the Job.
+   * @throws the refusal if it is an unknown error that lasts, so that the controller counts it and tries again
+   */
+  async #tellRefusal(observed: ObservedImage, refusal: Error): Promise<void> {
+    const { object } = observed;
+    const words = refusalMessage(refusal, conditionIn(object.status, 'Reconciling')?.message);
+    await this.#writeStatus(object, planImage(observed, words).status);
+    if (!isObjectRefused(refusal)) {
+      throw refusal;
+    }
   }
 
   /**
@@ -161,8 +187,8 @@ export class ImageReconciler {
    * Creates removal records (suspended Jobs) for content that the image will no longer use. This happens before the status changes. If the
    * operator crashes in between, a record can name content that the image still needs. Such content stays, because the operator checks
    * before each removal whether something needs the content.
-   * @throws ApiError when a webhook cannot be called. Only the status or the finalizer still names the content, so both must stay until the
-   * webhook answers.
+   * @throws ApiError when no rule refuses the record, for example when a webhook cannot be called. Only the status or the finalizer still
+   * names the content, so both must stay until the record exists.
    */
   async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
     for (const place of places) {
@@ -170,7 +196,7 @@ export class ImageReconciler {
       if (refused === undefined) {
         continue;
       }
-      if (isWebhookFailure(refused)) {
+      if (!isRefusedByRule(refused)) {
         throw refused;
       }
       // An Event reports that a quota refused the Job. The refusal must not stop the work for the image.
@@ -178,8 +204,11 @@ export class ImageReconciler {
     }
   }
 
-  /** Creates the Job. Returns the API server's error when it does not accept the Job, otherwise undefined. */
-  async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<ApiError | undefined> {
+  /**
+   * Creates the Job. Returns the API server's error if people must be told about it, otherwise undefined.
+   * @throws any other error
+   */
+  async #createJob(object: Image | ISO, job: Unsaved<Job>, logger: Logger): Promise<Error | undefined> {
     try {
       const created = await this.#jobs.create(keyOf(object), job);
       if (created !== undefined) {
@@ -187,11 +216,12 @@ export class ImageReconciler {
       }
       return undefined;
     } catch (error) {
-      if (isObjectRefused(error)) {
-        logger.warn({ err: error }, 'a Job for an image was refused');
-        return error;
+      const refused = this.#refusals.judge(keyOf(object), error);
+      if (refused === undefined) {
+        throw error;
       }
-      throw error;
+      logger.warn({ err: error }, 'a Job for an image was refused');
+      return refused;
     }
   }
 
@@ -219,55 +249,4 @@ export class ImageReconciler {
       recordImageEvents(this.#options.recorder, object, status);
     }
   }
-}
-
-/**
- * Returns functions that find the Images or ISOs to reconcile when another object changes. Each function returns keys (`namespace/name`).
- * Some of the functions search all Images or ISOs. This takes little time, because there are far fewer Images than VMs.
- */
-export function imagesAffected({ kind, objects, config }: Pick<ImageSources, 'kind' | 'objects' | 'config'>) {
-  const matching = (test: (object: Image | ISO) => boolean): string[] =>
-    objects.cache.list().filter(test).map(keyOf);
-  const byJob = ({ metadata: { namespace, ownerReferences = [] } }: Job): string[] =>
-    ownerReferences.filter((owner) => owner.kind === kind).map(({ name }) => `${namespace}/${name}`);
-  return {
-    byOrigin: (origin: Image | ISO) =>
-      matching((object) => originKeys(object, config).includes(keyOf(origin))),
-    byJob,
-    byPod: (pod: Pod, jobs: Informer<Job>) => {
-      const job = jobOf(pod, jobs);
-      return job === undefined ? [] : byJob(job);
-    },
-    byVM: ({ metadata: { name, namespace } }: VM) =>
-      matching(({ spec, metadata }) => metadata.namespace === namespace && vmNames(spec).includes(name)),
-  };
-}
-
-function vmNames(spec: Image['spec'] | ISO['spec']): (string | undefined)[] {
-  const fromVM = 'fromVM' in spec.source ? spec.source.fromVM?.name : undefined;
-  return [fromVM, 'commit' in spec ? spec.commit?.vmName : undefined];
-}
-
-/** Enqueues the Images or ISOs that depend on a changed object: an Image or ISO, a Job, a Job's Pod, or a VM. */
-export function enqueueImages(controller: Controller, options: Omit<ImageSources, 'clock'>): void {
-  const { objects, vms, jobs, taskPods } = options;
-  const enqueue = (keys: readonly string[]): void => keys.forEach((key) => controller.enqueue(key));
-  const affected = imagesAffected(options);
-  objects.cache.onChange(({ object }) => enqueue([keyOf(object), ...affected.byOrigin(object)]));
-  jobs.cache.onChange(({ object }) => enqueue(affected.byJob(object)));
-  taskPods.cache.onChange(({ object }) => enqueue(affected.byPod(object, jobs)));
-  vms.cache.onChange(({ type, object, previous }) => {
-    if (type !== 'updated' || diskKey(object) !== diskKey(previous)) {
-      enqueue(affected.byVM(object));
-    }
-  });
-}
-
-/**
- * Returns a text that changes when the VM first runs, and when it fails. Each of these changes can end the wait of an Image for the disk of
- * the VM.
- */
-function diskKey(vm: VM | undefined): string {
-  const { firstRunningTime, failure } = vm?.status ?? {};
-  return `${firstRunningTime} ${failure?.time}`;
 }

@@ -122,6 +122,7 @@ it.each([
   [403, 'jobs.batch "x" is forbidden: exceeded quota: small'],
   [400, 'admission webhook "policies.example" denied the request: no Jobs here'],
   [422, 'jobs.batch "x" is forbidden: ValidatingAdmissionPolicy … denied request'],
+  [500, 'jobs.batch "x" is forbidden: no reason at all'],
 ])('tells why a host has no Job if the API server refuses it with status %i', async (status, message) => {
   const row = await rowWhile(new ApiError(message, { status, reason: '' }));
   expect(row).toMatchObject({ state: 'Queued', message: `JobRefused: ${message}` });

@@ -11,16 +11,14 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { isObjectRefused } from '../../kube/errors.ts';
 import type { Recorder } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
 import { imageObjectName } from '../image/content.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { refusalMessage } from '../objects/refusal.ts';
-import { RefusedChanges } from '../objects/refusedchanges.ts';
+import { Refusals } from '../objects/refusals.ts';
 import { equal } from '../../kube/mergepatch.ts';
-import type { Unsaved } from '../../kube/objects.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { Writer } from '../objects/writer.ts';
 import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
@@ -58,11 +56,11 @@ export class ImageCacheReconciler {
   readonly #entries: Writer<ImageCacheEntry>;
   readonly #jobs: Writer<Job>;
   readonly #status: HeldStatus;
-  readonly #refusedChanges: RefusedChanges;
+  readonly #refusals: Refusals;
   /** Uids of Jobs that this process deleted and that the cache still shows. */
   readonly #deletedJobs = new Set<string>();
-  /** Message of the API server for each entry whose last Job it refused. The map's key is the name of the entry. */
-  readonly #refusals = new Map<string, string>();
+  /** Message of the API server for each entry whose last reconcile failed. The map's key is the name of the entry. */
+  readonly #words = new Map<string, string>();
 
   constructor(options: CacheControllerOptions) {
     const { client, consistency, entries, jobs, clock } = options;
@@ -70,7 +68,7 @@ export class ImageCacheReconciler {
     this.#entries = new Writer({ client, consistency, type: IMAGE_CACHE_ENTRIES, informer: entries });
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock });
-    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Job' });
+    this.#refusals = new Refusals({ ...options, dependent: 'Job' });
     jobs.cache.onChange(({ type, object }) => {
       if (type === 'deleted') {
         this.#deletedJobs.delete(object.metadata.uid ?? '');
@@ -84,11 +82,39 @@ export class ImageCacheReconciler {
     if (entry === undefined) {
       this.#status.forget(key);
       this.#options.consistency.forget(key);
-      this.#refusals.delete(key);
-      this.#refusedChanges.forget(key);
+      this.#words.delete(key);
+      this.#refusals.forget(key);
       return undefined;
     }
-    return await this.#refusedChanges.during(entry, this.#serve(entry));
+    return await this.#refusals.during(entry, this.#begin(entry));
+  }
+
+  /**
+   * Serves an entry. If this fails, and people must be told about the error, the status gets the words of the API server. @throws the error
+   */
+  async #begin(entry: ImageCacheEntry): Promise<Result> {
+    const { name } = entry.metadata;
+    try {
+      const result = await this.#serve(entry);
+      this.#words.delete(name);
+      return result;
+    } catch (error) {
+      const refused = this.#refusals.judge(name, error);
+      if (refused !== undefined) {
+        const words = refusalMessage(refused, this.#words.get(name));
+        this.#words.set(name, words);
+        await this.#tell(entry, words);
+      }
+      throw error;
+    }
+  }
+
+  /** Stores the words of the API server in the status of the entry. They belong to the rows of the hosts that wait for a Job. */
+  async #tell(entry: ImageCacheEntry, words: string): Promise<void> {
+    const observed = observeEntry(this.#options, entry, this.#deletedJobs);
+    const { status } = planEntry(observed);
+    const queued = { ...observed, entry: { ...entry, status } };
+    await this.#writeStatus(entry, planEntry(queued, words).status, false);
   }
 
   async #serve(entry: ImageCacheEntry): Promise<Result> {
@@ -98,7 +124,7 @@ export class ImageCacheReconciler {
       ? undefined
       : await this.#execute(
           { ...observed, entry: held },
-          planEntry(observed, this.#refusals.get(entry.metadata.name)),
+          planEntry(observed, this.#words.get(entry.metadata.name)),
         );
   }
 
@@ -129,12 +155,12 @@ export class ImageCacheReconciler {
       await this.#deleteJob(job);
     }
     planned.ended.forEach((ended) => this.#options.metrics.ended(ended));
-    const before = this.#refusals.get(name);
-    this.#refusals.delete(name);
     for (const start of planned.starts) {
       const job = buildJob(observed, start);
       if (job !== undefined) {
-        await this.#createJob(name, job, before);
+        // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
+        // not get the response.
+        await this.#jobs.create(name, job);
       }
     }
     if (planned.isReleased) {
@@ -144,36 +170,22 @@ export class ImageCacheReconciler {
     return { requeueAfterMilliseconds: wait && Math.max(0, wait) };
   }
 
-  async #writeStatus(entry: ImageCacheEntry, status: EntryPlan['status']): Promise<number | undefined> {
+  async #writeStatus(
+    entry: ImageCacheEntry,
+    status: EntryPlan['status'],
+    mayWait = true,
+  ): Promise<number | undefined> {
     const { name } = entry.metadata;
     const change = {
       before: entry.status,
       after: status,
-      mayWait: () => !entryBringsFacts(entry.status, status),
+      mayWait: () => mayWait && !entryBringsFacts(entry.status, status),
     };
     return await this.#status.write(name, change, async (patch) => {
       if ((await this.#entries.patch(name, entry, { status: patch }, 'status')) !== undefined) {
         recordEntryEvents(this.#options.recorder, entry, status);
       }
     });
-  }
-
-  /**
-   * Creates a Job. If the API server refuses it, for example because of a quota, the next reconcile stores the message in the status.
-   * `before` is the message of the last refusal.
-   * @throws ApiError when the API server refuses the Job
-   */
-  async #createJob(name: string, job: Unsaved<Job>, before: string | undefined): Promise<void> {
-    try {
-      // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
-      // not get the response.
-      await this.#jobs.create(name, job);
-    } catch (error) {
-      if (isObjectRefused(error)) {
-        this.#refusals.set(name, refusalMessage(error, before));
-      }
-      throw error;
-    }
   }
 
   /** Deletes a Job. Kubernetes then also deletes the Pod of the Job, no matter in which state the Pod is. */

@@ -1,17 +1,17 @@
 /** Handles the refusals of the API server: of a new Pod, Secret or Job, and of a change. */
-import { type ApiError, isObjectRefused, isWebhookFailure } from '../../kube/errors.ts';
+import { type ApiError, isObjectRefused, isRefusedByRule } from '../../kube/errors.ts';
 
-/** Pattern of the parts in which two errors of one webhook can differ: ports, times and ids of requests. */
+/** Pattern of the parts in which two errors with one cause can differ: ports, times and ids of requests. */
 const CHANGING = /[\da-f]+/gi;
 
 /**
- * Returns the message of the API server for the status. `before` is the message that the status already contains. If a webhook still cannot
- * be called, the two messages can differ only in a port or a time. The result is then `before`. Otherwise each attempt would change the
- * status, and each change of the status would cause the next attempt at once.
+ * Returns the message of the API server for the status. `before` is the message that the status already contains. If the cause is no rule
+ * of admission, for example a webhook that cannot be called, the two messages can differ only in a port or a time. The result is then
+ * `before`. Otherwise each attempt would change the status, and each change of the status would cause the next attempt at once.
  */
-export function refusalMessage(error: ApiError, before: string | undefined): string {
+export function refusalMessage(error: Error, before: string | undefined): string {
   const shape = (message: string): string => message.replaceAll(CHANGING, '');
-  const isSame = before !== undefined && isWebhookFailure(error) && shape(before) === shape(error.message);
+  const isSame = before !== undefined && !isRefusedByRule(error) && shape(before) === shape(error.message);
   return isSame ? before : error.message;
 }
 
@@ -33,4 +33,12 @@ export async function unlessRefused<T>(
     }
     throw error;
   }
+}
+
+/** Returns the refusal, unless it is the reason for which the object is blocked. In this case a condition has its words, and needs no Event. */
+export function unlessBlocking(
+  refused: Error | undefined,
+  blocked: { readonly reason: string } | undefined,
+): Error | undefined {
+  return blocked?.reason === 'PodRefused' ? undefined : refused;
 }

@@ -9,7 +9,8 @@ import { ApiError } from '../../kube/errors.ts';
 import { keyOf, type KubeObject, type Ref, type Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { macAddressOf } from './abandoned.ts';
-import { enqueueVMs, VMReconciler, type VMControllerOptions } from './controller.ts';
+import { VMReconciler, type VMControllerOptions } from './controller.ts';
+import { enqueueVMs } from './triggers.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 

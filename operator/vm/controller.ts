@@ -9,16 +9,15 @@ import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Controller, ReconcileContext, Result } from '../../kube/controller.ts';
+import type { ReconcileContext, Result } from '../../kube/controller.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Recorder } from '../objects/events.ts';
-import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { SharedReads } from '../../kube/sharedreads.ts';
-import { hostStateChanged } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
-import { RefusedChanges } from '../objects/refusedchanges.ts';
+import { unlessBlocking } from '../objects/refusal.ts';
+import { Refusals } from '../objects/refusals.ts';
 import { ignoredEntries } from '../objects/registries.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
@@ -26,28 +25,14 @@ import { recordDoubledIdentity, recordTransition, recordUnanswered } from './eve
 import { gatherFacts, lostPlacement } from './facts.ts';
 import { isDeploying, isOverdue, mayBeOutdated, readLive } from './live.ts';
 import type { VMMetrics } from './metrics.ts';
-import {
-  isBound,
-  type Observed,
-  observe,
-  type ResizeRefusal,
-  type Sources,
-  waitingForPortsOf,
-} from './observe.ts';
-import { PODS_BY_NODE } from './podstate.ts';
+import { type Observed, observe, type ResizeRefusal, type Sources } from './observe.ts';
 import { standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
 import { stepsFor } from './steps/index.ts';
 import { deleteMachine } from './steps/retire.ts';
 import type { Outcome, Write } from './steps/step.ts';
-import { type Executed, VMWriter } from './writes.ts';
+import { blockedByRefusal, type Executed, VMWriter } from './writes.ts';
 
-/** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
-export const VMS_BY_CONFIG = 'config';
-export const VMS_BY_IMAGE = 'image';
-/** Index of the VMs that have a VMConfig and no host. All of them have the same key. */
-export const VMS_WITHOUT_HOST = 'withoutHost';
-const WITHOUT_HOST = 'true';
 /**
  * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
  * changes.
@@ -59,8 +44,11 @@ export interface VMControllerOptions extends Sources {
   readonly metrics: VMMetrics;
 }
 
-/** Result of the steps of one reconcile. `refused` is set if the API server refused a change of an existing object. */
-interface Run extends Pick<Executed, 'observed' | 'refused'> {
+/**
+ * Result of the steps of one reconcile. `refused` is set if the API server refused a change of an existing object, or if its errors last.
+ */
+interface Run extends Pick<Executed, 'observed'> {
+  readonly refused?: Error | undefined;
   readonly findings: Findings;
   readonly outcome: Outcome;
 }
@@ -70,7 +58,7 @@ export class VMReconciler {
   readonly #writer: VMWriter;
   readonly #status: HeldStatus;
   readonly #reads: SharedReads;
-  readonly #refusedChanges: RefusedChanges;
+  readonly #refusals: Refusals;
   /**
    * Last refused resize of each VM that still requests the refused size. The map's key is the key of the VM. A new leader does not have
    * this map, so it requests each size once more.
@@ -81,7 +69,7 @@ export class VMReconciler {
     this.#options = options;
     this.#writer = new VMWriter(options);
     this.#reads = new SharedReads(options.client);
-    this.#refusedChanges = new RefusedChanges({ ...options, dependent: 'Pod' });
+    this.#refusals = new Refusals({ ...options, dependent: 'Pod' });
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
   }
 
@@ -95,7 +83,7 @@ export class VMReconciler {
     if (vm === undefined) {
       this.#status.forget(key);
       this.#resizeRefused.delete(key);
-      this.#refusedChanges.forget(key);
+      this.#refusals.forget(key);
       this.#options.consistency.forget(key);
       return { requeueAfterMilliseconds: orphanDue };
     }
@@ -108,10 +96,9 @@ export class VMReconciler {
     if (mayBeOutdated(known) && !(await this.#writer.isCurrent(vm))) {
       return { requeueAfterMilliseconds: 0 };
     }
-    const start = await this.#confirmed(known);
-    const { observed, findings, outcome, refused } = await this.#runSteps(start);
+    const { observed, findings, outcome, refused } = await this.#attempt(key, known);
     this.#remember(key, observed);
-    this.#refusedChanges.record(vm, refused);
+    this.#refusals.record(vm, unlessBlocking(refused, findings.blocked));
     const { deletionTimestamp, finalizers } = observed.vm.metadata;
     const isReleased = deletionTimestamp !== undefined && finalizers?.includes(VM_FINALIZER) !== true;
     if (isReleased && refused === undefined) {
@@ -119,7 +106,7 @@ export class VMReconciler {
     }
     const facts = gatherFacts(observed);
     const status = boundStatus(vmStatusSchema, summarize(observed, facts, findings));
-    const held = await this.#writeStatus(key, observed, status);
+    const held = await this.#writeStatus(key, observed, status, refused);
     if (refused !== undefined) {
       throw refused;
     }
@@ -131,6 +118,27 @@ export class VMReconciler {
       findings.blocked && recheckMilliseconds(waitsSince, observed.now),
     );
     return { requeueAfterMilliseconds };
+  }
+
+  /**
+   * Runs the steps. An error of the API server that lasts becomes the result `refused`. A VM that has no Pod yet is then blocked, so that its
+   * status has the words of the API server.
+   * @throws any error that does not last yet
+   */
+  async #attempt(key: string, known: Observed): Promise<Run> {
+    try {
+      const run = await this.#runSteps(await this.#confirmed(known));
+      if (run.refused === undefined) {
+        this.#refusals.succeeded(key);
+      }
+      return withRefusal(run);
+    } catch (error) {
+      const refused = this.#refusals.judge(key, error);
+      if (refused === undefined) {
+        throw error;
+      }
+      return withRefusal({ observed: known, findings: {}, outcome: { kind: 'done' }, refused });
+    }
   }
 
   /** Replaces the parts of the observed state on which a final decision depends, because the caches can lag. */
@@ -208,10 +216,17 @@ export class VMReconciler {
    * Stores the status now, or leaves this to a later reconcile. In the second case, returns the milliseconds until that reconcile. The
    * result is undefined if the status was stored or did not change.
    */
-  async #writeStatus(key: string, observed: Observed, status: VMStatus): Promise<number | undefined> {
+  async #writeStatus(
+    key: string,
+    observed: Observed,
+    status: VMStatus,
+    refused: Error | undefined,
+  ): Promise<number | undefined> {
     const { vm, now } = observed;
     const { metrics, recorder } = this.#options;
-    const change = { before: vm.status, after: status, mayWait: () => isMinorChange(vm.status, status) };
+    // After an error, the next reconcile can come too late to store a change that waits.
+    const mayWait = () => refused === undefined && isMinorChange(vm.status, status);
+    const change = { before: vm.status, after: status, mayWait };
     return await this.#status.write(key, change, async (patch) => {
       if (await this.#writer.writeStatus(vm, patch)) {
         metrics.observe(vm, vm.status, status, now);
@@ -247,51 +262,17 @@ export class VMReconciler {
   }
 }
 
+/** If the VM waits for its Pod, returns the run with the refusal as the reason why there is no Pod. Otherwise returns the run unchanged. */
+function withRefusal(run: Run): Run {
+  const { observed, findings, refused } = run;
+  const { vm, pod } = observed;
+  const waits =
+    pod === undefined && vm.status?.failure === undefined && vm.metadata.deletionTimestamp === undefined;
+  return waits && refused !== undefined
+    ? { ...run, findings: { blocked: findings.blocked ?? blockedByRefusal(observed, refused) } }
+    : run;
+}
+
 function waitOf(outcome: Outcome): number | undefined {
   return outcome.kind === 'requeueAfter' ? outcome.milliseconds : undefined;
-}
-
-/** Returns the keys of a VM for the index {@link VMS_WITHOUT_HOST}. */
-export function withoutHost({ spec, status }: VM): string[] {
-  return spec.configRef !== undefined && status?.nodeName === undefined ? [WITHOUT_HOST] : [];
-}
-
-/**
- * Enqueues a VM when the VM, its Pod or its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that holds a
- * host port that the VM requests. When one of these objects changes, the waiting VM is enqueued, too.
- */
-export function enqueueVMs(controller: Controller, sources: Sources): void {
-  const { vms, pods, nodes, vmConfigs, images, isos, config } = sources;
-  vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
-  // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
-  pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
-  const enqueueAll = (found: readonly Readonly<VM>[], mayName: (vm: Readonly<VM>) => boolean): void =>
-    found.filter(mayName).forEach((vm) => controller.enqueue(keyOf(vm)));
-  // Without this check, a user who changes an Image again and again would cause work for the VMs of all namespaces.
-  const isInReach = ({ metadata: { namespace } }: KubeObject, vm: Readonly<VM>): boolean =>
-    namespace === vm.metadata.namespace || namespace === config.namespaces.default;
-  const byImage = ({ object }: { object: KubeObject }): void => {
-    enqueueAll(vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name), (vm) => isInReach(object, vm));
-    // A VM can get its image from its VMConfig. Therefore a change of an image also enqueues every VM with a VMConfig and without a host.
-    // There are only few such VMs.
-    enqueueAll(vms.cache.byIndex(VMS_WITHOUT_HOST, WITHOUT_HOST), (vm) => isInReach(object, vm));
-  };
-  images.cache.onChange(byImage);
-  isos.cache.onChange(byImage);
-  vmConfigs.cache.onChange(({ object }) => {
-    enqueueAll(vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name), (vm) => {
-      const { namespace } = vm.spec.configRef ?? {};
-      return namespace === undefined ? isInReach(object, vm) : namespace === object.metadata.namespace;
-    });
-  });
-  pods.cache.onChange(({ type, object, previous }) => {
-    if (type === 'deleted' || isBound(object) !== (previous !== undefined && isBound(previous))) {
-      waitingForPortsOf(object, pods.cache).forEach((pod) => controller.enqueue(keyOf(pod)));
-    }
-  });
-  nodes.cache.onChange(({ type, object, previous }) => {
-    if (type !== 'updated' || hostStateChanged(previous, object)) {
-      pods.cache.byIndex(PODS_BY_NODE, object.metadata.name).forEach((pod) => controller.enqueue(keyOf(pod)));
-    }
-  });
 }

@@ -147,7 +147,7 @@ export class VMWriter {
         : await this.#createSecret(observed, write.secret);
     } catch (error) {
       if (isObjectRefused(error)) {
-        return { observed, blocked: refused(observed, error) };
+        return { observed, blocked: blockedByRefusal(observed, error) };
       }
       throw error;
     }
@@ -240,10 +240,10 @@ export class VMWriter {
 }
 
 /**
- * Returns the condition of a VM whose Pod or Secret the API server did not accept. An admission rule such as a quota refused the object, or
- * a webhook cannot be called. The condition has the message of the API server.
+ * Returns the condition of a VM without a Pod, because the API server did not accept a request. For example, a quota refused the Pod, or a
+ * webhook cannot be called. The condition has the message of the API server.
  */
-function refused({ vm }: Observed, error: ApiError): NonNullable<Findings['blocked']> {
+export function blockedByRefusal({ vm }: Observed, error: Error): NonNullable<Findings['blocked']> {
   const condition = 'Scheduled';
   const message = refusalMessage(error, conditionIn(vm.status, condition)?.message);
   return { condition, reason: 'PodRefused', message };

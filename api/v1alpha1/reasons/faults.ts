@@ -138,7 +138,7 @@ export const FAULTS = {
     seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused the Pod, or a change of it. The message contains the answer of the API server',
+    says: 'The API server refused the Pod or a change of it, or its errors last. The message contains the answer of the API server',
     todo: 'Raise the quota, change the admission rule, or repair the webhook that the message names',
   },
   NoFreePort: {

@@ -1,0 +1,103 @@
+/** Decides which failed requests people are told about, and records Events about changes that the API server refuses. */
+import { ApiError, DeadlineError, isConflict, isObjectRefused } from '../../kube/errors.ts';
+import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import { type Recorder, warning } from './events.ts';
+import { refusalMessage } from './refusal.ts';
+
+/**
+ * Time in milliseconds after which any error of the API server counts as a refusal. Some admission plug-ins refuse with the status 500 and
+ * without a reason. A short fault of etcd looks the same, so such an error counts only if it lasts. The back-off of a controller tries
+ * again 2.6 s after the first failure, so people see the error within 5 s.
+ */
+const LASTING_MILLISECONDS = 1_500;
+/**
+ * Time in milliseconds after which a refusal that lasts is recorded again. By default, the API server keeps an Event for an hour
+ * (`--event-ttl`), so a new Event exists before the last one is gone.
+ */
+const REPEAT_MILLISECONDS = 30 * 60_000;
+
+export interface RefusalsOptions {
+  readonly recorder: Recorder;
+  /** Kind of the objects that the operator creates for the object. */
+  readonly dependent: 'Pod' | 'Job';
+  /** Returns the current time in milliseconds since the epoch. */
+  readonly clock: () => number;
+}
+
+/** Remembers the refusals of the objects of one controller. The key of an object is the key of its reconcile. */
+export class Refusals {
+  readonly #options: RefusalsOptions;
+  /**
+   * Last recorded message of each object whose last change was refused, and its time. An Event for each attempt would use up the rate limit
+   * of the object, and other Events would be lost.
+   */
+  readonly #recorded = new Map<string, { readonly words: string; readonly at: number }>();
+  /** Time of the first failure of each object whose last reconcile failed, in milliseconds since the epoch. */
+  readonly #failingSince = new Map<string, number>();
+
+  constructor(options: RefusalsOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * Returns the error if people must be told about it: a refusal at once, and any other error of the API server once reconciles of the
+   * object have failed for {@link LASTING_MILLISECONDS}. The result is undefined for a conflict, which the next attempt resolves.
+   */
+  judge(key: string, error: unknown): Error | undefined {
+    if (!(error instanceof ApiError || error instanceof DeadlineError) || isConflict(error)) {
+      return undefined;
+    }
+    const now = this.#options.clock();
+    const since = this.#failingSince.get(key) ?? now;
+    this.#failingSince.set(key, since);
+    return isObjectRefused(error) || now - since >= LASTING_MILLISECONDS ? error : undefined;
+  }
+
+  /** Records an Event if the refusal is new. `refused` is undefined if the last reconcile of the object had no refused change. */
+  record(object: KubeObject, refused: Error | undefined): void {
+    const key = keyOf(object);
+    if (refused === undefined) {
+      this.#recorded.delete(key);
+      return;
+    }
+    const { recorder, dependent, clock } = this.#options;
+    const last = this.#recorded.get(key);
+    const words = refusalMessage(refused, last?.words);
+    const at = clock();
+    if (words !== last?.words || at - last.at >= REPEAT_MILLISECONDS) {
+      this.#recorded.set(key, { words, at });
+      const message = `The API server refused a change of the ${object.kind} or its ${dependent}: ${words}`;
+      recorder.event(object, warning(`${dependent}Refused`, 'Changing', message));
+    }
+  }
+
+  /**
+   * Waits for a reconcile of the object that ends at the first failed request. Records an Event if people must be told about the failure,
+   * and the Event is new. @throws the error of the reconcile.
+   */
+  async during<T>(object: KubeObject, reconcile: Promise<T>): Promise<T> {
+    const key = keyOf(object);
+    try {
+      const result = await reconcile;
+      this.forget(key);
+      return result;
+    } catch (error) {
+      const refused = this.judge(key, error);
+      if (refused !== undefined) {
+        this.record(object, refused);
+      }
+      throw error;
+    }
+  }
+
+  /** Ends the series of failures of an object, because a reconcile had no unknown error. */
+  succeeded(key: string): void {
+    this.#failingSince.delete(key);
+  }
+
+  /** Forgets the failures of an object, for example after the object was deleted. */
+  forget(key: string): void {
+    this.#recorded.delete(key);
+    this.#failingSince.delete(key);
+  }
+}

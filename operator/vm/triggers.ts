@@ -1,0 +1,59 @@
+/** Enqueues VMs when objects on which they depend change, and indexes VMs by these objects. */
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Controller } from '../../kube/controller.ts';
+import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import { hostStateChanged } from '../host/observe.ts';
+import { isBound, type Sources, waitingForPortsOf } from './observe.ts';
+import { PODS_BY_NODE } from './podstate.ts';
+
+/** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
+export const VMS_BY_CONFIG = 'config';
+export const VMS_BY_IMAGE = 'image';
+/** Index of the VMs that have a VMConfig and no host. All of them have the same key. */
+export const VMS_WITHOUT_HOST = 'withoutHost';
+const WITHOUT_HOST = 'true';
+
+/** Returns the keys of a VM for the index {@link VMS_WITHOUT_HOST}. */
+export function withoutHost({ spec, status }: VM): string[] {
+  return spec.configRef !== undefined && status?.nodeName === undefined ? [WITHOUT_HOST] : [];
+}
+
+/**
+ * Enqueues a VM when the VM, its Pod or its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that holds a
+ * host port that the VM requests. When one of these objects changes, the waiting VM is enqueued, too.
+ */
+export function enqueueVMs(controller: Controller, sources: Sources): void {
+  const { vms, pods, nodes, vmConfigs, images, isos, config } = sources;
+  vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
+  // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
+  pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
+  const enqueueAll = (found: readonly Readonly<VM>[], mayName: (vm: Readonly<VM>) => boolean): void =>
+    found.filter(mayName).forEach((vm) => controller.enqueue(keyOf(vm)));
+  // Without this check, a user who changes an Image again and again would cause work for the VMs of all namespaces.
+  const isInReach = ({ metadata: { namespace } }: KubeObject, vm: Readonly<VM>): boolean =>
+    namespace === vm.metadata.namespace || namespace === config.namespaces.default;
+  const byImage = ({ object }: { object: KubeObject }): void => {
+    enqueueAll(vms.cache.byIndex(VMS_BY_IMAGE, object.metadata.name), (vm) => isInReach(object, vm));
+    // A VM can get its image from its VMConfig. Therefore a change of an image also enqueues every VM with a VMConfig and without a host.
+    // There are only few such VMs.
+    enqueueAll(vms.cache.byIndex(VMS_WITHOUT_HOST, WITHOUT_HOST), (vm) => isInReach(object, vm));
+  };
+  images.cache.onChange(byImage);
+  isos.cache.onChange(byImage);
+  vmConfigs.cache.onChange(({ object }) => {
+    enqueueAll(vms.cache.byIndex(VMS_BY_CONFIG, object.metadata.name), (vm) => {
+      const { namespace } = vm.spec.configRef ?? {};
+      return namespace === undefined ? isInReach(object, vm) : namespace === object.metadata.namespace;
+    });
+  });
+  pods.cache.onChange(({ type, object, previous }) => {
+    if (type === 'deleted' || isBound(object) !== (previous !== undefined && isBound(previous))) {
+      waitingForPortsOf(object, pods.cache).forEach((pod) => controller.enqueue(keyOf(pod)));
+    }
+  });
+  nodes.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || hostStateChanged(previous, object)) {
+      pods.cache.byIndex(PODS_BY_NODE, object.metadata.name).forEach((pod) => controller.enqueue(keyOf(pod)));
+    }
+  });
+}
