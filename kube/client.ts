@@ -36,6 +36,8 @@ export interface WriteOptions extends CallOptions {
 export interface CreateOptions extends Omit<WriteOptions, 'subresource'> {
   /** If this is `Strict`, the API server refuses an object with unknown fields. Otherwise it drops these fields. */
   fieldValidation?: 'Strict' | undefined;
+  /** If this is true, the API server checks the object and stores nothing. */
+  dryRun?: boolean;
 }
 
 export interface ApplyOptions extends WriteOptions {
@@ -114,15 +116,19 @@ export class KubeClient {
   async create<T extends KubeObject>(
     type: Resource<T>,
     object: Unsaved<T>,
-    { fieldValidation, ...options }: CreateOptions = {},
+    { fieldValidation, dryRun = false, ...options }: CreateOptions = {},
   ): Promise<T> {
     const body = { ...object, apiVersion: type.apiVersion, kind: type.kind };
     const path = pathOf(type, namespaceOf(object.metadata));
     const { fieldManager } = options;
-    return await this.#object<T>('POST', path + query({ fieldManager, fieldValidation }), {
-      ...options,
-      body,
-    });
+    return await this.#object<T>(
+      'POST',
+      path + query({ fieldManager, fieldValidation, dryRun: dryRun ? 'All' : undefined }),
+      {
+        ...options,
+        body,
+      },
+    );
   }
 
   /**

@@ -133,6 +133,11 @@ export function isObjectRefused(error: unknown): error is ApiError {
   return isRefusedByRule(error) || isWebhookFailure(error);
 }
 
+/** Returns whether a dry run was refused because an admission webhook has side effects and supports no dry run. */
+export function isUnsupportedDryRun(error: unknown): boolean {
+  return error instanceof ApiError && error.message.endsWith('does not support dry run');
+}
+
 /** Returns whether the API server refused an object because its namespace is being deleted. */
 export function isNamespaceTerminating(error: unknown): boolean {
   const details = isForbidden(error) ? (error.details as { causes?: { reason?: string }[] } | undefined) : {};

@@ -56,6 +56,8 @@ export interface ControlPlaneOptions {
   audit?: boolean | undefined;
   /** Text of the file with the identity providers of users. If absent, the API server accepts no ID tokens. */
   authentication?: string | undefined;
+  /** Text of the file with the configuration of admission plug-ins. If absent, each plug-in has its defaults. */
+  admission?: string | undefined;
   /** Image that contains the programs as `/NAME`. When absent, the programs are plain processes. */
   image?: string | undefined;
   /** Network that nodes can reach. By default, the programs listen only on loopback. */
@@ -185,17 +187,24 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
     '--max-mutating-requests-inflight=800',
     '--profiling=false',
     ...auditArguments(options),
-    ...authenticationArguments(options),
+    ...fileArguments(options, 'authentication', 'authentication-config'),
+    ...fileArguments(options, 'admission', 'admission-control-config-file'),
   ];
 }
 
-function authenticationArguments({ directory, authentication }: ControlPlaneOptions): string[] {
-  if (authentication === undefined) {
+/** Writes a file with the text of an option into the cluster's folder. Returns the flag that names this file. */
+function fileArguments(
+  options: ControlPlaneOptions,
+  name: 'authentication' | 'admission',
+  flag: string,
+): string[] {
+  const text = options[name];
+  if (text === undefined) {
     return [];
   }
-  const file = join(directory, 'authentication.yaml');
-  writeFileSync(file, authentication);
-  return [`--authentication-config=${file}`];
+  const file = join(options.directory, `${name}.yaml`);
+  writeFileSync(file, text);
+  return [`--${flag}=${file}`];
 }
 
 function auditArguments({ directory, audit = false }: ControlPlaneOptions): string[] {

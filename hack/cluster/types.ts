@@ -16,6 +16,8 @@ export interface ClusterOptions {
   audit?: boolean;
   /** Text of the file `authentication.yaml` in the cluster's folder, with the identity providers of users (hack/authentication.ts). */
   authentication?: string;
+  /** Text of the file `admission.yaml` in the cluster's folder, with the configuration of admission plug-ins. */
+  admission?: string;
   /** Whether the cluster continues when this process ends. Otherwise everything is killed then at the latest. */
   lasting?: boolean;
 }

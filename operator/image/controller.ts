@@ -21,6 +21,8 @@ import { recheckMilliseconds } from '../objects/recheck.ts';
 import { refusalMessage } from '../objects/refusal.ts';
 import { Refusals } from '../objects/refusals.ts';
 import { Writer } from '../objects/writer.ts';
+import { TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { RefusedPods } from '../tasks/refusedpods.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
 import { endedJobs } from './endedjobs.ts';
 import { recordImageEvents } from './events.ts';
@@ -49,11 +51,13 @@ export class ImageReconciler {
   readonly #objects: Writer<Image | ISO>;
   readonly #jobs: Writer<Job>;
   readonly #refusals: Refusals;
+  readonly #refusedPods: RefusedPods;
 
   constructor(options: ImageControllerOptions) {
     const { client, consistency, resource, objects, jobs } = options;
     this.#options = options;
     this.#refusals = new Refusals({ ...options, dependent: 'Job' });
+    this.#refusedPods = new RefusedPods(options);
     this.#objects = new Writer<Image | ISO>({ client, consistency, type: resource, informer: objects });
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
   }
@@ -81,10 +85,7 @@ export class ImageReconciler {
     } catch (error) {
       const refused = this.#refusals.judge(keyOf(object), error);
       if (refused !== undefined && object.status?.phase === undefined) {
-        await this.#writeStatus(
-          object,
-          planImage(observeImage(this.#options, object), refused.message).status,
-        );
+        await this.#writeStatus(object, planImage(this.#observe(object), refused.message).status);
       }
       throw error;
     }
@@ -95,7 +96,9 @@ export class ImageReconciler {
     if (object === undefined) {
       return undefined;
     }
-    const current = await this.#withCurrentVM(observeImage(this.#options, object));
+    const jobs = this.#options.jobs.cache.byIndex(TASKS_BY_OWNER, object.metadata.uid ?? '');
+    const nextQuestion = await this.#refusedPods.ask(jobs);
+    const current = await this.#withCurrentVM(this.#observe(object));
     const observed = await this.#withCredentials(current);
     const { createJob, status, wakeMilliseconds } = planImage(observed);
     const expiry = expiresAt(object, status);
@@ -110,9 +113,12 @@ export class ImageReconciler {
     const nextJobAt = await this.#deleteJobs(observed, status);
     const waitsSince = conditionIn(object.status, 'Reconciling')?.lastTransitionTime;
     const wake = refusal === undefined ? wakeMilliseconds : recheckMilliseconds(waitsSince, observed.now);
-    return {
-      requeueAfterMilliseconds: soonest(wake, ...[expiry, nextJobAt].map((at) => at && at - observed.now)),
-    };
+    const dates = [expiry, nextJobAt].map((at) => at && at - observed.now);
+    return { requeueAfterMilliseconds: soonest(wake, nextQuestion, ...dates) };
+  }
+
+  #observe(object: Image | ISO): ObservedImage {
+    return observeImage(this.#options, object, (job) => this.#refusedPods.wordsAbout(job));
   }
 
   /**
@@ -166,7 +172,7 @@ export class ImageReconciler {
     if (!finalizers.includes(IMAGE_FINALIZER)) {
       return undefined;
     }
-    const observed = observeImage(this.#options, object);
+    const observed = this.#observe(object);
     if (observed.deploying.length > 0) {
       await this.#writeStatus(object, planImage(observed).status);
       return { requeueAfterMilliseconds: DELETION_RECHECK_MILLISECONDS };

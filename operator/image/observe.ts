@@ -54,13 +54,21 @@ export interface ImageSources {
   readonly clock: () => number;
 }
 
-export function observeImage(sources: ImageSources, object: Image | ISO): ObservedImage {
+/**
+ * Returns the observed state of one Image or ISO.
+ * @param refusal returns the message with which the API server refuses a Pod for a Job, if it does
+ */
+export function observeImage(
+  sources: ImageSources,
+  object: Image | ISO,
+  refusal: (job: Job) => string | undefined = () => undefined,
+): ObservedImage {
   const { kind, objects, vms, jobs, config, clock } = sources;
   const { namespace = '', uid = '' } = object.metadata;
   return {
     object,
     kind,
-    jobs: jobs.cache.byIndex(TASKS_BY_OWNER, uid).map((job) => imageJob(job, sources)),
+    jobs: jobs.cache.byIndex(TASKS_BY_OWNER, uid).map((job) => imageJob(job, sources, refusal(job))),
     origin: originKeys(object, config)
       .map((key) => objects.cache.get(key))
       .find((found) => found !== undefined),
@@ -78,7 +86,7 @@ export function observeImage(sources: ImageSources, object: Image | ISO): Observ
   };
 }
 
-function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
+function imageJob(job: Job, { taskPods }: ImageSources, refusal: string | undefined): ImageJob {
   const { labels = {}, annotations = {} } = job.metadata;
   const [pod] = podsOf(job, taskPods);
   return {
@@ -86,7 +94,7 @@ function imageJob(job: Job, { taskPods }: ImageSources): ImageJob {
     operation: labels[OPERATION_LABEL] ?? '',
     requestedAt: annotations[REQUESTED_AT_ANNOTATION],
     attempt: Number(labels[ATTEMPT_LABEL] ?? 1),
-    outcome: checkedOutcome(taskOutcome(job, pod), taskOf(job), pod?.spec.nodeName),
+    outcome: checkedOutcome(taskOutcome(job, pod, refusal), taskOf(job), pod?.spec.nodeName),
   };
 }
 

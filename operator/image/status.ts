@@ -81,7 +81,7 @@ function underWay({ operation, job, retryAt, refused }: ImageProgress, now: numb
         message: `Host ${outcome.nodeName} ${WORK[operation?.type ?? 'pull']}`,
       };
     case 'waiting':
-      return { phase: 'Pending', reason: 'Pending', message: outcome.message };
+      return { phase: 'Pending', reason: outcome.reason ?? 'Pending', message: outcome.message };
     default:
       return { phase: 'Pending', reason: 'Pending', message: '' };
   }
@@ -107,10 +107,13 @@ function reconciling(phase: Reason, progress: ImageProgress): ConditionDraft | u
 }
 
 /**
- * Returns a text that describes the work to people. For a download, the text changes when the host accepts clients, because clients wait
+ * Returns a text that describes the work to people, or why the work cannot begin. For a download, the text changes when the host accepts clients, because clients wait
  * for this change.
  */
 function workOf(type: ImageOperationType, job: ImageJob | undefined): string {
+  if (job?.outcome.kind === 'waiting' && job.outcome.reason === 'PodRefused') {
+    return job.outcome.message;
+  }
   return type === 'download' && job?.outcome.kind === 'running'
     ? `download from host ${job.outcome.nodeName ?? ''}`
     : type;

@@ -36,8 +36,8 @@ export type Attempt =
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
   | ({ readonly kind: 'failed' } & Failure)
-  /** The scheduler did not put the Job on the host in time. `why` is its explanation, if any. */
-  | { readonly kind: 'unscheduled'; readonly why: string | undefined };
+  /** The Job did not get to the host in time. `message` tells why. */
+  | { readonly kind: 'unscheduled'; readonly message: string };
 
 /** Result of an attempt, for metrics. */
 export type AttemptResult = 'succeeded' | 'failed' | 'unscheduled';
@@ -53,15 +53,16 @@ export function attemptKey({ queuedAt = '', triedAt = '', failures = 0 }: NodeCa
 export function attemptOf(
   job: CacheJob | undefined,
   row: NodeCacheState | undefined,
-  { config, now }: ObservedEntry,
+  observed: ObservedEntry,
 ): Attempt {
   if (job === undefined || row === undefined || job.attempt !== attemptKey(row)) {
     return { kind: 'none' };
   }
-  return progressOf(job, now, config.cacheTurnSeconds * 1000);
+  return progressOf(job, observed);
 }
 
-function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attempt {
+function progressOf(job: CacheJob, observed: ObservedEntry): Attempt {
+  const { now, config } = observed;
   const { outcome, isScheduled, isParked, createdAt } = job;
   if (outcome.kind === 'failed') {
     const { reason, message, retryAfterMilliseconds } = outcome;
@@ -75,9 +76,9 @@ function progressOf(job: CacheJob, now: number, turnMilliseconds: number): Attem
     const at = Date.parse(outcome.finishedAt ?? '');
     return { kind: 'succeeded', at: Number.isNaN(at) ? createdAt : at, digest: outcome.report.digest };
   }
-  const end = isScheduled || isParked ? undefined : createdAt + turnMilliseconds;
+  const end = isScheduled || isParked ? undefined : createdAt + config.cacheTurnSeconds * 1000;
   return end !== undefined && now >= end
-    ? { kind: 'unscheduled', why: job.obstacle }
+    ? { kind: 'unscheduled', message: whyUnscheduled(job, observed) }
     : { kind: 'underWay', job, wakeAt: end };
 }
 
@@ -104,18 +105,42 @@ export function failedRow(
   };
 }
 
-/** Returns the next row of a host whose Job was not scheduled in time. `why` is the explanation of the scheduler, if any. */
-export function triedRow(
-  row: NodeCacheState,
-  why: string | undefined,
-  observed: ObservedEntry,
-): NodeCacheState {
-  return { ...row, triedAt: timestamp(observed.now), message: notScheduledText(why, observed) };
+/** Beginning of the message in the row of a host whose Job has no Pod, because the API server refuses the Pod. */
+const POD_REFUSED = 'PodRefused: ';
+
+function refusedPod({ outcome }: CacheJob): string | undefined {
+  return outcome.kind === 'waiting' && outcome.reason === 'PodRefused'
+    ? shortened(POD_REFUSED + outcome.message, NODE_MESSAGE_LENGTH)
+    : undefined;
 }
 
-export function notScheduledText(why: string | undefined, { config }: ObservedEntry): string {
-  const cause = why === undefined ? '' : `: ${why}`;
+function whyUnscheduled(job: CacheJob, { config }: ObservedEntry): string {
+  const { obstacle } = job;
+  const refused = refusedPod(job);
+  if (refused !== undefined) {
+    return refused;
+  }
+  const cause = obstacle === undefined ? '' : `: ${obstacle}`;
   return `NotScheduled: the Job was not scheduled within ${config.cacheTurnSeconds} s${cause}`;
+}
+
+/** Returns the next row of a host whose Job did not get to the host in time. `message` tells why. */
+export function triedRow(row: NodeCacheState, message: string, { now }: ObservedEntry): NodeCacheState {
+  return { ...row, triedAt: timestamp(now), message };
+}
+
+/**
+ * Returns the row of a host whose Job is under way. Messages stay until the Job is on the host. The message about a refused Pod goes as soon
+ * as the scheduler has seen a Pod.
+ */
+export function underWayRow(row: NodeCacheState, job: CacheJob): NodeCacheState {
+  const { message, ...rest } = row;
+  const refused = refusedPod(job);
+  if (refused !== undefined) {
+    return { ...row, message: refused };
+  }
+  const isOutdated = job.obstacle !== undefined && message?.startsWith(POD_REFUSED) === true;
+  return job.isScheduled || isOutdated ? rest : row;
 }
 
 /** Returns the row of a host. If `refresh` is true, the next Job on the host fetches the newest image of the tag. */

@@ -3,37 +3,24 @@
  * restarted operator needs are stored before any work that relies on them. Other changes of the status can be stored later.
  */
 import { soonest } from '../../base/time.ts';
-import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
-import { CACHE_FINALIZER, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { CACHE_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import type { Cache, Change } from '../../kube/cache.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Controller, Result } from '../../kube/controller.ts';
-import type { Node, Pod } from '../../kube/core.ts';
+import type { Result } from '../../kube/controller.ts';
 import type { Recorder } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/job.ts';
-import { imageObjectName } from '../image/content.ts';
-import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { refusalMessage } from '../objects/refusal.ts';
 import { Refusals } from '../objects/refusals.ts';
-import { equal } from '../../kube/mergepatch.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { Writer } from '../objects/writer.ts';
-import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
-import { hostOfJob } from '../tasks/placement.ts';
-import { holdsSlot } from '../tasks/slots.ts';
+import { TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { RefusedPods } from '../tasks/refusedpods.ts';
 import { recordEntryEvents } from './events.ts';
 import { buildJob } from './job.ts';
 import type { CacheMetrics } from './metrics.ts';
-import {
-  ENTRIES_BY_QUEUED_HOST,
-  ENTRIES_BY_REFERENCE,
-  ENTRIES_BY_UID,
-  observeEntry,
-  type EntrySources,
-} from './observe.ts';
+import { observeEntry, type EntrySources } from './observe.ts';
 import type { CacheJob, ObservedEntry } from './observed.ts';
 import { type EntryPlan, planEntry } from './plan.ts';
 import { entryBringsFacts } from './status.ts';
@@ -57,6 +44,7 @@ export class ImageCacheReconciler {
   readonly #jobs: Writer<Job>;
   readonly #status: HeldStatus;
   readonly #refusals: Refusals;
+  readonly #refusedPods: RefusedPods;
   /** Uids of Jobs that this process deleted and that the cache still shows. */
   readonly #deletedJobs = new Set<string>();
   /** Message of the API server for each entry whose last reconcile failed. The map's key is the name of the entry. */
@@ -69,6 +57,7 @@ export class ImageCacheReconciler {
     this.#jobs = new Writer({ client, consistency, type: JOBS, informer: jobs });
     this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock });
     this.#refusals = new Refusals({ ...options, dependent: 'Job' });
+    this.#refusedPods = new RefusedPods(options);
     jobs.cache.onChange(({ type, object }) => {
       if (type === 'deleted') {
         this.#deletedJobs.delete(object.metadata.uid ?? '');
@@ -111,21 +100,33 @@ export class ImageCacheReconciler {
 
   /** Stores the words of the API server in the status of the entry. They belong to the rows of the hosts that wait for a Job. */
   async #tell(entry: ImageCacheEntry, words: string): Promise<void> {
-    const observed = observeEntry(this.#options, entry, this.#deletedJobs);
+    const observed = this.#observe(entry);
     const { status } = planEntry(observed);
     const queued = { ...observed, entry: { ...entry, status } };
     await this.#writeStatus(entry, planEntry(queued, words).status, false);
   }
 
   async #serve(entry: ImageCacheEntry): Promise<Result> {
-    const observed = observeEntry(this.#options, entry, this.#deletedJobs);
+    const nextQuestion = await this.#refusedPods.ask(this.#jobsOf(entry));
+    const observed = this.#observe(entry);
     const held = await this.#withFinalizer(observed);
-    return held === undefined
-      ? undefined
-      : await this.#execute(
-          { ...observed, entry: held },
-          planEntry(observed, this.#words.get(entry.metadata.name)),
-        );
+    if (held === undefined) {
+      return undefined;
+    }
+    const planned = planEntry(observed, this.#words.get(entry.metadata.name));
+    const wait = await this.#execute({ ...observed, entry: held }, planned);
+    return { requeueAfterMilliseconds: soonest(wait, nextQuestion) };
+  }
+
+  #observe(entry: ImageCacheEntry): ObservedEntry {
+    const refusal = (job: Job) => this.#refusedPods.wordsAbout(job);
+    return observeEntry(this.#options, entry, this.#jobsOf(entry), refusal);
+  }
+
+  /** Returns the Jobs of the entry, without those that this process deleted and that the cache still shows. */
+  #jobsOf({ metadata: { uid = '' } }: ImageCacheEntry): Job[] {
+    const jobs = this.#options.jobs.cache.byIndex(TASKS_BY_OWNER, uid);
+    return jobs.filter((job) => !this.#deletedJobs.has(job.metadata.uid ?? ''));
   }
 
   /**
@@ -147,7 +148,8 @@ export class ImageCacheReconciler {
       : entry;
   }
 
-  async #execute(observed: ObservedEntry, planned: EntryPlan): Promise<Result> {
+  /** Executes the plan. Returns the milliseconds until the next reconcile, or undefined if only a change can cause it. */
+  async #execute(observed: ObservedEntry, planned: EntryPlan): Promise<number | undefined> {
     const { entry } = observed;
     const { name } = entry.metadata;
     const held = await this.#writeStatus(entry, planned.status);
@@ -167,7 +169,7 @@ export class ImageCacheReconciler {
       await this.#entries.setFinalizer(name, entry, CACHE_FINALIZER, false);
     }
     const wait = soonest(held, planned.wakeAt && planned.wakeAt - this.#options.clock());
-    return { requeueAfterMilliseconds: wait && Math.max(0, wait) };
+    return wait && Math.max(0, wait);
   }
 
   async #writeStatus(
@@ -199,87 +201,4 @@ export class ImageCacheReconciler {
       this.#deletedJobs.add(uid);
     }
   }
-}
-
-/** Enqueues the entries that depend on a changed object: an entry, a Job, a Pod, an Image or a Node. */
-export function enqueueEntries(controller: Controller, sources: EntrySources): void {
-  const entries = sources.entries.cache;
-  const enqueue = (found: readonly Readonly<ImageCacheEntry>[]) =>
-    found.forEach(({ metadata }) => controller.enqueue(metadata.name));
-  const rivals = (entry: Readonly<ImageCacheEntry>) =>
-    entries.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry));
-  entries.onChange(({ type, object }) => {
-    controller.enqueue(object.metadata.name);
-    // All entries for an image are duplicates, except the first one. If an entry is new or deleted, another entry can become the first one
-    // or a duplicate. Therefore the other entries are enqueued, too.
-    enqueue(type === 'updated' ? [] : rivals(object));
-  });
-  const byTask = ({ object }: Change<Job | Pod>) =>
-    enqueue(entries.byIndex(ENTRIES_BY_UID, object.metadata.labels?.[ENTRY_UID_LABEL] ?? ''));
-  sources.jobs.cache.onChange(byTask);
-  // When a Job or machine ends, its host has another free slot, so the entries that wait for this host are enqueued.
-  const byHost = (host: string) => enqueue(entries.byIndex(ENTRIES_BY_QUEUED_HOST, host));
-  sources.jobs.cache.onChange(({ type, object }) => {
-    if (type === 'deleted') {
-      hostOfJob(object).forEach(byHost);
-    }
-  });
-  const byMachine = ({ type, object }: Change<Pod>) => {
-    const { nodeName } = object.spec;
-    if (nodeName !== undefined && (type === 'deleted' || !holdsSlot(object))) {
-      byHost(nodeName);
-    }
-  };
-  sources.pods.cache.onChange(byMachine);
-  sources.emulatorPods.cache.onChange(byMachine);
-  sources.taskPods.cache.onChange(byTask);
-  sources.images.cache.onChange(({ object }) =>
-    enqueue(entries.byIndex(ENTRIES_BY_REFERENCE, imageObjectName(object))),
-  );
-  sources.nodes.cache.onChange((change) => enqueue(concerned(change, entries)));
-}
-
-/**
- * Returns the entries to reconcile after a change of a Node. If only the Node's list of images changed, the result is the entries for the
- * added and removed images. If the Node is new or deleted, or its readiness, labels, slots or cordon changed, the result is all entries.
- */
-function concerned(
-  { type, object, previous }: Change<Node>,
-  entries: Cache<ImageCacheEntry>,
-): readonly Readonly<ImageCacheEntry>[] {
-  if (type !== 'updated' || !equal(stateOf(previous), stateOf(object))) {
-    return entries.list();
-  }
-  const before = imagesOf(previous);
-  const after = imagesOf(object);
-  const changed = [...before, ...after].filter((image) => before.has(image) !== after.has(image));
-  const references = new Set(changed.flatMap(referencesIn));
-  return [...references].flatMap((reference) => entries.byIndex(ENTRIES_BY_REFERENCE, reference));
-}
-
-function stateOf(node: Readonly<Node> | undefined): object {
-  return {
-    labels: node?.metadata.labels,
-    isCordoned: node?.spec?.unschedulable,
-    ready: conditionIn(node?.status, 'Ready'),
-    slots: node?.status?.allocatable?.[SLOT_RESOURCE],
-  };
-}
-
-/**
- * Returns one text for each image on a Node, with all names of the image. One of these names contains the digest. Therefore the text
- * changes when a tag moves to another image.
- */
-function imagesOf(node: Readonly<Node> | undefined): Set<string> {
-  return new Set(node?.status?.images?.map(({ names }) => names?.join(' ') ?? ''));
-}
-
-/**
- * Returns the references with which entries request an image: tags, digests, or the names of an Image or ISO. `image` is a text that
- * {@link imagesOf} returned.
- */
-function referencesIn(image: string): string[] {
-  return image
-    .split(' ')
-    .flatMap((name) => (name.startsWith('berth.dev/') ? [name, name.slice(0, name.indexOf('@'))] : [name]));
 }

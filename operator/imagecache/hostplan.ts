@@ -13,9 +13,9 @@ import {
   type Failure,
   failedRow,
   isLate,
-  notScheduledText,
   orOverdue,
   triedRow,
+  underWayRow,
   withRefresh,
 } from './attempt.ts';
 import { digestsIn, isBrought, namesOn } from './image.ts';
@@ -92,18 +92,18 @@ function planAttempt(
     case 'failed':
       return cachingFailed(context, row, attempt);
     case 'unscheduled':
-      return notScheduled(context, row, attempt.why);
+      return notScheduled(context, row, attempt.message);
     case 'succeeded':
     default:
       return cachingSucceeded(context, row, attempt);
   }
 }
 
-function notScheduled(context: HostContext, row: NodeCacheState, why: string | undefined): HostPlan {
+function notScheduled(context: HostContext, row: NodeCacheState, message: string): HostPlan {
   if (isLate(row, context.observed)) {
-    return cachingFailed(context, row, { message: notScheduledText(why, context.observed) });
+    return cachingFailed(context, row, { message });
   }
-  const tried = triedRow({ ...row, state: 'Queued' }, why, context.observed);
+  const tried = triedRow({ ...row, state: 'Queued' }, message, context.observed);
   return { row: tried, isHeld: true, deletes: context.jobs, ended: { type: 'cache', result: 'unscheduled' } };
 }
 
@@ -115,9 +115,9 @@ function cachingUnderWay(
   if (isLate(row, context.observed)) {
     return cachingFailed(context, row, { message: DEADLINE });
   }
-  const { message: _message, ...rest } = row;
-  const shown: NodeCacheState = job.isScheduled ? { ...rest, state: 'Caching' } : { ...row, state: 'Queued' };
+  const state = job.isScheduled ? 'Caching' : 'Queued';
   const end = deadlineOf(row, context.observed);
+  const shown = { ...underWayRow(row, job), state } as const;
   return { row: shown, isHeld: true, deletes: [], wakeAt: Math.min(wakeAt ?? end, end) };
 }
 
@@ -248,7 +248,7 @@ function planLeaver(context: HostContext): HostPlan {
       return { row: next, isHeld: true, ...ended('failed'), wakeAt: Date.parse(next.retryAt ?? '') };
     }
     case 'unscheduled':
-      return { row: triedRow(row, attempt.why, observed), isHeld: true, ...ended('unscheduled') };
+      return { row: triedRow(row, attempt.message, observed), isHeld: true, ...ended('unscheduled') };
     case 'none':
     default:
       return { ...leaverAtRest(context, row), deletes: jobs };
@@ -260,10 +260,9 @@ function uncachingUnderWay(
   row: NodeCacheState,
   { job, wakeAt }: Attempt & { kind: 'underWay' },
 ): HostPlan {
-  const { message: _message, ...rest } = row;
   return job.isParked && isLost(context)
     ? { row: undefined, isHeld: false, deletes: [] }
-    : { row: job.isScheduled ? rest : row, isHeld: true, deletes: [], wakeAt };
+    : { row: underWayRow(row, job), isHeld: true, deletes: [], wakeAt };
 }
 
 function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {

@@ -4,6 +4,7 @@ import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { timestamp } from '../../base/time.ts';
 import { Store } from '../../kube/cache.ts';
 import type { Informer } from '../../kube/informer.ts';
+import type { Job } from '../../kube/job.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { ENTRY_UID_LABEL, ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
@@ -39,7 +40,9 @@ function observed(
 ) {
   const owner = { kind: 'Job', name: 'cache-1', uid: 'j', controller: true };
   const terminated = { exitCode: 0, reason: 'Completed', message: '', finishedAt: BEHIND };
-  const job = {
+  const job: Job = {
+    apiVersion: 'batch/v1',
+    kind: 'Job',
     metadata: { name: 'cache-1', namespace: 'berth-system', uid: 'j', labels: { [ENTRY_UID_LABEL]: 'e' } },
     spec: { template: { spec: { containers: [] } } },
     status: { conditions: condition === undefined ? [] : [{ ...condition, status: 'True' }] },
@@ -60,7 +63,7 @@ function observed(
     config: parseConfig({}, 'test'),
     clock: () => NOW,
   };
-  return observeEntry(sources, entry, new Set()).jobs[0];
+  return observeEntry(sources, entry, [job]).jobs[0];
 }
 
 describe('a Job that succeeded on a host whose clock is wrong', () => {

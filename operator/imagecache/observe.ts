@@ -41,19 +41,20 @@ export interface EntrySources {
 
 /**
  * Returns the observed state of one entry.
- * @param deletedJobs uids of Jobs that this process deleted and that the cache might still show
+ * @param existing Jobs of the entry that this process has not deleted
+ * @param refusal returns the message with which the API server refuses a Pod for a Job, if it does
  */
 export function observeEntry(
   sources: EntrySources,
   entry: ImageCacheEntry,
-  deletedJobs: ReadonlySet<string>,
+  existing: readonly Job[],
+  refusal: (job: Job) => string | undefined = () => undefined,
 ): ObservedEntry {
   const { uid = '' } = entry.metadata;
   const pods = sources.taskPods.cache.byIndex(TASKS_BY_OWNER, uid);
-  const jobs = sources.jobs.cache
-    .byIndex(TASKS_BY_OWNER, uid)
-    .filter((job) => !deletedJobs.has(job.metadata.uid ?? ''))
-    .map((job) => cacheJob(sources, job, podsOf(job, sources.taskPods)[0]));
+  const jobs = existing.map((job) =>
+    cacheJob(sources, job, { pod: podsOf(job, sources.taskPods)[0], refusal: refusal(job) }),
+  );
   const known = new Set(jobs.map((job) => job.uid));
   const { imageRef } = entry.spec;
   const image = imageRef && sources.images.cache.get(`${imageRef.namespace}/${imageRef.name}`);
@@ -84,7 +85,13 @@ export function queuedHosts({ status }: ImageCacheEntry): string[] {
   return rows.filter(({ state }) => state === 'Queued').map(({ node }) => node);
 }
 
-function cacheJob({ nodes, clock }: EntrySources, job: Job, pod: Pod | undefined): CacheJob {
+/** Pod of a Job, or the message with which the API server refuses this Pod. */
+interface JobPod {
+  readonly pod: Pod | undefined;
+  readonly refusal: string | undefined;
+}
+
+function cacheJob({ nodes, clock }: EntrySources, job: Job, { pod, refusal }: JobPod): CacheJob {
   const { name, uid = '', annotations = {}, creationTimestamp = '' } = job.metadata;
   const type: TaskType = name.startsWith('uncache-') ? 'uncache' : 'cache';
   return {
@@ -97,7 +104,7 @@ function cacheJob({ nodes, clock }: EntrySources, job: Job, pod: Pod | undefined
     isParked: job.spec.activeDeadlineSeconds === PARKED_SECONDS,
     isScheduled: pod?.spec.nodeName !== undefined,
     obstacle: pod && obstacleOf(pod, nodes),
-    outcome: outcomeOf(job, pod, clock()),
+    outcome: outcomeOf(job, { pod, refusal }, clock()),
   };
 }
 
@@ -116,8 +123,8 @@ function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
  * Returns the outcome of a Job. Usually the Pod of the Job shows the outcome. If the Pod was removed, a complete Job counts as succeeded.
  * A success has the time of the Job controller, because the clock of a host can be wrong. Before the Job has ended, this time is `now`.
  */
-function outcomeOf(job: Job, pod: Pod | undefined, now: number): TaskOutcome {
-  const outcome = taskOutcome(job, pod);
+function outcomeOf(job: Job, { pod, refusal }: JobPod, now: number): TaskOutcome {
+  const outcome = taskOutcome(job, pod, refusal);
   const end = trueCondition(job, 'Complete', 'Failed');
   if (outcome.kind === 'succeeded') {
     return { ...outcome, finishedAt: end?.lastTransitionTime ?? timestamp(now) };

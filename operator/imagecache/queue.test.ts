@@ -123,7 +123,10 @@ describe('a host that should remove the image', () => {
   const queued: NodeCacheState = { node: 'a', state: 'Removing', queuedAt };
 
   /** Returns the message about the host. Its state is `row`, and it has a Job of the current attempt if `job` is given. */
-  function messageAbout(row: NodeCacheState, job?: Pick<CacheJob, 'isScheduled' | 'obstacle'>) {
+  function messageAbout(
+    row: NodeCacheState,
+    job?: Pick<CacheJob, 'isScheduled' | 'obstacle'> & Partial<CacheJob>,
+  ) {
     const observed = observe([row], [], 1);
     const entry = { ...observed.entry, spec: { reference: 'registry.example/guest' } };
     const status = { nodes: [row], holders: ['a'] };
@@ -135,7 +138,7 @@ describe('a host that should remove the image', () => {
       createdAt: NOW - 60_000,
     } as const;
     const outcome = { kind: 'waiting', message: '' } as const;
-    const jobs = job && [{ ...about, ...job, isParked: false, attempt: attemptKey(row), outcome }];
+    const jobs = job && [{ ...about, isParked: false, attempt: attemptKey(row), outcome, ...job }];
     return planEntry({ ...observed, entry: { ...entry, status }, jobs: jobs ?? [] }).status.nodes?.[0]
       ?.message;
   }
@@ -146,6 +149,18 @@ describe('a host that should remove the image', () => {
     const tried = { ...queued, triedAt: queuedAt, message: NOT_SCHEDULED };
     expect(messageAbout(tried)).toBe(NOT_SCHEDULED);
     expect(messageAbout(tried, { isScheduled: true, obstacle: undefined })).toBeUndefined();
+  });
+
+  it('has the words with which the API server refuses the Pod of its Job, until there is a Pod', () => {
+    const words = 'pods "uncache-1" is forbidden: exceeded quota: small';
+    const message = `PodRefused: ${words}`;
+    const waits = { isScheduled: false, obstacle: undefined };
+    const outcome = { kind: 'waiting', reason: 'PodRefused', message: words } as const;
+    expect(messageAbout(queued, { ...waits, outcome, createdAt: NOW })).toBe(message);
+    expect(messageAbout(queued, { ...waits, outcome })).toBe(message);
+    const told = { ...queued, message };
+    expect(messageAbout(told, { ...waits, createdAt: NOW })).toBe(message);
+    expect(messageAbout(told, { ...waits, createdAt: NOW, obstacle: 'the host is full' })).toBeUndefined();
   });
 
   it('that is Ready again does not keep the message that it is not Ready while it waits for its turn', () => {

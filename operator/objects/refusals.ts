@@ -40,8 +40,9 @@ export class Refusals {
   }
 
   /**
-   * Returns the error if people must be told about it: a refusal at once, and any other error of the API server once reconciles of the
-   * object have failed for {@link LASTING_MILLISECONDS}. The result is undefined for a conflict, which the next attempt resolves.
+   * Returns the error of a reconcile if people must be told about it: a refusal at once, and any other error of the API server once
+   * reconciles of the object have failed for {@link LASTING_MILLISECONDS}. The result is undefined for a conflict, which the next attempt
+   * resolves.
    */
   judge(key: string, error: unknown): Error | undefined {
     if (!(error instanceof ApiError || error instanceof DeadlineError) || isConflict(error)) {

@@ -12,7 +12,12 @@ const FAILED_WITH_ITS_POD: Reason = 'BackoffLimitExceeded';
 const ALIVE: ReadonlySet<string> = new Set(['Pending', 'Running']);
 
 export type TaskOutcome =
-  | { readonly kind: 'waiting'; readonly message: string }
+  | {
+      readonly kind: 'waiting';
+      /** Set if the API server refuses the Pod of the Job. The message is then the API server's. */
+      readonly reason?: 'PodRefused';
+      readonly message: string;
+    }
   | { readonly kind: 'running'; readonly nodeName: string | undefined; readonly report: TaskReport }
   | { readonly kind: 'succeeded'; readonly report: TaskReport; readonly finishedAt: string | undefined }
   | {
@@ -28,11 +33,15 @@ export type TaskOutcome =
  * Returns the outcome of a task from its Job and the Job's Pod. `pod` is undefined while the Job has no Pod. Only the Pod states the cause
  * of a failure. Jobs and Pods have separate watches, so the cache can show the end of a Job before the end of its Pod. A Job that failed
  * because of its Pod does not count as ended until the cache shows the end of the Pod.
+ * @param refusal message with which the API server refuses a Pod for the Job, if it does
  */
-export function taskOutcome(job: Job, pod: Pod | undefined): TaskOutcome {
+export function taskOutcome(job: Job, pod: Pod | undefined, refusal?: string): TaskOutcome {
   const ended = podEnd(pod) ?? jobEnd(job, pod);
   if (ended !== undefined) {
     return ended;
+  }
+  if (pod === undefined && refusal !== undefined) {
+    return { kind: 'waiting', reason: 'PodRefused', message: refusal };
   }
   return pod?.status?.phase === 'Running' ? running(pod) : { kind: 'waiting', message: waitingFor(job, pod) };
 }

@@ -135,7 +135,11 @@ export const FAULTS = {
     todo: 'Delete that Pod, or give the VM or Emulator another name',
   },
   PodRefused: {
-    seen: { Emulator: ['Scheduled', 'Ready', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
+    seen: {
+      Emulator: ['Scheduled', 'Ready', 'Event'],
+      Image: ['Ready'],
+      VM: ['Scheduled', 'Ready', 'Event'],
+    },
     class: 'mendable',
     by: 'operator',
     says: 'The API server refused the Pod or a change of it, or its errors last. The message contains the answer of the API server',

@@ -1,0 +1,187 @@
+/** Clusters with the rules of large providers and of careful administrators. KWOK simulates one host, and the test plays the other. */
+import { afterAll, beforeAll, describe, expect, it } from 'vitest';
+import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
+import { JOBS } from '../../kube/job.ts';
+import type { Condition, KubeObject, Ref } from '../../kube/objects.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
+import { CacheEntries, rowOf } from '../fixtures/cacheentries.ts';
+import { Emulators } from '../fixtures/emulatorobjects.ts';
+import { waitForObject } from '../fixtures/objects.ts';
+import { VMs } from '../fixtures/vms.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+import { CacheSimulator } from '../worlds/cachesimulator.ts';
+import { waitFor } from '../../hack/wait.ts';
+
+/** GKE accepts Pods with a critical priority class only in namespaces with a quota for them. This is the rule of its API servers. */
+const ADMISSION = `
+apiVersion: apiserver.config.k8s.io/v1
+kind: AdmissionConfiguration
+plugins:
+- name: ResourceQuota
+  configuration:
+    apiVersion: apiserver.config.k8s.io/v1
+    kind: ResourceQuotaConfiguration
+    limitedResources:
+    - resource: pods
+      matchScopes:
+      - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
+`;
+/** Words with which the API server refuses such a Pod. The status is 500, and there is no reason. */
+const NO_QUOTA = 'insufficient quota to match these scopes: [{PriorityClass In [system-node-critical';
+/** Time limit until people see why an object waits. */
+const TOLD = { deadlineMilliseconds: 5_000 };
+/** Time limit until an object runs after its obstacle is gone. The Job controller and the operator try again at least once a minute. */
+const MENDED = { deadlineMilliseconds: 90_000 };
+const TIMEOUT = { timeout: 240_000 };
+const SMALL = { cpu: 1, memory: '512Mi', placement: { node: 'host-0' } };
+const DIGEST = `sha256:${'a'.repeat(64)}`;
+const REPORT = {
+  digest: DIGEST,
+  reference: `registry.example/team/disk@${DIGEST}`,
+  sizeBytes: 2 ** 30,
+  storageBytes: 2 ** 20,
+};
+
+let cluster: Cluster;
+let simulator: CacheSimulator;
+let entries: CacheEntries;
+/** Host that works on Images and ISOs. The test is its agent. */
+let worker: ActingHost;
+
+beforeAll(async () => {
+  cluster = await startCluster({ name: `operator-strict-${process.pid}`, hosts: 1, admission: ADMISSION });
+  simulator = await CacheSimulator.start(cluster.client());
+  entries = new CacheEntries(cluster);
+  worker = await ActingHost.join(cluster.client(), 'worker', { architecture: 'amd64', staysReady: true });
+  await cluster.startOperator({ config: { defaults: { architecture: 'arm64' } } });
+});
+
+afterAll(async () => {
+  simulator?.stop();
+  await worker?.silence();
+  await cluster?.stop();
+});
+
+/** Lets a namespace have Pods with a critical priority class, as the documentation says. */
+async function allowCritical(namespace: string): Promise<void> {
+  const quota = `
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: berth-critical-pods, namespace: ${namespace}}
+spec:
+  hard: {pods: "1000"}
+  scopeSelector:
+    matchExpressions:
+    - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
+`;
+  await cluster.kubectl(['apply', '-f', '-'], { input: quota });
+}
+
+async function forbidCritical(namespace: string): Promise<void> {
+  await cluster.kubectl(['delete', 'quota', 'berth-critical-pods', '-n', namespace]);
+}
+
+interface Told extends KubeObject {
+  status?: { conditions?: Condition[] | undefined; phase?: string | undefined } | undefined;
+}
+
+function conditionOf(object: Told, type: string): Condition | undefined {
+  return object.status?.conditions?.find((one) => one.type === type);
+}
+
+/** Waits until the object has the reason in a condition, and returns the condition's message. */
+async function told(
+  name: string,
+  get: () => Promise<Told>,
+  [type, reason]: readonly [string, string],
+): Promise<string> {
+  const matches = (object: Told) => conditionOf(object, type)?.reason === reason;
+  const object = await waitForObject(`${name} to have ${type}/${reason}`, get, matches, TOLD);
+  return conditionOf(object, type)?.message ?? '';
+}
+
+/** Creates an Image and an ISO that the worker fetches. */
+async function createDisks(namespace: string) {
+  const client = cluster.client();
+  const metadata = { namespace, name: 'disk' };
+  const source = { registry: { reference: 'registry.example/team/disk:1' } };
+  await client.create(IMAGES, { metadata, spec: { architecture: 'amd64', source } });
+  await client.create(ISOS, { metadata, spec: { architecture: 'amd64', source } });
+  return { image: () => client.get(IMAGES, metadata), iso: () => client.get(ISOS, metadata) };
+}
+
+/** Does the tasks of all Jobs of the namespace as soon as they have a Pod on the worker. */
+async function workOn(namespace: string): Promise<void> {
+  const { items } = await cluster.client().list(JOBS, { namespace });
+  expect(items).toHaveLength(2);
+  for (const { metadata } of items) {
+    const ref: Ref = { namespace, name: metadata.name };
+    const pod = await waitFor(`the Pod of Job ${ref.name}`, () => worker.beginTask(ref), MENDED);
+    await worker.finishTask(pod, REPORT);
+  }
+}
+
+async function untilRunning(vms: VMs, name: string): Promise<void> {
+  await vms.waitForPhase(name, 'Running', undefined, MENDED);
+}
+
+describe('where Pods with a critical priority class need a quota', () => {
+  const team = 'platform-provider';
+
+  it(
+    'a VM, an Image and an ISO tell it within 5 s, and run by themselves after the quota exists',
+    TIMEOUT,
+    async () => {
+      await cluster.createNamespace(team);
+      const vms = new VMs(cluster, team);
+      await vms.create('desk', SMALL);
+      const disks = await createDisks(team);
+      const messages = await Promise.all([
+        told('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']),
+        told('VM desk', () => vms.get('desk'), ['Ready', 'PodRefused']),
+        told('Image disk', disks.image, ['Ready', 'PodRefused']),
+        told('ISO disk', disks.iso, ['Ready', 'PodRefused']),
+      ]);
+      for (const message of messages) {
+        expect(message).toContain(NO_QUOTA);
+      }
+      await allowCritical(team);
+      await untilRunning(vms, 'desk');
+      await workOn(team);
+      await waitForObject('the Image', disks.image, ({ status }) => status?.phase === 'Ready');
+      await waitForObject('the ISO', disks.iso, ({ status }) => status?.phase === 'Ready');
+    },
+  );
+
+  it(
+    'an Emulator beside a VM tells it within 5 s, and runs by itself after the quota exists',
+    TIMEOUT,
+    async () => {
+      const emulators = new Emulators(cluster, team);
+      await forbidCritical(team);
+      await emulators.create('desk', { vmName: 'desk', cpu: 1, memory: '2560Mi' });
+      const message = await told('Emulator desk', () => emulators.get('desk'), ['Scheduled', 'PodRefused']);
+      expect(message).toContain(NO_QUOTA);
+      await allowCritical(team);
+      const isRunning = ({ status }: Told) => status?.phase === 'Running';
+      await waitForObject('Emulator desk', () => emulators.get('desk'), isRunning, MENDED);
+    },
+  );
+
+  it(
+    'an ImageCacheEntry tells it in the row of its host within 5 s, and is cached after the quota exists',
+    TIMEOUT,
+    async () => {
+      await entries.create('guest', {
+        reference: 'registry.example/guest:1',
+        targets: { nodes: ['host-0'] },
+      });
+      const row = (entry: Awaited<ReturnType<CacheEntries['get']>>) => rowOf(entry, 'host-0')?.message ?? '';
+      const isTold = (entry: Parameters<typeof row>[0]) => row(entry).includes(NO_QUOTA);
+      const entry = await entries.waitFor('guest', 'the words in the row of its host', isTold, TOLD);
+      expect(row(entry)).toMatch(/^PodRefused: /);
+      await allowCritical('berth-system');
+      await entries.waitUntilCached('guest', 1, MENDED);
+    },
+  );
+});
