@@ -205,7 +205,7 @@ export default defineConfig({
         test: {
           name: 'rights',
           include: ['test/rights/**/*.test.ts'],
-          globalSetup: [CHART_TOOLS],
+          globalSetup: [CHART_TOOLS, 'test/support/setup/sharedcluster.ts'],
           sequence: { groupOrder: 14 },
           ...oneAtATime,
         },

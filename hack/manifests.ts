@@ -3,7 +3,7 @@
  *
  *   manifests.ts [--output FILE] [HELM OPTION…]      e.g. --set displayDPIMaximum=320
  *
- * The file contains no hooks, because only Helm runs them. Before you delete the applied objects, delete the VMs
+ * The file contains no hooks, because Helm reads no cluster. Before you delete the applied objects, delete the VMs
  * (docs/operate/uninstall.md).
  */
 import { mkdir, writeFile } from 'node:fs/promises';
@@ -26,7 +26,7 @@ async function main(args: readonly string[]): Promise<void> {
   }
   const rest = at < 0 ? args : args.toSpliced(at, 2);
   const { helm } = await resolveChartTools();
-  const fixed = ['--namespace', 'berth-system', '--no-hooks', '--set', 'namespaces.createSystem=true'];
+  const fixed = ['--namespace', 'berth-system', '--set', 'namespaces.createSystem=true'];
   const template = ['template', 'berth', join(ROOT, 'charts', 'berth'), ...fixed, ...rest];
   const stdout = await render(helm, template);
   await mkdir(dirname(output), { recursive: true });

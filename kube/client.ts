@@ -11,6 +11,8 @@ export const UNINTERRUPTED: AbortSignal = new AbortController().signal;
 
 /** Number of objects in a page. client-go's pager has the same number. A page of typical objects has about 2 MB of JSON. */
 const PAGE_SIZE = 500;
+/** Form in which the API server sends only the metadata of the objects of a list. */
+const METADATA_LIST = 'application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1';
 
 export interface CallOptions {
   signal?: AbortSignal | undefined;
@@ -21,6 +23,8 @@ export interface ListOptions extends CallOptions {
   namespace?: string | undefined;
   labelSelector?: string | undefined;
   fieldSelector?: string | undefined;
+  /** True to receive only the metadata, so that the content of Secrets stays on the server. */
+  metadataOnly?: boolean | undefined;
 }
 
 export interface List<T> {
@@ -228,13 +232,11 @@ export class KubeClient {
     options: ListOptions,
     position: { limit: number; continue: string | undefined } | undefined,
   ): Promise<List<T> & { continue: string }> {
-    const { namespace, labelSelector, fieldSelector } = options;
+    const { namespace, labelSelector, fieldSelector, metadataOnly, ...request } = options;
     const path = pathOf(type, namespaceOf({ namespace }));
-    const answer = await this.call(
-      'GET',
-      path + query({ labelSelector, fieldSelector, ...position }),
-      options,
-    );
+    const accept = metadataOnly === true ? METADATA_LIST : undefined;
+    const selected = path + query({ labelSelector, fieldSelector, ...position });
+    const answer = await this.call('GET', selected, { ...request, accept });
     const list = answer.body as {
       items: T[] | null;
       metadata: { resourceVersion: string; continue?: string };

@@ -43,6 +43,8 @@ export interface Request {
   body?: unknown;
   /** Content type of the body. The default is `application/json`. */
   contentType?: string | undefined;
+  /** Media type of the answer, a form of JSON. The default is `application/json`. */
+  accept?: string | undefined;
   signal?: AbortSignal | undefined;
   /** Time limit of the whole request: the wait for a connection, sending, retries and reading the answer. */
   deadlineMilliseconds?: number | undefined;
@@ -258,19 +260,17 @@ export class Transport {
       return answer;
     } finally {
       const { host } = this;
+      const seconds = (performance.now() - started) / 1000;
       this.metrics.requests.inc({ code, method: request.method, host });
-      this.metrics.requestDuration.observe(
-        { verb: request.method, host },
-        (performance.now() - started) / 1000,
-      );
+      this.metrics.requestDuration.observe({ verb: request.method, host }, seconds);
     }
   }
 
   async #headers(request: Request): Promise<Record<string, string>> {
-    const { onData, body, contentType = 'application/json' } = request;
+    const { onData, body, contentType = 'application/json', accept = 'application/json' } = request;
     const token = await this.#token.token();
     return {
-      accept: 'application/json',
+      accept,
       'user-agent': this.#options.userAgent ?? 'berth',
       ...(onData === undefined ? {} : { 'accept-encoding': 'gzip' }),
       ...(body === undefined ? {} : { 'content-type': contentType }),

@@ -18,6 +18,13 @@ const OPTIONS = {
   allKinds: false,
   timeoutMilliseconds: 60_000,
 };
+/** Metadata of Helm's record of the release. */
+const RECORD = {
+  name: 'sh.helm.release.v1.berth.v1',
+  namespace: 'berth-system',
+  uid: 'record',
+  labels: { version: '1', status: 'uninstalling' },
+};
 const CONFLICT = { kind: 'Status', status: 'Failure', reason: 'Conflict', message: 'the UID does not match' };
 
 /** Simulates an API server with one VM. A program of a user creates the VM again when it is deleted, up to a number of times. */
@@ -37,6 +44,9 @@ class Api {
     const list = async ({ kind }: Resource<KubeObject>) => {
       const metadata = { name: 'x', namespace: 'platform-ci', uid: String(this.uid) };
       const items = kind === 'VM' && this.exists ? [{ apiVersion: '', kind, metadata }] : [];
+      if (kind === 'Secret') {
+        items.push({ apiVersion: '', kind, metadata: RECORD });
+      }
       this.uid += this.isReplaced ? 1 : 0;
       this.isReplaced = false;
       return { items, resourceVersion: '' };

@@ -1,7 +1,8 @@
 /**
  * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The command
- * refuses to continue while VMs exist, or deletes them if `--drain` is set. Then it ends the operator and the agents, and removes what they
- * wrote: Nodes, Leases, and finalizers of objects that are kept. If the command fails, it can be repeated safely.
+ * refuses unless Helm is uninstalling the release, because other tools can run the hook when they install. It also refuses while VMs exist,
+ * or deletes them if `--drain` is set. Then it ends the operator and the agents, and removes what they wrote: Nodes, Leases, and finalizers
+ * of objects that are kept. If the command fails, it can be repeated safely.
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
@@ -16,6 +17,7 @@ import { undefinedIf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
 import { isReady } from './host/observe.ts';
+import { whyNotUninstalling } from './release.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 
 /** Kinds whose objects have machines. */
@@ -88,7 +90,8 @@ export function readUninstallOptions(args: readonly string[]): UninstallOptions 
 
 /**
  * Removes the objects that the operator and the agents wrote. Then deletes the rights of the chart's hook.
- * @throws RefusedError when objects exist that must not be removed, or when an object still exists after the time limit
+ * @throws RefusedError when Helm is not uninstalling the release, when objects exist that must not be removed, or when an object still
+ * exists after the time limit
  */
 export async function uninstall(
   client: KubeClient,
@@ -126,6 +129,10 @@ async function giveUpRights(
 }
 
 async function remove(client: KubeClient, options: UninstallOptions, logger: Logger): Promise<void> {
+  const reason = await whyNotUninstalling(client, { name: options.instance, namespace: options.namespace });
+  if (reason !== undefined) {
+    throw new RefusedError(reason);
+  }
   const signal = AbortSignal.timeout(options.timeoutMilliseconds);
   const wanted = kinds(DEFAULT_DISPLAY_DPI_MAXIMUM).filter(
     ({ kind }) => options.allKinds || MACHINE_KINDS.has(kind),

@@ -1,26 +1,33 @@
 /** install.yaml on a real API server, and the uninstall hook with the rights that the chart gives it. */
-import { spawn } from 'node:child_process';
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { parse } from 'yaml';
 import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VMS } from '../../api/v1alpha1/resources.ts';
-import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { CONFIG_MAPS, LEASES, NAMESPACES, NODES, type Pod, PODS, SECRETS } from '../../kube/core.ts';
+import { JOBS } from '../../kube/job.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { namespaced, type OwnerReference, pathOf } from '../../kube/objects.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { componentToken } from '../../hack/cluster/tokens.ts';
-import { CHART, EVERYTHING, find, helm, type Manifest, manifests, template } from '../support/chart.ts';
-import { isAllowed, untilAllowed } from '../support/admission.ts';
+import {
+  CHART,
+  EVERYTHING,
+  find,
+  helm,
+  type Manifest,
+  manifests,
+  template,
+  uninstallHook,
+} from '../support/chart.ts';
+import { isAllowed } from '../support/admission.ts';
+import { AS_HOOK, giveRights, runUninstallHook } from '../support/uninstallhook.ts';
 import { isGone } from '../fixtures/objects.ts';
 import { waitFor } from '../../hack/wait.ts';
 
-const ROOT = join(import.meta.dirname, '..', '..');
 const SYSTEM = 'berth-system';
 const DEPLOYMENTS = namespaced<Manifest>('apps/v1', 'Deployment', 'deployments');
 const OWN_KINDS = /^(monitoring\.coreos\.com|cert-manager\.io)\//;
@@ -63,17 +70,26 @@ async function isThere(
   return !(await isGone(() => cluster.client().get(type, ref)));
 }
 
-async function installed(): Promise<void> {
-  const { stdout } = await template({ namespaces: { createSystem: true } }, { args: ['--no-hooks'] });
-  await cluster.kubectl(['apply', '--server-side', '--force-conflicts', '-f', '-'], { input: stdout });
+/** Applies the rendering, as tools do that do not let Helm install. */
+async function installed(...how: string[]): Promise<void> {
+  const { stdout } = await template({ namespaces: { createSystem: true } });
+  await cluster.kubectl(['apply', ...how, '-f', '-'], { input: stdout });
 }
 
+const ON_THE_SERVER = ['--server-side', '--force-conflicts'];
+
 describe('install.yaml', () => {
-  test('is accepted by the API server, also a second time', async () => {
-    await installed();
-    await installed();
-    const operator = await cluster.client().get(DEPLOYMENTS, { namespace: SYSTEM, name: 'berth-operator' });
+  test.each([
+    ['kubectl', []],
+    ['the API server', ON_THE_SERVER],
+  ])('can be applied twice by %s, which removes nothing', async (_, how) => {
+    const read = () => cluster.client().get(DEPLOYMENTS, { namespace: SYSTEM, name: 'berth-operator' });
+    await installed(...how);
+    const operator = await read();
     expect(operator['spec'].replicas).toBe(2);
+    await installed(...how);
+    expect((await read()).metadata).toMatchObject({ uid: operator.metadata.uid });
+    expect((await cluster.client().list(JOBS, { namespace: SYSTEM })).items).toEqual([]);
     await waitFor('the Deployment to make its Pods', async () => {
       const { stdout } = await cluster.kubectl([
         '-n',
@@ -101,7 +117,12 @@ describe('install.yaml', () => {
     await cluster.kubectl(['create', 'namespace', namespace]);
     await cluster.kubectl(['label', 'namespace', namespace, 'pod-security.kubernetes.io/enforce=restricted']);
     await cluster.kubectl(['-n', namespace, 'create', 'serviceaccount', 'any']);
-    const objects = await manifests(EVERYTHING);
+    // The class of priorityClass does not exist in this cluster.
+    const priorityClass = { create: false };
+    const objects = [
+      ...(await manifests({ ...EVERYTHING, priorityClass })),
+      ...(await uninstallHook(cluster)),
+    ];
     const pod = ({ spec }: Manifest): Manifest => ({
       apiVersion: 'v1',
       kind: 'Pod',
@@ -265,50 +286,15 @@ describe('namespaces that exist before the install', () => {
 });
 
 describe('uninstall', () => {
-  const AS_HOOK = [`--as=system:serviceaccount:${SYSTEM}:berth-uninstall`];
-
-  /** Creates everything that the hook's Job needs, as Helm does before it creates the Job. */
-  async function giveRights(hooks: readonly Manifest[]): Promise<void> {
-    await apply(hooks.filter(({ kind }) => kind !== 'Job'));
-    await untilAllowed(cluster, AS_HOOK, ['delete', 'nodes']);
-    await untilAllowed(cluster, AS_HOOK, ['delete', 'deployments/berth-operator', '-n', SYSTEM]);
+  /** Writes a record of the release as Helm does, with the status of this revision. Helm's own records are in test/e2e/installed. */
+  async function record(revision: number, status: string, type = SECRETS): Promise<void> {
+    const labels = { owner: 'helm', name: 'berth', version: String(revision), status };
+    const metadata = { name: `sh.helm.release.v1.berth.v${revision}`, namespace: SYSTEM, labels };
+    await apply([{ apiVersion: type.apiVersion, kind: type.kind, metadata }]);
   }
 
-  function hooksOf(objects: readonly Manifest[]): Manifest[] {
-    return objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] === 'pre-delete');
-  }
-
-  /** Runs the hook's program as its Job does, with the token of the chart's ServiceAccount. */
   async function runHook(values: object, ...more: string[]): Promise<{ code: number; said: string }> {
-    const objects = await manifests(values);
-    const hooks = hooksOf(objects);
-    const [container] = find(hooks, 'Job', 'berth-uninstall')['spec'].template.spec.containers;
-    await giveRights(hooks);
-    const kubeconfig = join(folder, 'uninstall.kubeconfig');
-    const { clusters } = parse(readFileSync(cluster.kubeconfig, 'utf8')) as {
-      clusters: { cluster: Record<string, string> }[];
-    };
-    const authority = clusters[0]?.cluster['certificate-authority-data'] ?? '';
-    writeKubeconfig(kubeconfig, {
-      server: cluster.server,
-      authority: Buffer.from(authority, 'base64').toString(),
-      user: { kind: 'token', token: await componentToken(cluster.client(), 'berth-uninstall', false) },
-    });
-    const args = [join(ROOT, 'operator', 'main.ts'), ...(container.args as string[]), ...more];
-    const child = spawn(process.execPath, args, {
-      env: { ...process.env, KUBECONFIG: kubeconfig },
-      stdio: ['ignore', 'pipe', 'pipe'],
-    });
-    let said = '';
-    for (const stream of [child.stdout, child.stderr]) {
-      stream.setEncoding('utf8').on('data', (text: string) => {
-        said += text;
-      });
-    }
-    return await new Promise((resolve, reject) => {
-      child.once('error', reject);
-      child.once('close', (code) => resolve({ code: code ?? 1, said }));
-    });
+    return await runUninstallHook(cluster, await uninstallHook(cluster, values), folder, more);
   }
 
   async function vm(name: string): Promise<void> {
@@ -347,9 +333,29 @@ describe('uninstall', () => {
     ]);
   }
 
-  test('refuses while a VM exists, names it, and changes nothing', async () => {
-    await installed();
+  test.each([
+    ['of which Helm has no record', []],
+    ['which is installed', ['deployed']],
+    ['which is installed again after an uninstallation failed', ['uninstalling', 'deployed']],
+  ])('removes nothing of a release %s', async (_, statuses) => {
+    await installed(...ON_THE_SERVER);
     await hostWithLeases();
+    for (const [i, status] of statuses.entries()) {
+      await record(i + 9, status);
+    }
+    const { code, said } = await runHook({ uninstall: { drain: true } });
+    expect(said).toContain(
+      'Berth is removed only while Helm uninstalls it: helm uninstall berth --namespace berth-system',
+    );
+    expect(said).toContain(statuses.length === 0 ? 'Helm has no record' : 'the status is deployed');
+    expect(code).toBe(1);
+    expect(await isThere(DEPLOYMENTS, 'berth-operator', SYSTEM)).toBe(true);
+    expect(await isThere(NODES, 'former-host')).toBe(true);
+    expect(await isThere(LEASES, 'berth-operator', SYSTEM)).toBe(true);
+  });
+
+  test('refuses while a VM exists, names it, and changes nothing', async () => {
+    await record(11, 'uninstalling', CONFIG_MAPS);
     await vm('still-here');
     const { code, said } = await runHook({});
     expect(said).toContain('VM platform-default/still-here');
@@ -372,7 +378,7 @@ describe('uninstall', () => {
   });
 
   test('has rights only for hosts, which matters if it cannot give them up', async () => {
-    await giveRights(hooksOf(await manifests()));
+    await giveRights(cluster, await uninstallHook(cluster));
     const remove = (node: string) =>
       cluster.kubectl(['delete', 'node', node, '--dry-run=server', ...AS_HOOK], { allowFailure: true });
     const { stderr } = await remove('somebody-elses');
@@ -403,7 +409,7 @@ describe('uninstall', () => {
   });
 
   test('does not wait for a Pod whose kubelet is silent', async () => {
-    await installed();
+    await installed(...ON_THE_SERVER);
     const [pod] = await waitFor('both Pods of the operator', async () => {
       const pods = await operatorPods();
       return pods.length === 2 && pods;

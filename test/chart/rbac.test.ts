@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { NODES, PODS, SECRETS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import { EVERYTHING, type Manifest, manifests } from '../support/chart.ts';
+import { EVERYTHING, type Manifest, manifests, uninstallHook } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { account, type Person, rightsOf } from '../support/rights.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -37,7 +37,8 @@ beforeAll(async () => {
   for (const namespace of [OWN, OTHER, ELSEWHERE]) {
     await cluster.createNamespace(namespace);
   }
-  const objects = await manifests(EVERYTHING);
+  const { uninstall } = EVERYTHING;
+  const objects = [...(await manifests(EVERYTHING)), ...(await uninstallHook(cluster, { uninstall }))];
   const isRight = ({ kind }: Manifest) => /^(Cluster)?Role(Binding)?$/.test(kind);
   await apply(objects.filter(isRight));
   await apply([
@@ -224,12 +225,15 @@ describe('the table', () => {
         `patch images.berth.dev in ${OWN}`,
         `patch isos.berth.dev in ${OWN}`,
         'patch imagecacheentries.berth.dev',
+        // Helm's records of the release.
+        `list secrets in ${SYSTEM}`,
       ],
       [
         `patch vms.berth.dev in ${OWN}`,
         `patch images/status.berth.dev in ${OWN}`,
         'patch nodes',
         `get secrets in ${SYSTEM}`,
+        `list secrets in ${OWN}`,
         `delete pods in ${SYSTEM}`,
         `delete deployments.apps in ${SYSTEM}`,
         `delete leases.coordination.k8s.io in ${SYSTEM}`,

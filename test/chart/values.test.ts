@@ -6,7 +6,7 @@ import { afterAll, beforeAll, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { valuesJsonSchema, valuesSchema } from '../../hack/values.ts';
 import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
-import { CHART, EVERYTHING, helm, type Outcome, run, template } from '../support/chart.ts';
+import { CHART, EVERYTHING, helm, type Outcome, reading, run, template } from '../support/chart.ts';
 import { SCHEMA_PATTERN, writeSchemas } from '../support/chartschemas.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { type Change, changes, merged, nested } from '../fixtures/valuechanges.ts';
@@ -78,9 +78,9 @@ function besides({ path }: Change): { before?: object; after?: object } {
 /** Outputs by values, because few different bases are rendered for many changes. */
 const rendered = new Map<string, Promise<Outcome>>();
 
-function renderedOnce(values: object): Promise<Outcome> {
-  const key = JSON.stringify(values);
-  const known = rendered.get(key) ?? template(values);
+function renderedOnce(values: object, options: { args?: string[] }): Promise<Outcome> {
+  const key = JSON.stringify([values, options]);
+  const known = rendered.get(key) ?? template(values, options);
   rendered.set(key, known);
   return known;
 }
@@ -93,6 +93,7 @@ function comparable(text: string): string {
 test(
   'each value, changed once, gives manifests that the API server would accept, and another result',
   async () => {
+    const cluster = await sharedCluster();
     const all = changes(valuesJsonSchema(), merged(defaults, EVERYTHING));
     expect(all.length).toBeGreaterThan(100);
     const files: string[] = [];
@@ -102,10 +103,14 @@ test(
       for (let change = queue.shift(); change !== undefined; change = queue.shift()) {
         const name = change.path.join('.');
         const other = besides(change);
-        const base = merged(EVERYTHING, other.before ?? {}) as object;
-        const before = await renderedOnce(base);
+        // The hook is rendered if helm reads a cluster. The cluster does not know kinds of other projects.
+        const isOfHook = change.path[0] === 'uninstall';
+        const options = isOfHook ? reading(cluster) : {};
+        const whole = isOfHook ? { uninstall: EVERYTHING.uninstall } : EVERYTHING;
+        const base = merged(whole, other.before ?? {}) as object;
+        const before = await renderedOnce(base, options);
         const changed = merged(merged(base, other.after ?? {}), nested(change.path, change.value));
-        const after = await template(changed as object);
+        const after = await template(changed as object, options);
         if (after.code !== 0 || before.code !== 0) {
           faults.push(`${name}: ${after.stderr}${before.stderr}`);
         } else if (comparable(before.stdout) === comparable(after.stdout)) {
@@ -118,7 +123,7 @@ test(
     }
     await Promise.all(Array.from({ length: PARALLEL }, work));
     expect(faults).toEqual([]);
-    await writeSchemas((await sharedCluster()).client(), join(folder, 'schemas'));
+    await writeSchemas(cluster.client(), join(folder, 'schemas'));
     const plain = join(folder, 'defaults.yaml');
     await writeFile(plain, (await template()).stdout);
     expect(await kubeconform([plain, ...files])).toMatch(/Invalid: 0, Errors: 0, Skipped: 0\n$/);

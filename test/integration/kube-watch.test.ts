@@ -4,7 +4,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import type { Change } from '../../kube/cache.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
-import { CONFIG_MAPS, type ConfigMap } from '../../kube/core.ts';
+import { CONFIG_MAPS, type ConfigMap, SECRETS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { isConflict, isInvalid, isNotFound } from '../../kube/errors.ts';
 import { Informer, type InformerOptions } from '../../kube/informer.ts';
@@ -261,6 +261,18 @@ describe('requests', () => {
     await expect(write).rejects.toThrow('was not sent');
     await expect(client.list(CONFIG_MAPS, { namespace })).resolves.toBeDefined();
     expect(proxy.requests.filter((path) => !path.includes('limit='))).toEqual([]);
+  });
+
+  it('read only the metadata of a list, without the content', async () => {
+    const labels = { metadata: label };
+    await client.create(SECRETS, {
+      metadata: { name: `content-${label}`, namespace, labels },
+      stringData: { password: 'secret' },
+    });
+    const options = { namespace, labelSelector: `metadata=${label}`, metadataOnly: true };
+    const { items } = await client.list(SECRETS, options);
+    expect(items).toMatchObject([{ kind: 'Secret', metadata: { name: `content-${label}`, labels } }]);
+    expect(Object.keys(items[0] ?? {}).toSorted()).toEqual(['apiVersion', 'kind', 'metadata']);
   });
 
   it('distinguish a conflict from an invalid object, and take a missing object as deleted', async () => {

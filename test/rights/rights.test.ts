@@ -8,7 +8,8 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { whyNoNodes } from '../../hack/cluster/nodes/requirements.ts';
 import { type UsedRight, usedRights } from '../../hack/cluster/usedrights.ts';
-import { EVERYTHING, type Manifest, manifests } from '../support/chart.ts';
+import { EVERYTHING, type Manifest, manifests, uninstallHook } from '../support/chart.ts';
+import { sharedCluster } from '../support/cluster.ts';
 import { unless } from '../support/unless.ts';
 
 /** Accounts that have each role, as in the log of used rights. */
@@ -88,7 +89,12 @@ describe('a whole run', unless(unfit), () => {
   let roles: Manifest[];
 
   beforeAll(async () => {
-    roles = (await manifests(EVERYTHING)).filter(({ kind }) => kind === 'ClusterRole' || kind === 'Role');
+    const { uninstall } = EVERYTHING;
+    const objects = [
+      ...(await manifests(EVERYTHING)),
+      ...(await uninstallHook(await sharedCluster(), { uninstall })),
+    ];
+    roles = objects.filter(({ kind }) => kind === 'ClusterRole' || kind === 'Role');
   });
 
   test('knows for each role of the chart whether programs or people have it', () => {

@@ -3,6 +3,7 @@ import { execFile } from 'node:child_process';
 import { join } from 'node:path';
 import { parseAllDocuments } from 'yaml';
 import type { KubeObject } from '../../kube/objects.ts';
+import type { Cluster } from '../../hack/cluster/index.ts';
 import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 
 export const CHART = join(import.meta.dirname, '..', '..', 'charts', 'berth');
@@ -55,6 +56,20 @@ export async function manifests(
     throw new Error(stderr);
   }
   return parseManifests(stdout);
+}
+
+/** Options with which helm reads this cluster while it renders, as in an installation. It adopts objects that exist. */
+export function reading({ kubeconfig }: Pick<Cluster, 'kubeconfig'>): { args: string[] } {
+  return { args: ['--dry-run=server', '--take-ownership', '--kubeconfig', kubeconfig] };
+}
+
+/** Returns the objects of the hook of `helm uninstall`. Only a rendering that reads a cluster has them. */
+export async function uninstallHook(
+  cluster: Pick<Cluster, 'kubeconfig'>,
+  values: object = {},
+): Promise<Manifest[]> {
+  const objects = await manifests(values, reading(cluster));
+  return objects.filter(({ metadata }) => metadata.annotations?.['helm.sh/hook'] === 'pre-delete');
 }
 
 /** Returns the documents of a YAML file, without empty documents. */

@@ -125,6 +125,6 @@ export async function startFaultProxy(connection: Connection): Promise<FaultProx
 }
 
 function pickHeaders({ headers }: IncomingMessage): Record<string, string> {
-  const type = headers['content-type'];
-  return { accept: 'application/json', ...(type === undefined ? {} : { 'content-type': type }) };
+  const { accept = 'application/json', 'content-type': type } = headers;
+  return { accept, ...(type === undefined ? {} : { 'content-type': type }) };
 }

@@ -148,13 +148,20 @@ helm.sh/hook-weight: {{ . | quote }}
 helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end }}
 
+{{/* "true" if Helm reads the cluster, as in an installation. It is empty in `helm template`. Each cluster has this namespace. */}}
+{{- define "berth.readsCluster" -}}
+{{- if lookup "v1" "Namespace" "" "kube-system" -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{- /*
 "true" if policy berth-pods refuses tolerations without a key in the release's namespace. It is empty if Helm does not read the cluster,
 for example in `helm template`, because the namespace can then have the label that allows them.
 */ -}}
 {{- define "berth.refusesKeyless" -}}
 {{- $labels := dig "metadata" "labels" dict (lookup "v1" "Namespace" "" .Release.Namespace) -}}
-{{- if and (ne (get $labels "berth.dev/keyless-tolerations") "true") (lookup "v1" "Namespace" "" "kube-system") -}}
+{{- if and (ne (get $labels "berth.dev/keyless-tolerations") "true") (include "berth.readsCluster" .) -}}
 true
 {{- end -}}
 {{- end -}}
