@@ -41,6 +41,7 @@ const placement = {
   tolerations: z.array(object).meta({ examples: [[{ key: 'infra', operator: 'Exists' }]] }),
   podLabels: labels,
   podAnnotations: labels,
+  priorityClassName: text,
 };
 
 /** Values of a Deployment of the control plane. */
@@ -50,7 +51,6 @@ const deployment = {
   nodeSelector: texts.meta({ examples: [{ 'kubernetes.io/arch': 'amd64' }] }),
   affinity: object.meta({ examples: [{ nodeAffinity: {} }] }),
   topologySpreadConstraints: z.array(object).meta({ examples: [[]] }),
-  priorityClassName: text,
   podDisruptionBudget: z.strictObject({ enabled: z.boolean(), maxUnavailable: z.int().min(1) }),
 };
 

@@ -31,6 +31,13 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 {{- end }}
 
+{{/* Priority class of a program: (list $ .Values.operator "system-cluster-critical"), whose last item is the class without any setting. */}}
+{{- define "berth.programPriorityClass" -}}
+{{- $root := index . 0 -}}
+{{- $usual := ternary $root.Values.priorityClass.name (index . 2) $root.Values.priorityClass.create -}}
+{{ (index . 1).priorityClassName | default $usual }}
+{{- end }}
+
 {{- define "berth.certificateSecret" -}}
 {{- if .Values.certificate.certManager.enabled -}}
 berth-operator-certificate
