@@ -231,6 +231,12 @@ describe('helm', () => {
     await release(['upgrade', 'berth', CHART], values);
     await release(['upgrade', 'berth', CHART], without);
     await cluster.kubectl(['get', 'crd', 'vms.berth.dev', 'images.berth.dev']);
+    // No kubelet runs the Job of the hook, which would find this record.
+    const waits = ['--timeout', '1s'];
+    await expect(release(['uninstall', 'berth', ...waits])).rejects.toThrow('berth-uninstall');
+    const labelSelector = 'owner=helm,name=berth,status=uninstalling';
+    const records = await cluster.client().list(SECRETS, { namespace: SYSTEM, labelSelector });
+    expect(records.items).toHaveLength(1);
     await release(['uninstall', 'berth', '--no-hooks']);
   });
 });

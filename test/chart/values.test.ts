@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { parse } from 'yaml';
-import { valuesJsonSchema, valuesSchema } from '../../hack/values.ts';
+import { valuesJsonSchema, valuesSchema } from '../../hack/values/schema.ts';
 import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { CHART, EVERYTHING, helm, type Outcome, reading, run, template } from '../support/chart.ts';
 import { SCHEMA_PATTERN, writeSchemas } from '../support/chartschemas.ts';

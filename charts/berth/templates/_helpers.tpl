@@ -4,6 +4,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name (.Chart.Version | replace "+" "_") }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Labels that select the Pods of one component: (list $ "operator") */}}
@@ -16,6 +19,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{/* Reference of an image: (list $ .Values.operator.image) */}}
 {{- define "berth.image" -}}
 {{- $image := index . 1 -}}
+{{- with (index . 0).Values.global.imageRegistry }}{{ . }}/{{ end -}}
 {{- if $image.digest -}}
 {{ $image.repository }}@{{ $image.digest }}
 {{- else -}}
@@ -29,6 +33,97 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- else -}}
 {{ .Values.config.priorityClassName | default "system-node-critical" }}
 {{- end -}}
+{{- end }}
+
+{{/* Those of the fields that have a value, as YAML. The argument is a map, for example of `pick`. */}}
+{{- define "berth.given" -}}
+{{- $given := dict -}}
+{{- range $key, $value := . -}}
+{{- if $value -}}
+{{- $_ := set $given $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- with $given -}}
+{{- toYaml . -}}
+{{- end -}}
+{{- end }}
+
+{{/* Fields of a program's Pods that Kubernetes gets unchanged: (list $ .Values.operator "hostAliases" …) */}}
+{{- define "berth.podFields" -}}
+{{- $values := index . 1 -}}
+{{- $fields := dict "imagePullSecrets" (index . 0).Values.imagePullSecrets "securityContext" $values.podSecurityContext -}}
+{{- range slice . 2 -}}
+{{- $_ := set $fields . (get $values .) -}}
+{{- end -}}
+{{- include "berth.given" $fields -}}
+{{- end }}
+
+{{/* A probe with the timing of the values: (list "/healthz" .Values.operator.livenessProbe) */}}
+{{- define "berth.probe" -}}
+{{- merge (dict "httpGet" (dict "path" (index . 0) "port" "health")) (index . 1) | toYaml -}}
+{{- end }}
+
+{{/* Labels and annotations of a Service: (list $ "server" .Values.server.service) */}}
+{{- define "berth.serviceMetadata" -}}
+{{- $own := include "berth.labels" (index . 0) | fromYaml -}}
+{{- $labels := merge (dict "app.kubernetes.io/component" (index . 1)) $own (index . 2).labels -}}
+{{- include "berth.given" (dict "labels" $labels "annotations" (index . 2).annotations) -}}
+{{- end }}
+
+{{/* Fields of the spec of a Service that Kubernetes gets unchanged. */}}
+{{- define "berth.serviceFields" -}}
+{{- include "berth.given" (omit . "labels" "annotations") -}}
+{{- end }}
+
+{{/* Labels and annotations of an object for Prometheus or Grafana: (list $ .Values.metrics.hosts) */}}
+{{- define "berth.monitorMetadata" -}}
+{{- $labels := merge (deepCopy (index . 1).labels) (include "berth.labels" (index . 0) | fromYaml) -}}
+{{- include "berth.given" (dict "labels" $labels "annotations" (index . 1).annotations) -}}
+{{- end }}
+
+{{/* Fields of a scrape that the Prometheus Operator gets unchanged. */}}
+{{- define "berth.scrapeFields" -}}
+{{- include "berth.given" (pick . "scrapeTimeout" "honorLabels" "relabelings" "metricRelabelings") -}}
+{{- end }}
+
+{{/* Fields of a PodDisruptionBudget: how many replicas it spares. */}}
+{{- define "berth.disruption" -}}
+{{- if .minAvailable -}}
+minAvailable: {{ toJson .minAvailable }}
+{{- else -}}
+maxUnavailable: {{ toJson .maxUnavailable }}
+{{- end }}
+# A Pod that is not Ready must not delay a drain.
+unhealthyPodEvictionPolicy: AlwaysAllow
+{{- end }}
+
+{{/* Rules of a NetworkPolicy for connections to the API server, which programs reach by its address, and additional rules. */}}
+{{- define "berth.egress" -}}
+- ports:
+    {{- range .apiServer.ports }}
+    - {port: {{ int . }}, protocol: TCP}
+    {{- end }}
+  {{- with .apiServer.cidrs }}
+  to:
+    {{- range . }}
+    - ipBlock: {cidr: {{ quote . }}}
+    {{- end }}
+  {{- end }}
+{{- with .extraEgress }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* Rules of a NetworkPolicy for scrapes and for probes of the kubelet, and additional rules. */}}
+{{- define "berth.ingress" -}}
+- ports: [{port: metrics, protocol: TCP}]
+  {{- with .metricsFrom }}
+  from: {{- toYaml . | nindent 4 }}
+  {{- end }}
+- ports: [{port: health, protocol: TCP}]
+{{- with .extraIngress }}
+{{ toYaml . }}
+{{- end }}
 {{- end }}
 
 {{/* Priority class of a program: (list $ .Values.operator "system-cluster-critical"), whose last item is the class without any setting. */}}
@@ -104,7 +199,12 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- $labels := include "berth.labels" $root | fromYaml -}}
 {{- range $text := splitList "\n---\n" ($root.Files.Get (index . 1)) -}}
 {{- $document := $text | replace "berth-system" $root.Release.Namespace | fromYaml -}}
-{{- $_ := set $document.metadata "labels" (merge (dict) ($document.metadata.labels | default dict) $labels) }}
+{{- $_ := set $document.metadata "labels" (merge (dict) ($document.metadata.labels | default dict) $labels) -}}
+{{- if eq $document.kind "ServiceAccount" -}}
+{{- with (get $root.Values (trimPrefix "berth-" $document.metadata.name)).serviceAccount.annotations -}}
+{{- $_ := set $document.metadata "annotations" . -}}
+{{- end -}}
+{{- end }}
 ---
 {{ toYaml $document }}
 {{- end }}
