@@ -185,10 +185,19 @@ test('only a new configuration replaces the Pods', async () => {
   }
 });
 
-test('the chart has the version of the programs', async () => {
-  const chart = parse(await readFile(join(CHART, 'Chart.yaml'), 'utf8')) as Record<string, string>;
+test('the chart has the version of the programs, and names its kinds', async () => {
+  const text = await readFile(join(CHART, 'Chart.yaml'), 'utf8');
+  const chart = parse(text) as { annotations: Record<string, string> };
   const { version } = JSON.parse(await readFile(join(ROOT, 'package.json'), 'utf8')) as { version: string };
   expect(chart).toMatchObject({ version, appVersion: version });
+  const named = parse(chart.annotations['artifacthub.io/crds'] ?? '') as { name: string; version: string }[];
+  const kinds = defaults
+    .filter(isKind)
+    .map(({ metadata, spec }) => ({ name: metadata.name, version: spec.versions[0].name as string }));
+  expect(named.map(({ name, version: one }) => ({ name, version: one }))).toEqual(
+    expect.arrayContaining(kinds),
+  );
+  expect(named).toHaveLength(kinds.length);
 });
 
 test('install.yaml has all objects and no hook, and creates its namespaces', async () => {

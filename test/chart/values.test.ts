@@ -14,7 +14,7 @@ import { type Change, changes, merged, nested } from '../fixtures/valuechanges.t
 /** Number of renderings at the same time. helm uses one thread most of the time. */
 const PARALLEL = 2;
 /** Time limit. Three hundred renderings take 40 s alone, and ten times as long beside other tests on a busy machine. */
-const RENDERING_MILLISECONDS = 450_000;
+const RENDERING_MILLISECONDS = 600_000;
 
 let folder: string;
 let defaults: unknown;
