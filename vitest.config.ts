@@ -35,6 +35,7 @@ const SIMULATION = 'test/support/setup/simulation.ts';
 const CHART_TOOLS = 'test/support/setup/chart.ts';
 const GUESTS = 'test/support/setup/guests.ts';
 const ADBD = 'test/support/setup/adbd.ts';
+const METRICS_SERVER = 'test/support/setup/metricsserver.ts';
 const CLOUD = 'test/support/setup/cloud.ts';
 /** In each process of tests that have properties. */
 const PROPERTIES = 'test/support/setup/properties.ts';
@@ -146,7 +147,7 @@ export default defineConfig({
           name: 'e2e',
           include: ['test/e2e/**/*.test.ts'],
           exclude: ['test/e2e/nat/**', 'test/e2e/installed/**'],
-          globalSetup: [TOOLCHAIN, GUESTS, CLOUD, ADBD],
+          globalSetup: [TOOLCHAIN, GUESTS, CLOUD, ADBD, METRICS_SERVER],
           sequence: { groupOrder: 4 },
           ...twoAtATime,
         },

@@ -18,6 +18,7 @@ import { folderBytes } from './disks/diskio.ts';
 import type { Publisher } from './images/publisher.ts';
 import type { ImageStore } from './images/store.ts';
 import { podsIn } from './kubelet/lookup.ts';
+import { ResourceMetrics } from './kubelet/resources.ts';
 import { KubeletServer } from './kubelet/server.ts';
 import { machineAccess } from './kubelet/targets.ts';
 import type { MachineUsers } from './processes/users.ts';
@@ -162,6 +163,7 @@ export async function runAgent(
     }),
     unready: () => (lease.fenced ? 'This host is cut off from the cluster' : undefined),
     metrics,
+    resources: new ResourceMetrics({ host, machines: pods.machines, logger }),
     logger,
   });
   const keeper = new NodeKeeper({

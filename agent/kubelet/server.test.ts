@@ -42,6 +42,7 @@ beforeEach(async () => {
     },
     unready: () => undefined,
     metrics: new Registry(),
+    resources: { text: async () => 'node_cpu_usage_seconds_total 1 1\n' },
     logger: pino({ level: 'silent' }),
   });
   port = await server.listen();
@@ -98,7 +99,8 @@ it.each([
   ['/metrics/', 404],
   ['/metrics/cadvisor', 404],
   ['/metrics/probes', 404],
-  ['/metrics/resource', 404],
+  ['/metrics/resource', 200],
+  ['/metrics/resource/', 404],
   ['/stats/summary', 404],
   ['/pods', 404],
 ])(

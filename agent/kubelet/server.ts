@@ -17,6 +17,7 @@ import { acceptUpgrades, type Upgrade } from '../../kube/serving/upgrades.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { OpenLimit } from './limit.ts';
 import { type LogSource, parseLogRequest } from './logs.ts';
+import { RESOURCE_CONTENT_TYPE, type ResourceMetrics } from './resources.ts';
 import { isStreamKind } from './streams/streamrequest.ts';
 import { StreamServer } from './streamserver.ts';
 import type { StreamTargets, Transfers } from './targets.ts';
@@ -44,6 +45,7 @@ export interface KubeletServerOptions {
    */
   unready: () => string | undefined;
   metrics: Registry;
+  resources: Pick<ResourceMetrics, 'text'>;
   logger: Logger;
 }
 
@@ -189,9 +191,12 @@ export class KubeletServer {
   }
 
   #route(path: string): Route | undefined {
-    // A kubelet has other metrics below this path. Programs that read them must not get the metrics of the agent again.
+    // A kubelet has other metrics below /metrics. Programs that read them must not get the metrics of the agent again.
     if (path === '/metrics') {
       return { subresource: 'metrics', serve: (_, response) => this.#metrics(response) };
+    }
+    if (path === '/metrics/resource') {
+      return { subresource: 'metrics', serve: (_, response) => this.#resources(response) };
     }
     const [, verb = ''] = path.split('/');
     switch (verb) {
@@ -225,6 +230,12 @@ export class KubeletServer {
     const { metrics } = this.#options;
     const text = await metrics.metrics();
     response.writeHead(200, { 'Content-Type': metrics.contentType });
+    response.end(text);
+  }
+
+  async #resources(response: ServerResponse): Promise<void> {
+    const text = await this.#options.resources.text();
+    response.writeHead(200, { 'Content-Type': RESOURCE_CONTENT_TYPE });
     response.end(text);
   }
 }

@@ -3,19 +3,20 @@
  * service manager ends all processes of the agent's group, the machines continue to run. Without root, or if control groups are not
  * writable, machines run without a group.
  */
-import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
+import { mkdir, readFile, rmdir, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { pause } from '../../base/time.ts';
 import { hasCode, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
+import {
+  findHierarchies,
+  type Hierarchy,
+  MACHINES_GROUP,
+  machineGroup,
+  ROOTS,
+  textOf,
+} from './hierarchies.ts';
 
-/**
- * Possible paths of the host's tree of control groups, tried in this order. In a privileged container with the host's process ids,
- * /sys/fs/cgroup is the container's own tree. Therefore the first path leads to the tree that the host's first process sees. The second
- * path is for containers without the right to read the first path.
- */
-const ROOTS = ['/proc/1/root/sys/fs/cgroup', '/sys/fs/cgroup'];
-const GROUP = 'berth';
 /**
  * Largest number of attempts to remove a control group. All attempts together take 5 s. One attempt is not enough, because the kernel
  * releases a process's last thread some time after the process has ended.
@@ -38,8 +39,6 @@ export interface MachineLimits {
 const CONTROLLERS = ['memory', 'pids', 'cpu'] as const;
 type Controller = (typeof CONTROLLERS)[number];
 
-/** File by which the agent recognizes version 2 of control groups, which has a single tree. */
-const UNIFIED = 'cgroup.controllers';
 /**
  * CPU shares in cgroups version 1. `each` is the number of shares for each processor of a machine, as in the kubelet. `most` is the largest
  * number of shares that the kernel accepts.
@@ -76,12 +75,6 @@ function limitFiles(
   }
 }
 
-interface Hierarchy {
-  path: string;
-  version: 1 | 2;
-  controllers: readonly Controller[];
-}
-
 export class MachineCgroups {
   readonly #logger: Logger;
   readonly #search: readonly string[];
@@ -103,7 +96,7 @@ export class MachineCgroups {
    */
   async add(machineUid: string, pid: number, limits: MachineLimits): Promise<void> {
     for (const hierarchy of await this.#roots()) {
-      const group = join(hierarchy.path, GROUP, machineUid);
+      const group = machineGroup(hierarchy.path, machineUid);
       try {
         // A group of an earlier run can be left, because its removal failed or the agent died before it. Its count of killed processes would
         // explain the next end of the machine wrongly.
@@ -126,7 +119,10 @@ export class MachineCgroups {
       if (!controllers.includes('memory')) {
         continue;
       }
-      const file = join(path, GROUP, machineUid, version === 1 ? 'memory.oom_control' : 'memory.events');
+      const file = join(
+        machineGroup(path, machineUid),
+        version === 1 ? 'memory.oom_control' : 'memory.events',
+      );
       return Number(/^oom_kill (\d+)$/m.exec(await textOf(file))?.[1] ?? 0);
     }
     return 0;
@@ -136,7 +132,7 @@ export class MachineCgroups {
   async processes(machineUid: string): Promise<number[]> {
     const pids = new Set<number>();
     for (const { path } of await this.#roots()) {
-      const text = await textOf(join(path, GROUP, machineUid, 'cgroup.procs'));
+      const text = await textOf(join(machineGroup(path, machineUid), 'cgroup.procs'));
       text
         .split('\n')
         .map(Number)
@@ -152,7 +148,7 @@ export class MachineCgroups {
     for (const { path, controllers } of await this.#roots()) {
       if (controllers.includes('pids')) {
         // If the file cannot be written, the error is ignored, because the machine might run without a control group in this hierarchy.
-        await undefinedIf(isOfSystem, writeFile(join(path, GROUP, machineUid, 'pids.max'), '0'));
+        await undefinedIf(isOfSystem, writeFile(join(machineGroup(path, machineUid), 'pids.max'), '0'));
       }
     }
   }
@@ -160,16 +156,16 @@ export class MachineCgroups {
   /** Removes the machine's control groups. Call this function after the machine's last process has ended. */
   async remove(machineUid: string): Promise<void> {
     for (const { path } of await this.#roots()) {
-      await removeGroup(join(path, GROUP, machineUid));
-      await removeIfEmpty(join(path, GROUP));
+      await removeGroup(machineGroup(path, machineUid));
+      await removeIfEmpty(join(path, MACHINES_GROUP));
     }
   }
 
   async #limit(hierarchy: Hierarchy, machineUid: string, limits: MachineLimits): Promise<void> {
     const { path, version, controllers } = hierarchy;
-    for (const controller of controllers) {
+    for (const controller of CONTROLLERS.filter((one) => controllers.includes(one))) {
       for (const [file, value] of limitFiles(controller, version, limits)) {
-        const target = join(path, GROUP, machineUid, file);
+        const target = join(machineGroup(path, machineUid), file);
         try {
           if (version === 2) {
             await delegate(path, controller);
@@ -206,51 +202,11 @@ export class MachineCgroups {
   }
 }
 
-async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
-  for (const root of roots) {
-    const names = await namesIn(root);
-    if (names.includes(UNIFIED)) {
-      return [
-        { path: root, version: 2, controllers: namedIn((await textOf(join(root, UNIFIED))).split(/\s+/)) },
-      ];
-    }
-    const hierarchies: Hierarchy[] = [];
-    for (const name of names) {
-      const path = join(root, name);
-      // In version 1 of control groups a name like "cpu" can be a link to "cpu,cpuacct". Both names lead to the same group. So the agent
-      // writes the limits of this group twice, which does no harm.
-      if (await isHierarchy(path)) {
-        hierarchies.push({ path, version: 1, controllers: namedIn(name.split(',')) });
-      }
-    }
-    if (hierarchies.length > 0) {
-      return hierarchies;
-    }
-  }
-  return [];
-}
-
-function namedIn(names: readonly string[]): Controller[] {
-  return CONTROLLERS.filter((controller) => names.includes(controller));
-}
-
 /** Enables a controller in the parents of machines' groups. In cgroups version 2, a group has a controller's files only after this step. */
 async function delegate(root: string, controller: Controller): Promise<void> {
-  for (const group of [root, join(root, GROUP)]) {
+  for (const group of [root, join(root, MACHINES_GROUP)]) {
     await writeFile(join(group, 'cgroup.subtree_control'), `+${controller}`);
   }
-}
-
-async function textOf(file: string): Promise<string> {
-  return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
-}
-
-async function namesIn(folder: string): Promise<string[]> {
-  return (await undefinedIf(hasCode('ENOENT', 'EACCES', 'EPERM'), readdir(folder))) ?? [];
-}
-
-async function isHierarchy(path: string): Promise<boolean> {
-  return (await undefinedIf(isOfSystem, readFile(join(path, 'cgroup.procs')))) !== undefined;
 }
 
 /**
@@ -260,8 +216,8 @@ async function isHierarchy(path: string): Promise<boolean> {
 async function inheritCpuset(hierarchy: string, machineUid: string): Promise<void> {
   for (const file of ['cpuset.cpus', 'cpuset.mems']) {
     const value = await readFile(join(hierarchy, file), 'utf8');
-    await writeFile(join(hierarchy, GROUP, file), value);
-    await writeFile(join(hierarchy, GROUP, machineUid, file), value);
+    await writeFile(join(hierarchy, MACHINES_GROUP, file), value);
+    await writeFile(join(machineGroup(hierarchy, machineUid), file), value);
   }
 }
 

@@ -61,11 +61,18 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
  * all its threads have ended.
  */
 export function startTimeIn(text: string): string | undefined {
-  // The name of the command can contain spaces and brackets, so the fields are counted after the last ')'. Field 3 is the state,
-  // 20 the number of threads, 22 the start time.
-  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
+  // Field 3 is the state, 20 the number of threads, 22 the start time.
+  const fields = fieldsOf(text);
   const [state, threads] = [fields[0], fields[17]];
   return state === 'X' || (state === 'Z' && threads === '1') ? undefined : fields[19];
+}
+
+/**
+ * Returns the fields of a line of /proc/PID/stat, from field 3 on. The name of the command before them can contain spaces and brackets, so
+ * the fields begin after the last ')'.
+ */
+export function fieldsOf(text: string): string[] {
+  return text.slice(text.lastIndexOf(')') + 2).split(' ');
 }
 
 async function startTimeFromPs(
@@ -154,7 +161,7 @@ async function* allByArgument(wanted: readonly string[]): AsyncGenerator<Process
  * thousands of processes. On hosts without /proc, nothing is yielded.
  */
 export async function* processFiles(
-  name: 'cmdline' | 'mountinfo',
+  name: 'cmdline' | 'mountinfo' | 'stat',
 ): AsyncGenerator<{ pid: number; text: string }> {
   const pids = process.platform === 'linux' ? await readdir('/proc') : [];
   // EINVAL means that the process is a zombie. Only a read of `mountinfo` gives this error.

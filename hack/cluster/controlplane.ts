@@ -4,7 +4,7 @@ import { Agent, get } from 'node:https';
 import { join } from 'node:path';
 import { waitFor } from '../wait.ts';
 import { launch } from './launch.ts';
-import { type NodeIdentity, writeCredentials } from './pki.ts';
+import { FRONT_PROXY, type NodeIdentity, writeCredentials } from './pki.ts';
 import { freePorts } from './ports.ts';
 import { isAlive, readRecord } from './processes.ts';
 import type { Tools } from './toolchain/toolchain.ts';
@@ -175,6 +175,7 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
     `--kubelet-client-key=${join(pki, 'kubelet-client.key')}`,
     `--kubelet-certificate-authority=${join(pki, 'ca.crt')}`,
     '--kubelet-preferred-address-types=InternalIP',
+    ...aggregationArguments(pki),
     `--service-account-key-file=${join(pki, 'service-account.pub')}`,
     `--service-account-signing-key-file=${join(pki, 'service-account.key')}`,
     '--service-account-issuer=https://kubernetes.default.svc',
@@ -192,6 +193,7 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
   ];
 }
 
+<<<<<<< HEAD
 /** Writes a file with the text of an option into the cluster's folder. Returns the flag that names this file. */
 function fileArguments(
   options: ControlPlaneOptions,
@@ -200,6 +202,23 @@ function fileArguments(
 ): string[] {
   const text = options[name];
   if (text === undefined) {
+=======
+/** Lets aggregated API servers, such as metrics-server, trust the names of users in the API server's requests. */
+function aggregationArguments(pki: string): string[] {
+  return [
+    `--proxy-client-cert-file=${join(pki, `${FRONT_PROXY}.crt`)}`,
+    `--proxy-client-key-file=${join(pki, `${FRONT_PROXY}.key`)}`,
+    `--requestheader-client-ca-file=${join(pki, 'ca.crt')}`,
+    `--requestheader-allowed-names=${FRONT_PROXY}`,
+    '--requestheader-username-headers=X-Remote-User',
+    '--requestheader-group-headers=X-Remote-Group',
+    '--requestheader-extra-headers-prefix=X-Remote-Extra-',
+  ];
+}
+
+function authenticationArguments({ directory, authentication }: ControlPlaneOptions): string[] {
+  if (authentication === undefined) {
+>>>>>>> 3712b3a4 (kubectl top shows hosts, VMs and emulators)
     return [];
   }
   const file = join(options.directory, `${name}.yaml`);

@@ -12,6 +12,9 @@ const COMPONENT_USERS = {
   'kube-scheduler': 'system:kube-scheduler',
 } as const;
 
+/** Name of the API server's client certificate for aggregated API servers, and of its files. */
+export const FRONT_PROXY = 'front-proxy-client';
+
 /** Name and address of a node with a kubelet. */
 export interface NodeIdentity {
   name: string;
@@ -39,6 +42,8 @@ export async function writeCredentials(
   writeServiceAccountKeys(pki);
   writePair(pki, 'kube-apiserver', await apiServerPair(authority, address));
   writePair(pki, 'kubelet-client', await clientPair(authority, 'kube-apiserver-kubelet-client'));
+  // The API server has this certificate when it passes requests to an aggregated API server.
+  writePair(pki, FRONT_PROXY, await clientPair(authority, FRONT_PROXY));
   const admin = await clientPair(authority, 'berth-admin', ['system:masters']);
   writePair(pki, 'admin', admin);
   const content = { server, authority: authority.certificate };

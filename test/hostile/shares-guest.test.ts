@@ -72,6 +72,7 @@ beforeAll(async () => {
     streams: () => target,
     unready: () => undefined,
     metrics: new Registry(),
+    resources: { text: async () => '' },
     logger,
   });
   port = await server.listen();

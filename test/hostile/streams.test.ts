@@ -52,6 +52,7 @@ beforeAll(async () => {
     streams: () => target,
     unready: () => undefined,
     metrics,
+    resources: { text: async () => '' },
     logger: pino({ level: 'silent' }),
   });
   port = await server.listen();

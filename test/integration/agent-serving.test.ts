@@ -22,6 +22,7 @@ import { waitFor } from '../../hack/wait.ts';
 const NODE = 'served';
 const namespace = `agent-serving-${randomBytes(4).toString('hex')}`;
 const METRICS = ['GET', '/metrics'] as const;
+const RESOURCES = ['GET', '/metrics/resource'] as const;
 const LOGS = ['GET', '/containerLogs/platform-default/vm/machine'] as const;
 const EXEC = ['POST', '/exec/platform-default/vm/machine'] as const;
 const ATTACH = ['POST', '/attach/platform-default/vm/machine', upgradeTo('SPDY/3.1')] as const;
@@ -44,7 +45,7 @@ function upgradeTo(protocol: string): Record<string, string> {
   return { connection: 'Upgrade', upgrade: protocol };
 }
 
-/** Returns the statuses of metrics, logs, exec, attach and a WebSocket for a caller. */
+/** Returns the statuses of both kinds of metrics, logs, exec, attach and a WebSocket for a caller. */
 async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
   const ask = ([method, path, upgrade]: readonly [string, string, object?]): Promise<number> => {
     const { promise, resolve, reject } = Promise.withResolvers<number>();
@@ -58,7 +59,7 @@ async function statusesFor({ token, ...pair }: Caller): Promise<number[]> {
       .end();
     return promise;
   };
-  return await Promise.all([METRICS, LOGS, EXEC, ATTACH, SOCKET].map(ask));
+  return await Promise.all([METRICS, RESOURCES, LOGS, EXEC, ATTACH, SOCKET].map(ask));
 }
 
 /** Returns a token of a ServiceAccount that may `get` this subresource of this Node, once the API server knows the right. */
@@ -117,6 +118,7 @@ beforeAll(async () => {
     },
     unready: () => undefined,
     metrics: new Registry(),
+    resources: { text: async () => 'node_cpu_usage_seconds_total 1 1\n' },
     logger: pino({ level: 'silent' }),
   });
   port = await server.listen();
@@ -148,17 +150,17 @@ afterAll(async () => {
   await cluster.kubectl(['delete', 'namespace', namespace, '--wait=false']);
 });
 
-/** Statuses of metrics, logs and streams. No machine runs here, so callers with the right to a stream get 400. */
+/** Statuses of both kinds of metrics, logs and streams. No machine runs here, so callers with the right to a stream get 400. */
 it.each([
-  ['a stranger', [401, 401, 401, 401, 401]],
-  ['a stranger with a token that nobody gave out', [401, 401, 401, 401, 401]],
-  ['somebody whom the cluster knows', [403, 403, 403, 403, 403]],
-  ['a user who may read metrics of the host', [200, 403, 403, 403, 403]],
-  ['a user who may read logs of the host', [403, 200, 403, 403, 403]],
-  ['a user who may read metrics of another host', [403, 403, 403, 403, 403]],
-  ['the API server', [200, 200, 400, 400, 400]],
-  ['a user with a certificate', [403, 403, 403, 403, 403]],
-  ['the API server, by a certificate of somebody else', [401, 401, 401, 401, 401]],
+  ['a stranger', [401, 401, 401, 401, 401, 401]],
+  ['a stranger with a token that nobody gave out', [401, 401, 401, 401, 401, 401]],
+  ['somebody whom the cluster knows', [403, 403, 403, 403, 403, 403]],
+  ['a user who may read metrics of the host', [200, 200, 403, 403, 403, 403]],
+  ['a user who may read logs of the host', [403, 403, 200, 403, 403, 403]],
+  ['a user who may read metrics of another host', [403, 403, 403, 403, 403, 403]],
+  ['the API server', [200, 200, 200, 400, 400, 400]],
+  ['a user with a certificate', [403, 403, 403, 403, 403, 403]],
+  ['the API server, by a certificate of somebody else', [401, 401, 401, 401, 401, 401]],
 ])('%s gets for metrics, logs and streams %j', async (caller, statuses) => {
   expect(await statusesFor(callers[caller] ?? {})).toEqual(statuses);
 });

@@ -14,6 +14,8 @@ import {
   type ChartTool,
   type ClusterTool,
   cacheKey,
+  METRICS_TOOL_GROUPS,
+  type MetricsTool,
   NODE_TOOL_GROUPS,
   type NodeTool,
   SIMULATION_TOOL_GROUPS,
@@ -27,6 +29,7 @@ export type Tools = Readonly<Record<ClusterTool, string>>;
 export type SimulationTools = Readonly<Record<SimulationTool, string>>;
 export type ChartTools = Readonly<Record<ChartTool, string>>;
 export type NodeTools = Readonly<Record<NodeTool, string>>;
+export type MetricsTools = Readonly<Record<MetricsTool, string>>;
 
 /** Error when there is no source of the programs. The message contains the sources that were tried and the packages to install. */
 class ToolchainError extends Error {
@@ -60,6 +63,11 @@ export async function resolveChartTools(options: ToolchainOptions = {}): Promise
 /** Returns absolute paths of the programs that a machine needs to be a node. */
 export async function resolveNodeTools(options: ToolchainOptions = {}): Promise<NodeTools> {
   return (await resolveGroups(NODE_TOOL_GROUPS, options)) as NodeTools;
+}
+
+/** Returns the path of metrics-server. The first call on a machine builds it. */
+export async function resolveMetricsTools(options: ToolchainOptions = {}): Promise<MetricsTools> {
+  return (await resolveGroups(METRICS_TOOL_GROUPS, options)) as MetricsTools;
 }
 
 async function resolveGroups(

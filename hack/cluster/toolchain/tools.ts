@@ -19,11 +19,14 @@ export type ChartTool = 'helm' | 'helm-unittest' | 'kubeconform';
 /** Programs that a machine needs to be a node. */
 export type NodeTool = 'kubelet' | 'kube-proxy';
 
-export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool;
+/** Program that serves the usage of nodes and Pods to `kubectl top`. */
+export type MetricsTool = 'metrics-server';
+
+export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool | MetricsTool;
 
 /** Group of programs that are released and built together. */
 export interface ToolGroup {
-  readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'helm-unittest' | 'kubeconform';
+  readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'helm-unittest' | 'kubeconform' | 'metrics-server';
   readonly version: string;
   /** Go package of each program. */
   readonly packages: Readonly<Partial<Record<Tool, string>>>;
@@ -105,6 +108,16 @@ export const NODE_TOOL_GROUPS: readonly ToolGroup[] = [
     packages: { kubelet: 'k8s.io/kubernetes/cmd/kubelet', 'kube-proxy': 'k8s.io/kubernetes/cmd/kube-proxy' },
     ldflags: `-s -w ${VERSION_FLAGS}`,
     coldBuild: 'about 40 s on 2 cores after the control plane',
+  },
+];
+
+export const METRICS_TOOL_GROUPS: readonly ToolGroup[] = [
+  {
+    name: 'metrics-server',
+    version: 'v0.9.0',
+    packages: { 'metrics-server': 'sigs.k8s.io/metrics-server/cmd/metrics-server' },
+    ldflags: '-s -w',
+    coldBuild: 'about 30 s on 2 cores after the control plane',
   },
 ];
 

@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import {
   CHART_TOOL_GROUPS,
+  METRICS_TOOL_GROUPS,
   moduleDirectory,
   SIMULATION_TOOL_GROUPS,
   TOOL_GROUPS,
@@ -10,10 +11,10 @@ import {
 } from './tools.ts';
 
 /** Groups in the order in which a whole test run builds them. */
-const GROUPS = [...TOOL_GROUPS, ...SIMULATION_TOOL_GROUPS, ...CHART_TOOL_GROUPS];
+const GROUPS = [...TOOL_GROUPS, ...SIMULATION_TOOL_GROUPS, ...CHART_TOOL_GROUPS, ...METRICS_TOOL_GROUPS];
 const REQUIREMENT = /^(?:require )?\t?([\w./~-]+) (v\S+)/gm;
 const REPLACEMENT = /^(?:replace )?\t?([\w./~-]+)(?: v\S+)? => \1 (v\S+)/gm;
-/** Modules that make up half of kwok, helm and helm-unittest. */
+/** Modules that make up half of kwok, helm, helm-unittest and metrics-server. */
 const LARGEST = ['k8s.io/api', 'k8s.io/apimachinery', 'k8s.io/client-go'];
 
 interface Versions {
@@ -36,7 +37,13 @@ describe('the modules of the toolchain', () => {
   it('are of one version where groups share the largest of them', () => {
     for (const module of LARGEST) {
       const taken = versions.filter((group) => group.taken.has(module));
-      expect(taken.map(({ name }) => name)).toEqual(['kubernetes', 'kwok', 'helm', 'helm-unittest']);
+      expect(taken.map(({ name }) => name)).toEqual([
+        'kubernetes',
+        'kwok',
+        'helm',
+        'helm-unittest',
+        'metrics-server',
+      ]);
       expect(new Set(taken.map((group) => `${module} ${group.taken.get(module)}`))).toHaveLength(1);
     }
   });

@@ -13,6 +13,7 @@ import { SECRETS } from '../../../kube/core.ts';
 import { PUBLIC_KEYS } from '../../fixtures/guestdata.ts';
 import { expectUntold } from '../../support/told.ts';
 import { StartedProgram } from '../../wires/startedprogram.ts';
+import { MetricsServer } from '../../worlds/metricsserver.ts';
 import { logIn } from '../../support/vnc.ts';
 import { page, powerOff, tell } from '../../worlds/qemuguest.ts';
 import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
@@ -75,6 +76,19 @@ class Follower {
   async has(what: string, test: (text: string) => boolean): Promise<void> {
     await waitFor(`kubectl logs -f to have printed ${what}`, () => test(this.text), STEP);
   }
+}
+
+/** Returns the line of `kubectl top` about an object, once there is one. */
+async function topRow(noun: 'pod' | 'node', name: string, ...flags: string[]): Promise<string> {
+  const { stdout } = await world.cluster.kubectl([
+    'top',
+    noun,
+    name,
+    '--no-headers',
+    ...(noun === 'pod' ? ['-n', world.vms.namespace] : []),
+    ...flags,
+  ]);
+  return stdout.trimEnd();
 }
 
 /** Returns how often the guest was asked to end. A running guest agent is asked before the power button is pressed. */
@@ -232,6 +246,29 @@ test(
         one.kill();
       }
     }
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'shows its processor time and memory, and those of its host, in kubectl top',
+  async () => {
+    await using _ = await MetricsServer.start(world.cluster);
+    // Usage is in thousandths of a processor and in mebibytes. Metrics-server computes it from two measurements.
+    const pod = await waitFor('kubectl top pod to show the VM', () => topRow('pod', 'x'), STEP);
+    const [, cpu, memory] = /^x +(\d+)m +(\d+)Mi *$/.exec(pod)?.map(Number) ?? [];
+    expect(cpu).toBeGreaterThan(0);
+    expect(cpu).toBeLessThanOrEqual(1000);
+    // The guest has 256 MiB, and touches a part of them.
+    expect(memory).toBeGreaterThan(32);
+    expect(memory).toBeLessThan(512);
+    const containers = await topRow('pod', 'x', '--containers');
+    expect(containers).toMatch(/^x +machine +\d+m +\d+Mi *$/);
+    const node = await topRow('node', 'host');
+    const [, hostCpu = 0, hostMemory = 0] =
+      /^host +(\d+)m +\d+% +(\d+)Mi +\d+% *$/.exec(node)?.map(Number) ?? [];
+    expect(hostCpu).toBeGreaterThan(0);
+    expect(hostMemory).toBeGreaterThan(memory ?? 0);
   },
   TEST_MILLISECONDS,
 );
