@@ -193,16 +193,6 @@ function serverArguments(options: ControlPlaneOptions, port: number, etcdPort: n
   ];
 }
 
-<<<<<<< HEAD
-/** Writes a file with the text of an option into the cluster's folder. Returns the flag that names this file. */
-function fileArguments(
-  options: ControlPlaneOptions,
-  name: 'authentication' | 'admission',
-  flag: string,
-): string[] {
-  const text = options[name];
-  if (text === undefined) {
-=======
 /** Lets aggregated API servers, such as metrics-server, trust the names of users in the API server's requests. */
 function aggregationArguments(pki: string): string[] {
   return [
@@ -216,9 +206,14 @@ function aggregationArguments(pki: string): string[] {
   ];
 }
 
-function authenticationArguments({ directory, authentication }: ControlPlaneOptions): string[] {
-  if (authentication === undefined) {
->>>>>>> 3712b3a4 (kubectl top shows hosts, VMs and emulators)
+/** Writes a file with the text of an option into the cluster's folder. Returns the flag that names this file. */
+function fileArguments(
+  options: ControlPlaneOptions,
+  name: 'authentication' | 'admission',
+  flag: string,
+): string[] {
+  const text = options[name];
+  if (text === undefined) {
     return [];
   }
   const file = join(options.directory, `${name}.yaml`);
