@@ -72,7 +72,12 @@ export interface NodeAffinity {
 }
 
 export interface PodAffinityTerm {
-  labelSelector?: { matchLabels?: Record<string, string> };
+  labelSelector?: {
+    matchLabels?: Record<string, string>;
+    matchExpressions?: { key: string; operator: 'Exists' | 'DoesNotExist' }[];
+  };
+  /** Namespaces of the Pods. An empty selector means all namespaces. Without a selector, it is the namespace of the Pod itself. */
+  namespaceSelector?: { matchLabels?: Record<string, string> };
   topologyKey: string;
 }
 
@@ -88,6 +93,7 @@ export interface PodSpec {
         podAffinityTerm: PodAffinityTerm;
       }[];
     };
+    podAntiAffinity?: { requiredDuringSchedulingIgnoredDuringExecution?: PodAffinityTerm[] };
   };
   tolerations?: Toleration[];
   containers: Container[];

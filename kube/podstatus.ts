@@ -40,15 +40,19 @@ export function parkedStatus(
   };
 }
 
+/** Why a Pod fails without a machine. */
+export interface Refusal {
+  reason: string;
+  message: string;
+  exitCode: number;
+  /** Whether the Pod is not to blame. Jobs can leave such a Pod out of their failures (`podFailurePolicy`). */
+  isDisruption?: boolean;
+}
+
 /**
  * Returns the status of a Pod that fails without a machine. The Pod had no machine on this host, or the agent has no record of the machine.
  */
-export function refusedStatus(
-  pod: Pod,
-  why: { reason: string; message: string; exitCode: number },
-  hostAddress: string,
-  now: string,
-): PodStatus {
+export function refusedStatus(pod: Pod, why: Refusal, hostAddress: string, now: string): PodStatus {
   const terminated = {
     exitCode: why.exitCode,
     reason: why.reason,
@@ -61,7 +65,11 @@ export function refusedStatus(
     message: lastWords(why.message),
     conditions: stamp(
       pod,
-      [condition('Ready', false, 'PodFailed'), condition('ContainersReady', false, 'PodFailed')],
+      [
+        condition('Ready', false, 'PodFailed'),
+        condition('ContainersReady', false, 'PodFailed'),
+        ...(why.isDisruption === true ? [condition('DisruptionTarget', true, why.reason, why.message)] : []),
+      ],
       now,
     ),
     containerStatuses: pod.spec.containers.map((container) => ({

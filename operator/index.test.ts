@@ -37,7 +37,7 @@ it('a standby remembers the keys of existing objects, and none of deleted object
   for (const store of stores) {
     objects.forEach((one) => store.put(structuredClone(one)));
   }
-  const all = ['vm', 'image', 'iso', 'imagecache', 'host', 'certificate', 'emulator', 'roles'];
+  const all = ['vm', 'image', 'iso', 'imagecache', 'host', 'certificate', 'emulator', 'roles', 'foreignpods'];
   expect((await busy(registry)).toSorted()).toEqual(all.toSorted());
   for (const store of stores) {
     objects.forEach((one) => store.delete(keyOf(one)));

@@ -13,6 +13,7 @@ import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
 import { exportEmulatorMetrics } from './emulator/metrics.ts';
 import { podKeyOf } from './emulator/observe.ts';
+import { enqueueForeignPods, foreignPodExists, ForeignPodReconciler } from './foreignpods/controller.ts';
 import { CertificateReconciler, enqueueRequests } from './certificates/controller.ts';
 import { HostApprovals } from './host/approvals.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
@@ -74,6 +75,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   const roles = roleController(options, watches);
   const storageWriters = storageWritersController(options, watches);
   const abandonedJobs = abandonedJobController(options, watches);
+  const foreignPods = foreignPodController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [
@@ -88,6 +90,7 @@ export function createControllers(options: OperatorOptions): Controllers {
       emulator,
       roles,
       storageWriters,
+      foreignPods,
     ],
   };
 }
@@ -218,6 +221,16 @@ function abandonedJobController(options: OperatorOptions, watches: Watches): Con
   const reconciler = new AbandonedJobReconciler({ ...options, ...watches, consistency });
   const controller = controllerFor(options, 'abandonedjob', { workers: 1 }, reconciler, consistency);
   enqueueAbandonedJobs(controller, watches);
+  return controller;
+}
+
+/** Creates the controller that removes Pods of other programs from hosts. Its one worker keeps the order of removals. */
+function foreignPodController(options: OperatorOptions, watches: Watches): Controller {
+  const consistency = new Consistency();
+  const reconciler = new ForeignPodReconciler({ ...options, ...watches, consistency });
+  const exists = foreignPodExists(watches);
+  const controller = controllerFor(options, 'foreignpods', { workers: 1, exists }, reconciler, consistency);
+  enqueueForeignPods(controller, watches);
   return controller;
 }
 

@@ -26,6 +26,8 @@ import type { OperatorConfig } from './config/config.ts';
 import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
 import { EMULATORS_BY_VM } from './emulator/controller.ts';
 import { vmKeyOf } from './emulator/observe.ts';
+import { GUARD_WORKLOAD } from './foreignpods/guard.ts';
+import { ownerOfRemovable, REMOVABLE_BY_OWNER, trimForeignPod } from './foreignpods/removal.ts';
 import { requestIndexes } from './certificates/controller.ts';
 import { approvalsSelector } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
@@ -113,6 +115,19 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       labelSelector: EMULATOR_UID_LABEL,
       transform: trimPod,
       indexes: { [PODS_BY_NODE]: nodeOfPod },
+    }),
+    // Pods of other programs between their binding and their start. Almost all of them leave this cache within seconds.
+    foreignPods: new Informer(client, PODS, {
+      ...base,
+      labelSelector: `!${WORKLOAD_LABEL}`,
+      fieldSelector: 'status.phase=Pending,spec.nodeName!=',
+      transform: trimForeignPod,
+      indexes: { [REMOVABLE_BY_OWNER]: ownerOfRemovable },
+    }),
+    guards: new Informer(client, PODS, {
+      ...base,
+      labelSelector: `${WORKLOAD_LABEL}=${GUARD_WORKLOAD}`,
+      transform: trimPod,
     }),
     namespaces: new Informer(client, NAMESPACES, base),
     // The operator reads only RoleBindings of two names, and has no right to read others. A field selector can contain only one name, so

@@ -8,7 +8,7 @@ import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
-import { parkedStatus, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
+import { parkedStatus, type Refusal, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
@@ -191,6 +191,7 @@ export class PodController {
         reason: 'Terminated',
         message: 'The Pod was deleted before it ran on this host',
         exitCode: STOPPED_EXIT_CODE,
+        isDisruption: role.kind === 'foreign',
       });
     }
     if (isEnded(pod)) {
@@ -283,12 +284,11 @@ export class PodController {
   }
 
   #park(pod: Readonly<Pod>, why: { reason: Reason; message: string }): undefined {
-    const status = parkedStatus(pod, why, this.#host.address, timestamp(Date.now()));
-    this.#writer.show(pod, status);
+    this.#writer.show(pod, parkedStatus(pod, why, this.#host.address, timestamp(Date.now())));
   }
 
   /** Ends a Pod that has no machine and no task. The Pod's status shows the reason. If the Pod is being deleted, completes the deletion. */
-  #end(pod: Readonly<Pod>, why: { reason: Reason; message: string; exitCode: number }): undefined {
+  #end(pod: Readonly<Pod>, why: Refusal & { reason: Reason }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });
   }

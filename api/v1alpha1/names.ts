@@ -71,7 +71,10 @@ export const IMAGE_UID_LABEL = 'berth.dev/image-uid';
 export const OPERATION_LABEL = 'berth.dev/operation';
 /** Label of the Pod of an Emulator. Its value is the uid of the Emulator. Such a Pod does not have the label {@link VM_UID_LABEL}. */
 export const EMULATOR_UID_LABEL = 'berth.dev/emulator-uid';
-/** Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). */
+/**
+ * Label with the type of work: `vm`, `emulator`, `cache` (Jobs of an ImageCacheEntry) or `image` (Jobs of an Image or ISO). The value `guard`
+ * is for the Pod that keeps Pods of other programs away from hosts. It does no work.
+ */
 export const WORKLOAD_LABEL = 'berth.dev/workload';
 
 /**

@@ -6,6 +6,7 @@ import type { Kubectl } from './kubectl.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const FILES = join(ROOT, 'charts', 'berth', 'files');
+const MUTATING_POLICIES = join(FILES, 'mutatingpolicies');
 /** Time limit until the API server serves new kinds. It takes a second, and several on a busy machine. */
 const ESTABLISHED_SECONDS = 60;
 /** Highest DPI that the committed CRDs allow. CRDs for the other maximum are generated. */
@@ -21,13 +22,25 @@ export async function install(kubectl: Kubectl, options: InstallOptions): Promis
   const crds = await crdDirectory(options);
   const files = manifests(crds);
   await kubectl(['apply', '--server-side', '--force-conflicts', ...files]);
+  if (await servesMutatingPolicies(kubectl)) {
+    await kubectl(['apply', '--server-side', '--force-conflicts', `--filename=${MUTATING_POLICIES}`]);
+  }
   await kubectl(['wait', '--for=condition=Established', `--timeout=${ESTABLISHED_SECONDS}s`, '-f', crds]);
 }
 
 /** Removes all objects again, and the simulated hosts. */
 export async function uninstall(kubectl: Kubectl): Promise<void> {
   await kubectl(['delete', 'nodes', '--selector=berth.dev/simulated=true', '--ignore-not-found']);
+  if (await servesMutatingPolicies(kubectl)) {
+    await kubectl(['delete', '--ignore-not-found', `--filename=${MUTATING_POLICIES}`]);
+  }
   await kubectl(['delete', '--ignore-not-found', ...manifests(join(ROOT, 'crds')).toReversed()]);
+}
+
+/** Returns whether the API server has the version of MutatingAdmissionPolicies that Kubernetes has from 1.36 on. */
+async function servesMutatingPolicies(kubectl: Kubectl): Promise<boolean> {
+  const { stdout } = await kubectl(['get', '--raw', '/apis/admissionregistration.k8s.io/v1']);
+  return stdout.includes('"mutatingadmissionpolicies"');
 }
 
 /** Returns arguments for kubectl. Objects come before the objects that need them. */

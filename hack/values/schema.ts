@@ -241,6 +241,7 @@ export const valuesSchema = z.strictObject({
     createSystem: z.boolean(),
     createDefault: z.boolean(),
   }),
+  mutatingPolicies: z.enum(['auto', 'v1', 'v1beta1', 'none']),
   roles,
   priorityClass: z.strictObject({
     create: z.boolean(),

@@ -241,56 +241,6 @@ describe('helm', () => {
   });
 });
 
-describe('namespaces that exist before the install', () => {
-  const made: string[] = [];
-
-  async function namespace(name: string, labels: Record<string, string> = {}): Promise<void> {
-    await cluster.client().create(NAMESPACES, { metadata: { name, labels } });
-    made.push(name);
-  }
-
-  /** Returns the notes that Helm prints at the end of an install into the present cluster. */
-  async function notes(prefix: string, ...profile: string[]): Promise<string> {
-    const namespaces = { default: `${prefix}main`, prefix };
-    const args = ['install', 'berth', CHART, '--namespace', SYSTEM, '--kubeconfig', cluster.kubeconfig];
-    const over = ['--dry-run=server', '--take-ownership', '--force-conflicts', '--values', '-'];
-    const { code, stdout, stderr } = await helm(
-      [...args, ...over, ...profile],
-      JSON.stringify({ namespaces }),
-    );
-    expect({ code, stderr }).toMatchObject({ code: 0 });
-    return stdout.slice(stdout.indexOf('NOTES:'));
-  }
-
-  afterAll(async () => {
-    await Promise.all(made.map((name) => cluster.client().delete(NAMESPACES, { name })));
-  });
-
-  test('are named in the notes if their Pods would be refused; other namespaces are not named', async () => {
-    await namespace('fleet-vms', { 'pod-security.kubernetes.io/enforce': 'privileged' });
-    await namespace('fleet-apps', { 'berth.dev/custom-pods': 'true' });
-    await namespace('other-fleet');
-    expect(await notes('fleet-')).not.toContain('Berth serves these namespaces too');
-    await namespace('fleet-monitoring');
-    await namespace('fleet-logs', { 'pod-security.kubernetes.io/enforce': 'baseline' });
-    const said = await notes('fleet-');
-    expect(said).toContain('for VMs:\n  fleet-logs\n  fleet-monitoring\nNew Pods');
-    expect(said).toContain('another namespaces.prefix than fleet-');
-    expect(said).toContain('Users who sign in without a managed group are CLUSTER ADMINISTRATORS');
-    const hardened = await notes('fleet-', '--values', join(CHART, 'hardened.yaml'));
-    expect(hardened).toContain('Users who sign in without a managed group have no rights');
-  });
-
-  test('are named in the notes up to a number of twenty', async () => {
-    for (let i = 10; i < 31; i += 1) {
-      await namespace(`many-${i}`);
-    }
-    const said = await notes('many-');
-    expect(said).toContain('for VMs:\n  many-10\n');
-    expect(said).toContain('  many-29\n  and 1 more\nNew Pods');
-  });
-});
-
 describe('uninstall', () => {
   /** Writes a record of the release as Helm does, with the status of this revision. Helm's own records are in test/e2e/installed. */
   async function record(revision: number, status: string, type = SECRETS): Promise<void> {

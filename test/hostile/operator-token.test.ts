@@ -208,6 +208,29 @@ describe('Pods and Jobs', () => {
   });
 });
 
+describe('a Pod of somebody else that its host does not run', () => {
+  const at = `${pods(elsewhere)}/parked`;
+
+  async function waiting(reason: string): Promise<void> {
+    const container = { name: 'main', image: 'any', imageID: '', ready: false, restartCount: 0 };
+    const containerStatuses = [{ ...container, state: { waiting: { reason } } }];
+    const written = await admin.send('PATCH', `${at}/status`, { status: { containerStatuses } });
+    expect(written).toMatchObject({ status: 200 });
+  }
+
+  test('may be deleted, but not changed, and not while it starts', async (context) => {
+    const spec = { ...podSpec(), nodeName: HOST };
+    await stored(pods(elsewhere), { metadata: { name: 'parked' }, spec });
+    await waiting('ContainerCreating');
+    expectRefused(context, 'a starting Pod away', await operator.send('DELETE', `${at}${DRY}`), elsewhere);
+    await waiting('HostRunsOnlyMachines');
+    const label = { metadata: { labels: { team: 'a' } } };
+    const changed = await operator.send('PATCH', `${at}${DRY}`, label);
+    expectRefused(context, 'a label for a parked Pod', changed, elsewhere);
+    expectAllowed(context, 'a parked Pod away', await operator.send('DELETE', `${at}${DRY}`));
+  });
+});
+
 describe('Nodes', () => {
   const mark = { labels: { [MARK]: 'true' } };
   const patch = (node: string, body: object): Promise<Answer> =>

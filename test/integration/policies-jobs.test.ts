@@ -100,7 +100,9 @@ const COMMANDS: [string, Parts, string][] = [
 describe('a Job that would command a host', () => {
   it.for(COMMANDS)('with %s: refused to an admin and a tenant, everywhere', async ([, parts, says]) => {
     await expectRefused(job(machines, 'j', parts), AS_TENANT, says, 'only the operator of Berth');
-    await expectRefused(job(elsewhere, 'j', parts), AS_ADMIN, says, 'only the operator of Berth');
+    for (const namespace of [elsewhere, 'default', 'kube-system']) {
+      await expectRefused(job(namespace, 'j', parts), AS_ADMIN, says, 'only the operator of Berth');
+    }
     await expectRefused(job(SYSTEM_NAMESPACE, 'j', parts), AS_ADMIN, says, 'only the operator of Berth');
   });
 

@@ -16,7 +16,6 @@ import { untilPodsAllowed } from '../../hack/cluster/simulation.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import {
   admissionOf,
-  type As,
   AS_ADMIN,
   AS_OPERATOR,
   COMMANDING_SPECS,
@@ -112,7 +111,9 @@ const COMMANDS: [string, PodParts, string][] = [
 
 describe('a Pod that would command a host', () => {
   it.for(COMMANDS)('with %s: refused to an admin and a tenant, everywhere', async ([, parts, says]) => {
-    await expectRefused(pod(elsewhere, 'p', parts), AS_ADMIN, says, 'only the operator of Berth');
+    for (const namespace of [elsewhere, 'default', 'kube-system']) {
+      await expectRefused(pod(namespace, 'p', parts), AS_ADMIN, says, 'only the operator of Berth');
+    }
     await expectRefused(pod(custom, 'p', parts), AS_TENANT, says, 'only the operator of Berth');
     await expectRefused(pod(SYSTEM_NAMESPACE, 'p', parts), AS_ADMIN, says, 'only the operator of Berth');
   });
@@ -120,45 +121,6 @@ describe('a Pod that would command a host', () => {
   it.for(COMMANDS)('with %s: allowed to the operator', async ([, { labels, spec, ...parts }]) => {
     const own = { labels: { ...OPERATORS_OWN.labels, ...labels }, spec: { ...OPERATORS_OWN.spec, ...spec } };
     await expectAccepted(pod(machines, 'p', { ...parts, ...own }), AS_OPERATOR);
-  });
-});
-
-describe('a Pod that tolerates every taint', () => {
-  const everything = { spec: { tolerations: [{ operator: 'Exists' }] } };
-  const controller = (kind: string, name: string): [PodParts, As] => [
-    { ownerReferences: [{ apiVersion: 'apps/v1', kind, name: 'o', uid: 'u', controller: true }] },
-    [`--as=system:serviceaccount:kube-system:${name}`, '--as-group=system:masters'],
-  ];
-
-  it('is allowed as a Pod of a DaemonSet, but not in served namespaces', async () => {
-    const [owned, as] = controller('DaemonSet', 'daemon-set-controller');
-    await expectAccepted(pod(elsewhere, 'p', { ...everything, ...owned }), as);
-    await expectRefused(pod(custom, 'p', { ...everything, ...owned }), as, 'without a key');
-  });
-
-  it('is refused otherwise, also if it pretends to belong to a DaemonSet', async () => {
-    const [replica, replicas] = controller('ReplicaSet', 'replicaset-controller');
-    await expectRefused(pod(elsewhere, 'p', { ...everything, ...replica }), replicas, 'without a key');
-    const [owned] = controller('DaemonSet', 'daemon-set-controller');
-    for (const as of [AS_ADMIN, AS_TENANT]) {
-      const pretended = pod(elsewhere, 'p', { ...everything, ...owned });
-      await expectRefused(pretended, as, `label namespace "${elsewhere}" berth.dev/keyless-tolerations=true`);
-    }
-  });
-
-  it('is allowed in kube-system, and in a namespace that an administrator labels', async () => {
-    await expectAccepted(pod('kube-system', 'p', everything), AS_ADMIN);
-    await cluster.kubectl(['label', 'namespace', elsewhere, 'berth.dev/keyless-tolerations=true']);
-    // Admission learns of the label a little later.
-    await waitFor('the label to be known', () =>
-      expectAccepted(pod(elsewhere, 'p', everything), AS_TENANT).then(() => true),
-    );
-    await cluster.kubectl(['label', 'namespace', elsewhere, 'berth.dev/keyless-tolerations-']);
-  });
-
-  it('is allowed if it tolerates only effects that the taint of hosts does not have', async () => {
-    const evicted = { spec: { tolerations: [{ operator: 'Exists', effect: 'NoExecute' }] } };
-    await expectAccepted(pod(elsewhere, 'p', evicted), AS_TENANT);
   });
 });
 
@@ -379,7 +341,11 @@ describe('the policies', () => {
   }
 
   async function ownPolicies(): Promise<Policy[]> {
-    const { stdout } = await cluster.kubectl(['get', 'validatingadmissionpolicies', '-o', 'json']);
+    return await policiesOf('validatingadmissionpolicies');
+  }
+
+  async function policiesOf(resource: string): Promise<Policy[]> {
+    const { stdout } = await cluster.kubectl(['get', resource, '-o', 'json']);
     const { items } = JSON.parse(stdout) as { items: Policy[] };
     return items.filter((policy) => policy.metadata.name.startsWith('berth-'));
   }
@@ -400,7 +366,9 @@ describe('the policies', () => {
       workloadLabel: WORKLOAD_LABEL,
       taskAnnotation: TASK_ANNOTATION,
     };
-    const variables = (await ownPolicies()).flatMap((policy) => policy.spec.variables);
+    const mutating = await policiesOf('mutatingadmissionpolicies');
+    expect(mutating.map(({ metadata }) => metadata.name)).toEqual(['berth-foreign-pods']);
+    const variables = [...(await ownPolicies()), ...mutating].flatMap((policy) => policy.spec.variables);
     const compared = variables.filter((variable) => variable.name in names);
     expect(new Set(compared.map((variable) => variable.name))).toEqual(new Set(Object.keys(names)));
     for (const { name, expression } of compared) {

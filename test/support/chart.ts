@@ -105,6 +105,7 @@ export const EVERYTHING = {
   },
   networkPolicy: { enabled: true },
   namespaces: { createSystem: true },
+  mutatingPolicies: 'v1',
   roles: {
     defaultDev: ['oidc:all'],
     dev: ['oidc:devs'],

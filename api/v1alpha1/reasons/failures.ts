@@ -149,11 +149,11 @@ export const FAILURES = {
     todo: 'Report this as a bug of the operator',
   },
   HostRunsOnlyMachines: {
-    seen: { Pod: ['waiting', 'Ready'] },
+    seen: { Pod: ['waiting', 'Ready', 'Event'] },
     class: 'final',
-    by: 'agent',
-    says: 'The host runs only Pods of Berth, so this Pod stays Pending',
-    todo: 'Remove the toleration for hosts from the workload, or place the workload on another node of the cluster',
+    by: 'agent and operator',
+    says: 'The host runs only Pods of Berth, so this Pod stays Pending. The operator deletes it if its controller creates it again elsewhere',
+    todo: 'Give the workload a node affinity that excludes nodes with the label berth.dev/host, or remove its toleration without a key',
   },
   NoImage: {
     seen: { VM: ['Stalled', 'Ready'] },

@@ -272,3 +272,21 @@ for example in `helm template`, because the namespace can then have the label th
 true
 {{- end -}}
 {{- end -}}
+
+{{- /*
+Version of the API for MutatingAdmissionPolicies: v1, v1beta1 or none. If Helm does not read the cluster, for example in `helm template`,
+the versions that it knows are not those of the cluster.
+*/ -}}
+{{- define "berth.mutatingPolicies" -}}
+{{- if ne .Values.mutatingPolicies "auto" -}}
+{{ .Values.mutatingPolicies }}
+{{- else if not (lookup "v1" "Namespace" "" "kube-system") -}}
+none
+{{- else if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy" -}}
+v1
+{{- else if .Capabilities.APIVersions.Has "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy" -}}
+v1beta1
+{{- else -}}
+none
+{{- end -}}
+{{- end -}}
