@@ -118,6 +118,20 @@ describe('a Pod that tolerates every taint', () => {
   });
 });
 
+describe('a binding to a host that gives its Pod what names Berth', () => {
+  it.for(['default', 'kube-system', custom])('is refused in %s', async (namespace) => {
+    const target = { apiVersion: 'v1', kind: 'Node', name: 'host' };
+    for (const metadata of [
+      { annotations: { 'berth.dev/machine': '{}' } },
+      { labels: { 'berth.dev/workload': 'vm' } },
+    ]) {
+      const named = { name: 'p', namespace, ...metadata };
+      const binding = { apiVersion: 'v1', kind: 'Binding', metadata: named, target };
+      await expectRefused(JSON.stringify(binding), AS_ADMIN, 'only the operator of Berth');
+    }
+  });
+});
+
 type Affinity = NonNullable<PodSpec['affinity']>;
 
 /** Returns the affinity of the Pod that the API server would store. */

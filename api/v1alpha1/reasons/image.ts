@@ -209,7 +209,7 @@ export const IMAGE_REASONS = {
     seen: { Image: ['Ready', 'Event'], ImageCacheEntry: ['Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The API server refused a Job of the object or a change of the object, or its errors last. The message contains the answer of the API server',
+    says: 'The API server refused a Job of the object or a change of the object, or its errors last. The message contains its answer',
     todo: 'Raise the quota, change the admission rule, or repair the webhook that the message names',
   },
   JobFailed: {
