@@ -1,6 +1,7 @@
 /** Creates the agent's parts that run machines on this host. The configuration determines these parts. */
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import { Proxies } from '../base/proxy.ts';
 import { createMetrics } from '../kube/metrics.ts';
 import type { HostParts } from './agent.ts';
 import { type AgentConfig, portRules } from './config.ts';
@@ -20,10 +21,18 @@ export async function createParts(config: AgentConfig, logger: Logger): Promise<
   const metrics = createMetrics();
   const records = new RecordStore(join(dataDirectory, 'pods'));
   const users = await machineUsers(config.machines.users, records.list(), logger);
+  const proxies = new Proxies(process.env);
+  if (proxies.describe().length > 0) {
+    logger.info(
+      { proxies: proxies.describe() },
+      'Registries and web servers of images are reached through a proxy',
+    );
+  }
   const images = await HostImageStore.open({
     dataDirectory,
     architecture: architecture ?? nativeArchitecture(),
     ...config.images,
+    proxies,
     clusterCIDRs: config.clusterCIDRs,
     ownAddresses: [config.address],
     reader: users?.reader,

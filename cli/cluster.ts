@@ -59,7 +59,8 @@ export async function withCluster<T>(
   try {
     const { apiURL } = settings;
     const realNamespace = (name: string) => realNameOf(name, settings);
-    const cluster = { client, watches, namespace, realNamespace, connection, apiURL };
+    const { environment } = terminal;
+    const cluster = { client, watches, namespace, realNamespace, connection, apiURL, environment };
     const result = await work(cluster);
     if (terminal.isForPeople) {
       const { remind } = await import('./versions.ts');

@@ -47,7 +47,7 @@ async function ask(address = 'https://cluster.example'): Promise<unknown> {
     reason: 'Forbidden',
   });
   return await directOrAsked(
-    { apiURL, connection },
+    { apiURL, connection, environment: {} },
     new AbortController().signal,
     async () => await Promise.reject(refusal),
     async (asked) => await asked({ method: 'GET', path: '/nodes' }),

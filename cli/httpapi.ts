@@ -3,12 +3,14 @@
  * members of a namespace have no right to read them. From the HTTP API, the members get the data that belong to their namespace.
  */
 import { messageOf } from '../base/errors.ts';
+import type { Environment } from '../base/proxy.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
 import { apiErrorFrom, isForbidden, isRefused } from '../kube/errors.ts';
 import type { Method } from '../kube/transport.ts';
 import { CommandError, EXIT, explained } from './errors.ts';
+import { proxyFor } from './proxy.ts';
 import { printable } from './text.ts';
 
 const ROOT = '/api/v1';
@@ -32,6 +34,8 @@ export interface Servers {
   readonly connection: Connection;
   /** Address of the HTTP API. It is undefined if the settings have none. */
   readonly apiURL: string | undefined;
+  /** Variables of the command. They can name a proxy to the HTTP API. */
+  readonly environment: Environment;
 }
 
 export interface ServerRequest {
@@ -48,7 +52,7 @@ export interface ServerRequest {
  * @throws errors of `direct` and `ask`; CommandError when the user lacks a right and the HTTP API cannot be used.
  */
 export async function directOrAsked<T>(
-  { apiURL, connection }: Servers,
+  { apiURL, connection, environment }: Servers,
   signal: AbortSignal,
   direct: () => Promise<T>,
   ask: (server: Server) => Promise<T>,
@@ -66,7 +70,7 @@ export async function directOrAsked<T>(
         EXIT.denied,
       );
     }
-    return await withServer({ apiURL, connection, signal }, ask);
+    return await withServer({ apiURL, connection, environment, signal }, ask);
   }
 }
 
@@ -75,14 +79,16 @@ function hasToken({ token, tokenFile, tokenPlugin }: Connection): boolean {
 }
 
 async function withServer<T>(
-  { apiURL, connection, signal }: { apiURL: string; connection: Connection; signal: AbortSignal },
+  { apiURL, connection, environment, signal }: Servers & { apiURL: string; signal: AbortSignal },
   ask: (server: Server) => Promise<T>,
 ): Promise<T> {
-  const [{ Transport }, { Registry }] = await Promise.all([
+  const [{ Transport }, { createPool }, { Registry }] = await Promise.all([
     import('../kube/transport.ts'),
+    import('../kube/pool.ts'),
     import('prom-client'),
   ]);
-  const options = { metrics: new Registry(), userAgent: `berth/${VERSION}` };
+  const pool = createPool({ server: apiURL }, undefined, proxyFor(apiURL, environment));
+  const options = { metrics: new Registry(), userAgent: `berth/${VERSION}`, pool };
   const stranger = new Transport({ server: apiURL }, options);
   const { token, tokenFile, tokenPlugin } = connection;
   const member = new Transport(
@@ -99,7 +105,7 @@ async function withServer<T>(
   } catch (error) {
     throw explained(error, `HTTP API ${apiURL}`, 'the settings, or NODE_EXTRA_CA_CERTS');
   } finally {
-    await Promise.all([stranger.close(), member.close()]);
+    await pool.destroy();
   }
 }
 

@@ -1,5 +1,7 @@
 /** Creates connections to one API server. */
 import { Pool } from 'undici';
+import type { Proxy } from '../base/proxy.ts';
+import { tunnelConnector } from '../base/tunnel.ts';
 import type { Connection } from './credentials.ts';
 
 /**
@@ -27,9 +29,15 @@ const WATCHES_PER_CONNECTION = 90;
 
 /**
  * Creates connections. If `watches` is set, the connections serve only watches, and `watches` is the largest number of watches at the same
- * time.
+ * time. If `proxy` is set, the connections lead through this proxy.
  */
-export function createPool(connection: Connection, watches: number | undefined): Pool {
+export function createPool(connection: Connection, watches: number | undefined, proxy?: Proxy): Pool {
+  const connect = {
+    timeout: CONNECT_DEADLINE_MILLISECONDS,
+    keepAlive: true,
+    keepAliveInitialDelay: TCP_KEEP_ALIVE_MILLISECONDS,
+    ...tlsOptionsOf(connection),
+  };
   return new Pool(new URL(connection.server).origin, {
     // Requests other than watches use HTTP/1.1, because an aborted request then closes its connection. With HTTP/2, the connection would
     // stay open, and the next request would use it even if it is dead. In a measurement, HTTP/1.1 and HTTP/2 needed the same CPU time.
@@ -42,12 +50,8 @@ export function createPool(connection: Connection, watches: number | undefined):
         }),
     keepAliveTimeout: IDLE_CONNECTION_MILLISECONDS,
     keepAliveMaxTimeout: IDLE_CONNECTION_MILLISECONDS,
-    connect: {
-      timeout: CONNECT_DEADLINE_MILLISECONDS,
-      keepAlive: true,
-      keepAliveInitialDelay: TCP_KEEP_ALIVE_MILLISECONDS,
-      ...tlsOptionsOf(connection),
-    },
+    connect:
+      proxy === undefined ? connect : tunnelConnector(proxy, { ...connect, allowH2: watches !== undefined }),
   });
 }
 

@@ -10,12 +10,10 @@ const API_VERSIONS = ['client.authentication.k8s.io/v1', 'client.authentication.
  *
  * @throws CommandError that names the next step; the signal's reason when the signal aborts.
  */
-export async function credential(
-  { environment: { KUBERNETES_EXEC_INFO: request }, out, signal }: Terminal,
-  file: string,
-): Promise<void> {
-  const apiVersion = versionIn(request);
-  const { idToken: token, end } = await freshSession(file, signal);
+export async function credential(terminal: Terminal, file: string): Promise<void> {
+  const { environment, out } = terminal;
+  const apiVersion = versionIn(environment['KUBERNETES_EXEC_INFO']);
+  const { idToken: token, end } = await freshSession(file, terminal);
   const status = { token, expirationTimestamp: new Date(end).toISOString() };
   out(`${JSON.stringify({ apiVersion, kind: 'ExecCredential', status })}\n`);
 }

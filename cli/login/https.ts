@@ -3,7 +3,9 @@ import { once } from 'node:events';
 import type { IncomingMessage, OutgoingHttpHeaders } from 'node:http';
 import { getCACertificates } from 'node:tls';
 import { codeOf, messageOf } from '../../base/errors.ts';
+import type { Environment } from '../../base/proxy.ts';
 import { certificateMistake, CommandError, EXIT } from '../errors.ts';
+import { proxyFor } from '../proxy.ts';
 
 /** Time limit of one request and its answer. It is short, because people wait for the answer. */
 export const ANSWER_MILLISECONDS = 20_000;
@@ -20,24 +22,30 @@ export interface FetchOptions {
   /** Private certificate authority as PEM. The authorities of the system and of Node.js are trusted, too. */
   readonly authority?: string | undefined;
   readonly signal: AbortSignal;
+  /** Variables of the command. They can name a proxy. */
+  readonly environment: Environment;
 }
 
 /**
  * Returns a function that sends a request. The time and the size of the answer are limited, and redirects are not followed. When the server
  * does not answer, the function throws a CommandError. When `signal` aborts, the function throws the signal's reason.
  */
-export function fetchFrom({ who, authority, signal }: FetchOptions): Fetch {
+export function fetchFrom({ who, authority, signal, environment }: FetchOptions): Fetch {
   const own = authority === undefined ? [] : [authority];
   const ca = [...getCACertificates('default'), ...getCACertificates('system'), ...own];
   return async (url, { method = 'GET', headers, body }) => {
     const limits = AbortSignal.any([signal, AbortSignal.timeout(ANSWER_MILLISECONDS)]);
-    const { request } = url.startsWith('https:') ? await import('node:https') : await import('node:http');
+    const { request, Agent } = url.startsWith('https:')
+      ? await import('node:https')
+      : await import('node:http');
+    // With these agents, each request has a connection of its own.
+    const agent = new Agent({ proxyEnv: proxyEnvironment(url, environment) });
     try {
       const sent = request(url, {
         method,
         headers: headers as OutgoingHttpHeaders,
         ca,
-        agent: false,
+        agent,
         signal: limits,
       });
       // Without a listener, an error of the request would end the process. The listener does nothing, because the code below also gets the
@@ -56,6 +64,12 @@ export function fetchFrom({ who, authority, signal }: FetchOptions): Fetch {
       throw unreachable(`${who} ${new URL(url).origin}`, limits.aborted ? limits.reason : error);
     }
   };
+}
+
+/** Returns the variables from which Node.js takes the proxy of a server. They are empty if the server is reached directly. */
+function proxyEnvironment(url: string, environment: Environment): Record<string, string> {
+  const proxy = proxyFor(url, environment);
+  return proxy === undefined ? {} : { HTTP_PROXY: proxy.href, HTTPS_PROXY: proxy.href };
 }
 
 async function textOf(body: AsyncIterable<Uint8Array>): Promise<string> {

@@ -36,7 +36,7 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
   const address = addressIn(target);
   const tokens = await withProvider(
     address,
-    signal,
+    terminal,
     async (provider) => await signIn(terminal, provider, target, flags.device),
   );
   const user = await userOf(target.address, tokens.idToken, address, signal);

@@ -24,7 +24,7 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
     await removeSession(file);
     return found;
   });
-  const isRevoked = session === undefined || (await revoke(session, signal));
+  const isRevoked = session === undefined || (await revoke(session, terminal));
   const { output } = globals;
   if (output === 'table' || output === 'wide') {
     const words = wasThere
@@ -43,12 +43,12 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
 }
 
 /** Asks the provider to make the refresh token invalid. Resolves with true if the provider did this, or if there is no refresh token. */
-async function revoke(session: Session, signal: AbortSignal): Promise<boolean> {
+async function revoke(session: Session, terminal: Terminal): Promise<boolean> {
   const { refreshToken } = session;
   if (refreshToken === undefined) {
     return true;
   }
-  const work = withProvider(session, signal, async ({ oidc, configuration }) => {
+  const work = withProvider(session, terminal, async ({ oidc, configuration }) => {
     const { revocation_endpoint: address } = configuration.serverMetadata();
     await (address && oidc.tokenRevocation(configuration, refreshToken));
     return address !== undefined;

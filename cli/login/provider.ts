@@ -10,6 +10,7 @@ import { messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT, Interrupted } from '../errors.ts';
 import { withoutEmptyFields } from './answers.ts';
 import { ANSWER_MILLISECONDS, fetchFrom } from './https.ts';
+import type { Terminal } from '../terminal.ts';
 import type { Session, Tokens } from './session.ts';
 
 /** Largest number of characters of a provider's text in a message. Longer texts are cut. */
@@ -48,7 +49,7 @@ export interface OpenIDProvider {
  */
 export async function withProvider<T>(
   { issuer, clientID, authority }: Address,
-  signal: AbortSignal,
+  { signal, environment }: Pick<Terminal, 'signal' | 'environment'>,
   work: (provider: OpenIDProvider) => Promise<T>,
 ): Promise<T> {
   if (URL.parse(issuer)?.protocol !== 'https:') {
@@ -56,7 +57,7 @@ export async function withProvider<T>(
   }
   const oidc = await import('openid-client');
   try {
-    const fetch = fetchFrom({ who: 'identity provider', authority, signal });
+    const fetch = fetchFrom({ who: 'identity provider', authority, signal, environment });
     const configuration = await oidc.discovery(new URL(issuer), clientID, undefined, oidc.None(), {
       [oidc.customFetch]: withoutEmptyFields(fetch) as CustomFetch,
       timeout: ANSWER_MILLISECONDS / 1000,

@@ -9,6 +9,10 @@ import {
   withSessionLock,
   writeSession,
 } from './session.ts';
+import type { Terminal } from '../terminal.ts';
+
+/** Signal and environment of the command that needs the session. */
+type Caller = Pick<Terminal, 'signal' | 'environment'>;
 
 /**
  * Returns the session in `file`, with an ID token that has not expired. Only one process at a time asks the provider, because many
@@ -16,18 +20,18 @@ import {
  *
  * @throws CommandError that names the next step; the signal's reason when the signal aborts.
  */
-export async function freshSession(file: string, signal: AbortSignal): Promise<Session> {
+export async function freshSession(file: string, terminal: Caller): Promise<Session> {
   const known = await readSession(file);
   if (isFresh(known)) {
     return known;
   }
-  return await withSessionLock(file, signal, async () => {
+  return await withSessionLock(file, terminal.signal, async () => {
     const session = await readSession(file);
-    return isFresh(session) ? session : await renewed(file, session, signal);
+    return isFresh(session) ? session : await renewed(file, session, terminal);
   });
 }
 
-async function renewed(file: string, session: Session, signal: AbortSignal): Promise<Session> {
+async function renewed(file: string, session: Session, terminal: Caller): Promise<Session> {
   const { refreshToken, issuer } = session;
   if (refreshToken === undefined) {
     throw new CommandError(
@@ -35,7 +39,7 @@ async function renewed(file: string, session: Session, signal: AbortSignal): Pro
       EXIT.denied,
     );
   }
-  const tokens = await withProvider(session, signal, async ({ oidc, configuration }) =>
+  const tokens = await withProvider(session, terminal, async ({ oidc, configuration }) =>
     tokensOf(await oidc.refreshTokenGrant(configuration, refreshToken)),
   );
   const next = { ...session, ...sessionFields(tokens, session) };

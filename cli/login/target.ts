@@ -109,11 +109,11 @@ async function addressOf(
 }
 
 async function askHTTPAPI(
-  { name, signal }: Terminal,
+  { name, signal, environment }: Terminal,
   url: string,
   authority: string | undefined,
 ): Promise<Omit<Target, 'authority'>> {
-  const fetch = fetchFrom({ who: 'HTTP API', authority, signal });
+  const fetch = fetchFrom({ who: 'HTTP API', authority, signal, environment });
   const answer = await fetch(`${url}/api/v1/cluster-info`, { headers: { accept: 'application/json' } });
   try {
     if (answer.status !== 200) {

@@ -20,6 +20,8 @@ export interface AgentOptions {
   config?: Record<string, unknown>;
   /** Name of the network namespace (`ip netns`) in which the agent runs. */
   networkNamespace?: string;
+  /** Variables added to the agent's environment. They must not be secrets outside of tests, because a file of the cluster contains them. */
+  environment?: Readonly<Record<string, string>>;
 }
 
 const ROOT = join(import.meta.dirname, '..', '..');
@@ -35,12 +37,14 @@ export class AgentProcess {
   readonly configFile: string;
   readonly #cluster: Cluster;
   readonly #networkNamespace: string | undefined;
+  readonly #environment: Readonly<Record<string, string>>;
   #record: ProcessRecord | undefined;
 
-  private constructor(cluster: Cluster, { nodeName, networkNamespace }: AgentOptions) {
+  private constructor(cluster: Cluster, { nodeName, networkNamespace, environment = {} }: AgentOptions) {
     this.#cluster = cluster;
     this.nodeName = nodeName;
     this.#networkNamespace = networkNamespace;
+    this.#environment = environment;
     this.dataDirectory = join(cluster.directory, nodeName);
     this.logFile = join(cluster.directory, `${nodeName}.log`);
     this.configFile = join(cluster.directory, `${nodeName}.yaml`);
@@ -77,7 +81,7 @@ export class AgentProcess {
       name: this.nodeName,
       file,
       arguments: rest,
-      environment: FROM_SOURCES,
+      environment: { ...FROM_SOURCES, ...this.#environment },
     });
   }
 

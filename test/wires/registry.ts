@@ -15,6 +15,8 @@ import { waitFor } from '../../hack/wait.ts';
 
 export const USER = 'berth';
 export const PASSWORD = 'berth-test';
+/** Name of the registry in its certificate. Only the tests' proxy knows its address. */
+export const PROXIED_NAME = 'registry.berth.test';
 /** bcrypt hash of the password. It has the lowest allowed cost, because the registry computes the hash for every request. */
 const PASSWORD_HASH = '$2y$05$abcdefghijklmnopqrstuupAN5U5wYWVs79LoNJdNIIaTJdfN5k9e';
 /** Time limit of a run of skopeo. A copy of several gigabytes takes seconds. */
@@ -127,7 +129,7 @@ export async function serverCertificate(authority: Authority): Promise<{ key: st
   const cert = await issue(authority, {
     key,
     commonName: 'registry',
-    dnsNames: ['localhost'],
+    dnsNames: ['localhost', PROXIED_NAME],
     ipAddresses: ['127.0.0.1'],
     usages: ['server'],
   });

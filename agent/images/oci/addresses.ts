@@ -4,9 +4,12 @@
  * and to the cluster. An administrator can configure exceptions.
  */
 import { lookup } from 'node:dns';
+import { lookup as lookUp } from 'node:dns/promises';
 import { BlockList, isIP, type LookupFunction } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { buildConnector } from 'undici';
+import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
+import { rest } from '../../../base/time.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
@@ -71,6 +74,15 @@ const SPECIAL = [
   'ff00::/8',
 ];
 
+/** Time limit of a look-up behind a proxy. A host there often has no DNS server that answers, and its proxy looks the name up anyway. */
+const LOOKUP_MILLISECONDS = 5_000;
+/**
+ * Names that have a meaning only in the network of whoever looks them up: names without a dot, and domains for private use (RFC 6762 and its
+ * appendix G, and Services of Kubernetes). Behind a proxy, such a name could lead to a service of the proxy's network.
+ */
+const LOCAL_NAME =
+  /^[^.]+\.?$|\.(?:localhost|local|localdomain|internal|intranet|lan|home|corp|private|svc)\.?$/i;
+
 const OUTSIDE = 'to allow a server at this address, name the server in images.registries of the agent';
 
 export class Addresses {
@@ -94,7 +106,7 @@ export class Addresses {
     const connectAnywhere = buildConnector(options);
     const connect = buildConnector({ ...options, lookup: this.#lookup });
     return (target, callback) => {
-      if (spellingsOf(target).some((host) => this.#namedHosts.has(host))) {
+      if (this.#isNamed(target)) {
         connectAnywhere(target, callback);
         return;
       }
@@ -108,6 +120,36 @@ export class Addresses {
         callback(notAllowed(target.hostname, `${address} is ${refusal}`), null);
       }
     };
+  }
+
+  /**
+   * Checks the target of a connection through a proxy. The proxy looks the name up again, and may find other addresses. So this check only
+   * refuses what this host can see: IP addresses, names that lead to refused addresses, and names of local networks that it cannot look up.
+   *
+   * @throws ReasonedError when the agent must not fetch from the target.
+   */
+  async checkBehindProxy(
+    target: Pick<buildConnector.Options, 'hostname' | 'port' | 'protocol'>,
+  ): Promise<void> {
+    const { hostname } = target;
+    if (this.#isNamed(target)) {
+      return;
+    }
+    const host = hostname.replace(/^\[|\]$/g, '');
+    const addresses = isIP(host) === 0 ? await addressesOf(host) : [host];
+    if (addresses.length === 0 && LOCAL_NAME.test(host)) {
+      throw notAllowed(hostname, `${hostname} is a name of a local network; ${OUTSIDE}`);
+    }
+    for (const address of addresses) {
+      const refusal = this.refusal(address);
+      if (refusal !== undefined) {
+        throw notAllowed(hostname, `${hostname} leads to ${address}, ${refusal}`);
+      }
+    }
+  }
+
+  #isNamed(target: Pick<buildConnector.Options, 'hostname' | 'port' | 'protocol'>): boolean {
+    return spellingsOf(target).some((host) => this.#namedHosts.has(host));
   }
 
   /**
@@ -176,8 +218,21 @@ function notAllowed(hostname: string, details: string): ReasonedError {
   );
 }
 
+/** Returns the addresses of a host. The list is empty if this host cannot look the name up, which is usual behind a proxy. */
+async function addressesOf(host: string): Promise<string[]> {
+  const done = new AbortController();
+  const late = rest(LOOKUP_MILLISECONDS, done.signal).then(() => undefined);
+  const found = await Promise.race([undefinedIf(isOfSystem, lookUp(host, { all: true })), late]);
+  done.abort();
+  return (found ?? []).map(({ address }) => address);
+}
+
 /** Returns the spellings of a server's host in the configuration. The default port of the scheme can be in it or left out. */
-function spellingsOf({ protocol, hostname, port }: buildConnector.Options): string[] {
+function spellingsOf({
+  protocol,
+  hostname,
+  port,
+}: Pick<buildConnector.Options, 'hostname' | 'port' | 'protocol'>): string[] {
   const standard = protocol === 'https:' ? '443' : '80';
   return port === '' ? [hostname, `${hostname}:${standard}`] : [`${hostname}:${port}`];
 }

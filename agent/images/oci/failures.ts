@@ -41,6 +41,8 @@ const TRANSIENT_CODES = new Set([
   'UND_ERR_HEADERS_TIMEOUT',
   'UND_ERR_BODY_TIMEOUT',
   'UND_ERR_RES_CONTENT_LENGTH_MISMATCH',
+  'PROXY_UNREACHABLE',
+  'PROXY_FAILED',
 ]);
 
 const NO_CONNECTION = 'there is no connection to the server';
@@ -68,6 +70,9 @@ const CAUSES: Readonly<Record<string, string>> = {
   UND_ERR_SOCKET: LOST,
   UND_ERR_HEADERS_TIMEOUT: LATE,
   UND_ERR_BODY_TIMEOUT: LATE,
+  PROXY_UNREACHABLE: 'the proxy of this host does not answer',
+  PROXY_REFUSED: 'the proxy of this host refuses the connection to the server',
+  PROXY_FAILED: 'the proxy of this host cannot reach the server',
   UND_ERR_RES_CONTENT_LENGTH_MISMATCH: 'the server sent fewer or more bytes than it announced',
 };
 

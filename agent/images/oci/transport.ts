@@ -8,6 +8,9 @@ import type { Readable } from 'node:stream';
 import { Agent, type buildConnector, type Dispatcher, Pool } from 'undici';
 import { Addresses, type AddressRules } from './addresses.ts';
 import { networkError } from './failures.ts';
+import { proxiedConnector } from './proxied.ts';
+import type { Proxies } from '../../../base/proxy.ts';
+import { type ConnectOptions, refusal } from '../../../base/tunnel.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
@@ -27,6 +30,8 @@ const BODY_IDLE_TIMEOUT_MILLISECONDS = 60_000;
 const CONNECTIONS_PER_HOST = 32;
 const REDIRECT_LIMIT = 5;
 const REDIRECTS = new Set([301, 302, 303, 307, 308]);
+/** HTTP status with which a proxy asks for credentials. */
+const PROXY_AUTHENTICATION = 407;
 
 export interface RegistrySettings {
   /** Name of the registry as in references: `registry.example:5000`. */
@@ -40,6 +45,8 @@ export interface RegistrySettings {
 export interface RegistriesOptions extends AddressRules {
   /** Registries with settings. An administrator has named them, so the agent may connect to them at any IP address. */
   registries: readonly RegistrySettings[];
+  /** Proxies of this host. If absent, every server is reached directly. */
+  proxies?: Proxies | undefined;
 }
 
 export interface Exchange {
@@ -72,10 +79,12 @@ export class Transport {
   readonly #unverified: Agent;
   readonly #settings = new Map<string, RegistrySettings & { ca?: string }>();
   readonly #addresses: Addresses;
+  readonly #proxies: Proxies | undefined;
 
   /** Reads the files of certificate authorities. @throws Error when a file cannot be read. */
   constructor(options: RegistriesOptions) {
     this.#addresses = new Addresses(options);
+    this.#proxies = options.proxies;
     for (const settings of options.registries) {
       const ca = settings.caFile === undefined ? {} : { ca: readFileSync(settings.caFile, 'utf8') };
       // The same form of the host finds the settings again, even if the name has the default port of http or https.
@@ -139,53 +148,75 @@ export class Transport {
       ...(authorization !== undefined && isOwn ? { authorization } : {}),
     };
     const agent = isOwn && exchange.unverified === true ? this.#unverified : this.#agent;
-    const {
-      statusCode,
-      headers: answered,
-      body,
-    } = await agent.request({
-      origin: url.origin,
-      path: url.pathname + url.search,
-      method,
-      headers,
-      body: exchange.body?.() ?? null,
-      signal,
-    });
-    return { status: statusCode, headers: answered, body, url };
+    const request = { origin: url.origin, method, headers, body: exchange.body?.() ?? null, signal };
+    return await this.#sent(agent, request, url);
+  }
+
+  /** Sends a request. With TLS, a proxy only sees a tunnel. Without TLS, it gets the request with the whole URL. */
+  async #sent(
+    agent: Agent,
+    request: Omit<Dispatcher.RequestOptions, 'path' | 'headers'> & { headers: Record<string, string> },
+    url: URL,
+  ): Promise<Response> {
+    const path = url.pathname + url.search;
+    const proxy = url.protocol === 'http:' ? this.#proxies?.proxyFor(url) : undefined;
+    if (proxy === undefined) {
+      return responseOf(await agent.request({ ...request, path }), url);
+    }
+    const { authorization } = proxy;
+    const own = authorization === undefined ? {} : { 'proxy-authorization': authorization };
+    const headers = { ...request.headers, ...own };
+    const response = responseOf(await agent.request({ ...request, path: url.origin + path, headers }), url);
+    if (response.status === PROXY_AUTHENTICATION) {
+      await response.body.dump();
+      throw refusal(proxy, response.status, url.host);
+    }
+    return response;
   }
 
   #poolOptions(origin: string | URL, rejectUnauthorized: boolean): Pool.Options {
-    const { host } = typeof origin === 'string' ? new URL(origin) : origin;
+    const server = typeof origin === 'string' ? new URL(origin) : origin;
     const connect = { timeout: CONNECT_TIMEOUT_MILLISECONDS, allowH2: false, rejectUnauthorized };
     return {
       allowH2: false,
       connections: CONNECTIONS_PER_HOST,
       headersTimeout: HEADERS_TIMEOUT_MILLISECONDS,
       bodyTimeout: BODY_IDLE_TIMEOUT_MILLISECONDS,
-      connect: this.#connector(host, connect),
+      connect: this.#connector(server, connect),
     };
   }
 
   /**
-   * Returns a function that opens connections to a host. For each connection it reads the file of certificate authorities, because
+   * Returns a function that opens connections to a server. For each connection it reads the file of certificate authorities, because
    * administrators replace authorities while the agent runs.
    */
-  #connector(host: string, options: buildConnector.BuildOptions): buildConnector.connector {
-    const { ca: first, caFile } = this.#settings.get(host) ?? {};
+  #connector(server: URL, options: ConnectOptions): buildConnector.connector {
+    const { ca: first, caFile } = this.#settings.get(server.host) ?? {};
     if (first === undefined || caFile === undefined) {
-      return this.#addresses.connector(options);
+      return this.#connectorWith(server, options);
     }
     let ca = first;
-    let connect = this.#addresses.connector({ ...options, ca });
+    let connect = this.#connectorWith(server, { ...options, ca });
     return (target, callback) => {
       const present = authoritiesIn(caFile) ?? ca;
       if (present !== ca) {
         ca = present;
-        connect = this.#addresses.connector({ ...options, ca });
+        connect = this.#connectorWith(server, { ...options, ca });
       }
       connect(target, callback);
     };
   }
+
+  #connectorWith(server: URL, tls: ConnectOptions): buildConnector.connector {
+    const proxy = this.#proxies?.proxyFor(server);
+    return proxy === undefined
+      ? this.#addresses.connector(tls)
+      : proxiedConnector(proxy, this.#addresses, tls);
+  }
+}
+
+function responseOf({ statusCode: status, headers, body }: Dispatcher.ResponseData, url: URL): Response {
+  return { status, headers, body, url };
 }
 
 /** Returns the text of a file of certificate authorities. The result is undefined if the file cannot be read or has no certificate. */

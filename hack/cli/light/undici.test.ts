@@ -1,13 +1,15 @@
 import { once } from 'node:events';
 import { createServer, type RequestListener, type Server } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import { createServer as createSecureServer } from 'node:https';
+import { type AddressInfo, connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { gzipSync } from 'node:zlib';
-import { type Dispatcher, Pool as LibraryPool } from 'undici';
+import { buildConnector as libraryConnector, type Dispatcher, Pool as LibraryPool } from 'undici';
 import { afterEach, describe, expect, it } from 'vitest';
 import { isUnreachable } from '../../../kube/errors.ts';
 import { exchange } from '../../../kube/exchange.ts';
-import { Pool } from './undici.ts';
+import { selfMadeCertificate } from '../../../kube/certificates/serving.ts';
+import { buildConnector, Pool } from './undici.ts';
 
 const ends: (() => unknown)[] = [];
 afterEach(async () => {
@@ -227,6 +229,58 @@ describe.each(POOLS)('an exchange of %s', (_name, One) => {
     await expect(exchange(pool, GET, limit.signal, cancel)).rejects.toThrow('enough');
     await closed;
     expect(calls).toBe(1);
+  });
+});
+
+describe.each([
+  ['undici', LibraryPool, libraryConnector],
+  ['the command', Pool as unknown as typeof LibraryPool, buildConnector as typeof libraryConnector],
+] as const)('a connector of %s', (_name, One, build) => {
+  it('opens the connections of a pool, and begins TLS on a connection that is open', async () => {
+    const made = { commonName: 'api.example', dnsNames: ['api.example'], ipAddresses: [] };
+    const { certificate: cert, key } = await selfMadeCertificate(made)();
+    const server = createSecureServer({ cert, key }, ({ headers }, response) => {
+      response.end(headers.host);
+    }).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const { port } = server.address() as AddressInfo;
+    ends.push(
+      () => server.close(),
+      () => server.closeAllConnections(),
+    );
+    const secure = build({ ca: cert, timeout: 30_000 });
+    const targets: string[] = [];
+    const pool = new One('https://api.example', {
+      connections: 1,
+      connect: (target, callback) => {
+        targets.push(`${target.protocol}//${target.hostname}`);
+        secure({ ...target, httpSocket: connect(port, '127.0.0.1') }, callback);
+      },
+    });
+    ends.push(() => pool.destroy());
+    expect((await exchange(pool, GET, never())).text).toBe('api.example');
+    expect(targets).toEqual(['https://api.example']);
+  });
+
+  it('fails the request if it fails, or if TLS does not begin in time', async () => {
+    const server = createServer(() => undefined).listen(0, '127.0.0.1');
+    await once(server, 'listening');
+    const { port } = server.address() as AddressInfo;
+    // The server never answers.
+    server.removeAllListeners('connection').on('connection', (socket) => ends.push(() => socket.destroy()));
+    ends.push(() => server.close());
+    const refusal = new Error('the proxy refuses');
+    const refusing = new One('http://api.example', {
+      connect: (_target, callback) => callback(refusal, null),
+    });
+    ends.push(() => refusing.destroy());
+    await expect(exchange(refusing, GET, never())).rejects.toThrow('the proxy refuses');
+    const secure = build({ timeout: 50 });
+    const silent = new One('https://api.example', {
+      connect: (target, callback) => secure({ ...target, httpSocket: connect(port, '127.0.0.1') }, callback),
+    });
+    ends.push(() => silent.destroy());
+    await expect(exchange(silent, GET, never())).rejects.toSatisfy(isUnreachable);
   });
 });
 

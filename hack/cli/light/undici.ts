@@ -4,8 +4,8 @@
  */
 import * as http from 'node:http';
 import * as https from 'node:https';
-import type { Socket } from 'node:net';
-import type { ConnectionOptions } from 'node:tls';
+import { isIP, type Socket } from 'node:net';
+import { connect as connectSecurely, type ConnectionOptions } from 'node:tls';
 import type { Dispatcher } from 'undici';
 import type { ExchangeController } from '../../../kube/exchange.ts';
 
@@ -16,9 +16,44 @@ export interface PoolOptions {
   readonly connections?: number;
   /** Time in milliseconds after which an idle connection is closed. */
   readonly keepAliveTimeout?: number;
-  readonly connect?: ConnectionOptions & {
-    readonly timeout?: number;
-    readonly keepAliveInitialDelay?: number;
+  readonly connect?: ConnectOptions | Connector;
+}
+
+interface ConnectOptions extends ConnectionOptions {
+  readonly timeout?: number;
+  readonly keepAliveInitialDelay?: number;
+}
+
+interface Target {
+  readonly protocol: string;
+  readonly hostname: string;
+  readonly port: string;
+  /** Open connection to the server, on which TLS begins. */
+  readonly httpSocket?: Socket;
+}
+
+/** Opens a connection to a server. */
+type Connector = (target: Target, callback: (error: Error | null, socket: Socket | null) => void) => void;
+
+/** Returns a connector for servers with TLS. */
+export function buildConnector({ timeout = CONNECT_MILLISECONDS, ...options }: ConnectOptions): Connector {
+  return ({ hostname, port, httpSocket }, callback) => {
+    const servername = isIP(hostname) === 0 ? hostname : '';
+    const address = { host: hostname, port: Number(port) };
+    const socket = connectSecurely({
+      servername,
+      ...options,
+      ...address,
+      ...(httpSocket && { socket: httpSocket }),
+    });
+    const late = setTimeout(() => socket.destroy(timeOver('no connection in time')), timeout);
+    const fail = (error: Error): void => callback(error, null);
+    socket.once('error', fail).once('close', () => clearTimeout(late));
+    socket.once('secureConnect', () => {
+      clearTimeout(late);
+      socket.off('error', fail);
+      callback(null, socket);
+    });
   };
 }
 
@@ -43,7 +78,11 @@ export class Pool {
   readonly #keepAliveDelay: number | undefined;
 
   constructor(origin: string, { connections, keepAliveTimeout, connect = {} }: PoolOptions) {
-    const { timeout = CONNECT_MILLISECONDS, keepAliveInitialDelay, ...tls } = connect;
+    const {
+      timeout = CONNECT_MILLISECONDS,
+      keepAliveInitialDelay,
+      ...tls
+    }: ConnectOptions = typeof connect === 'function' ? {} : connect;
     this.#origin = origin;
     this.#library = origin.startsWith('https:') ? https : http;
     this.#connectMilliseconds = timeout;
@@ -54,6 +93,13 @@ export class Pool {
       maxSockets: connections ?? Infinity,
       ...(keepAliveTimeout === undefined ? {} : { timeout: keepAliveTimeout }),
     });
+    if (typeof connect === 'function') {
+      const { protocol, hostname, port } = new URL(origin);
+      this.#agent.createConnection = (_options, callback) => {
+        connect({ protocol, hostname, port }, callback as Parameters<Connector>[1]);
+        return undefined;
+      };
+    }
   }
 
   dispatch(options: Options, handler: Handler): boolean {

@@ -1,6 +1,6 @@
 /** VMs from images of a private registry, and from an ISO of a web server, with real guests. */
 import { execFile } from 'node:child_process';
-import { mkdtemp, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
@@ -22,7 +22,8 @@ import { Downloads } from '../../wires/downloads.ts';
 import { guestFile } from '../../fixtures/images.ts';
 import { waitForObject } from '../../fixtures/objects.ts';
 import { ProgressHistory } from '../../support/progresshistory.ts';
-import { PASSWORD, startRegistry, type TestRegistry, USER } from '../../wires/registry.ts';
+import { HttpProxy } from '../../wires/httpproxy.ts';
+import { PASSWORD, PROXIED_NAME, startRegistry, type TestRegistry, USER } from '../../wires/registry.ts';
 import { pushTart } from '../../fixtures/tart.ts';
 import { pushContainerDisk, writeRawDisk } from '../../fixtures/vmimages.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -35,6 +36,8 @@ const SECRET = 'pull';
 /** Namespace beside the default one. */
 const OTHER = 'platform-other';
 const SECTOR_BYTES = 512;
+/** Password of the proxy, which no log shows. */
+const PROXY_PASSWORD = 'planted-5c1d90';
 /** Largest ratio of transferred bytes to the size of an image that is fetched once. The rest is TLS and other requests. */
 const ONCE = 1.1;
 
@@ -248,6 +251,47 @@ test(
     });
     await world.vms.waitForCondition('tart', 'Ready', { status: 'True' }, BOOT);
     expect(await page(port, '127.0.0.2')).toMatchObject({ boots: '1', architecture: 'aarch64' });
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'a host pulls an image through its proxy, which alone knows the registry, and its log does not show the password of the proxy',
+  async () => {
+    const port = new URL(registry.url).port;
+    const name = `${PROXIED_NAME}:${port}`;
+    const image = (await pushContainerDisk(registry, 'team/guest:2', await guestFile('amd64'))).replace(
+      registry.host,
+      name,
+    );
+    await using proxy = await HttpProxy.open({
+      servers: { [name]: Number(port) },
+      credentials: `berth:${PROXY_PASSWORD}`,
+    });
+    const closed = await AgentProcess.start(world.cluster, {
+      nodeName: 'closed',
+      config: {
+        architecture: 'amd64',
+        address: '127.0.0.3',
+        images: { registries: [{ host: name, caFile: registry.caFile }] },
+      },
+      environment: { HTTPS_PROXY: proxy.url },
+    });
+    world.hosts.set('closed', closed);
+    const login = [`--docker-server=${name}`, `--docker-username=${USER}`, `--docker-password=${PASSWORD}`];
+    await world.kubectl('create', 'secret', 'docker-registry', 'proxied', ...login);
+    await world.makeVM('proxied', {
+      image,
+      imagePullSecrets: [{ name: 'proxied' }],
+      placement: { node: 'closed' },
+    });
+    await world.vms.waitForCondition('proxied', 'ImageReady', { status: 'True' }, STEP);
+    expect((await world.vms.get('proxied')).status?.image?.digest).toMatch(/^sha256:/);
+    expect(new Set(proxy.requests)).toEqual(new Set([`CONNECT ${name}`]));
+    const log = await readFile(closed.logFile, 'utf8');
+    expect(log).toContain(new URL(proxy.url).origin);
+    expect(log).not.toContain(PROXY_PASSWORD);
+    await world.kubectl('delete', '--wait=false', 'vm', 'proxied');
   },
   TEST_MILLISECONDS,
 );
