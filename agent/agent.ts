@@ -2,6 +2,7 @@
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { awaitedOn } from '../api/v1alpha1/awaited.ts';
 import { AGENT_NAME, SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import { keepReserve } from '../base/reserve.ts';
@@ -122,6 +123,7 @@ export async function runAgent(
     machinesDirectory: join(config.dataDirectory, 'machines'),
     logger,
     capacity: () => ({ ...allocatable(config, facts, parts.images.heldBytes()), slots: slotsOf(keeper) }),
+    isAwaited: ({ machine }) => awaitedOn(keeper.node)[machine?.vm.uid ?? ''] !== undefined,
     fenced: () => lease.fenced,
     event: (regarding, text) => recorder.event(regarding, text),
     keyring: async (pod) => {

@@ -144,7 +144,7 @@ const NOUNS: readonly Noun[] = [
 ];
 
 /** Verbs that destroy data. On a terminal, the user has to confirm them. */
-const DESTRUCTIVE: ReadonlySet<string> = new Set(['delete', 'revert']);
+const DESTRUCTIVE: ReadonlySet<string> = new Set(['delete', 'revert', 'give-up']);
 
 /** Runs the command and resolves with its exit code. `args` are the arguments after the name of the command. */
 export async function run(args: readonly string[], terminal: Terminal): Promise<number> {

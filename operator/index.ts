@@ -15,11 +15,13 @@ import { exportEmulatorMetrics } from './emulator/metrics.ts';
 import { podKeyOf } from './emulator/observe.ts';
 import { enqueueForeignPods, foreignPodExists, ForeignPodReconciler } from './foreignpods/controller.ts';
 import { CertificateReconciler, enqueueRequests } from './certificates/controller.ts';
+import { Adoptions } from './host/adoptions.ts';
 import { HostApprovals } from './host/approvals.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
 import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { enqueueImages } from './image/triggers.ts';
 import { exportHostMetrics } from './host/metrics.ts';
+import { HostRecords } from './host/records.ts';
 import { ImageCacheReconciler } from './imagecache/controller.ts';
 import { enqueueEntries } from './imagecache/triggers.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
@@ -57,9 +59,21 @@ export interface Controllers {
   readonly controllers: readonly Controller[];
 }
 
+/** What the operator keeps about hosts in ConfigMaps of its own namespace. */
+interface HostState {
+  readonly approvals: HostApprovals;
+  readonly hostRecords: HostRecords;
+  readonly adoptions: Adoptions;
+}
+
 export function createControllers(options: OperatorOptions): Controllers {
   const watches = declareWatches(options);
-  const vm = vmController(options, watches);
+  const hostState = {
+    approvals: new HostApprovals({ ...options, ...watches }),
+    hostRecords: new HostRecords({ ...options, ...watches }),
+    adoptions: new Adoptions(options),
+  };
+  const vm = vmController(options, watches, hostState);
   const image = imageController(options, watches, {
     kind: 'Image',
     resource: IMAGES,
@@ -67,11 +81,10 @@ export function createControllers(options: OperatorOptions): Controllers {
   });
   const iso = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
   const removals = removalController(options, watches);
-  const approvals = new HostApprovals({ ...options, ...watches });
-  const host = hostController(options, watches, approvals);
-  const certificates = certificateController(options, watches, approvals);
+  const host = hostController(options, watches, hostState);
+  const certificates = certificateController(options, watches, hostState);
   const imageCache = imageCacheController(options, watches);
-  const emulator = emulatorController(options, watches);
+  const emulator = emulatorController(options, watches, hostState);
   const roles = roleController(options, watches);
   const storageWriters = storageWritersController(options, watches);
   const abandonedJobs = abandonedJobController(options, watches);
@@ -113,7 +126,7 @@ function existsIn(...informers: { readonly cache: { get(key: string): unknown } 
   return (key: string): boolean => informers.some(({ cache }) => cache.get(key) !== undefined);
 }
 
-function vmController(options: OperatorOptions, watches: Watches): Controller {
+function vmController(options: OperatorOptions, watches: Watches, hostState: HostState): Controller {
   const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
   const metrics = new VMMetrics(registry, {
@@ -129,7 +142,7 @@ function vmController(options: OperatorOptions, watches: Watches): Controller {
   });
   const list = () => watches.vms.cache.list();
   exportRunnerMetrics(registry, { isLeader, clock, vms: list, config: config.runnerMetrics });
-  const sources = { ...watches, client, config, clock };
+  const sources = { ...watches, ...hostState, client, config, clock };
   const reconciler = new VMReconciler({ ...sources, recorder, metrics, consistency });
   const exists = existsIn(watches.vms, watches.pods);
   const controller = controllerFor(
@@ -181,12 +194,17 @@ function storageWritersController(options: OperatorOptions, watches: Watches): C
   return controller;
 }
 
-function hostController(options: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
+function hostController(
+  options: OperatorOptions,
+  watches: Watches,
+  { approvals, hostRecords, adoptions }: HostState,
+): Controller {
   const { registry, isLeader } = options;
   exportHostMetrics(registry, { isLeader, nodes: () => watches.nodes.cache.list() });
-  const reconciler = new HostReconciler({ ...options, nodes: watches.nodes, approvals });
-  const controller = controllerFor(options, 'host', { exists: existsIn(watches.nodes) }, reconciler);
-  enqueueHosts(controller, watches);
+  const reconciler = new HostReconciler({ ...options, ...watches, approvals, hostRecords, adoptions });
+  const exists = reconciler.exists.bind(reconciler);
+  const controller = controllerFor(options, 'host', { exists }, reconciler, hostRecords);
+  enqueueHosts(controller, reconciler, watches);
   return controller;
 }
 
@@ -195,8 +213,8 @@ function hostController(options: OperatorOptions, watches: Watches, approvals: H
  * depends on the decision about the first one. Therefore the controller has only one worker. This worker begins a decision only when the
  * cache contains its previous decision.
  */
-function certificateController(o: OperatorOptions, watches: Watches, approvals: HostApprovals): Controller {
-  const reconciler = new CertificateReconciler({ ...o, ...watches, approvals });
+function certificateController(o: OperatorOptions, watches: Watches, hostState: HostState): Controller {
+  const reconciler = new CertificateReconciler({ ...o, ...watches, ...hostState });
   const exists = existsIn(watches.requests);
   const controller = controllerFor(o, 'certificate', { workers: 1, exists }, reconciler, reconciler);
   enqueueRequests(controller, watches);
@@ -234,7 +252,7 @@ function foreignPodController(options: OperatorOptions, watches: Watches): Contr
   return controller;
 }
 
-function emulatorController(options: OperatorOptions, watches: Watches): Controller {
+function emulatorController(options: OperatorOptions, watches: Watches, hostState: HostState): Controller {
   const { registry, config, isLeader } = options;
   const consistency = new Consistency();
   exportEmulatorMetrics(registry, {
@@ -242,7 +260,7 @@ function emulatorController(options: OperatorOptions, watches: Watches): Control
     emulators: () => watches.emulators.cache.list(),
     namespaces: () => servedNamespaces(watches, config),
   });
-  const sources = { ...options, ...watches };
+  const sources = { ...options, ...watches, ...hostState };
   const reconciler = new EmulatorReconciler({ ...sources, consistency });
   const { emulators, emulatorPods } = watches;
   const exists = existsIn(emulators, { cache: { get: (key) => emulatorPods.cache.get(podKeyOf(key)) } });

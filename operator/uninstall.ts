@@ -8,7 +8,7 @@ import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
 import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
-import { GROUP, HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
+import { ADOPTIONS, GROUP, HOST_KEY, HOST_RECORDS, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
 import { CONFIG_MAPS, LEASES, NODES, PODS, ROLE_BINDINGS } from '../kube/core.ts';
 import { isConflict, unlessMissing } from '../kube/errors.ts';
@@ -149,7 +149,9 @@ async function remove(client: KubeClient, options: UninstallOptions, logger: Log
   await removeHosts(client, logger);
   await untilNone(() => releaseKept(client), signal);
   await client.delete(LEASES, { namespace: options.namespace, name: OPERATOR });
-  await client.delete(CONFIG_MAPS, { namespace: options.namespace, name: APPROVALS_NAME });
+  for (const name of [APPROVALS_NAME, HOST_RECORDS, ADOPTIONS]) {
+    await client.delete(CONFIG_MAPS, { namespace: options.namespace, name });
+  }
 }
 
 function refusal(left: readonly string[]): RefusedError {

@@ -32,6 +32,7 @@ import { requestIndexes } from './certificates/controller.ts';
 import { approvalsSelector } from './host/approvals.ts';
 import { watchAddresses } from './certificates/surroundings.ts';
 import { trimNode } from './host/observe.ts';
+import { recordsSelector } from './host/records.ts';
 import {
   ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,
@@ -43,7 +44,8 @@ import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
 import { VMS_BY_CONFIG, VMS_BY_IMAGE, VMS_WITHOUT_HOST, withoutHost } from './vm/triggers.ts';
 import { awaitedPorts, PODS_BY_AWAITED_PORT } from './vm/observe.ts';
-import { nodeOfPod, PODS_BY_NODE, PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
+import { PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
+import { nodeOfPod, PODS_BY_NODE } from './objects/boundpods.ts';
 
 interface WatchOptions {
   readonly client: KubeClient;
@@ -147,6 +149,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       indexes: requestIndexes(config),
     }),
     approvals: new Informer(client, CONFIG_MAPS, { ...base, ...approvalsSelector(config.namespaces.system) }),
+    recordsMap: new Informer(client, CONFIG_MAPS, { ...base, ...recordsSelector(config.namespaces.system) }),
     addresses: watchAddresses(client, logger, config),
   };
 }

@@ -88,7 +88,7 @@ function consoleOf(pod: Readonly<Pod>, { host, machines, tasks }: ConsoleSources
   if (task !== undefined) {
     return task;
   }
-  const record = host.records.get(uid);
+  const record = host.records.ofPod(uid);
   if (record?.created !== true) {
     throw new HttpError(400, `Pod ${name} has no console yet, because its machine has not been created`);
   }

@@ -52,7 +52,7 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
   const forwards = new SharedForwards();
   return (request) => {
     const { name, uid = '' } = ownPod(request, podOf).metadata;
-    const record = host.records.get(uid);
+    const record = host.records.ofPod(uid);
     if (record === undefined) {
       throw new HttpError(
         400,

@@ -9,10 +9,10 @@ import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Reason, RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
-import type { Claim, HostCapacity, MachineDocument, MachineRecord } from './machine.ts';
-import { isEnded } from './pod.ts';
+import { type Claim, type HostCapacity, type MachineDocument, type MachineRecord } from './machine.ts';
+import { isEnded, outlives } from './pod.ts';
+import { podUidOf, type RecordStore } from './records.ts';
 import { awaitedPort } from './portclaims.ts';
-import type { RecordStore } from './records.ts';
 
 /** Names of the {@link Claim} fields that are summed over machines. */
 type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
@@ -160,7 +160,11 @@ function refused(reason: RefusalReason, message: string): Admission & { kind: 'r
 
 /** All Pods, machines and tasks that use the host's resources, with the host's capacity. */
 export interface Claimants {
-  host: { readonly records: RecordStore; capacity(): HostCapacity };
+  host: {
+    readonly records: RecordStore;
+    capacity(): HostCapacity;
+    isAwaited(record: Readonly<MachineRecord>): boolean;
+  };
   /** All Pods bound to this host. */
   pods: readonly Readonly<Pod>[];
   /** States of the tasks that this agent started. The key is the uid of the task's Pod. */
@@ -187,21 +191,27 @@ export function claimsBeside(
   const leaving: Claim[] = [];
   const byUid = new Map(claimants.pods.map((other) => [other.metadata.uid, other]));
   for (const record of claimants.host.records.list()) {
-    const owner = byUid.get(record.uid);
-    if (record.uid === pod.metadata.uid) {
+    if (podUidOf(record) === pod.metadata.uid) {
       continue;
     }
-    if (
-      owner?.metadata.deletionTimestamp === undefined &&
-      owner !== undefined &&
-      record.failure === undefined
-    ) {
+    if (record.failure === undefined && isWanted(record, byUid.get(podUidOf(record)), claimants.host)) {
       alive.push(heldBy(record));
     } else if (!record.released) {
       leaving.push(heldBy(record));
     }
   }
   return { alive, leaving };
+}
+
+/** Returns whether the machine stays. `owner` is its Pod. A machine can stay without a Pod until it gets another one. */
+function isWanted(
+  record: Readonly<MachineRecord>,
+  owner: Readonly<Pod> | undefined,
+  host: Claimants['host'],
+): boolean {
+  return owner === undefined
+    ? host.isAwaited(record)
+    : owner.metadata.deletionTimestamp === undefined || outlives(owner, record);
 }
 
 /** Returns the machine's claim. If the machine was started with more CPU or memory than it claims now, the larger amount applies. */

@@ -4,7 +4,12 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { expect, onTestFinished, test } from 'vitest';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
+import {
+  ADOPTS_ANNOTATION,
+  DESIRED_ANNOTATION,
+  MACHINE_ANNOTATION,
+  MACHINE_CONTAINER,
+} from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod } from '../../kube/core.ts';
 import { createMetrics } from '../../kube/metrics.ts';
@@ -19,6 +24,8 @@ import { adoptMachines } from './recover.ts';
 import { RecordStore } from './records.ts';
 
 const UID = 'uid-of-vm';
+/** Uid of the Pod that continues the machine. */
+const NEXT_UID = 'uid-of-next-pod';
 const KEY = 'platform-ci/vm';
 const [NAMESPACE, NAME] = ['platform-ci', 'vm'];
 const LARGE = 1e15;
@@ -31,6 +38,8 @@ interface World {
   driver: StandInDriver;
   host: Host;
   controller: PodController;
+  /** What the Node says to the agent. `slots` is undefined until the operator has set up the Node. */
+  node: { isAwaited: boolean; slots: number | undefined };
   signal: AbortSignal;
 }
 
@@ -39,12 +48,17 @@ function worldOf({ isCutOff = false } = {}): World {
   const directory = mkdtempSync(join(tmpdir(), 'berth-controller-'));
   const stop = new AbortController();
   const [api, driver, logger] = [new PodApi(), new StandInDriver(), pino({ level: 'silent' })];
+  const node = { isAwaited: false, slots: 1 as number | undefined };
   const host = {
     drivers: new Map([[driver.name, { driver, accelerators: [] }]]),
     emulators: { list: async () => [], onChange: () => undefined },
     architecture: 'amd64',
     network: new StandInNetwork(),
-    monitor: { faultyChecks: 0, host: undefined, checkOf: async () => ({ machines: {} }) },
+    monitor: {
+      faultyChecks: 0,
+      host: undefined,
+      checkOf: async () => ({ machines: {}, healthy: true, faults: [] }),
+    },
     images: new StandInImages(),
     disk: { wish: () => undefined, startsAnew: () => undefined, roomBytes: LARGE },
     records: new RecordStore(join(directory, 'pods')),
@@ -54,7 +68,8 @@ function worldOf({ isCutOff = false } = {}): World {
     boundPods: () => [],
     machinesDirectory: join(directory, 'machines'),
     logger,
-    capacity: () => ({ slots: 1, cpuMillis: LARGE, memoryBytes: LARGE, diskBytes: LARGE }),
+    isAwaited: () => node.isAwaited,
+    capacity: () => ({ slots: node.slots, cpuMillis: LARGE, memoryBytes: LARGE, diskBytes: LARGE }),
     fenced: () => isCutOff,
     event: () => undefined,
   } as unknown as Host;
@@ -78,19 +93,20 @@ function worldOf({ isCutOff = false } = {}): World {
     await driver.close();
     rmSync(directory, { recursive: true, force: true });
   });
-  return { api, driver, host, controller, signal: stop.signal };
+  return { api, driver, host, controller, node, signal: stop.signal };
 }
 
 /** Creates the VM's Pod with this phase. */
-function createPod({ api }: World, phase: 'Pending' | 'Running'): Pod {
+function createPod({ api }: World, phase: 'Pending' | 'Running', adopts?: string): Pod {
   const annotations = {
     [MACHINE_ANNOTATION]: JSON.stringify(MACHINE),
     [DESIRED_ANNOTATION]: JSON.stringify(DESIRED),
+    ...(adopts && { [ADOPTS_ANNOTATION]: adopts }),
   };
   const metadata = { name: NAME, namespace: NAMESPACE, annotations };
   return api.create(
     { metadata, spec: { containers: [{ name: MACHINE_CONTAINER, image: 'x' }] }, status: { phase } },
-    UID,
+    adopts === undefined ? UID : NEXT_UID,
   );
 }
 
@@ -141,7 +157,7 @@ test('a Pod that is Running without a record and a disk fails, and gets no new m
     .toMatchObject({
       phase: 'Failed',
       reason: 'DiskLost',
-      message: 'The Pod is Running, but the host has no record and no disk of its machine',
+      message: 'The Pod has run, but the host has no record and no disk of its machine',
     });
   expect([world.driver.calls, world.host.records.list()]).toEqual([[], []]);
 });
@@ -174,4 +190,70 @@ test('a machine whose record is missing is removed if it has no Pod', async () =
   await world.controller.start(world.signal, Promise.resolve());
   await expect.poll(() => world.host.records.list()).toEqual([]);
   expect(world.driver.calls).toContain(`delete ${UID}`);
+});
+
+/** Starts the agent, and resolves with the Pod of a machine that the API server shows as running. */
+async function runMachine(world: World): Promise<Pod> {
+  createPod(world, 'Pending');
+  await world.controller.start(world.signal, Promise.resolve());
+  await expect.poll(() => world.host.records.get(UID)?.acknowledged).toBe(true);
+  return world.api.pods[0] as Pod;
+}
+
+const ends = ({ driver }: World) => driver.calls.filter((call) => /^(power|stop|delete) /.test(call));
+
+test('no-lost-disk: a Pod that is deleted by force leaves its machine running, and the next Pod takes it over', async () => {
+  const world = worldOf();
+  const { api, controller, host, node } = world;
+  api.delete(await runMachine(world), 0);
+  node.isAwaited = true;
+  controller.touchPod(KEY);
+  await expect.poll(() => api.pods[0]?.metadata.deletionTimestamp).toBeDefined();
+  api.release(api.pods[0] as Pod);
+  await expect.poll(() => controller.informer.cache.list()).toEqual([]);
+  controller.touchPod(KEY);
+  createPod(world, 'Pending', UID);
+  await expect.poll(() => api.pods[0]?.status).toMatchObject({ phase: 'Running' });
+  node.isAwaited = false;
+  expect(host.records.list().map(({ uid, podUid }) => [uid, podUid])).toEqual([[UID, NEXT_UID]]);
+  expect(world.driver.calls.filter((call) => call.startsWith('create '))).toEqual([`create ${UID}`]);
+  expect(ends(world)).toEqual([]);
+  api.delete(api.pods[0] as Pod);
+  await expect.poll(() => [api.pods, host.records.list()]).toEqual([[], []]);
+  expect(ends(world)).toContain(`delete ${UID}`);
+});
+
+test('no-orphan: a machine whose Pod was deleted by force ends when the operator orders it', async () => {
+  const world = worldOf();
+  const { api, host } = world;
+  api.delete(await runMachine(world), 0);
+  const desired = JSON.stringify({ ...DESIRED, deletion: { graceSeconds: 5 } });
+  api.annotate(api.pods[0] as Pod, { [DESIRED_ANNOTATION]: desired });
+  await expect.poll(() => api.pods[0]?.status?.phase).toBe('Failed');
+  api.release(api.pods[0] as Pod);
+  await expect.poll(() => host.records.list()).toEqual([]);
+});
+
+test('no-orphan: a machine without a Pod is removed, once the Node is set up and does not list its VM', async () => {
+  const world = worldOf();
+  const { api, controller, host, node } = world;
+  api.delete(await runMachine(world), 0);
+  node.slots = undefined;
+  await expect.poll(() => api.pods[0]?.metadata.deletionTimestamp).toBeDefined();
+  api.release(api.pods[0] as Pod);
+  await expect.poll(() => controller.informer.cache.list()).toEqual([]);
+  controller.touchPod(KEY);
+  await controller.isUpToDate(world.signal).catch(() => undefined);
+  expect(ends(world)).toEqual([]);
+  node.slots = 1;
+  await expect.poll(() => host.records.list()).toEqual([]);
+  expect(ends(world)).toContain(`delete ${UID}`);
+});
+
+test('no-lost-disk: a Pod that continues a machine which the host does not have fails, and gets no new machine', async () => {
+  const world = worldOf();
+  createPod(world, 'Pending', UID);
+  await world.controller.start(world.signal, Promise.resolve());
+  await expect.poll(() => world.api.pods[0]?.status).toMatchObject({ phase: 'Failed', reason: 'DiskLost' });
+  expect([world.driver.calls, world.host.records.list()]).toEqual([[], []]);
 });

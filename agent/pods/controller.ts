@@ -12,17 +12,20 @@ import { parkedStatus, type Refusal, refusedStatus, STOPPED_EXIT_CODE } from '..
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
+import { boundTo, existAll } from './bound.ts';
 import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
 import { acceleratorOf, allDrivers, chooseDriver } from '../drivers/hostdrivers.ts';
 import { GuestChecks } from './guestchecks.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
+import { podUidOf } from './records.ts';
 import { Machines } from './machines.ts';
 import { documentOf, isEnded, type PodRole, refusalOf, roleOf, wantedOf, wantedWithoutPod } from './pod.ts';
 import { adoptDamaged } from './recover.ts';
 import { allocate } from './resize.ts';
 import { machineStatus, type MachineView, phaseOf } from './status.ts';
 import { StatusWriter } from './statuswriter.ts';
+import { adopts, mustStay, takeOver } from './successor.ts';
 
 /** Number of Pods reconciled at once. Four suffice: long steps run in the background, and one reconciliation takes milliseconds. */
 const WORKERS = 4;
@@ -106,9 +109,7 @@ export class PodController {
   /** Returns whether every Pod in the cache still exists. The function reads the Pods from the API server, because the watch can lag. */
   async isUpToDate(signal: AbortSignal): Promise<boolean> {
     const { client, nodeName } = this.#options;
-    const { items } = await client.list(PODS, { fieldSelector: boundTo(nodeName), signal });
-    const there = new Set(items.map(({ metadata }) => metadata.uid));
-    return this.informer.cache.list().every(({ metadata }) => there.has(metadata.uid));
+    return await existAll(this.informer.cache.list(), client, nodeName, signal);
   }
 
   /** Requests a reconciliation because something about the Pod with this key has changed. */
@@ -141,7 +142,7 @@ export class PodController {
     const pod = this.informer.cache.get(key);
     const again: (number | undefined)[] = [];
     for (const record of this.#host.records.ofKey(key)) {
-      if (record.uid !== pod?.metadata.uid) {
+      if (podUidOf(record) !== pod?.metadata.uid && !takeOver(this.#host, this.machines, pod, record)) {
         again.push(await this.#dismiss(record));
       }
     }
@@ -161,8 +162,12 @@ export class PodController {
     }
   }
 
-  /** Removes a machine whose Pod no longer exists. Also removes the machine's disk. The guest has no grace period. */
+  /** Removes a machine without a Pod, with its disk and without a grace period. A machine that will get another Pod stays. */
   async #dismiss(record: MachineRecord): Promise<number | undefined> {
+    if (mustStay(this.#host, record)) {
+      await this.machines.drive(this.machines.runtime(record), wantedWithoutPod(undefined));
+      return Date.now() + ADMISSION_LOOK_MILLISECONDS;
+    }
     this.#guests.forget(record.uid);
     const wanted = wantedWithoutPod({ deadline: Date.now() });
     const progress = await this.machines.drive(this.machines.runtime(record), wanted);
@@ -180,7 +185,7 @@ export class PodController {
       return this.#serveTask(pod, task);
     }
     const role = roleOf(pod);
-    const record = this.#host.records.get(uid);
+    const record = this.#host.records.ofPod(uid);
     return record === undefined ? await this.#receive(pod, role) : await this.#drive(pod, record, role);
   }
 
@@ -207,7 +212,7 @@ export class PodController {
       case 'invalid':
         return this.#end(pod, refusalOf(role));
       default:
-        return hasMachine(pod, role) ? this.#end(pod, MACHINE_LOST) : this.#admit(pod, role);
+        return hasMachine(pod, role) || adopts(pod) ? this.#end(pod, MACHINE_LOST) : this.#admit(pod, role);
     }
   }
 
@@ -292,9 +297,4 @@ export class PodController {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });
   }
-}
-
-/** Returns the field selector of the Pods bound to a host. */
-function boundTo(nodeName: string): string {
-  return `spec.nodeName=${nodeName}`;
 }

@@ -188,7 +188,7 @@ export function hasMachine(pod: Readonly<Pod>, role: PodRole): boolean {
 /** End of a Pod whose machine is gone. The host must not create the machine again, because the new machine would have an empty disk. */
 export const MACHINE_LOST: { reason: Reason; message: string; exitCode: number } = {
   reason: 'DiskLost',
-  message: 'The Pod is Running, but the host has no record and no disk of its machine',
+  message: 'The Pod has run, but the host has no record and no disk of its machine',
   exitCode: 1,
 };
 

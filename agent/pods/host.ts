@@ -13,7 +13,7 @@ import type { MachineUsers } from '../processes/users.ts';
 import type { Network } from '../network/network.ts';
 import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from '../network/monitor.ts';
-import type { HostCapacity } from './machine.ts';
+import type { HostCapacity, MachineRecord } from './machine.ts';
 import type { RecordStore } from './records.ts';
 import type { SecretKey } from './userdata.ts';
 
@@ -38,6 +38,8 @@ export interface Host extends HostDrivers {
   readonly logger: Logger;
   /** Returns the present capacity of this host for machines. The number of slots comes from the Node object. */
   capacity(): HostCapacity;
+  /** Returns whether the machine will get another Pod, although it has none at the moment. */
+  isAwaited(record: Readonly<MachineRecord>): boolean;
   /** Returns whether this host is fenced: its Lease was not renewed for so long that the cluster may treat the host as lost. */
   fenced(): boolean;
   event(regarding: KubeObject, text: EventText<SaidReason>): void;

@@ -61,8 +61,10 @@ export interface MachineFailure {
 }
 
 export interface MachineRecord {
-  /** Uid of the Pod. */
+  /** Uid of the machine: the uid of the Pod for which it was created. */
   uid: string;
+  /** Uid of the Pod that has the machine now, if it is another one. */
+  podUid?: string;
   /** Key of the Pod: `namespace/name`. */
   key: string;
   /** Name of the driver that has created the machine or will create it. */
@@ -287,8 +289,7 @@ export function suspendedBytes({ startedWith, claim, machine }: Readonly<Machine
 }
 
 /**
- * Checks that a value is defined, and returns it. Long steps use this function for values from a machine's document. The check should never
- * fail, because long steps are planned only for machines with a document.
+ * Returns a value from a machine's document. Long steps are planned only for machines with a document, so the check should never fail.
  * @throws TypeError when the value is undefined.
  */
 export function needed<T>(value: T | undefined): T {

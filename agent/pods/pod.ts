@@ -21,7 +21,7 @@ import { EMULATOR_API_VERSION, emulatorMachineSchema } from '../../api/v1alpha1/
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { LONGEST_TIMER_MILLISECONDS } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { MachineDocument, Runtime, Wanted } from './machine.ts';
+import type { MachineDocument, MachineRecord, Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
   /** A Pod without Berth's annotations. Such a Pod is on this Node because it tolerates all taints or sets `spec.nodeName`. */
@@ -196,7 +196,26 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
 }
 
 /**
- * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted. The grace period begins when the agent first sees
+ * Returns whether a VM's machine stays although its Pod is being deleted. `kubectl delete --force` and the garbage collector of Kubernetes
+ * delete Pods with a grace period of 0, and nobody has asked whether the machine runs. The operator then gives the machine another Pod, or
+ * orders its end. A machine that the API server never showed as running has no data of users, so it ends.
+ */
+export function outlives(pod: Readonly<Pod>, { machine, acknowledged }: Readonly<MachineRecord>): boolean {
+  const { deletionTimestamp, deletionGracePeriodSeconds } = pod.metadata;
+  const isForced = deletionTimestamp !== undefined && deletionGracePeriodSeconds === 0;
+  const started =
+    pod.status?.containerStatuses?.some(({ containerID }) => containerID !== undefined) === true;
+  return isForced && machine !== undefined && (acknowledged || started) && !isEnded(pod);
+}
+
+/** Returns the seconds that the operator grants to the guest of a forcibly deleted Pod; undefined if the machine must not end. */
+function orderedGrace({ metadata }: Readonly<Pod>): number | undefined {
+  const document = parseDocument(metadata.annotations?.[DESIRED_ANNOTATION]);
+  return desiredSchema.pick({ deletion: true }).safeParse(document).data?.deletion?.graceSeconds;
+}
+
+/**
+ * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted, or while its machine outlives it. The grace period begins when the agent first sees
  * the deletion, because the clock of the host can differ from that of the API server. If the grace period is shortened later, the new
  * period begins when the agent sees the change. The earlier of the two deadlines applies.
  */
@@ -205,7 +224,12 @@ function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['
   if (deletionTimestamp === undefined) {
     return undefined;
   }
-  const graceSeconds = Math.min(deletionGracePeriodSeconds, LONGEST_GRACE_SECONDS);
+  const isKept = runtime.leaving === undefined && outlives(pod, runtime.record);
+  const grace = isKept ? orderedGrace(pod) : deletionGracePeriodSeconds;
+  if (grace === undefined) {
+    return undefined;
+  }
+  const graceSeconds = Math.min(grace, LONGEST_GRACE_SECONDS);
   const before = runtime.leaving;
   if (before === undefined || graceSeconds < before.graceSeconds) {
     const deadline = Math.min(before?.deadline ?? Number.POSITIVE_INFINITY, now + graceSeconds * 1000);

@@ -33,6 +33,7 @@ const recordSchema = z.looseObject({
   /** Absent if an early release of the agent wrote the file. */
   version: z.literal(VERSION).optional(),
   uid: z.string().min(1),
+  podUid: z.string().min(1).optional(),
   key: z.string().min(1),
   /** Absent if an early release of the agent wrote the file. That release had only one driver. */
   driver: z.string().min(1).default('qemu'),
@@ -55,6 +56,11 @@ const recordSchema = z.looseObject({
   acknowledged: z.boolean(),
   released: z.boolean(),
 });
+
+/** Returns the uid of the Pod that has the machine. A machine can outlive its Pod, and then gets another Pod. */
+export function podUidOf({ uid, podUid }: Readonly<MachineRecord>): string {
+  return podUid ?? uid;
+}
 
 export class RecordStore {
   /**
@@ -91,6 +97,11 @@ export class RecordStore {
 
   get(uid: string): MachineRecord | undefined {
     return this.#records.get(uid);
+  }
+
+  /** Returns the record of the machine that the Pod with this uid has. */
+  ofPod(podUid: string): MachineRecord | undefined {
+    return this.list().find((record) => podUidOf(record) === podUid);
   }
 
   list(): MachineRecord[] {

@@ -2,6 +2,7 @@
  * Takes over the machines that continued to run during a restart of the agent. Creates a record for each machine folder or network
  * attachment that has no record.
  */
+import { ADOPTS_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
@@ -97,7 +98,8 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
  * a machine keeps its ports until its guest is shut down. A machine without a Pod is removed.
  */
 export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
-  const byUid = new Map(pods.map((pod) => [pod.metadata.uid, pod]));
+  // A Pod that continues the machine of an earlier Pod names that Pod. The machine has the uid of the earlier Pod.
+  const byUid = new Map(pods.flatMap((pod) => uidsOf(pod).map((uid) => [uid, pod])));
   const found = await findMachines(host);
   for (const { uid, path, message } of host.records.damaged) {
     const pod = byUid.get(uid);
@@ -107,12 +109,17 @@ export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): 
     const automaticPorts = pod === undefined ? [] : portsInReport(host, record, pod);
     host.records.replaceDamaged({ ...record, failure, automaticPorts });
   }
-  for (const pod of pods) {
-    const record = host.records.get(pod.metadata.uid ?? '');
+  for (const [uid, pod] of byUid) {
+    const record = host.records.get(uid);
     if (record?.key.startsWith(STRAY_PREFIX) === true) {
       adoptUnrecorded(host, record, pod, found);
     }
   }
+}
+
+function uidsOf({ metadata: { uid = '', annotations } }: Readonly<Pod>): string[] {
+  const earlier = annotations?.[ADOPTS_ANNOTATION];
+  return earlier === undefined ? [uid] : [uid, earlier];
 }
 
 /** Gives a machine without a record of its own the document of its Pod. */
@@ -142,7 +149,7 @@ function portsInReport(
   );
 }
 
-type MachineIdentity = Pick<MachineRecord, 'key' | 'claim'> & MachineDocument;
+type MachineIdentity = Pick<MachineRecord, 'key' | 'claim' | 'podUid'> & MachineDocument;
 
 function strayIdentity(uid: string): MachineIdentity {
   const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
@@ -150,7 +157,8 @@ function strayIdentity(uid: string): MachineIdentity {
 }
 
 function identityOf(pod: Readonly<Pod>): MachineIdentity {
-  return { key: keyOf(pod), ...documentOf(roleOf(pod)), claim: claimOf(pod) };
+  const { uid: podUid = '' } = pod.metadata;
+  return { key: keyOf(pod), podUid, ...documentOf(roleOf(pod)), claim: claimOf(pod) };
 }
 
 /**

@@ -120,6 +120,11 @@ export const desiredSchema = z.object({
   diskSizeBytes: z.number().int().optional(),
   restartRequestedAt: z.string().optional(),
   revertRequestedAt: z.string().optional(),
+  /**
+   * Set if the machine must end although its Pod was deleted by force, because its VM is being deleted or has failed. The guest has this many
+   * seconds for its shutdown.
+   */
+  deletion: z.object({ graceSeconds: z.number().int().min(0) }).optional(),
 });
 export type Desired = z.infer<typeof desiredSchema>;
 

@@ -163,6 +163,28 @@ export function vncSecretName(vmName: string): string {
 export const GIVEN_UP_ANNOTATION = 'berth.dev/given-up';
 
 /**
+ * Annotation of a host's Node. It lists the VMs whose machines get a new Pod: see awaited.ts. The host keeps such a machine although it has
+ * no Pod at the moment.
+ */
+export const AWAITED_ANNOTATION = 'berth.dev/awaited-pods';
+/** Taint of a host while machines on it get new Pods. It keeps other VMs from the slots and ports of these machines. */
+export const ADOPTING_TAINT = 'berth.dev/adopting';
+/**
+ * Annotation of a VM's Pod that continues the VM after an earlier Pod was deleted by force. Its value is the uid of that earlier Pod. The
+ * host takes over the machine of the VM, and never creates a new one for such a Pod.
+ */
+export const ADOPTS_ANNOTATION = 'berth.dev/adopts';
+/** ConfigMap in the operator's namespace with what the operator keeps of each host's Node. */
+export const HOST_RECORDS = 'berth-host-records';
+/**
+ * Beginning of a key in the ConfigMap {@link HOST_RECORDS}. The rest of the key is the name of a host that is gone for good. No name of a
+ * Node contains an underscore.
+ */
+export const GIVE_UP_PREFIX = 'give-up_';
+/** ConfigMap in the operator's namespace with the Pods that continue VMs. A Pod is there until it is created. */
+export const ADOPTIONS = 'berth-adoptions';
+
+/**
  * Annotation of a VM while the client that deployed the VM waits for an answer. Its value is the RFC 3339 time until which the client
  * waits. When the client gets the answer, it removes the annotation. If the annotation still exists after this time, the operator deletes
  * the VM, because perhaps nobody knows that the VM exists.

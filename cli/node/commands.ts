@@ -34,6 +34,16 @@ export function addNodeCommands(noun: Command, terminal: Terminal): void {
       });
   }
   noun
+    .command('give-up')
+    .description(
+      'Give up a host that is gone for good, also if its Node was deleted. Its VMs that have run are lost. The command is refused while the host reports',
+    )
+    .argument('<name>', 'name of the host')
+    .action(async (name: string, _flags, command: Command) => {
+      const { giveUpHost } = await import('./giveup.ts');
+      await giveUpHost(terminal, command.optsWithGlobals<Globals>(), name);
+    });
+  noun
     .command('namespace')
     .description(
       'Give a host of the namespace to another namespace. The command is refused while a VM runs on the host',

@@ -11,16 +11,19 @@ import {
   type CertificateSigningRequest,
   type Node,
   NODES,
+  type Pod,
 } from '../../kube/core.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { HostApprovals } from '../host/approvals.ts';
 import { isHost } from '../host/observe.ts';
+import type { HostRecords } from '../host/records.ts';
 import { CLIENT_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER } from './content.ts';
 import { type JoiningConfig, joiningOf, rivalOf } from './joining.ts';
 import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
 import { namesakesOf, surroundings } from './surroundings.ts';
+import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /**
  * Time in milliseconds after which a request is checked again if its requester has no Node. If the requester is a host, it creates its
@@ -44,10 +47,22 @@ export interface CertificateControllerOptions {
   readonly client: KubeClient;
   readonly requests: Informer<CertificateSigningRequest>;
   readonly approvals: HostApprovals;
+  readonly hostRecords: HostRecords;
   /** All Nodes, including Nodes that are not hosts: see surroundings.ts. */
   readonly addresses: Informer<Node>;
+  /** Pods of VMs, and Pods of Emulators. */
+  readonly pods: Informer<Pod>;
+  readonly emulatorPods: Informer<Pod>;
   readonly config: JoiningConfig;
   readonly clock: () => number;
+}
+
+/** Decision about a request, and the name of the Node on which the decision depends. */
+interface Judgement {
+  readonly decision: Decision;
+  readonly name: string | undefined;
+  /** Whether a host asks for its first certificate. */
+  readonly isJoining: boolean;
 }
 
 export class CertificateReconciler {
@@ -68,7 +83,7 @@ export class CertificateReconciler {
     if (csr === undefined || !isOpen(csr)) {
       return undefined;
     }
-    const { decision, name: host } = await this.#decide(csr);
+    const { decision, name: host, isJoining } = await this.#decide(csr);
     if (decision.kind === 'wait') {
       return { requeueAfterMilliseconds: NODE_LOOK_MILLISECONDS };
     }
@@ -83,18 +98,21 @@ export class CertificateReconciler {
       // First the host's name is stored, then the certificate request is approved. In this order, a crash between the two steps cannot lose
       // the name of an approved host.
       const seconds = csr.spec.expirationSeconds ?? SIGNERS_OWN_SECONDS;
+      if (isJoining) {
+        // The host is new, perhaps another computer. So it gets nothing that an earlier host of its name had.
+        await this.#options.hostRecords.keep(host, undefined);
+      }
       await this.#options.approvals.remember(host, this.#options.clock() + seconds * 1000);
     }
     await this.#write(csr, decision);
     return undefined;
   }
 
-  /** Returns the decision about a request, and the name of the Node on which the decision depends. */
-  async #decide(csr: CertificateSigningRequest): Promise<{ decision: Decision; name: string | undefined }> {
-    const { addresses, client, config, requests } = this.#options;
+  async #decide(csr: CertificateSigningRequest): Promise<Judgement> {
+    const { addresses, client, config, requests, pods, emulatorPods } = this.#options;
     const requester = requesterOf(csr, config);
     if (requester === undefined) {
-      return { decision: { kind: 'ignore' }, name: undefined };
+      return { decision: { kind: 'ignore' }, name: undefined, isJoining: false };
     }
     const request = readingOf(csr);
     const name = nodeToKnow(requester, request);
@@ -104,11 +122,15 @@ export class CertificateReconciler {
     const others = requests.cache.byIndex(REQUESTS_BY_HOST, name ?? '');
     const rival = rivalOf(csr, others)?.metadata.name;
     const namesakes = namesakesOf(addresses, name ?? '');
-    const decision = decide(requester, csr, request, { node, rival, namesakes });
+    const holdsMachines = [pods, emulatorPods].some(
+      ({ cache }) => cache.byIndex(PODS_BY_NODE, name ?? '').length > 0,
+    );
+    const decision = decide(requester, csr, request, { node, rival, namesakes, holdsMachines });
     return {
       decision:
         decision.kind === 'serving' ? decideServing(decision, await surroundings(this.#options)) : decision,
       name,
+      isJoining: requester.kind === 'joining',
     };
   }
 

@@ -211,7 +211,7 @@ describe('rights to certificates', () => {
   it('says how to handle an existing Node', () => {
     expect(judge(tokenFor('h1'), request())).toMatchObject({
       reason: 'NodeExists',
-      message: expect.stringContaining('kubectl delete node h1'),
+      message: expect.stringContaining('berth node give-up h1'),
     });
   });
 });

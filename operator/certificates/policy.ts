@@ -78,6 +78,8 @@ export interface Known {
   readonly rival?: string | undefined;
   /** Names of the Nodes from which the same host name is derived. The Node of the requester can be among them. */
   readonly namesakes?: readonly string[] | undefined;
+  /** Whether Pods of machines are bound to the name, although there is perhaps no Node. */
+  readonly holdsMachines?: boolean | undefined;
 }
 
 export function decide(
@@ -128,7 +130,7 @@ function notItself(rule: string, name: string): Decision {
 function decideFirst(
   { host, node: kubelet }: Joining,
   name: string,
-  { node, rival, namesakes = [] }: Known,
+  { node, rival, namesakes = [], holdsMachines = false }: Known,
 ): Decision {
   if (typeof host !== 'string') {
     return { kind: 'deny', ...host };
@@ -139,7 +141,13 @@ function decideFirst(
   if (node !== undefined) {
     return deny(
       'NodeExists',
-      `Node ${name} exists already. If its host must join the cluster again, run: kubectl delete node ${name}`,
+      `Node ${name} exists already. If the earlier host is gone for good, run: berth node give-up ${name} && kubectl delete node ${name}`,
+    );
+  }
+  if (holdsMachines) {
+    return deny(
+      'MachinesBound',
+      `VMs or emulators are still on host ${name}, whose Node is missing. Its earlier certificate creates the Node again. If the earlier host is gone for good, run: berth node give-up ${name}`,
     );
   }
   const others = kubelet === undefined ? [] : namesakes.filter((other) => other !== kubelet);

@@ -8,16 +8,17 @@ import { soonest } from '../../base/time.ts';
 import type { Cache } from '../../kube/cache.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { ConfigMap, Pod } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
 import type { Recorder } from '../objects/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged } from '../host/observe.ts';
+import { changedHosts } from '../host/records.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
 import { unlessBlocking } from '../objects/refusal.ts';
 import { Refusals } from '../objects/refusals.ts';
-import { PODS_BY_NODE } from '../vm/podstate.ts';
 import { recordDeletion, recordTransition } from './events.ts';
 import { isOverdue, untilNextDeadline } from './facts.ts';
 import { systemImagesChanged } from './host.ts';
@@ -33,6 +34,7 @@ import {
 import { type Blocked, endsWithVM, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { blockedByRefusal, EmulatorWriter, type Executed } from './writes.ts';
+import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /**
  * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
@@ -208,9 +210,12 @@ function isGoing(write: Write | undefined): boolean {
   return write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
 }
 
-/** Enqueues an Emulator when it, its Pod, its VM, the VM's Pod or their host has changed. */
-export function enqueueEmulators(controller: Controller, sources: Sources): void {
-  const { emulators, emulatorPods, vms, pods, nodes } = sources;
+/** Enqueues an Emulator when it, its Pod, its VM, the VM's Pod, their host or its record has changed. */
+export function enqueueEmulators(
+  controller: Controller,
+  sources: Sources & { readonly recordsMap: Informer<ConfigMap> },
+): void {
+  const { emulators, emulatorPods, vms, pods, nodes, recordsMap } = sources;
   const ofVM = (vmKey: string) =>
     emulators.cache
       .byIndex(EMULATORS_BY_VM, vmKey)
@@ -223,11 +228,14 @@ export function enqueueEmulators(controller: Controller, sources: Sources): void
   // The VM's Pod is watched in addition to the VM, because only the Pod reports every stop of the machine. The VM's status can miss a short
   // stop. A VM and its Pod have the same key, so the key of the Pod finds the Emulators of the VM.
   pods.cache.onChange(({ object }) => ofVM(keyOf(object)));
+  const onHost = (name: string): void => {
+    onNode(pods.cache, name).forEach((pod) => ofVM(keyOf(pod)));
+    onNode(emulatorPods.cache, name).forEach((pod) => controller.enqueue(emulatorKeyOf(keyOf(pod))));
+  };
+  recordsMap.cache.onChange((change) => changedHosts(change).forEach(onHost));
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {
-      const { name } = object.metadata;
-      onNode(pods.cache, name).forEach((pod) => ofVM(keyOf(pod)));
-      onNode(emulatorPods.cache, name).forEach((pod) => controller.enqueue(emulatorKeyOf(keyOf(pod))));
+      onHost(object.metadata.name);
     }
   });
 }

@@ -73,9 +73,9 @@ export function isOverdue(observed: Observed): boolean {
  * under way, and while the host does not report. When the host reports again, the time limit begins again.
  */
 function deployDeadline(observed: Observed): number | undefined {
-  const { emulator, pod, node } = observed;
+  const { emulator, pod } = observed;
   const began = pod?.spec.nodeName === undefined ? undefined : deploymentBegan(emulator, pod);
-  return began === undefined ? undefined : endOfLimit(node, began, deploySeconds(observed));
+  return began === undefined ? undefined : endOfLimit(observed, began, deploySeconds(observed));
 }
 
 /**

@@ -18,6 +18,7 @@ import {
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { assertHistories } from '../../test/support/properties.ts';
+import { reachOfNode, UNBOUND } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observe.ts';
 import { ownerOf } from './pairing.ts';
@@ -83,6 +84,7 @@ class World {
   vmPod: Pod | undefined;
   pod: Pod | undefined;
   readonly nodes = new Map([node('host'), node('other')].map((one) => [one.metadata.name, one]));
+  missingSince: number | undefined;
   writes = 0;
   faults: string[] = [];
   #vmsMade = 0;
@@ -96,13 +98,19 @@ class World {
       vmPod,
       vmNode: nodeOf(vmPod),
       pod,
-      node: nodeOf(pod),
+      ...this.#reach(pod),
       now: this.now,
       isNameTaken: false,
       config,
       slotsTaken: undefined,
       hosts: undefined,
     }) as unknown as Observed;
+  }
+
+  #reach(pod: Pod | undefined) {
+    const node = this.nodes.get(pod?.spec.nodeName ?? '');
+    const reach = node === undefined ? { ...UNBOUND, silentSince: this.missingSince } : reachOfNode(node);
+    return pod?.spec.nodeName === undefined ? UNBOUND : reach;
   }
 
   /** Runs one reconcile. If the operator crashes, it crashes before it writes the status. */
@@ -325,9 +333,10 @@ class World {
     } else if (action === 'garbageIsCollected') {
       this.#collectGarbage();
     } else if (action === 'nodeDeleted') {
-      this.nodes.delete('host');
-    } else if (host !== undefined) {
-      this.#changeHost(host, action);
+      this.missingSince = this.nodes.delete('host') ? this.now : this.missingSince;
+    } else if (host !== undefined || action === 'hostBack') {
+      this.nodes.set('host', host ?? node('host'));
+      this.#changeHost(this.nodes.get('host') ?? node('host'), action);
     }
   }
 

@@ -8,13 +8,13 @@ import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { isHost } from '../host/observe.ts';
+import { type HostReach, isHost } from '../host/observe.ts';
 import { asksForSlot, holdsSlot } from '../tasks/slots.ts';
-import { nodeOf, type Sources as VMSources } from '../vm/observe.ts';
-import { PODS_BY_NODE } from '../vm/podstate.ts';
+import { reachOf, type Sources as VMSources } from '../vm/observe.ts';
+import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /** The state that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
-export interface Observed {
+export interface Observed extends HostReach {
   readonly emulator: Emulator;
   /**
    * VM with the name `spec.vmName`. Its uid differs from the uid in the Emulator's owner reference if the Emulator belongs to an earlier VM
@@ -31,8 +31,6 @@ export interface Observed {
    * created.
    */
   readonly isNameTaken: boolean;
-  /** Node that the Emulator's Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
-  readonly node: Node | undefined;
   /** Returns how many slots of a host are in use by Pods. */
   readonly slotsTaken: (host: string) => number;
   /** Returns the Nodes of all Berth hosts. */
@@ -42,7 +40,8 @@ export interface Observed {
   readonly now: number;
 }
 
-export interface Sources extends Pick<VMSources, 'client' | 'vms' | 'pods' | 'nodes' | 'config' | 'clock'> {
+export interface Sources
+  extends Pick<VMSources, 'client' | 'vms' | 'pods' | 'nodes' | 'hostRecords' | 'config' | 'clock'> {
   readonly emulators: Informer<Emulator>;
   readonly emulatorPods: Informer<Pod>;
   readonly taskPods: Informer<Pod>;
@@ -74,13 +73,13 @@ export async function observe(sources: Sources, emulator: Emulator): Promise<Obs
   const pod = isOurs ? named : undefined;
   const vmPod = pods.cache.get(vmKeyOf(emulator));
   return {
+    ...(await reachOf(sources, pod?.spec.nodeName)),
     emulator,
     vm: vms.cache.get(vmKeyOf(emulator)),
     vmPod,
     vmNode: nodes.cache.get(vmPod?.spec.nodeName ?? ''),
     pod,
     isNameTaken: named !== undefined && !isOurs,
-    node: await nodeOf(sources, pod),
     slotsTaken: (host) => slotsTaken(sources, host),
     hosts: () => nodes.cache.list().filter(isHost),
     config,

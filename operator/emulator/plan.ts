@@ -2,7 +2,6 @@
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import { isOutOfService } from '../host/observe.ts';
 import { isLost, TIMEOUT } from '../vm/facts.ts';
 import { hasEnded } from '../vm/podstate.ts';
 import { hostFault } from './host.ts';
@@ -137,9 +136,8 @@ function endPod(observed: Observed): Write | undefined {
 
 /** Returns true if, according to the objects in Kubernetes, no agent will end the Pod any more. */
 function isAbandoned(observed: Observed): boolean {
-  const { pod, node } = observed;
-  const isBound = pod?.spec.nodeName !== undefined;
-  return isBound && (node === undefined || isOutOfService(node) || isLost(observed));
+  const isBound = observed.pod?.spec.nodeName !== undefined;
+  return isBound && (observed.isGivenUp || isLost(observed));
 }
 
 /**

@@ -9,6 +9,7 @@ import {
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod, PodCondition } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
+import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observe.ts';
 import { plan } from './plan.ts';
@@ -61,7 +62,7 @@ function observedWith(change: Partial<Observed>): Observed {
     vm,
     vmPod,
     vmNode,
-    node: vmNode,
+    ...reachOfNode(vmNode),
     config,
     now: NOW,
     slotsTaken: () => 0,
@@ -288,7 +289,7 @@ describe('an Emulator whose VM runs', () => {
         status: { ...vmNode.status, conditions: [{ type: 'Ready', status, lastTransitionTime }] },
       }) as unknown as Node;
     const pod = podWith({ phase: 'Pending', startTime: '2029-12-31T23:00:00Z' });
-    const failureOn = (node: Node) => statusOf({ pod, node }).failure?.reason;
+    const failureOn = (node: Node) => statusOf({ pod, ...reachOfNode(node) }).failure?.reason;
     expect(failureOn(nodeWith('Unknown', '2030-01-01T00:09:00Z'))).toBeUndefined();
     expect(failureOn(nodeWith('True', '2030-01-01T00:00:01Z'))).toBeUndefined();
     expect(failureOn(nodeWith('True', '2030-01-01T00:00:00Z'))).toBe('DeployTimeout');

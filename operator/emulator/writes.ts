@@ -9,14 +9,14 @@ import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { refusalMessage, unlessRefused } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
-import { nodeOf } from '../vm/observe.ts';
+import { reachOf } from '../vm/observe.ts';
 import { isPodOf, type Observed, podKeyOf, type Sources } from './observe.ts';
 import { ownerOf } from './pairing.ts';
 import type { Blocked, Write } from './plan.ts';
 import { buildPod } from './pod.ts';
 
 export interface EmulatorWriterOptions
-  extends Pick<Sources, 'client' | 'emulators' | 'emulatorPods' | 'nodes'> {
+  extends Pick<Sources, 'client' | 'emulators' | 'emulatorPods' | 'nodes' | 'hostRecords' | 'clock'> {
   readonly consistency: Consistency;
 }
 
@@ -143,12 +143,12 @@ export class EmulatorWriter {
    * @throws ApiError when there is no Pod
    */
   async readPod(observed: Observed): Promise<Executed> {
-    const { client, nodes } = this.#options;
+    const { client } = this.#options;
     const key = keyOf(observed.emulator);
     const pod = await client.get(PODS, refOf(podKeyOf(key)));
     if (isPodOf(pod, observed.emulator)) {
-      const node = await nodeOf({ client, nodes }, pod);
-      return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
+      const reach = await reachOf(this.#options, pod.spec.nodeName);
+      return { observed: { ...observed, ...reach, pod: this.#pods.follow(key, pod) } };
     }
     const message = `Another Pod has the name ${pod.metadata.name}, which the Pod of the Emulator must have`;
     return { observed, blocked: { reason: 'PodNameTaken', message } };

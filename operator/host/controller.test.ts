@@ -26,6 +26,8 @@ it('an administrator who marks a Node differently is not overruled by an operato
     client: { mergePatch } as unknown as KubeClient,
     nodes: { cache: { get: () => cached } },
     approvals: { has: () => true },
+    hostRecords: { of: () => undefined, requested: () => [] },
+    clock: () => 0,
   } as unknown as HostControllerOptions);
   await reconciler.reconcile('rack', { logger: pino({ level: 'silent' }) });
   expect(mergePatch).toHaveBeenCalledOnce();

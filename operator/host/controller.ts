@@ -1,76 +1,177 @@
 /**
  * Marks a Node as a host when the operator has approved a certificate for its name. Keeps the slots and taints of every host correct, also
- * when a host joins later or the configured number of slots changes.
+ * when a host joins later or the configured number of slots changes. Keeps what a host loses with its Node: see records.ts.
  */
 import type { Logger } from 'pino';
 import { timestamp } from '../../base/time.ts';
-import { GIVEN_UP_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
-import type { KubeClient } from '../../kube/client.ts';
+import { type Awaited, awaitedOn } from '../../api/v1alpha1/awaited.ts';
+import {
+  ADOPTS_ANNOTATION,
+  GIVEN_UP_ANNOTATION,
+  HOST_MARK,
+  HOST_VALUE,
+  VM_UID_LABEL,
+} from '../../api/v1alpha1/names.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
-import { type ConfigMap, type Node, NODES } from '../../kube/core.ts';
+import { type ConfigMap, type Node, NODES, type Pod } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
-import { type Recorder, warning } from '../objects/events.ts';
+import { warning } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
+import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
-import type { HostApprovals } from './approvals.ts';
-import { statusToApply, taintsToWrite } from './plan.ts';
-import { isHost, isReady } from './observe.ts';
+import type { Adoptions } from './adoptions.ts';
+import { awaitedPatch, statusToApply, taintsToWrite } from './plan.ts';
+import { isHost, isReady, silentSince } from './observe.ts';
+import { MissingHosts, type MissingHostsOptions } from './missing.ts';
+import { restoredNode } from './restore.ts';
+import { changedHosts, type HostRecord, isWorthKeeping, recordOf } from './records.ts';
+import { isForced, PODS_BY_NODE } from '../objects/boundpods.ts';
 
-export interface HostControllerOptions {
-  readonly client: KubeClient;
+/** Time in milliseconds between two checks of a host with machines that need a Pod. Nothing reports that a VM was deleted meanwhile. */
+const AWAITED_LOOK_MILLISECONDS = 5_000;
+
+export interface HostControllerOptions extends MissingHostsOptions {
   /** Nodes that claim to be hosts. */
   readonly nodes: Informer<Node>;
-  readonly approvals: HostApprovals;
-  readonly recorder: Recorder;
+  readonly adoptions: Adoptions;
   readonly config: OperatorConfig;
-  /** Returns the current time in milliseconds since the epoch. */
-  readonly clock: () => number;
 }
 
 export class HostReconciler {
   readonly #options: HostControllerOptions;
+  readonly #missing: MissingHosts;
 
   constructor(options: HostControllerOptions) {
     this.#options = options;
+    this.#missing = new MissingHosts(options);
+  }
+
+  /** Returns true if there is something to reconcile for the host, also while it has no Node. */
+  exists(name: string): boolean {
+    const { nodes, hostRecords } = this.#options;
+    return (
+      nodes.cache.get(name) !== undefined ||
+      hostRecords.requested().includes(name) ||
+      this.#missing.isKnown(name)
+    );
+  }
+
+  /** Notes the last state of a deleted Node for its next reconcile. */
+  noteDeleted(node: Node): void {
+    this.#missing.noteDeleted(node);
   }
 
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
     const node = this.#options.nodes.cache.get(name);
-    if (node !== undefined) {
-      await unlessMissing(this.#reconcileNode(node, logger));
+    if (node === undefined) {
+      await this.#missing.reconcile(name, logger);
+      return undefined;
     }
-    return undefined;
+    const result = await unlessMissing(this.#reconcileNode(node, logger));
+    return result && { requeueAfterMilliseconds: result.again };
   }
 
-  async #reconcileNode(node: Node, logger: Logger): Promise<void> {
+  /** Returns the milliseconds until the next check of the Node. There is no next check if `again` is undefined. */
+  async #reconcileNode(node: Node, logger: Logger): Promise<{ again: number | undefined }> {
+    await this.#missing.answerGiveUp(node, logger);
+    if (await this.#restore(node, logger)) {
+      return { again: undefined };
+    }
     if (isHost(node)) {
+      await this.#settleAwaited(node);
       await this.#writeTaints(node, logger);
       await this.#writeStatus(node, logger);
       await this.#forgetGivenUp(node);
-    } else if (node.metadata.labels?.[HOST_MARK] === undefined) {
-      await this.#mark(node, logger);
     }
+    await this.#keep(node);
+    const isAwaiting = Object.keys(awaitedOn(node)).length > 0;
+    return { again: isAwaiting ? AWAITED_LOOK_MILLISECONDS : undefined };
   }
 
   /**
-   * Marks the Node if its name is approved, otherwise records an Event. A Node that loses the mark keeps its slots, because its machines
-   * use them. No new Pod is scheduled to a Node without the mark. An administrator can set the mark to another value to keep a Node from
-   * becoming a host.
+   * Marks the Node as a host if its name is approved, and gives a Node that was created again the labels, taints and cordon of the earlier
+   * Node. One request does both, because Pods can be scheduled to the Node from then on. A Node that loses the mark keeps its slots, because
+   * its machines use them. An administrator can set the mark to another value to keep a Node from becoming a host.
+   * @returns true when the Node was changed, or cannot be marked. The watch reports the change.
    */
-  async #mark(node: Node, logger: Logger): Promise<void> {
-    const { name, uid, resourceVersion } = node.metadata;
-    if (!this.#options.approvals.has(name)) {
+  async #restore(node: Node, logger: Logger): Promise<boolean> {
+    const { name, uid, resourceVersion, labels } = node.metadata;
+    const { approvals, hostRecords, recorder, client, clock } = this.#options;
+    const record = hostRecords.of(name);
+    const earlier = record?.nodeUid === uid ? undefined : record;
+    if (
+      labels?.[HOST_MARK] === undefined &&
+      !approvals.has(name) &&
+      earlier?.labels[HOST_MARK] === undefined
+    ) {
       const message = `Node ${name} claims to be a host, but Berth approved no certificate for its name. If it is a host, run: kubectl label node ${name} ${HOST_MARK}=${HOST_VALUE}`;
-      this.#options.recorder.event(node, warning('NotMarkedAsHost', 'Marking', message));
-      return;
+      recorder.event(node, warning('NotMarkedAsHost', 'Marking', message));
+      return true;
     }
-    logger.info({ host: name }, 'marking a Node as a host');
-    const patch = { metadata: { uid, resourceVersion, labels: { [HOST_MARK]: HOST_VALUE } } };
-    const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+    const change = restoredNode(node, earlier, this.#forcedOn(name, earlier), clock());
+    if (change === undefined) {
+      return false;
+    }
+    logger.info({ host: name, isNew: earlier !== undefined }, 'marking a Node as a host');
+    const patch = { ...change, metadata: { ...change.metadata, uid, resourceVersion } };
+    const write = client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
     // A conflict means that the Node was changed or replaced, perhaps by an administrator's own mark. The watch will report the Node.
     await undefinedIf(isConflict, write);
+    return true;
+  }
+
+  /** Returns the VMs whose Pods were deleted by force while their Node was missing. Their machines need new Pods. */
+  #forcedOn(name: string, earlier: HostRecord | undefined): Awaited {
+    if (earlier === undefined) {
+      return {};
+    }
+    const since = timestamp(this.#options.clock());
+    const forced = this.#options.pods.cache.byIndex(PODS_BY_NODE, name).filter(isForced);
+    const entries = forced.map((pod) => [pod.metadata.labels?.[VM_UID_LABEL], { vm: keyOf(pod), since }]);
+    return Object.fromEntries(entries);
+  }
+
+  /** Stores what the host would lose with this Node. A host that reports is neither missing nor given up. */
+  async #keep(node: Node): Promise<void> {
+    const { hostRecords } = this.#options;
+    const { name } = node.metadata;
+    const givenUpAt = hostRecords.of(name)?.givenUpAt;
+    const isSilent = silentSince(node) !== undefined;
+    const record = { ...recordOf(node), ...(isSilent && givenUpAt && { givenUpAt }) };
+    await hostRecords.keep(name, isWorthKeeping(record) ? record : undefined);
+  }
+
+  /** Ends the wait for the Pods of machines that have their Pods, or whose VMs no longer exist. */
+  async #settleAwaited(node: Node): Promise<void> {
+    const { client, adoptions, clock } = this.#options;
+    const awaited = awaitedOn(node);
+    const settled: string[] = [];
+    for (const [uid, { vm }] of Object.entries(awaited)) {
+      if (await this.#isSettled(uid, vm)) {
+        settled.push(uid);
+      }
+    }
+    if (settled.length === 0) {
+      return;
+    }
+    const left = Object.fromEntries(Object.entries(awaited).filter(([uid]) => !settled.includes(uid)));
+    await adoptions.forget(settled);
+    const { name } = node.metadata;
+    const patch = awaitedPatch(node, left, clock());
+    await client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+  }
+
+  async #isSettled(uid: string, key: string): Promise<boolean> {
+    const pod = this.#options.pods.cache.get(key);
+    const isOfVM = pod?.metadata.labels?.[VM_UID_LABEL] === uid;
+    if (isOfVM && pod?.metadata.annotations?.[ADOPTS_ANNOTATION] !== undefined && !isForced(pod)) {
+      return pod.status?.containerStatuses !== undefined;
+    }
+    const vm = await unlessMissing(this.#options.client.get(VMS, refOf(key)));
+    return vm?.metadata.uid !== uid;
   }
 
   /**
@@ -108,7 +209,7 @@ export class HostReconciler {
    * somebody changed the Node in the meantime, the API server answers 409, and the operator reads the list again.
    */
   async #writeTaints(node: Node, logger: Logger): Promise<void> {
-    const taints = taintsToWrite(node);
+    const taints = taintsToWrite(node, this.#options.clock());
     if (taints === undefined) {
       return;
     }
@@ -122,12 +223,34 @@ export class HostReconciler {
 interface HostWatches {
   /** Nodes that claim to be hosts. */
   readonly nodes: Informer<Node>;
+  readonly pods: Informer<Pod>;
+  readonly emulatorPods: Informer<Pod>;
   readonly approvals: Informer<ConfigMap>;
+  readonly recordsMap: Informer<ConfigMap>;
 }
 
-/** Enqueues a Node when it changes. Enqueues all Nodes that are not marked as hosts when the approvals change. */
-export function enqueueHosts(controller: Controller, { nodes, approvals }: HostWatches): void {
-  nodes.cache.onChange(({ object }) => controller.enqueue(object.metadata.name));
+/**
+ * Enqueues a Node when it changes. Enqueues all Nodes that are not marked as hosts when the approvals change. Enqueues a missing Node when a
+ * Pod on it or its record changes.
+ */
+export function enqueueHosts(controller: Controller, reconciler: HostReconciler, watches: HostWatches): void {
+  const { nodes, pods, emulatorPods, approvals, recordsMap } = watches;
+  recordsMap.cache.onChange((change) => changedHosts(change).forEach((name) => controller.enqueue(name)));
+  for (const { cache } of [pods, emulatorPods]) {
+    cache.onChange(({ object: { spec, metadata } }) => {
+      const { nodeName: name } = spec;
+      const isAdopting = metadata.annotations?.[ADOPTS_ANNOTATION] !== undefined;
+      if (name !== undefined && (isAdopting || nodes.cache.get(name) === undefined)) {
+        controller.enqueue(name);
+      }
+    });
+  }
+  nodes.cache.onChange(({ type, object }) => {
+    if (type === 'deleted') {
+      reconciler.noteDeleted(object);
+    }
+    controller.enqueue(object.metadata.name);
+  });
   approvals.cache.onChange(() => {
     const unmarked = nodes.cache.list().filter((node) => !isHost(node));
     unmarked.forEach(({ metadata }) => controller.enqueue(metadata.name));

@@ -1,6 +1,7 @@
 /** Reads the state of a host from its Node, trims Nodes for the cache, and finds changes that matter to VMs. All functions are pure. */
 import { LRUCache } from 'lru-cache';
 import {
+  AWAITED_ANNOTATION,
   EMULATORS_CONDITION,
   HOST_MARK,
   HOST_VALUE,
@@ -24,9 +25,30 @@ export function isReady({ status }: Readonly<Node>): boolean {
   return conditionIn(status, 'Ready')?.status === 'True';
 }
 
-export function isOutOfService(node: Node): boolean {
+function isOutOfService(node: Node): boolean {
   return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
 }
+
+/** What is known about the reports of a host to which a Pod is bound. */
+export interface HostReach {
+  /** Node of the host. It is undefined if there is no Node at the moment, or if the Pod is not bound. */
+  readonly node: Node | undefined;
+  /**
+   * Time when the host stopped reporting, in milliseconds since the epoch. A host without a Node is silent, too: its Node can be deleted
+   * while its machines run. The field is undefined while the host reports.
+   */
+  readonly silentSince: number | undefined;
+  /** Whether an administrator said that the host is gone for good: with the taint out-of-service, or by giving the host up. */
+  readonly isGivenUp: boolean;
+}
+
+/** Returns what a Node shows about the reports of its host. */
+export function reachOfNode(node: Node): HostReach {
+  return { node, silentSince: silentSince(node), isGivenUp: isOutOfService(node) };
+}
+
+/** Reach of a Pod that is not bound to a host. */
+export const UNBOUND: HostReach = { node: undefined, silentSince: undefined, isGivenUp: false };
 
 /**
  * Returns the time when the host stopped reporting, in milliseconds since the epoch. The result is undefined while the host reports, even
@@ -52,10 +74,14 @@ function responsiveSince(node: Node | undefined): number {
  * Returns the end of a time limit for work on a host, in milliseconds since the epoch. `began` is the RFC 3339 time when the work began,
  * and `seconds` is the limit. The result is undefined while the host does not report. When the host reports again, the limit begins again.
  */
-export function endOfLimit(node: Node | undefined, began: string, seconds: number): number | undefined {
-  return node !== undefined && silentSince(node) !== undefined
-    ? undefined
-    : Math.max(Date.parse(began), responsiveSince(node)) + seconds * 1000;
+export function endOfLimit(
+  { node, silentSince }: Pick<HostReach, 'node' | 'silentSince'>,
+  began: string,
+  seconds: number,
+): number | undefined {
+  return silentSince === undefined
+    ? Math.max(Date.parse(began), responsiveSince(node)) + seconds * 1000
+    : undefined;
 }
 
 /** Returns true if the agent's version is too far from this operator's version. If the host reports no version, the result is false. */
@@ -104,12 +130,13 @@ function shared(name: string): string {
   return known ?? name;
 }
 
-/** Returns true if the conditions, taints or addresses of a host's Node changed. No other field of a Node affects the status of a VM. */
+/** Returns true if a part of a host's Node changed that affects VMs: its mark, conditions, taints, addresses or awaited VMs. */
 export function hostStateChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
-  return (
-    before === undefined ||
-    !equal(before.status?.conditions, after.status?.conditions) ||
-    !equal(before.spec?.taints, after.spec?.taints) ||
-    !equal(before.status?.addresses, after.status?.addresses)
-  );
+  return before === undefined || !equal(stateOf(before), stateOf(after));
+}
+
+function stateOf(node: Readonly<Node>): unknown[] {
+  const { metadata, spec, status } = node;
+  const awaited = metadata.annotations?.[AWAITED_ANNOTATION];
+  return [isHost(node), awaited, status?.conditions, spec?.taints, status?.addresses];
 }

@@ -78,31 +78,36 @@ describe('slots of a host', () => {
 
 describe('taints of a host', () => {
   it('follow only an explicit NATReady=False, and do not touch taints of others', () => {
-    expect(taintsToWrite(host({}))).toBeUndefined();
+    expect(taintsToWrite(host({}), Date.parse(NOW))).toBeUndefined();
     for (const status of ['True', 'Unknown'] as const) {
       const conditions = [{ type: 'berth.dev/NATReady', status }];
-      expect(taintsToWrite(host({ status: { conditions } }))).toBeUndefined();
+      expect(taintsToWrite(host({ status: { conditions } }), Date.parse(NOW))).toBeUndefined();
     }
     const tainted = (...taints: Taint[]) => ({ taints: [hostTaint, ...taints] });
-    expect(taintsToWrite(host(tainted(adminTaint)))).toBeUndefined();
+    expect(taintsToWrite(host(tainted(adminTaint)), Date.parse(NOW))).toBeUndefined();
     const written = [adminTaint, hostTaint, natTaint];
-    expect(taintsToWrite(host({ ...tainted(adminTaint), status: broken }))).toEqual(written);
-    expect(taintsToWrite(host({ taints: written, status: broken }))).toBeUndefined();
-    expect(taintsToWrite(host(tainted(natTaint, adminTaint)))).toEqual([adminTaint, hostTaint]);
+    expect(taintsToWrite(host({ ...tainted(adminTaint), status: broken }), Date.parse(NOW))).toEqual(written);
+    expect(taintsToWrite(host({ taints: written, status: broken }), Date.parse(NOW))).toBeUndefined();
+    expect(taintsToWrite(host(tainted(natTaint, adminTaint)), Date.parse(NOW))).toEqual([
+      adminTaint,
+      hostTaint,
+    ]);
   });
 
   /** The API server refuses two taints with the same key and effect. */
   it('keep the Pods of others away, also from a Node that was created without the taint or lost it', () => {
-    expect(taintsToWrite(host({ taints: [] }))).toEqual([hostTaint]);
-    expect(taintsToWrite(host({ taints: [{ ...hostTaint, value: 'no' }] }))).toEqual([hostTaint]);
+    expect(taintsToWrite(host({ taints: [] }), Date.parse(NOW))).toEqual([hostTaint]);
+    expect(taintsToWrite(host({ taints: [{ ...hostTaint, value: 'no' }] }), Date.parse(NOW))).toEqual([
+      hostTaint,
+    ]);
     const evicting: Taint = { ...hostTaint, effect: 'NoExecute' };
-    expect(taintsToWrite(host({ taints: [evicting] }))).toEqual([evicting, hostTaint]);
-    expect(taintsToWrite(host({ taints: [evicting, hostTaint] }))).toBeUndefined();
+    expect(taintsToWrite(host({ taints: [evicting] }), Date.parse(NOW))).toEqual([evicting, hostTaint]);
+    expect(taintsToWrite(host({ taints: [evicting, hostTaint] }), Date.parse(NOW))).toBeUndefined();
   });
 
   it('keep a host that belongs to a namespace for it', () => {
     const label = { 'berth.node-restriction.kubernetes.io/namespace': 'platform-ci' };
-    expect(taintsToWrite(host({ labels: label }))).toEqual([
+    expect(taintsToWrite(host({ labels: label }), Date.parse(NOW))).toEqual([
       hostTaint,
       { key: 'berth.node-restriction.kubernetes.io/namespace', value: 'platform-ci', effect: 'NoSchedule' },
     ]);

@@ -1,5 +1,8 @@
 /** Computes the slots on a host's Node, and the taints that follow from the host's state. All functions are pure. */
+import { type Awaited, awaitedOn, awaitedText } from '../../api/v1alpha1/awaited.ts';
 import {
+  ADOPTING_TAINT,
+  AWAITED_ANNOTATION,
   DEDICATED_KEY,
   HOST_KEY,
   HOST_VALUE,
@@ -72,19 +75,40 @@ function versionSkew(node: Node, present: NodeCondition | undefined, now: string
     : undefined;
 }
 
-const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY]);
+/**
+ * Returns the merge patch that lists these VMs on the Node as awaited, with the taint that follows. The patch fails if the Node has changed
+ * since it was read. `now` is in milliseconds since the epoch.
+ */
+export function awaitedPatch(node: Node, awaited: Awaited, now: number): object {
+  const { uid, resourceVersion, annotations: before } = node.metadata;
+  const text = awaitedText(awaited);
+  const annotations = { ...before, [AWAITED_ANNOTATION]: text ?? '{}' };
+  const taints = taintsToWrite({ ...node, metadata: { ...node.metadata, annotations } }, now);
+  return {
+    metadata: { uid, resourceVersion, annotations: { [AWAITED_ANNOTATION]: text } },
+    ...(taints && { spec: { taints } }),
+  };
+}
+
+const OUR_TAINTS: ReadonlySet<string> = new Set([NAT_TAINT, DEDICATED_KEY, ADOPTING_TAINT]);
+
+/**
+ * Longest time in milliseconds for which {@link ADOPTING_TAINT} keeps other VMs from a host. Usually a machine has its new Pod within a
+ * second. The limit exists because a tenant can delay the Pod, for example with a full quota.
+ */
+const ADOPTING_MILLISECONDS = 60_000;
 
 /** Taint that keeps the Pods of others away. An agent sets it when it creates its Node, and may not set it later. */
 const HOST_TAINT: Taint = { key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' };
 
 /**
  * Returns the Node's whole list of taints with Berth's taints corrected and all other taints kept. The result is undefined if nothing must
- * change.
+ * change. `now` is in milliseconds since the epoch.
  */
-export function taintsToWrite(node: Node): Taint[] | undefined {
+export function taintsToWrite(node: Node, now: number): Taint[] | undefined {
   const present = node.spec?.taints ?? [];
-  const ours = wantedTaints(node);
-  const others = present.filter((taint) => !isOurs(taint));
+  const ours = wantedTaints(node, now);
+  const others = present.filter((taint) => !isOurTaint(taint));
   const isRight =
     present.length - others.length === ours.length &&
     ours.every((taint) => present.some((other) => sameTaint(taint, other)));
@@ -92,7 +116,7 @@ export function taintsToWrite(node: Node): Taint[] | undefined {
 }
 
 /** Returns true if the operator alone writes the taint. A taint of an administrator can have the key of {@link HOST_TAINT}. */
-function isOurs({ key, effect }: Taint): boolean {
+export function isOurTaint({ key, effect }: Taint): boolean {
   return OUR_TAINTS.has(key) || (key === HOST_TAINT.key && effect === HOST_TAINT.effect);
 }
 
@@ -100,7 +124,7 @@ function isOurs({ key, effect }: Taint): boolean {
  * Returns Berth's taints for the Node. Only a NAT condition with the status False causes the taint for NAT. A missing condition
  * causes no taint.
  */
-function wantedTaints(node: Node): Taint[] {
+function wantedTaints(node: Node, now: number): Taint[] {
   const natReady = conditionIn(node.status, NAT_READY_CONDITION);
   const namespace = node.metadata.labels?.[DEDICATED_KEY];
   return [
@@ -111,7 +135,13 @@ function wantedTaints(node: Node): Taint[] {
     ...(namespace === undefined
       ? []
       : [{ key: DEDICATED_KEY, value: namespace, effect: 'NoSchedule' as const }]),
+    ...(isAdopting(node, now) ? [{ key: ADOPTING_TAINT, value: 'true', effect: 'NoSchedule' as const }] : []),
   ];
+}
+
+/** Returns true while a machine of the host waits for its Pod, but not longer than {@link ADOPTING_MILLISECONDS}. */
+function isAdopting(node: Readonly<Node>, now: number): boolean {
+  return Object.values(awaitedOn(node)).some(({ since }) => now < Date.parse(since) + ADOPTING_MILLISECONDS);
 }
 
 function sameTaint(a: Taint, b: Taint): boolean {

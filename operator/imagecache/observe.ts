@@ -11,7 +11,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { asksForSlot, holdsSlot, slotsOf } from '../tasks/slots.ts';
-import { podCondition, PODS_BY_NODE } from '../vm/podstate.ts';
+import { podCondition } from '../vm/podstate.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
@@ -19,6 +19,7 @@ import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 import { resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
+import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /** Names of the indexes with which this controller finds ImageCacheEntries in the cache. */
 export const ENTRIES_BY_UID = 'uid';

@@ -10,7 +10,7 @@ import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { API_VERSION, GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { isHost, isOutOfService } from '../host/observe.ts';
+import { isHost } from '../host/observe.ts';
 import { isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasRun, machineOf, terminated } from './podstate.ts';
@@ -33,12 +33,12 @@ export function macAddressOf(pod: Pod): string | undefined {
 
 /**
  * Returns the MAC addresses to store on the Node of an abandoned Pod. The result is undefined if there is no new address to store. It is
- * also undefined in two other cases. If somebody fenced the host (its Node was deleted or is out of service), its machines have ended. If
- * the Pod never showed that its machine ran, the host itself ends the machine.
+ * also undefined in three other cases. If an administrator gave the host up, its machines have ended. If the Pod never showed that its
+ * machine ran, the host itself ends the machine. If there is no Node, there is no place for the address.
  */
-export function toRemember({ node }: Observed, pod: Pod): readonly string[] | undefined {
+export function toRemember({ node, isGivenUp }: Observed, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);
-  const mayRun = hasRun(pod) && node !== undefined && isHost(node) && !isOutOfService(node);
+  const mayRun = hasRun(pod) && node !== undefined && isHost(node) && !isGivenUp;
   if (!mayRun || address === undefined) {
     return undefined;
   }
@@ -48,11 +48,11 @@ export function toRemember({ node }: Observed, pod: Pod): readonly string[] | un
 
 /** Returns true if, according to the objects in Kubernetes, no agent will end the Pod's machine cleanly any more. */
 export function isAbandoned(observed: Observed, pod: Pod): boolean {
-  const { node, vm } = observed;
+  const { isGivenUp, vm } = observed;
   if (pod.spec.nodeName === undefined) {
     return false;
   }
-  if (node === undefined || isOutOfService(node)) {
+  if (isGivenUp) {
     return true;
   }
   const mayGiveUp = vm.metadata.deletionTimestamp !== undefined || vm.status?.firstRunningTime === undefined;

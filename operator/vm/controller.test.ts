@@ -7,6 +7,7 @@ import type { Controller } from '../../kube/controller.ts';
 import { type Node, NODES, type Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import { keyOf, type KubeObject, type Ref, type Resource } from '../../kube/objects.ts';
+import { UNBOUND } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { macAddressOf } from './abandoned.ts';
 import { VMReconciler, type VMControllerOptions } from './controller.ts';
@@ -23,7 +24,13 @@ function podOf(vm: VM): Pod {
   const random = () => 'ab'.repeat(32);
   const lookups = { vmConfig: none, image: none, iso: none, credentials: none };
   const world = { vm, config, clusterUid: 'cluster', random, lookups, now: NOW, hosts: () => [] };
-  const unknown = { pod: undefined, node: undefined, nameTakenBy: undefined, resizeRefused: undefined };
+  const unknown = {
+    ...UNBOUND,
+    pod: undefined,
+    successor: undefined,
+    nameTakenBy: undefined,
+    resizeRefused: undefined,
+  };
   const resolved = resolve({ ...world, ...unknown, portHolder: none });
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
@@ -58,6 +65,8 @@ function rack(status: 'True' | 'Unknown', lastTransitionTime: string, taints: st
   };
 }
 
+/** Time since which the Node is missing in tests without a Node. */
+const MISSING_SINCE = NOW - 60_000;
 const REPORTS = rack('True', '2030-01-01T00:00:00Z');
 const OUT_OF_SERVICE = rack('Unknown', '2030-01-01T00:09:00Z', ['node.kubernetes.io/out-of-service']);
 
@@ -72,7 +81,7 @@ function informer(...objects: KubeObject[]) {
  * Reconciles the key of the orphaned Pod once. `node` is the Node in the API server. Returns the requests that change objects, and the
  * milliseconds until the next reconcile.
  */
-async function reconcile(node: Node | undefined, { pod = ORPHAN, isCached = true } = {}) {
+async function reconcile(node: Node | undefined, { pod = ORPHAN, isCached = true, isGivenUp = false } = {}) {
   const requests: [string, unknown][] = [];
   const client = {
     get: async (type: Resource<KubeObject>) => {
@@ -97,6 +106,7 @@ async function reconcile(node: Node | undefined, { pod = ORPHAN, isCached = true
     nodes: informer(...(node === undefined || !isCached ? [] : [node])),
     namespaces: informer(namespace),
     consistency: new Consistency(),
+    hostRecords: { isGivenUp: () => isGivenUp, missingSince: () => MISSING_SINCE },
     config,
     clock: () => NOW,
   } as unknown as VMControllerOptions;
@@ -132,8 +142,8 @@ describe('a Pod whose VM no longer exists', () => {
     expect((await reconcile(REPORTS, { pod })).requests).toEqual([['patch Pod', []]]);
   });
 
-  it('is released when its Node is deleted or out of service', async () => {
-    expect((await reconcile(undefined)).requests).toEqual(FORCED_AND_RELEASED);
+  it('is released when an administrator gave its host up', async () => {
+    expect((await reconcile(undefined, { isGivenUp: true })).requests).toEqual(FORCED_AND_RELEASED);
     expect((await reconcile(OUT_OF_SERVICE)).requests).toEqual(FORCED_AND_RELEASED);
   });
 
@@ -160,7 +170,7 @@ function enqueuedBy(kind: Named, namespace: string): (string | undefined)[] {
     list: () => vms,
     byIndex: () => vms,
   });
-  const kinds = ['vms', 'pods', 'nodes', 'vmConfigs', 'images', 'isos'];
+  const kinds = ['vms', 'pods', 'nodes', 'recordsMap', 'vmConfigs', 'images', 'isos'];
   const informers = kinds.map((name) => [name, { cache: cacheOf(name) }]);
   const keys = new Set<string>();
   const controller = { enqueue: (key: string) => keys.add(key) } as unknown as Controller;

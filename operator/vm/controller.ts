@@ -19,6 +19,7 @@ import { recheckMilliseconds } from '../objects/recheck.ts';
 import { unlessBlocking } from '../objects/refusal.ts';
 import { Refusals } from '../objects/refusals.ts';
 import { ignoredEntries } from '../objects/registries.ts';
+import { isBetweenPods } from './adoption.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
@@ -104,6 +105,14 @@ export class VMReconciler {
     if (isReleased && refused === undefined) {
       return undefined;
     }
+    const isHeld = isBetweenPods(observed) && (findings.blocked ?? refused) === undefined;
+    return isHeld
+      ? { requeueAfterMilliseconds: waitOf(outcome) }
+      : await this.#report(key, { observed, findings, outcome, refused });
+  }
+
+  /** Stores the status after the steps. @throws the error of the API server that lasts */
+  async #report(key: string, { observed, findings, outcome, refused }: Run): Promise<Result> {
     const facts = gatherFacts(observed);
     const status = boundStatus(vmStatusSchema, summarize(observed, facts, findings));
     const held = await this.#writeStatus(key, observed, status, refused);

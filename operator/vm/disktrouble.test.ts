@@ -5,6 +5,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { EventRecorder } from '../../kube/events.ts';
 import type { Pod } from '../../kube/core.ts';
+import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { recordTransition } from './events.ts';
 import { gatherFacts } from './facts.ts';
@@ -40,7 +41,8 @@ function statusWith(disk: { reason: string; message: string } | undefined): VMSt
     vm: VM_OF_TEST,
     pod: podWith(disk),
     nameTakenBy: undefined,
-    node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
+    ...reachOfNode({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } }),
+    successor: undefined,
     resizeRefused: undefined,
     lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,

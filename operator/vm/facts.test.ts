@@ -5,6 +5,7 @@ import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Node, Pod } from '../../kube/core.ts';
+import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
@@ -38,7 +39,8 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
       ...pod,
     },
     nameTakenBy: undefined,
-    node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
+    ...reachOfNode({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } }),
+    successor: undefined,
     resizeRefused: undefined,
     lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,
@@ -131,7 +133,7 @@ describe('a VM that hosts refuse before its first run', () => {
   });
 
   it('does not avoid a host that was only lost', () => {
-    const facts = gatherFacts({ ...observed({}, {}, attempt(1, {})), node: undefined });
+    const facts = gatherFacts({ ...observed({}, {}, attempt(1, {})), node: undefined, isGivenUp: true });
     expect(facts).toMatchObject({ attempt: 2, avoidedNodes: [], failure: undefined });
   });
 });
@@ -171,7 +173,7 @@ describe('a VM that has run', () => {
     const metadata = { ...pod.metadata, name: 'x', deletionTimestamp: FIRST_RAN };
     const failure = { reason: 'PodDeleted', message: 'deleted', time: FIRST_RAN };
     const look = observed({}, { ...ran, failure }, { ...pod, metadata });
-    const silent = { ...look, node: nodeThat('Unknown', CREATED), now: Date.parse(FIRST_RAN) };
+    const silent = { ...look, ...reachOfNode(nodeThat('Unknown', CREATED)), now: Date.parse(FIRST_RAN) };
     expect(retirePod(silent, gatherFacts(silent)).writes).toEqual([]);
     const vm = { ...look.vm, metadata: { ...look.vm.metadata, deletionTimestamp: FIRST_RAN } };
     expect(deleteMachine({ ...silent, vm }).writes.map(({ kind }) => kind)).toEqual([
@@ -320,7 +322,10 @@ describe('deadlines of a VM', () => {
   it('end no deployment on a silent host, so that the VM gets another host when its host counts as lost', () => {
     const pending: Partial<Pod> = { status: { phase: 'Pending', startTime: BOUND } };
     const at = (time: string) => {
-      const look = { ...observed({}, {}, pending), node: nodeThat('Unknown', '2030-01-01T01:05:00Z') };
+      const look = {
+        ...observed({}, {}, pending),
+        ...reachOfNode(nodeThat('Unknown', '2030-01-01T01:05:00Z')),
+      };
       const { attempt, failure } = gatherFacts({ ...look, now: Date.parse(time) });
       return { attempt, failure };
     };
@@ -330,7 +335,8 @@ describe('deadlines of a VM', () => {
 
   it('count a deployment from the time when its host reports again', () => {
     const pending: Partial<Pod> = { status: { phase: 'Pending', startTime: BOUND } };
-    const on = (node: Node) => deadline({ ...observed({ deployTimeoutSeconds: 60 }, {}, pending), node });
+    const on = (node: Node) =>
+      deadline({ ...observed({ deployTimeoutSeconds: 60 }, {}, pending), ...reachOfNode(node) });
     expect(on(nodeThat('True', CREATED))).toBe('DeployTimeout 01:01:00');
     expect(on(nodeThat('True', FIRST_RAN))).toBe('DeployTimeout 02:01:00');
   });

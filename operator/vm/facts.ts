@@ -6,7 +6,8 @@ import { timestamp } from '../../base/time.ts';
 import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
-import { endOfLimit, isOutOfService, silentSince } from '../host/observe.ts';
+import { endOfLimit } from '../host/observe.ts';
+import { mustContinue } from './adoption.ts';
 import type { Observed } from './observe.ts';
 import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
 import { findConfig } from './resolve.ts';
@@ -44,7 +45,7 @@ export function gatherFacts(observed: Observed): Facts {
     return before;
   }
   const { pod } = observed;
-  const ended = pod === undefined ? vanished(before) : podEnd(observed, pod);
+  const ended = pod === undefined ? vanished(observed, before) : podEnd(observed, pod);
   if (ended !== undefined && pod !== undefined && mayPlaceAgain(observed, before, pod, ended)) {
     return placedAgain(before, pod, ended);
   }
@@ -68,10 +69,10 @@ export interface End extends Omit<Failure, 'time'> {
 
 /**
  * Returns the failure of a VM that ran before and has no Pod any more. This happens if somebody removed the operator's finalizer and the
- * Pod was deleted. The result is undefined for a VM that never ran.
+ * Pod was deleted. The result is undefined for a VM that never ran, and while the operator creates the next Pod of its machine.
  */
-function vanished(facts: Facts): End | undefined {
-  return facts.firstRunningTime === undefined
+function vanished({ successor }: Observed, facts: Facts): End | undefined {
+  return facts.firstRunningTime === undefined || successor !== undefined
     ? undefined
     : {
         reason: 'PodDeleted',
@@ -84,8 +85,12 @@ function vanished(facts: Facts): End | undefined {
  * while the Pod can continue.
  */
 function podEnd(observed: Observed, pod: Pod): End | undefined {
+  const lost = givenUp(observed, pod);
+  if (lost !== undefined || mustContinue(observed, pod)) {
+    return lost;
+  }
   const isDeleted = pod.metadata.deletionTimestamp !== undefined;
-  return givenUp(observed, pod) ?? (isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined);
+  return isDeleted ? deletedBy(pod) : hasEnded(pod) ? endOf(pod) : undefined;
 }
 
 export interface LostPlacement extends End {
@@ -112,19 +117,20 @@ export function endOf(pod: Pod): End {
 }
 
 /**
- * Returns the final state of a Pod whose host is lost. A host is lost if its Node was deleted or has the taint out-of-service. A host is
- * also lost if it stopped reporting before the VM first ran, and did not report again within `hostLostTimeoutSeconds`.
+ * Returns the final state of a Pod whose host is lost. A host is lost if an administrator gave it up. A host is also lost if it stopped
+ * reporting before the VM first ran, and did not report again within `hostLostTimeoutSeconds`. A deleted Node alone loses nothing, because
+ * the host can be well.
  */
 function givenUp(observed: Observed, pod: Pod): End | undefined {
   const nodeName = pod.spec.nodeName;
   if (nodeName === undefined) {
     return undefined;
   }
-  if (observed.node === undefined) {
-    return { reason: 'HostLost', message: `The Node ${nodeName} was deleted while the VM was on it` };
-  }
-  if (isOutOfService(observed.node)) {
-    return { reason: 'HostLost', message: `Host ${nodeName} has the taint out-of-service` };
+  if (observed.isGivenUp) {
+    return {
+      reason: 'HostLost',
+      message: `An administrator gave host ${nodeName} up, or set its taint out-of-service`,
+    };
   }
   const neverRan = observed.vm.status?.firstRunningTime === undefined && !hasRun(pod);
   return neverRan && isLost(observed)
@@ -224,11 +230,12 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
  * failure. The deadline applies until the machine is created, even if the machine must not be started. There is no deadline while the host
  * does not report. Otherwise the VM would fail before its host counts as lost, and would never get another host.
  */
-function deployDeadline({ vm, pod, node, config }: Observed): Deadline | undefined {
+function deployDeadline(observed: Observed): Deadline | undefined {
+  const { vm, pod, config } = observed;
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
   const bound = isDeploying ? boundTime(pod) : undefined;
   const seconds = vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
-  const at = bound === undefined ? undefined : endOfLimit(node, bound, seconds);
+  const at = bound === undefined ? undefined : endOfLimit(observed, bound, seconds);
   return at === undefined
     ? undefined
     : {
@@ -274,12 +281,14 @@ export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | 
  * Returns the time when a host that does not report counts as lost, in milliseconds since the epoch. The result is undefined while the host
  * reports.
  */
-export function lostAt({ node, config }: Pick<Observed, 'node' | 'config'>): number | undefined {
-  const since = node && silentSince(node);
-  return since && since + config.hostLostTimeoutSeconds * 1000;
+export function lostAt({
+  silentSince,
+  config,
+}: Pick<Observed, 'silentSince' | 'config'>): number | undefined {
+  return silentSince && silentSince + config.hostLostTimeoutSeconds * 1000;
 }
 
-export function isLost(observed: Pick<Observed, 'node' | 'config' | 'now'>): boolean {
+export function isLost(observed: Pick<Observed, 'silentSince' | 'config' | 'now'>): boolean {
   const at = lostAt(observed);
   return at !== undefined && observed.now >= at;
 }

@@ -64,6 +64,7 @@ function optionsOf(client: object, vm: VM, ...pods: Pod[]): VMControllerOptions 
     isos: informer(),
     namespaces: informer(namespace),
     consistency: new Consistency(),
+    hostRecords: { isGivenUp: () => false, missingSince: () => undefined },
     recorder: { event: () => undefined },
     metrics: { observe: () => undefined },
     config: parseConfig({}, 'test'),

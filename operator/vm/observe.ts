@@ -13,9 +13,11 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Namespace, type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { keyOf, refOf } from '../../kube/objects.ts';
+import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { isHost } from '../host/observe.ts';
+import type { Adoptions } from '../host/adoptions.ts';
+import { type HostReach, isHost, reachOfNode, UNBOUND } from '../host/observe.ts';
+import type { HostRecords } from '../host/records.ts';
 import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
 /** Number of random bytes for a hardware identity. They are enough for a UUID, a MAC address and a serial number. */
@@ -39,14 +41,17 @@ export interface ResizeRefusal {
 }
 
 /** The state that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
-export interface Observed {
+export interface Observed extends HostReach {
   readonly vm: VM;
   /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has no owner reference. */
   readonly pod: Pod | undefined;
   /** Description of the Pod that has the VM's name but does not belong to the VM. It is undefined if there is no such Pod. */
   readonly nameTakenBy: string | undefined;
-  /** Node that the Pod is bound to. It is undefined if the Node was deleted or the Pod is not bound. */
-  readonly node: Node | undefined;
+  /**
+   * Pod that must continue the machine, because somebody deleted the Pod of the VM by force. It is set only while the VM has no Pod, and
+   * `node` is then the Node to which this Pod will be bound.
+   */
+  readonly successor: Unsaved<Pod> | undefined;
   /** Last refused resize of the Pod. It is undefined if no resize was refused, or if the VM no longer requests the refused size. */
   readonly resizeRefused: ResizeRefusal | undefined;
   /** Lookups of the objects that `spec.configRef`, `image` and `iso` name. */
@@ -85,6 +90,8 @@ export interface Sources {
   readonly images: Informer<Image>;
   readonly isos: Informer<ISO>;
   readonly namespaces: Informer<Namespace>;
+  readonly hostRecords: HostRecords;
+  readonly adoptions: Adoptions;
   readonly config: OperatorConfig;
   readonly clock: () => number;
 }
@@ -94,15 +101,15 @@ const CLUSTER_NAMESPACE = 'kube-system';
 export async function observe(sources: Sources, vm: VM): Promise<Observed> {
   const named = sources.pods.cache.get(keyOf(vm));
   const isOurs = named?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid;
-  const pod = isOurs ? named : await podThatMustExist(sources, vm);
+  const held = isOurs ? { pod: named, successor: undefined } : await podThatMustExist(sources, vm);
   return {
+    ...(await reachOf(sources, (held.pod ?? held.successor)?.spec.nodeName)),
+    ...held,
     vm,
-    pod,
     nameTakenBy:
       named === undefined || isOurs
         ? undefined
         : 'the Pod of a deleted VM of the same name. That Pod has not ended yet',
-    node: await nodeOf(sources, pod),
     resizeRefused: undefined,
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => describeHolder(sources.pods.cache.byIndex(PODS_BY_PORT, port).find(isBound), vm),
@@ -162,28 +169,43 @@ export function isBound(pod: Pod): boolean {
 
 /**
  * If a VM has already run, reads its Pod from the API server, because the cache can lag. Without this read, the operator could permanently
- * record the loss of a Pod that exists.
+ * record the loss of a Pod that exists. If there is no Pod, reads the Pod that must continue the machine.
  */
-async function podThatMustExist({ client }: Sources, vm: VM): Promise<Pod | undefined> {
-  if (vm.status?.firstRunningTime === undefined || vm.status.failure !== undefined) {
-    return undefined;
+async function podThatMustExist(sources: Sources, vm: VM): Promise<Pick<Observed, 'pod' | 'successor'>> {
+  const { firstRunningTime, failure } = vm.status ?? {};
+  if (firstRunningTime === undefined || failure !== undefined) {
+    return { pod: undefined, successor: undefined };
   }
+  const pod = await readPod(sources, vm);
+  const isContinued = pod === undefined && vm.metadata.deletionTimestamp === undefined;
+  return { pod, successor: isContinued ? await sources.adoptions.of(vm) : undefined };
+}
+
+async function readPod({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   const pod = await unlessMissing(client.get(PODS, refOf(keyOf(vm))));
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid ? pod : undefined;
 }
 
 /**
- * Returns the Node of a Pod. If the Node is not in the cache, it is read from the API server, because the cache can lag. Without this read,
- * an existing Node could look deleted, and its VMs would count as lost.
+ * Returns what is known about the reports of a host. If the Node is not in the cache, it is read from the API server, because the cache can
+ * lag. If it does not exist there either, the host counts as silent from the stored time on, or from now on. `name` is undefined for a Pod
+ * that is not bound.
+ * @throws ApiError when the Node cannot be read
  */
-export async function nodeOf(
-  { client, nodes }: Pick<Sources, 'client' | 'nodes'>,
-  pod: Pod | undefined,
-): Promise<Node | undefined> {
-  const name = pod?.spec.nodeName;
-  return name === undefined
-    ? undefined
-    : (nodes.cache.get(name) ?? (await unlessMissing(client.get(NODES, { name }))));
+export async function reachOf(
+  { client, nodes, hostRecords, clock }: Pick<Sources, 'client' | 'nodes' | 'hostRecords' | 'clock'>,
+  name: string | undefined,
+): Promise<HostReach> {
+  if (name === undefined) {
+    return UNBOUND;
+  }
+  const node = nodes.cache.get(name) ?? (await unlessMissing(client.get(NODES, { name })));
+  const isGivenUp = hostRecords.isGivenUp(name);
+  if (node === undefined) {
+    return { node, silentSince: hostRecords.missingSince(name) ?? clock(), isGivenUp };
+  }
+  const reach = reachOfNode(node);
+  return { ...reach, isGivenUp: isGivenUp || reach.isGivenUp };
 }
 
 function lookups({ vmConfigs, images, isos, config }: Sources, namespace: string): Lookups {

@@ -2,7 +2,6 @@
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
-import { silentSince } from '../host/observe.ts';
 import { type Facts, isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasEnded, hasRun, machineCondition, podAttempt, waitingState } from './podstate.ts';
@@ -35,9 +34,9 @@ export function phaseOf(observed: Observed, facts: Facts): Phase {
 }
 
 /** Returns the phase of a failed VM: Stopping while its host must still end the machine, otherwise Failed. */
-function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failure']>): Phase {
+function failedPhase({ pod, isGivenUp }: Observed, failure: NonNullable<Facts['failure']>): Phase {
   const gone = pod === undefined || hasEnded(pod) || pod.spec.nodeName === undefined;
-  const left = gone || node === undefined || failure.reason === 'HostLost';
+  const left = gone || isGivenUp || failure.reason === 'HostLost';
   return {
     name: left ? 'Failed' : 'Stopping',
     reason: saidReason(failure.reason, 'MachineFailed'),
@@ -51,11 +50,11 @@ function failedPhase({ pod, node }: Observed, failure: NonNullable<Facts['failur
  * machine might be running.
  */
 function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
-  const { node, pod } = observed;
-  if (node === undefined || silentSince(node) === undefined || facts.firstRunningTime === undefined) {
+  const { silentSince, pod } = observed;
+  if (silentSince === undefined || facts.firstRunningTime === undefined) {
     return undefined;
   }
-  const host = node.metadata.name;
+  const host = pod?.spec.nodeName;
   if (isLost(observed)) {
     const message = `Host ${host} has not reported for more than ${observed.config.hostLostTimeoutSeconds} s. If the host reports again and has the machine, the VM becomes Running`;
     return { name: 'Failed', reason: 'HostLost', message };

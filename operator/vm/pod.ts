@@ -28,7 +28,7 @@ import type { Resolved } from './resolve.ts';
 import { diskRequest, sizeRequests } from './size.ts';
 
 /** Time in seconds that a guest gets for its shutdown when its VM is deleted. Kubernetes has the same default for Pods. */
-const TERMINATION_GRACE_SECONDS = 30;
+export const TERMINATION_GRACE_SECONDS = 30;
 
 export interface PodOptions {
   readonly vm: VM;

@@ -13,6 +13,7 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { ContainerState, Node, Pod, PodCondition } from '../../kube/core.ts';
+import { reachOfNode, UNBOUND } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { macAddressOf, toRemember } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
@@ -129,7 +130,13 @@ const WORLD = {
 
 /** Returns the Pod as the API server stores it, with all fields that scheduler and agent write. */
 function podOf({ isBound, isDeleted, phase, state, conditions }: Sample): Pod {
-  const resolved = resolve({ ...WORLD, vm: VIRTUAL_MACHINE, pod: undefined, node: undefined });
+  const resolved = resolve({
+    ...WORLD,
+    vm: VIRTUAL_MACHINE,
+    pod: undefined,
+    ...UNBOUND,
+    successor: undefined,
+  });
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }
@@ -165,7 +172,8 @@ function readings(pod: Pod, { node, isBound, hasRunBefore }: Sample) {
   const status = { attempt: 1, nodeName: 'host', ...(hasRunBefore && { firstRunningTime: TIME }) };
   const spec = { ...VIRTUAL_MACHINE.spec, cpu: 3, ttlSecondsAfterFinished: 60 };
   const vm = { ...VIRTUAL_MACHINE, spec, status };
-  const observed: Observed = { ...WORLD, vm, pod, node: isBound ? node : undefined };
+  const reach = isBound && node !== undefined ? reachOfNode(node) : UNBOUND;
+  const observed: Observed = { ...WORLD, ...reach, vm, pod, successor: undefined };
   const facts = gatherFacts(observed);
   const deleted = { ...vm, metadata: { ...vm.metadata, deletionTimestamp: TIME } };
   return {

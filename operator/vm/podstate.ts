@@ -49,14 +49,6 @@ export function trimPod(pod: Pod): Pod {
 
 /** Index of Pods by the host ports that they reserve, for example `8822/TCP`. */
 export const PODS_BY_PORT = 'port';
-/** Index of Pods by the Node that they are bound to. */
-export const PODS_BY_NODE = 'node';
-
-/** Returns the keys of a Pod for the index {@link PODS_BY_NODE}. */
-export function nodeOfPod({ spec }: Readonly<Pod>): string[] {
-  return spec.nodeName === undefined ? [] : [spec.nodeName];
-}
-
 /** Returns the container that stands for the machine. An admission webhook can insert other containers before it. */
 export function machineContainer(pod: Pod): Container | undefined {
   return pod.spec.containers.find(({ name }) => name === MACHINE_CONTAINER);
@@ -70,7 +62,17 @@ export function podPorts(pod: Pod): string[] {
 }
 
 export function hasEnded(pod: Pod): boolean {
-  return pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
+  const hasEndPhase = pod.status?.phase === 'Failed' || pod.status?.phase === 'Succeeded';
+  return hasEndPhase && !isCollected(pod);
+}
+
+/**
+ * Returns true if Kubernetes' garbage collector set the phase of the Pod, because the Pod's Node is missing. The collector knows nothing
+ * about the machine, which can run on.
+ */
+function isCollected(pod: Pod): boolean {
+  const disruption = conditionIn(pod.status, 'DisruptionTarget');
+  return disruption?.reason === 'DeletionByPodGC' && terminated(pod) === undefined;
 }
 
 /**
@@ -82,8 +84,17 @@ export function hasRun(pod: Pod): boolean {
   if (pod.status?.phase === 'Running') {
     return containerStatus(pod)?.containerID !== undefined || containerState(pod)?.waiting === undefined;
   }
+  if (isCollected(pod)) {
+    return hasStarted(pod);
+  }
   const startedAt = terminated(pod)?.startedAt;
   return startedAt !== undefined && startedAt !== null;
+}
+
+/** Returns true if the container of the machine runs, or has the id that it got at its first start. */
+function hasStarted(pod: Pod): boolean {
+  const { containerID, state } = containerStatus(pod) ?? {};
+  return containerID !== undefined || state?.running !== undefined;
 }
 
 export function containerState(pod: Pod): ContainerState | undefined {

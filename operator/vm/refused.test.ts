@@ -87,6 +87,7 @@ async function refusedFor(seconds: number, { refusal, failure }: Server) {
     isos: informer(),
     namespaces: informer({ metadata: { name: 'kube-system', uid: 'cluster' } }),
     consistency: new Consistency(),
+    hostRecords: { isGivenUp: () => false, missingSince: () => undefined },
     recorder: { event: () => undefined },
     metrics: { observe: () => undefined },
     config: parseConfig({}, 'test'),

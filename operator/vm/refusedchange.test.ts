@@ -87,6 +87,7 @@ function reconcilerOf({ vm, pod }: { vm: VM; pod: Pod }) {
       metadata: { name: 'kube-system', uid: 'cluster' },
     }),
     consistency: new Consistency(),
+    hostRecords: { isGivenUp: () => false, missingSince: () => undefined },
     recorder: { event: (_vm: VM, event: { message: string }) => world.events.push(event) },
     metrics: { observe: () => undefined },
     config: parseConfig({}, 'test'),

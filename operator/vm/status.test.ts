@@ -1,6 +1,7 @@
 import { expect, it } from 'vitest';
 import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, PodStatus } from '../../kube/core.ts';
+import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts } from './facts.ts';
 import type { Observed } from './observe.ts';
@@ -24,7 +25,8 @@ function conditionsOf(status: PodStatus, known: Partial<Observed> = {}) {
   const observed = {
     vm: { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata: { name: 'x', namespace: 'ci' }, spec: {} },
     pod,
-    node: { apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } },
+    ...reachOfNode({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } }),
+    successor: undefined,
     hosts: () => [],
     config: parseConfig({}, 'test'),
     now: 0,
@@ -35,9 +37,13 @@ function conditionsOf(status: PodStatus, known: Partial<Observed> = {}) {
 }
 
 /** Returns the conditions of a VM that has run, on a host with this Node. */
-function onHost(node: Node | undefined) {
+function onHost(node: Node | undefined, isGivenUp = false) {
   const containerStatuses = [{ ...CONTAINER, ready: true, state: { running: { startedAt: RAN } } }];
-  return conditionsOf({ phase: 'Running', containerStatuses }, { node, now: Date.parse(RAN) + 3_600_000 });
+  const reach = node === undefined ? { node, silentSince: Date.parse(RAN), isGivenUp } : reachOfNode(node);
+  return conditionsOf(
+    { phase: 'Running', containerStatuses },
+    { ...reach, now: Date.parse(RAN) + 3_600_000 },
+  );
 }
 
 /** Returns the condition ImageReady of a VM whose machine waits on its host for this reason. */
@@ -65,7 +71,7 @@ it('a VM is Stalled once its lost host can no longer return with its machine', (
   const lost = { status: 'False', reason: 'HostLost' };
   expect(onHost(silent).get('Ready')).toMatchObject(lost);
   expect(onHost(silent).has('Stalled')).toBe(false);
-  const removed = onHost(undefined);
+  const removed = onHost(undefined, true);
   expect(removed.get('Ready')).toMatchObject(lost);
   expect(removed.get('Stalled')).toMatchObject({ status: 'True', reason: 'HostLost' });
 });

@@ -1,10 +1,13 @@
 /** Enqueues VMs when objects on which they depend change, and indexes VMs by these objects. */
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Controller } from '../../kube/controller.ts';
+import type { ConfigMap } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged } from '../host/observe.ts';
+import { changedHosts } from '../host/records.ts';
 import { isBound, type Sources, waitingForPortsOf } from './observe.ts';
-import { PODS_BY_NODE } from './podstate.ts';
+import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
@@ -19,11 +22,14 @@ export function withoutHost({ spec, status }: VM): string[] {
 }
 
 /**
- * Enqueues a VM when the VM, its Pod or its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that holds a
+ * Enqueues a VM when the VM, its Pod, its host or the record of its host has changed. A VM can also wait for a VMConfig, an Image, an ISO, or a Pod that holds a
  * host port that the VM requests. When one of these objects changes, the waiting VM is enqueued, too.
  */
-export function enqueueVMs(controller: Controller, sources: Sources): void {
-  const { vms, pods, nodes, vmConfigs, images, isos, config } = sources;
+export function enqueueVMs(
+  controller: Controller,
+  sources: Sources & { readonly recordsMap: Informer<ConfigMap> },
+): void {
+  const { vms, pods, nodes, recordsMap, vmConfigs, images, isos, config } = sources;
   vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
   // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
   pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
@@ -51,9 +57,12 @@ export function enqueueVMs(controller: Controller, sources: Sources): void {
       waitingForPortsOf(object, pods.cache).forEach((pod) => controller.enqueue(keyOf(pod)));
     }
   });
+  const enqueueHost = (name: string): void =>
+    pods.cache.byIndex(PODS_BY_NODE, name).forEach((pod) => controller.enqueue(keyOf(pod)));
+  recordsMap.cache.onChange((change) => changedHosts(change).forEach(enqueueHost));
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object)) {
-      pods.cache.byIndex(PODS_BY_NODE, object.metadata.name).forEach((pod) => controller.enqueue(keyOf(pod)));
+      enqueueHost(object.metadata.name);
     }
   });
 }

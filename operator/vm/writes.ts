@@ -1,4 +1,5 @@
 /** Sends the requests with which the reconcile of a VM changes objects. The VM and its Pod have the same key, `namespace/name`. */
+import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
 import {
   DESIRED_ANNOTATION,
   GIVEN_UP_ANNOTATION,
@@ -10,6 +11,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import { NODES, type Pod, PODS, type Secret, SECRETS } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
+import { timestamp } from '../../base/time.ts';
 import {
   type ApiError,
   isAlreadyExists,
@@ -21,16 +23,19 @@ import {
 } from '../../kube/errors.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
+import { awaitedPatch } from '../host/plan.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 import { refusalMessage, unlessRefused } from '../objects/refusal.ts';
 import { Writer } from '../objects/writer.ts';
-import { nodeOf, type Observed, type Size, type Sources } from './observe.ts';
+import { successorOf } from './adoption.ts';
+import { type Observed, reachOf, type Size, type Sources } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
 import type { Findings } from './status.ts';
 import type { Write } from './steps/step.ts';
 
-export interface VMWriterOptions extends Pick<Sources, 'client' | 'vms' | 'pods' | 'nodes'> {
+export interface VMWriterOptions
+  extends Pick<Sources, 'client' | 'vms' | 'pods' | 'nodes' | 'hostRecords' | 'adoptions' | 'clock'> {
   readonly consistency: Consistency;
 }
 
@@ -83,18 +88,27 @@ export class VMWriter {
         return await this.#resizePod(observed, write.size);
       case 'patchDesired':
         return await this.#patchPod(observed, { annotations: { [DESIRED_ANNOTATION]: write.text } });
-      case 'deletePod':
-        await this.#deletePod(observed, write.force);
-        return observed;
-      case 'rememberGivenUp':
-        await this.#rememberGivenUp(observed, write.macAddresses);
-        return observed;
       case 'releasePod':
         return await this.#releasePod(observed);
-      case 'deleteVM':
       default:
-        await this.#vms.deleteUnchanged(observed.vm);
+        await this.#send(observed, write);
         return observed;
+    }
+  }
+
+  /** Sends a request that changes nothing in the observed state. */
+  async #send(observed: Observed, write: Exclude<Write, Creation>): Promise<void> {
+    switch (write.kind) {
+      case 'deletePod':
+        return await this.#deletePod(observed, write.force);
+      case 'rememberGivenUp':
+        return await this.#rememberGivenUp(observed, write.macAddresses);
+      case 'saveSuccessor':
+        return await this.#saveSuccessor(observed);
+      case 'awaitPod':
+        return await this.#awaitPod(observed);
+      default:
+        return await this.#vms.deleteUnchanged(observed.vm);
     }
   }
 
@@ -170,14 +184,14 @@ export class VMWriter {
    * @throws ApiError when there is no Pod
    */
   async readPod(observed: Observed): Promise<Executed> {
-    const { client, nodes } = this.#options;
+    const { client } = this.#options;
     const key = keyOf(observed.vm);
     const pod = await client.get(PODS, refOf(key));
     if (pod.metadata.labels?.[VM_UID_LABEL] === observed.vm.metadata.uid) {
       // The Node is read here, because the Pod might have been bound after the VM was observed. Without the Node, the operator would
       // conclude that the host was deleted.
-      const node = await nodeOf({ client, nodes }, pod);
-      return { observed: { ...observed, pod: this.#pods.follow(key, pod), node } };
+      const reach = await reachOf(this.#options, pod.spec.nodeName);
+      return { observed: { ...observed, ...reach, pod: this.#pods.follow(key, pod) } };
     }
     const owner = pod.metadata.ownerReferences?.[0];
     const whose = owner === undefined ? 'a Pod without a controller' : `a Pod of ${owner.kind} ${owner.name}`;
@@ -201,6 +215,29 @@ export class VMWriter {
     // Second, the host has filled the annotations of its Node, so the API server refuses another annotation. In both cases no address is
     // stored, so no later Event can warn about a VM with the same address.
     await undefinedIf((error) => isNotFound(error) || isInvalid(error), write);
+  }
+
+  /** Stores the next Pod of the machine. The present Pod is read from the API server, because the cache lacks parts of it. */
+  async #saveSuccessor({ vm, pod }: Observed): Promise<void> {
+    const { client, adoptions } = this.#options;
+    const stored = await unlessMissing(client.get(PODS, refOf(keyOf(vm))));
+    if (stored !== undefined && stored.metadata.uid === pod?.metadata.uid) {
+      await adoptions.save(vm, successorOf(stored));
+    }
+  }
+
+  /**
+   * Lists the VM on its Node as one whose machine gets another Pod, and adds the taint. Both come before the Pod goes, so that the host keeps
+   * the machine and the scheduler keeps others away.
+   */
+  async #awaitPod({ vm, node, now }: Observed): Promise<void> {
+    if (node === undefined) {
+      return;
+    }
+    const { name } = node.metadata;
+    const added = { [vm.metadata.uid ?? '']: { vm: keyOf(vm), since: timestamp(now) } };
+    const patch = awaitedPatch(node, { ...awaitedOn(node), ...added }, now);
+    await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
   }
 
   async #releasePod(observed: Observed): Promise<Observed> {

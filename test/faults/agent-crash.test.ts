@@ -15,6 +15,8 @@ import { AgentWorld, BOOT, tracesOn } from '../worlds/crash.ts';
 /** Time limit. The guest image may have to be made first. */
 const SET_UP_MILLISECONDS = 400_000;
 const TEST_MILLISECONDS = 300_000;
+/** Time limit for the garbage collector of Kubernetes. It deletes the Pods of a missing Node after 40 s, and looks every 20 s. */
+const COLLECTED = { deadlineMilliseconds: 100_000 };
 
 let world: AgentWorld;
 
@@ -100,7 +102,7 @@ describe('kill -9 of the agent', { timeout: TEST_MILLISECONDS }, () => {
 });
 
 describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
-  async function factsOf(name: string): Promise<object> {
+  async function factsOf(name: string) {
     const [vm, pod] = await Promise.all([world.vms.get(name), world.vms.pod(name)]);
     const { attempt, firstRunningTime, nodeName } = vm.status ?? {};
     return { attempt, firstRunningTime, nodeName, pod: pod.metadata.uid };
@@ -148,6 +150,44 @@ describe('a running guest', { timeout: TEST_MILLISECONDS }, () => {
     expect(await hypervisors()).toHaveLength(2);
     expect(await hypervisors()).toContain(machine);
     expect(await factsOf('begun')).toMatchObject({ attempt: 1 });
+  });
+
+  test('no-lost-disk: its agent is away, somebody deletes its Node, and Kubernetes deletes its Pod: the same boot goes on', async () => {
+    const port = await makeServingVM('collected', { placement: { node: 'one' } });
+    const [{ pod, ...facts }, machines, boot] = [
+      await factsOf('collected'),
+      await hypervisors(),
+      await bootOf(port),
+    ];
+    await world.one.kill();
+    await world.cluster.kubectl(['delete', 'node', 'one']);
+    const isCollected = async () =>
+      (await world.vms.pod('collected')).metadata.deletionTimestamp !== undefined;
+    await waitFor('the garbage collector to delete the Pod', isCollected, COLLECTED);
+    expect((await world.vms.get('collected')).status?.failure).toBeUndefined();
+    await world.one.startAgain();
+    await waitFor('the next Pod', async () => (await world.vms.pod('collected')).metadata.uid !== pod);
+    await world.waitUntilReady('collected');
+    expect(await factsOf('collected')).toMatchObject(facts);
+    expect(await bootOf(port)).toBe(boot);
+    expect(await hypervisors()).toEqual(machines);
+  });
+
+  test('no-lost-disk: its Node is deleted, and then its Pod by force, while its agent runs: the same boot goes on', async () => {
+    const port = await makeServingVM('forced', { placement: { node: 'one' } });
+    const [{ pod, ...facts }, machines] = [await factsOf('forced'), await hypervisors()];
+    const forced = ['delete', 'pod', '-n', world.vms.namespace, 'forced', '--force', '--grace-period=0'];
+    const harm = async (): Promise<void> => {
+      await world.cluster.kubectl(['delete', 'node', 'one']);
+      await world.cluster.kubectl([...forced, '--wait=false']);
+      await waitFor('the next Pod', async () => (await world.vms.pod('forced')).metadata.uid !== pod);
+      await world.waitUntilReady('forced');
+    };
+    await expectServingDuring(harm(), port);
+    expect(await factsOf('forced')).toMatchObject(facts);
+    expect(await hypervisors()).toEqual(machines);
+    const { stdout } = await world.cluster.kubectl(['logs', '-n', world.vms.namespace, 'forced', '--tail=1']);
+    expect(stdout).not.toBe('');
   });
 
   test('one-machine, no-lost-disk: a host lost for longer than hostLostTimeout, which then returns', async () => {

@@ -2,7 +2,8 @@ import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { GIVEN_UP_ANNOTATION, NAT_TAINT, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
+import { GIVEN_UP_ANNOTATION, HOST_RECORDS, NAT_TAINT, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
+import { readData } from '../../kube/configmapdata.ts';
 import { NODES, type Node, type Taint } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
@@ -115,6 +116,25 @@ async function untilUnknown(host: ActingHost): Promise<number> {
     const ready = status?.conditions?.find(({ type }) => type === 'Ready');
     return ready?.status === 'Unknown' && Date.parse(ready.lastTransitionTime ?? '');
   });
+}
+
+/** Asks the operator with kubectl to give up a host. */
+async function giveUp(name: string): Promise<void> {
+  const patch = JSON.stringify({ data: { [`give-up_${name}`]: 'its power supply burnt' } });
+  await cluster.kubectl([
+    'patch',
+    'configmap',
+    '-n',
+    'berth-system',
+    HOST_RECORDS,
+    '--type=merge',
+    '-p',
+    patch,
+  ]);
+}
+
+async function hostRecords(): Promise<Readonly<Record<string, string>>> {
+  return await readData(cluster.client(), { namespace: 'berth-system', name: HOST_RECORDS });
 }
 
 async function eventsOf(name: string): Promise<string> {
@@ -310,14 +330,29 @@ describe('a host that is lost', () => {
     expect(await history.createdAs(vms.namespace, 'fenced-off')).toBe(1);
   });
 
-  it('deleting its Node gives up its machines', async () => {
+  it('an administrator gives up a host without a Node, and never a host that reports', async () => {
     const host = await join('removed');
     await runOn(host, 'homeless');
+    await giveUp(host.name);
+    await waitFor('the Event of the refusal', async () => {
+      const { stdout } = await cluster.kubectl([
+        'get',
+        'events',
+        '-A',
+        '--field-selector',
+        'reason=GiveUpRefused',
+      ]);
+      return stdout.includes('Host removed reports, so it is not given up');
+    });
     await host.remove();
+    await waitUntilUnreachable('homeless');
+    expect((await vms.get('homeless')).status?.failure).toBeUndefined();
+    await giveUp(host.name);
     const vm = await vms.waitForPhase('homeless', 'Failed', 'HostLost');
-    expect(vm.status?.failure?.message).toContain('deleted');
+    expect(vm.status?.failure?.message).toContain('gave host removed up');
     await vms.waitUntilPodGone('homeless');
     expect(await history.createdAs(vms.namespace, 'homeless')).toBe(1);
+    await waitFor('the record to be gone', async () => (await hostRecords())[host.name] === undefined);
   });
 
   it('one-machine: a VM that never ran is placed again, but only after hostLostTimeout', async () => {

@@ -197,6 +197,7 @@ export class ModelHost {
       machinesDirectory: join(this.#directory, 'machines'),
       logger: pino({ level: 'silent' }),
       capacity: () => ({ slots: SLOTS, cpuMillis: LARGE, memoryBytes: LARGE, diskBytes: LARGE }),
+      isAwaited: () => false,
       fenced: () => false,
       event: () => undefined,
     };

@@ -46,12 +46,20 @@ export class PodApi {
     });
   }
 
-  /** Deletes a Pod as a user does: it stays until its agent has ended it. */
-  delete(pod: Pod): void {
+  /** Deletes a Pod as a user does: it stays until its agent has ended it. A Pod that is deleted by force stays because of its finalizer. */
+  delete(pod: Pod, graceSeconds = 30): void {
     if (pod.metadata.deletionTimestamp === undefined) {
-      const deletion = { deletionTimestamp: new Date().toISOString(), deletionGracePeriodSeconds: 30 };
+      const deletion = {
+        deletionTimestamp: new Date().toISOString(),
+        deletionGracePeriodSeconds: graceSeconds,
+      };
       this.#put('MODIFIED', { ...pod, metadata: { ...pod.metadata, ...deletion } });
     }
+  }
+
+  /** Removes the finalizer of a Pod that is being deleted, as the operator does. The Pod is then gone. */
+  release(pod: Pod): void {
+    this.#finish(pod.metadata, pod.metadata.uid ?? '');
   }
 
   #put(type: 'ADDED' | 'MODIFIED', pod: Pod): Pod {

@@ -57,6 +57,19 @@ export const HOST_REASONS = {
     says: 'The Node claims to be a host, but Berth approved no certificate for its name',
     todo: 'If the computer of this Node is a host, set the label that the message names',
   },
+  HostGivenUp: {
+    seen: { Node: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'An administrator said that the host is gone for good, so its VMs are given up',
+  },
+  GiveUpRefused: {
+    seen: { Node: ['Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The host was not given up, because it reports and its machines can run',
+    todo: 'Delete the VMs of the host, or stop its agent and wait until the Node is not Ready',
+  },
   ApprovedByBerth: {
     seen: { CertificateSigningRequest: ['Approved'] },
     class: 'state',
@@ -152,7 +165,14 @@ export const HOST_REASONS = {
     class: 'final',
     by: 'operator',
     says: 'A Node with the name of the host already exists, and this host might already have a valid certificate',
-    todo: 'If the host must join the cluster again, delete the Node',
+    todo: 'If the earlier host is gone for good, run `berth node give-up NAME`, and then delete the Node',
+  },
+  MachinesBound: {
+    seen: DENIED,
+    class: 'final',
+    by: 'operator',
+    says: 'VMs or emulators are still on a host of this name, although its Node is missing',
+    todo: 'Start the agent with its earlier certificate. If the earlier host is gone for good, run `berth node give-up NAME`',
   },
   RequestOpen: {
     seen: DENIED,

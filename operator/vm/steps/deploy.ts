@@ -1,3 +1,5 @@
+import { awaitedOn } from '../../../api/v1alpha1/awaited.ts';
+import { isHost, isReady } from '../../host/observe.ts';
 import type { Facts } from '../facts.ts';
 import type { Observed } from '../observe.ts';
 import { buildPod } from '../pod.ts';
@@ -8,10 +10,32 @@ import { createVncSecret } from './vncsecret.ts';
 
 /** Time in milliseconds between two checks while the Pod of another object has the VM's name. No watch shows when this Pod is deleted. */
 const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
+/** Time in milliseconds between two checks of a silent host whose machine needs a Pod. While there is no Pod, no watch finds the VM. */
+const HOST_RECHECK_MILLISECONDS = 5_000;
 
 /** Returns true if the VM has no Pod, never ran and has not failed. */
 export function needsPod({ pod }: Observed, { failure, firstRunningTime }: Facts): boolean {
   return pod === undefined && failure === undefined && firstRunningTime === undefined;
+}
+
+/**
+ * Creates the Pod that continues the machine of the VM, when its host reports. The VM had another Pod that somebody deleted by force.
+ */
+export function continueMachine({ vm, node, successor }: Observed): StepResult {
+  if (successor === undefined) {
+    return NOTHING;
+  }
+  if (!isHost(node) || node === undefined || !isReady(node)) {
+    return requeueAfter(HOST_RECHECK_MILLISECONDS);
+  }
+  const isAwaited = awaitedOn(node)[vm.metadata.uid ?? ''] !== undefined;
+  return {
+    writes: [
+      ...(isAwaited ? [] : [{ kind: 'awaitPod' } as const]),
+      { kind: 'createPod', pod: successor, ignoredEntries: [] },
+    ],
+    outcome: { kind: 'done' },
+  };
 }
 
 /** Resolves the settings of the VM and creates its Pod, unless the VM has a Pod, ran before or has failed. */

@@ -1,6 +1,6 @@
 /** Lists the steps of a VM in their order. The first step whose outcome is not `done` ends the reconcile. */
 import type { Observed } from '../observe.ts';
-import { deploy } from './deploy.ts';
+import { continueMachine, deploy } from './deploy.ts';
 import { desire } from './desire.ts';
 import { ensureFinalizer } from './finalizer.ts';
 import { finish } from './finish.ts';
@@ -11,6 +11,6 @@ import { ensureVncSecret } from './vncsecret.ts';
 
 export function stepsFor({ vm }: Observed): readonly Step[] {
   return vm.metadata.deletionTimestamp === undefined
-    ? [ensureFinalizer, finish, retirePod, deploy, resize, desire, ensureVncSecret]
+    ? [ensureFinalizer, finish, retirePod, continueMachine, deploy, resize, desire, ensureVncSecret]
     : [deleteMachine];
 }

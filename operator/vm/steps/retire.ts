@@ -1,10 +1,15 @@
 import { POD_FINALIZER } from '../../../api/v1alpha1/names.ts';
 import type { Pod } from '../../../kube/core.ts';
 import { isAbandoned, isReleasable, toRemember } from '../abandoned.ts';
+import { awaitedOn } from '../../../api/v1alpha1/awaited.ts';
+import { isHost, isReady } from '../../host/observe.ts';
+import { mustContinue } from '../adoption.ts';
 import type { Facts } from '../facts.ts';
 import type { Observed } from '../observe.ts';
-import { hasEnded, hasRun, podAttempt } from '../podstate.ts';
+import { TERMINATION_GRACE_SECONDS } from '../pod.ts';
+import { desiredOf, hasEnded, hasRun, podAttempt, terminated } from '../podstate.ts';
 import { NOTHING, type StepResult, waitFor, type Write } from './step.ts';
+import { isForced } from '../../objects/boundpods.ts';
 
 /**
  * Deletes a Pod that belongs to an earlier placement or to a failed VM. When a Pod is being deleted, also removes its finalizer, no matter
@@ -40,8 +45,11 @@ function letGo(observed: Observed, pod: Pod): StepResult {
   if (pod.metadata.finalizers?.includes(POD_FINALIZER) !== true) {
     return waitFor('the Pod to go');
   }
+  if (mustContinue(observed, pod) && !isAbandoned(observed, pod)) {
+    return adopt(observed);
+  }
   if (!isReleasable(observed, pod) || !factsAreWritten(observed, pod)) {
-    return waitFor('the machine to end');
+    return waitFor('the machine to end', ...tellEnd(pod));
   }
   return isAbandoned(observed, pod)
     ? waitFor(
@@ -51,6 +59,37 @@ function letGo(observed: Observed, pod: Pod): StepResult {
         { kind: 'releasePod' },
       )
     : waitFor('the Pod to go', { kind: 'releasePod' });
+}
+
+/**
+ * Lets the Pod of a running machine go, so that the machine can get another Pod. This needs a host that reports: the Node must be there, and
+ * no other Pod may take the machine's slot meanwhile.
+ */
+function adopt({ vm, node }: Observed): StepResult {
+  if (!isHost(node) || node === undefined || !isReady(node)) {
+    return waitFor('the host to return');
+  }
+  if (vm.status?.firstRunningTime === undefined) {
+    return waitFor('the first run to be in the status');
+  }
+  const isAwaited = awaitedOn(node)[vm.metadata.uid ?? ''] !== undefined;
+  return waitFor(
+    'the Pod to go',
+    { kind: 'saveSuccessor' },
+    ...(isAwaited ? [] : [{ kind: 'awaitPod' } as const]),
+    { kind: 'releasePod' },
+  );
+}
+
+/**
+ * Returns the request that tells the host to end the machine of a forcibly deleted Pod. Without it, the host keeps the machine, because such
+ * a deletion alone is no order.
+ */
+function tellEnd(pod: Pod): Write[] {
+  const desired = desiredOf(pod);
+  const isNeeded = isForced(pod) && terminated(pod) === undefined && desired?.deletion === undefined;
+  const deletion = { graceSeconds: TERMINATION_GRACE_SECONDS };
+  return isNeeded ? [{ kind: 'patchDesired', text: JSON.stringify({ ...desired, deletion }) }] : [];
 }
 
 /**

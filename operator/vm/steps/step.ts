@@ -26,6 +26,10 @@ export type Write =
   | { readonly kind: 'patchDesired'; readonly text: string }
   | { readonly kind: 'deletePod'; readonly force: boolean }
   | { readonly kind: 'releasePod' }
+  /** Stores the Pod that will continue the machine of the present Pod, as `successorOf` makes it. */
+  | { readonly kind: 'saveSuccessor' }
+  /** Tells the host to keep the VM's machine while it has no Pod, and keeps other VMs from the host meanwhile. */
+  | { readonly kind: 'awaitPod' }
   /** Stores MAC addresses of abandoned machines on the Pod's Node. */
   | { readonly kind: 'rememberGivenUp'; readonly macAddresses: readonly string[] }
   /**
