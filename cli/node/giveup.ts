@@ -39,7 +39,7 @@ export async function giveUpHost(terminal: Terminal, globals: Globals, name: str
         `Host ${name} reports, so it was not given up. Delete its VMs, or stop its agent and wait until the Node is not Ready`,
       );
     }
-    await printDone(terminal, globals.output, [{ name }], 'The host was given up');
+    await printDone(terminal, globals.output, [{ name }], 'Successfully gave up node');
   });
 }
 

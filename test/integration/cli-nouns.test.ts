@@ -197,6 +197,14 @@ describe('node', () => {
     expect([code, err]).toEqual([2, expect.stringContaining('does not belong to the cluster of')]);
     expect(stranger.seen).toEqual([undefined]);
   });
+
+  it('give-up needs no Node, is refused for a host that reports, and needs the rights of an administrator', async () => {
+    const gone = await berthAsAdmin('node', 'give-up', 'burnt');
+    expect(gone).toEqual({ code: 0, out: 'Successfully gave up node burnt\n', err: '' });
+    const reports = await berthAsAdmin('node', 'give-up', 'bare');
+    expect([reports.code, reports.err]).toEqual([1, expect.stringContaining('Host bare reports')]);
+    expect((await berth('node', 'give-up', 'bare')).code).toBe(3);
+  });
 });
 
 describe('emulator', () => {
