@@ -99,6 +99,12 @@ test('the disk is offered without what is to stay free and the images that someb
   expect(offered(1023 * gib).allocatable).toMatchObject({ 'ephemeral-storage': '0' });
 });
 
+test('a host whose machines use all its processors and memory has room for ten tasks', () => {
+  const { capacity, allocatable } = status({}, undefined, NOW);
+  expect([capacity?.['cpu'], allocatable?.['cpu']]).toEqual(['4', '4100m']);
+  expect([capacity?.['memory'], allocatable?.['memory']]).toEqual(['8Gi', '8352Mi']);
+});
+
 test('the Node offers a Pod for each slot that the operator can give it, and more for tasks', () => {
   expect(Number(status({}, undefined, NOW).allocatable?.['pods'])).toBeGreaterThan(SLOTS_MAXIMUM);
 });

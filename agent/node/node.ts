@@ -15,6 +15,7 @@ import {
 import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
+import { TASK_CPU_MILLIS, TASK_MEMORY_BYTES } from '../../api/v1alpha1/task.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { EmulatorOffer } from '../drivers/driver.ts';
@@ -26,6 +27,11 @@ import type { HostFacts } from './facts.ts';
  * to run one machine. The number of other Pods is the one that a kubelet offers by default. An example is the Pod of a task without a slot.
  */
 const PODS = SLOTS_MAXIMUM + 110;
+/**
+ * Number of tasks for which a host full of machines has room. Their work is part of the agent's own work, so the host needs no other
+ * resources for them. Without this room, nobody could save the disk of a machine on a full host.
+ */
+const TASKS_BESIDE_MACHINES = 10;
 /** Time, in milliseconds, after which the agent writes the Node's status even if it has not changed. A kubelet has the same period. */
 export const HEARTBEAT_MILLISECONDS = 300_000;
 
@@ -65,17 +71,17 @@ interface Amounts {
   diskBytes: number;
 }
 
-/** Returns the resources for machines on this host. The disk space excludes `minimumFree` and the images that cannot be removed. */
+/** Returns the resources for machines and tasks on this host. The disk space excludes `minimumFree` and the images that cannot be removed. */
 export function allocatable(config: NodeSettings, facts: HostFacts, heldImageBytes: number): Amounts {
   const { offered, reserved, images } = config;
   const cpus = Math.min(facts.cpus, offered.cpu ?? Infinity) * config.cpuOvercommit;
   const memoryBytes = facts.memoryBytes - reserved.memory;
+  const cpuMillis = Math.floor(Math.min(cpus, facts.cpus * config.cpuOvercommit - reserved.cpu) * 1000);
   return {
-    cpuMillis: Math.max(
-      0,
-      Math.floor(Math.min(cpus, facts.cpus * config.cpuOvercommit - reserved.cpu) * 1000),
-    ),
-    memoryBytes: Math.max(0, Math.min(memoryBytes, offered.memory ?? Infinity)),
+    cpuMillis: Math.max(0, cpuMillis) + TASKS_BESIDE_MACHINES * TASK_CPU_MILLIS,
+    memoryBytes:
+      Math.max(0, Math.min(memoryBytes, offered.memory ?? Infinity)) +
+      TASKS_BESIDE_MACHINES * TASK_MEMORY_BYTES,
     diskBytes: Math.max(0, facts.diskBytes - images.minimumFree - heldImageBytes),
   };
 }

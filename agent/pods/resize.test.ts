@@ -79,7 +79,7 @@ function podOf(uid: string, cpu: number, gibibytes: number): Pod {
     apiVersion: 'v1',
     kind: 'Pod',
     metadata: { name: uid, namespace: 'ns', uid },
-    spec: { containers: [{ name: 'machine', image: 'guest', resources: { requests } }] },
+    spec: { containers: [{ name: 'machine', image: 'guest', resources: { requests, limits: requests } }] },
   };
 }
 
@@ -120,12 +120,13 @@ describe('a machine that runs', () => {
     const status = () => resourceStatus(containers[0] as (typeof containers)[0], model.record(0));
     expect(status()).toMatchObject({
       allocatedResources: { cpu: '4' },
-      resources: { requests: { cpu: '1', memory: '1152Mi' } },
+      resources: { requests: { cpu: '1', memory: '1152Mi' }, limits: { cpu: '1', memory: '1152Mi' } },
     });
     expect(resizeConditions(model.record(0), undefined)).toMatchObject([{ type: 'PodResizeInProgress' }]);
     model.restart(0);
     expect(model.record(0).startedWith).toEqual({ cpu: 4, memoryBytes: 4 * GIBIBYTE });
-    expect(status().resources).toEqual({ requests: status().allocatedResources });
+    const { resources, allocatedResources } = status();
+    expect(resources).toEqual({ requests: allocatedResources, limits: allocatedResources });
     expect(resizeConditions(model.record(0), undefined)).toEqual([]);
   });
 

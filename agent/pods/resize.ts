@@ -84,12 +84,15 @@ export function resourceStatus(
   const actual = { ...allocated, ...requestsOf(actualClaim(record), requests) };
   return {
     allocatedResources: allocated,
-    resources: { requests: actual, ...(limits === undefined ? {} : { limits }) },
+    resources: {
+      requests: actual,
+      ...(limits !== undefined && { limits: { ...limits, ...requestsOf(actualClaim(record), limits) } }),
+    },
   };
 }
 
 /**
- * Returns the claim in the form of a container's requests. An unchanged amount keeps the text of the Pod's spec, because one amount can be
+ * Returns the claim in the form of a container's requests or limits. An unchanged amount keeps the text of the Pod's spec, because one amount can be
  * written in several ways (`1` and `1000m`).
  */
 function requestsOf(

@@ -10,6 +10,13 @@ import { machineImageSourceSchema } from './machine.ts';
 /** Version of the annotation `berth.dev/task`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const TASK_API_VERSION = 'task.berth.dev/v1';
 
+/**
+ * CPU (in thousandths of one) and memory (in bytes) that the Pod of a task requests, and its limits. The work itself is part of the agent's
+ * work, so the amounts are small. They are not zero, because a LimitRange can demand a minimum, and a ResourceQuota can demand limits.
+ */
+export const TASK_CPU_MILLIS = 10;
+export const TASK_MEMORY_BYTES = 16 * 1024 ** 2;
+
 const imageSchema = z.object({
   source: machineImageSourceSchema,
   /** Format of the content. `ISO` stands for the content of an ISO object: a raw file that is not a disk of another format. */

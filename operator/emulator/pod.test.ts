@@ -38,11 +38,8 @@ it('an Emulator that names only its VM has the documented values', () => {
     },
     desired: { power: 'Running', restartPolicy: 'Never', cpu: 2, memoryBytes: 4 * 1024 ** 3 },
   });
-  const slot = { 'berth.dev/slot': '1' };
-  expect(pod.spec.containers[0]?.resources).toEqual({
-    requests: { cpu: '2', memory: '5Gi', 'ephemeral-storage': '1229Mi', ...slot },
-    limits: slot,
-  });
+  const resources = { cpu: '2', memory: '5Gi', 'ephemeral-storage': '1229Mi', 'berth.dev/slot': '1' };
+  expect(pod.spec.containers[0]?.resources).toEqual({ requests: resources, limits: resources });
 });
 
 it('platform, device, image type, size and exposure go to the host, and the size to the scheduler', () => {

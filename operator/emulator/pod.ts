@@ -112,12 +112,12 @@ function buildDesired({ spec }: Emulator): Desired {
 function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
   const { cpu, memory, platform, imageType } = resolveSpec(emulator.spec);
   const diskSizeBytes = BigInt(EMULATOR_DATA_BYTES);
-  const requests = {
+  const resources = {
     cpu: String(cpu),
     memory: formatQuantity(parseQuantity(memory) + BigInt(EMULATOR_MEMORY_OVERHEAD_BYTES)),
     'ephemeral-storage': diskRequest({ diskSizeBytes, imageSizeBytes: undefined }, config),
+    [SLOT_RESOURCE]: '1',
   };
-  const counted = { [SLOT_RESOURCE]: '1' };
   return {
     ...hostPodSpec({
       placement: { dedicatedTo: emulator.metadata.namespace ?? '', nodeName: host },
@@ -132,7 +132,8 @@ function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
         // A Pod must name an image. Nobody pulls this image, but its name shows users which system image of Android the emulator has.
         image: systemImageName({ platform, imageType }),
         imagePullPolicy: 'IfNotPresent',
-        resources: { requests: { ...requests, ...counted }, limits: counted },
+        // As for a VM, requests and limits are equal.
+        resources: { requests: resources, limits: resources },
         ports: [{ name: 'adb', protocol: 'TCP', containerPort: ADB_PORT }],
         volumeMounts: [{ name: 'data', mountPath: '/data' }],
       },

@@ -19,9 +19,9 @@ function resourcesOf(takesSlot: boolean) {
   return spec.template.spec.containers[0]?.resources;
 }
 
-it('a task states its requests for CPU and memory, so that a quota for them does not refuse its Pod', () => {
-  const none = { cpu: '0', memory: '0' };
-  const slot = { [SLOT_RESOURCE]: '1' };
-  expect(resourcesOf(false)).toEqual({ requests: none });
-  expect(resourcesOf(true)).toEqual({ requests: { ...none, ...slot }, limits: slot });
+it('a task states small requests and limits, so that no quota for them and no LimitRange refuses its Pod', () => {
+  const small = { cpu: '10m', memory: '16Mi' };
+  const counted = { ...small, [SLOT_RESOURCE]: '1' };
+  expect(resourcesOf(false)).toEqual({ requests: small, limits: small });
+  expect(resourcesOf(true)).toEqual({ requests: counted, limits: counted });
 });

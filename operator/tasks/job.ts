@@ -6,7 +6,8 @@ import {
   TASK_CONTAINER,
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
-import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
+import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { type Task, TASK_CPU_MILLIS, TASK_MEMORY_BYTES, taskSchema } from '../../api/v1alpha1/task.ts';
 import type { PodSpec, Toleration } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
@@ -71,12 +72,13 @@ const TAINTS = {
   fullDisk: 'node.kubernetes.io/disk-pressure',
 } as const;
 
-/** Requests of a task. If a ResourceQuota limits CPU or memory, the API server refuses every Pod without these requests. */
-const NO_COMPUTE = { cpu: '0', memory: '0' };
-
 function podSpec(options: TaskJobOptions): PodSpec {
   const { containerImage, pullSecrets, placement, tolerates = [], takesSlot, priorityClassName } = options;
-  const slot = takesSlot ? { [SLOT_RESOURCE]: '1' } : {};
+  const resources = {
+    cpu: formatMillis(TASK_CPU_MILLIS),
+    memory: formatQuantity(TASK_MEMORY_BYTES),
+    ...(takesSlot && { [SLOT_RESOURCE]: '1' }),
+  };
   return {
     ...hostPodSpec({
       placement,
@@ -94,7 +96,7 @@ function podSpec(options: TaskJobOptions): PodSpec {
         name: TASK_CONTAINER,
         image: containerImage,
         imagePullPolicy: 'IfNotPresent',
-        resources: { requests: { ...NO_COMPUTE, ...slot }, ...(takesSlot && { limits: slot }) },
+        resources: { requests: resources, limits: resources },
       },
     ],
   };

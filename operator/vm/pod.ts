@@ -152,8 +152,10 @@ function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Mac
 
 function buildSpec(options: PodOptions): PodSpec {
   const { vm, resolved, config } = options;
-  const requests = { ...sizeRequests(resolved), 'ephemeral-storage': diskRequest(resolved, config) };
-  const counted: Record<string, string> = {
+  // Requests and limits are equal, so that the namespace can have a quota for limits, or a LimitRange with smaller default limits.
+  const resources: Record<string, string> = {
+    ...sizeRequests(resolved),
+    'ephemeral-storage': diskRequest(resolved, config),
     [SLOT_RESOURCE]: '1',
     ...(resolved.os === 'MacOS' && { [MACOS_GUEST_RESOURCE]: '1' }),
     ...(config.vm_shared_disk_enabled && { [SHARED_DISK_RESOURCE]: '1' }),
@@ -174,7 +176,7 @@ function buildSpec(options: PodOptions): PodSpec {
         name: MACHINE_CONTAINER,
         image: image?.containerImage ?? '',
         imagePullPolicy: 'IfNotPresent',
-        resources: { requests: { ...requests, ...counted }, limits: counted },
+        resources: { requests: resources, limits: resources },
         // Because of these fields, `kubectl attach` can send input to the console and use a terminal.
         stdin: true,
         tty: true,

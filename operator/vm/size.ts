@@ -1,5 +1,5 @@
 /**
- * Determines the size of a machine. The resource requests of its Pod contain this size, because the scheduler and ResourceQuota read them.
+ * Determines the size of a machine. The requests and limits of its Pod contain this size, because the scheduler and ResourceQuota read them.
  * After the Pod's creation, only `pods/resize` changes the resource requests. The operator always tells the agent the size in the resource
  * requests, never a larger size.
  */
@@ -81,14 +81,16 @@ function isSameSize(one: Size, other: Size): boolean {
   return one.cpu === other.cpu && one.memoryBytes === other.memoryBytes;
 }
 
-/** Returns the Pod's containers with the requests of another size, for a PATCH of `pods/resize`. */
+/**
+ * Returns the Pod's containers with the requests and limits of another size, for a PATCH of `pods/resize`. Both stay equal, because the QoS
+ * class of a Pod cannot change.
+ */
 export function resizedContainers(pod: Pod, size: Size): Container[] {
   return pod.spec.containers.map((container) => {
-    const { resources } = container;
-    const requests = { ...resources?.requests, ...sizeRequests(size) };
-    return container.name === MACHINE_CONTAINER
-      ? { ...container, resources: { ...resources, requests } }
-      : container;
+    const { requests, limits } = container.resources ?? {};
+    const wanted = sizeRequests(size);
+    const resources = { requests: { ...requests, ...wanted }, limits: { ...limits, ...wanted } };
+    return container.name === MACHINE_CONTAINER ? { ...container, resources } : container;
   });
 }
 

@@ -115,7 +115,10 @@ it('a size within the quota is counted there and told to the host; the VM has Re
     'The machine runs with cpu 2, memory 2Gi; cpu 4, memory 4Gi takes effect at the next start',
   );
   await waitUntilUsed(4224n * MEBIBYTE);
-  expect(requestsOf(await vms.pod('grows'))).toMatchObject({ cpu: '4', memory: '4224Mi' });
+  const { spec, status: podStatus } = await vms.pod('grows');
+  expect(spec.containers[0]?.resources?.requests).toMatchObject({ cpu: '4', memory: '4224Mi' });
+  expect(spec.containers[0]?.resources?.limits).toEqual(spec.containers[0]?.resources?.requests);
+  expect(podStatus).toMatchObject({ qosClass: 'Guaranteed' });
   await waitUntilTold('grows', { cpu: 4, memoryBytes: 2 ** 32 });
   await report(4, 2 ** 32);
   const { status } = await vms.waitForVM(
@@ -169,6 +172,16 @@ it('a size past the quota is refused in the words of the server, is not told to 
   await vms.delete('grows');
   await bare.end(ref('grows'));
   await vms.waitUntilGone('grows');
+});
+
+it('a smaller size is taken, also as the limit', async () => {
+  await runOnBare('shrinks', { cpu: 2, memory: '2Gi' });
+  await vms.patch('shrinks', { cpu: 1, memory: '1Gi' });
+  await waitUntilTold('shrinks', { cpu: 1, memoryBytes: 2 ** 30 });
+  const [container] = (await vms.pod('shrinks')).spec.containers;
+  expect(container?.resources?.limits).toMatchObject({ cpu: '1', memory: '1152Mi' });
+  await vms.delete('shrinks');
+  await bare.end(ref('shrinks'));
 });
 
 it('a size that no host of its kind has is refused in the words of the server', async () => {

@@ -28,8 +28,8 @@ plugins:
 `;
 /** Words with which the API server refuses such a Pod. The status is 500, and there is no reason. */
 const NO_QUOTA = 'insufficient quota to match these scopes: [{PriorityClass In [system-node-critical';
-/** Time limit until people see why an object waits. */
-const TOLD = { deadlineMilliseconds: 5_000 };
+/** Time limit until people see why an object waits. This takes 3 s, and several times that on a busy machine. */
+const TOLD = { deadlineMilliseconds: 20_000 };
 /** Time limit until an object runs after its obstacle is gone. The Job controller and the operator try again at least once a minute. */
 const MENDED = { deadlineMilliseconds: 90_000 };
 const TIMEOUT = { timeout: 240_000 };
@@ -53,7 +53,9 @@ beforeAll(async () => {
   simulator = await CacheSimulator.start(cluster.client());
   entries = new CacheEntries(cluster);
   worker = await ActingHost.join(cluster.client(), 'worker', { architecture: 'amd64', staysReady: true });
-  await cluster.startOperator({ config: { defaults: { architecture: 'arm64' } } });
+  await cluster.startOperator({
+    config: { defaults: { architecture: 'arm64' }, osx_node_platform_quota_pod: 16 },
+  });
 });
 
 afterAll(async () => {
@@ -112,13 +114,19 @@ async function createDisks(namespace: string) {
 
 /** Does the tasks of all Jobs of the namespace as soon as they have a Pod on the worker. */
 async function workOn(namespace: string): Promise<void> {
-  const { items } = await cluster.client().list(JOBS, { namespace });
-  expect(items).toHaveLength(2);
+  const items = await waitFor(`the Jobs of ${namespace}`, async () => {
+    const jobs = (await cluster.client().list(JOBS, { namespace })).items;
+    return jobs.length === 2 && jobs;
+  });
   for (const { metadata } of items) {
     const ref: Ref = { namespace, name: metadata.name };
     const pod = await waitFor(`the Pod of Job ${ref.name}`, () => worker.beginTask(ref), MENDED);
     await worker.finishTask(pod, REPORT);
   }
+}
+
+function isRunning({ status }: Told): boolean {
+  return status?.phase === 'Running';
 }
 
 async function untilRunning(vms: VMs, name: string): Promise<void> {
@@ -128,48 +136,39 @@ async function untilRunning(vms: VMs, name: string): Promise<void> {
 describe('where Pods with a critical priority class need a quota', () => {
   const team = 'platform-provider';
 
-  it(
-    'a VM, an Image and an ISO tell it within 5 s, and run by themselves after the quota exists',
-    TIMEOUT,
-    async () => {
-      await cluster.createNamespace(team);
-      const vms = new VMs(cluster, team);
-      await vms.create('desk', SMALL);
-      const disks = await createDisks(team);
-      const messages = await Promise.all([
-        told('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']),
-        told('VM desk', () => vms.get('desk'), ['Ready', 'PodRefused']),
-        told('Image disk', disks.image, ['Ready', 'PodRefused']),
-        told('ISO disk', disks.iso, ['Ready', 'PodRefused']),
-      ]);
-      for (const message of messages) {
-        expect(message).toContain(NO_QUOTA);
-      }
-      await allowCritical(team);
-      await untilRunning(vms, 'desk');
-      await workOn(team);
-      await waitForObject('the Image', disks.image, ({ status }) => status?.phase === 'Ready');
-      await waitForObject('the ISO', disks.iso, ({ status }) => status?.phase === 'Ready');
-    },
-  );
-
-  it(
-    'an Emulator beside a VM tells it within 5 s, and runs by itself after the quota exists',
-    TIMEOUT,
-    async () => {
-      const emulators = new Emulators(cluster, team);
-      await forbidCritical(team);
-      await emulators.create('desk', { vmName: 'desk', cpu: 1, memory: '2560Mi' });
-      const message = await told('Emulator desk', () => emulators.get('desk'), ['Scheduled', 'PodRefused']);
+  it('a VM, an Image and an ISO tell it, and run by themselves after the quota exists', TIMEOUT, async () => {
+    await cluster.createNamespace(team);
+    const vms = new VMs(cluster, team);
+    await vms.create('desk', SMALL);
+    const disks = await createDisks(team);
+    const messages = await Promise.all([
+      told('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']),
+      told('VM desk', () => vms.get('desk'), ['Ready', 'PodRefused']),
+      told('Image disk', disks.image, ['Ready', 'PodRefused']),
+      told('ISO disk', disks.iso, ['Ready', 'PodRefused']),
+    ]);
+    for (const message of messages) {
       expect(message).toContain(NO_QUOTA);
-      await allowCritical(team);
-      const isRunning = ({ status }: Told) => status?.phase === 'Running';
-      await waitForObject('Emulator desk', () => emulators.get('desk'), isRunning, MENDED);
-    },
-  );
+    }
+    await allowCritical(team);
+    await untilRunning(vms, 'desk');
+    await workOn(team);
+    await waitForObject('the Image', disks.image, ({ status }) => status?.phase === 'Ready');
+    await waitForObject('the ISO', disks.iso, ({ status }) => status?.phase === 'Ready');
+  });
+
+  it('an Emulator beside a VM tells it, and runs by itself after the quota exists', TIMEOUT, async () => {
+    const emulators = new Emulators(cluster, team);
+    await forbidCritical(team);
+    await emulators.create('desk', { vmName: 'desk', cpu: 1, memory: '2560Mi' });
+    const message = await told('Emulator desk', () => emulators.get('desk'), ['Scheduled', 'PodRefused']);
+    expect(message).toContain(NO_QUOTA);
+    await allowCritical(team);
+    await waitForObject('Emulator desk', () => emulators.get('desk'), isRunning, MENDED);
+  });
 
   it(
-    'an ImageCacheEntry tells it in the row of its host within 5 s, and is cached after the quota exists',
+    'an ImageCacheEntry tells it in the row of its host, and is cached after the quota exists',
     TIMEOUT,
     async () => {
       await entries.create('guest', {
@@ -185,3 +184,93 @@ describe('where Pods with a critical priority class need a quota', () => {
     },
   );
 });
+
+describe.each([
+  [
+    'a LimitRange with default limits below the size of a VM, and a minimum',
+    'platform-ranged',
+    `
+kind: LimitRange
+metadata: {name: defaults}
+spec:
+  limits:
+  - type: Container
+    default: {cpu: 500m, memory: 128Mi, ephemeral-storage: 1Gi}
+    defaultRequest: {cpu: 100m, memory: 64Mi}
+    min: {cpu: 10m, memory: 16Mi}
+`,
+  ],
+  [
+    'a quota for limits',
+    'platform-limited',
+    `
+kind: ResourceQuota
+metadata: {name: team}
+spec: {hard: {limits.cpu: "4", limits.memory: 8Gi, requests.cpu: "4", requests.memory: 8Gi, limits.ephemeral-storage: 1Ti}}
+`,
+  ],
+])('where a namespace has %s', (_what, namespace, rule) => {
+  async function give(to: string): Promise<void> {
+    await cluster.kubectl(['apply', '-n', to, '-f', '-'], { input: `apiVersion: v1\n${rule}` });
+  }
+
+  it('a VM, an Emulator, an Image and an ISO run', TIMEOUT, async () => {
+    await cluster.createNamespace(namespace);
+    await allowCritical(namespace);
+    await give(namespace);
+    const [vms, emulators] = [new VMs(cluster, namespace), new Emulators(cluster, namespace)];
+    await vms.create('desk', SMALL);
+    await emulators.create('desk', { vmName: 'desk', cpu: 1, memory: '2560Mi' });
+    const disks = await createDisks(namespace);
+    await untilRunning(vms, 'desk');
+    await waitForObject('Emulator desk', () => emulators.get('desk'), isRunning, MENDED);
+    const { spec, status } = await vms.pod('desk');
+    expect(spec.containers[0]?.resources?.limits).toEqual(spec.containers[0]?.resources?.requests);
+    expect(status).toMatchObject({ qosClass: 'Guaranteed' });
+    await workOn(namespace);
+    await waitForObject('the Image', disks.image, ({ status: now }) => now?.phase === 'Ready');
+    await waitForObject('the ISO', disks.iso, ({ status: now }) => now?.phase === 'Ready');
+  });
+
+  it('an ImageCacheEntry is cached', TIMEOUT, async () => {
+    await allowCritical('berth-system');
+    await give('berth-system');
+    await entries.create(namespace, {
+      reference: `registry.example/${namespace}:1`,
+      targets: { nodes: ['host-0'] },
+    });
+    const { status } = await entries.waitUntilCached(namespace, 1, MENDED);
+    expect(status?.failed).toBe(0);
+  });
+});
+
+it(
+  'a VM and an Image past a quota for limits tell it, and run after the quota is raised',
+  TIMEOUT,
+  async () => {
+    const namespace = 'platform-tight';
+    await cluster.createNamespace(namespace);
+    await allowCritical(namespace);
+    const raise = async (cpu: string) => {
+      const hard = { 'limits.cpu': cpu, 'limits.memory': '8Gi' };
+      const quota = {
+        apiVersion: 'v1',
+        kind: 'ResourceQuota',
+        metadata: { name: 'team', namespace },
+        spec: { hard },
+      };
+      await cluster.kubectl(['apply', '-f', '-'], { input: JSON.stringify(quota) });
+    };
+    await raise('5m');
+    const vms = new VMs(cluster, namespace);
+    await vms.create('desk', SMALL);
+    const disks = await createDisks(namespace);
+    const message = await told('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']);
+    expect(message).toMatch(/quota: team/);
+    expect(await told('Image disk', disks.image, ['Ready', 'PodRefused'])).toMatch(/quota: team/);
+    await raise('2');
+    await untilRunning(vms, 'desk');
+    await workOn(namespace);
+    await waitForObject('the Image', disks.image, ({ status }) => status?.phase === 'Ready');
+  },
+);
