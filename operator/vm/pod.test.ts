@@ -16,16 +16,23 @@ interface Deployment {
   cluster?: string;
   namespace?: string;
   name?: string;
+  labels?: Record<string, string>;
   spec?: Partial<VMSpec>;
 }
 
 /** Returns the Pod of one deployment. Each VM has its own uid, even when an earlier VM had the same name. */
-function podOf({ cluster = 'one', namespace = 'platform-ci', name = 'build', spec = {} }: Deployment) {
+function podOf({
+  cluster = 'one',
+  namespace = 'platform-ci',
+  name = 'build',
+  labels = {},
+  spec = {},
+}: Deployment) {
   deployments += 1;
   const vm = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'VM',
-    metadata: { name, namespace, uid: `uid-${deployments}` },
+    metadata: { name, namespace, labels, uid: `uid-${deployments}` },
     spec: { image: 'registry.example/guest:1', ...spec },
   };
   const resolved = resolve({
@@ -121,4 +128,19 @@ it('takes one of the macOS guests that a host may run, if the guest is macOS', (
   const limitsOf = (spec: Partial<VMSpec>) => podOf({ spec }).spec.containers[0]?.resources?.limits;
   expect(limitsOf({ os: 'MacOS' })).toMatchObject({ 'berth.dev/macos-guest': '1' });
   expect(limitsOf({ os: 'Linux' })).not.toHaveProperty(['berth.dev/macos-guest']);
+});
+
+it('the Pod has the labels of its VM, except those of Berth', () => {
+  const labels = {
+    team: 'ci',
+    'kueue.x-k8s.io/queue-name': 'q',
+    'berth.dev/workload': 'cache',
+    'berth.dev/scale-set': 's',
+  };
+  expect(podOf({ labels }).metadata.labels).toEqual({
+    team: 'ci',
+    'kueue.x-k8s.io/queue-name': 'q',
+    'berth.dev/workload': 'vm',
+    'berth.dev/vm-uid': expect.stringMatching(/^uid-/),
+  });
 });

@@ -30,6 +30,9 @@ import { diskRequest, sizeRequests } from './size.ts';
 /** Time in seconds that a guest gets for its shutdown when its VM is deleted. Kubernetes has the same default for Pods. */
 export const TERMINATION_GRACE_SECONDS = 30;
 
+/** Beginning of the keys of Berth's labels. */
+const KEY_PREFIX = 'berth.dev/';
+
 export interface PodOptions {
   readonly vm: VM;
   readonly resolved: Resolved;
@@ -51,7 +54,7 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
     metadata: {
       name,
       namespace,
-      labels: { [VM_UID_LABEL]: uid, [WORKLOAD_LABEL]: 'vm' },
+      labels: { ...copiedLabels(vm), [VM_UID_LABEL]: uid, [WORKLOAD_LABEL]: 'vm' },
       annotations: {
         [MACHINE_ANNOTATION]: JSON.stringify(buildMachine(options)),
         [DESIRED_ANNOTATION]: JSON.stringify(buildDesired(vm, resolved)),
@@ -64,6 +67,14 @@ export function buildPod(options: PodOptions): Unsaved<Pod> {
     },
     spec: buildSpec(options),
   };
+}
+
+/**
+ * Returns the labels of the VM that its Pod gets, so that Services, NetworkPolicies and programs for costs and queues can select the Pod. The
+ * labels of Berth stay out, because they have a meaning on a Pod.
+ */
+function copiedLabels({ metadata: { labels = {} } }: VM): Record<string, string> {
+  return Object.fromEntries(Object.entries(labels).filter(([key]) => !key.startsWith(KEY_PREFIX)));
 }
 
 /**
