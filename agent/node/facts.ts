@@ -2,7 +2,6 @@
 import { readFileSync } from 'node:fs';
 import { statfs } from 'node:fs/promises';
 import { availableParallelism, cpus, machine, platform, release, totalmem } from 'node:os';
-import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
 import { hasCode, undefinedIfSync } from '../../base/errors.ts';
 import type { NodeSystemInfo } from '../../kube/core.ts';
 
@@ -10,8 +9,8 @@ export type Architecture = 'amd64' | 'arm64';
 
 export interface HostFacts {
   architecture: Architecture;
-  /** Facts that the Node shows as its `nodeInfo`. */
-  system: NodeSystemInfo;
+  /** Facts that the Node shows as its `nodeInfo`, beside a version. */
+  system: Omit<NodeSystemInfo, 'kubeletVersion'>;
   cpus: number;
   memoryBytes: number;
   diskBytes: number;
@@ -47,7 +46,6 @@ export async function hostFacts(
       operatingSystem: platform(),
       osImage: osImage(),
       kernelVersion: release(),
-      kubeletVersion: NODE_VERSION,
       kubeProxyVersion: '',
       containerRuntimeVersion: hypervisor,
       machineID,

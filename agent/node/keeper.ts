@@ -15,6 +15,7 @@ import { Informer } from '../../kube/informer.ts';
 import { freeDisk } from '../disks/freedisk.ts';
 import { DiskPressureLook } from './diskpressure.ts';
 import type { HostFacts } from './facts.ts';
+import { ServerVersionLook } from './serverversion.ts';
 import {
   type HostState,
   labelsDiffer,
@@ -50,6 +51,7 @@ export class NodeKeeper {
   readonly #consistency = new Consistency();
   readonly #controller: Controller;
   readonly #disk: DiskPressureLook;
+  readonly #server: ServerVersionLook;
   #state: HostState;
 
   constructor(options: KeeperOptions) {
@@ -60,6 +62,7 @@ export class NodeKeeper {
       minimumFree: config.images.minimumFree,
       free: () => freeDisk(config.dataDirectory),
     });
+    this.#server = new ServerVersionLook({ client, clock: Date.now, logger });
     this.informer = new Informer(client, NODES, {
       fieldSelector: `metadata.name=${config.nodeName}`,
       logger,
@@ -105,8 +108,9 @@ export class NodeKeeper {
   async #reconcile(): Promise<Result> {
     const { config, facts, heldImageBytes } = this.#options;
     const disk = await this.#disk.look();
+    const serverVersion = await this.#server.look();
     const node = this.node;
-    this.#state = { ...this.#state, ...disk, heldImageBytes: heldImageBytes() };
+    this.#state = { ...this.#state, ...disk, serverVersion, heldImageBytes: heldImageBytes() };
     const now = Date.now();
     if (node === undefined) {
       await this.#register();

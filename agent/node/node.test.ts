@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { SLOTS_MAXIMUM } from '../../api/v1alpha1/names.ts';
 import type { Node } from '../../kube/core.ts';
-import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
+import { nodeVersion } from '../../api/v1alpha1/version.ts';
 import type { HostFacts } from './facts.ts';
 import {
   HEARTBEAT_MILLISECONDS,
@@ -20,7 +20,6 @@ const facts: HostFacts = {
     operatingSystem: 'linux',
     osImage: '',
     kernelVersion: '6.1',
-    kubeletVersion: NODE_VERSION,
     kubeProxyVersion: '',
     containerRuntimeVersion: 'qemu (kvm)',
     machineID: 'm',
@@ -124,4 +123,11 @@ test('a Node whose free space is unknown says why it takes no VMs', () => {
     status: 'True',
     message: 'it does not answer',
   });
+});
+
+test('the Node is never newer than the API server', () => {
+  const versionOn = (serverVersion?: string) =>
+    status({ serverVersion }, undefined, NOW).nodeInfo?.kubeletVersion;
+  expect(versionOn('v1.33.4-gke.1')).toBe(nodeVersion('v1.33.4'));
+  expect(versionOn()).toBe(nodeVersion());
 });

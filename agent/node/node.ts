@@ -16,6 +16,7 @@ import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import { TASK_CPU_MILLIS, TASK_MEMORY_BYTES } from '../../api/v1alpha1/task.ts';
+import { nodeVersion } from '../../api/v1alpha1/version.ts';
 import type { ContainerImage, Node, NodeCondition, NodeStatus } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { EmulatorOffer } from '../drivers/driver.ts';
@@ -63,6 +64,8 @@ export interface HostState {
   emulators: EmulatorOffer;
   /** Size in bytes of the images that are in use and therefore cannot be removed. */
   heldImageBytes: number;
+  /** Version of the API server. Undefined if it is not known. */
+  serverVersion?: string | undefined;
 }
 
 interface Amounts {
@@ -149,7 +152,7 @@ export function nodeStatus(o: {
     // try a second address when the first address fails.
     addresses: [{ type: 'InternalIP', address: config.address }],
     daemonEndpoints: { kubeletEndpoint: { Port: state.kubeletPort } },
-    nodeInfo: facts.system,
+    nodeInfo: { ...facts.system, kubeletVersion: nodeVersion(state.serverVersion) },
     images: state.images.slice(0, IMAGES_LISTED).map(listed),
   };
 }

@@ -1,7 +1,9 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, it } from 'vitest';
-import { agentVersion, isTooFarApart, NODE_VERSION, VERSION } from './version.ts';
+import { agentVersion, isTooFarApart, nodeVersion, VERSION } from './version.ts';
+
+const NODE_VERSION = nodeVersion('v1.36.3');
 
 const ROOT = join(import.meta.dirname, '..', '..');
 
@@ -19,6 +21,20 @@ it('the version of a Node has the version of its agent', () => {
   expect(agentVersion(NODE_VERSION)).toBe(VERSION);
   expect(agentVersion('v1.36.3-berth.1.12.0-rc.1')).toBe('1.12.0-rc.1');
   expect(['kwok', 'v1.36.3', '', undefined].map(agentVersion)).toEqual(Array(4).fill(undefined));
+});
+
+it.each([
+  ['v1.36.3', 'v1.36.3'],
+  ['v1.36.12', 'v1.36.3'],
+  ['v1.40.0', 'v1.36.3'],
+  ['v1.36.1', 'v1.36.1'],
+  ['v1.33.13', 'v1.33.13'],
+  ['v1.34.1-gke.1829001', 'v1.34.1'],
+  ['v1.33.5+k3s1', 'v1.33.5'],
+  ['unknown', 'v1.36.3'],
+])('the Node of a host of API server %s has a version that is not above it: %s', (server, version) => {
+  expect(nodeVersion(server)).toBe(`${version}-berth.${VERSION}`);
+  expect(agentVersion(nodeVersion(server))).toBe(VERSION);
 });
 
 it('a version that no agent writes is no version, with any length', () => {

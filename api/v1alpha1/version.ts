@@ -5,14 +5,30 @@ export const VERSION = '0.1.0';
 /** Largest difference in minor releases with which an operator and an agent still work together. */
 const SUPPORTED_MINOR_RELEASES = 1;
 
-/**
- * Version that the Node of a host reports. It contains the version of the kubelet API that the agent implements, and the agent's own
- * version. The text has this form, because tools parse it as a version.
- */
-export const NODE_VERSION = `v1.36.3-berth.${VERSION}`;
+/** Version of the kubelet API that the agent implements. */
+const KUBELET_VERSION = 'v1.36.3';
+/** Beginning of the version of an API server. Providers add their own text, for example `-gke.100`. */
+const SERVER_VERSION_FORM = /^v1\.(\d{1,4})\.(\d{1,4})/;
 
 /**
- * Pattern of {@link NODE_VERSION} in any release. The pattern limits the length of each part. Without limits, a host could slow down the
+ * Returns the version that the Node of a host reports: the version of the kubelet API, and the agent's own version. The text has this form,
+ * because tools parse it as a version. `server` is the version of the API server, if it is known. The Node never reports a newer version, because tools for
+ * upgrades refuse a cluster with such a Node.
+ */
+export function nodeVersion(server = ''): string {
+  const match = SERVER_VERSION_FORM.exec(server);
+  const isOlder = match !== null && rank(match[0]) < rank(KUBELET_VERSION);
+  return `${isOlder ? match[0] : KUBELET_VERSION}-berth.${VERSION}`;
+}
+
+/** Returns a number that is larger for later versions. */
+function rank(version: string): number {
+  const [, minor = 0, patch = 0] = version.split('.').map(Number);
+  return minor * 10_000 + patch;
+}
+
+/**
+ * Pattern of the result of {@link nodeVersion} in any release. The pattern limits the length of each part. Without limits, a host could slow down the
  * match with a long text.
  */
 const NODE_VERSION_FORM = /^v\d[\d.]{0,31}-berth\.(\d{1,6}\.\d{1,6}\.[-+.\w]{1,64})$/;

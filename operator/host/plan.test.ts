@@ -1,12 +1,13 @@
 import { Registry } from 'prom-client';
 import { describe, expect, it } from 'vitest';
 import { HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
-import { NODE_VERSION, VERSION } from '../../api/v1alpha1/version.ts';
+import { nodeVersion, VERSION } from '../../api/v1alpha1/version.ts';
 import type { Node, Taint } from '../../kube/core.ts';
 import { type OperatorConfig, parseConfig } from '../config/config.ts';
 import { exportHostMetrics } from './metrics.ts';
 import { statusToApply, taintsToWrite } from './plan.ts';
 
+const NODE_VERSION = nodeVersion('v1.36.3');
 const hostTaint: Taint = { key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' };
 
 function host(part: {

@@ -6,7 +6,7 @@ import {
   MACHINE_CONDITION,
   SCALE_SET_LABEL,
 } from '../../api/v1alpha1/names.ts';
-import { NODE_VERSION } from '../../api/v1alpha1/version.ts';
+import { nodeVersion } from '../../api/v1alpha1/version.ts';
 import { NODES, PODS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
@@ -390,7 +390,7 @@ describe('hosts', () => {
     };
     const told = await waitFor('the condition', skew);
     expect(told).toMatchObject({ status: 'True', reason: 'AgentVersionUnsupported' });
-    const status = { nodeInfo: { kubeletVersion: NODE_VERSION } };
+    const status = { nodeInfo: { kubeletVersion: nodeVersion() } };
     await client.mergePatch(NODES, { name: host.name }, { status }, { subresource: 'status' });
     await waitFor('the condition to be gone', async () => (await skew()) === undefined);
     await host.remove();
