@@ -13,6 +13,7 @@ import {
   VM_UID_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import { type ConfigMap, type Node, NODES, type Pod } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
@@ -144,7 +145,7 @@ export class HostReconciler {
     await hostRecords.keep(name, isWorthKeeping(record) ? record : undefined);
   }
 
-  /** Ends the wait for the Pods of machines that have their Pods, or whose VMs no longer exist. */
+  /** Ends the wait for the Pods of machines that have their Pods, or whose VMs are deleted or have failed. */
   async #settleAwaited(node: Node): Promise<void> {
     const { client, adoptions, clock } = this.#options;
     const awaited = awaitedOn(node);
@@ -166,12 +167,9 @@ export class HostReconciler {
 
   async #isSettled(uid: string, key: string): Promise<boolean> {
     const pod = this.#options.pods.cache.get(key);
-    const isOfVM = pod?.metadata.labels?.[VM_UID_LABEL] === uid;
-    if (isOfVM && pod?.metadata.annotations?.[ADOPTS_ANNOTATION] !== undefined && !isForced(pod)) {
-      return pod.status?.containerStatuses !== undefined;
-    }
-    const vm = await unlessMissing(this.#options.client.get(VMS, refOf(key)));
-    return vm?.metadata.uid !== uid;
+    return pod !== undefined && continues(pod, uid)
+      ? pod.status?.containerStatuses !== undefined
+      : !isWanted(await unlessMissing(this.#options.client.get(VMS, refOf(key))), uid);
   }
 
   /**
@@ -218,6 +216,18 @@ export class HostReconciler {
     const patch = { metadata: { uid, resourceVersion }, spec: { taints } };
     await this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
   }
+}
+
+/** Returns true if the Pod continues the machine of the VM with this uid, and was not deleted by force again. */
+function continues(pod: Readonly<Pod>, uid: string): boolean {
+  const { labels, annotations } = pod.metadata;
+  return labels?.[VM_UID_LABEL] === uid && annotations?.[ADOPTS_ANNOTATION] !== undefined && !isForced(pod);
+}
+
+/** Returns true if the VM has this uid, is not deleted and has not failed. */
+function isWanted(vm: VM | undefined, uid: string): boolean {
+  const { metadata, status } = vm ?? {};
+  return metadata?.uid === uid && metadata.deletionTimestamp === undefined && status?.failure === undefined;
 }
 
 interface HostWatches {

@@ -3,6 +3,7 @@
  * no host, although the machine of the Pod runs. The operator then creates the next Pod of this machine on the same host. A deletion with a
  * grace period is an order, and ends the guest.
  */
+import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
 import { ADOPTS_ANNOTATION, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Pod, PodSpec } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
@@ -19,6 +20,15 @@ export function mustContinue({ vm }: Pick<Observed, 'vm'>, pod: Pod): boolean {
   const isWanted = metadata.deletionTimestamp === undefined && status?.failure === undefined;
   const ran = status?.firstRunningTime !== undefined || hasRun(pod);
   return isForced(pod) && isWanted && ran && terminated(pod) === undefined;
+}
+
+/**
+ * Returns true if the machine has run without a Pod for too long. Quotas do not count such a machine, so a tenant could otherwise keep it as
+ * an extra one: with a full quota, or with another Pod of the same name.
+ */
+export function isTooLate({ vm, node, config, now }: Observed): boolean {
+  const since = awaitedOn(node)[vm.metadata.uid ?? '']?.since;
+  return since !== undefined && now >= Date.parse(since) + config.hostLostTimeoutSeconds * 1000;
 }
 
 /**

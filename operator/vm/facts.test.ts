@@ -6,6 +6,7 @@ import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { reachOfNode } from '../host/observe.ts';
+import { AWAITED_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
@@ -355,5 +356,26 @@ describe('deadlines of a VM', () => {
     expect(timeout(pulling)).toBe(
       'The VM was not Running 600 s after it was bound to host host; the host last reported Pulling: 42%',
     );
+  });
+});
+
+describe('a machine that waits for its next Pod', () => {
+  const since = '2030-01-01T02:00:00Z';
+  const awaited = JSON.stringify({ vm: { vm: 'platform-default/x', since } });
+  const node: Node = {
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: { name: 'host', annotations: { [AWAITED_ANNOTATION]: awaited } },
+  };
+
+  it.each([
+    [599, undefined],
+    [600, 'PodDeleted'],
+  ])('%i s after its Pod was deleted by force: %s', (seconds, reason) => {
+    const ran = observed({}, { firstRunningTime: FIRST_RAN });
+    const successor = { metadata: { name: 'x', namespace: 'platform-default' }, spec: { containers: [] } };
+    const now = Date.parse(since) + seconds * 1000;
+    const { failure } = gatherFacts({ ...ran, ...reachOfNode(node), pod: undefined, successor, now });
+    expect(failure?.reason).toBe(reason);
   });
 });

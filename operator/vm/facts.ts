@@ -7,7 +7,7 @@ import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1a
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endOfLimit } from '../host/observe.ts';
-import { mustContinue } from './adoption.ts';
+import { isTooLate, mustContinue } from './adoption.ts';
 import type { Observed } from './observe.ts';
 import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
 import { findConfig } from './resolve.ts';
@@ -69,15 +69,17 @@ export interface End extends Omit<Failure, 'time'> {
 
 /**
  * Returns the failure of a VM that ran before and has no Pod any more. This happens if somebody removed the operator's finalizer and the
- * Pod was deleted. The result is undefined for a VM that never ran, and while the operator creates the next Pod of its machine.
+ * Pod was deleted. The result is undefined for a VM that never ran, and while the next Pod of its machine can still be created in time.
  */
-function vanished({ successor }: Observed, facts: Facts): End | undefined {
-  return facts.firstRunningTime === undefined || successor !== undefined
-    ? undefined
-    : {
-        reason: 'PodDeleted',
-        message: 'Somebody removed the Pod of the VM. The disk of the VM is lost',
-      };
+function vanished(observed: Observed, facts: Facts): End | undefined {
+  if (facts.firstRunningTime === undefined || (observed.successor !== undefined && !isTooLate(observed))) {
+    return undefined;
+  }
+  const message =
+    observed.successor === undefined
+      ? 'Somebody removed the Pod of the VM. The disk of the VM is lost'
+      : `Somebody deleted the Pod of the VM by force, and its next Pod was not created in ${observed.config.hostLostTimeoutSeconds} s. The disk of the VM is lost`;
+  return { reason: 'PodDeleted', message };
 }
 
 /**
