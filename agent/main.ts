@@ -12,7 +12,7 @@ import { programLogger } from '../base/log.ts';
 import { surviveRejections } from '../kube/rejections.ts';
 import { keepReserve } from '../base/reserve.ts';
 import { runAgent } from './agent.ts';
-import { type AgentConfig, loadConfig } from './config.ts';
+import { loadConfig } from './config.ts';
 import { HostUnfitError } from './fitness.ts';
 import { LockedError, lockDataDirectory } from './processes/lock.ts';
 import { UserRangeError } from './processes/users.ts';
@@ -31,8 +31,13 @@ function readArguments(): string {
   return values.config;
 }
 
-async function run(config: AgentConfig): Promise<number> {
-  const logger = programLogger({ program: 'berth-agent', level: config.logLevel });
+async function run(file: string): Promise<number> {
+  const config = loadConfig(file);
+  const logger = programLogger({
+    program: 'berth-agent',
+    level: config.logLevel,
+    levelFile: { file, read: () => loadConfig(file).logLevel },
+  });
   surviveRejections(logger);
   // Mode 0711 lets helper programs that run as other users reach their own folders in the data directory. These users cannot read secrets,
   // because only the agent's user can read the files and folders with secrets.
@@ -67,7 +72,7 @@ function isForPeople(error: unknown): error is Error {
 }
 
 try {
-  process.exitCode = await run(loadConfig(readArguments()));
+  process.exitCode = await run(readArguments());
 } catch (error) {
   const text = isForPeople(error) ? error.message : String(error instanceof Error ? error.stack : error);
   process.stderr.write(`${text}\n`);

@@ -32,9 +32,9 @@ process.exit(7);
 const LIMIT_MILLISECONDS = 30_000;
 
 /** Runs a program with this file as its standard output; with a pipe that nobody reads if `output` is undefined. */
-async function run(program: string, output: string | undefined): Promise<unknown> {
+async function run(program: string, output: string | undefined, ...args: string[]): Promise<unknown> {
   const descriptor = output === undefined ? undefined : openSync(output, 'w');
-  const child = spawn(process.execPath, ['--input-type=module', '--eval', program], {
+  const child = spawn(process.execPath, ['--input-type=module', '--eval', program, ...args], {
     stdio: ['ignore', descriptor ?? 'pipe', 'inherit'],
     env: { ...process.env, UV_THREADPOOL_SIZE: '1' },
     timeout: LIMIT_MILLISECONDS,
@@ -83,6 +83,52 @@ it('the lines of a log name the time, the level and the program in words, and an
     const read: unknown = JSON.parse(line);
     expect(read).toEqual(words);
     expect(`${JSON.stringify(read)}\n`).toBe(line);
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});
+
+/** Program whose level follows a file. Its timers run when it wants. It logs with loggers that it made before the change. */
+const FOLLOWING_PROGRAM = `
+const { mock } = await import('node:test');
+mock.timers.enable({ apis: ['setInterval'] });
+const { readFileSync, writeFileSync } = await import('node:fs');
+const { programLogger } = await import(${JSON.stringify(join(import.meta.dirname, 'log.ts'))});
+const [, file] = process.argv;
+writeFileSync(file, 'info');
+const read = () => readFileSync(file, 'utf8');
+const logger = programLogger({ program: 'berth-test', level: 'info', levelFile: { file, read } });
+const child = logger.child({ part: 'a' });
+for (const level of ['info', 'debug', 'error', 'warn']) {
+  writeFileSync(file, level);
+  mock.timers.tick(10_000);
+  for (const one of ['debug', 'info', 'error']) {
+    child[one]({ in: level }, 'a line');
+  }
+}
+process.exit(7);
+`;
+
+it('the level of a log follows the configuration file, also that of loggers for parts of the program', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-log-'));
+  try {
+    const file = join(folder, 'log');
+    expect(await run(FOLLOWING_PROGRAM, file, join(folder, 'config'))).toEqual([7, null]);
+    const text = (await readFile(file, 'utf8')).trimEnd();
+    const lines = text
+      .split('\n')
+      .map((line) => JSON.parse(line) as { level: string; in?: string; logLevel?: string });
+    expect(lines.map(({ level, in: within, logLevel }) => `${level} ${within ?? `to ${logLevel}`}`)).toEqual([
+      'info info',
+      'error info',
+      'info to debug',
+      'debug debug',
+      'info debug',
+      'error debug',
+      'info to error',
+      'error error',
+      'error warn',
+    ]);
   } finally {
     await rm(folder, { recursive: true });
   }

@@ -1,5 +1,14 @@
 /** Creates the logger of a program, which writes lines of JSON to standard output. */
-import { destination, type Level, type Logger, pino, stdTimeFunctions } from 'pino';
+import {
+  destination,
+  type Level,
+  levels,
+  type Logger,
+  type LoggerOptions,
+  pino,
+  stdTimeFunctions,
+} from 'pino';
+import { followLevel, type LevelFile } from './loglevel.ts';
 
 const STANDARD_OUTPUT = 1;
 /** Limit in bytes of the lines that wait to be written. Ten thousand lines fit into it. */
@@ -11,6 +20,8 @@ export interface LogOptions {
   readonly program: string;
   /** Least level of the lines that are written. The default is `info`. */
   readonly level?: Level;
+  /** File that determines the level while the program runs. If absent, the level stays. */
+  readonly levelFile?: LevelFile | undefined;
 }
 
 /**
@@ -19,7 +30,7 @@ export interface LogOptions {
  * lines over the limit are lost. Each line is written at once and by this thread. So the lines keep their order, and the end of the process
  * loses none of them.
  */
-export function programLogger({ program, level = 'info' }: LogOptions): Logger {
+export function programLogger({ program, level = 'info', levelFile }: LogOptions): Logger {
   // With a length of 0, `flush` does nothing. With `sync: false`, pino writes the waiting lines at the end of the process, and tries again
   // for ever if they cannot be written.
   const output = destination({ dest: STANDARD_OUTPUT, minLength: 1, maxLength: WAITING_BYTES, sync: true });
@@ -27,6 +38,32 @@ export function programLogger({ program, level = 'info' }: LogOptions): Logger {
   output.on('error', () => undefined);
   // A dropped line does not begin a write, so without this call nothing would be written any more.
   output.on('drop', () => output.flush());
-  const formatters = { level: (label: string) => ({ level: label }) };
-  return pino({ level, base: { program }, timestamp: stdTimeFunctions.isoTime, formatters }, output);
+  let least = levels.values[level] ?? 0;
+  const options: LoggerOptions = {
+    // A logger that was made by `child` keeps the level of that moment. So all loggers have the lowest level, and `logMethod` decides.
+    level: 'trace',
+    base: { program },
+    timestamp: stdTimeFunctions.isoTime,
+    formatters: { level: (label: string) => ({ level: label }) },
+    hooks: {
+      logMethod(parameters, method, number) {
+        if (number >= least) {
+          method.apply(this, parameters);
+        }
+      },
+    },
+  };
+  const logger = pino(options, output);
+  if (levelFile !== undefined) {
+    followLevel(levelFile, logger, (next) => {
+      const wanted = levels.values[next] ?? least;
+      if (wanted !== least) {
+        // With the lower of both levels, this line is written unless both levels are above it.
+        least = Math.min(least, wanted);
+        logger.info({ logLevel: next }, 'The level of the log has changed');
+        least = wanted;
+      }
+    });
+  }
+  return logger;
 }

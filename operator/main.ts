@@ -26,8 +26,13 @@ if (Number(Reflect.get(process.config.variables, 'v8_enable_maglev')) === 1) {
 
 async function main(): Promise<void> {
   const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
-  const config = loadConfig(values.config);
-  const logger = programLogger({ program: 'berth-operator', level: config.logLevel });
+  const { config: file } = values;
+  const config = loadConfig(file);
+  const logger = programLogger({
+    program: 'berth-operator',
+    level: config.logLevel,
+    levelFile: file === undefined ? undefined : { file, read: () => loadConfig(file).logLevel },
+  });
   await runUntilSignal(
     logger,
     async (fail) =>

@@ -8,8 +8,13 @@ import { startServer } from './server.ts';
 
 try {
   const { values } = parseArgs({ options: { config: { type: 'string' }, kubeconfig: { type: 'string' } } });
-  const config = loadConfig(values.config);
-  const logger = programLogger({ program: 'berth-server', level: config.logLevel });
+  const { config: file } = values;
+  const config = loadConfig(file);
+  const logger = programLogger({
+    program: 'berth-server',
+    level: config.logLevel,
+    levelFile: file === undefined ? undefined : { file, read: () => loadConfig(file).logLevel },
+  });
   await runUntilSignal(
     logger,
     async () => await startServer({ config, kubeconfigPath: values.kubeconfig, logger }),

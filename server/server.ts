@@ -24,6 +24,7 @@ import { addAliases } from './http/aliases.ts';
 import { createApp } from './http/app.ts';
 import { refuseMissingNamespaces } from './own/namespaces.ts';
 import { addMetrics } from './http/metrics.ts';
+import { logRequests } from './http/requestlog.ts';
 import { addDocument } from './http/openapi.ts';
 import { OwnClient } from './own/client.ts';
 import { createOwn } from './own/own.ts';
@@ -77,6 +78,7 @@ export async function assemble({
   });
   const callers = new Callers(connection, metrics);
   const app = createApp({ logger, tls: config.http.tls });
+  logRequests(app);
   addCallers(app, callers);
   requireRights(app, own.rights);
   await addDocument(app, VERSION);
@@ -97,8 +99,11 @@ export async function assemble({
   const deploys = new Deploys({ waiting, logger, fullStatus: config.http.aliases.fullClusterStatus });
   const uploads = new Uploads(transfers[0], logger);
   const downloads = new Downloads(transfers[1]);
-  const info = clusterInfo(config, connection);
-  addRoutes(app, { config, clusterInfo: info, own, waiting, uploads, downloads }, deploys);
+  addRoutes(
+    app,
+    { config, clusterInfo: clusterInfo(config, connection), own, waiting, uploads, downloads },
+    deploys,
+  );
   await app.ready();
   const close = async () => {
     await Promise.all([callers.close(), transport.close()]);

@@ -45,6 +45,12 @@ export const statusSchema = z
       .loose()
       .optional(),
     code: z.int().optional(),
+    requestID: z
+      .string()
+      .optional()
+      .describe(
+        'Id of the failed request. The log of the server has it, and the header X-Request-Id of the answer.',
+      ),
   })
   .meta({
     id: 'Status',

@@ -50,6 +50,7 @@ export function addCallers(app: App, callers: Callers): void {
   app.addHook('preParsing', async (request) => {
     const username = await request.owner?.();
     if (username !== undefined) {
+      request.username = username;
       keepConnection(request.socket, username);
     }
   });

@@ -16,6 +16,7 @@ import { normalizeBody } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { UnreadBodies } from './unreadbodies.ts';
 import { refuseMalformed, sendError, StatusError } from './errors.ts';
+import { requestIDOf } from './requestid.ts';
 import { refuseUnknownParameters } from './unknownfields.ts';
 
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
@@ -73,8 +74,9 @@ export function createApp({ logger, tls }: AppOptions): App {
         : createServer(answer, { logger, connections: CONNECTIONS });
     },
     loggerInstance,
-    // Requests are not logged, because the audit log of the API server has more details.
-    logController: new LogController({ disableRequestLogging: true }),
+    // The framework would log two lines for each request. `requestlog.ts` logs those that administrators need.
+    logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'requestID' }),
+    genReqId: requestIDOf,
     bodyLimit: BODY_BYTES,
     // Clients append paths to their configured address. Therefore a URL can contain a double slash or end with a slash.
     routerOptions: {

@@ -7,6 +7,7 @@ import { type Cause, failure, type Status } from '../../api/http/status.ts';
 import { ApiError, isUnreachable } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import { invalid } from './mistakes.ts';
+import { REQUEST_ID } from './requestid.ts';
 
 /**
  * Number of seconds after which a client should try again if the API server does not answer. In this time, a control plane can elect a new
@@ -109,7 +110,10 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
   // answer. Therefore the header `Connection: close` is removed, and the connection stays open. The rest of the body is read and dropped
   // until the time limit of the request.
   void reply.removeHeader('connection');
-  void reply.code(code).type('application/json; charset=utf-8').send(JSON.stringify(status));
+  // The router refuses some requests before it calls the hook that sets this header.
+  void reply.header(REQUEST_ID, request.id);
+  const body = JSON.stringify({ ...status, requestID: request.id });
+  void reply.code(code).type('application/json; charset=utf-8').send(body);
 }
 
 function isUnexpected(error: unknown, { code }: Status): boolean {

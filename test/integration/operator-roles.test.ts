@@ -1,4 +1,5 @@
 /** RoleBindings that the operator keeps in served namespaces, and the policy that limits the operator to them. */
+import { readFileSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
@@ -8,6 +9,8 @@ import { unlessMissing } from '../../kube/errors.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { AS_OPERATOR } from '../support/admission.ts';
 import { CHART, type Manifest } from '../support/chart.ts';
+import { setDebugLevel } from '../support/loglevel.ts';
+import { readLogLines } from '../support/loglines.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { waitFor } from '../../hack/wait.ts';
 
@@ -226,4 +229,10 @@ it('other groups in the configuration replace the earlier groups, and nobody els
   await cluster.kubectl(['delete', 'namespace', 'platform-people', '--wait=false']);
   await untilBound('platform-after', DEV, ['oidc:makers']);
   expect(faultsIn(operator.logFile)).toEqual([]);
+});
+
+it('the level of the log follows the configuration file while the operator runs', async () => {
+  await setDebugLevel(join(cluster.directory, 'later.yaml'), operator.logFile);
+  const levels = readLogLines(readFileSync(operator.logFile, 'utf8')).map(({ level }) => level);
+  expect(levels).toContain('info');
 });

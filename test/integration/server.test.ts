@@ -1,10 +1,14 @@
 /** Rules of the HTTP API that hold for every path, and the list of VMs. */
 import { randomBytes } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { VMS as VM_OBJECTS } from '../../api/v1alpha1/resources.ts';
+import { setDebugLevel } from '../support/loglevel.ts';
+import { readLogLines } from '../support/loglines.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
@@ -33,6 +37,26 @@ afterAll(async () => {
   await server?.process.stop();
   await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
   await cluster?.disconnect();
+});
+
+it('logs a request that changes something with the id of its answer, and other requests from the level debug on', async () => {
+  const line = async (id: string) =>
+    await waitFor('the line of a request', () =>
+      readLogLines(readFileSync(server.process.logFile, 'utf8')).find(({ requestID }) => requestID === id),
+    );
+  const refused = await api.call(VMS, { method: 'POST', token, body: { image: 'image', cpu: 'many' } });
+  const { requestID } = refused.body as { requestID: string };
+  expect(refused.headers['x-request-id']).toBe(requestID);
+  expect(await line(requestID)).toMatchObject({
+    level: 'info',
+    method: 'POST',
+    path: VMS,
+    status: refused.status,
+    username: `system:serviceaccount:${namespace}:member`,
+  });
+  await setDebugLevel(join(cluster.directory, `server-${namespace}.yaml`), server.process.logFile);
+  await api.call(VMS, { token, headers: { 'x-request-id': 'chosen-by-a-proxy' } });
+  expect(await line('chosen-by-a-proxy')).toMatchObject({ level: 'debug', method: 'GET', status: 200 });
 });
 
 it('lists the VMs of a namespace for a member, and refuses a stranger in the words of the API server', async () => {

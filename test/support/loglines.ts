@@ -12,6 +12,10 @@ export interface LogLine {
   readonly program: string;
   readonly msg: string;
   readonly reconcileID?: string;
+  /** Id of a request to the HTTP API. */
+  readonly requestID?: string;
+  /** New level of the log. */
+  readonly logLevel?: string;
   readonly err?: { readonly message: string; readonly status?: number };
 }
 

@@ -21,6 +21,7 @@ import { freePort } from '../../../hack/cluster/ports.ts';
 import { Downloads } from '../../wires/downloads.ts';
 import { guestFile } from '../../fixtures/images.ts';
 import { waitForObject } from '../../fixtures/objects.ts';
+import { setDebugLevel } from '../../support/loglevel.ts';
 import { ProgressHistory } from '../../support/progresshistory.ts';
 import { HttpProxy } from '../../wires/httpproxy.ts';
 import { PASSWORD, PROXIED_NAME, startRegistry, type TestRegistry, USER } from '../../wires/registry.ts';
@@ -292,6 +293,7 @@ test(
     expect(log).toContain(new URL(proxy.url).origin);
     expect(log).not.toContain(PROXY_PASSWORD);
     await world.kubectl('delete', '--wait=false', 'vm', 'proxied');
+    await setDebugLevel(closed.configFile, closed.logFile);
   },
   TEST_MILLISECONDS,
 );
