@@ -24,6 +24,13 @@ import { pause } from '../../base/time.ts';
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
 
+/**
+ * Time after which the agent tells why it waits for a certificate, in milliseconds, and the time after which it tells the same again. A
+ * running operator and a signer answer within a second.
+ */
+const TELL_MILLISECONDS = 3_000;
+const TELL_AGAIN_MILLISECONDS = 10 * 60_000;
+
 /** Number of hexadecimal digits in a request's name that distinguish the requests of one host. */
 const FINGERPRINT_DIGITS = 20;
 
@@ -47,6 +54,8 @@ export interface CertificateRequest {
   /** Addresses in a serving certificate. A client certificate has no addresses. */
   ipAddresses: readonly string[];
   expirationSeconds: number;
+  /** Called with a sentence about the obstacle while the request waits for its approval or for a signer. */
+  tell?: (words: string) => void;
   /**
    * Key of the certificate. The default is a new key. If an earlier attempt made a request with this key, and the request still exists, the
    * agent waits for that request. The agent must not make a second request, because the operator denies a second request for the same host.
@@ -94,7 +103,7 @@ export async function requestCertificate(
   const key = request.key ?? (await createKey('ECDSA'));
   for (;;) {
     const name = await submit(client, request, key, signal);
-    const certificate = await waitForCertificate(client, name, signal);
+    const certificate = await waitForCertificate(client, name, { request, signal });
     if (certificate !== undefined) {
       return { certificate, key: key.pem };
     }
@@ -156,8 +165,9 @@ function fingerprint(key: Key): string {
 async function waitForCertificate(
   client: KubeClient,
   name: string,
-  signal: AbortSignal,
+  { request, signal }: { request: CertificateRequest; signal: AbortSignal },
 ): Promise<string | undefined> {
+  const obstacle = new Obstacle(request);
   const backoff = new Backoff({
     firstMilliseconds: LOOK_FIRST_MILLISECONDS,
     capMilliseconds: LOOK_CAP_MILLISECONDS,
@@ -165,11 +175,13 @@ async function waitForCertificate(
   const patience = new Patience();
   for (;;) {
     try {
-      const issued = outcome(await client.get(CERTIFICATE_SIGNING_REQUESTS, { name }, { signal }));
+      const stored = await client.get(CERTIFICATE_SIGNING_REQUESTS, { name }, { signal });
+      const issued = outcome(stored);
       patience.reset();
       if (issued !== undefined) {
         return issued;
       }
+      obstacle.seen(stored);
     } catch (error) {
       if (isNotFound(error)) {
         return undefined;
@@ -179,6 +191,33 @@ async function waitForCertificate(
       }
     }
     await pause(backoff.next(), signal);
+  }
+}
+
+/** Tells why a request has no certificate yet. */
+class Obstacle {
+  readonly #request: CertificateRequest;
+  #tellAt = performance.now() + TELL_MILLISECONDS;
+  #told = '';
+
+  constructor(request: CertificateRequest) {
+    this.#request = request;
+  }
+
+  /** Looks at the request, which has no certificate. */
+  seen({ metadata: { name }, status }: CertificateSigningRequest): void {
+    const { kind, tell } = this.#request;
+    const isApproved = status?.conditions?.some(({ type }) => type === 'Approved') === true;
+    const words = isApproved
+      ? `The certificate request ${name} is approved, but no signer issues the certificate. The cluster needs a signer for ${SIGNERS[kind].name}`
+      : `The certificate request ${name} waits for its approval. See the log of the operator, which approves the requests of hosts`;
+    const now = performance.now();
+    const isDue = now >= this.#tellAt || (this.#told !== '' && this.#told !== words);
+    if (isDue) {
+      tell?.(words);
+      this.#told = words;
+      this.#tellAt = now + TELL_AGAIN_MILLISECONDS;
+    }
   }
 }
 

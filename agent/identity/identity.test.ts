@@ -299,6 +299,35 @@ describe('a host that joins', () => {
     expect(existsSync(files().joining)).toBe(false);
   });
 
+  test('tells after 3 s for whom its request waits, and tells the next obstacle at once', async () => {
+    const now = performance.now.bind(performance);
+    let later = 0;
+    vi.spyOn(performance, 'now').mockImplementation(() => now() + later);
+    const conditions = [{ type: 'Approved', status: 'True' }];
+    const open = { status: 200, body: { metadata: { name: 'mine' } } };
+    const looks: Answer[] = [
+      open,
+      open,
+      open,
+      { status: 200, body: { ...open.body, status: { conditions } } },
+    ];
+    const told: string[][] = [];
+    answers = {
+      [REQUEST]: MADE,
+      [READ]: () => {
+        told.push(warnings());
+        later += 2_000;
+        return looks.shift() ?? APPROVED();
+      },
+    };
+    await take();
+    const approval = expect.stringMatching(/^The certificate request mine waits for its approval/);
+    const signer = expect.stringContaining(
+      'no signer issues the certificate. The cluster needs a signer for kubernetes.io/kube-apiserver-client-kubelet',
+    );
+    expect(told).toEqual([[], [], [approval], [approval], [approval, signer]]);
+  });
+
   test('asks again if the API server had no time for its request', async () => {
     const statuses = [408, 201];
     answers = { [REQUEST]: () => ({ ...MADE, status: statuses.shift() ?? 500 }), [READ]: APPROVED() };

@@ -137,7 +137,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
   tellEnd(metrics, 'client', client);
   tellEnd(metrics, 'serving', serving);
   const ask = (request: Omit<CertificateRequest, 'nodeName'>) => (signal: AbortSignal) =>
-    requestCertificate(users.client, { nodeName, ...request }, signal);
+    requestCertificate(users.client, { nodeName, tell: (words) => logger.warn(words), ...request }, signal);
   const renew = ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds });
   const use = async (certificate: Certificate): Promise<void> => {
     writePair(files.client, certificate);

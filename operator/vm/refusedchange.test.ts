@@ -157,3 +157,22 @@ it('a webhook that cannot be called does not count as a refusal of the size', as
   expect(refusals()).toHaveLength(1);
   expect(JSON.stringify(world.stored)).not.toContain('ResizeRefused');
 });
+
+it('Kubernetes 1.33 refuses a smaller memory limit: the VM has its words, and the Pod keeps its size', async () => {
+  const words =
+    'Pod "x" is invalid: spec.containers[0].resources.limits[memory]: Forbidden: memory limits cannot be decreased unless resizePolicy is RestartContainer';
+  const { vm, pod } = failedVM();
+  const requests = { cpu: '2', memory: '2176Mi' };
+  const containers = [{ name: MACHINE_CONTAINER, image: '', resources: { requests, limits: requests } }];
+  const { world, reconcile } = reconcilerOf({
+    vm: { ...vm, spec: { ...vm.spec, cpu: 1, memory: '1Gi' }, status: { phase: 'Scheduled' } },
+    pod: { ...pod, spec: { ...pod.spec, containers } },
+  });
+  world.refusal = () => new ApiError(words, { reason: 'Invalid', status: 422 });
+  await reconcile().catch(() => undefined);
+  expect(world.stored?.conditions?.find(({ type }) => type === 'RestartRequired')).toMatchObject({
+    status: 'True',
+    reason: 'ResizeRefused',
+    message: expect.stringContaining(`cpu 1, memory 1Gi was refused: ${words}`),
+  });
+});

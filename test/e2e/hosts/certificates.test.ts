@@ -315,6 +315,35 @@ test(
 );
 
 test(
+  'a host whose approved request nobody signs tells it in its log, and joins once there is a signer',
+  async () => {
+    const signer = cluster.component('kube-controller-manager');
+    await signer.signal('SIGSTOP');
+    const joining = AgentProcess.start(cluster, { nodeName: 'unsigned' });
+    // The caller handles an error after the signer runs again. Until then the rejection must not count as unhandled.
+    joining.catch(() => undefined);
+    try {
+      const log = await waitFor(
+        'the words in the log of the agent',
+        () => {
+          const text = readFileSync(join(cluster.directory, 'unsigned.log'), 'utf8');
+          return text.includes('no signer issues the certificate') && text;
+        },
+        STEP,
+      );
+      expect(log).toMatch(/The certificate request berth-client-unsigned-\w+ is approved/);
+      const { stdout } = await cluster.kubectl(['get', 'csr']);
+      expect(stdout).toMatch(/berth-client-unsigned-.* Approved$/m);
+    } finally {
+      await signer.signal('SIGCONT');
+    }
+    const host = await joining;
+    await host.stop();
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
   'the host goes on when its earlier certificates have ended',
   async () => {
     await waitFor(
