@@ -16,6 +16,7 @@ import { isAlreadyExists, isNotFound, isRefusal } from '../../kube/errors.ts';
 import { Patience } from '../../kube/patience.ts';
 import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { pause } from '../../base/time.ts';
+import { Obstacle } from './obstacle.ts';
 
 /**
  * Time between the first two checks of a certificate request, in milliseconds. This time is short, because a running operator approves the
@@ -23,13 +24,6 @@ import { pause } from '../../base/time.ts';
  */
 const LOOK_FIRST_MILLISECONDS = 100;
 const LOOK_CAP_MILLISECONDS = 5_000;
-
-/**
- * Time after which the agent tells why it waits for a certificate, in milliseconds, and the time after which it tells the same again. A
- * running operator and a signer answer within a second.
- */
-const TELL_MILLISECONDS = 3_000;
-const TELL_AGAIN_MILLISECONDS = 10 * 60_000;
 
 /** Number of hexadecimal digits in a request's name that distinguish the requests of one host. */
 const FINGERPRINT_DIGITS = 20;
@@ -167,7 +161,7 @@ async function waitForCertificate(
   name: string,
   { request, signal }: { request: CertificateRequest; signal: AbortSignal },
 ): Promise<string | undefined> {
-  const obstacle = new Obstacle(request);
+  const obstacle = new Obstacle(SIGNERS[request.kind].name, request.tell);
   const backoff = new Backoff({
     firstMilliseconds: LOOK_FIRST_MILLISECONDS,
     capMilliseconds: LOOK_CAP_MILLISECONDS,
@@ -191,33 +185,6 @@ async function waitForCertificate(
       }
     }
     await pause(backoff.next(), signal);
-  }
-}
-
-/** Tells why a request has no certificate yet. */
-class Obstacle {
-  readonly #request: CertificateRequest;
-  #tellAt = performance.now() + TELL_MILLISECONDS;
-  #told = '';
-
-  constructor(request: CertificateRequest) {
-    this.#request = request;
-  }
-
-  /** Looks at the request, which has no certificate. */
-  seen({ metadata: { name }, status }: CertificateSigningRequest): void {
-    const { kind, tell } = this.#request;
-    const isApproved = status?.conditions?.some(({ type }) => type === 'Approved') === true;
-    const words = isApproved
-      ? `The certificate request ${name} is approved, but no signer issues the certificate. The cluster needs a signer for ${SIGNERS[kind].name}`
-      : `The certificate request ${name} waits for its approval. See the log of the operator, which approves the requests of hosts`;
-    const now = performance.now();
-    const isDue = now >= this.#tellAt || (this.#told !== '' && this.#told !== words);
-    if (isDue) {
-      tell?.(words);
-      this.#told = words;
-      this.#tellAt = now + TELL_AGAIN_MILLISECONDS;
-    }
   }
 }
 
