@@ -2,7 +2,7 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { EMULATORS_CONDITION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { pino } from 'pino';
-import { NODES, PODS } from '../../kube/core.ts';
+import { NODES, PODS, SECRETS } from '../../kube/core.ts';
 import { uninstall } from '../../operator/uninstall.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -474,6 +474,10 @@ describe('the operator', () => {
 // The last test, because it removes the hosts.
 it('an uninstallation that drains waits until emulators have ended', async () => {
   await runBoth('drained');
+  // Helm stores such a record of the release before it creates the objects of the hook.
+  const labels = { owner: 'helm', name: 'none', version: '1', status: 'uninstalling' };
+  const record = { namespace: 'berth-system', name: 'sh.helm.release.v1.none.v1', labels };
+  await cluster.client().create(SECRETS, { metadata: record });
   const options = { namespace: 'berth-system', instance: 'none', drain: true, allKinds: false };
   const removal = uninstall(
     cluster.client(),
