@@ -100,7 +100,7 @@ export class HostReconciler {
    */
   async #restore(node: Node, logger: Logger): Promise<boolean> {
     const { name, uid, resourceVersion, labels } = node.metadata;
-    const { approvals, hostRecords, recorder, client, clock } = this.#options;
+    const { approvals, hostRecords, recorder, client } = this.#options;
     const record = hostRecords.of(name);
     const earlier = record?.nodeUid === uid ? undefined : record;
     if (
@@ -112,7 +112,7 @@ export class HostReconciler {
       recorder.event(node, warning('NotMarkedAsHost', 'Marking', message));
       return true;
     }
-    const change = restoredNode(node, earlier, this.#forcedOn(name, earlier), clock());
+    const change = restoredNode(node, earlier, this.#forcedOn(name, earlier));
     if (change === undefined) {
       return false;
     }

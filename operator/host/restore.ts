@@ -3,7 +3,6 @@ import { isDeepStrictEqual } from 'node:util';
 import { type Awaited, awaitedOn, awaitedText } from '../../api/v1alpha1/awaited.ts';
 import { AWAITED_ANNOTATION, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { Node, Taint } from '../../kube/core.ts';
-import { taintsToWrite } from './plan.ts';
 import { type HostRecord, NO_RECORD } from './records.ts';
 
 /** Change of a Node, as a merge patch. */
@@ -14,14 +13,13 @@ interface NodeChange {
 
 /**
  * Returns the change that makes a Node a host, with what the earlier Node of the host had. The result is undefined if the Node already has
- * all of it. `earlier` is undefined if the Node is the same as before. `forced` are the VMs that need new Pods. `now` is in milliseconds
- * since the epoch.
+ * all of it. `earlier` is undefined if the Node is the same as before. `forced` are the VMs that need new Pods. Berth's own taints follow in a
+ * later request, which comes before the slots.
  */
 export function restoredNode(
   node: Node,
   earlier: HostRecord | undefined,
   forced: Awaited,
-  now: number,
 ): NodeChange | undefined {
   const whole = wholeNode(node, earlier ?? NO_RECORD, forced);
   const { labels, annotations } = whole.metadata;
@@ -36,7 +34,7 @@ export function restoredNode(
     ? undefined
     : {
         metadata: { ...(labels && { labels }), ...(annotations && { annotations }) },
-        spec: { taints: taintsToWrite(whole, now) ?? taints, ...(unschedulable && { unschedulable }) },
+        spec: { taints, ...(unschedulable && { unschedulable }) },
       };
 }
 
