@@ -7,6 +7,7 @@ import { untilPodsAllowed } from '../../hack/cluster/simulation.ts';
 import { machinePod } from '../support/admission.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { NODES } from '../../kube/core.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 import { type Account, account, administrator, type Answer } from './support/accounts.ts';
 
@@ -38,7 +39,8 @@ beforeAll(async () => {
   await stored(pods(SYSTEM), { metadata: { name: `plain-${suffix}` }, spec: podSpec() });
   const labels = { 'berth.dev/host': 'true' };
   await stored('/api/v1/nodes', { metadata: { name: HOST, labels: { ...labels, [MARK]: 'true' } } });
-  await stored('/api/v1/nodes', { metadata: { name: JOINING, labels } });
+  const taint = { key: 'berth.dev/host', value: 'true', effect: 'NoSchedule' };
+  await stored('/api/v1/nodes', { metadata: { name: JOINING, labels }, spec: { taints: [taint] } });
   await stored('/api/v1/nodes', { metadata: { name: ORDINARY } });
   await waitFor('the policies to be known', async () => {
     const { status } = await operator.send('PATCH', `/api/v1/nodes/${ORDINARY}${DRY}`, { metadata: {} });
@@ -243,13 +245,17 @@ describe('Nodes', () => {
     const filled = await operator.send('PATCH', `/api/v1/nodes/${HOST}/status${DRY}`, status);
     expectAllowed(context, 'slots of a host', filled);
     expectAllowed(context, 'the mark', await patch(JOINING, { metadata: mark }));
+    const { spec } = await cluster.client().get(NODES, { name: JOINING });
+    const kept = { metadata: { labels: { [MARK]: 'true', 'tag.berth.dev/fast': '' } } };
+    const restored = { ...kept, spec: { unschedulable: true, taints: [...(spec?.taints ?? []), ...taints] } };
+    expectAllowed(context, 'the mark with tag, taint and cordon', await patch(JOINING, restored));
   });
 
   test.for<[string, object]>([
     ['a taint', { spec: { taints } }],
     ['a label', { metadata: { labels: { zone: 'a' } } }],
     ['an annotation', { metadata: { annotations: { zone: 'a' } } }],
-    ['the mark and a taint', { metadata: mark, spec: { taints } }],
+    ['the mark and all taints away', { metadata: mark, spec: { taints: [] } }],
     ['the mark and a label', { metadata: { labels: { [MARK]: 'true', zone: 'a' } } }],
     ['the mark and a label away', { metadata: { labels: { [MARK]: 'true', 'berth.dev/host': null } } }],
     ['the mark and an annotation', { metadata: { ...mark, annotations: { zone: 'a' } } }],
