@@ -215,9 +215,9 @@ function orderedGrace({ metadata }: Readonly<Pod>): number | undefined {
 }
 
 /**
- * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted, or while its machine outlives it. The grace period begins when the agent first sees
- * the deletion, because the clock of the host can differ from that of the API server. If the grace period is shortened later, the new
- * period begins when the agent sees the change. The earlier of the two deadlines applies.
+ * Returns the deadline of a Pod's deletion; undefined while the Pod is not being deleted, or while its machine outlives it. The grace period
+ * begins when the agent first sees the deletion, because the clock of the host can differ from that of the API server. If the grace period is
+ * shortened later, the new period begins when the agent sees the change. The earlier of the two deadlines applies.
  */
 function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
   const { deletionTimestamp, deletionGracePeriodSeconds = GRACE_SECONDS } = pod.metadata;

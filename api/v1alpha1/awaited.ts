@@ -10,7 +10,7 @@ const awaitedSchema = z.record(
   z.string(),
   z.object({
     /** Key of the VM: `namespace/name`. */
-    vm: z.string(),
+    vm: z.string().regex(/^[^/]+\/[^/]+$/),
     /** Time when the operator began to wait, in RFC 3339. */
     since: z.iso.datetime(),
   }),

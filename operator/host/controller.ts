@@ -33,6 +33,8 @@ import { isForced, PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /** Time in milliseconds between two checks of a host with machines that need a Pod. Nothing reports that a VM was deleted meanwhile. */
 const AWAITED_LOOK_MILLISECONDS = 5_000;
+/** Largest number of awaited VMs that one reconcile of a host looks up. A hostile host can write thousands into its list. */
+const SETTLED_AT_ONCE = 16;
 
 export interface HostControllerOptions extends MissingHostsOptions {
   /** Nodes that claim to be hosts. */
@@ -82,12 +84,12 @@ export class HostReconciler {
       return { again: undefined };
     }
     if (isHost(node)) {
-      await this.#settleAwaited(node);
       await this.#writeTaints(node, logger);
       await this.#writeStatus(node, logger);
       await this.#forgetGivenUp(node);
     }
     await this.#keep(node);
+    await (isHost(node) ? this.#settleAwaited(node) : undefined);
     const isAwaiting = Object.keys(awaitedOn(node)).length > 0;
     return { again: isAwaiting ? AWAITED_LOOK_MILLISECONDS : undefined };
   }
@@ -145,12 +147,15 @@ export class HostReconciler {
     await hostRecords.keep(name, isWorthKeeping(record) ? record : undefined);
   }
 
-  /** Ends the wait for the Pods of machines that have their Pods, or whose VMs are deleted or have failed. */
+  /**
+   * Ends the wait for the Pods of machines that have their Pods, or whose VMs are deleted or have failed. This comes last, because the host can
+   * write the list itself, and must not keep the operator from its taints.
+   */
   async #settleAwaited(node: Node): Promise<void> {
     const { client, adoptions, clock } = this.#options;
     const awaited = awaitedOn(node);
     const settled: string[] = [];
-    for (const [uid, { vm }] of Object.entries(awaited)) {
+    for (const [uid, { vm }] of Object.entries(awaited).slice(0, SETTLED_AT_ONCE)) {
       if (await this.#isSettled(uid, vm)) {
         settled.push(uid);
       }

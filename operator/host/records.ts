@@ -85,7 +85,7 @@ export function recordOf(node: Readonly<Node>): HostRecord {
     ...(spec.unschedulable === true && { unschedulable: true }),
     ...(awaited !== undefined && { awaited }),
   };
-  return JSON.stringify(record).length <= RECORD_LENGTH ? record : withoutTags(record);
+  return bounded(record);
 }
 
 /**
@@ -99,10 +99,18 @@ export function isWorthKeeping({ labels, taints, unschedulable, awaited, givenUp
   );
 }
 
-/** Returns the record without the tags. The dedication and the taints protect other users, so they stay in every record. */
-function withoutTags(record: HostRecord): HostRecord {
-  const labels = Object.entries(record.labels).filter(([key]) => !key.startsWith(TAG_LABEL_PREFIX));
-  return { ...record, labels: Object.fromEntries(labels) };
+/**
+ * Returns the largest part of the record that is not too long. A hostile host can write tags, the list of awaited VMs, and the taints of a new
+ * Node. Mark, dedication and cordon are short, so they always stay.
+ */
+function bounded(record: HostRecord): HostRecord {
+  const { nodeUid, labels, taints, unschedulable } = record;
+  const kept = Object.entries(labels).filter(([key]) => !key.startsWith(TAG_LABEL_PREFIX));
+  const withoutTags = { ...record, labels: Object.fromEntries(kept) };
+  const cordon = unschedulable === true ? { unschedulable } : {};
+  const smallest = { nodeUid, labels: withoutTags.labels, taints: [], ...cordon };
+  const parts = [record, withoutTags, { ...smallest, taints }];
+  return parts.find((part) => JSON.stringify(part).length <= RECORD_LENGTH) ?? smallest;
 }
 
 /** Returns the names of the hosts whose records or requests differ between two states of the ConfigMap. */
