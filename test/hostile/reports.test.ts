@@ -217,7 +217,8 @@ it('a task or Pod that a tenant presents as that of another object does not chan
   const job = await jobFor('without-pod', undefined, HELD_BACK);
   const jobless = await create('without-job', { source: tag('without-job') }, HELD_BACK);
   const isHeldBack = (one: Image) => condition(one, 'Ready')?.message.includes('exceeded quota') === true;
-  await until('without-job', 'a refusal', isHeldBack, HELD_BACK);
+  await until('without-pod', 'a refusal of its Pod', isHeldBack, HELD_BACK);
+  await until('without-job', 'a refusal of its Job', isHeldBack, HELD_BACK);
   await vms.create('victim');
   await host.waitForPod(victim);
   await host.run(victim);
