@@ -1,5 +1,6 @@
 /** Builds a CustomResourceDefinition from the zod schemas of a kind. */
 import * as z from 'zod';
+import { UNSEEN_STATUS } from '../api/v1alpha1/conditions.ts';
 import type { KindDefinition, PrinterColumn } from '../api/v1alpha1/kind.ts';
 import { API_VERSION, GROUP } from '../api/v1alpha1/names.ts';
 
@@ -93,7 +94,7 @@ function objectSchema(kind: KindDefinition): JsonSchema {
       kind: { type: 'string', description: 'Kind of this object.' },
       metadata: { type: 'object', properties: { name: { type: 'string', maxLength: NAME_LENGTH } } },
       spec: structuralSchema(kind.spec),
-      ...(kind.status && { status: structuralSchema(kind.status) }),
+      ...(kind.status && { status: { ...structuralSchema(kind.status), default: UNSEEN_STATUS } }),
     },
   };
 }

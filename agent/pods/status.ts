@@ -294,5 +294,5 @@ function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState
 }
 
 function percent(progress: number | undefined): string | undefined {
-  return progress === undefined ? undefined : `${progress}%`;
+  return progress === undefined ? undefined : `${progress} % of the work is done`;
 }

@@ -82,8 +82,9 @@ function powerChange(vm: VM, word: PowerCommand): { patch: object } | { refusal:
  */
 function startOf(vm: VM): Partial<VMSpec> {
   const { spec, status = {} } = vm;
-  // After a stop by a user, this reason is Stopped. It stays until the host has begun to start the machine.
-  const isOwnEnd = status.phase === 'Stopped' && conditionOf(vm, 'Ready')?.reason !== 'Stopped';
+  // After a stop by a user, the reason is Stopped. After a start by a user, it is Starting until the host has begun to start the machine.
+  const isOnRequest = ['Stopped', 'Starting'].includes(conditionOf(vm, 'Ready')?.reason ?? '');
+  const isOwnEnd = status.phase === 'Stopped' && !isOnRequest;
   const isRequested = spec.restartRequestedAt !== undefined && spec.restartRequestedAt !== status.restartedAt;
   return isOwnEnd && !isRequested ? restarted() : { powerState: 'Running' };
 }

@@ -1,6 +1,6 @@
 /** Conditions with the fields of `metav1.Condition`. */
 import * as z from 'zod';
-import { choice, count, report, text, timestamp } from './schema.ts';
+import { choice, count, documented, text, timestamp } from './schema.ts';
 
 /** Pattern of a condition type in `metav1.Condition`: an optional DNS prefix and a name. */
 const CONDITION_TYPE =
@@ -15,7 +15,7 @@ const conditionSchema = z
       1024,
       /^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$/,
     ),
-    message: report('A sentence for people. It can be empty.', 32_768),
+    message: text('A sentence for people.', 32_768),
     lastTransitionTime: timestamp('Time of the last change of the status.'),
     observedGeneration: z.exactOptional(
       count(
@@ -40,13 +40,24 @@ const conditionsSchema = z
     'x-kubernetes-list-map-keys': ['type'],
   });
 
-/** Returns the schemas of the status fields that all kinds have. */
+/**
+ * Status of an object that the operator has not seen. The API server stores it when the object is created. Without it, kstatus (Helm, Flux)
+ * would count such an object as finished. In the code, a status with only this value counts like no status.
+ */
+export const UNSEEN_STATUS = { observedGeneration: -1 } as const;
+
+/** Returns the schemas of the status fields that all kinds with a status have. */
 export function commonStatus() {
   return {
-    observedGeneration: count(
-      'Value of metadata.generation from which the operator computed this status.',
-      Number.MAX_SAFE_INTEGER,
-    ).optional(),
+    observedGeneration: z
+      .int()
+      .min(UNSEEN_STATUS.observedGeneration)
+      .meta(
+        documented(
+          'Value of metadata.generation from which the operator computed this status. It is -1 until the operator has seen the object.',
+        ),
+      )
+      .optional(),
     conditions: conditionsSchema.optional(),
   };
 }

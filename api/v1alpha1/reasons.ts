@@ -121,6 +121,11 @@ export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass
   return typeof known === 'string' ? known : known[kind];
 }
 
+/** Returns a sentence about the meaning of a reason, for a condition without a message. */
+export function meaningOf(word: string): string {
+  return isReason(word) ? REASONS[word].says : `The host reported ${word} and no message`;
+}
+
 /** Reports whether the catalogue lists a reason for this kind and place. The place is a condition type or `Event`. */
 export function isSeen(word: string | undefined, kind: ReasonKind, where: string): boolean {
   const { seen }: Pick<ReasonEntry, 'seen'> = isReason(word) ? REASONS[word] : { seen: {} };

@@ -2,6 +2,7 @@
 import { InvalidArgumentError } from 'commander';
 import { conditionOf } from '../../api/http/conditions.ts';
 import { progressOf } from '../../api/http/deployment.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 
 const STATES = ['running', 'ready', 'stopped', 'suspended', 'deleted'] as const;
@@ -20,6 +21,9 @@ const POWER = {
   stopped: { fit: ['Running', 'Stopped'], advice: 'Stop the VM with `vm stop`' },
   suspended: { fit: ['Suspended'], advice: 'Suspend the VM with `vm suspend`' },
 } as const;
+
+/** Reason of a VM whose guest has powered itself off. */
+const OWN_END: Reason = 'GuestShutdown';
 
 /** Whether the VM has reached the goal. `failure` is the reason why the VM cannot reach the goal. */
 type Reached = 'yes' | 'not yet' | { readonly failure: string };
@@ -109,7 +113,8 @@ function failureOf(vm: VM, state: keyof typeof POWER): string | undefined {
     return `VM ${name} is being deleted`;
   }
   const stalled = conditionOf(vm, 'Stalled');
-  const final = status.failure ?? (stalled?.status === 'True' ? stalled : undefined);
+  const isFinal = stalled?.status === 'True' && stalled.reason !== OWN_END;
+  const final = status.failure ?? (isFinal ? stalled : undefined);
   if (final !== undefined) {
     return `VM ${name} cannot run: ${final.message || final.reason}`;
   }
@@ -134,7 +139,7 @@ function reasonToStay(vm: VM, state: keyof typeof POWER): string | undefined {
 /** Reports whether the guest has powered itself off, and nothing will start the VM again. */
 function staysOff(vm: VM): boolean {
   const { phase } = vm.status ?? {};
-  const isOwnEnd = phase === 'Stopped' && conditionOf(vm, 'Ready')?.reason === 'GuestShutdown';
+  const isOwnEnd = phase === 'Stopped' && conditionOf(vm, 'Ready')?.reason === OWN_END;
   return isOwnEnd && vm.spec.restartPolicy !== 'Always' && areHandled(vm);
 }
 

@@ -47,14 +47,15 @@ function conditions(observed: Observed, findings: Findings): Condition[] {
   const drafts = [
     ready(observed, findings),
     reconciling(observed, findings),
-    stalled(findings),
+    stalled(observed, findings),
     scheduled(observed, findings),
   ].filter((draft) => draft !== undefined);
   const generation = emulator.metadata.generation ?? 0;
   return stampConditions(drafts, emulator.status?.conditions, { now: timestamp(now), generation });
 }
 
-function ready({ pod }: Observed, { phase, blocked }: Findings): Draft {
+/** Returns the condition Ready. It is True if the emulator is usable, or off because its VM is off as declared. */
+function ready(observed: Observed, { phase, blocked }: Findings): Draft {
   const type = 'Ready';
   const { name, reason, message } = phase;
   if (reason === 'HostUnreachable') {
@@ -62,25 +63,44 @@ function ready({ pod }: Observed, { phase, blocked }: Findings): Draft {
   }
   if (name !== 'Running') {
     const said = name === 'Pending' && blocked !== undefined ? blocked : phase;
-    return { type, status: 'False', reason: said.reason, message: said.message };
+    const status = restsWithVM(observed, phase) === 'as declared' ? 'True' : 'False';
+    return { type, status, reason: said.reason, message: said.message };
   }
-  return readyByPod(pod, 'ADB of the emulator does not answer');
+  return readyByPod(observed.pod, 'ADB of the emulator does not answer');
+}
+
+/**
+ * Returns why an Emulator without a Pod stays off: because its VM is off as declared, or because its VM has ended. The result is undefined
+ * if the Emulator does not wait for a VM, or if the VM can still start by itself.
+ */
+function restsWithVM({ vm, pod }: Observed, { reason }: Phase): 'as declared' | 'ended' | undefined {
+  if (reason !== 'VMNotRunning' || pod !== undefined) {
+    return undefined;
+  }
+  const isOff = vm?.status?.phase === 'Stopped' || vm?.status?.phase === 'Suspended';
+  if (isOff && conditionIn(vm.status, 'Ready')?.status === 'True') {
+    return 'as declared';
+  }
+  return conditionIn(vm?.status, 'Stalled')?.status === 'True' ? 'ended' : undefined;
 }
 
 /**
  * Returns the condition Reconciling while an Emulator is starting or ending. A stopped emulator counts as ending until its Pod no longer
  * exists.
  */
-function reconciling({ pod }: Observed, { phase }: Findings): Draft | undefined {
+function reconciling(observed: Observed, { phase, blocked }: Findings): Draft | undefined {
   const { name } = phase;
-  const isEnding = name === 'Terminating' || (name === 'Stopped' && pod !== undefined);
-  const isBusy = isEnding || DEPLOYMENT.has(name);
-  return isBusy ? { type: 'Reconciling', status: 'True', reason: name, message: '' } : undefined;
+  const isEnding = name === 'Terminating' || (name === 'Stopped' && observed.pod !== undefined);
+  const isBusy = isEnding || (DEPLOYMENT.has(name) && restsWithVM(observed, phase) === undefined);
+  const { message } = blocked ?? phase;
+  return isBusy ? { type: 'Reconciling', status: 'True', reason: name, message } : undefined;
 }
 
-function stalled({ phase, facts }: Findings): Draft | undefined {
-  return phase.name === 'Failed' && facts.failure !== undefined
-    ? { type: 'Stalled', status: 'True', reason: phase.reason, message: phase.message }
+function stalled(observed: Observed, { phase, facts }: Findings): Draft | undefined {
+  const { name, reason, message } = phase;
+  const hasFailed = name === 'Failed' && facts.failure !== undefined;
+  return hasFailed || restsWithVM(observed, phase) === 'ended'
+    ? { type: 'Stalled', status: 'True', reason, message }
     : undefined;
 }
 
@@ -91,10 +111,15 @@ function scheduled(observed: Observed, { blocked }: Findings): Draft {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
   if (pod === undefined) {
-    return { type, status: 'Unknown', reason: 'NoPod', message: '' };
+    return { type, status: 'Unknown', reason: 'NoPod', message: 'The Emulator has no Pod' };
   }
   if (pod.spec.nodeName !== undefined) {
-    return { type, status: 'True', reason: 'Scheduled', message: '' };
+    return {
+      type,
+      status: 'True',
+      reason: 'Scheduled',
+      message: `The Emulator is on host ${pod.spec.nodeName}`,
+    };
   }
   return { type, ...waitingForHost(observed, pod) };
 }

@@ -368,10 +368,10 @@ describe('actions', () => {
       format: 'qcow2',
       image: { source: { type: 'registry' } },
     });
-    expect(world.condition('Reconciling')?.message).toBe('download');
+    expect(world.condition('Reconciling')?.message).toBe('No host has begun this work yet: download');
     world.end({ kind: 'running', nodeName: 'mac1', report: {} });
     world.step();
-    expect(world.condition('Reconciling')?.message).toBe('download from host mac1');
+    expect(world.condition('Reconciling')?.message).toBe('Host mac1 is sending the image');
     world.fail('DownloadInterrupted');
     world.now += 24 * 3600 * 1000;
     world.step();

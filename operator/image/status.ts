@@ -19,7 +19,7 @@ export function imageStatus(
   const { phase, reason, message } = summary(observed, facts, progress);
   const drafts = [
     ready(facts, { reason, message }),
-    reconciling(phase, progress),
+    reconciling(phase, progress, facts.content === undefined ? message : underWay(progress, now).message),
     stalled(phase, progress, { reason, message }),
     action('Committed', facts.lastCommit),
     action('Pushed', facts.lastPush),
@@ -99,24 +99,23 @@ function ready({ content }: ImageFacts, { reason, message }: Omit<Summary, 'phas
   return { type: 'Ready', status: content === undefined ? 'False' : 'True', reason, message };
 }
 
-function reconciling(phase: Reason, progress: ImageProgress): ConditionDraft | undefined {
-  const { operation, job, refused } = progress;
+/**
+ * Returns the condition Reconciling while there is work. Its message tells the state of the work. Clients of a download wait for the change
+ * of this message when the host accepts them.
+ */
+function reconciling(
+  phase: Reason,
+  { operation }: ImageProgress,
+  message: string,
+): ConditionDraft | undefined {
   return operation === undefined
     ? undefined
-    : { type: 'Reconciling', status: 'True', reason: phase, message: refused ?? workOf(operation.type, job) };
-}
-
-/**
- * Returns a text that describes the work to people, or why the work cannot begin. For a download, the text changes when the host accepts clients, because clients wait
- * for this change.
- */
-function workOf(type: ImageOperationType, job: ImageJob | undefined): string {
-  if (job?.outcome.kind === 'waiting' && job.outcome.reason === 'PodRefused') {
-    return job.outcome.message;
-  }
-  return type === 'download' && job?.outcome.kind === 'running'
-    ? `download from host ${job.outcome.nodeName ?? ''}`
-    : type;
+    : {
+        type: 'Reconciling',
+        status: 'True',
+        reason: phase,
+        message: message || `No host has begun this work yet: ${operation.type}`,
+      };
 }
 
 function stalled(

@@ -81,12 +81,17 @@ function names(failed: readonly NodeCacheState[]): string {
 
 function conditions(observed: ObservedEntry, findings: EntryFindings): ConditionDraft[] {
   const isBusy = findings.rows.some(({ state }) => state !== 'Failed' && state !== 'Outdated');
+  const readyDraft = ready(observed, findings);
+  const { reason, message } = readyDraft;
   return [
-    ready(observed, findings),
+    readyDraft,
     accepted(observed),
     ...(isBusy
-      ? [{ type: 'Reconciling', status: 'True', reason: reasonOf(findings), message: '' } as const]
+      ? [{ type: 'Reconciling', status: 'True', reason: reasonOf(findings), message } as const]
       : []),
+    ...(observed.duplicateOf === undefined
+      ? []
+      : [{ type: 'Stalled', status: 'True', reason, message } as const]),
   ];
 }
 

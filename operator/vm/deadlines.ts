@@ -2,11 +2,11 @@
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { conditionIn } from '../objects/conditions.ts';
+import { pendingRequest } from './declared.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
 import { standingRefusal } from './size.ts';
-import { doneStamps } from './status.ts';
 
 /** Returns the milliseconds until the next deadline. The result is at least 1. It is undefined if there is no deadline. */
 export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {
@@ -82,14 +82,6 @@ function shutDownTime({ vm, pod }: Observed): number | undefined {
  * Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. With restartPolicy
  * OnFailure, the host does not start it again, because a shutdown by the guest is no failure.
  */
-function startsAgain({ vm, pod }: Observed): boolean {
-  const { restartPolicy, restartRequestedAt, revertRequestedAt } = vm.spec;
-  const { restartedAt, revertedAt } = doneStamps({ vm, pod });
-  const isPending = (asked: string | undefined, done: string | undefined) =>
-    asked !== undefined && asked !== done;
-  return (
-    restartPolicy === 'Always' ||
-    isPending(restartRequestedAt, restartedAt) ||
-    isPending(revertRequestedAt, revertedAt)
-  );
+function startsAgain(observed: Observed): boolean {
+  return observed.vm.spec.restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
 }

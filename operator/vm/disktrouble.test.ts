@@ -36,9 +36,9 @@ function podWith(disk: { reason: string; message: string } | undefined): Pod {
   };
 }
 
-function statusWith(disk: { reason: string; message: string } | undefined): VMStatus {
+function statusWith(disk: { reason: string; message: string } | undefined, spec: VM['spec'] = {}): VMStatus {
   const observed: Observed = {
-    vm: VM_OF_TEST,
+    vm: { ...VM_OF_TEST, spec },
     pod: podWith(disk),
     nameTakenBy: undefined,
     ...reachOfNode({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'host' } }),
@@ -70,11 +70,14 @@ it('a machine that its host paused is Running and not Ready, with the reason', (
   expect(conditionIn(status, 'Reconciling')).toBeUndefined();
 });
 
-it('a machine without room to be suspended is Ready, and still Reconciling', () => {
-  const status = statusWith({ reason: NO_ROOM_TO_SUSPEND, message: 'too large' });
-  expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'True' });
-  const reconciling = { status: 'True', reason: NO_ROOM_TO_SUSPEND, message: 'too large' };
-  expect(conditionIn(status, 'Reconciling')).toMatchObject(reconciling);
+it('a machine without room to be suspended is not Ready, and still Reconciling', () => {
+  const status = statusWith(
+    { reason: NO_ROOM_TO_SUSPEND, message: 'too large' },
+    { powerState: 'Suspended' },
+  );
+  const told = { reason: NO_ROOM_TO_SUSPEND, message: 'too large' };
+  expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'False', ...told });
+  expect(conditionIn(status, 'Reconciling')).toMatchObject({ status: 'True', ...told });
 });
 
 it('a reason that no agent of Berth has is ignored, so a host cannot cause a status that the API server refuses', () => {

@@ -19,15 +19,12 @@ export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
     : { type: 'Ready', status: 'False', reason: HOST_DISK_FULL, message };
 }
 
-/**
- * Returns the Reconciling condition of a VM that should be suspended, but still runs. The host's disk has no space for the VM's memory. For
- * other VMs the result is undefined.
- */
-export function unsuspendedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
+/** Returns why a VM that is to be suspended still runs: the host's disk has no space for its memory. Otherwise returns undefined. */
+export function unsuspendedByDisk(
+  pod: Pod | undefined,
+): Pick<ConditionDraft, 'reason' | 'message'> | undefined {
   const message = told(pod, NO_ROOM_TO_SUSPEND);
-  return message === undefined
-    ? undefined
-    : { type: 'Reconciling', status: 'True', reason: NO_ROOM_TO_SUSPEND, message };
+  return message === undefined ? undefined : { reason: NO_ROOM_TO_SUSPEND, message };
 }
 
 /** Returns the disk problem that a status reports. The result is undefined if the status reports no such problem. */

@@ -48,8 +48,19 @@ it('a guest that closes and opens its port causes no more Events before its next
   expect(told(closed, startedAgain)).toEqual(['Ready: Port 22 of the guest answers']);
 });
 
+it('a VM that is off as declared has no Event about its readiness', () => {
+  const [ready] = running('True', 'The machine is off').conditions ?? [];
+  const stopped: VMStatus = {
+    phase: 'Stopped',
+    nodeName: 'host',
+    conditions: ready === undefined ? [] : [ready],
+  };
+  const before = running('False', 'The VM is to be stopped');
+  expect(told(before, stopped)).toEqual(['Stopped: The machine is stopped']);
+});
+
 it('a VM that is Ready as soon as it runs has only the Events of its host and its run', () => {
-  expect(told(undefined, running('True', ''))).toEqual([
+  expect(told(undefined, running('True', 'The machine runs'))).toEqual([
     'Scheduled: The VM was placed on host host (attempt 1)',
     'Running: The machine runs',
   ]);

@@ -2,7 +2,7 @@
 import { timestamp } from '../../base/time.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import { isReason, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { isReason, meaningOf, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { normal, type Recorder, type OperatorEvent, warning } from '../objects/events.ts';
@@ -102,7 +102,7 @@ function moved(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
 }
 
 /**
- * Returns the Event of a VM that became Ready with a message, for example because a port answers. There is only one such Event for each
+ * Returns the Event of a VM that runs and became Ready for a reason that its host told, for example because a port answers. There is only one such Event for each
  * start of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
  */
 function becameReady(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
@@ -110,12 +110,12 @@ function becameReady(last: VMStatus | undefined, next: VMStatus): OperatorEvent[
   const before = conditionIn(last, 'Ready');
   const isFirst =
     before === undefined || Date.parse(before.lastTransitionTime) <= Date.parse(next.startTime ?? '');
-  const isNew = status === 'True' && before?.status !== 'True' && isFirst;
-  return isNew && message !== '' ? [normal('Ready', 'Running', message)] : [];
+  const isNew = next.phase === 'Running' && status === 'True' && before?.status !== 'True' && isFirst;
+  return isNew && message !== STORIES.Running ? [normal('Ready', 'Running', message)] : [];
 }
 
-const STORIES: Partial<Record<Reason, string>> = {
-  Running: 'The machine runs',
+const STORIES: Readonly<Partial<Record<Reason, string>>> = {
+  Running: meaningOf('Running'),
   Stopped: 'The machine is stopped',
   Suspended: 'The machine is suspended',
 };

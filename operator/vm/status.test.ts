@@ -1,6 +1,7 @@
-import { expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, PodStatus } from '../../kube/core.ts';
+import type { Condition } from '../../kube/objects.ts';
 import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts } from './facts.ts';
@@ -64,6 +65,54 @@ function withDisplay(display: unknown) {
   ];
   return conditionsOf({ phase: 'Running', containerStatuses, conditions });
 }
+
+describe('a VM is Ready, Reconciling or Stalled', () => {
+  const again = '2030-01-02T00:00:00Z';
+  type Spec = Observed['vm']['spec'];
+  const cases: readonly [phase: string, Spec, expected: string][] = [
+    ['Running', {}, 'Ready: Running'],
+    ['Running', { powerState: 'Stopped' }, 'Reconciling: Stopping'],
+    ['Running', { powerState: 'Suspended' }, 'Reconciling: Suspending'],
+    ['Running', { restartRequestedAt: again }, 'Reconciling: Restarting'],
+    ['Running', { revertRequestedAt: again }, 'Reconciling: Reverting'],
+    ['Running', { restartRequestedAt: RAN }, 'Ready: Running'],
+    ['Stopping', { powerState: 'Stopped' }, 'Reconciling: Stopping'],
+    ['Stopped', { powerState: 'Stopped' }, 'Ready: Stopped'],
+    ['Stopped', { powerState: 'Suspended' }, 'Ready: Stopped'],
+    ['Stopped', {}, 'Reconciling: Starting'],
+    ['Stopped', { powerState: 'Stopped', restartRequestedAt: again }, 'Reconciling: Restarting'],
+    ['Suspended', { powerState: 'Suspended' }, 'Ready: Suspended'],
+    ['Suspended', {}, 'Reconciling: Resuming'],
+    ['Suspended', { powerState: 'Stopped' }, 'Reconciling: Stopping'],
+    ['GuestShutdown', {}, 'Stalled: GuestShutdown'],
+    ['GuestShutdown', { restartPolicy: 'OnFailure' }, 'Stalled: GuestShutdown'],
+    ['GuestShutdown', { restartPolicy: 'Always' }, 'Reconciling: Starting'],
+    ['GuestShutdown', { restartRequestedAt: again }, 'Reconciling: Restarting'],
+    ['GuestShutdown', { powerState: 'Stopped' }, 'Ready: GuestShutdown'],
+  ];
+
+  it.each(cases)('in the machine state %s with spec %j: %s', (told, spec, expected) => {
+    const name = told === 'GuestShutdown' ? 'Stopped' : told;
+    const isOff = name === 'Stopped' || name === 'Suspended';
+    const message = JSON.stringify({ restartedAt: RAN });
+    const conditions = [
+      { type: MACHINE_CONDITION, status: 'True', reason: told, message } as const,
+      { type: 'Ready', status: 'True' } as const,
+    ];
+    const state = isOff ? { waiting: { reason: name } } : { running: { startedAt: RAN } };
+    const containerStatuses = [{ ...CONTAINER, state }];
+    const metadata = { name: 'x', namespace: 'ci', generation: 7 };
+    const vm: Observed['vm'] = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec };
+    const found = conditionsOf({ phase: 'Running', containerStatuses, conditions }, { vm });
+    const isTrue = ({ type, status }: Condition) =>
+      status === 'True' && ['Ready', 'Reconciling', 'Stalled'].includes(type);
+    const all = [...found.values()];
+    expect(all.filter(isTrue).map(({ type, reason }) => `${type}: ${reason}`)).toEqual([expected]);
+    expect(
+      all.every(({ observedGeneration, message: words }) => observedGeneration === 7 && words !== ''),
+    ).toBe(true);
+  });
+});
 
 it('a VM is Stalled once its lost host can no longer return with its machine', () => {
   const conditions = [{ type: 'Ready', status: 'Unknown', lastTransitionTime: RAN } as const];

@@ -5,8 +5,9 @@ import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
+import { awaitedChange, doneStamps, hasEndedByItself, isOffAsDeclared } from './declared.ts';
 import type { Facts } from './facts.ts';
-import { pausedByDisk, unsuspendedByDisk } from './disktrouble.ts';
+import { pausedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
 import { phasesIn } from '../../api/v1alpha1/phases.ts';
 import { type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
@@ -54,18 +55,6 @@ function hostAddress({ pod, node }: Observed): string | undefined {
   return pod.status?.hostIP ?? internal?.address;
 }
 
-/** Returns the times of the last restart and of the last revert that the host carried out. */
-export function doneStamps({
-  vm,
-  pod,
-}: Pick<Observed, 'vm' | 'pod'>): Pick<VMStatus, 'restartedAt' | 'revertedAt'> {
-  const report = machineReport(pod);
-  return {
-    restartedAt: report.restartedAt ?? vm.status?.restartedAt,
-    revertedAt: report.revertedAt ?? vm.status?.revertedAt,
-  };
-}
-
 interface Derived {
   readonly phase: Phase;
   readonly facts: Facts;
@@ -79,11 +68,12 @@ interface Derived {
  */
 function conditions(observed: Observed, { phase, facts, findings }: Derived): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
+  const placement = scheduled(observed, findings);
   const drafts = [
     ready(observed, phase, findings),
-    reconciling(observed, phase, findings),
-    stalled(phase, facts, findings),
-    scheduled(observed, findings),
+    reconciling(observed, { phase, findings }, placement),
+    stalled(observed, { phase, facts, findings }),
+    placement,
     imageReady(observed, findings),
     networkReady(observed),
     restartRequired(observed),
@@ -97,7 +87,8 @@ function conditions(observed: Observed, { phase, facts, findings }: Derived): Co
   });
 }
 
-function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
+/** Returns the condition Ready. It is True if the VM is as declared: it runs and is ready, or it is off on request. */
+function ready(observed: Observed, phase: Phase, { blocked }: Findings): Draft {
   const type = 'Ready';
   if (blocked !== undefined) {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -106,29 +97,45 @@ function ready({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft {
   if (reason === 'HostUnreachable') {
     return { type, status: 'Unknown', reason, message };
   }
-  if (phase.name !== 'Running') {
-    return { type, status: 'False', reason, message };
+  const awaited = awaitedChange(observed, phase);
+  if (awaited !== undefined) {
+    return { type, status: 'False', ...awaited };
   }
+  if (phase.name !== 'Running') {
+    return { type, status: isOffAsDeclared(observed, phase) ? 'True' : 'False', reason, message };
+  }
+  const { pod } = observed;
   return pausedByDisk(pod) ?? readyByPod(pod, 'The guest is not ready yet');
 }
 
 const SETTLED = phasesIn('settled');
 
-function reconciling({ pod }: Observed, phase: Phase, { blocked }: Findings): Draft | undefined {
-  if (phase.name === 'Running') {
-    return unsuspendedByDisk(pod);
+/** Returns the condition Reconciling. Its message tells why the VM is not as declared yet. `placement` is the condition Scheduled. */
+function reconciling(
+  observed: Observed,
+  { phase, findings: { blocked } }: Pick<Derived, 'phase' | 'findings'>,
+  placement: Draft,
+): Draft | undefined {
+  const draft = { type: 'Reconciling', status: 'True' } as const;
+  const awaited = awaitedChange(observed, phase);
+  if (awaited !== undefined) {
+    return { ...draft, ...awaited };
   }
-  const busy = !SETTLED.has(phase.name) && blocked?.condition !== 'Stalled';
-  return busy ? { type: 'Reconciling', status: 'True', reason: phase.name, message: '' } : undefined;
+  if (SETTLED.has(phase.name) || blocked?.condition === 'Stalled') {
+    return undefined;
+  }
+  const { message } = blocked ?? (placement.reason === 'Unschedulable' ? placement : phase);
+  return { ...draft, reason: phase.name, message };
 }
 
 /**
- * Returns the condition Stalled. A VM on a silent host is Failed too, but has no recorded failure. It is not Stalled, because the host can
- * return with its machine.
+ * Returns the condition Stalled: the VM has failed, cannot run, or its guest ended by itself. A VM on a silent host is Failed too, but has no
+ * recorded failure. It is not Stalled, because the host can return with its machine.
  */
-function stalled(phase: Phase, { failure }: Facts, { blocked }: Findings): Draft | undefined {
+function stalled(observed: Observed, { phase, facts, findings: { blocked } }: Derived): Draft | undefined {
   const type = 'Stalled';
-  if (phase.name === 'Failed' && failure !== undefined) {
+  const hasFailed = phase.name === 'Failed' && facts.failure !== undefined;
+  if (hasFailed || hasEndedByItself(observed, phase)) {
     return { type, status: 'True', reason: phase.reason, message: phase.message };
   }
   return blocked?.condition === 'Stalled'
@@ -142,10 +149,10 @@ function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findin
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
   if (pod === undefined) {
-    return { type, status: 'Unknown', reason: 'NoPod', message: '' };
+    return { type, status: 'Unknown', reason: 'NoPod', message: 'The VM has no Pod' };
   }
   if (pod.spec.nodeName !== undefined) {
-    return { type, status: 'True', reason: 'Scheduled', message: '' };
+    return { type, status: 'True', reason: 'Scheduled', message: `The VM is on host ${pod.spec.nodeName}` };
   }
   const avoidedNodes = vm.status?.avoidedNodes ?? [];
   const { reason, message } = schedulingReason(pod, { portHolder, hosts, avoidedNodes });

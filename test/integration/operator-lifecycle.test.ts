@@ -224,7 +224,7 @@ describe('a VM that is created Stopped', () => {
     const { metadata } = await bare.waitForPod(ref('prepared'));
     await bare.stopped(ref('prepared'));
     const off = await vms.waitForPhase('prepared', 'Stopped');
-    expect(conditionOf(off, 'Ready')).toMatchObject({ status: 'False', reason: 'Stopped' });
+    expect(conditionOf(off, 'Ready')).toMatchObject({ status: 'True', reason: 'Stopped' });
     const created = Date.parse(metadata.creationTimestamp ?? '');
     await waitFor('the time-out to pass', () => Date.now() > created + 6_000);
     expect((await vms.get('prepared')).status).toMatchObject({ phase: 'Stopped' });
@@ -259,7 +259,7 @@ describe('a VM during its life', () => {
     });
     await bare.stopped(ref('power'));
     const vm = await vms.waitForPhase('power', 'Stopped');
-    expect(conditionOf(vm, 'Ready')).toMatchObject({ status: 'False', reason: 'Stopped' });
+    expect(conditionOf(vm, 'Ready')).toMatchObject({ status: 'True', reason: 'Stopped' });
     expect(vm.status?.failure).toBeUndefined();
     await vms.patch('power', { powerState: 'Running' });
     await waitFor('the Pod to say so', async () =>

@@ -125,8 +125,8 @@ export class ActingHost {
   }
 
   /** Reports a machine that is off and keeps its slot. The container is not `terminated`, because a container cannot leave that state. */
-  async stopped(ref: Ref): Promise<void> {
-    await this.#report(ref, 'Running', { waiting: { reason: 'Stopped', message: '' } });
+  async stopped(ref: Ref, reason: 'Stopped' | 'Suspended' = 'Stopped'): Promise<void> {
+    await this.#report(ref, 'Running', { waiting: { reason, message: '' } });
   }
 
   /** Reports that the machine has ended and was removed. `startedAt` is given if the machine had run. */

@@ -86,7 +86,7 @@ export const FAULTS = {
     todo: 'Free space on the disk of the host. The machine then continues automatically',
   },
   NoRoomToSuspend: {
-    seen: { VM: ['Reconciling', 'Event'], Pod: ['berth.dev/Disk'] },
+    seen: { VM: ['Ready', 'Reconciling', 'Event'], Pod: ['berth.dev/Disk'] },
     class: 'mendable',
     by: 'agent and operator',
     says: 'The machine is not suspended, because the disk of its host has no space for the memory of the machine',

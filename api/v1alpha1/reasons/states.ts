@@ -61,6 +61,18 @@ export const STATES = {
     by: 'agent',
     says: 'The machine is off; a VM keeps its disk, and an Emulator keeps no data',
   },
+  Restarting: {
+    seen: { VM: ['Ready', 'Reconciling'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The host has not restarted the machine yet',
+  },
+  Reverting: {
+    seen: { VM: ['Ready', 'Reconciling'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The host has not reset the disk of the machine yet',
+  },
   Suspending: {
     seen: PHASE,
     class: 'state',
@@ -96,7 +108,7 @@ export const STATES = {
     says: 'The machine was stopped because its Pod was deleted',
   },
   GuestShutdown: {
-    seen: { VM: ['Ready'], Pod: ['berth.dev/Machine', 'Event'] },
+    seen: { VM: ['Ready', 'Stalled'], Pod: ['berth.dev/Machine', 'Event'] },
     class: 'state',
     by: 'agent',
     says: 'The guest powered itself off',

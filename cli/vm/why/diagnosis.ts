@@ -6,6 +6,8 @@ import {
   classOf,
   isReason,
   isSeen,
+  meaningOf,
+  type Reason,
   REASON_CLASSES,
   type ReasonClass,
   type ReasonEntry,
@@ -81,6 +83,7 @@ const HOST_REASONS: ReadonlySet<string> = new Set([
   'Evicted',
   'SecretNotRead',
 ]);
+const OWN_END: Reason = 'GuestShutdown';
 const QUOTA = /exceeded quota: ([^,\s]+)/;
 
 export function diagnose(seen: Seen): Diagnosis {
@@ -147,7 +150,9 @@ function deletion({ vm }: Seen): Problem | undefined {
 function failure({ vm }: Seen): Problem | undefined {
   const { failure: recorded } = vm.status ?? {};
   const stalled = conditionOf(vm, 'Stalled');
-  const { reason, message } = recorded ?? (stalled?.status === 'True' ? stalled : {});
+  // A guest that powered itself off has not failed.
+  const isFinal = stalled?.status === 'True' && stalled.reason !== OWN_END;
+  const { reason, message } = recorded ?? (isFinal ? stalled : {});
   return reason === undefined ? undefined : { area: areaOf(reason), reason, message: message || reason };
 }
 
@@ -209,9 +214,8 @@ function power({ vm }: Seen): Problem | undefined {
 }
 
 function ownEnd(vm: VM): Pick<Problem, 'reason' | 'message'> | undefined {
-  const reason = 'GuestShutdown';
-  return conditionOf(vm, 'Ready')?.reason === reason
-    ? { reason, message: 'The guest has powered itself off' }
+  return conditionOf(vm, 'Ready')?.reason === OWN_END
+    ? { reason: OWN_END, message: 'The guest has powered itself off' }
     : undefined;
 }
 
@@ -224,7 +228,9 @@ function notReady({ vm }: Seen): Problem | undefined {
   if (ready === undefined || ready.status === 'True') {
     return undefined;
   }
-  const isStep = classOf(ready.reason, 'VM') === 'state' || (!isReason(ready.reason) && ready.message === '');
+  const isStep =
+    classOf(ready.reason, 'VM') === 'state' ||
+    (!isReason(ready.reason) && ready.message === meaningOf(ready.reason));
   return isStep ? undefined : problemOf(areaOf(ready.reason), ready);
 }
 
@@ -253,7 +259,7 @@ function areaOf(reason: string): Area {
 function waitsFor(vm: VM, phase: string): string {
   const { progress } = vm.status ?? {};
   const told = ['Scheduled', 'Ready'].map((type) => conditionOf(vm, type)?.message).find(Boolean);
-  if (vm.status === undefined) {
+  if (vm.status?.phase === undefined) {
     return 'The operator has not processed the VM yet';
   }
   return progress ?? told ?? `The phase is ${phase}`;
@@ -276,7 +282,7 @@ function checksOf(vm: VM, problem: Problem | undefined): Check[] {
     network: isOn('NetworkReady'),
     host: status.nodeName !== undefined && conditionOf(vm, 'Ready')?.status !== 'Unknown',
     machine: runs,
-    guest: isOn('Ready'),
+    guest: runs && isOn('Ready'),
   };
   return AREAS.map((area) => {
     if (problem?.area === area) {

@@ -1,6 +1,6 @@
 /** Builds the programs from Go modules. go.mod and go.sum of each group pin versions and checksums. */
 import { spawn } from 'node:child_process';
-import { cp, mkdir, rename } from 'node:fs/promises';
+import { cp, rename } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { moduleDirectory, type Tool, type ToolGroup } from './tools.ts';
 
@@ -32,10 +32,7 @@ export async function buildTools(
   progress(`building ${tools.join(', ')} ${group.version} from Go modules (cold: ${group.coldBuild})`);
   // A copy is used, because the go command can write beside go.mod and the work tree must stay unchanged.
   const source = join(directory, 'source');
-  await mkdir(source);
-  for (const file of ['go.mod', 'go.sum']) {
-    await cp(join(moduleDirectory(group), file), join(source, file));
-  }
+  await cp(moduleDirectory(group), source, { recursive: true });
   const started = Date.now();
   const ticker = setInterval(
     () => progress(`still building ${group.name}: ${Math.round((Date.now() - started) / 1000)} s`),

@@ -1,7 +1,7 @@
 /** Lists the programs of a cluster, their versions, and their builds. */
 import { createHash } from 'node:crypto';
-import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { readdir, readFile } from 'node:fs/promises';
+import { join, relative } from 'node:path';
 
 export type ClusterTool =
   | 'etcd'
@@ -13,8 +13,8 @@ export type ClusterTool =
 /** Program that simulates hosts. */
 export type SimulationTool = 'kwok';
 
-/** Programs that render and check the chart. */
-export type ChartTool = 'helm' | 'helm-unittest' | 'kubeconform';
+/** Programs that render and check the chart, and tell the health of objects as Helm, Flux and Argo CD do. */
+export type ChartTool = 'helm' | 'health' | 'helm-unittest' | 'kubeconform';
 
 /** Programs that a machine needs to be a node. */
 export type NodeTool = 'kubelet' | 'kube-proxy';
@@ -81,7 +81,8 @@ export const CHART_TOOL_GROUPS: readonly ToolGroup[] = [
   {
     name: 'helm',
     version: 'v4.3.1',
-    packages: { helm: 'helm.sh/helm/v4/cmd/helm' },
+    // `health` uses the library with which this Helm waits for objects.
+    packages: { helm: 'helm.sh/helm/v4/cmd/helm', health: './health' },
     ldflags: '-s -w',
     coldBuild: 'about 40 s on 2 cores after the control plane',
   },
@@ -126,10 +127,19 @@ export function moduleDirectory(group: ToolGroup): string {
   return join(import.meta.dirname, group.name);
 }
 
+/** Returns the paths of the files of a group's Go module, relative to its folder: `go.mod`, `go.sum`, and programs of its own. */
+async function sourceFiles(group: ToolGroup): Promise<string[]> {
+  const entries = await readdir(moduleDirectory(group), { recursive: true, withFileTypes: true });
+  const files = entries.filter((entry) => entry.isFile());
+  return files
+    .map(({ parentPath, name }) => relative(moduleDirectory(group), join(parentPath, name)))
+    .toSorted();
+}
+
 /** Returns the name of a group's cache folder: its version, and a hash of everything that determines the content. */
 export async function cacheKey(group: ToolGroup): Promise<string> {
   const hash = createHash('sha256');
-  for (const file of ['go.mod', 'go.sum']) {
+  for (const file of await sourceFiles(group)) {
     hash.update(await readFile(join(moduleDirectory(group), file)));
   }
   hash.update(group.ldflags).update(JSON.stringify(group.packages));

@@ -312,7 +312,7 @@ test(
     expect(await tell(port, 'marker=kept')).toBe('saved\n');
     await expectPowerButton(() => world.patch('x', { powerState: 'Stopped' }));
     await world.vms.waitForPhase('x', 'Stopped', undefined, STEP);
-    await world.vms.waitForCondition('x', 'Ready', { status: 'False', reason: 'Stopped' });
+    await world.vms.waitForCondition('x', 'Ready', { status: 'True', reason: 'Stopped' });
     await expectSilence();
     await world.patch('x', { powerState: 'Running' });
     await world.waitForCondition('Ready', 'x');

@@ -1,0 +1,88 @@
+/** Compares the machine of a VM with the power state, the restart and the revert that the VM declares. All functions are pure. */
+import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
+import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
+import { unsuspendedByDisk } from './disktrouble.ts';
+import type { Observed } from './observe.ts';
+import type { Phase } from './phase.ts';
+import { machineReport } from './podstate.ts';
+
+/** Reason and message of the conditions Ready and Reconciling. */
+export interface Awaited {
+  readonly reason: SaidReason;
+  readonly message: string;
+}
+
+type PowerState = 'Running' | 'Stopped' | 'Suspended';
+
+/** Next step of a machine, by the phase of the VM and the declared power state. */
+const STEPS: Readonly<Record<PowerState, Readonly<Partial<Record<PowerState, Awaited>>>>> = {
+  Running: {
+    Stopped: { reason: 'Stopping', message: 'The VM is to be stopped, and its machine still runs' },
+    Suspended: { reason: 'Suspending', message: 'The VM is to be suspended, and its machine still runs' },
+  },
+  // A machine that is off has no memory to save. Therefore a VM that is to be suspended stays Stopped.
+  Stopped: { Running: { reason: 'Starting', message: 'The VM is to run, and its machine is still off' } },
+  Suspended: {
+    Running: { reason: 'Resuming', message: 'The VM is to run, and its memory is still on disk' },
+    Stopped: { reason: 'Stopping', message: 'The VM is to be stopped, and its memory is still on disk' },
+  },
+};
+
+/** Returns the times of the last restart and of the last revert that the host carried out. */
+export function doneStamps({
+  vm,
+  pod,
+}: Pick<Observed, 'vm' | 'pod'>): Pick<VMStatus, 'restartedAt' | 'revertedAt'> {
+  const report = machineReport(pod);
+  return {
+    restartedAt: report.restartedAt ?? vm.status?.restartedAt,
+    revertedAt: report.revertedAt ?? vm.status?.revertedAt,
+  };
+}
+
+/** Returns the request of the VM that its host has not carried out yet. The result is undefined if there is none. */
+export function pendingRequest(observed: Pick<Observed, 'vm' | 'pod'>): Awaited | undefined {
+  const { restartRequestedAt, revertRequestedAt } = observed.vm.spec;
+  const { restartedAt, revertedAt } = doneStamps(observed);
+  if (revertRequestedAt !== undefined && revertRequestedAt !== revertedAt) {
+    return { reason: 'Reverting', message: 'The disk of the VM is to be reset' };
+  }
+  return restartRequestedAt !== undefined && restartRequestedAt !== restartedAt
+    ? { reason: 'Restarting', message: 'The VM is to be restarted' }
+    : undefined;
+}
+
+/**
+ * Returns the change that the VM declares and that its machine has not reached yet. The result is undefined in a phase that ends by itself,
+ * and for a guest that ended by itself.
+ */
+export function awaitedChange(observed: Observed, phase: Phase): Awaited | undefined {
+  const steps = isPowerState(phase.name) ? STEPS[phase.name] : undefined;
+  if (steps === undefined || hasEndedByItself(observed, phase)) {
+    return undefined;
+  }
+  const { powerState = 'Running' } = observed.vm.spec;
+  const obstacle = powerState === 'Suspended' ? unsuspendedByDisk(observed.pod) : undefined;
+  return pendingRequest(observed) ?? obstacle ?? steps[powerState];
+}
+
+/** Returns true if the guest shut itself down and its host does not start it again, although the VM is to run. */
+export function hasEndedByItself(observed: Pick<Observed, 'vm' | 'pod'>, phase: Phase): boolean {
+  const { powerState = 'Running', restartPolicy } = observed.vm.spec;
+  const isOff = phase.name === 'Stopped' && phase.reason === 'GuestShutdown';
+  const startsAgain = restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
+  return isOff && powerState === 'Running' && !startsAgain;
+}
+
+/** Returns true if the machine is off, as the VM declares. */
+export function isOffAsDeclared({ vm }: Pick<Observed, 'vm'>, { name }: Phase): boolean {
+  return (
+    (name === 'Stopped' || name === 'Suspended') &&
+    vm.spec.powerState !== undefined &&
+    vm.spec.powerState !== 'Running'
+  );
+}
+
+function isPowerState(name: string): name is PowerState {
+  return Object.hasOwn(STEPS, name);
+}

@@ -1,0 +1,569 @@
+/**
+ * Objects of all kinds as clients see them that wait for objects: the library of Helm and Flux (kstatus), `helm --wait` itself, and Argo CD
+ * with the health script of the documentation.
+ */
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { parse } from 'yaml';
+import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
+import {
+  EMULATORS,
+  IMAGE_CACHE_ENTRIES,
+  IMAGES,
+  ISOS,
+  VM_CONFIGS,
+  VMS,
+} from '../../api/v1alpha1/resources.ts';
+import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import { PODS } from '../../kube/core.ts';
+import { JOBS } from '../../kube/job.ts';
+import type { Condition, KubeObject, Ref, Resource } from '../../kube/objects.ts';
+import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
+import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
+import { waitFor } from '../../hack/wait.ts';
+import { CacheEntries } from '../fixtures/cacheentries.ts';
+import { Emulators } from '../fixtures/emulatorobjects.ts';
+import { IMAGE, VMs } from '../fixtures/vms.ts';
+import { helm, type Outcome, run } from '../support/chart.ts';
+import { ActingHost } from '../worlds/actinghost.ts';
+import { CacheSimulator } from '../worlds/cachesimulator.ts';
+
+const NAMESPACE = 'platform-default';
+const DIGEST = `sha256:${'a'.repeat(64)}`;
+const REGISTRY = { registry: { reference: 'registry.example/team/image:1' } };
+const WEB = { http: { url: 'https://images.example/a.iso', sha256: 'a'.repeat(64) } };
+/** Report of a host that fetched {@link REGISTRY}. */
+const REPORT = {
+  sizeBytes: 1024 ** 3,
+  storageBytes: 1024 ** 2,
+  digest: DIGEST,
+  reference: `registry.example/team/image@${DIGEST}`,
+};
+/** Template of a chart with one VM. */
+const TEMPLATE = `
+apiVersion: berth.dev/v1alpha1
+kind: VM
+metadata:
+  name: {{ .Release.Name }}
+  labels: {{ toJson .Values.labels }}
+spec: {{ toJson .Values.spec }}
+`;
+/** Size with which many machines fit on one host. */
+const SMALL = { cpu: 1, memory: '512Mi' };
+/** Host whose agent is the test. */
+const ON_BARE = { placement: { node: 'bare' } };
+
+/** Object of any kind with a status. */
+type Stored = KubeObject & {
+  status?: { observedGeneration?: number | undefined; conditions?: Condition[] | undefined } | undefined;
+};
+
+/** Health of an object: the status and message of kstatus, and those of the script for Argo CD. */
+interface Verdict {
+  readonly kstatus: string;
+  readonly message: string;
+  readonly script: string;
+  readonly told: string;
+}
+
+let cluster: Cluster;
+let folder: string;
+let script: string;
+/** Folder of a chart with one VM. */
+let chart: string;
+let bare: ActingHost;
+/** Host that stops reporting, and that never ends its work for the cache. */
+let quiet: ActingHost;
+/** Host with nothing but tasks. */
+let spare: ActingHost;
+let simulator: CacheSimulator;
+let vms: VMs;
+let emulators: Emulators;
+let entries: CacheEntries;
+
+beforeAll(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-health-'));
+  script = join(folder, 'health.lua');
+  await writeFile(script, await documentedScript());
+  chart = join(folder, 'machine');
+  await mkdir(join(chart, 'templates'), { recursive: true });
+  await writeFile(join(chart, 'Chart.yaml'), 'apiVersion: v2\nname: machine\nversion: 1.0.0\n');
+  await writeFile(join(chart, 'templates', 'vm.yaml'), TEMPLATE);
+  cluster = await startCluster({ name: `kstatus-${process.pid}` });
+  bare = await ActingHost.join(cluster.client(), 'bare', { slots: 16 });
+  quiet = await ActingHost.join(cluster.client(), 'quiet');
+  spare = await ActingHost.join(cluster.client(), 'spare');
+  simulator = await CacheSimulator.start(cluster.client());
+  simulator.conduct('bare', { fails: { reason: 'ImageFetchFailed', message: 'as the host says' } });
+  simulator.conduct('quiet', { hangs: true });
+  vms = new VMs(cluster);
+  emulators = new Emulators(cluster);
+  entries = new CacheEntries(cluster);
+});
+
+afterAll(async () => {
+  simulator?.stop();
+  await bare?.silence();
+  await quiet?.silence();
+  await spare?.silence();
+  await cluster?.stop();
+  await rm(folder, { recursive: true });
+});
+
+/** Returns the health script for Argo CD from the page about installation. */
+async function documentedScript(): Promise<string> {
+  const page = join(import.meta.dirname, '..', '..', 'docs', 'operate', 'install.md');
+  const [, block = ''] =
+    /```yaml\n(data:\n {2}resource\.customizations[\s\S]*?)```/.exec(await readFile(page, 'utf8')) ?? [];
+  const { data } = parse(block) as { data: Record<string, string> };
+  const kinds = parse(data['resource.customizations'] ?? '') as Record<string, Record<string, string>>;
+  return kinds['berth.dev/*']?.['health.lua'] ?? '';
+}
+
+async function judge(objects: readonly KubeObject[]): Promise<Verdict[]> {
+  const { health } = await resolveChartTools();
+  const { code, stdout, stderr } = await run(health, [script], JSON.stringify(objects));
+  if (code !== 0) {
+    throw new Error(stderr);
+  }
+  return JSON.parse(stdout) as Verdict[];
+}
+
+function ref(name: string) {
+  return { namespace: NAMESPACE, name };
+}
+
+function create<T extends Stored>(type: Resource<T>, name: string, spec: object): Promise<T> {
+  const metadata = type.namespaced ? ref(name) : { name };
+  return cluster
+    .client()
+    .create(type, { metadata, spec } as unknown as Parameters<
+      ReturnType<Cluster['client']>['create']
+    >[1]) as Promise<T>;
+}
+
+function get<T extends Stored>(type: Resource<T>, name: string): Promise<T> {
+  return cluster.client().get(type, type.namespaced ? ref(name) : { name });
+}
+
+/** Waits until the object has a condition with this reason, or this type and status `True`, in a status of its last generation. */
+async function until<T extends Stored>(type: Resource<T>, name: string, word: string): Promise<void> {
+  await waitFor(`${type.kind} ${name} to be ${word}`, async () => {
+    const { metadata, status } = await get(type, name);
+    const isCurrent = status?.observedGeneration === metadata.generation;
+    const isIt = (one: Condition) => one.reason === word || (one.type === word && one.status === 'True');
+    return isCurrent && status?.conditions?.some(isIt);
+  });
+}
+
+/** Creates a VM on the bare host, and lets it run. */
+async function running(name: string, spec: Partial<VMSpec> = {}): Promise<void> {
+  await create(VMS, name, { image: IMAGE, ...ON_BARE, ...SMALL, ...spec });
+  await bare.waitForPod(ref(name));
+  await bare.run(ref(name));
+  await until(VMS, name, 'Running');
+}
+
+/** Creates a VM that is off as declared. */
+async function off(name: string, powerState: 'Stopped' | 'Suspended'): Promise<void> {
+  await create(VMS, name, { image: IMAGE, ...ON_BARE, ...SMALL, powerState });
+  await bare.waitForPod(ref(name));
+  await bare.stopped(ref(name), powerState);
+  await until(VMS, name, powerState);
+}
+
+/** Lets the guest of a running VM power itself off. */
+async function powerOff(name: string): Promise<void> {
+  const condition = { type: MACHINE_CONDITION, status: 'False', reason: 'GuestShutdown' } as const;
+  await bare.setPodCondition(ref(name), condition);
+  await bare.stopped(ref(name));
+  await until(VMS, name, 'GuestShutdown');
+}
+
+/** Creates an Image or ISO, and waits until the host does its first task. */
+async function fetching(type: typeof IMAGES | typeof ISOS, name: string, source: object): Promise<Ref> {
+  await create(type, name, { source });
+  const pod = await waitFor(`a host for the task of ${name}`, async () => {
+    const { items } = await cluster.client().list(JOBS, { namespace: NAMESPACE });
+    const job = items.find(({ metadata }) => {
+      const [owner] = metadata.ownerReferences ?? [];
+      return owner?.kind === type.kind && owner.name === name;
+    });
+    const labelSelector = `batch.kubernetes.io/job-name=${job?.metadata.name}`;
+    const { items: pods } = await cluster.client().list(PODS, { namespace: NAMESPACE, labelSelector });
+    return pods.find(({ spec }) => spec.nodeName !== undefined);
+  });
+  const host = [bare, quiet, spare].find((one) => one.name === pod.spec.nodeName) ?? bare;
+  const begun = await host.beginTask(ref(pod.metadata.ownerReferences?.[0]?.name ?? ''));
+  await until(type, name, 'Pulling');
+  return begun;
+}
+
+async function fetched(type: typeof IMAGES | typeof ISOS, name: string, source: object): Promise<void> {
+  const pod = await fetching(type, name, source);
+  await bare.finishTask(pod, REPORT);
+  await until(type, name, 'Available');
+}
+
+async function failing(type: typeof IMAGES | typeof ISOS, name: string, reason: string): Promise<void> {
+  const pod = await fetching(type, name, type === ISOS ? WEB : REGISTRY);
+  await bare.failTask(pod, reason, 'as the host says');
+  await until(type, name, reason);
+}
+
+const cached = (name: string, host: string) =>
+  create(IMAGE_CACHE_ENTRIES, name, { reference: `registry.example/${name}:1`, targets: { nodes: [host] } });
+
+/** Objects in one state: how to bring them there, and what kstatus says. If `says` is given, both messages must match it. */
+interface State {
+  readonly type: Resource<Stored>;
+  readonly name: string;
+  readonly prepare: (name: string) => Promise<unknown>;
+  readonly expected: keyof typeof HEALTH;
+  readonly says?: RegExp;
+}
+
+/** Health in Argo CD for each status of kstatus. */
+const HEALTH = {
+  Current: 'Healthy',
+  InProgress: 'Progressing',
+  Failed: 'Degraded',
+  Terminating: 'Progressing',
+} as const;
+
+const VM_STATES: readonly Omit<State, 'type'>[] = [
+  {
+    name: 'no-host',
+    prepare: async (name) => {
+      await create(VMS, name, { image: IMAGE, placement: { node: 'nowhere' } });
+      await until(VMS, name, 'Unschedulable');
+    },
+    expected: 'InProgress',
+    says: /No host has the architecture, name or tag/,
+  },
+  {
+    name: 'no-image',
+    prepare: async (name) => {
+      await create(VMS, name, { image: 'nothere' });
+      await until(VMS, name, 'ImageNotFound');
+    },
+    expected: 'InProgress',
+    says: /nothere/,
+  },
+  {
+    name: 'cannot-run',
+    prepare: async (name) => {
+      await create(VMS, name, { image: IMAGE, network: { mode: 'Bridge' } });
+      await until(VMS, name, 'NetworkModeUnsupported');
+    },
+    expected: 'Failed',
+    says: /Bridge/,
+  },
+  {
+    name: 'pulling',
+    prepare: async (name) => {
+      await create(VMS, name, { image: IMAGE, ...ON_BARE, ...SMALL });
+      await bare.waitForPod(ref(name));
+      await bare.waiting(ref(name), 'Pulling', '42 % of the work is done');
+      await until(VMS, name, 'Pulling');
+    },
+    expected: 'InProgress',
+    says: /42 %/,
+  },
+  { name: 'runs', prepare: (name) => running(name), expected: 'Current', says: /^The machine runs$/ },
+  {
+    name: 'not-ready',
+    prepare: async (name) => {
+      await running(name);
+      await bare.setPodCondition(ref(name), { type: 'Ready', status: 'False', message: 'Port 22 is closed' });
+      await until(VMS, name, 'NotReady');
+    },
+    expected: 'InProgress',
+    says: /^Port 22 is closed$/,
+  },
+  {
+    name: 'to-be-stopped',
+    prepare: async (name) => {
+      await running(name);
+      await vms.patch(name, { powerState: 'Stopped' });
+      await until(VMS, name, 'Stopping');
+    },
+    expected: 'InProgress',
+    says: /to be stopped/,
+  },
+  {
+    name: 'to-be-restarted',
+    prepare: async (name) => {
+      await running(name);
+      await vms.patch(name, { restartRequestedAt: '2030-01-01T00:00:00Z' });
+      await until(VMS, name, 'Restarting');
+    },
+    expected: 'InProgress',
+    says: /to be restarted/,
+  },
+  { name: 'stopped', prepare: (name) => off(name, 'Stopped'), expected: 'Current', says: /is off/ },
+  { name: 'suspended', prepare: (name) => off(name, 'Suspended'), expected: 'Current', says: /on disk/ },
+  {
+    name: 'powered-off',
+    prepare: async (name) => {
+      await running(name);
+      await powerOff(name);
+    },
+    expected: 'Failed',
+    says: /guest powered itself off/,
+  },
+  {
+    name: 'crashed',
+    prepare: async (name) => {
+      await running(name);
+      await bare.fail(ref(name), 'Crashed', 'the last words of QEMU', new Date().toISOString());
+      await until(VMS, name, 'Crashed');
+    },
+    expected: 'Failed',
+    says: /last words/,
+  },
+  {
+    name: 'silent',
+    prepare: async (name) => {
+      await create(VMS, name, { image: IMAGE, placement: { node: 'quiet' }, ...SMALL });
+      await quiet.waitForPod(ref(name));
+      await quiet.run(ref(name));
+      await until(VMS, name, 'Running');
+      await quiet.setCondition({ type: 'Ready', status: 'Unknown', reason: 'NodeStatusUnknown' });
+      await until(VMS, name, 'HostUnreachable');
+    },
+    expected: 'InProgress',
+    says: /quiet does not report/,
+  },
+  {
+    name: 'deleted',
+    prepare: async (name) => {
+      await running(name);
+      await vms.delete(name);
+      await until(VMS, name, 'Terminating');
+    },
+    expected: 'Terminating',
+  },
+];
+
+const IMAGE_STATES: readonly Omit<State, 'type'>[] = [
+  {
+    name: 'copy-of-nothing',
+    prepare: async (name) => {
+      await create(IMAGES, name, { source: { copyOf: { name: 'nothere' } } });
+      await until(IMAGES, name, 'CopySourceNotReady');
+    },
+    expected: 'InProgress',
+    says: /nothere was not found/,
+  },
+  {
+    name: 'fetching',
+    prepare: (name) => fetching(IMAGES, name, REGISTRY),
+    expected: 'InProgress',
+    says: /Host \w+ is fetching/,
+  },
+  { name: 'available', prepare: (name) => fetched(IMAGES, name, REGISTRY), expected: 'Current' },
+  {
+    name: 'tried-again',
+    prepare: (name) => failing(IMAGES, name, 'ImageFetchFailed'),
+    expected: 'InProgress',
+    says: /as the host says; the next attempt is at/,
+  },
+  {
+    name: 'failed',
+    prepare: (name) => failing(IMAGES, name, 'DigestMismatch'),
+    expected: 'Failed',
+    says: /as the host says/,
+  },
+  {
+    name: 'pushed',
+    prepare: async (name) => {
+      await fetched(IMAGES, name, REGISTRY);
+      const push = { reference: 'registry.example/team/pushed:1', requestedAt: '2030-01-01T00:00:00Z' };
+      await cluster.client().mergePatch(IMAGES, ref(name), { spec: { push } });
+      await until(IMAGES, name, 'Ready');
+    },
+    expected: 'InProgress',
+  },
+];
+
+const ISO_STATES: readonly Omit<State, 'type'>[] = [
+  { name: 'available', prepare: (name) => fetched(ISOS, name, REGISTRY), expected: 'Current' },
+  {
+    name: 'failed',
+    prepare: (name) => failing(ISOS, name, 'DigestMismatch'),
+    expected: 'Failed',
+    says: /as the host says/,
+  },
+];
+
+const ENTRY_STATES: readonly Omit<State, 'type'>[] = [
+  {
+    name: 'cached',
+    prepare: async (name) => {
+      await cached(name, 'spare');
+      await entries.waitUntilCached(name, 1);
+    },
+    expected: 'Current',
+    says: /1 of 1 hosts have the image/,
+  },
+  {
+    name: 'caching',
+    prepare: async (name) => {
+      await cached(name, 'quiet');
+      await until(IMAGE_CACHE_ENTRIES, name, 'Caching');
+    },
+    expected: 'InProgress',
+    says: /0 of 1 hosts have the image/,
+  },
+  {
+    name: 'failed',
+    prepare: async (name) => {
+      await cached(name, 'bare');
+      await until(IMAGE_CACHE_ENTRIES, name, 'CacheFailed');
+    },
+    expected: 'InProgress',
+    says: /as the host says/,
+  },
+  {
+    name: 'twice',
+    prepare: async (name) => {
+      await create(IMAGE_CACHE_ENTRIES, name, { reference: IMAGE, targets: { nodes: ['bare'] } });
+      await until(IMAGE_CACHE_ENTRIES, name, 'DuplicateOf');
+    },
+    expected: 'Failed',
+    says: /Entry early already requests/,
+  },
+];
+
+const EMULATOR_STATES: readonly Omit<State, 'type'>[] = [
+  {
+    name: 'without-vm',
+    prepare: async (name) => {
+      await emulators.create(name, { vmName: 'nothere' });
+      await until(EMULATORS, name, 'VMNotFound');
+    },
+    expected: 'InProgress',
+    says: /nothere was not found/,
+  },
+  {
+    name: 'runs',
+    prepare: async (name) => {
+      await emulators.create(name, { vmName: 'runs', cpu: 1, memory: '2560Mi' });
+      await bare.waitForPod(emulators.podRef(name));
+      await bare.run(emulators.podRef(name));
+      await until(EMULATORS, name, 'Running');
+    },
+    expected: 'Current',
+  },
+  {
+    name: 'beside-stopped',
+    prepare: async (name) => {
+      await emulators.create(name, { vmName: 'stopped' });
+      await until(EMULATORS, name, 'Ready');
+    },
+    expected: 'Current',
+    says: /VM stopped is not running/,
+  },
+  {
+    name: 'beside-ended',
+    prepare: async (name) => {
+      // An Emulator that had run would keep its Pod until its host has ended it.
+      await until(VMS, 'powered-off', 'GuestShutdown');
+      await emulators.create(name, { vmName: 'powered-off' });
+      await until(EMULATORS, name, 'Stalled');
+    },
+    expected: 'Failed',
+    says: /VM powered-off is not running/,
+  },
+];
+
+it('no object is finished before the operator has seen it', async () => {
+  const objects = [
+    await create(VMS, 'early', { image: IMAGE }),
+    await create(IMAGES, 'early', { source: REGISTRY }),
+    await create(ISOS, 'early', { source: WEB }),
+    await create(EMULATORS, 'early', { vmName: 'early' }),
+    await create(IMAGE_CACHE_ENTRIES, 'early', { reference: IMAGE, targets: { nodes: ['bare'] } }),
+  ];
+  for (const { status } of objects) {
+    expect(status).toEqual({ observedGeneration: -1 });
+  }
+  const verdicts = await judge(objects);
+  expect(verdicts.map(({ kstatus, script: health }) => `${kstatus} ${health}`)).toEqual(
+    objects.map(() => 'InProgress Progressing'),
+  );
+  await cluster.startOperator({ config: { osx_node_platform_quota_pod: 16 } });
+});
+
+/** Lets helm install or upgrade a release with one VM, and wait for it. */
+function release(verb: 'install' | 'upgrade', name: string, spec: object, labels = {}): Promise<Outcome> {
+  const args = [verb, name, chart, '--namespace', NAMESPACE, '--kubeconfig', cluster.kubeconfig, '--wait'];
+  return helm([...args, '--timeout', '15s', '--values', '-'], JSON.stringify({ spec, labels }));
+}
+
+it('helm --wait waits for a VM until it is as declared, also when it is off, and tells why it is not', async () => {
+  const spec = { image: IMAGE, ...ON_BARE, ...SMALL };
+  const [runs, stopped, missing] = await Promise.all([
+    release('install', 'helm-runs', spec),
+    release('install', 'helm-stopped', { ...spec, powerState: 'Stopped' }),
+    release('install', 'helm-missing', { ...spec, image: 'nothere' }),
+    bare.waitForPod(ref('helm-runs')).then(() => bare.run(ref('helm-runs'))),
+    bare.waitForPod(ref('helm-stopped')).then(() => bare.stopped(ref('helm-stopped'))),
+  ]);
+  expect(runs).toMatchObject({ code: 0 });
+  expect((await vms.get('helm-runs')).status?.phase).toBe('Running');
+  expect(stopped).toMatchObject({ code: 0 });
+  expect((await vms.get('helm-stopped')).status?.phase).toBe('Stopped');
+  const upgraded = await release(
+    'upgrade',
+    'helm-stopped',
+    { ...spec, powerState: 'Stopped' },
+    { team: 'ci' },
+  );
+  expect(upgraded).toMatchObject({ code: 0 });
+  expect(missing.code).not.toBe(0);
+  expect(missing.stderr).toMatch(
+    /VM\/platform-default\/helm-missing not ready\. status: InProgress, message: .*nothere/,
+  );
+});
+
+it('each state of the six kinds has the health that clients expect, with a sentence', async () => {
+  const of = (type: Resource<Stored>, states: readonly Omit<State, 'type'>[]) =>
+    states.map((state) => ({ type, ...state }));
+  const config = {
+    name: 'small',
+    prepare: (name: string) => create(VM_CONFIGS, name, SMALL),
+    expected: 'Current',
+  } as const;
+  const states: State[] = [
+    ...of(VMS, VM_STATES),
+    ...of(IMAGES, IMAGE_STATES),
+    ...of(ISOS, ISO_STATES),
+    ...of(IMAGE_CACHE_ENTRIES, ENTRY_STATES),
+    ...of(EMULATORS, EMULATOR_STATES),
+    ...of(VM_CONFIGS, [config]),
+  ];
+  await Promise.all(states.map(({ name, prepare }) => prepare(name)));
+  const objects = await Promise.all(states.map(({ type, name }) => get(type, name)));
+  const verdicts = await judge(objects);
+  for (const [index, { type, name, expected, says = /^/ }] of states.entries()) {
+    const verdict = verdicts[index];
+    process.stdout.write(
+      `${type.kind} ${name}: ${verdict?.kstatus}, ${verdict?.script}: ${verdict?.message}\n`,
+    );
+    const told = { kstatus: expected, script: HEALTH[expected] };
+    expect.soft(verdict, `${type.kind} ${name}`).toMatchObject(told);
+    if (expected !== 'Current' && expected !== 'Terminating') {
+      expect.soft(verdict?.message, `${type.kind} ${name}, kstatus`).toMatch(says);
+    }
+    if (type !== VM_CONFIGS) {
+      expect.soft(verdict?.told, `${type.kind} ${name}, script`).toMatch(says);
+    }
+  }
+  const conditions = objects.flatMap(({ status }) => status?.conditions ?? []);
+  expect(conditions.filter(({ message }) => message === '')).toEqual([]);
+  expect(conditions.filter(({ observedGeneration }) => observedGeneration === undefined)).toEqual([]);
+});
