@@ -314,7 +314,13 @@ it('an API server that is away in the middle of a deployment only delays the ans
   await bound('patient', answer);
   await operator.stop();
   await cluster.component('kube-apiserver').restart();
-  const ready = { type: 'Ready', status: 'True', reason: 'Running', message: '', lastTransitionTime: NOW };
+  const ready = {
+    type: 'Ready',
+    status: 'True',
+    reason: 'Running',
+    message: 'The machine runs',
+    lastTransitionTime: NOW,
+  };
   const status = { phase: 'Running', conditions: [ready] };
   const ref = { namespace, name: 'patient' };
   await waitFor('the status to be written', async () => {
