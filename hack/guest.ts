@@ -35,7 +35,6 @@ const TOOLS: Record<string, string> = {
   'apt-get': 'apt',
   'dpkg-deb': 'dpkg',
   'qemu-img': 'qemu-utils',
-  'grub-mkrescue': 'grub-common',
   'grub-mkstandalone': 'grub-common',
   xorriso: 'xorriso',
   mformat: 'mtools',
@@ -79,9 +78,6 @@ async function buildDisk(
 ): Promise<string> {
   const kernelFiles = await unpackKernel(packages, `linux-image-cloud-${architecture}`);
   const busyboxFiles = await packages.unpack('busybox-static');
-  const grub = architecture === 'amd64' ? 'grub-pc-bin' : 'grub-efi-arm64-bin';
-  const platform = architecture === 'amd64' ? 'i386-pc' : 'arm64-efi';
-  const grubModules = join(await packages.unpack(grub), 'usr', 'lib', 'grub', platform);
   const entries = await programEntries(packages, architecture);
   progress('making the disk');
   const files = {
@@ -93,9 +89,9 @@ async function buildDisk(
       modules: MODULES,
       entries,
     }),
-    grubModules,
   };
-  return architecture === 'amd64' ? await makeBiosDisk(files, work) : await makeUefiDisk(files, work);
+  const make = architecture === 'amd64' ? makeBiosDisk : makeUefiDisk;
+  return await make(files, packages, work);
 }
 
 async function main(): Promise<void> {

@@ -28,7 +28,7 @@ const MACHINES: Readonly<Record<GuestArchitecture, Packages>> = {
 const ROOT_HOST: Packages = { nftables: 'nft' };
 
 /** Packages that build a guest image. A built image is in the cache. */
-const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-common': 'grub-mkrescue' };
+const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-common': 'grub-mkstandalone' };
 
 /** Packages that build the base of container images. A built base is in the cache. */
 const BASE_BUILDING: Packages = { mmdebstrap: 'mmdebstrap' };

@@ -1,6 +1,7 @@
 /** The guest's disk: a boot loader, kernel and first file system, and behind them a place for the guest's record. */
 import { cp, mkdir, open, readdir, truncate, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { Packages } from './packages.ts';
 import { run } from './run.ts';
 
 /** The guest writes its record at 60 MiB (`init.sh`); everything that boots lies before. */
@@ -11,39 +12,50 @@ const TOOL_TIMEOUT_MILLISECONDS = 120_000;
 /** With this variable, the tools write the same times into every image. */
 const ENVIRONMENT = { SOURCE_DATE_EPOCH: '1700000000' };
 
+/** Folder of the boot loader on a disk for BIOS. */
+const LOADER_FOLDER = 'isolinux';
+
 export interface BootFiles {
   kernel: string;
   initramfs: Buffer;
-  /** Folder of the boot loader's modules, from its package. */
-  grubModules: string;
 }
 
 /**
- * Returns the configuration of the boot loader. `protocol` is the ending of its commands that load the kernel. With loglevel 6, the kernel
- * writes its first line, which shows that it has started. It leaves out most other lines, because a serial console is slow.
+ * Returns the parameters of the kernel. With loglevel 6, the kernel writes its first line, which shows that it has started. It leaves out
+ * most other lines, because a serial console is slow.
  */
-function grubConfiguration(console: string, protocol: '' | '16'): string {
-  return [
-    'set timeout=0',
-    `linux${protocol} /boot/kernel console=${console} loglevel=6 panic=5`,
-    `initrd${protocol} /boot/initramfs`,
-    'boot',
-    '',
-  ].join('\n');
+function kernelParameters(console: string): string {
+  return `console=${console} loglevel=6 panic=5`;
 }
 
 /**
- * A hybrid image for BIOS: boots as a disk and as an ISO alike. Its kernel starts with the boot protocol for BIOS. With the newer protocol,
- * GRUB would move the kernel in memory byte by byte. An emulated processor needs two seconds for this.
+ * A hybrid image for BIOS: boots as a disk and as an ISO alike. Its loader is ISOLINUX, because GRUB copies what it reads byte by byte. An
+ * emulated processor needs more than a second for this, a third of the time until the guest is up.
  */
-export async function makeBiosDisk(files: BootFiles, work: string): Promise<string> {
+export async function makeBiosDisk(files: BootFiles, packages: Packages, work: string): Promise<string> {
   const root = join(work, 'root');
-  await mkdir(join(root, 'boot', 'grub'), { recursive: true });
-  await cp(files.kernel, join(root, 'boot', 'kernel'));
-  await writeFile(join(root, 'boot', 'initramfs'), files.initramfs);
-  await writeFile(join(root, 'boot', 'grub', 'grub.cfg'), grubConfiguration('ttyS0', '16'));
+  const [boot, loader] = [join(root, 'boot'), join(root, LOADER_FOLDER)];
+  await Promise.all([boot, loader].map((folder) => mkdir(folder, { recursive: true })));
+  await cp(files.kernel, join(boot, 'kernel'));
+  await writeFile(join(boot, 'initramfs'), files.initramfs);
+  const isolinux = join(await packages.unpack('isolinux'), 'usr', 'lib', 'ISOLINUX');
+  const modules = join(await packages.unpack('syslinux-common'), 'usr', 'lib', 'syslinux', 'modules', 'bios');
+  await cp(join(isolinux, 'isolinux.bin'), join(loader, 'isolinux.bin'));
+  await cp(join(modules, 'ldlinux.c32'), join(loader, 'ldlinux.c32'));
+  const configuration = [
+    'DEFAULT guest',
+    'LABEL guest',
+    'KERNEL /boot/kernel',
+    'INITRD /boot/initramfs',
+    `APPEND ${kernelParameters('ttyS0')}`,
+    '',
+  ];
+  await writeFile(join(loader, 'isolinux.cfg'), configuration.join('\n'));
   const disk = join(work, 'disk.raw');
-  await run('grub-mkrescue', ['-d', files.grubModules, '-o', disk, root], {
+  const asDisk = ['-isohybrid-mbr', join(isolinux, 'isohdpfx.bin')];
+  const asIso = ['-b', `${LOADER_FOLDER}/isolinux.bin`, '-c', `${LOADER_FOLDER}/boot.cat`, '-no-emul-boot'];
+  const read = ['-boot-load-size', '4', '-boot-info-table'];
+  await run('xorriso', ['-as', 'mkisofs', '-quiet', '-o', disk, ...asDisk, ...asIso, ...read, root], {
     environment: ENVIRONMENT,
     timeoutMilliseconds: TOOL_TIMEOUT_MILLISECONDS,
   });
@@ -52,13 +64,21 @@ export async function makeBiosDisk(files: BootFiles, work: string): Promise<stri
 }
 
 /** One FAT file system over the boot part of the disk, with the loader at the path that UEFI tries by itself. */
-export async function makeUefiDisk(files: BootFiles, work: string): Promise<string> {
+export async function makeUefiDisk(files: BootFiles, packages: Packages, work: string): Promise<string> {
   const configuration = join(work, 'grub.cfg');
-  await writeFile(
-    configuration,
+  const lines = [
     // The disk that the loader itself was read from; to search the disks would try every file system.
-    `insmod fat\ninsmod regexp\nregexp --set=1:root '^\\(([^)]*)\\)' "$cmdpath"\n${grubConfiguration('ttyAMA0', '')}`,
-  );
+    'insmod fat',
+    'insmod regexp',
+    `regexp --set=1:root '^\\(([^)]*)\\)' "$cmdpath"`,
+    'set timeout=0',
+    `linux /boot/kernel ${kernelParameters('ttyAMA0')}`,
+    'initrd /boot/initramfs',
+    'boot',
+    '',
+  ];
+  await writeFile(configuration, lines.join('\n'));
+  const modules = join(await packages.unpack('grub-efi-arm64-bin'), 'usr', 'lib', 'grub', 'arm64-efi');
   const loader = join(work, 'BOOTAA64.EFI');
   await run(
     'grub-mkstandalone',
@@ -66,7 +86,7 @@ export async function makeUefiDisk(files: BootFiles, work: string): Promise<stri
       '-O',
       'arm64-efi',
       '-d',
-      files.grubModules,
+      modules,
       '-o',
       loader,
       '--install-modules=linux fat regexp normal boot minicmd',

@@ -38,6 +38,11 @@ interface Partition {
 
 interface Firmware {
   console: string;
+  /**
+   * Ending of GRUB's commands that load the kernel. The commands for BIOS alone leave the kernel where it was read to. The other ones move
+   * it byte by byte, for which an emulated processor needs two seconds.
+   */
+  protocol: '' | '16';
   /** GRUB's name for the partition of the root file system. */
   rootPartition: string;
   /** Partitions in front of the root file system. */
@@ -47,9 +52,16 @@ interface Firmware {
 }
 
 const FIRMWARE: Readonly<Record<GuestArchitecture, Firmware>> = {
-  amd64: { console: 'ttyS0', rootPartition: 'msdos1', partitions: [], makeLoader: makeBiosLoader },
+  amd64: {
+    console: 'ttyS0',
+    protocol: '16',
+    rootPartition: 'msdos1',
+    partitions: [],
+    makeLoader: makeBiosLoader,
+  },
   arm64: {
     console: 'ttyAMA0',
+    protocol: '',
     rootPartition: 'msdos2',
     partitions: [{ type: UEFI_PARTITION, bytes: UEFI_BYTES }],
     makeLoader: makeUefiLoader,
@@ -86,12 +98,12 @@ export async function makeCloudDisk(parts: CloudParts, work: string, disk: strin
  * GRUB runs these lines by itself. The kernel's messages go to the screen and to the serial console, which is the last one. With UEFI,
  * the number of a disk says nothing, so that the label is searched.
  */
-function grubConfiguration({ console, rootPartition }: Firmware): string {
+function grubConfiguration({ console, protocol, rootPartition }: Firmware): string {
   return [
     `set root=(hd0,${rootPartition})`,
     'search.fs_label root root',
-    `linux /boot/kernel root=LABEL=root rw console=tty0 console=${console}`,
-    'initrd /boot/initramfs',
+    `linux${protocol} /boot/kernel root=LABEL=root rw console=tty0 console=${console}`,
+    `initrd${protocol} /boot/initramfs`,
     'boot',
     '',
   ].join('\n');
@@ -100,7 +112,7 @@ function grubConfiguration({ console, rootPartition }: Firmware): string {
 /** Returns the code of the boot record, and GRUB, which the record reads from the next sector on. */
 async function makeBiosLoader(modules: string, configuration: string, work: string): Promise<Buffer> {
   const core = join(work, 'core.img');
-  const wanted = ['biosdisk', 'part_msdos', 'ext2', 'search_label', 'linux', 'boot'];
+  const wanted = ['biosdisk', 'part_msdos', 'ext2', 'search_label', 'linux16', 'boot'];
   const names = ['-O', 'i386-pc', '-d', modules, '-p', '(hd0,msdos1)/boot/grub', '-c', configuration];
   await runTool('grub-mkimage', ...names, '-o', core, ...wanted);
   const record = Buffer.alloc(SECTOR_BYTES);
