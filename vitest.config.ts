@@ -4,10 +4,11 @@ import { defineConfig } from 'vitest/config';
 import { LongestFirst } from './hack/vitest/sequencer.ts';
 import { whyNoDocker } from './test/docker/host.ts';
 
-/** A single step of a real cluster or guest; a test that waits longer says so itself. */
-const REAL_PARTS_MILLISECONDS = 120_000;
-/** A test of a project that runs beside another project on the same processors: hack/test.ts. */
-const BESIDE_ANOTHER_MILLISECONDS = 400_000;
+/**
+ * A single step of a real cluster or guest takes at most two minutes, and several times that beside another project on the same
+ * processors (`hack/test.ts`). A test that waits longer says so itself, and tests assert the deadlines of the product themselves.
+ */
+const REAL_PARTS_MILLISECONDS = 400_000;
 /** Set-up may have to wait for a whole cluster. */
 const HOOK_MILLISECONDS = 180_000;
 
@@ -27,7 +28,6 @@ const twoAtATime = { ...realParts, maxWorkers: 2 };
 
 /** Files that would meet one another: they assert deadlines, count what leaves the machine, or need most of it. */
 const oneAtATime = { ...realParts, fileParallelism: false };
-const besideAnother = { ...oneAtATime, testTimeout: BESIDE_ANOTHER_MILLISECONDS };
 
 /** What takes minutes to make on a fresh machine, made before the deadlines of tests begin. */
 const TOOLCHAIN = 'test/support/setup/toolchain.ts';
@@ -119,7 +119,7 @@ export default defineConfig({
           include: ['test/oci/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, 'test/oci/setup.ts'],
           sequence: { groupOrder: 8 },
-          ...besideAnother,
+          ...oneAtATime,
         },
       },
       {
@@ -130,7 +130,6 @@ export default defineConfig({
           setupFiles: ['test/docker/environment.ts'],
           sequence: { groupOrder: 10 },
           ...twoAtATime,
-          testTimeout: BESIDE_ANOTHER_MILLISECONDS,
         },
       },
       {
@@ -139,7 +138,7 @@ export default defineConfig({
           include: ['test/harness/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, SIMULATION],
           sequence: { groupOrder: 3 },
-          ...besideAnother,
+          ...oneAtATime,
         },
       },
       {
@@ -168,7 +167,7 @@ export default defineConfig({
           include: ['test/e2e/installed/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, CHART_TOOLS, GUESTS, 'test/e2e/installed/setup.ts'],
           sequence: { groupOrder: 9 },
-          ...besideAnother,
+          ...oneAtATime,
         },
       },
       {
@@ -177,7 +176,7 @@ export default defineConfig({
           include: ['test/faults/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, ADBD],
           sequence: { groupOrder: 5 },
-          ...besideAnother,
+          ...oneAtATime,
         },
       },
       {
@@ -217,7 +216,7 @@ export default defineConfig({
           include: ['test/e2e/nat/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, GUESTS],
           sequence: { groupOrder: 6 },
-          ...besideAnother,
+          ...oneAtATime,
         },
       },
     ],

@@ -22,20 +22,31 @@ const ROOT = join(import.meta.dirname, '..');
 /** Step of a whole run that makes the guests and the base of the images. It spends most of its time on downloads. */
 const GUESTS = 'guests';
 /**
- * A whole run. Projects that start guests with two files at a time fill two processors. The others wait much of their time, so two of them
- * run side by side. Their networks, processes and folders are their own. `oci` builds the images for `installed`. `rights` compares the rights of
- * the chart with those that all others used.
+ * A whole run. Two projects run side by side, because each waits about half of its time for guests, time limits and other programs. Their
+ * networks, processes and folders are their own. Projects that assert deadlines of the product come late in the first stage, beside those
+ * that use the processors least. `oci` builds the images for `installed`. The tests of `shares` measure times. `rights` compares the rights
+ * of the chart with those that all others used.
  */
 const STAGES: readonly Stage<string>[] = [
   [
-    ['unit', 'integration'],
-    [GUESTS, 'oci', 'docker', 'harness'],
+    'unit',
+    GUESTS,
+    'integration',
+    'oci',
+    'docker',
+    'harness',
+    'e2e',
+    'hostile',
+    'installed',
+    'faults',
+    'nat',
+    'chart',
+    'images',
   ],
-  [['images', 'chart', 'e2e', 'hostile', 'shares']],
-  [['installed'], ['faults', 'nat']],
-  [['rights']],
+  ['shares'],
+  ['rights'],
 ];
-const PROJECTS = STAGES.flat(2).filter((step) => step !== GUESTS);
+const PROJECTS = STAGES.flat().filter((step) => step !== GUESTS);
 /** Projects that run only if the command names them. They need programs that no package registry has. */
 const ON_REQUEST = ['real'];
 /** Length of a message in the summary, enough to see the expected value. The output of the tests contains the whole message. */
@@ -48,8 +59,9 @@ interface ProjectResult extends RetriedSummary {
   seconds: number;
 }
 
-/** Runs a project. With `isLive` false, its output appears at its end, so that it does not mix with the output of other projects. */
-async function runProject(project: string, isLive: boolean): Promise<ProjectResult> {
+/** Runs a project. Outside of lane 0, its output appears at its end, so that it does not mix with the output of other projects. */
+async function runProject(project: string, lane: number): Promise<ProjectResult> {
+  const isLive = lane === 0;
   const results = join(ROOT, 'dist', 'test');
   const log = join(results, `${project}.log`);
   const started = performance.now();
@@ -60,7 +72,7 @@ async function runProject(project: string, isLive: boolean): Promise<ProjectResu
     root: ROOT,
     project,
     summary: join(results, `${project}.json`),
-    lane: isLive ? 0 : 1,
+    lane,
     ...(!isLive && { log }),
   });
   if (!isLive) {
@@ -88,8 +100,8 @@ async function runAll(): Promise<ProjectResult[]> {
   const folder = join(ROOT, 'dist', 'test', 'rights');
   await rm(folder, { recursive: true, force: true });
   process.env[USED_RIGHTS_FOLDER] = folder;
-  const results = await runStages(STAGES, async (step, isFirstLane) =>
-    step === GUESTS ? await makeGuests() : await runProject(step, isFirstLane),
+  const results = await runStages(STAGES, async (step, lane) =>
+    step === GUESTS ? await makeGuests() : await runProject(step, lane),
   );
   return results.filter((result) => result !== undefined);
 }
@@ -158,7 +170,12 @@ async function main(projects: readonly string[]): Promise<void> {
     throw new Error(`no such project: ${unknown.join(', ')}`);
   }
   const results = await retry(
-    projects.length === 0 ? await runAll() : await runStages([[projects]], runProject),
+    projects.length === 0
+      ? await runAll()
+      : await runStages(
+          projects.map((project) => [project]),
+          runProject,
+        ),
   );
   const summary = [...results.flatMap(describeAttempts), ...results.flatMap(describeOutcome)];
   process.stdout.write(`\n${summary.map((line) => `${line}\n`).join('')}`);
