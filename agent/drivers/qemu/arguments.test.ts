@@ -57,6 +57,28 @@ it('a guest cannot sleep, because no user could wake it', () => {
   expect(started.join(' ')).toContain('-global ICH9-LPC.disable_s3=1');
 });
 
+it.each([
+  ['BIOS boots as it does by default', undefined, 'strict=on'],
+  [
+    'UEFI waits for no key',
+    { code: 'code.fd', variables: 'variables.fd' },
+    'strict=on,menu=on,splash-time=0',
+  ],
+])('%s', (_, firmware, expected) => {
+  const state = { version: 1, intent: 'run', live: true, suspended: false } as MachineFile;
+  const platform = { ...PLATFORM, firmware };
+  const sizes = { cpu: 1, memoryBytes: 2 ** 28, runAs: undefined };
+  const started = commandLine({
+    uid: 'u',
+    plan: plan(undefined),
+    state,
+    platform,
+    incoming: false,
+    ...sizes,
+  });
+  expect(started[started.indexOf('-boot') + 1]).toBe(expected);
+});
+
 it('a core dump of QEMU does not contain the memory of the guest', () => {
   const started = argumentsOf(startedWith(plan(undefined), PLATFORM), undefined);
   expect(started[started.indexOf('-machine') + 1]).toBe('pc-q35-7.2,accel=tcg,dump-guest-core=off');

@@ -56,7 +56,7 @@ export function commandLine(command: CommandLine): string[] {
     ...identity(plan),
     // With -no-shutdown QEMU stays paused after the guest has powered off. So an agent that was not running at that moment can find the
     // reason for the machine's end later.
-    ...options('-no-shutdown', '-boot', 'strict=on', '-rtc', 'base=utc'),
+    ...options('-no-shutdown', '-boot', bootOptions(platform), '-rtc', 'base=utc'),
     ...options('-qmp', `unix:${FILES.qmp},server=on,wait=off`),
     ...firmware(command),
     ...disk(command.state),
@@ -96,6 +96,14 @@ function machineOptions({ state, platform }: CommandLine): string {
     parts.push('pflash0=firmware', 'pflash1=variables');
   }
   return parts.join(',');
+}
+
+/**
+ * Returns the options of the boot. By default, the UEFI firmware waits for a key for five seconds. It boots at once when a menu is asked for
+ * that waits no time.
+ */
+function bootOptions({ firmware }: Platform): string {
+  return firmware === undefined ? 'strict=on' : 'strict=on,menu=on,splash-time=0';
 }
 
 function identity({
