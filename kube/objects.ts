@@ -125,3 +125,8 @@ export function compareResourceVersions(a: string, b: string): number {
   }
   return a < b ? -1 : 1;
 }
+
+/** Returns true if the object was deleted without a grace period, as `kubectl delete --force` and the garbage collector of Pods do. */
+export function isForced({ metadata }: Readonly<KubeObject>): boolean {
+  return metadata.deletionTimestamp !== undefined && metadata.deletionGracePeriodSeconds === 0;
+}

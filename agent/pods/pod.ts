@@ -21,6 +21,7 @@ import { EMULATOR_API_VERSION, emulatorMachineSchema } from '../../api/v1alpha1/
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { LONGEST_TIMER_MILLISECONDS } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
+import { isForced } from '../../kube/objects.ts';
 import type { MachineDocument, MachineRecord, Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
@@ -201,11 +202,9 @@ export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
  * orders its end. A machine that the API server never showed as running has no data of users, so it ends.
  */
 export function outlives(pod: Readonly<Pod>, { machine, acknowledged }: Readonly<MachineRecord>): boolean {
-  const { deletionTimestamp, deletionGracePeriodSeconds } = pod.metadata;
-  const isForced = deletionTimestamp !== undefined && deletionGracePeriodSeconds === 0;
   const started =
     pod.status?.containerStatuses?.some(({ containerID }) => containerID !== undefined) === true;
-  return isForced && machine !== undefined && (acknowledged || started) && !isEnded(pod);
+  return isForced(pod) && machine !== undefined && (acknowledged || started) && !isEnded(pod);
 }
 
 /** Returns the seconds that the operator grants to the guest of a forcibly deleted Pod; undefined if the machine must not end. */

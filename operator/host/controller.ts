@@ -20,7 +20,7 @@ import { undefinedIf } from '../../base/errors.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import { warning } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { keyOf, refOf } from '../../kube/objects.ts';
+import { isForced, keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 import type { Adoptions } from './adoptions.ts';
@@ -29,7 +29,7 @@ import { isHost, isReady, silentSince } from './observe.ts';
 import { MissingHosts, type MissingHostsOptions } from './missing.ts';
 import { restoredNode } from './restore.ts';
 import { changedHosts, type HostRecord, isWorthKeeping, recordOf } from './records.ts';
-import { isForced, PODS_BY_NODE } from '../objects/boundpods.ts';
+import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /** Time in milliseconds between two checks of a host with machines that need a Pod. Nothing reports that a VM was deleted meanwhile. */
 const AWAITED_LOOK_MILLISECONDS = 5_000;

@@ -1,4 +1,4 @@
-/** Reads from a Pod on which host it is, and whether somebody deleted it by force. */
+/** Reads from a Pod on which host it is. */
 import type { Pod } from '../../kube/core.ts';
 
 /** Index of Pods by the Node that they are bound to. */
@@ -7,9 +7,4 @@ export const PODS_BY_NODE = 'node';
 /** Returns the keys of a Pod for the index {@link PODS_BY_NODE}. */
 export function nodeOfPod({ spec }: Readonly<Pod>): string[] {
   return spec.nodeName === undefined ? [] : [spec.nodeName];
-}
-
-/** Returns true if the Pod was deleted without a grace period. Such a deletion says nothing about the machine. */
-export function isForced({ metadata }: Readonly<Pod>): boolean {
-  return metadata.deletionTimestamp !== undefined && metadata.deletionGracePeriodSeconds === 0;
 }

@@ -1,11 +1,11 @@
 /**
- * Histories of a host with two drivers. VMs, their emulators and the agent come and go in any order, and a model of the operator ends the
- * emulators of VMs that do not run.
+ * Histories of a host with two drivers. VMs, their emulators and the agent come and go in any order. Pods of VMs are deleted by force, and
+ * their machines get other Pods. A model of the operator ends the emulators of VMs that do not run.
  */
 import * as fc from 'fast-check';
 import { expect, test } from 'vitest';
-import type { Desired } from '../../api/v1alpha1/machine.ts';
-import { DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
+import { ADOPTS_ANNOTATION, DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { pause } from '../../base/time.ts';
 import { waitFor } from '../../hack/wait.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -13,7 +13,7 @@ import { emulatorDocument, emulatorPodFor } from '../fixtures/emulators.ts';
 import { DESIRED, machineFor, podFor } from '../worlds/agenthost.ts';
 import { ModelHost } from '../worlds/modelhost.ts';
 
-const HISTORIES = 200;
+const HISTORIES = 500;
 const LENGTH = 40;
 /** Number of histories that run at the same time. Most of their time is waiting. */
 const AT_ONCE = 40;
@@ -21,11 +21,15 @@ const AT_ONCE = 40;
 const MOST_PODS = 8;
 const NAMESPACE = 'platform-ci';
 const HOST = { name: 'host' };
+/** Host ports that the VMs reserve. There are fewer than VMs, so a VM can want the port of another one. */
+const RESERVED = [5700, 5701, 5702] as const;
 const SSH = { purpose: 'ssh', protocol: 'TCP', guestPort: 22 } as const;
 /** Wait of a running history before its next step. Some steps then meet others under way. */
 const STEP_MILLISECONDS = 5;
 
-const name = fc.integer({ min: 0, max: 4 });
+/** Number of VMs. */
+const VMS = 5;
+const name = fc.integer({ min: 0, max: VMS - 1 });
 const step = fc.oneof(
   { weight: 4, arbitrary: fc.record({ kind: fc.constant('vm' as const), name }) },
   {
@@ -40,6 +44,8 @@ const step = fc.oneof(
   }),
   { weight: 2, arbitrary: fc.record({ kind: fc.constant('delete' as const), name }) },
   { weight: 2, arbitrary: fc.record({ kind: fc.constant('deleteEmulator' as const), name }) },
+  { weight: 2, arbitrary: fc.record({ kind: fc.constant('force' as const), name }) },
+  { weight: 2, arbitrary: fc.record({ kind: fc.constant('continue' as const), name }) },
   fc.record({ kind: fc.constant('crash' as const), name, isEmulator: fc.boolean() }),
   fc.record({ kind: fc.constant('program' as const), port: fc.integer({ min: 5600, max: 5605 }) }),
   fc.record({ kind: fc.constant('restart' as const) }),
@@ -50,13 +56,16 @@ class Model {
   readonly host = new ModelHost();
   #made = 0;
   readonly #powers = new Map<string, Desired['power']>();
+  /** Uids of the machines whose Pod was deleted by force and that have no other Pod yet, by the names of their VMs. */
+  readonly #between = new Map<string, string>();
+  /** Uids of machines, by the uids of the Pods that continue them. */
+  readonly #continued = new Map<string, string>();
 
   find(name: string): Pod | undefined {
     return this.host.api.pods.find(({ metadata }) => metadata.name === name);
   }
 
   async act(one: Step): Promise<void> {
-    const { api } = this.host;
     switch (one.kind) {
       case 'vm':
         return this.#createVM(`vm-${one.name}`);
@@ -64,11 +73,15 @@ class Model {
         return this.#createEmulator(`vm-${one.name}`, one.isOpen);
       case 'power':
         return this.#setPower(`vm-${one.name}`, one.power);
+      case 'force':
+        return this.#force(`vm-${one.name}`);
+      case 'continue':
+        return this.#continue(`vm-${one.name}`);
       case 'delete':
-      case 'deleteEmulator': {
-        const pod = this.find(`vm-${one.name}${one.kind === 'delete' ? '' : '.emulator'}`);
-        return pod && api.delete(pod);
-      }
+        this.#forget(`vm-${one.name}`);
+        return this.#delete(`vm-${one.name}`);
+      case 'deleteEmulator':
+        return this.#delete(`vm-${one.name}.emulator`);
       case 'crash':
         return this.#crash(`vm-${one.name}`, one.isEmulator);
       case 'program':
@@ -87,14 +100,64 @@ class Model {
     }
   }
 
+  #delete(name: string): void {
+    const pod = this.find(name);
+    if (pod !== undefined) {
+      this.host.api.delete(pod);
+    }
+  }
+
   /** Schedules a VM onto the host. The scheduler knows only the Pods, and a Pod may name its host itself. */
   #createVM(name: string): void {
     const { api } = this.host;
-    if (this.find(name) === undefined && api.pods.length < MOST_PODS) {
+    if (this.find(name) === undefined && !this.#between.has(name) && api.pods.length < MOST_PODS) {
       this.#powers.delete(name);
-      const machine = { ...machineFor(NAMESPACE, name), automaticPorts: [SSH] };
-      api.create(podFor(HOST, machine), this.#uid(name));
+      api.create(podFor(HOST, machineOf(name)), this.#uid(name));
     }
+  }
+
+  /** Deletes the Pod of a running VM by force. The operator has listed the VM on the Node before it lets the Pod go. */
+  #force(name: string): void {
+    const { api } = this.host;
+    const pod = this.find(name);
+    if (pod === undefined || pod.metadata.deletionTimestamp !== undefined || !isRunning(pod.status)) {
+      return;
+    }
+    this.host.setAwaited(machineOf(name).vm.uid, true);
+    api.delete(pod, 0);
+    api.release(pod);
+    this.#between.set(name, this.#machineUid(pod));
+  }
+
+  /** The operator creates the Pod that continues the machine of a VM. */
+  #continue(name: string): void {
+    const machine = this.#between.get(name);
+    if (machine === undefined) {
+      return;
+    }
+    const { metadata, ...rest } = podFor(HOST, machineOf(name), { ...DESIRED, power: this.#power(name) });
+    const annotations = { ...metadata.annotations, [ADOPTS_ANNOTATION]: machine };
+    const { uid = '' } = this.host.api.create(
+      { ...rest, metadata: { ...metadata, annotations } },
+      this.#uid(name),
+    ).metadata;
+    this.#between.delete(name);
+    this.#continued.set(uid, machine);
+  }
+
+  /** The VM is deleted. No Pod continues its machine any more. */
+  #forget(name: string): void {
+    this.#between.delete(name);
+    this.host.setAwaited(machineOf(name).vm.uid, false);
+  }
+
+  /** Returns the uid of the machine of the Pod. It is the uid of the first Pod of the machine. */
+  #machineUid({ metadata: { uid = '' } }: Pod): string {
+    return this.#continued.get(uid) ?? uid;
+  }
+
+  #power(name: string): Desired['power'] {
+    return this.#powers.get(name) ?? 'Running';
   }
 
   #createEmulator(name: string, isOpen: boolean): void {
@@ -125,7 +188,8 @@ class Model {
 
   #crash(name: string, isEmulator: boolean): void {
     const driver = isEmulator ? this.host.emulators : this.host.vms;
-    const { uid = '' } = this.find(isEmulator ? `${name}.emulator` : name)?.metadata ?? {};
+    const pod = this.find(isEmulator ? `${name}.emulator` : name);
+    const uid = pod === undefined ? '' : this.#machineUid(pod);
     if (driver.machines.get(uid)?.kind === 'running') {
       driver.end(uid, 'Crashed', 'the last words');
     }
@@ -134,7 +198,12 @@ class Model {
   /** The operator deletes Pods of emulators whose VM does not run, and Pods that have failed. */
   reconcile(): void {
     for (const pod of this.host.api.pods) {
-      const { name } = pod.metadata;
+      const { name, uid = '' } = pod.metadata;
+      if (this.#continued.has(uid)) {
+        expect(pod.status?.reason, `the machine that ${name} continues is there`).not.toBe('DiskLost');
+        expect(this.host.vms.machines.has(uid), `${name} got no new machine`).toBe(false);
+        this.host.setAwaited(machineOf(name).vm.uid, false);
+      }
       const isEmulator = name.endsWith('.emulator');
       const isFailed = pod.status?.phase === 'Failed';
       if (isFailed || (isEmulator && !this.#runs(name.replace('.emulator', '')))) {
@@ -146,7 +215,8 @@ class Model {
   #runs(vm: string): boolean {
     const pod = this.find(vm);
     const isWanted = pod !== undefined && pod.metadata.deletionTimestamp === undefined;
-    return isWanted && this.host.vms.machines.get(pod.metadata.uid ?? '')?.kind === 'running';
+    const uid = isWanted ? this.#machineUid(pod) : this.#between.get(vm);
+    return uid !== undefined && this.host.vms.machines.get(uid)?.kind === 'running';
   }
 
   /** Waits until every Pod of the host is as it should be. */
@@ -164,8 +234,10 @@ class Model {
     });
   }
 
-  #isAtRest({ metadata, status }: Pod): boolean {
-    const { name, uid = '', deletionTimestamp } = metadata;
+  #isAtRest(pod: Pod): boolean {
+    const { metadata, status } = pod;
+    const { name, deletionTimestamp } = metadata;
+    const uid = this.#machineUid(pod);
     if (deletionTimestamp !== undefined) {
       return false;
     }
@@ -180,8 +252,7 @@ class Model {
     if (isWaiting(status)) {
       return true;
     }
-    const wanted = this.#powers.get(name) ?? 'Running';
-    return wanted === 'Running' ? isRunning(status) : state !== 'running' && state !== undefined;
+    return this.#power(name) === 'Running' ? isRunning(status) : state !== 'running' && state !== undefined;
   }
 
   #expectNoEmulatorAlone(): void {
@@ -197,6 +268,9 @@ class Model {
   /** Deletes everything and waits until it is gone. */
   async end(): Promise<void> {
     this.host.foreign.clear();
+    for (let index = 0; index < VMS; index += 1) {
+      this.#forget(`vm-${index}`);
+    }
     for (const pod of this.host.api.pods) {
       this.host.api.delete(pod);
     }
@@ -208,6 +282,12 @@ class Model {
       return true;
     });
   }
+}
+
+function machineOf(name: string): Machine {
+  const hostPort = RESERVED[Number(name.at(-1)) % RESERVED.length] as number;
+  const ports = [{ name: '80-tcp', hostPort, guestPort: 80, protocol: 'TCP' as const }];
+  return { ...machineFor(NAMESPACE, name), automaticPorts: [SSH], ports };
 }
 
 function isRunning(status: Pod['status']): boolean {
@@ -239,7 +319,7 @@ async function expectToHold(history: readonly Step[], seed: number): Promise<voi
   }
 }
 
-test('over any history, the host stays within its slots, no port has two holders, no emulator stays without its VM, and nothing is left', {
+test('over any history, the host stays within its slots, no port has two holders, a machine outlives its Pod, no emulator stays without its VM, and nothing is left', {
   timeout: 180_000,
 }, async ({ task }) => {
   const seed = Number(process.env['HISTORIES_SEED'] ?? Date.now() % 1_000_000);

@@ -100,9 +100,12 @@ export class ModelHost {
   readonly network = new StandInNetwork('nat');
   /** Host ports that other programs of the host have. */
   readonly foreign = new Set<number>();
+  /** Uids of the VMs whose machines get another Pod. The operator lists them on the Node. */
+  readonly #awaited = new Set<string>();
   /** Broken rules, as texts. */
   readonly faults: string[] = [];
   readonly #directory = mkdtempSync(join(MEMORY, 'berth-model-'));
+  #controller: PodController | undefined;
   #stop = new AbortController();
   #life = new Life();
 
@@ -127,6 +130,12 @@ export class ModelHost {
   /** Uids of the machines that run. */
   running({ machines }: StandInDriver): string[] {
     return [...machines].flatMap(([uid, { kind }]) => (kind === 'running' ? [uid] : []));
+  }
+
+  /** Changes whether the Node lists the VM as one that gets another Pod. The agent sees the change. */
+  setAwaited(uid: string, isAwaited: boolean): void {
+    this.#awaited[isAwaited ? 'add' : 'delete'](uid);
+    this.#controller?.touchAll();
   }
 
   /** Everything that the host has: machines, attachments and records. */
@@ -160,6 +169,7 @@ export class ModelHost {
       logger,
       metrics,
     });
+    this.#controller = controller;
     this.#stop = new AbortController();
     await adoptMachines(host, controller.machines);
     await controller.start(this.#stop.signal, Promise.resolve());
@@ -197,7 +207,7 @@ export class ModelHost {
       machinesDirectory: join(this.#directory, 'machines'),
       logger: pino({ level: 'silent' }),
       capacity: () => ({ slots: SLOTS, cpuMillis: LARGE, memoryBytes: LARGE, diskBytes: LARGE }),
-      isAwaited: () => false,
+      isAwaited: ({ machine }: Readonly<MachineRecord>) => this.#awaited.has(machine?.vm.uid ?? ''),
       fenced: () => false,
       event: () => undefined,
     };

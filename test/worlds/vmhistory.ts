@@ -5,7 +5,7 @@ import type { Node, Pod } from '../../kube/core.ts';
 import { containerState, desiredOf, hasRun, terminated } from '../../operator/vm/podstate.ts';
 
 import { AWAITS_VM, VMModel } from './vmmodel.ts';
-import { isForced } from '../../operator/objects/boundpods.ts';
+import { isForced } from '../../kube/objects.ts';
 
 export const ACTIONS = [
   'reconcile',

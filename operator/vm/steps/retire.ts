@@ -1,5 +1,6 @@
 import { POD_FINALIZER } from '../../../api/v1alpha1/names.ts';
 import type { Pod } from '../../../kube/core.ts';
+import { isForced } from '../../../kube/objects.ts';
 import { isAbandoned, isReleasable, toRemember } from '../abandoned.ts';
 import { awaitedOn } from '../../../api/v1alpha1/awaited.ts';
 import { isHost, isReady } from '../../host/observe.ts';
@@ -9,7 +10,6 @@ import type { Observed } from '../observe.ts';
 import { TERMINATION_GRACE_SECONDS } from '../pod.ts';
 import { desiredOf, hasEnded, hasRun, podAttempt, terminated } from '../podstate.ts';
 import { NOTHING, type StepResult, waitFor, type Write } from './step.ts';
-import { isForced } from '../../objects/boundpods.ts';
 
 /**
  * Deletes a Pod that belongs to an earlier placement or to a failed VM. When a Pod is being deleted, also removes its finalizer, no matter
