@@ -143,13 +143,15 @@ export async function runAgent(
     work: taskWork({
       ...host,
       publisher: parts.publisher,
-      storageKeyring: (pod, otherNamespace) => storageKeyring(client, pod, otherNamespace),
+      storageKeyring: (pod, otherNamespace) =>
+        // A host of one namespace may not read the credentials of another one.
+        storageKeyring(client, pod, config.namespace === undefined ? otherNamespace : undefined),
       machineOf: (vmUid) => machineOf(host, vmUid),
     }),
     logger,
     changed: (key) => pods.touchPod(key),
   });
-  const pods = new PodController({ client, nodeName: config.nodeName, host, tasks, logger, metrics });
+  const pods = new PodController({ client, scope: config, host, tasks, logger, metrics });
   const kubelet = new KubeletServer({
     listenAddress: config.kubelet.listenAddress ?? config.address,
     port: config.kubelet.port,
@@ -211,21 +213,20 @@ export async function runAgent(
     offers.run(signal, (emulators) => keeper.update({ emulators })),
   ];
   const taken = takeUpWork({ keeper, pods, kubelet }, signal);
-  if (identity.isNode) {
-    running.push(
-      ...keepCertificates({
-        config,
-        client,
-        join: () => joinAgain({ config, logger, metrics, signal }),
-        nodeKnown: taken,
-        transport,
-        server: kubelet,
-        metrics,
-        logger,
-        signal,
-      }),
-    );
-  }
+  running.push(
+    ...keepCertificates({
+      config,
+      client,
+      isNode: identity.isNode,
+      join: () => joinAgain({ config, logger, metrics, signal }),
+      nodeKnown: taken,
+      transport,
+      server: kubelet,
+      metrics,
+      logger,
+      signal,
+    }),
+  );
   await Promise.all([taken, ...running]);
   await drainAndClose([keeper, pods], recorder, [
     kubelet,

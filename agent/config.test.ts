@@ -3,10 +3,9 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { ConfigError } from '../base/config.ts';
-import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
-import { identityFiles, writePair } from './identity/certificates.ts';
 import { loadConfig } from './config.ts';
 import { folderMistakes } from './folders.ts';
+import { rememberOwner } from './owner.ts';
 
 let directory: string;
 
@@ -20,6 +19,7 @@ afterEach(() => {
 });
 
 const LEAST = 'nodeName: mac1\ndataDirectory: data\nbootstrapKubeconfig: boot\naddress: 192.0.2.1\n';
+const ONE_NAMESPACE = `${LEAST.replace('bootstrapKubeconfig', 'kubeconfig')}namespace: platform-ci\n`;
 const ROOT = true;
 
 function write(text: string): string {
@@ -239,17 +239,49 @@ describe('the SDK for emulators', () => {
   });
 });
 
-test('a host with machines keeps its name, because under another name the agent would remove their disks', async () => {
-  const data = join(directory, 'data');
-  const key = await createKey();
-  const certificate = await selfSigned({ key, commonName: 'system:node:mac9', days: 1 });
-  writePair(identityFiles(data).client, { certificate, key: key.pem });
-  expect(mistakes(LEAST)).toEqual([]);
-  mkdirSync(join(data, 'pods'));
-  expect(mistakes(LEAST)).toEqual([]);
-  writeFileSync(join(data, 'pods', 'uid.json'), '{}');
-  expect(mistakes(LEAST)).toEqual([
-    `nodeName: ${data} has machines of Node mac9. As Node mac1, the agent would remove them with their disks. Keep the name, delete the VMs of these machines first, or set another dataDirectory`,
+describe('a host with machines, which the agent would remove with their disks if it did not see their Pods,', () => {
+  const remedy =
+    'the agent would remove them with their disks. Keep the name, delete the VMs of these machines first, or set another dataDirectory';
+
+  test('keeps its name', () => {
+    const data = join(directory, 'data');
+    mkdirSync(data);
+    rememberOwner({ nodeName: 'mac9', dataDirectory: data });
+    expect(mistakes(LEAST)).toEqual([]);
+    mkdirSync(join(data, 'pods'));
+    expect(mistakes(LEAST)).toEqual([]);
+    writeFileSync(join(data, 'pods', 'uid.json'), '{');
+    expect(mistakes(LEAST)).toEqual([`nodeName: ${data} has machines of Node mac9. As Node mac1, ${remedy}`]);
+    expect(mistakes(LEAST.replace('mac1', 'mac9'))).toEqual([]);
+  });
+
+  test('keeps its namespace, and serves all namespaces as before if it has machines of several', () => {
+    const data = join(directory, 'data');
+    mkdirSync(join(data, 'pods'), { recursive: true });
+    for (const [name, key] of Object.entries({
+      a: 'platform-ci/vm',
+      b: 'platform-ci/other',
+      c: 'platform-x/vm',
+    })) {
+      writeFileSync(join(data, 'pods', `${name}.json`), JSON.stringify({ key }));
+    }
+    expect(mistakes(ONE_NAMESPACE)).toEqual([
+      `namespace: ${data} has machines of platform-x. For platform-ci alone, ${remedy}`,
+    ]);
+    rmSync(join(data, 'pods', 'c.json'));
+    expect(mistakes(ONE_NAMESPACE)).toEqual([]);
+    expect(mistakes(LEAST)).toEqual([]);
+  });
+});
+
+test('only a host with a kubeconfig can serve one namespace alone', () => {
+  expect(mistakes(`${LEAST}namespace: platform-ci\n`)).toEqual([
+    expect.stringMatching(/^namespace: Only a host with a kubeconfig can serve one namespace alone/),
   ]);
-  expect(mistakes(LEAST.replace('mac1', 'mac9'))).toEqual([]);
+  expect(mistakes(ONE_NAMESPACE.replace('platform-ci', 'Platform'))).toEqual([
+    expect.stringMatching(/^namespace: /),
+  ]);
+  expect(mistakes(`${ONE_NAMESPACE}certificates: { servingSigner: "it's" }\n`)).toEqual([
+    expect.stringMatching(/^certificates\.servingSigner: Use the name of a signer/),
+  ]);
 });

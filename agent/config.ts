@@ -4,9 +4,10 @@ import { dirname, resolve } from 'node:path';
 import * as z from 'zod';
 import { checkConfig, ConfigError, readConfig } from '../base/config.ts';
 import { messageOf } from '../base/errors.ts';
-import { isHostName } from '../api/v1alpha1/names.ts';
+import { isHostName, SIGNER_NAME } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { hostPortsSchema, type PortRules } from '../api/v1alpha1/reservable.ts';
+import { type Environment, withDriver, withEnvironment } from './configdefaults.ts';
 import { folderMistakes } from './folders.ts';
 import { networkSchema } from './networkdriver.ts';
 import { ownerMistakes } from './owner.ts';
@@ -59,6 +60,7 @@ const bytes = z.string().transform((text, context) => {
     return z.NEVER;
   }
 });
+const signerName = z.string().regex(SIGNER_NAME, 'Use the name of a signer, such as "example.com/hosts"');
 const certificateSeconds = z.int().min(SHORTEST_CERTIFICATE_SECONDS).default(CERTIFICATE_SECONDS);
 
 const registry = z.strictObject({
@@ -85,6 +87,8 @@ export const configSchema = z
     bootstrapKubeconfig: path.optional(),
     /** Address that the Node publishes as InternalIP. The API server calls the agent at this address. */
     address,
+    /** The only namespace that the agent serves, for a `kubeconfig` with rights in this namespace alone. Other hosts serve every namespace. */
+    namespace: z.string().refine(isHostName, 'Use the name of a namespace').optional(),
     kubelet: z
       .strictObject({
         /** Port of the kubelet endpoints. 0 means any free port. */
@@ -102,7 +106,15 @@ export const configSchema = z
       })
       .prefault({}),
     certificates: z
-      .strictObject({ clientSeconds: certificateSeconds, servingSeconds: certificateSeconds })
+      .strictObject({
+        clientSeconds: certificateSeconds,
+        servingSeconds: certificateSeconds,
+        /**
+         * Signer of the serving certificate. The default is `kubernetes.io/kubelet-serving`. A host with a `kubeconfig` requests no
+         * serving certificate by default.
+         */
+        servingSigner: signerName.optional(),
+      })
       .prefault({}),
     network: networkSchema
       .and(
@@ -194,6 +206,10 @@ export const configSchema = z
   .refine((config) => (config.kubeconfig === undefined) !== (config.bootstrapKubeconfig === undefined), {
     path: ['bootstrapKubeconfig'],
     message: 'Set exactly one of bootstrapKubeconfig and kubeconfig',
+  })
+  .refine(({ kubeconfig, namespace }) => kubeconfig !== undefined || namespace === undefined, {
+    path: ['namespace'],
+    message: 'Only a host with a kubeconfig can serve one namespace alone. Give other hosts to a namespace',
   });
 
 export type AgentConfig = z.infer<typeof configSchema>;
@@ -202,8 +218,6 @@ export type AgentConfig = z.infer<typeof configSchema>;
 export function portRules({ ports, kubelet }: AgentConfig): PortRules {
   return kubelet.port === 0 ? ports : { ...ports, denied: [...ports.denied, String(kubelet.port)] };
 }
-
-type Environment = Readonly<Record<string, string | undefined>>;
 
 /**
  * Reads and checks a configuration file. Relative paths are relative to the folder of the file. If the file does not set `nodeName`, the
@@ -229,38 +243,6 @@ export function loadConfig(
     throw new ConfigError(file, mistakes);
   }
   return config;
-}
-
-/**
- * Adds the Node's name and address from the environment variables. Dots in the name become dashes: Kubernetes allows dots in a Node's name,
- * but Berth requires a DNS label.
- */
-function withEnvironment(document: unknown, environment: Environment): unknown {
-  if (typeof document !== 'object' || Array.isArray(document)) {
-    return document;
-  }
-  const { BERTH_NODE_NAME: name, BERTH_ADDRESS: host } = environment;
-  return {
-    ...(name === undefined ? {} : { nodeName: name.replaceAll('.', '-') }),
-    ...(host === undefined ? {} : { address: host }),
-    ...document,
-  };
-}
-
-/**
- * Sets the default network driver `user` if the agent does not run as root, because the driver `nat` needs root. There is no
- * default for root: with `user`, guests can reach more than an administrator might expect.
- */
-function withDriver(document: unknown, isRoot: boolean): unknown {
-  if (!isObject(document)) {
-    return document;
-  }
-  const { network = {} } = document;
-  return { ...document, network: isRoot || !isObject(network) ? network : { driver: 'user', ...network } };
-}
-
-function isObject(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
 function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {

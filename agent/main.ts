@@ -14,6 +14,7 @@ import { keepReserve } from '../base/reserve.ts';
 import { runAgent } from './agent.ts';
 import { loadConfig } from './config.ts';
 import { HostUnfitError } from './fitness.ts';
+import { rememberOwner } from './owner.ts';
 import { LockedError, lockDataDirectory } from './processes/lock.ts';
 import { UserRangeError } from './processes/users.ts';
 import { JoinError } from './identity/identity.ts';
@@ -45,6 +46,7 @@ async function run(file: string): Promise<number> {
   // The reserve file must exist before the lock file. On a full disk, the agent empties the reserve file to get space for the lock file.
   keepReserve(config.dataDirectory);
   const unlock = lockDataDirectory(config.dataDirectory);
+  rememberOwner(config);
   const stop = new AbortController();
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     process.once(signal, () => {

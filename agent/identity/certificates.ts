@@ -39,12 +39,14 @@ export interface IdentitySettings {
   /** Kubeconfig with which the agent joins. */
   bootstrapKubeconfig?: string | undefined;
   /** Lifetimes of the certificates that the agent requests, in seconds. */
-  certificates: { clientSeconds: number; servingSeconds: number };
+  certificates: { clientSeconds: number; servingSeconds: number; servingSigner?: string | undefined };
 }
 
 export interface CertificateRequest {
   nodeName: string;
   kind: 'client' | 'serving';
+  /** Signer of the certificate. The default is the signer of Kubernetes for the certificates of kubelets. */
+  signerName?: string | undefined;
   /** Addresses in a serving certificate. A client certificate has no addresses. */
   ipAddresses: readonly string[];
   expirationSeconds: number;
@@ -79,7 +81,7 @@ export function nodeUser(nodeName: string): string {
 }
 
 /** Returns the name of the Node to which a certificate belongs. The result is undefined if it belongs to no Node. */
-export function nodeNameIn({ subject }: Pick<X509Certificate, 'subject'>): string | undefined {
+function nodeNameIn({ subject }: Pick<X509Certificate, 'subject'>): string | undefined {
   return /^CN=system:node:(.+)$/m.exec(subject)?.[1];
 }
 
@@ -104,6 +106,10 @@ export async function requestCertificate(
   }
 }
 
+function signerOf({ kind, signerName }: CertificateRequest): string {
+  return signerName ?? SIGNERS[kind].name;
+}
+
 async function submit(
   client: KubeClient,
   request: CertificateRequest,
@@ -116,7 +122,6 @@ async function submit(
     organizations: ['system:nodes'],
     ipAddresses: request.ipAddresses,
   });
-  const signer = SIGNERS[request.kind];
   const name = `berth-${request.kind}-${request.nodeName}-${fingerprint(key)}`;
   try {
     const created = await client.create(
@@ -125,8 +130,8 @@ async function submit(
         metadata: { name },
         spec: {
           request: Buffer.from(pem).toString('base64'),
-          signerName: signer.name,
-          usages: ['digital signature', signer.usage],
+          signerName: signerOf(request),
+          usages: ['digital signature', SIGNERS[request.kind].usage],
           expirationSeconds: request.expirationSeconds,
         },
       },
@@ -161,7 +166,7 @@ async function waitForCertificate(
   name: string,
   { request, signal }: { request: CertificateRequest; signal: AbortSignal },
 ): Promise<string | undefined> {
-  const obstacle = new Obstacle(SIGNERS[request.kind].name, request.tell);
+  const obstacle = new Obstacle(signerOf(request), request.tell);
   const backoff = new Backoff({
     firstMilliseconds: LOOK_FIRST_MILLISECONDS,
     capMilliseconds: LOOK_CAP_MILLISECONDS,

@@ -188,6 +188,7 @@ describe('a stored certificate', () => {
     nodeKnown?: Promise<void>;
     /** Answer of the API server to each request. */
     answer?: Error;
+    isNode?: boolean;
     join?: () => Promise<Certificate>;
   }
 
@@ -196,7 +197,12 @@ describe('a stored certificate', () => {
 
   /** Keeps the certificates until the signal aborts. Returns the list of the signers that are asked. */
   function keep(signal: AbortSignal, surroundings: Surroundings = {}): string[] {
-    const { nodeKnown = Promise.resolve(), answer = new Error('no answer'), join } = surroundings;
+    const {
+      nodeKnown = Promise.resolve(),
+      answer = new Error('no answer'),
+      join,
+      isNode = true,
+    } = surroundings;
     const signers: string[] = [];
     const client = {
       create: async (_: unknown, { spec }: { spec: { signerName: string } }) => {
@@ -207,6 +213,7 @@ describe('a stored certificate', () => {
     const kept = keepCertificates({
       config,
       client: client as unknown as KubeClient,
+      isNode,
       join: async () => {
         signers.push('bootstrap');
         if (join === undefined) {
@@ -289,6 +296,17 @@ describe('a stored certificate', () => {
     stop.abort();
     expect(asked.slice(0, 4)).toEqual([CLIENT, 'bootstrap', 'in use', CLIENT]);
     expect(readPair(files.client)?.key.trim()).toBe(key.pem.trim());
+  });
+
+  test('is requested from the named signer alone if the host has a kubeconfig of its own', async () => {
+    config.address = '192.0.2.8';
+    const stop = new AbortController();
+    expect(keepCertificates({ config, isNode: false } as Parameters<typeof keepCertificates>[0])).toEqual([]);
+    config.certificates.servingSigner = 'signer.example/hosts';
+    const asked = keep(stop.signal, { isNode: false });
+    await expect.poll(() => asked.length).toBeGreaterThan(1);
+    stop.abort();
+    expect(new Set(asked)).toEqual(new Set(['signer.example/hosts']));
   });
 
   test('is replaced immediately when the host has another address', async () => {

@@ -107,6 +107,8 @@ export async function keepRenewed(options: RotationOptions): Promise<void> {
 
 export interface CertificateUsers {
   config: IdentitySettings;
+  /** Whether the agent has a node's certificate. */
+  isNode: boolean;
   client: KubeClient;
   /**
    * Requests a client certificate with the bootstrap kubeconfig, and stores it. @throws Error when the cluster refuses this host, or when
@@ -124,21 +126,31 @@ export interface CertificateUsers {
 }
 
 /**
- * Renews the client certificate and the serving certificate until the signal aborts. If the API server no longer accepts the client
- * certificate, the host joins again.
+ * Renews the client certificate and the serving certificate until the signal aborts. A host with a kubeconfig of its own has no client
+ * certificate, and a serving certificate only if the configuration names its signer.
  */
 export function keepCertificates(users: CertificateUsers): Promise<void>[] {
-  const { config, transport, server, metrics, logger, signal } = users;
-  const { nodeName, certificates, address } = config;
+  const isServing = users.isNode || users.config.certificates.servingSigner !== undefined;
+  return [...(users.isNode ? [keepClient(users)] : []), ...(isServing ? [keepServing(users)] : [])];
+}
+
+function asking({ client, config, logger }: CertificateUsers, request: Omit<CertificateRequest, 'nodeName'>) {
+  const whole = { nodeName: config.nodeName, tell: (words: string) => logger.warn(words), ...request };
+  return (signal: AbortSignal): Promise<Certificate> => requestCertificate(client, whole, signal);
+}
+
+/** Renews the client certificate. If the API server no longer accepts it, the host joins again. */
+async function keepClient(users: CertificateUsers): Promise<void> {
+  const { config, transport, metrics, logger, signal } = users;
+  const { nodeName, certificates } = config;
   const files = identityFiles(config.dataDirectory);
   const client = readPair(files.client);
-  const stored = readPair(files.serving);
-  const serving = isUsable(stored, nodeName, address) ? stored : undefined;
   tellEnd(metrics, 'client', client);
-  tellEnd(metrics, 'serving', serving);
-  const ask = (request: Omit<CertificateRequest, 'nodeName'>) => (signal: AbortSignal) =>
-    requestCertificate(users.client, { nodeName, tell: (words) => logger.warn(words), ...request }, signal);
-  const renew = ask({ kind: 'client', ipAddresses: [], expirationSeconds: certificates.clientSeconds });
+  const renew = asking(users, {
+    kind: 'client',
+    ipAddresses: [],
+    expirationSeconds: certificates.clientSeconds,
+  });
   const use = async (certificate: Certificate): Promise<void> => {
     writePair(files.client, certificate);
     tellEnd(metrics, 'client', certificate);
@@ -161,34 +173,42 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
     await use(first);
     return await renew(signal);
   };
-  return [
-    // This renewal does not wait for the Node, because the certificate can expire before the Node exists.
-    keepRenewed({
-      // The first certificate is short-lived and could expire during an outage of the cluster. So the agent renews this certificate
-      // immediately.
-      current: isShort(client, certificates.clientSeconds) ? undefined : client,
-      request: renewOrJoin,
-      use,
-      logger: logger.child({ certificate: 'client' }),
-      signal,
+  // This renewal does not wait for the Node, because the certificate can expire before the Node exists.
+  await keepRenewed({
+    // The first certificate is short-lived and could expire during an outage of the cluster. So the agent renews this certificate
+    // immediately.
+    current: isShort(client, certificates.clientSeconds) ? undefined : client,
+    request: renewOrJoin,
+    use,
+    logger: logger.child({ certificate: 'client' }),
+    signal,
+  });
+}
+
+async function keepServing(users: CertificateUsers): Promise<void> {
+  const { config, server, metrics, logger, signal } = users;
+  const { nodeName, certificates, address } = config;
+  const files = identityFiles(config.dataDirectory);
+  const stored = readPair(files.serving);
+  const serving = isUsable(stored, nodeName, address) ? stored : undefined;
+  tellEnd(metrics, 'serving', serving);
+  await keepRenewed({
+    begin: users.nodeKnown,
+    current: serving,
+    request: asking(users, {
+      kind: 'serving',
+      signerName: certificates.servingSigner,
+      ipAddresses: [address],
+      expirationSeconds: certificates.servingSeconds,
     }),
-    keepRenewed({
-      begin: users.nodeKnown,
-      current: serving,
-      request: ask({
-        kind: 'serving',
-        ipAddresses: [address],
-        expirationSeconds: certificates.servingSeconds,
-      }),
-      use: async (certificate) => {
-        writePair(files.serving, certificate);
-        tellEnd(metrics, 'serving', certificate);
-        server.replaceCertificate(certificate);
-      },
-      logger: logger.child({ certificate: 'serving' }),
-      signal,
-    }),
-  ];
+    use: async (certificate) => {
+      writePair(files.serving, certificate);
+      tellEnd(metrics, 'serving', certificate);
+      server.replaceCertificate(certificate);
+    },
+    logger: logger.child({ certificate: 'serving' }),
+    signal,
+  });
 }
 
 /**

@@ -4,10 +4,12 @@
  */
 import { isDeepStrictEqual } from 'node:util';
 import {
+  DEDICATED_KEY,
   EMULATORS_CONDITION,
   HOST_KEY,
   HOST_VALUE,
   NAT_READY_CONDITION,
+  ONLY_NAMESPACE_LABEL,
   SLOTS_MAXIMUM,
   SYSTEM_IMAGE_LABEL_PREFIX,
   TAG_LABEL_PREFIX,
@@ -42,6 +44,8 @@ export interface NodeSettings {
   /** Address that the Node publishes as InternalIP. */
   address: string;
   tags: readonly string[];
+  /** The only namespace whose Pods the host sees. */
+  namespace?: string | undefined;
   cpuOvercommit: number;
   /** Upper limits of the resources that the Node offers to machines, in processors and bytes. */
   offered: { cpu?: number | undefined; memory?: number | undefined };
@@ -107,6 +111,11 @@ export function nodeLabels(
     // Services arrives through the kubelet's Node.
     'node.kubernetes.io/exclude-from-external-load-balancers': '',
     ...Object.fromEntries(config.tags.map((tag) => [TAG_LABEL_PREFIX + tag, ''])),
+    // The scheduler must send no Pods of other namespaces, because this host would not see them.
+    ...(config.namespace !== undefined && {
+      [DEDICATED_KEY]: config.namespace,
+      [ONLY_NAMESPACE_LABEL]: config.namespace,
+    }),
     ...emulatorLabels(emulators),
   };
 }

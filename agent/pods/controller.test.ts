@@ -78,7 +78,7 @@ function worldOf({ isCutOff = false } = {}): World {
   } as unknown as KubeClient;
   const controller = new PodController({
     client: isCutOff ? silent : api.client,
-    nodeName: 'host',
+    scope: { nodeName: 'host' },
     host,
     tasks: {
       state: () => undefined,

@@ -12,7 +12,7 @@ import { parkedStatus, type Refusal, refusedStatus, STOPPED_EXIT_CODE } from '..
 import { isOver, type TaskRunner, type TaskState } from '../tasks/runner.ts';
 import { taskStatus } from '../tasks/status.ts';
 import { admitPod, type Claimants, claimOf } from './admission.ts';
-import { boundTo, existAll } from './bound.ts';
+import { boundTo, existAll, type PodScope } from './bound.ts';
 import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
 import { acceleratorOf, allDrivers, chooseDriver } from '../drivers/hostdrivers.ts';
 import { GuestChecks } from './guestchecks.ts';
@@ -36,7 +36,7 @@ const RELIST_MILLISECONDS = 30_000;
 
 export interface PodControllerOptions {
   client: KubeClient;
-  nodeName: string;
+  scope: PodScope;
   host: Host;
   tasks: TaskRunner;
   logger: Logger;
@@ -58,10 +58,7 @@ export class PodController {
     const { client, logger, metrics, host } = options;
     this.#options = options;
     this.#host = host;
-    this.informer = new Informer(client, PODS, {
-      fieldSelector: boundTo(options.nodeName),
-      logger,
-    });
+    this.informer = new Informer(client, PODS, { ...boundTo(options.scope), logger });
     this.#writer = new StatusWriter({
       client,
       podOf: (key) => this.informer.cache.get(key),
@@ -108,8 +105,8 @@ export class PodController {
 
   /** Returns whether every Pod in the cache still exists. The function reads the Pods from the API server, because the watch can lag. */
   async isUpToDate(signal: AbortSignal): Promise<boolean> {
-    const { client, nodeName } = this.#options;
-    return await existAll(this.informer.cache.list(), client, nodeName, signal);
+    const { client, scope } = this.#options;
+    return await existAll(this.informer.cache.list(), client, scope, signal);
   }
 
   /** Requests a reconciliation because something about the Pod with this key has changed. */

@@ -37,8 +37,13 @@ export const LEADER_LABEL = 'berth.dev/leader';
 export const TAG_LABEL_PREFIX = 'tag.berth.dev/';
 /** Taint of a host whose NAT could not be repaired. */
 export const NAT_TAINT = 'berth.dev/nat-unready';
-/** Key of the label and taint of a host that is dedicated to one namespace. Only the operator can set the label on a Node. */
+/**
+ * Key of the label and taint of a host that is dedicated to one namespace. Administrators and the HTTP API set the label. An agent can set it
+ * only together with {@link ONLY_NAMESPACE_LABEL}.
+ */
 export const DEDICATED_KEY = 'berth.node-restriction.kubernetes.io/namespace';
+/** Label of a host that sees only the Pods of one namespace, because it joined without a certificate. Its value is the namespace. */
+export const ONLY_NAMESPACE_LABEL = 'berth.dev/only-namespace';
 
 /** Extended resources of a Node. */
 export const SLOT_RESOURCE = 'berth.dev/slot';
@@ -231,6 +236,9 @@ export const BOOTSTRAP_GROUP = 'system:bootstrappers:berth';
 export function bootstrapGroupOf(hostName: string): string {
   return `${BOOTSTRAP_GROUP}:${hostName}`;
 }
+
+/** Form of the name of a signer of certificates. It has no quotation marks, because an admission policy contains the name. */
+export const SIGNER_NAME = /^[a-z0-9.-]{1,253}\/[a-zA-Z0-9._:-]{1,253}$/;
 
 /**
  * Reports whether a host can have this name. The name must be a lower-case DNS label, because labels and file names contain it unchanged.

@@ -52,6 +52,22 @@ export async function createAuthority(commonName: string): Promise<Authority> {
   return { key, certificate: certificate.toString('pem') };
 }
 
+/** Returns a serving certificate as PEM for a certificate request in PEM, with all its names. The authority checks nothing. */
+export async function signServing(authority: Authority, request: string): Promise<string> {
+  const x509 = await library();
+  const { publicKey, subjectName, extensions } = new x509.Pkcs10CertificateRequest(request);
+  const certificate = await x509.X509CertificateGenerator.create({
+    subject: subjectName,
+    issuer: new x509.X509Certificate(authority.certificate).subjectName,
+    publicKey,
+    signingKey: pairOf(authority.key).privateKey,
+    signingAlgorithm: algorithmOf(authority.key),
+    ...lasting(),
+    extensions: [...extensions, new x509.ExtendedKeyUsageExtension([USAGES.server])],
+  });
+  return certificate.toString('pem');
+}
+
 /** Returns a certificate as PEM, signed by the authority. */
 export async function issue(authority: Authority, o: Issued): Promise<string> {
   const x509 = await library();

@@ -16,14 +16,14 @@ const LOG_MEBIBYTES = 64;
 const OLD_LOGS = 3;
 
 /** Accounts in `berth-system`. Each of their programs has the name of the account as its user agent. Tests also use these accounts themselves. */
-const PROGRAMS = ['berth-operator', 'berth-server', 'berth-uninstall'];
+const PROGRAMS = ['berth-operator', 'berth-server', 'berth-uninstall', 'berth-agent'];
 /** Account of the program that collects metrics in test/e2e/installed. */
 const READER = 'system:serviceaccount:monitoring:prometheus';
 const ACCOUNTS = [...PROGRAMS.map((name) => `system:serviceaccount:berth-system:${name}`), READER];
 const NODES = 'system:nodes';
 /** Accounts and objects of the chart have these names, or stand in these namespaces. Names that tests choose are left out. */
 const CHART_NAME = /^(?:berth-[a-z-]+|kubernetes)$/;
-const CHART_NAMESPACES = ['', 'berth-system', 'default'];
+const CHART_NAMESPACES = ['', 'berth-system', 'default', 'kube-node-lease', 'platform-default'];
 
 /** One right that a program used. Empty fields mean the cluster, or an object or namespace of a test. */
 export interface UsedRight {

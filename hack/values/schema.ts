@@ -174,6 +174,8 @@ const agent = z.strictObject({
   // Zero is not allowed: with maxSurge 0, no agent would ever be upgraded.
   maxUnavailable: count.meta({ examples: [7, '25%'] }),
   ...program,
+  join: z.enum(['Certificate', 'ServiceAccount']),
+  namespace: text.regex(/^([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)?$/).meta({ examples: ['platform-ci'] }),
   share: z.strictObject({
     cpu: z.int().min(1),
     memory: text.regex(/^\d+(Ki|Mi|Gi|Ti)?$/).meta({ examples: ['24Gi'] }),
@@ -185,6 +187,7 @@ const agent = z.strictObject({
   config: without(z.toJSONSchema(agentConfig, { io: 'input' }), [
     'nodeName',
     'address',
+    'namespace',
     'dataDirectory',
     'kubeconfig',
     'bootstrapKubeconfig',

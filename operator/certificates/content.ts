@@ -19,13 +19,11 @@ export interface Refusal {
 type Spec = CertificateSigningRequest['spec'];
 
 /**
- * Usages that a request must have, for each signer. The signers also accept the usage `key encipherment`. A host must not request that
- * usage, because hosts use their keys only for signatures.
+ * Usages that a request must have. The signers also accept the usage `key encipherment`. A host must not request that usage, because hosts
+ * use their keys only for signatures.
  */
-const USAGES: Readonly<Record<string, readonly string[]>> = {
-  [CLIENT_SIGNER]: ['client auth', 'digital signature'],
-  [SERVING_SIGNER]: ['digital signature', 'server auth'],
-};
+const CLIENT_USAGES = ['client auth', 'digital signature'];
+const SERVING_USAGES = ['digital signature', 'server auth'];
 
 /** Returns the Node name in a request's subject. The result is undefined if the subject is not the subject of a host. */
 export function nodeNameOf({ organization, commonName }: SigningRequest): string | undefined {
@@ -59,7 +57,7 @@ function refusalOfSubject(request: SigningRequest): Refusal | undefined {
 }
 
 function refusalOfUsages({ signerName, usages = [] }: Spec): Refusal | undefined {
-  const right = USAGES[signerName] ?? [];
+  const right = signerName === CLIENT_SIGNER ? CLIENT_USAGES : SERVING_USAGES;
   const asked = usages.toSorted();
   return asked.length === right.length && asked.every((usage, index) => usage === right[index])
     ? undefined

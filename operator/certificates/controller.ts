@@ -80,7 +80,7 @@ export class CertificateReconciler {
 
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
     const csr = this.#options.requests.cache.get(name);
-    if (csr === undefined || !isOpen(csr)) {
+    if (csr === undefined || !isOpen(csr, this.#options.config)) {
       return undefined;
     }
     const { decision, name: host, isJoining } = await this.#decide(csr);
@@ -163,8 +163,8 @@ function reasonFor(decision: Extract<Decision, { message: string }>): Reason {
   return decision.kind === 'approve' ? 'ApprovedByBerth' : decision.reason;
 }
 
-function isOpen(csr: CertificateSigningRequest): boolean {
-  const isNodes = csr.spec.signerName === CLIENT_SIGNER || csr.spec.signerName === SERVING_SIGNER;
+function isOpen(csr: CertificateSigningRequest, { hosts }: JoiningConfig): boolean {
+  const isNodes = [CLIENT_SIGNER, SERVING_SIGNER, hosts.servingSigner].includes(csr.spec.signerName);
   const isJudged =
     csr.status?.conditions?.some(({ type }) => type === 'Approved' || type === 'Denied') ?? false;
   return isNodes && !isJudged;
@@ -204,8 +204,11 @@ export function enqueueRequests(controller: Controller, { requests, nodes }: Req
   // marked.
   nodes.cache.onChange(({ object, previous }) => {
     if (isHost(object) && !isHost(previous)) {
-      const user = `${NODE_USER_PREFIX}${object.metadata.name}`;
-      const asked = requests.cache.byIndex(REQUESTS_BY_USER, user);
+      const { name } = object.metadata;
+      const asked = [
+        ...requests.cache.byIndex(REQUESTS_BY_USER, `${NODE_USER_PREFIX}${name}`),
+        ...requests.cache.byIndex(REQUESTS_BY_HOST, name),
+      ];
       asked.forEach(({ metadata }) => controller.enqueue(metadata.name));
     }
   });

@@ -25,7 +25,9 @@ interface Asker {
   extra?: Record<string, string[]>;
 }
 
-const CONFIG = parseConfig({}, 'test');
+/** Signer of the cluster for serving certificates, in addition to that of Kubernetes. */
+const OTHER_SIGNER = 'signer.example/hosts';
+const CONFIG = parseConfig({ hosts: { servingSigner: OTHER_SIGNER } }, 'test');
 
 /** Bootstrap token of an earlier version, which is valid for any host name. */
 const oldToken: Asker = {
@@ -43,6 +45,15 @@ const kubelet = nodeUser('k1');
 const NODES = new Map([
   ['h1', nodeOf('h1', { 'berth.node-restriction.kubernetes.io/host': 'true' }, '127.0.0.1')],
   ['k1', nodeOf('k1', { 'berth.dev/host': 'true' }, '127.0.0.2')],
+  [
+    'rack1-berth',
+    nodeOf('rack1-berth', { 'berth.node-restriction.kubernetes.io/host': 'true' }, '127.0.0.3'),
+  ],
+  [
+    'rack4-berth',
+    nodeOf('rack4-berth', { 'berth.node-restriction.kubernetes.io/host': 'true' }, '127.0.0.6'),
+  ],
+  ['rack2-berth', nodeOf('rack2-berth', { 'berth.dev/host': 'true' }, '127.0.0.4')],
 ]);
 
 const SURROUNDINGS: Surroundings = {
@@ -265,6 +276,40 @@ describe('credentials of joining hosts are valid for one name', () => {
       reason: 'RequestOpen',
       message: expect.stringContaining('kubectl delete csr first'),
     });
+  });
+});
+
+describe("a serving certificate of another signer, by the token of an agent's Pod", () => {
+  const forRack1 = request({ commonName: 'system:node:rack1-berth', ipAddresses: ['127.0.0.3'] });
+  const forRack2 = request({ commonName: 'system:node:rack2-berth', ipAddresses: ['127.0.0.4'] });
+  const forRack3 = request({ commonName: 'system:node:rack3-berth', ipAddresses: ['127.0.0.5'] });
+
+  it.each([
+    ["is approved for the host of the Pod's node", podOn('rack1'), forRack1, 'approve'],
+    ['is denied for another host', podOn('rack4'), forRack1, 'NotItself'],
+    [
+      'is denied for another address',
+      podOn('rack1'),
+      { ...forRack1, ipAddresses: ['127.0.0.1'] },
+      'ForeignAddress',
+    ],
+    ['is denied without an address', podOn('rack1'), { ...forRack1, ipAddresses: [] }, 'InvalidNames'],
+    ['is denied to a token that is bound to no node', podOn(), forRack1, 'TokenNotBoundToNode'],
+    ['is left to others before the Node is marked as a host', podOn('rack2'), forRack2, 'ignore'],
+    ['waits for the Node', podOn('rack3'), forRack3, 'wait'],
+    ['is denied to a bootstrap token', tokenFor('rack1-berth'), forRack1, 'NotItself'],
+    ['is approved to a host with a certificate', nodeUser('rack1-berth'), forRack1, 'approve'],
+  ] as const)('%s', (_what, by, parsed, expected) => {
+    expect(judged(by, parsed, OTHER_SIGNER)).toBe(expected);
+  });
+
+  it('is denied while another Node has the same name of a host', () => {
+    const known = { namesakes: ['rack1', 'rack.1'] };
+    expect(judged(podOn('rack1'), forRack1, OTHER_SIGNER, {}, known)).toBe('HostNameShared');
+  });
+
+  it('comes only from the named signer', () => {
+    expect(judged(podOn('rack1'), forRack1, SERVING_SIGNER)).toBe('NotItself');
   });
 });
 

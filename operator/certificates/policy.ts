@@ -10,13 +10,13 @@ import { isHost } from '../host/observe.ts';
 import { refusalOfAddresses, type Surroundings } from './addresses.ts';
 import { type Joining, type JoiningConfig, joiningOf } from './joining.ts';
 import {
+  CLIENT_SIGNER,
   NODE_USER_PREFIX,
   nodeNameOf,
   nodeNameOfUser,
   NODES_GROUP,
   type Refusal,
   refusalOfContent,
-  SERVING_SIGNER,
 } from './content.ts';
 
 export type Decision =
@@ -46,17 +46,25 @@ export type Reading = SigningRequest | InvalidSigningRequestError;
 /** Requester whose certificate request Berth might have to approve or deny: a joining host or a node. */
 export type Requester =
   | Joining
-  /** Requester with the user name of the node `name`. Only the Node object shows whether this node is a host. */
-  | { readonly kind: 'node'; readonly name: string };
+  /**
+   * Requester with the user name of the node `name`, or with the token of the agent's Pod for the host `name`. Only the Node object shows
+   * whether this node is a host. `kubelet` is the name of the Node on which the agent's Pod runs.
+   */
+  | { readonly kind: 'node'; readonly name: string; readonly kubelet?: string };
 
 /** Returns the requester of a request. The result is undefined if the requester is neither a node nor a joining host. */
 export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfig): Requester | undefined {
-  const { username = '', groups = [] } = csr.spec;
+  const { username = '', groups = [], signerName } = csr.spec;
   if (groups.includes(NODES_GROUP)) {
     const name = nodeNameOfUser(username);
     return name === undefined ? undefined : { kind: 'node', name };
   }
-  return joiningOf(csr, config);
+  const joining = joiningOf(csr, config);
+  // A host without a client certificate asks with the token of its agent's Pod. This token is only for the name of one host, too.
+  const { host, node } = joining ?? {};
+  return signerName === config.hosts.servingSigner && node !== undefined && typeof host === 'string'
+    ? { kind: 'node', name: host, kubelet: node }
+    : joining;
 }
 
 /**
@@ -109,18 +117,32 @@ function decideOurs(
   known: Known,
 ): Decision | ServingQuestion {
   const name = nodeNameOf(request) ?? '';
-  const isOwn = requester.kind === 'node' && requester.name === name;
-  if (signerName === SERVING_SIGNER) {
-    return isOwn && known.node !== undefined
-      ? { kind: 'serving', addresses: request.ipAddresses, node: known.node }
-      : notItself(`${username} is allowed to request only its own serving certificate`, name);
-  }
   if (requester.kind === 'joining') {
-    return decideFirst(requester, name, known);
+    return decideFirst(requester, name, known, signerName);
   }
-  return isOwn
-    ? { kind: 'approve', message: 'The host renews its own certificate' }
-    : notItself(`${username} is allowed to renew only its own certificate`, name);
+  const isServing = signerName !== CLIENT_SIGNER;
+  if (requester.name !== name) {
+    return notItself(
+      `${username} is allowed to ${isServing ? 'request only its own serving' : 'renew only its own'} certificate`,
+      name,
+    );
+  }
+  return isServing
+    ? decideOwnServing(requester.kubelet, name, request, known)
+    : { kind: 'approve', message: 'The host renews its own certificate' };
+}
+
+function decideOwnServing(
+  kubelet: string | undefined,
+  name: string,
+  { ipAddresses: addresses }: SigningRequest,
+  known: Known,
+): Decision | ServingQuestion {
+  const { node } = known;
+  if (node === undefined) {
+    return { kind: 'wait' };
+  }
+  return refusalOfNamesakes(kubelet, name, known) ?? { kind: 'serving', addresses, node };
 }
 
 function notItself(rule: string, name: string): Decision {
@@ -130,10 +152,15 @@ function notItself(rule: string, name: string): Decision {
 function decideFirst(
   { host, node: kubelet }: Joining,
   name: string,
-  { node, rival, namesakes = [], holdsMachines = false }: Known,
+  known: Known,
+  signerName: string,
 ): Decision {
+  const { node, rival, holdsMachines = false } = known;
   if (typeof host !== 'string') {
     return { kind: 'deny', ...host };
+  }
+  if (signerName !== CLIENT_SIGNER) {
+    return notItself('This credential is only for a client certificate', name);
   }
   if (host !== name) {
     return notItself(`This credential is only for the certificate of host ${host}`, name);
@@ -150,18 +177,28 @@ function decideFirst(
       `VMs or emulators are still on host ${name}, whose Node is missing. Its earlier certificate creates the Node again. If the earlier host is gone for good, run: berth node give-up ${name}`,
     );
   }
+  const approval: Decision =
+    rival === undefined
+      ? { kind: 'approve', message: `Host ${name} joins` }
+      : deny(
+          'RequestOpen',
+          `Another request for host ${name}, ${rival}, is open or approved. If the host did not create that request, run: kubectl delete csr ${rival}`,
+        );
+  return refusalOfNamesakes(kubelet, name, known) ?? approval;
+}
+
+/** Returns a denial if the names of other Nodes give the same host name as the name of the kubelet's Node. */
+function refusalOfNamesakes(
+  kubelet: string | undefined,
+  name: string,
+  { namesakes = [] }: Known,
+): Decision | undefined {
   const others = kubelet === undefined ? [] : namesakes.filter((other) => other !== kubelet);
-  if (others.length > 0) {
-    return deny(
-      'HostNameShared',
-      `The Nodes ${kubelet} and ${others.join(', ')} would share the host ${name}, because dots become hyphens in the names of hosts. Rename one of them, or take it out of agent.nodeSelector and delete its Node`,
-    );
-  }
-  return rival === undefined
-    ? { kind: 'approve', message: `Host ${name} joins` }
+  return others.length === 0
+    ? undefined
     : deny(
-        'RequestOpen',
-        `Another request for host ${name}, ${rival}, is open or approved. If the host did not create that request, run: kubectl delete csr ${rival}`,
+        'HostNameShared',
+        `The Nodes ${kubelet} and ${others.join(', ')} would share the host ${name}, because dots become hyphens in the names of hosts. Rename one of them, or take it out of agent.nodeSelector and delete its Node`,
       );
 }
 

@@ -5,6 +5,7 @@ import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../../base/
 import {
   DEFAULT_NAMESPACE,
   NAMESPACE_PREFIX,
+  SIGNER_NAME,
   SLOTS_MAXIMUM,
   SYSTEM_NAMESPACE,
 } from '../../api/v1alpha1/names.ts';
@@ -95,6 +96,11 @@ const hostsSchema = z
       .string()
       .regex(/^(-[a-z0-9-]*[a-z0-9])?$/)
       .default('-berth'),
+    /**
+     * Signer of serving certificates, in addition to `kubernetes.io/kubelet-serving`, for clusters whose own signer refuses hosts. The
+     * operator approves the requests of hosts to this signer.
+     */
+    servingSigner: z.string().regex(SIGNER_NAME).optional(),
   })
   .prefault({});
 

@@ -27,6 +27,21 @@ function holding<T extends KubeObject>(...objects: readonly unknown[]): Informer
   return { cache } as unknown as Informer<T>;
 }
 
+/** Returns caches without objects. */
+function sourcesOf(): EntrySources {
+  return {
+    entries: holding(),
+    images: holding(),
+    nodes: holding(),
+    jobs: holding(),
+    taskPods: holding(),
+    pods: holding(),
+    emulatorPods: holding(),
+    config: parseConfig({}, 'test'),
+    clock: () => NOW,
+  };
+}
+
 /** Returns the outcome of a Job whose host finished the task at {@link BEHIND} by its own clock. */
 function outcome(condition?: { type: string; lastTransitionTime: string }) {
   return observed(condition)?.outcome;
@@ -52,19 +67,21 @@ function observed(
     spec: { ...(nodeName !== '' && { nodeName }), containers: [] },
     status: { phase: 'Succeeded', conditions, containerStatuses: [{ state: { terminated } }] },
   };
-  const sources: EntrySources = {
-    entries: holding(),
-    images: holding(),
-    nodes: holding(),
-    jobs: holding(job),
-    taskPods: holding(pod),
-    pods: holding(),
-    emulatorPods: holding(),
-    config: parseConfig({}, 'test'),
-    clock: () => NOW,
-  };
-  return observeEntry(sources, entry, [job]).jobs[0];
+  return observeEntry({ ...sourcesOf(), jobs: holding(job), taskPods: holding(pod) }, entry, [job]).jobs[0];
 }
+
+it('leaves out hosts that see only the Pods of one namespace', () => {
+  const nodeOf = (name: string, label: string) => ({
+    metadata: {
+      name,
+      labels: { 'berth.node-restriction.kubernetes.io/host': 'true', [label]: 'platform-ci' },
+    },
+  });
+  const dedicated = nodeOf('given', 'berth.node-restriction.kubernetes.io/namespace');
+  const nodes = [dedicated, nodeOf('confined', 'berth.dev/only-namespace')];
+  const { hosts } = observeEntry({ ...sourcesOf(), nodes: holding(...nodes) }, entry, []);
+  expect([...hosts.keys()]).toEqual(['given']);
+});
 
 describe('a Job that succeeded on a host whose clock is wrong', () => {
   it.each(['Complete', 'Failed'])('finished when the Job controller ended it (%s)', (type) => {

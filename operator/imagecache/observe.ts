@@ -3,7 +3,7 @@ import { timestamp } from '../../base/time.ts';
 import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import { ONLY_NAMESPACE_LABEL, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Job } from '../../kube/job.ts';
@@ -67,7 +67,7 @@ export function observeEntry(
     hosts: new Map(
       sources.nodes.cache
         .list()
-        .filter(isHost)
+        .filter(seesTasks)
         .map((node) => [node.metadata.name, hostOf(node)]),
     ),
     freeSlots: (host) => freeSlots(sources, host),
@@ -78,6 +78,11 @@ export function observeEntry(
     config: sources.config,
     now: sources.clock(),
   };
+}
+
+/** Returns true for a host that sees the Jobs of entries. They are in the system namespace. */
+function seesTasks(node: Readonly<Node>): boolean {
+  return isHost(node) && node.metadata.labels?.[ONLY_NAMESPACE_LABEL] === undefined;
 }
 
 /** Returns the names of the hosts that wait in the entry's queue or for a free slot. */

@@ -19,7 +19,9 @@ it('a namespace may use hosts for everybody and its own hosts, and only the mark
     { matchExpressions: [mark, arch, { key: DEDICATED_KEY, operator: 'DoesNotExist' }] },
     { matchExpressions: [mark, arch, { key: DEDICATED_KEY, operator: 'In', values: ['platform-ci'] }] },
   ]);
-  expect(termsOf({ dedicatedTo: '*' })).toEqual([{ matchExpressions: [mark] }]);
+  expect(termsOf({ dedicatedTo: '*' })).toEqual([
+    { matchExpressions: [mark, { key: 'berth.dev/only-namespace', operator: 'DoesNotExist' }] },
+  ]);
 });
 
 it('hosts are tolerated, and so are dedicated hosts of the namespace or all of them', () => {

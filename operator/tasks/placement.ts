@@ -1,10 +1,19 @@
 /** Builds the part of a Pod's spec that determines the hosts on which the Pod can run. The Pods of VMs and of tasks both have this part. */
-import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
+import {
+  DEDICATED_KEY,
+  HOST_KEY,
+  HOST_MARK,
+  HOST_VALUE,
+  ONLY_NAMESPACE_LABEL,
+} from '../../api/v1alpha1/names.ts';
 import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Job } from '../../kube/job.ts';
 
 export interface Placement {
-  /** Namespace whose dedicated hosts are allowed. The value `*` allows the dedicated hosts of every namespace. */
+  /**
+   * Namespace whose dedicated hosts are allowed. The value `*` allows the dedicated hosts of every namespace, for Jobs of the system
+   * namespace. Hosts that see only their own namespace are left out.
+   */
   readonly dedicatedTo: string;
   readonly architecture?: 'amd64' | 'arm64' | undefined;
   /** Name of the only allowed host. If it is undefined, any host is allowed. */
@@ -59,7 +68,7 @@ function nodeAffinity(placement: Placement): NodeAffinity {
   ];
   const dedicated: NodeSelectorRequirement[][] =
     dedicatedTo === '*'
-      ? [[]]
+      ? [[{ key: ONLY_NAMESPACE_LABEL, operator: 'DoesNotExist' }]]
       : [
           [{ key: DEDICATED_KEY, operator: 'DoesNotExist' }],
           [{ key: DEDICATED_KEY, operator: 'In', values: [dedicatedTo] }],

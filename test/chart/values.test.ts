@@ -63,6 +63,10 @@ function besides({ path }: Change): { before?: object; after?: object } {
       return { before: { certificate: { certManager: { enabled: false } } } };
     case 'agent.guestsMayReachCluster':
       return { after: { agent: { clusterCIDRs: [] } } };
+    case 'agent.join':
+      return { after: { agent: { namespace: 'platform-ci' } } };
+    case 'agent.namespace':
+      return { before: { agent: { join: 'ServiceAccount', namespace: 'platform-default' } } };
     case 'config.imageStorage.folder':
       return { before: { agent: { config: { images: { storageFolder: '/srv/storage' } } } } };
     case 'config.imageStorage.keepSeconds':

@@ -2,16 +2,14 @@
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { requestCertificate } from '../../agent/identity/certificates.ts';
 import { parse } from 'yaml';
-import { BOOTSTRAP_GROUP, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import { BOOTSTRAP_GROUP, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { createHostToken } from '../../hack/host-token.ts';
 import { createKey } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,
   EVENTS,
-  type Node,
   NODES,
-  PODS,
   SECRETS,
   SELF_SUBJECT_REVIEWS,
 } from '../../kube/core.ts';
@@ -19,12 +17,13 @@ import { loadConnection } from '../../kube/credentials.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
 import { VMs } from '../fixtures/vms.ts';
+import { agentToken, createAgentPod } from '../worlds/accounthost.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';
 import { asNode, clientOf } from './support/identities.ts';
+import { nodeOf } from './support/nodes.ts';
 
 const STEP = { deadlineMilliseconds: 60_000 };
-const SLOTS = { [SLOT_RESOURCE]: '4', cpu: '8', memory: '32Gi', 'ephemeral-storage': '1Ti', pods: '110' };
 const LIFETIME_SECONDS = 3600;
 const SYSTEM = 'berth-system';
 const ACCOUNT = 'berth-agent';
@@ -40,22 +39,6 @@ beforeAll(async () => {
 afterAll(async () => {
   await cluster?.stop();
 });
-
-/** Returns a Node as an agent registers it, with slots that it gives itself. */
-function nodeOf(name: string, labels: Record<string, string> = {}): Partial<Node> & Pick<Node, 'metadata'> {
-  const ready = { type: 'Ready', status: 'True' as const, reason: 'AgentReady', message: '' };
-  return {
-    metadata: { name, labels: { [HOST_KEY]: HOST_VALUE, ...labels } },
-    spec: { taints: [{ key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' }] },
-    status: {
-      capacity: SLOTS,
-      allocatable: SLOTS,
-      conditions: [ready],
-      addresses: [{ type: 'InternalIP', address: '127.0.0.9' }],
-      nodeInfo: { architecture: 'amd64', operatingSystem: 'linux' },
-    },
-  };
-}
 
 function markOf(name: string): Promise<string | undefined> {
   return cluster
@@ -98,10 +81,8 @@ async function asToken(name: string): Promise<KubeClient> {
 
 /** Returns a client with the token of an agent's Pod on this node. If no node is given, the token is bound to no Pod. */
 async function asPod(nodeName?: string): Promise<KubeClient> {
-  const bound =
-    nodeName === undefined ? [] : ['--bound-object-kind=Pod', `--bound-object-name=agent-on-${nodeName}`];
-  const { stdout } = await cluster.kubectl(['create', 'token', ACCOUNT, `--namespace=${SYSTEM}`, ...bound]);
-  return await clientOf(cluster, { token: stdout.trim() });
+  const bound = nodeName === undefined ? undefined : { pod: nodeName };
+  return await clientOf(cluster, { token: await agentToken(cluster, bound) });
 }
 
 /** Returns a client with a bootstrap token of an earlier release, whose groups name no host. */
@@ -126,20 +107,9 @@ async function bootstrapGroupsOf(client: KubeClient): Promise<string[]> {
 
 describe('credentials of joining hosts', () => {
   beforeAll(async () => {
-    const client = cluster.client();
-    await client.create(SERVICE_ACCOUNTS, { metadata: { namespace: SYSTEM, name: ACCOUNT } });
-    for (const name of ['node1', 'node2']) {
-      await client.create(NODES, { metadata: { name } });
-      await client.create(PODS, {
-        metadata: { namespace: SYSTEM, name: `agent-on-${name}` },
-        spec: {
-          nodeName: name,
-          serviceAccountName: ACCOUNT,
-          automountServiceAccountToken: false,
-          containers: [{ name: 'agent', image: 'any' }],
-        },
-      });
-    }
+    await cluster.client().create(SERVICE_ACCOUNTS, { metadata: { namespace: SYSTEM, name: ACCOUNT } });
+    await createAgentPod(cluster, 'node1');
+    await createAgentPod(cluster, 'node2');
   });
 
   test.for([

@@ -8,7 +8,7 @@ import { beforeAll, describe, expect, test } from 'vitest';
 import { parse } from 'yaml';
 import { whyNoNodes } from '../../hack/cluster/nodes/requirements.ts';
 import { type UsedRight, usedRights } from '../../hack/cluster/usedrights.ts';
-import { EVERYTHING, type Manifest, manifests, uninstallHook } from '../support/chart.ts';
+import { ACCOUNT_HOSTS, EVERYTHING, type Manifest, manifests, uninstallHook } from '../support/chart.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { unless } from '../support/unless.ts';
 
@@ -16,6 +16,10 @@ import { unless } from '../support/unless.ts';
 const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   'berth-operator': ['berth-operator'],
   'berth-operator-api-server': ['berth-operator'],
+  'berth-operator-serving-signer': ['berth-operator'],
+  'berth-agent': ['berth-agent'],
+  'berth-agent-leases': ['berth-agent'],
+  'berth-agent-events': ['berth-agent'],
   'berth-server': ['berth-server'],
   'berth-uninstall': ['berth-uninstall'],
   'berth-image-storage-writers': ['host'],
@@ -89,9 +93,9 @@ describe('a whole run', unless(unfit), () => {
   let roles: Manifest[];
 
   beforeAll(async () => {
-    const { uninstall } = EVERYTHING;
+    const { uninstall, agent } = EVERYTHING;
     const objects = [
-      ...(await manifests(EVERYTHING)),
+      ...(await manifests({ ...EVERYTHING, agent: { ...agent, ...ACCOUNT_HOSTS } })),
       ...(await uninstallHook(await sharedCluster(), { uninstall })),
     ];
     roles = objects.filter(({ kind }) => kind === 'ClusterRole' || kind === 'Role');

@@ -87,6 +87,13 @@ export function find(objects: readonly Manifest[], kind: string, name: string): 
   return found;
 }
 
+/** Values with which hosts join without a certificate, in addition to those that enable the agent. */
+export const ACCOUNT_HOSTS = {
+  join: 'ServiceAccount',
+  namespace: 'platform-default',
+  config: { certificates: { servingSigner: 'signer.example/hosts' } },
+};
+
 /** Values that turn on every optional part of the chart. */
 export const EVERYTHING = {
   agent: {

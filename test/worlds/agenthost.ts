@@ -93,9 +93,12 @@ export class TestHost {
 
   /** Starts an agent. If `approve` is true, its certificate requests are approved, as the operator would do. */
   async launch({ approve = true } = {}): Promise<void> {
-    const { kubeconfig } = await this.#cluster.createAgentBootstrap(this.name);
     const file = join(this.#directory, 'agent.yaml');
-    await writeFile(file, stringify({ ...this.#settings, bootstrapKubeconfig: kubeconfig }));
+    const joining =
+      this.#settings['kubeconfig'] === undefined
+        ? { bootstrapKubeconfig: (await this.#cluster.createAgentBootstrap(this.name)).kubeconfig }
+        : {};
+    await writeFile(file, stringify({ ...this.#settings, ...joining }));
     const config = loadConfig(file);
     await mkdir(config.dataDirectory, { recursive: true });
     const stop = new AbortController();

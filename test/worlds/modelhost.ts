@@ -163,7 +163,7 @@ export class ModelHost {
     });
     const controller = new PodController({
       client: this.#life.use(this.api.client),
-      nodeName: 'host',
+      scope: { nodeName: 'host' },
       host,
       tasks,
       logger,

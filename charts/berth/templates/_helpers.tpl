@@ -169,7 +169,11 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "prefix" .Values.namespaces.prefix -}}
 {{- $roles := pick .Values.roles "defaultDev" "dev" "admin" -}}
 {{- $own := dict "namespaces" $namespaces "metrics" $metrics "health" (dict "address" ":8081") "priorityClassName" (include "berth.priorityClass" .) "roles" $roles -}}
-{{- $usual := dict "hosts" (dict "nodeNameSuffix" .Values.agent.nodeNameSuffix) -}}
+{{- $hosts := dict "nodeNameSuffix" .Values.agent.nodeNameSuffix -}}
+{{- with include "berth.servingSigner" . -}}
+{{- $_ := set $hosts "servingSigner" . -}}
+{{- end -}}
+{{- $usual := dict "hosts" $hosts -}}
 {{- toYaml (merge $own (deepCopy .Values.config) $usual) -}}
 {{- end }}
 
@@ -178,10 +182,27 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{ dig "kubelet" "port" 10350 .Values.agent.config | int }}
 {{- end }}
 
+{{/* The only namespace that agents of the DaemonSet serve. It is empty if they join with certificates. */}}
+{{- define "berth.agentNamespace" -}}
+{{- if and .Values.agent.enabled (eq .Values.agent.join "ServiceAccount") -}}
+{{ .Values.agent.namespace }}
+{{- end -}}
+{{- end }}
+
+{{/* Signer of the agents' serving certificates. It is empty if it is the one of Kubernetes. */}}
+{{- define "berth.servingSigner" -}}
+{{ dig "hosts" "servingSigner" (dig "certificates" "servingSigner" "" .Values.agent.config) .Values.config }}
+{{- end }}
+
 {{/* Configuration file of the agent, without the settings that differ between hosts. */}}
 {{- define "berth.agentConfig" -}}
 {{- $share := .Values.agent.share -}}
-{{- $own := dict "dataDirectory" .Values.agent.hostPath "bootstrapKubeconfig" "/etc/berth/bootstrap/kubeconfig" "offered" (dict "cpu" $share.cpu "memory" $share.memory) -}}
+{{- $own := dict "dataDirectory" .Values.agent.hostPath "offered" (dict "cpu" $share.cpu "memory" $share.memory) -}}
+{{- $namespace := include "berth.agentNamespace" . -}}
+{{- $_ := set $own (ternary "kubeconfig" "bootstrapKubeconfig" (ne $namespace "")) "/etc/berth/bootstrap/kubeconfig" -}}
+{{- with $namespace -}}
+{{- $_ := set $own "namespace" . -}}
+{{- end -}}
 {{- $usual := dict "kubelet" (dict "clientCAFile" "/etc/berth/bootstrap/ca.crt" "port" (include "berth.agentPort" . | int)) -}}
 {{- with .Values.agent.clusterCIDRs -}}
 {{- $_ := set $own "clusterCIDRs" . -}}
@@ -193,11 +214,17 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- toYaml (merge $own (deepCopy .Values.agent.config) $usual) -}}
 {{- end }}
 
-{{/* Documents of a file below files/, with the namespace and the labels of the release: (list $ "files/rbac/operator.yaml") */}}
+{{/*
+Documents of a file below files/, with the namespace and the labels of the release: (list $ "files/rbac/operator.yaml"). Two further items are
+a text of the file, and the text that takes its place.
+*/}}
 {{- define "berth.documents" -}}
 {{- $root := index . 0 -}}
 {{- $labels := include "berth.labels" $root | fromYaml -}}
 {{- range $text := splitList "\n---\n" ($root.Files.Get (index . 1)) -}}
+{{- if gt (len $) 3 -}}
+{{- $text = replace (index $ 2) (index $ 3) $text -}}
+{{- end -}}
 {{- $document := $text | replace "berth-system" $root.Release.Namespace | fromYaml -}}
 {{- $_ := set $document.metadata "labels" (merge (dict) ($document.metadata.labels | default dict) $labels) -}}
 {{- if eq $document.kind "ServiceAccount" -}}
