@@ -382,6 +382,7 @@ describe('the policies', () => {
       return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
+      ['berth-agents', {}],
       ['berth-answer-by', {}],
       ['berth-bindings', {}],
       ['berth-created-by', {}],
