@@ -124,7 +124,9 @@ function reconciling(
   if (SETTLED.has(phase.name) || blocked?.condition === 'Stalled') {
     return undefined;
   }
-  const { message } = blocked ?? (placement.reason === 'Unschedulable' ? placement : phase);
+  const { pod } = observed;
+  const waitsForHost = pod !== undefined && pod.spec.nodeName === undefined;
+  const { message } = blocked ?? (waitsForHost ? placement : phase);
   return { ...draft, reason: phase.name, message };
 }
 

@@ -23,24 +23,21 @@ const PENDING = 'sum by (vm_namespace) (berth_pending_vms)';
 const TOO_MUCH = '512Gi';
 const PROMISED_CLEAN_MILLISECONDS = 2_000;
 const PROMISED_CRASH_MILLISECONDS = 15_000;
-/** A DaemonSet like those of networks and proxies of clusters. */
-const ON_EVERY_NODE = {
-  apiVersion: 'apps/v1',
-  kind: 'DaemonSet',
-  metadata: { name: 'on-every-node', namespace: 'default' },
+/** Template of a Pod that tolerates everything, as Pods of networks and proxies of clusters do. */
+const TOLERANT = {
+  metadata: { labels: { app: 'tolerant' } },
   spec: {
-    selector: { matchLabels: { app: 'on-every-node' } },
-    template: {
-      metadata: { labels: { app: 'on-every-node' } },
-      spec: {
-        nodeSelector: { 'kubernetes.io/os': 'linux' },
-        tolerations: [{ operator: 'Exists' }],
-        terminationGracePeriodSeconds: 0,
-        containers: [{ name: 'any', image: PAUSE_IMAGE }],
-      },
-    },
+    nodeSelector: { 'kubernetes.io/os': 'linux' },
+    tolerations: [{ operator: 'Exists' }],
+    terminationGracePeriodSeconds: 0,
+    containers: [{ name: 'any', image: PAUSE_IMAGE }],
   },
 };
+const SELECTOR = { matchLabels: { app: 'tolerant' } };
+/** Number of tolerant Pods of a Deployment. They are more than the nodes. */
+const REPLICAS = 3;
+/** Time limit for Pods that a scheduler places on a host of Berth. They are removed, and run elsewhere within this time. */
+const ELSEWHERE_SECONDS = 60;
 /** Values for both nodes. Both agents are replaced at once, because the upgrade test shows that they are replaced one after the other. */
 const BOTH_AT_ONCE = { ...VALUES, agent: { ...VALUES.agent, maxUnavailable: 2 } };
 const KINDS = ['emulators', 'imagecacheentries', 'images', 'isos', 'vmconfigs', 'vms'];
@@ -61,6 +58,29 @@ describe('Berth installed with helm', unless(unfit), () => {
   afterAll(async () => {
     await berth?.[Symbol.asyncDispose]();
   });
+
+  /** Creates a workload of Pods that tolerate everything. All its Pods then run on nodes of the cluster, and on no host. */
+  async function runsBeside(kind: 'DaemonSet' | 'Deployment', name: string, spec: object): Promise<void> {
+    const metadata = { name, namespace: 'default' };
+    const workload = {
+      apiVersion: 'apps/v1',
+      kind,
+      metadata,
+      spec: { ...spec, selector: SELECTOR, template: TOLERANT },
+    };
+    await berth.cluster.kubectl(['apply', '--filename', '-'], { input: JSON.stringify(workload) });
+    const named = `${kind.toLowerCase()}/${name}`;
+    await berth.cluster.kubectl(['rollout', 'status', named, `--timeout=${ELSEWHERE_SECONDS}s`], {
+      timeoutMilliseconds: (ELSEWHERE_SECONDS + 10) * 1000,
+    });
+    const { items } = await berth.cluster.client().list(PODS, { namespace: 'default' });
+    const running = items.filter(({ metadata: { deletionTimestamp } }) => deletionTimestamp === undefined);
+    expect(new Set(running.map((pod) => pod.spec.nodeName))).toEqual(new Set(['node1', 'node2']));
+    await berth.cluster.kubectl(['delete', kind.toLowerCase(), name]);
+    await waitFor('its Pods to be gone', async () => {
+      return (await berth.cluster.client().list(PODS, { namespace: 'default' })).items.length === 0;
+    });
+  }
 
   describe('helm install', () => {
     test('with the commands of README.md makes each labelled node a host', async () => {
@@ -115,12 +135,14 @@ describe('Berth installed with helm', unless(unfit), () => {
       expect((await berth.vms.get('steady')).status?.phase).toBe('Running');
     });
 
-    test('DaemonSets for all Linux nodes place no Pods on hosts of Berth', async () => {
-      await berth.cluster.kubectl(['apply', '--filename', '-'], { input: JSON.stringify(ON_EVERY_NODE) });
-      await berth.cluster.kubectl(['rollout', 'status', 'daemonset/on-every-node', '--timeout=110s']);
-      const { items } = await berth.cluster.client().list(PODS, { namespace: 'default' });
-      expect(new Set(items.map((pod) => pod.spec.nodeName))).toEqual(new Set(['node1', 'node2']));
-      await berth.cluster.kubectl(['delete', 'daemonset', 'on-every-node']);
+    test('DaemonSets and Deployments that tolerate everything run beside Berth, and not on its hosts', async () => {
+      await runsBeside('DaemonSet', 'on-every-node', {});
+      await runsBeside('Deployment', 'kept-away', { replicas: REPLICAS });
+    });
+
+    test('without the mutating policy, a Deployment that tolerates everything soon runs beside Berth', async () => {
+      await berth.cluster.kubectl(['delete', 'mutatingadmissionpolicybinding', 'berth-foreign-pods']);
+      await runsBeside('Deployment', 'moved', { replicas: REPLICAS });
     });
 
     test('logs of operator and agents are JSON without errors, and name reconciliations by their ids', async () => {
