@@ -102,8 +102,8 @@ export class HostReconciler {
    */
   async #restore(node: Node, logger: Logger): Promise<boolean> {
     const { name, uid, resourceVersion, labels } = node.metadata;
-    const { approvals, hostRecords, recorder, client } = this.#options;
-    const record = hostRecords.of(name);
+    const { approvals, recorder, client } = this.#options;
+    const record = this.#missing.earlierOf(name);
     const earlier = record?.nodeUid === uid ? undefined : record;
     if (
       labels?.[HOST_MARK] === undefined &&
@@ -116,6 +116,7 @@ export class HostReconciler {
     }
     const change = restoredNode(node, earlier, this.#forcedOn(name, earlier));
     if (change === undefined) {
+      this.#missing.forgetDeleted(name);
       return false;
     }
     logger.info({ host: name, isNew: earlier !== undefined }, 'marking a Node as a host');

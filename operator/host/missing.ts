@@ -51,8 +51,7 @@ export class MissingHosts {
    */
   async reconcile(name: string, logger: Logger): Promise<void> {
     const { client, hostRecords } = this.#options;
-    const last = this.#deleted.get(name);
-    const record = hostRecords.of(name) ?? (last && recordOf(last));
+    const record = this.earlierOf(name);
     const isAsked = hostRecords.requested().includes(name);
     const isUnknown = record === undefined && !this.#isUsed(name) && !isAsked;
     // A Node without the label of hosts is not in the cache. So the API server is asked.
@@ -86,6 +85,20 @@ export class MissingHosts {
   /** Notes the last state of a deleted Node for its next reconcile. */
   noteDeleted(node: Node): void {
     this.#deleted.set(node.metadata.name, node);
+  }
+
+  /**
+   * Returns what an earlier Node of the host had. If nothing is stored, it is what the deleted Node had. An agent can create its Node again
+   * before the next reconcile.
+   */
+  earlierOf(name: string): HostRecord | undefined {
+    const last = this.#deleted.get(name);
+    return this.#options.hostRecords.of(name) ?? (last && recordOf(last));
+  }
+
+  /** Forgets the deleted Node, because the present Node has all that it had. */
+  forgetDeleted(name: string): void {
+    this.#deleted.delete(name);
   }
 
   /** Gives a silent host up if an administrator asked for it. A host that reports is not given up, because its machines can run. */

@@ -2,6 +2,7 @@
  * Agents that join with the token of their Pod (agent.join=ServiceAccount), and what such a token gives to an attacker. API server, policies
  * and operator are real. The agent is real, too, with a stand-in for QEMU.
  */
+import { randomUUID } from 'node:crypto';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { requestCertificate } from '../../agent/identity/certificates.ts';
@@ -73,7 +74,7 @@ beforeAll(async () => {
   await (await operatorClient(cluster)).create(PODS, elsewhere);
   await letAccountsJoin(cluster);
   agent = await asAgentOn('rack1');
-  await untilPolicyActs(onNode({ metadata: { labels: { 'tag.berth.dev/a': '' } } }, 'rack1'));
+  await untilPolicyActs(() => onNode({ metadata: { annotations: { any: randomUUID() } } }, 'rack1')());
   signing = runSigner(cluster, stop.signal);
   host = await TestHost.make(cluster, {
     name: HOST,

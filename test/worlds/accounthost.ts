@@ -123,10 +123,10 @@ export async function runSigner(cluster: Cluster, signal: AbortSignal): Promise<
   }
 }
 
-/** Resolves when the API server refuses what `attempt` does with the words of the policy. Before, it does not know the policy and the rights. */
+/** Resolves when policy berth-agents refuses what `attempt` does. Before, the API server does not know the policy and the rights. */
 export async function untilPolicyActs(attempt: () => Promise<unknown>): Promise<void> {
   await waitFor('policy berth-agents to act', async () => {
     const outcome = await attempt().catch(String);
-    return typeof outcome === 'string' && outcome.includes('an agent may write only those of its own host');
+    return typeof outcome === 'string' && outcome.includes("'berth-agents'");
   });
 }
