@@ -26,7 +26,7 @@ const realParts = {
 /** Tests wait much of their time: for a cluster or guests of their own, for registries and disks. Two files fill two processors. */
 const twoAtATime = { ...realParts, maxWorkers: 2 };
 
-/** Files that would meet one another: they assert deadlines, count what leaves the machine, or need most of it. */
+/** Files that would meet one another: they measure times, use real programs, or unpack the same images. */
 const oneAtATime = { ...realParts, fileParallelism: false };
 
 /** What takes minutes to make on a fresh machine, made before the deadlines of tests begin. */
@@ -138,7 +138,7 @@ export default defineConfig({
           include: ['test/harness/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, SIMULATION],
           sequence: { groupOrder: 3 },
-          ...oneAtATime,
+          ...twoAtATime,
         },
       },
       {
@@ -167,7 +167,7 @@ export default defineConfig({
           include: ['test/e2e/installed/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, CHART_TOOLS, GUESTS, 'test/e2e/installed/setup.ts'],
           sequence: { groupOrder: 9 },
-          ...oneAtATime,
+          ...twoAtATime,
         },
       },
       {
@@ -176,7 +176,7 @@ export default defineConfig({
           include: ['test/faults/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, SIMULATION, GUESTS, ADBD],
           sequence: { groupOrder: 5 },
-          ...oneAtATime,
+          ...twoAtATime,
         },
       },
       {
@@ -216,7 +216,7 @@ export default defineConfig({
           include: ['test/e2e/nat/**/*.test.ts'],
           globalSetup: [TOOLCHAIN, GUESTS],
           sequence: { groupOrder: 6 },
-          ...oneAtATime,
+          ...twoAtATime,
         },
       },
     ],
