@@ -61,6 +61,17 @@ describe('namespaces that exist before the install', () => {
   });
 });
 
+test('hosts that join without a certificate are to be marked, as the notes say', async () => {
+  const set = ['enabled=true', 'nodeSelector.machines=yes', 'guestsMayReachCluster=true'];
+  const args = [...set, 'join=ServiceAccount', 'namespace=notes-main'].flatMap((one) => [
+    '--set',
+    `agent.${one}`,
+  ]);
+  const said = await notes('notes-', ...args);
+  expect(said).toContain('They serve only namespace notes-main, and can read all its Secrets.');
+  expect(said).toContain('kubectl label node NAME berth.node-restriction.kubernetes.io/host=true');
+});
+
 test('workloads whose Pods tolerate hosts are named in the notes', async () => {
   const namespace = `others-${process.pid}`;
   await cluster.client().create(NAMESPACES, { metadata: { name: namespace } });
