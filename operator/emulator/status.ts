@@ -21,6 +21,9 @@ const DEPLOYMENT: ReadonlySet<string | undefined> = new Set<EmulatorPhase>([
   'Starting',
 ]);
 
+/** Phases of a VM that is off and can run again. */
+const OFF: ReadonlySet<string | undefined> = new Set(['Stopped', 'Suspended']);
+
 export function summarize(observed: Observed, blocked: Blocked | undefined): EmulatorStatus {
   const { emulator, pod } = observed;
   const facts = gatherFacts(observed);
@@ -77,11 +80,12 @@ function restsWithVM({ vm, pod }: Observed, { reason }: Phase): 'as declared' | 
   if (reason !== 'VMNotRunning' || pod !== undefined) {
     return undefined;
   }
-  const isOff = vm?.status?.phase === 'Stopped' || vm?.status?.phase === 'Suspended';
-  if (isOff && conditionIn(vm.status, 'Ready')?.status === 'True') {
+  const { status } = vm ?? {};
+  const isTrue = (type: string) => conditionIn(status, type)?.status === 'True';
+  if (OFF.has(status?.phase) && isTrue('Ready')) {
     return 'as declared';
   }
-  return conditionIn(vm?.status, 'Stalled')?.status === 'True' ? 'ended' : undefined;
+  return isTrue('Stalled') ? 'ended' : undefined;
 }
 
 /**

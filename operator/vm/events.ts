@@ -106,12 +106,14 @@ function moved(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
  * start of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
  */
 function becameReady(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
-  const { status, message = '' } = conditionIn(next, 'Ready') ?? {};
+  const ready = conditionIn(next, 'Ready');
   const before = conditionIn(last, 'Ready');
+  if (next.phase !== 'Running' || ready?.status !== 'True' || before?.status === 'True') {
+    return [];
+  }
   const isFirst =
     before === undefined || Date.parse(before.lastTransitionTime) <= Date.parse(next.startTime ?? '');
-  const isNew = next.phase === 'Running' && status === 'True' && before?.status !== 'True' && isFirst;
-  return isNew && message !== STORIES.Running ? [normal('Ready', 'Running', message)] : [];
+  return isFirst && ready.message !== STORIES.Running ? [normal('Ready', 'Running', ready.message)] : [];
 }
 
 const STORIES: Readonly<Partial<Record<Reason, string>>> = {

@@ -2,11 +2,10 @@
  * Objects of all kinds as clients see them that wait for objects: the library of Helm and Flux (kstatus), `helm --wait` itself, and Argo CD
  * with the health script of the documentation.
  */
-import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { parse } from 'yaml';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import {
   EMULATORS,
@@ -17,17 +16,15 @@ import {
   VMS,
 } from '../../api/v1alpha1/resources.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
-import { PODS } from '../../kube/core.ts';
-import { JOBS } from '../../kube/job.ts';
-import type { Condition, KubeObject, Ref, Resource } from '../../kube/objects.ts';
+import type { Ref, Resource } from '../../kube/objects.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { resolveChartTools } from '../../hack/cluster/toolchain/toolchain.ts';
-import { waitFor } from '../../hack/wait.ts';
 import { CacheEntries } from '../fixtures/cacheentries.ts';
 import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
-import { helm, type Outcome, run } from '../support/chart.ts';
-import { ActingHost } from '../worlds/actinghost.ts';
+import { Health } from '../support/health.ts';
+import { MachineChart } from '../support/machinechart.ts';
+import { type Stored, untilTold } from '../fixtures/objects.ts';
+import { ActingHost, podOfTask } from '../worlds/actinghost.ts';
 import { CacheSimulator } from '../worlds/cachesimulator.ts';
 
 const NAMESPACE = 'platform-default';
@@ -41,38 +38,15 @@ const REPORT = {
   digest: DIGEST,
   reference: `registry.example/team/image@${DIGEST}`,
 };
-/** Template of a chart with one VM. */
-const TEMPLATE = `
-apiVersion: berth.dev/v1alpha1
-kind: VM
-metadata:
-  name: {{ .Release.Name }}
-  labels: {{ toJson .Values.labels }}
-spec: {{ toJson .Values.spec }}
-`;
 /** Size with which many machines fit on one host. */
 const SMALL = { cpu: 1, memory: '512Mi' };
 /** Host whose agent is the test. */
 const ON_BARE = { placement: { node: 'bare' } };
 
-/** Object of any kind with a status. */
-type Stored = KubeObject & {
-  status?: { observedGeneration?: number | undefined; conditions?: Condition[] | undefined } | undefined;
-};
-
-/** Health of an object: the status and message of kstatus, and those of the script for Argo CD. */
-interface Verdict {
-  readonly kstatus: string;
-  readonly message: string;
-  readonly script: string;
-  readonly told: string;
-}
-
 let cluster: Cluster;
 let folder: string;
-let script: string;
-/** Folder of a chart with one VM. */
-let chart: string;
+let health: Health;
+let charts: MachineChart;
 let bare: ActingHost;
 /** Host that stops reporting, and that never ends its work for the cache. */
 let quiet: ActingHost;
@@ -85,12 +59,8 @@ let entries: CacheEntries;
 
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-health-'));
-  script = join(folder, 'health.lua');
-  await writeFile(script, await documentedScript());
-  chart = join(folder, 'machine');
-  await mkdir(join(chart, 'templates'), { recursive: true });
-  await writeFile(join(chart, 'Chart.yaml'), 'apiVersion: v2\nname: machine\nversion: 1.0.0\n');
-  await writeFile(join(chart, 'templates', 'vm.yaml'), TEMPLATE);
+  health = await Health.open(folder);
+  charts = await MachineChart.write(folder);
   cluster = await startCluster({ name: `kstatus-${process.pid}` });
   bare = await ActingHost.join(cluster.client(), 'bare', { slots: 16 });
   quiet = await ActingHost.join(cluster.client(), 'quiet');
@@ -112,25 +82,6 @@ afterAll(async () => {
   await rm(folder, { recursive: true });
 });
 
-/** Returns the health script for Argo CD from the page about installation. */
-async function documentedScript(): Promise<string> {
-  const page = join(import.meta.dirname, '..', '..', 'docs', 'operate', 'install.md');
-  const [, block = ''] =
-    /```yaml\n(data:\n {2}resource\.customizations[\s\S]*?)```/.exec(await readFile(page, 'utf8')) ?? [];
-  const { data } = parse(block) as { data: Record<string, string> };
-  const kinds = parse(data['resource.customizations'] ?? '') as Record<string, Record<string, string>>;
-  return kinds['berth.dev/*']?.['health.lua'] ?? '';
-}
-
-async function judge(objects: readonly KubeObject[]): Promise<Verdict[]> {
-  const { health } = await resolveChartTools();
-  const { code, stdout, stderr } = await run(health, [script], JSON.stringify(objects));
-  if (code !== 0) {
-    throw new Error(stderr);
-  }
-  return JSON.parse(stdout) as Verdict[];
-}
-
 function ref(name: string) {
   return { namespace: NAMESPACE, name };
 }
@@ -148,14 +99,9 @@ function get<T extends Stored>(type: Resource<T>, name: string): Promise<T> {
   return cluster.client().get(type, type.namespaced ? ref(name) : { name });
 }
 
-/** Waits until the object has a condition with this reason, or this type and status `True`, in a status of its last generation. */
-async function until<T extends Stored>(type: Resource<T>, name: string, word: string): Promise<void> {
-  await waitFor(`${type.kind} ${name} to be ${word}`, async () => {
-    const { metadata, status } = await get(type, name);
-    const isCurrent = status?.observedGeneration === metadata.generation;
-    const isIt = (one: Condition) => one.reason === word || (one.type === word && one.status === 'True');
-    return isCurrent && status?.conditions?.some(isIt);
-  });
+/** Waits until the object has a condition with this reason, or this type and status `True`. */
+function until<T extends Stored>(type: Resource<T>, name: string, word: string): Promise<void> {
+  return untilTold(`${type.kind} ${name}`, () => get(type, name), word);
 }
 
 /** Creates a VM on the bare host, and lets it run. */
@@ -167,34 +113,17 @@ async function running(name: string, spec: Partial<VMSpec> = {}): Promise<void> 
 }
 
 /** Creates a VM that is off as declared. */
-async function off(name: string, powerState: 'Stopped' | 'Suspended'): Promise<void> {
+async function turnedOff(name: string, powerState: 'Stopped' | 'Suspended'): Promise<void> {
   await create(VMS, name, { image: IMAGE, ...ON_BARE, ...SMALL, powerState });
   await bare.waitForPod(ref(name));
   await bare.stopped(ref(name), powerState);
   await until(VMS, name, powerState);
 }
 
-/** Lets the guest of a running VM power itself off. */
-async function powerOff(name: string): Promise<void> {
-  const condition = { type: MACHINE_CONDITION, status: 'False', reason: 'GuestShutdown' } as const;
-  await bare.setPodCondition(ref(name), condition);
-  await bare.stopped(ref(name));
-  await until(VMS, name, 'GuestShutdown');
-}
-
 /** Creates an Image or ISO, and waits until the host does its first task. */
 async function fetching(type: typeof IMAGES | typeof ISOS, name: string, source: object): Promise<Ref> {
   await create(type, name, { source });
-  const pod = await waitFor(`a host for the task of ${name}`, async () => {
-    const { items } = await cluster.client().list(JOBS, { namespace: NAMESPACE });
-    const job = items.find(({ metadata }) => {
-      const [owner] = metadata.ownerReferences ?? [];
-      return owner?.kind === type.kind && owner.name === name;
-    });
-    const labelSelector = `batch.kubernetes.io/job-name=${job?.metadata.name}`;
-    const { items: pods } = await cluster.client().list(PODS, { namespace: NAMESPACE, labelSelector });
-    return pods.find(({ spec }) => spec.nodeName !== undefined);
-  });
+  const pod = await podOfTask(cluster.client(), { kind: type.kind, namespace: NAMESPACE, name });
   const host = [bare, quiet, spare].find((one) => one.name === pod.spec.nodeName) ?? bare;
   const begun = await host.beginTask(ref(pod.metadata.ownerReferences?.[0]?.name ?? ''));
   await until(type, name, 'Pulling');
@@ -303,13 +232,21 @@ const VM_STATES: readonly Omit<State, 'type'>[] = [
     expected: 'InProgress',
     says: /to be restarted/,
   },
-  { name: 'stopped', prepare: (name) => off(name, 'Stopped'), expected: 'Current', says: /is off/ },
-  { name: 'suspended', prepare: (name) => off(name, 'Suspended'), expected: 'Current', says: /on disk/ },
+  { name: 'stopped', prepare: (name) => turnedOff(name, 'Stopped'), expected: 'Current', says: /is off/ },
+  {
+    name: 'suspended',
+    prepare: (name) => turnedOff(name, 'Suspended'),
+    expected: 'Current',
+    says: /on disk/,
+  },
   {
     name: 'powered-off',
     prepare: async (name) => {
       await running(name);
-      await powerOff(name);
+      const isOwnEnd = { type: MACHINE_CONDITION, status: 'False', reason: 'GuestShutdown' } as const;
+      await bare.setPodCondition(ref(name), isOwnEnd);
+      await bare.stopped(ref(name));
+      await until(VMS, name, 'GuestShutdown');
     },
     expected: 'Failed',
     says: /guest powered itself off/,
@@ -491,25 +428,20 @@ it('no object is finished before the operator has seen it', async () => {
   for (const { status } of objects) {
     expect(status).toEqual({ observedGeneration: -1 });
   }
-  const verdicts = await judge(objects);
-  expect(verdicts.map(({ kstatus, script: health }) => `${kstatus} ${health}`)).toEqual(
+  const verdicts = await health.judge(objects);
+  expect(verdicts.map(({ kstatus, script }) => `${kstatus} ${script}`)).toEqual(
     objects.map(() => 'InProgress Progressing'),
   );
   await cluster.startOperator({ config: { osx_node_platform_quota_pod: 16 } });
 });
 
-/** Lets helm install or upgrade a release with one VM, and wait for it. */
-function release(verb: 'install' | 'upgrade', name: string, spec: object, labels = {}): Promise<Outcome> {
-  const args = [verb, name, chart, '--namespace', NAMESPACE, '--kubeconfig', cluster.kubeconfig, '--wait'];
-  return helm([...args, '--timeout', '15s', '--values', '-'], JSON.stringify({ spec, labels }));
-}
-
 it('helm --wait waits for a VM until it is as declared, also when it is off, and tells why it is not', async () => {
   const spec = { image: IMAGE, ...ON_BARE, ...SMALL };
+  const off = { ...spec, powerState: 'Stopped' };
   const [runs, stopped, missing] = await Promise.all([
-    release('install', 'helm-runs', spec),
-    release('install', 'helm-stopped', { ...spec, powerState: 'Stopped' }),
-    release('install', 'helm-missing', { ...spec, image: 'nothere' }),
+    charts.release(cluster, 'install', 'helm-runs', { spec }),
+    charts.release(cluster, 'install', 'helm-stopped', { spec: off }),
+    charts.release(cluster, 'install', 'helm-missing', { spec: { ...spec, image: 'nothere' } }),
     bare.waitForPod(ref('helm-runs')).then(() => bare.run(ref('helm-runs'))),
     bare.waitForPod(ref('helm-stopped')).then(() => bare.stopped(ref('helm-stopped'))),
   ]);
@@ -517,12 +449,10 @@ it('helm --wait waits for a VM until it is as declared, also when it is off, and
   expect((await vms.get('helm-runs')).status?.phase).toBe('Running');
   expect(stopped).toMatchObject({ code: 0 });
   expect((await vms.get('helm-stopped')).status?.phase).toBe('Stopped');
-  const upgraded = await release(
-    'upgrade',
-    'helm-stopped',
-    { ...spec, powerState: 'Stopped' },
-    { team: 'ci' },
-  );
+  const upgraded = await charts.release(cluster, 'upgrade', 'helm-stopped', {
+    spec: off,
+    labels: { team: 'ci' },
+  });
   expect(upgraded).toMatchObject({ code: 0 });
   expect(missing.code).not.toBe(0);
   expect(missing.stderr).toMatch(
@@ -548,7 +478,7 @@ it('each state of the six kinds has the health that clients expect, with a sente
   ];
   await Promise.all(states.map(({ name, prepare }) => prepare(name)));
   const objects = await Promise.all(states.map(({ type, name }) => get(type, name)));
-  const verdicts = await judge(objects);
+  const verdicts = await health.judge(objects);
   for (const [index, { type, name, expected, says = /^/ }] of states.entries()) {
     const verdict = verdicts[index];
     process.stdout.write(

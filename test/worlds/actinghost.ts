@@ -17,6 +17,7 @@ import {
   PODS,
   type PodPhase,
 } from '../../kube/core.ts';
+import { JOBS } from '../../kube/job.ts';
 import { JOB_NAME_LABEL } from '../support/jobhistory.ts';
 import type { Ref } from '../../kube/objects.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -232,6 +233,20 @@ export class ActingHost {
       await this.setCondition({ type: 'Ready', status: 'True', reason: 'AgentReady' });
     }
   }
+}
+
+/** Waits until the task of an Image or ISO has a Pod that is bound to a host. */
+export function podOfTask(client: KubeClient, owner: Ref & { kind: string }): Promise<Pod> {
+  const { kind, namespace = '', name } = owner;
+  return waitFor(`a host for the task of ${kind} ${name}`, async () => {
+    const { items: jobs } = await client.list(JOBS, { namespace });
+    const job = jobs.find(({ metadata: { ownerReferences = [] } }) =>
+      ownerReferences.some((one) => one.kind === kind && one.name === name),
+    );
+    const labelSelector = `${JOB_NAME_LABEL}=${job?.metadata.name}`;
+    const { items: pods } = await client.list(PODS, { namespace, labelSelector });
+    return pods.find(({ spec }) => spec.nodeName !== undefined);
+  });
 }
 
 export async function setNodeCondition(

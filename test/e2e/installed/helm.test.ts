@@ -33,6 +33,8 @@ const TOLERANT = {
     containers: [{ name: 'any', image: PAUSE_IMAGE }],
   },
 };
+/** Nodes of the cluster that are no hosts. */
+const NODE_NAMES = new Set(['node1', 'node2']);
 const SELECTOR = { matchLabels: { app: 'tolerant' } };
 /** Number of tolerant Pods of a Deployment. They are more than the nodes. */
 const REPLICAS = 3;
@@ -59,8 +61,12 @@ describe('Berth installed with helm', unless(unfit), () => {
     await berth?.[Symbol.asyncDispose]();
   });
 
-  /** Creates a workload of Pods that tolerate everything. All its Pods then run on nodes of the cluster, and on no host. */
-  async function runsBeside(kind: 'DaemonSet' | 'Deployment', name: string, spec: object): Promise<void> {
+  /** Creates a workload of Pods that tolerate everything, waits until all run, deletes it, and returns the Nodes on which they ran. */
+  async function nodesOf(
+    kind: 'DaemonSet' | 'Deployment',
+    name: string,
+    spec: object,
+  ): Promise<Set<string | undefined>> {
     const metadata = { name, namespace: 'default' };
     const workload = {
       apiVersion: 'apps/v1',
@@ -75,11 +81,11 @@ describe('Berth installed with helm', unless(unfit), () => {
     });
     const { items } = await berth.cluster.client().list(PODS, { namespace: 'default' });
     const running = items.filter(({ metadata: { deletionTimestamp } }) => deletionTimestamp === undefined);
-    expect(new Set(running.map((pod) => pod.spec.nodeName))).toEqual(new Set(['node1', 'node2']));
     await berth.cluster.kubectl(['delete', kind.toLowerCase(), name]);
     await waitFor('its Pods to be gone', async () => {
       return (await berth.cluster.client().list(PODS, { namespace: 'default' })).items.length === 0;
     });
+    return new Set(running.map((pod) => pod.spec.nodeName));
   }
 
   describe('helm install', () => {
@@ -136,13 +142,13 @@ describe('Berth installed with helm', unless(unfit), () => {
     });
 
     test('DaemonSets and Deployments that tolerate everything run beside Berth, and not on its hosts', async () => {
-      await runsBeside('DaemonSet', 'on-every-node', {});
-      await runsBeside('Deployment', 'kept-away', { replicas: REPLICAS });
+      expect(await nodesOf('DaemonSet', 'on-every-node', {})).toEqual(NODE_NAMES);
+      expect(await nodesOf('Deployment', 'kept-away', { replicas: REPLICAS })).toEqual(NODE_NAMES);
     });
 
     test('without the mutating policy, a Deployment that tolerates everything soon runs beside Berth', async () => {
       await berth.cluster.kubectl(['delete', 'mutatingadmissionpolicybinding', 'berth-foreign-pods']);
-      await runsBeside('Deployment', 'moved', { replicas: REPLICAS });
+      expect(await nodesOf('Deployment', 'moved', { replicas: REPLICAS })).toEqual(NODE_NAMES);
     });
 
     test('logs of operator and agents are JSON without errors, and name reconciliations by their ids', async () => {
