@@ -75,7 +75,7 @@ it('the Pod of a Job that stays without a Pod is checked after a second, and the
   expect(pod).toEqual({
     metadata: {
       ...JOB.spec.template.metadata,
-      generateName: 'pull-',
+      name: 'pull-dry-run',
       namespace: 'ci',
       ownerReferences: [{ apiVersion: 'batch/v1', kind: 'Job', name: 'pull', uid: 'job', controller: true }],
     },

@@ -128,12 +128,12 @@ function needsPod(job: Job): boolean {
   return !isOver && job.spec.suspend !== true && job.metadata.deletionTimestamp === undefined;
 }
 
-/** Returns the Pod that the Job controller creates for the Job. */
+/** Returns the Pod that the Job controller creates for the Job. Its name is always the same, so that the words of a refusal do not change. */
 function podOf({ metadata: { name, namespace = '', uid = '' }, spec: { template } }: Job): Unsaved<Pod> {
   return {
     metadata: {
       ...template.metadata,
-      generateName: `${name}-`,
+      name: `${name}-dry-run`,
       namespace,
       ownerReferences: [{ apiVersion: JOBS.apiVersion, kind: JOBS.kind, name, uid, controller: true }],
     },
