@@ -51,7 +51,7 @@ describe('a host with a small disk', unless(missing), () => {
     disk = join(cluster.directory, HOST);
     await mkdir(disk);
     mountTmpfs(disk, DISK_MEBIBYTES);
-    parts.defer(async () => void (await execute('umount', [disk])));
+    parts.defer(async () => void (await waitFor('the disk to be unmounted', unmounted)));
     parts.defer(() => endMachines(cluster.directory));
     await writeFile(join(disk, 'ballast'), Buffer.alloc(BALLAST_MEBIBYTES * MEBIBYTE));
     const shared = await shareGuest(cluster, guest);
@@ -71,6 +71,12 @@ describe('a host with a small disk', unless(missing), () => {
   }, SET_UP_MILLISECONDS);
 
   afterAll(async () => await parts.disposeAsync());
+
+  /** Unmounts the disk. Threads of a machine can still end on a busy machine, after the process was killed. */
+  async function unmounted(): Promise<true> {
+    await execute('umount', [disk]);
+    return true;
+  }
 
   async function makeVM(name: string): Promise<void> {
     const port = await freePort();
