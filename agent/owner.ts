@@ -1,10 +1,12 @@
 /** Checks that the machines in the data directory belong to the configured Node, and that the agent sees their Pods. */
+import { X509Certificate } from 'node:crypto';
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { parseDocument } from '../api/v1alpha1/machine.ts';
 import { isMissing, undefinedIfSync } from '../base/errors.ts';
 import { writeWholeSync } from '../base/files.ts';
+import { identityFiles, nodeNameIn, readPair } from './identity/certificates.ts';
 
 /** Part of the record of a machine. */
 const recordSchema = z.looseObject({ key: z.string() });
@@ -26,7 +28,7 @@ export function rememberOwner({ nodeName, dataDirectory }: Owner): void {
  * another namespace. The agent would remove these machines with their disks.
  */
 export function ownerMistakes({ nodeName, namespace, dataDirectory }: Owner): string[] {
-  const owner = undefinedIfSync(isMissing, () => readFileSync(ownerFile(dataDirectory), 'utf8')) ?? nodeName;
+  const owner = storedName(dataDirectory) ?? nodeName;
   const machines = namespacesOfMachines(dataDirectory);
   const known = machines.filter((one) => one !== undefined);
   const others = [...new Set(known)].filter((one) => namespace !== undefined && one !== namespace);
@@ -42,6 +44,13 @@ export function ownerMistakes({ nodeName, namespace, dataDirectory }: Owner): st
         ]
       : []),
   ];
+}
+
+/** Returns the name of the Node at the last start. Earlier agents stored it only in the client certificate. */
+function storedName(dataDirectory: string): string | undefined {
+  const name = undefinedIfSync(isMissing, () => readFileSync(ownerFile(dataDirectory), 'utf8'));
+  const pair = name === undefined ? readPair(identityFiles(dataDirectory).client) : undefined;
+  return name ?? (pair && nodeNameIn(new X509Certificate(pair.certificate)));
 }
 
 function ownerFile(dataDirectory: string): string {
