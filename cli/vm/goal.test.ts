@@ -91,3 +91,16 @@ it('refuses other goals', () => {
     expect(() => goalIn(text)).toThrow('running, ready, stopped, suspended, deleted');
   }
 });
+
+it('a condition of an earlier generation does not count', () => {
+  const [ready] = condition('Ready', 'True', 'Stopped').conditions;
+  const status = { phase: 'Stopped', conditions: [{ ...ready, observedGeneration: 1 }] };
+  const at = (generation: number) => reached(vm(status, {}, { generation }), goalIn('condition=Ready'));
+  expect([at(1), at(2)]).toEqual(['yes', 'not yet']);
+});
+
+it('a guest that powered itself off is stopped, although its VM is Stalled', () => {
+  const [stalled] = condition('Stalled', 'True', 'GuestShutdown').conditions;
+  const off = { phase: 'Stopped', conditions: [...SHUT_DOWN.conditions, stalled] };
+  expect(reached(vm(off, {}), goalIn('stopped'))).toBe('yes');
+});

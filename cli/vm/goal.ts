@@ -55,13 +55,22 @@ export function reached(vm: VM, goal: Goal): Reached {
     return 'not yet';
   }
   if (goal.state === 'condition') {
-    // As in kubectl, the case of letters in the type does not matter.
-    const type = goal.type.toLowerCase();
-    const condition = vm.status?.conditions?.find((one) => one.type.toLowerCase() === type);
-    return condition?.status === goal.status ? 'yes' : 'not yet';
+    return hasCondition(vm, goal) ? 'yes' : 'not yet';
   }
   const failure = failureOf(vm, goal.state);
   return failure === undefined ? isIn(vm, goal.state) : { failure };
+}
+
+/** As in kubectl, the case of letters in the type does not matter, and a condition of an earlier generation does not count. */
+function hasCondition(
+  { metadata: { generation }, status }: VM,
+  wanted: Extract<Goal, { state: 'condition' }>,
+): boolean {
+  const type = wanted.type.toLowerCase();
+  const condition = status?.conditions?.find((one) => one.type.toLowerCase() === type);
+  // A VM that was stopped is Ready until the operator has seen its start.
+  const isCurrent = (condition?.observedGeneration ?? generation) === generation;
+  return isCurrent && condition?.status === wanted.status;
 }
 
 function isIn(vm: VM, state: keyof typeof POWER): Reached {
