@@ -23,8 +23,8 @@ export interface ConditionDraft extends Omit<Condition, 'lastTransitionTime' | '
 }
 
 /**
- * Completes conditions with a message, their transition time and the generation. Users of kstatus and `kubectl get -o wide` see only the message. A condition keeps its transition time while its status stays
- * the same. `now` is in RFC 3339.
+ * Completes conditions with a message, their transition time and the generation. Users of kstatus and `kubectl get -o wide` see only the
+ * message. A condition keeps its transition time while its status stays the same. `now` is in RFC 3339.
  */
 export function stampConditions(
   drafts: readonly ConditionDraft[],

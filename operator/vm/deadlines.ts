@@ -2,7 +2,7 @@
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { pendingRequest } from './declared.ts';
+import { startsAgain } from './declared.ts';
 import { type Facts, lostAt, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { machineCondition, machineOf } from './podstate.ts';
@@ -76,12 +76,4 @@ function shutDownTime({ vm, pod }: Observed): number | undefined {
   return lastTransitionTime === undefined
     ? undefined
     : Math.max(Date.parse(lastTransitionTime), Date.parse(ready.lastTransitionTime));
-}
-
-/**
- * Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. With restartPolicy
- * OnFailure, the host does not start it again, because a shutdown by the guest is no failure.
- */
-function startsAgain(observed: Observed): boolean {
-  return observed.vm.spec.restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
 }

@@ -41,7 +41,7 @@ export function doneStamps({
 }
 
 /** Returns the request of the VM that its host has not carried out yet. The result is undefined if there is none. */
-export function pendingRequest(observed: Pick<Observed, 'vm' | 'pod'>): Awaited | undefined {
+function pendingRequest(observed: Pick<Observed, 'vm' | 'pod'>): Awaited | undefined {
   const { restartRequestedAt, revertRequestedAt } = observed.vm.spec;
   const { restartedAt, revertedAt } = doneStamps(observed);
   if (revertRequestedAt !== undefined && revertRequestedAt !== revertedAt) {
@@ -68,10 +68,17 @@ export function awaitedChange(observed: Observed, phase: Phase): Awaited | undef
 
 /** Returns true if the guest shut itself down and its host does not start it again, although the VM is to run. */
 export function hasEndedByItself(observed: Pick<Observed, 'vm' | 'pod'>, phase: Phase): boolean {
-  const { powerState = 'Running', restartPolicy } = observed.vm.spec;
+  const { powerState = 'Running' } = observed.vm.spec;
   const isOff = phase.name === 'Stopped' && phase.reason === 'GuestShutdown';
-  const startsAgain = restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
-  return isOff && powerState === 'Running' && !startsAgain;
+  return isOff && powerState === 'Running' && !startsAgain(observed);
+}
+
+/**
+ * Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. With restartPolicy
+ * OnFailure, the host does not start it again, because a shutdown by the guest is no failure.
+ */
+export function startsAgain(observed: Pick<Observed, 'vm' | 'pod'>): boolean {
+  return observed.vm.spec.restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
 }
 
 /** Returns true if the machine is off, as the VM declares. */

@@ -102,8 +102,8 @@ function moved(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
 }
 
 /**
- * Returns the Event of a VM that runs and became Ready for a reason that its host told, for example because a port answers. There is only one such Event for each
- * start of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
+ * Returns the Event of a VM that runs and became Ready for a reason that its host told, for example because a port answers. There is only
+ * one such Event for each start of the machine. Otherwise a guest that opens and closes its port could cause a very large number of Events.
  */
 function becameReady(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
   const ready = conditionIn(next, 'Ready');
