@@ -12,6 +12,7 @@ import { HOST_REASONS } from './reasons/host.ts';
 import { FETCH_REASONS } from './reasons/fetch.ts';
 import { IMAGE_REASONS } from './reasons/image.ts';
 import { ROLE_REASONS } from './reasons/roles.ts';
+import { SERVER_REASONS } from './reasons/server.ts';
 import { STATES } from './reasons/states.ts';
 
 /** Kinds whose objects have reasons. ISOs are not listed, because an ISO has the reasons of an Image. */
@@ -20,6 +21,7 @@ export type ReasonKind =
   | 'Image'
   | 'ImageCacheEntry'
   | 'Emulator'
+  | 'Server'
   | 'Pod'
   | 'Node'
   | 'CertificateSigningRequest'
@@ -75,6 +77,7 @@ export const REASONS = {
   ...HOST_REASONS,
   ...EMULATOR_REASONS,
   ...ROLE_REASONS,
+  ...SERVER_REASONS,
 } satisfies Readonly<Record<string, ReasonEntry>>;
 
 /** A reason in the catalogue. */

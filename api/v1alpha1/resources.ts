@@ -7,6 +7,7 @@ import type { Image } from './image.ts';
 import type { ImageCacheEntry } from './imagecacheentry.ts';
 import type { ISO } from './iso.ts';
 import { API_VERSION } from './names.ts';
+import type { Server } from './server.ts';
 import type { VM } from './vm.ts';
 import type { VMConfig } from './vmconfig.ts';
 
@@ -32,6 +33,7 @@ export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>(
   'imagecacheentries',
   false,
 );
+export const SERVERS = kindResource<Server>('Server', 'servers', false);
 
 function kindResource<T>(kind: string, plural: string, namespaced = true): KindResource<T> {
   return { apiVersion: API_VERSION, kind, plural, namespaced };

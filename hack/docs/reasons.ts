@@ -14,6 +14,7 @@ const TITLES: Readonly<Record<ReasonKind, string>> = {
   Image: 'Image and ISO',
   ImageCacheEntry: 'ImageCacheEntry',
   Emulator: 'Emulator',
+  Server: 'Server',
   Node: 'Node',
   CertificateSigningRequest: 'CertificateSigningRequest',
   Pod: 'Pod',
