@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Node } from '../../kube/core.ts';
-import { addressesOf, plainAddress, refusalOfAddresses, type Surroundings } from './addresses.ts';
+import { addressesOf, refusalOfAddresses, type Surroundings } from './addresses.ts';
 
 /** Addresses of Nodes, by the Node's name. */
 const NODES: Record<string, string[]> = {
@@ -70,18 +70,6 @@ describe('a serving certificate may not be', () => {
   it("for the address of a kubelet's Node without a suffix", () => {
     expect(judge('rack1-berth', '10.0.0.8', { nodeNameSuffix: '' })?.reason).toBe('AddressTaken');
   });
-});
-
-it.each([
-  ['2001:DB8:0:0:0:0:0:1', '2001:db8::1'],
-  ['::', '::'],
-  ['10.0.0.1', '10.0.0.1'],
-  ['10.0.0.01', undefined],
-  ['fe80::1%eth0', undefined],
-  ['host', undefined],
-  ['', undefined],
-])('the plain form of %s is %s', (text, plain) => {
-  expect(plainAddress(text)).toBe(plain);
 });
 
 it('counts only a few addresses of a Node, because a hostile host could claim those of the whole fleet', () => {

@@ -3,6 +3,7 @@
  * reported address is also compared with the configured ranges, the API server, the Services and the other Nodes. All functions are pure.
  */
 import { BlockList, isIP } from 'node:net';
+import { canonicalAddress } from '../../base/address.ts';
 import type { Node } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Refusal } from './content.ts';
@@ -10,7 +11,7 @@ import { hostNameOf } from './joining.ts';
 
 /** Facts that the decision about an address needs in addition to the request. */
 export interface Surroundings {
-  /** Returns the names of the Nodes that publish an address. The address has the form that {@link plainAddress} returns. */
+  /** Returns the names of the Nodes that publish an address. The address has the form that {@link canonicalAddress} returns. */
   readonly nodesAt: (address: string) => readonly string[];
   /** Addresses of the API server and of its Service. */
   readonly apiServer: readonly string[];
@@ -36,26 +37,17 @@ const SPECIAL_RANGES = [
   'ff00::/8',
 ] as const;
 
-/** Returns an IP address in its shortest form (RFC 5952 for IPv6). The result is undefined if the text is not an IP address. */
-export function plainAddress(text: string): string | undefined {
-  return isIP(text) === 6
-    ? URL.parse(`http://[${text}]`)?.hostname.slice(1, -1)
-    : isIP(text) === 4
-      ? text
-      : undefined;
-}
-
 /**
  * Largest number of a Node's addresses that Berth reads. Computers have far fewer. The limit exists because no host gets a certificate for
  * an address of another Node, and a hostile host can publish any number of addresses.
  */
 const ADDRESSES_LIMIT = 64;
 
-/** Returns the first addresses that a Node publishes, each in the form of {@link plainAddress}. */
+/** Returns the first addresses that a Node publishes, each in the form of {@link canonicalAddress}. */
 export function addressesOf(node: Readonly<Node>): string[] {
   return (node.status?.addresses ?? [])
     .slice(0, ADDRESSES_LIMIT)
-    .map(({ address }) => plainAddress(address))
+    .map(({ address }) => canonicalAddress(address))
     .filter((address) => address !== undefined);
 }
 

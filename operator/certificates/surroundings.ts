@@ -3,12 +3,13 @@
  * and of Services.
  */
 import type { Logger } from 'pino';
+import { canonicalAddress } from '../../base/address.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { ENDPOINT_SLICES, type Node, NODES, SERVICE_CIDRS, SERVICES } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { addressesOf, plainAddress, type Surroundings } from './addresses.ts';
+import { addressesOf, type Surroundings } from './addresses.ts';
 import { hostNameOf } from './joining.ts';
 
 /** Name of the API server's Service. The EndpointSlice with the API server's own addresses has the same name. */
@@ -54,7 +55,7 @@ export async function surroundings(o: {
   ];
   return {
     nodesAt: (address) => o.addresses.cache.byIndex(BY_ADDRESS, address).map(({ metadata }) => metadata.name),
-    apiServer: apiServer.map(plainAddress).filter((address) => address !== undefined),
+    apiServer: apiServer.map(canonicalAddress).filter((address) => address !== undefined),
     serviceCIDRs: ranges.items.flatMap(({ spec }) => spec?.cidrs ?? []),
     settings: o.config.hosts,
   };
