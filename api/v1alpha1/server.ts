@@ -101,7 +101,7 @@ const controllerSchema = z
   .object({
     ...controllers,
     secretName: objectName(
-      'Name of a Secret in berth-system with the keys username and password. For a webhook, it can have the key token instead.',
+      'Name of a Secret in berth-system of the type kubernetes.io/basic-auth, with the keys username and password. IPMI needs it. Berth sends the password of a webhook only over https://.',
     ).optional(),
   })
   .meta(documented('Controller of the power of the server.', oneOf(Object.keys(controllers), true)));
