@@ -28,6 +28,10 @@ import { CacheMetrics } from './imagecache/metrics.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
 import { enqueueStorageWriters, StorageWritersReconciler } from './imagestorage/writers.ts';
 import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
+import { ServerReconciler, SERVER_WORKERS } from './server/controller.ts';
+import { createDriver } from './server/drivers/create.ts';
+import { ServerMetrics } from './server/metrics.ts';
+import { enqueueServers } from './server/triggers.ts';
 import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { enqueueVMs } from './vm/triggers.ts';
@@ -89,6 +93,7 @@ export function createControllers(options: OperatorOptions): Controllers {
   const storageWriters = storageWritersController(options, watches);
   const abandonedJobs = abandonedJobController(options, watches);
   const foreignPods = foreignPodController(options, watches);
+  const server = serverController(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [
@@ -104,6 +109,7 @@ export function createControllers(options: OperatorOptions): Controllers {
       roles,
       storageWriters,
       foreignPods,
+      server,
     ],
   };
 }
@@ -218,6 +224,22 @@ function certificateController(o: OperatorOptions, watches: Watches, hostState: 
   const exists = existsIn(watches.requests);
   const controller = controllerFor(o, 'certificate', { workers: 1, exists }, reconciler, reconciler);
   enqueueRequests(controller, watches);
+  return controller;
+}
+
+function serverController(options: OperatorOptions, watches: Watches): Controller {
+  const { client, config, recorder, registry, clock, isLeader } = options;
+  const consistency = new Consistency();
+  const metrics = new ServerMetrics(registry, { isLeader, servers: () => watches.servers.cache.list() });
+  const { namespaces, ...sources } = watches;
+  const systemNamespace = config.namespaces.system;
+  const reconciler = new ServerReconciler({
+    ...{ ...sources, client, systemNamespace, createDriver },
+    ...{ recorder, consistency, metrics, clock },
+  });
+  const exists = existsIn(watches.servers);
+  const controller = controllerFor(options, 'server', { workers: SERVER_WORKERS, exists }, reconciler, consistency);
+  enqueueServers(controller, watches);
   return controller;
 }
 

@@ -23,7 +23,15 @@ import {
 import { Informer } from '../kube/informer.ts';
 import { JOBS } from '../kube/job.ts';
 import type { OperatorConfig } from './config/config.ts';
-import { EMULATORS, IMAGE_CACHE_ENTRIES, IMAGES, ISOS, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
+import {
+  EMULATORS,
+  IMAGE_CACHE_ENTRIES,
+  IMAGES,
+  ISOS,
+  SERVERS,
+  VM_CONFIGS,
+  VMS,
+} from '../api/v1alpha1/resources.ts';
 import { EMULATORS_BY_VM } from './emulator/controller.ts';
 import { vmKeyOf } from './emulator/observe.ts';
 import { GUARD_WORKLOAD } from './foreignpods/guard.ts';
@@ -39,6 +47,8 @@ import {
   ENTRIES_BY_UID,
   queuedHosts,
 } from './imagecache/observe.ts';
+import { addressesOf, SERVERS_BY_ADDRESS } from './server/observe.ts';
+import { nodeOfServer, SERVERS_BY_NODE } from './host/power.ts';
 import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
@@ -130,6 +140,10 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       ...base,
       labelSelector: `${WORKLOAD_LABEL}=${GUARD_WORKLOAD}`,
       transform: trimPod,
+    }),
+    servers: new Informer(client, SERVERS, {
+      ...base,
+      indexes: { [SERVERS_BY_ADDRESS]: addressesOf, [SERVERS_BY_NODE]: nodeOfServer },
     }),
     namespaces: new Informer(client, NAMESPACES, base),
     // The operator reads only RoleBindings of two names, and has no right to read others. A field selector can contain only one name, so

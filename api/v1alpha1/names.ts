@@ -161,6 +161,9 @@ export function vncSecretName(vmName: string): string {
   return `${vmName}-vnc`;
 }
 
+/** Annotation of a Node that the operator cordoned before it switches off the host. It names the Server. */
+export const CORDONED_FOR_ANNOTATION = 'berth.dev/cordoned-for';
+
 /**
  * Annotation of an unreachable host's Node: a JSON list of MAC addresses. The operator has recorded the machines with these addresses as
  * lost, but these machines might still run on the host.

@@ -241,6 +241,12 @@ export const SERVER_KIND: KindContent = {
         'metadata.name must not be an IP address, because requests name a server by its name or address',
       fieldPath: '.metadata.name',
     },
+    {
+      rule: '!has(self.status) || !has(self.status.host) || self.spec.?nodeName == oldSelf.spec.?nodeName',
+      message:
+        'nodeName cannot change while a power action of the host is under way, or before the host reports again',
+      fieldPath: '.spec.nodeName',
+    },
   ],
   columns: [
     column('Power', '.status.power', 'Power of the server.'),

@@ -13,6 +13,7 @@ import type { Informer } from '../../kube/informer.ts';
 import type { Recorder } from '../objects/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged } from '../host/observe.ts';
+import { onPowerChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
@@ -215,7 +216,7 @@ export function enqueueEmulators(
   controller: Controller,
   sources: Sources & { readonly recordsMap: Informer<ConfigMap> },
 ): void {
-  const { emulators, emulatorPods, vms, pods, nodes, recordsMap } = sources;
+  const { emulators, emulatorPods, vms, pods, nodes, servers, recordsMap } = sources;
   const ofVM = (vmKey: string) =>
     emulators.cache
       .byIndex(EMULATORS_BY_VM, vmKey)
@@ -233,6 +234,7 @@ export function enqueueEmulators(
     onNode(emulatorPods.cache, name).forEach((pod) => controller.enqueue(emulatorKeyOf(keyOf(pod))));
   };
   recordsMap.cache.onChange((change) => changedHosts(change).forEach(onHost));
+  onPowerChange(servers, onHost);
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {
       onHost(object.metadata.name);

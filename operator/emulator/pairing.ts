@@ -1,6 +1,7 @@
 /** Derives from the state of a VM whether the VM's Emulator must run, and on which host. All functions are pure. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { GROUP, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
@@ -79,13 +80,16 @@ export function ownerOf({ metadata, spec }: Readonly<Emulator>) {
   );
 }
 
+/** Reasons of a VM's condition Ready while its host does not respond. */
+const HOST_TROUBLES: ReadonlySet<string> = new Set<Reason>(['HostUnreachable', 'HostPoweredOff', 'HostLost']);
+
 /**
  * Returns the VM's condition Ready while the VM's host does not respond, otherwise undefined. The Emulator's condition Ready gets the same
  * reason.
  */
 export function hostTrouble(vm: VM | undefined): Condition | undefined {
   const ready = conditionIn(vm?.status, 'Ready');
-  return ready?.reason === 'HostUnreachable' || ready?.reason === 'HostLost' ? ready : undefined;
+  return HOST_TROUBLES.has(ready?.reason ?? '') ? ready : undefined;
 }
 
 function isHostLost(vm: VM): boolean {

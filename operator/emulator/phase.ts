@@ -54,7 +54,12 @@ function silentPhase({ vm, pod }: Observed): Phase | undefined {
   const { reason, message } = trouble;
   return reason === 'HostLost'
     ? { name: 'Failed', reason: 'HostLost', message }
-    : { name: podPhase(pod).name, reason: 'HostUnreachable', message };
+    : { name: podPhase(pod).name, reason: saidReason(reason, 'HostUnreachable'), message };
+}
+
+/** Returns true if the phase is the last known one, because the host does not respond. */
+export function isSilent({ reason }: Phase): boolean {
+  return reason === 'HostUnreachable' || reason === 'HostPoweredOff';
 }
 
 /** Derives the phase of the Emulator from the phase of its Pod and from the state that the agent reports. */

@@ -10,7 +10,7 @@ import { machineReport, podCondition, readyByPod } from '../vm/podstate.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { type Facts, gatherFacts } from './facts.ts';
 import type { Observed } from './observe.ts';
-import { type EmulatorPhase, type Phase, phaseOf } from './phase.ts';
+import { type EmulatorPhase, isSilent, type Phase, phaseOf } from './phase.ts';
 import type { Blocked } from './plan.ts';
 import { hostOfPod } from './pod.ts';
 
@@ -32,7 +32,7 @@ export function summarize(observed: Observed, blocked: Blocked | undefined): Emu
     observedGeneration: emulator.metadata.generation ?? 0,
     phase: phase.name,
     nodeName: pod?.spec.nodeName,
-    adb: phase.name === 'Running' || phase.reason === 'HostUnreachable' ? machineReport(pod).adb : undefined,
+    adb: phase.name === 'Running' || isSilent(phase) ? machineReport(pod).adb : undefined,
     firstRunningTime: facts.firstRunningTime,
     failure: facts.failure,
     conditions: conditions(observed, { phase, facts, blocked }),
@@ -61,7 +61,7 @@ function conditions(observed: Observed, findings: Findings): Condition[] {
 function ready(observed: Observed, { phase, blocked }: Findings): Draft {
   const type = 'Ready';
   const { name, reason, message } = phase;
-  if (reason === 'HostUnreachable') {
+  if (isSilent(phase)) {
     return { type, status: 'Unknown', reason, message };
   }
   if (name !== 'Running') {

@@ -13,6 +13,7 @@ import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import { conditionIn } from '../objects/conditions.ts';
+import type { PoweredHost } from './power.ts';
 
 /**
  * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.
@@ -38,6 +39,8 @@ export interface HostReach {
    * while its machines run. The field is undefined while the host reports.
    */
   readonly silentSince: number | undefined;
+  /** Set while Berth switches the host off or on by its Server. A host that is off on purpose is silent, but never lost. */
+  readonly powered?: PoweredHost | undefined;
   /** Whether an administrator said that the host is gone for good: with the taint out-of-service, or by giving the host up. */
   readonly isGivenUp: boolean;
 }

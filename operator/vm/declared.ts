@@ -82,7 +82,7 @@ export function startsAgain(observed: Pick<Observed, 'vm' | 'pod'>): boolean {
 }
 
 /** Returns true if the machine is off, as the VM declares. */
-export function isOffAsDeclared({ vm }: Pick<Observed, 'vm'>, { name }: Phase): boolean {
+export function isOffAsDeclared({ vm }: Pick<Observed, 'vm'>, { name }: Pick<Phase, 'name'>): boolean {
   return (
     (name === 'Stopped' || name === 'Suspended') &&
     vm.spec.powerState !== undefined &&

@@ -281,16 +281,19 @@ export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | 
 
 /**
  * Returns the time when a host that does not report counts as lost, in milliseconds since the epoch. The result is undefined while the host
- * reports.
+ * reports, and while it is off on purpose.
  */
 export function lostAt({
   silentSince,
+  powered,
   config,
-}: Pick<Observed, 'silentSince' | 'config'>): number | undefined {
-  return silentSince && silentSince + config.hostLostTimeoutSeconds * 1000;
+}: Pick<Observed, 'silentSince' | 'powered' | 'config'>): number | undefined {
+  return silentSince === undefined || powered?.state === 'Off'
+    ? undefined
+    : silentSince + config.hostLostTimeoutSeconds * 1000;
 }
 
-export function isLost(observed: Pick<Observed, 'silentSince' | 'config' | 'now'>): boolean {
+export function isLost(observed: Pick<Observed, 'silentSince' | 'powered' | 'config' | 'now'>): boolean {
   const at = lostAt(observed);
   return at !== undefined && observed.now >= at;
 }

@@ -7,6 +7,7 @@ import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredentials } from '../../api/v1alpha1/registrycredentials.ts';
+import type { Server } from '../../api/v1alpha1/server.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -17,6 +18,7 @@ import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Adoptions } from '../host/adoptions.ts';
 import { type HostReach, isHost, reachOfNode, UNBOUND } from '../host/observe.ts';
+import { SERVERS_BY_NODE, withPower } from '../host/power.ts';
 import type { HostRecords } from '../host/records.ts';
 import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
@@ -90,6 +92,7 @@ export interface Sources {
   readonly images: Informer<Image>;
   readonly isos: Informer<ISO>;
   readonly namespaces: Informer<Namespace>;
+  readonly servers: Informer<Server>;
   readonly hostRecords: HostRecords;
   readonly adoptions: Adoptions;
   readonly config: OperatorConfig;
@@ -193,12 +196,19 @@ async function readPod({ client }: Sources, vm: VM): Promise<Pod | undefined> {
  * @throws ApiError when the Node cannot be read
  */
 export async function reachOf(
-  { client, nodes, hostRecords, clock }: Pick<Sources, 'client' | 'nodes' | 'hostRecords' | 'clock'>,
+  sources: Pick<Sources, 'client' | 'nodes' | 'servers' | 'hostRecords' | 'clock'>,
   name: string | undefined,
 ): Promise<HostReach> {
   if (name === undefined) {
     return UNBOUND;
   }
+  return withPower(await reachByNode(sources, name), sources.servers.cache.byIndex(SERVERS_BY_NODE, name));
+}
+
+async function reachByNode(
+  { client, nodes, hostRecords, clock }: Pick<Sources, 'client' | 'nodes' | 'hostRecords' | 'clock'>,
+  name: string,
+): Promise<HostReach> {
   const node = nodes.cache.get(name) ?? (await unlessMissing(client.get(NODES, { name })));
   const isGivenUp = hostRecords.isGivenUp(name);
   if (node === undefined) {

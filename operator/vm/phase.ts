@@ -2,6 +2,7 @@
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
+import { isOffAsDeclared } from './declared.ts';
 import { type Facts, isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasEnded, hasRun, machineCondition, podAttempt, waitingState } from './podstate.ts';
@@ -60,11 +61,23 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
     return { name: 'Failed', reason: 'HostLost', message };
   }
   const phase = pod === undefined ? 'Running' : podPhase(pod).name;
-  return {
-    name: phase,
-    reason: 'HostUnreachable',
-    message: `Host ${host} does not report. Perhaps its machines are still running`,
-  };
+  const message = `Host ${host} does not report. Perhaps its machines are still running`;
+  return poweredPhase(observed, phase) ?? { name: phase, reason: 'HostUnreachable', message };
+}
+
+/**
+ * Returns the phase of a VM whose host Berth switched off. A VM that is off as declared stays as it is. The result is undefined if the host
+ * was not switched off.
+ */
+function poweredPhase({ powered, pod, vm }: Observed, name: VMPhase): Phase | undefined {
+  if (powered === undefined || powered.state === 'Leaving') {
+    return undefined;
+  }
+  if (pod !== undefined && isOffAsDeclared({ vm }, { name })) {
+    return podPhase(pod);
+  }
+  const state = powered.state === 'Off' ? 'was switched off' : 'was switched on and has not reported yet';
+  return { name, reason: 'HostPoweredOff', message: `The host of the VM (Server ${powered.server}) ${state}` };
 }
 
 /** Returns the phase from the Pod phase, the container state and the condition `berth.dev/Machine`, which the agent writes. */

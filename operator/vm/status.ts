@@ -94,7 +94,7 @@ function ready(observed: Observed, phase: Phase, { blocked }: Findings): Draft {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
   const { reason, message } = phase;
-  if (reason === 'HostUnreachable') {
+  if (reason === 'HostUnreachable' || reason === 'HostPoweredOff') {
     return { type, status: 'Unknown', reason, message };
   }
   const awaited = awaitedChange(observed, phase);

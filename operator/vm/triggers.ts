@@ -5,6 +5,7 @@ import type { ConfigMap } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged } from '../host/observe.ts';
+import { onPowerChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
 import { isBound, type Sources, waitingForPortsOf } from './observe.ts';
 import { PODS_BY_NODE } from '../objects/boundpods.ts';
@@ -29,7 +30,7 @@ export function enqueueVMs(
   controller: Controller,
   sources: Sources & { readonly recordsMap: Informer<ConfigMap> },
 ): void {
-  const { vms, pods, nodes, recordsMap, vmConfigs, images, isos, config } = sources;
+  const { vms, pods, nodes, servers, recordsMap, vmConfigs, images, isos, config } = sources;
   vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
   // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
   pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
@@ -60,6 +61,7 @@ export function enqueueVMs(
   const enqueueHost = (name: string): void =>
     pods.cache.byIndex(PODS_BY_NODE, name).forEach((pod) => controller.enqueue(keyOf(pod)));
   recordsMap.cache.onChange((change) => changedHosts(change).forEach(enqueueHost));
+  onPowerChange(servers, enqueueHost);
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object)) {
       enqueueHost(object.metadata.name);

@@ -79,6 +79,7 @@ const NETWORK_REASONS: ReadonlySet<string> = new Set([
 const HOST_REASONS: ReadonlySet<string> = new Set([
   'HostLost',
   'HostUnreachable',
+  'HostPoweredOff',
   'HostDiskFull',
   'Evicted',
   'SecretNotRead',

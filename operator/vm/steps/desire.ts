@@ -13,19 +13,24 @@ import { NOTHING, type StepResult } from './step.ts';
  * Writes the annotation with the desired state of the machine for the agent. CPU and memory come from the Pod's requests, and the disk size
  * comes from the VM.
  */
-export function desire({ vm, pod }: Observed, facts: Facts): StepResult {
+export function desire({ vm, pod, powered }: Observed, facts: Facts): StepResult {
   const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
   if (ended || facts.failure !== undefined) {
     return NOTHING;
   }
   const current = desiredOf(pod);
-  if (current === undefined) {
+  if (current === undefined || (isGoingOff(powered) && current.power !== 'Running')) {
     return NOTHING;
   }
   const wanted = JSON.stringify(buildDesired(vm, size(vm, pod, current)));
   return wanted === desiredText(pod)
     ? NOTHING
     : { writes: [{ kind: 'patchDesired', text: wanted }], outcome: { kind: 'done' } };
+}
+
+/** Returns true while Berth switches the host off. A machine that is off must not start then, because the power would end it. */
+function isGoingOff(powered: Observed['powered']): boolean {
+  return powered?.state === 'Leaving' || powered?.state === 'Off';
 }
 
 /**

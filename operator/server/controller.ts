@@ -1,0 +1,280 @@
+/**
+ * Reconciles Servers: reads their power, carries out power actions, and cordons hosts that are to be switched off. The status is stored
+ * before each command. See plan.ts.
+ */
+import type { Logger } from 'pino';
+import { soonest } from '../../base/time.ts';
+import { CORDONED_FOR_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { SERVERS } from '../../api/v1alpha1/resources.ts';
+import {
+  type PowerAction,
+  type Server,
+  type ServerController,
+  type ServerStatus,
+  serverStatusSchema,
+} from '../../api/v1alpha1/server.ts';
+import { boundStatus } from '../../api/v1alpha1/status.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import type { Consistency } from '../../kube/consistency.ts';
+import type { Result } from '../../kube/controller.ts';
+import { type Node, NODES } from '../../kube/core.ts';
+import { isConflict, unlessMissing } from '../../kube/errors.ts';
+import { mergeDiff } from '../../kube/mergepatch.ts';
+import type { Recorder } from '../objects/events.ts';
+import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
+import { Writer } from '../objects/writer.ts';
+import { ControllerSecrets } from './credentials.ts';
+import { type Credentials, type PowerDriver, PowerError } from './drivers/driver.ts';
+import { recordServerEvents } from './events.ts';
+import type { ServerMetrics } from './metrics.ts';
+import {
+  cachedHost,
+  conflictOf,
+  currentHost,
+  type Observed,
+  type Problem,
+  type Reading,
+  type ServerSources,
+} from './observe.ts';
+import { ACTION_POLL_MILLISECONDS, isOpen, pendingRequest, type Plan, POLL_MILLISECONDS } from './action.ts';
+import { afterSend, planServer } from './plan.ts';
+import { serverStatus } from './status.ts';
+
+/**
+ * Number of Servers whose controllers are called at the same time. A dead controller takes a worker for 10 of every 30 s, so 1,500 dead
+ * controllers delay nobody.
+ */
+export const SERVER_WORKERS = 512;
+/** Longest time in milliseconds between the stored intent and its command. A process that was suspended must not send an old command. */
+const SEND_MILLISECONDS = 5_000;
+/** Largest part of the interval between two readings that is left out at random, so that not all controllers are read at the same time. */
+const JITTER = 0.1;
+
+export interface ServerControllerOptions extends ServerSources {
+  readonly systemNamespace: string;
+  /** Creates the driver for a controller. @throws PowerError when a field of the controller cannot work */
+  readonly createDriver: (controller: ServerController, credentials: Credentials | undefined) => PowerDriver;
+  readonly recorder: Recorder;
+  readonly consistency: Consistency;
+  readonly metrics: ServerMetrics;
+  /** Returns the current time in milliseconds since the epoch. */
+  readonly clock: () => number;
+}
+
+/** A reading, and the generation of the Server for which it was made. */
+interface Known {
+  readonly generation: number;
+  readonly reading: Reading;
+  readonly canReboot: boolean;
+}
+
+export class ServerReconciler {
+  readonly #options: ServerControllerOptions;
+  readonly #writer: Writer<Server>;
+  readonly #secrets: ControllerSecrets;
+  readonly #known = new Map<string, Known>();
+
+  constructor(options: ServerControllerOptions) {
+    const { client, consistency, servers, systemNamespace } = options;
+    this.#options = options;
+    this.#writer = new Writer({ client, consistency, type: SERVERS, informer: servers });
+    this.#secrets = new ControllerSecrets(client, systemNamespace);
+  }
+
+  async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
+    const { servers, nodes, consistency } = this.#options;
+    const found = servers.cache.get(name);
+    if (found !== undefined) {
+      await this.#readIfDue(found);
+    }
+    // The reading takes up to 10 s, in which the Server can change.
+    const server = servers.cache.get(name);
+    if (server === undefined) {
+      this.#known.delete(name);
+      consistency.forget(name);
+      const left = nodes.cache.list().filter((node) => isCordonedFor(node, name));
+      await Promise.all(left.map((node) => this.#uncordon(node, name)));
+      return undefined;
+    }
+    return await this.#reconcileServer(server, logger);
+  }
+
+  async #reconcileServer(server: Readonly<Server>, logger: Logger): Promise<Result> {
+    const { clock } = this.#options;
+    const { name } = server.metadata;
+    const observed = await this.#observe(server);
+    const plan = planServer(observed);
+    const saved = await this.#writeStatus(server, serverStatus(observed, plan));
+    if (saved === undefined) {
+      return undefined;
+    }
+    await this.#carryOut(plan, { ...observed, server: saved }, logger);
+    const { reading } = this.#known.get(name) ?? {};
+    const readAt = reading && reading.at + intervalOf(saved) * (1 - JITTER * Math.random());
+    const at = soonest(plan.wakeAt, readAt);
+    return at === undefined ? undefined : { requeueAfterMilliseconds: Math.max(0, at - clock()) };
+  }
+
+  /** Carries out the effect of the plan. `observed` has the stored Server. */
+  async #carryOut({ effect, host }: Plan, observed: Observed, logger: Logger): Promise<void> {
+    const { node, server } = observed;
+    const { name } = server.metadata;
+    if (node !== undefined && host === undefined) {
+      await this.#uncordon(node, name);
+    }
+    if (node !== undefined && effect?.kind === 'cordon') {
+      await this.#cordon(node, name);
+    }
+    if (effect?.kind === 'send') {
+      await this.#send(observed, effect.command, logger);
+    }
+  }
+
+  async #observe(server: Readonly<Server>): Promise<Observed> {
+    const { clock } = this.#options;
+    const { status, metadata } = server;
+    const isActing = isOpen(status?.lastAction);
+    const host = isActing ? await currentHost(this.#options, server) : cachedHost(this.#options, server);
+    const known = this.#known.get(metadata.name);
+    const reading = known?.generation === metadata.generation ? known?.reading : undefined;
+    const problem = conflictOf(this.#options, server) ?? invalidity(reading);
+    return { server, problem, reading, canReboot: known?.canReboot === true, ...host, now: clock() };
+  }
+
+  /** Reads the power if the last reading is too old for the next step. */
+  async #readIfDue(server: Readonly<Server>): Promise<void> {
+    const { clock } = this.#options;
+    const { name, generation = 0 } = server.metadata;
+    const known = this.#known.get(name);
+    if (conflictOf(this.#options, server) !== undefined || !isDue(server, known, clock())) {
+      return;
+    }
+    const at = clock();
+    try {
+      const driver = await this.#driverFor(server);
+      const power = await this.#options.metrics.measure(server, 'read', () => driver.read());
+      this.#known.set(name, { generation, reading: { at, power }, canReboot: driver.canReboot });
+    } catch (error) {
+      if (!(error instanceof PowerError)) {
+        throw error;
+      }
+      this.#secrets.forget(server);
+      this.#known.set(name, { generation, reading: { at, error }, canReboot: false });
+    }
+  }
+
+  async #driverFor(server: Readonly<Server>): Promise<PowerDriver> {
+    return this.#options.createDriver(server.spec.controller, await this.#secrets.of(server));
+  }
+
+  /** Sends a command whose intent is stored, and stores what the controller answered. */
+  async #send({ server, ...rest }: Observed, command: PowerAction, logger: Logger): Promise<void> {
+    const { clock, client, metrics } = this.#options;
+    const { status = {}, metadata } = server;
+    const begunAt = Date.parse(status.lastAction?.call?.begunAt ?? '');
+    if (client.guard?.() === false || clock() > begunAt + SEND_MILLISECONDS) {
+      return;
+    }
+    logger.info({ command, by: status.lastAction?.by }, 'sending a command to the controller of a server');
+    const failure = await this.#failureOf(async () => {
+      const driver = await this.#driverFor(server);
+      await metrics.measure(server, command, () => driver.send(command));
+    });
+    if (failure !== undefined) {
+      logger.warn(
+        { server: metadata.name, command, err: failure },
+        'a command to the controller of a server failed',
+      );
+    }
+    const plan: Plan = afterSend(status, failure, clock());
+    await this.#writeStatus(server, serverStatus({ ...rest, server, now: clock() }, plan));
+  }
+
+  async #failureOf(work: () => Promise<void>): Promise<PowerError | undefined> {
+    try {
+      await work();
+      return undefined;
+    } catch (error) {
+      if (error instanceof PowerError) {
+        return error;
+      }
+      throw error;
+    }
+  }
+
+  /** Stores the status. Returns the stored Server, or undefined if it no longer exists. @throws ApiError a conflict */
+  async #writeStatus(server: Readonly<Server>, wanted: ServerStatus): Promise<Readonly<Server> | undefined> {
+    const { recorder, metrics } = this.#options;
+    const status = boundStatus(serverStatusSchema, wanted);
+    const patch = mergeDiff(server.status, status);
+    if (patch === undefined) {
+      return server;
+    }
+    const { name } = server.metadata;
+    const saved = await this.#writer.patch(name, server, { status: patch }, 'status');
+    if (saved !== undefined) {
+      recordServerEvents(recorder, server, status);
+      const { lastAction } = status;
+      if (
+        lastAction?.completedAt !== undefined &&
+        server.status?.lastAction?.completedAt !== lastAction.completedAt
+      ) {
+        metrics.countAction(lastAction);
+      }
+    }
+    return saved;
+  }
+
+  /** Cordons the Node, unless somebody else has cordoned it already. */
+  async #cordon(node: Readonly<Node>, name: string): Promise<void> {
+    if (node.spec?.unschedulable !== true) {
+      await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: name }, true);
+    }
+  }
+
+  /** Removes the cordon that Berth set for this Server. */
+  async #uncordon(node: Readonly<Node>, name: string): Promise<void> {
+    if (isCordonedFor(node, name)) {
+      await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: null }, null);
+    }
+  }
+
+  /** A conflict means that the Node has changed. The watch reports it, and the next reconcile decides again. */
+  async #patchNode(
+    { metadata }: Readonly<Node>,
+    annotations: object,
+    unschedulable: true | null,
+  ): Promise<void> {
+    const { name, uid, resourceVersion } = metadata;
+    const patch = { metadata: { uid, resourceVersion, annotations }, spec: { unschedulable } };
+    const write = this.#options.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
+    await undefinedIf(isConflict, unlessMissing(write));
+  }
+}
+
+function isCordonedFor({ metadata }: Readonly<Node>, server: string): boolean {
+  return metadata.annotations?.[CORDONED_FOR_ANNOTATION] === server;
+}
+
+/** Returns the problem of a controller with a field that cannot work. */
+function invalidity(reading: Reading | undefined): Problem | undefined {
+  const { error } = reading ?? {};
+  return error?.reason === 'ControllerInvalid' ? { reason: error.reason, message: error.message } : undefined;
+}
+
+/** Returns the interval between two readings in milliseconds. */
+function intervalOf({ status }: Readonly<Server>): number {
+  return isOpen(status?.lastAction) ? ACTION_POLL_MILLISECONDS : POLL_MILLISECONDS;
+}
+
+/** Returns true if the power must be read: it was never read for this generation, an action begins, or the interval is over. */
+function isDue(server: Readonly<Server>, known: Known | undefined, now: number): boolean {
+  if (known === undefined || known.generation !== server.metadata.generation) {
+    return true;
+  }
+  const { lastAction } = server.status ?? {};
+  const { at } = known.reading;
+  const isBeforeAction = isOpen(lastAction) && at < Date.parse(lastAction.startedAt);
+  const isAboutToAct = pendingRequest({ server, now }) !== undefined;
+  return isBeforeAction || (!isAboutToAct && now >= at + intervalOf(server) * (1 - JITTER));
+}

@@ -1,0 +1,125 @@
+/** Computes the status of a Server from what one reconcile observed and planned. All functions are pure. */
+import { timestamp } from '../../base/time.ts';
+import type { LastAction, PowerState, ServerStatus } from '../../api/v1alpha1/server.ts';
+import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
+import type { Observed, Reading } from './observe.ts';
+import { BY_SPEC, isOpen, pendingRequest, type Plan } from './action.ts';
+
+export function serverStatus(observed: Observed, plan: Plan): ServerStatus {
+  const { server, now } = observed;
+  const { lastAction, lastRequestedAt, host, request } = plan;
+  const generation = server.metadata.generation ?? 0;
+  const drafts = [
+    ready(observed, plan),
+    reconciling(observed, plan),
+    stalled(observed, plan),
+    reachable(observed),
+  ];
+  const conditions = [...drafts, occupied(observed)].filter((draft) => draft !== undefined);
+  return {
+    observedGeneration: generation,
+    power: powerOf(observed, plan),
+    request,
+    lastAction,
+    lastRequestedAt,
+    host,
+    conditions: stampConditions(conditions, server.status?.conditions, { now: timestamp(now), generation }),
+  };
+}
+
+/** Returns the power for people. A reboot lasts from its acceptance to the next confirmed On, and is an error if it ended off. */
+function powerOf({ reading, problem }: Observed, { lastAction }: Plan): PowerState | undefined {
+  if (isAcceptedReboot(lastAction) && isOpen(lastAction)) {
+    return 'Rebooting';
+  }
+  if (problem !== undefined || reading?.error !== undefined) {
+    return 'Error';
+  }
+  return isStranded(reading, lastAction) ? 'Error' : reading?.power;
+}
+
+function isAcceptedReboot(action: LastAction | undefined): boolean {
+  return action?.action === 'Reboot' && action.acceptedAt !== undefined;
+}
+
+/** Returns true if the last action was a reboot that left the server off. */
+function isStranded(reading: Reading | undefined, action: LastAction | undefined): boolean {
+  return isAcceptedReboot(action) && action?.result === 'Failed' && reading?.power === 'Off';
+}
+
+function ready(observed: Observed, plan: Plan): ConditionDraft {
+  const type = 'Ready';
+  const obstacle = obstacleOf(observed, plan) ?? progressOf(observed, plan);
+  if (obstacle !== undefined) {
+    return { type, status: 'False', ...obstacle };
+  }
+  return { ...reachable(observed), type };
+}
+
+type Words = Pick<ConditionDraft, 'reason' | 'message'>;
+
+/** Returns why the Server cannot become as declared without a change by somebody. */
+function obstacleOf({ problem, server, reading }: Observed, { lastAction }: Plan): Words | undefined {
+  if (problem !== undefined || lastAction === undefined) {
+    return problem;
+  }
+  const { result, message, by, id } = lastAction;
+  const isDeclared = by === BY_SPEC && id === server.spec.powerAction?.requestedAt;
+  if (result === 'Refused' && isDeclared) {
+    return { reason: 'PowerActionRefused', message };
+  }
+  return result === 'Failed' && (isDeclared || isStranded(reading, lastAction))
+    ? { reason: 'PowerActionFailed', message }
+    : undefined;
+}
+
+/** Returns what Berth is doing for the Server. */
+function progressOf(observed: Observed, { lastAction }: Plan): Words | undefined {
+  if (isOpen(lastAction)) {
+    const message = `${lastAction.action} of Server ${observed.server.metadata.name} runs`;
+    return lastAction.result === 'Waiting'
+      ? { reason: 'PowerActionWaiting', message: lastAction.message }
+      : { reason: 'PowerActionRunning', message: lastAction.message || message };
+  }
+  const pending = pendingRequest(observed);
+  return pending && { reason: 'PowerActionRunning', message: `${pending.action} is about to begin` };
+}
+
+function reconciling(observed: Observed, plan: Plan): ConditionDraft | undefined {
+  const type = 'Reconciling';
+  if (obstacleOf(observed, plan) !== undefined) {
+    return undefined;
+  }
+  const progress = progressOf(observed, plan);
+  if (progress !== undefined) {
+    return { type, status: 'True', ...progress };
+  }
+  return observed.reading === undefined
+    ? { type, status: 'True', reason: 'NotReadYet', message: '' }
+    : undefined;
+}
+
+function stalled(observed: Observed, plan: Plan): ConditionDraft | undefined {
+  const obstacle = obstacleOf(observed, plan);
+  return obstacle && { type: 'Stalled', status: 'True', ...obstacle };
+}
+
+function reachable({ reading, problem }: Observed): ConditionDraft {
+  const type = 'Reachable';
+  if (reading === undefined || problem !== undefined) {
+    return { type, status: 'Unknown', reason: 'NotReadYet', message: '' };
+  }
+  return reading.error !== undefined
+    ? { type, status: 'False', reason: reading.error.reason, message: reading.error.message }
+    : { type, status: 'True', reason: 'ControllerAnswers', message: '' };
+}
+
+function occupied(observed: Observed): ConditionDraft {
+  const type = 'Occupied';
+  if (observed.server.spec.nodeName === undefined) {
+    return { type, status: 'False', reason: 'NoHost', message: '' };
+  }
+  return observed.machines > 0
+    ? { type, status: 'True', reason: 'MachinesRun', message: '' }
+    : { type, status: 'False', reason: 'NoMachines', message: '' };
+}
