@@ -3,7 +3,8 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
-import { Controller, type ControllerOptions } from '../kube/controller.ts';
+import type { Controller } from '../kube/controller.ts';
+import { controllerFor, existsIn } from './controllerfor.ts';
 import type { Recorder } from './objects/events.ts';
 import type { Informer } from '../kube/informer.ts';
 import { type KubeObject, refOf } from '../kube/objects.ts';
@@ -37,12 +38,6 @@ import { VMReconciler } from './vm/controller.ts';
 import { enqueueVMs } from './vm/triggers.ts';
 import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { declareWatches, type Watches } from './watches.ts';
-
-/**
- * Number of workers for objects that change rarely. There are several workers, so that a slow response for one object does not delay the
- * others.
- */
-const FEW_WORKERS = 4;
 
 export interface OperatorOptions {
   readonly client: KubeClient;
@@ -112,24 +107,6 @@ export function createControllers(options: OperatorOptions): Controllers {
       server,
     ],
   };
-}
-
-/** Creates a controller that runs the reconciler. `own.ready` returns true if the cache contains this process's latest change for a key. */
-function controllerFor(
-  { logger, registry }: OperatorOptions,
-  name: string,
-  { workers = FEW_WORKERS, exists = () => true }: Pick<ControllerOptions, 'exists'> & { workers?: number },
-  reconciler: Pick<ControllerOptions, 'reconcile'>,
-  own: { ready: (key: string) => boolean } = { ready: () => true },
-): Controller {
-  const reconcile = reconciler.reconcile.bind(reconciler);
-  const ready = own.ready.bind(own);
-  return new Controller({ name, workers, reconcile, ready, exists, logger, metrics: registry });
-}
-
-/** Returns a function that tells whether one of the caches has an object for a key. */
-function existsIn(...informers: { readonly cache: { get(key: string): unknown } }[]) {
-  return (key: string): boolean => informers.some(({ cache }) => cache.get(key) !== undefined);
 }
 
 function vmController(options: OperatorOptions, watches: Watches, hostState: HostState): Controller {
@@ -231,14 +208,17 @@ function serverController(options: OperatorOptions, watches: Watches): Controlle
   const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
   const metrics = new ServerMetrics(registry, { isLeader, servers: () => watches.servers.cache.list() });
-  const { namespaces, ...sources } = watches;
   const systemNamespace = config.namespaces.system;
-  const reconciler = new ServerReconciler({
-    ...{ ...sources, client, systemNamespace, createDriver },
-    ...{ recorder, consistency, metrics, clock },
-  });
-  const exists = existsIn(watches.servers);
-  const controller = controllerFor(options, 'server', { workers: SERVER_WORKERS, exists }, reconciler, consistency);
+  const own = { client, recorder, consistency, metrics, clock, systemNamespace, createDriver };
+  const reconciler = new ServerReconciler({ ...watches, ...own });
+  const exists = reconciler.exists.bind(reconciler);
+  const controller = controllerFor(
+    options,
+    'server',
+    { workers: SERVER_WORKERS, exists },
+    reconciler,
+    consistency,
+  );
   enqueueServers(controller, watches);
   return controller;
 }

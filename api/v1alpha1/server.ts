@@ -75,15 +75,16 @@ const ipmiSchema = z
   })
   .meta({ description: 'A controller with IPMI 2.0 over LAN (RMCP+).' });
 
+/** The names end in URL, because YAML reads the keys `on` and `off` as booleans. */
 const webhookSchema = z
   .object({
-    on: url('URL that switches the server on. Berth sends a POST.', 'https?'),
-    off: url('URL that switches the server off. Berth sends a POST.', 'https?'),
-    reboot: url(
+    onURL: url('URL that switches the server on. Berth sends a POST.', 'https?'),
+    offURL: url('URL that switches the server off. Berth sends a POST.', 'https?'),
+    rebootURL: url(
       'URL that reboots the server. Berth sends a POST. If it is absent, Berth switches the server off and on.',
       'https?',
     ).optional(),
-    status: url('URL of the power state. Berth sends a GET.', 'https?'),
+    statusURL: url('URL of the power state. Berth sends a GET.', 'https?'),
     pattern: text(
       'Regular expression (RE2) for the answer of the status URL. Its first group must contain on, true or 1, or off, false or 0, in any letter case. An answer that does not match is an error.',
       512,

@@ -41,7 +41,10 @@ export interface Observed extends HostReach {
 }
 
 export interface Sources
-  extends Pick<VMSources, 'client' | 'vms' | 'pods' | 'nodes' | 'servers' | 'hostRecords' | 'config' | 'clock'> {
+  extends Pick<
+    VMSources,
+    'client' | 'vms' | 'pods' | 'nodes' | 'servers' | 'hostRecords' | 'config' | 'clock'
+  > {
   readonly emulators: Informer<Emulator>;
   readonly emulatorPods: Informer<Pod>;
   readonly taskPods: Informer<Pod>;

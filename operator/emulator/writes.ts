@@ -16,7 +16,10 @@ import type { Blocked, Write } from './plan.ts';
 import { buildPod } from './pod.ts';
 
 export interface EmulatorWriterOptions
-  extends Pick<Sources, 'client' | 'emulators' | 'emulatorPods' | 'nodes' | 'servers' | 'hostRecords' | 'clock'> {
+  extends Pick<
+    Sources,
+    'client' | 'emulators' | 'emulatorPods' | 'nodes' | 'servers' | 'hostRecords' | 'clock'
+  > {
   readonly consistency: Consistency;
 }
 

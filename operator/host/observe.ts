@@ -13,7 +13,6 @@ import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import type { PoweredHost } from './power.ts';
 
 /**
  * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.
@@ -28,6 +27,14 @@ export function isReady({ status }: Readonly<Node>): boolean {
 
 function isOutOfService(node: Node): boolean {
   return node.spec?.taints?.some(({ key }) => key === 'node.kubernetes.io/out-of-service') ?? false;
+}
+
+/** State of a host that Berth switches off or on. */
+export interface PoweredHost {
+  /** Name of the Server. */
+  readonly server: string;
+  /** `Leaving`: cordoned, and about to be switched off. `Off`: off, or being switched off. `Starting`: on again, without a report yet. */
+  readonly state: 'Leaving' | 'Off' | 'Starting';
 }
 
 /** What is known about the reports of a host to which a Pod is bound. */

@@ -2,7 +2,7 @@
 import type { Server } from '../../api/v1alpha1/server.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import type { Informer } from '../../kube/informer.ts';
-import type { HostReach } from './observe.ts';
+import type { HostReach, PoweredHost } from './observe.ts';
 
 /** Index of Servers by `spec.nodeName`. */
 export const SERVERS_BY_NODE = 'node';
@@ -10,14 +10,6 @@ export const SERVERS_BY_NODE = 'node';
 /** Returns the keys of a Server for the index {@link SERVERS_BY_NODE}. */
 export function nodeOfServer({ spec }: Readonly<Server>): string[] {
   return spec.nodeName === undefined ? [] : [spec.nodeName];
-}
-
-/** State of a host that Berth switches off or on. */
-export interface PoweredHost {
-  /** Name of the Server. */
-  readonly server: string;
-  /** `Leaving`: cordoned, and about to be switched off. `Off`: off, or being switched off. `Starting`: on again, without a report yet. */
-  readonly state: 'Leaving' | 'Off' | 'Starting';
 }
 
 /** Returns the state of the host of a Server. The result is undefined if Berth has not switched the host off, or if it has returned. */

@@ -81,6 +81,14 @@ export class ServerReconciler {
     this.#secrets = new ControllerSecrets(client, systemNamespace);
   }
 
+  /** Returns true if there is a Server of this name, or a Node that Berth cordoned for it. */
+  exists(name: string): boolean {
+    const { servers, nodes } = this.#options;
+    return (
+      servers.cache.get(name) !== undefined || nodes.cache.list().some((node) => isCordonedFor(node, name))
+    );
+  }
+
   async reconcile(name: string, { logger }: { logger: Logger }): Promise<Result> {
     const { servers, nodes, consistency } = this.#options;
     const found = servers.cache.get(name);

@@ -156,19 +156,25 @@ function afterEffect(observed: Observed, action: LastAction, call: Call): Plan {
 
 /**
  * Plans the next step after a command whose answer is not known, because the operator or the connection ended. The power shows whether the
- * command had its effect. Only On and Off are sent a second time, since they change nothing if they arrive twice.
+ * command had its effect. Only On and Off are sent a second time, and only after a reading that shows no effect.
  */
 function unanswered(observed: Observed, action: LastAction, call: Call): Plan {
-  const { now, server, machines } = observed;
-  const due = Date.parse(call.begunAt) + REPEAT_MILLISECONDS;
-  if (now < due) {
-    return { ...before(observed), wakeAt: due };
+  const { now, reading } = observed;
+  const begunAt = Date.parse(call.begunAt);
+  const due = begunAt + REPEAT_MILLISECONDS;
+  const isSeen = reading?.power !== undefined && reading.at >= due;
+  if (isSeen && mayRepeat(observed, call)) {
+    return send(observed, action, call.action, call.attempts + 1);
   }
-  const isOccupied = call.action === 'Off' && machines > 0 && server.spec.policy?.whenOccupied !== 'Force';
-  if (call.action === 'Reboot' || call.attempts > 1 || isOccupied) {
-    const { name } = server.metadata;
-    const message = `Whether the controller of Server ${name} got the command ${call.action} is not known, and its effect was not seen`;
-    return end(observed, action, 'Failed', action.message === '' ? message : `${message}: ${action.message}`);
+  if (!isSeen && now < begunAt + CONFIRM_MILLISECONDS) {
+    return { ...before(observed), lastAction: action, wakeAt: Math.max(now + 1, due) };
   }
-  return send(observed, action, call.action, call.attempts + 1);
+  const { name } = observed.server.metadata;
+  const message = `Whether the controller of Server ${name} got the command ${call.action} is not known, and its effect was not seen`;
+  return end(observed, action, 'Failed', action.message === '' ? message : `${message}: ${action.message}`);
+}
+
+function mayRepeat({ machines, server }: Observed, { action, attempts }: Call): boolean {
+  const isAllowed = action !== 'Off' || machines === 0 || server.spec.policy?.whenOccupied === 'Force';
+  return action !== 'Reboot' && attempts === 1 && isAllowed;
 }

@@ -11,7 +11,7 @@ import { addressesOf, SERVERS_BY_ADDRESS, type ServerSources } from './observe.t
 /** Enqueues Servers when they, Servers with the same addresses or Node, their Nodes, or the Pods on their hosts change. */
 export function enqueueServers(
   controller: Controller,
-  { servers, nodes, pods, emulatorPods }: ServerSources,
+  { servers, nodes, pods, emulatorPods }: Omit<ServerSources, 'client'>,
 ): void {
   const enqueue = ({ metadata }: Readonly<Server>): void => controller.enqueue(metadata.name);
   const enqueueOn = (node: string): void => servers.cache.byIndex(SERVERS_BY_NODE, node).forEach(enqueue);
@@ -29,8 +29,10 @@ export function enqueueServers(
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object) || cordonChanged(previous, object)) {
       enqueueOn(object.metadata.name);
-      const cordonedFor = object.metadata.annotations?.[CORDONED_FOR_ANNOTATION];
-      controller.enqueue(cordonedFor ?? '');
+      const { [CORDONED_FOR_ANNOTATION]: server } = object.metadata.annotations ?? {};
+      if (server !== undefined) {
+        controller.enqueue(server);
+      }
     }
   });
   for (const { cache } of [pods, emulatorPods]) {

@@ -104,6 +104,7 @@ async function reconcile(node: Node | undefined, { pod = ORPHAN, isCached = true
     vms: informer(),
     pods: informer(pod),
     nodes: informer(...(node === undefined || !isCached ? [] : [node])),
+    servers: informer(),
     namespaces: informer(namespace),
     consistency: new Consistency(),
     hostRecords: { isGivenUp: () => isGivenUp, missingSince: () => MISSING_SINCE },
@@ -170,7 +171,7 @@ function enqueuedBy(kind: Named, namespace: string): (string | undefined)[] {
     list: () => vms,
     byIndex: () => vms,
   });
-  const kinds = ['vms', 'pods', 'nodes', 'recordsMap', 'vmConfigs', 'images', 'isos'];
+  const kinds = ['vms', 'pods', 'nodes', 'servers', 'recordsMap', 'vmConfigs', 'images', 'isos'];
   const informers = kinds.map((name) => [name, { cache: cacheOf(name) }]);
   const keys = new Set<string>();
   const controller = { enqueue: (key: string) => keys.add(key) } as unknown as Controller;

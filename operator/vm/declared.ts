@@ -81,15 +81,6 @@ export function startsAgain(observed: Pick<Observed, 'vm' | 'pod'>): boolean {
   return observed.vm.spec.restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
 }
 
-/** Returns true if the machine is off, as the VM declares. */
-export function isOffAsDeclared({ vm }: Pick<Observed, 'vm'>, { name }: Pick<Phase, 'name'>): boolean {
-  return (
-    (name === 'Stopped' || name === 'Suspended') &&
-    vm.spec.powerState !== undefined &&
-    vm.spec.powerState !== 'Running'
-  );
-}
-
 function isPowerState(name: string): name is PowerState {
   return Object.hasOwn(STEPS, name);
 }

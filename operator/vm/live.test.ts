@@ -59,6 +59,7 @@ function optionsOf(client: object, vm: VM, ...pods: Pod[]): VMControllerOptions 
     vms: informer(vm),
     pods: informer(...pods),
     nodes: informer(node),
+    servers: informer(),
     vmConfigs: informer(),
     images: informer(),
     isos: informer(),

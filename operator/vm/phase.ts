@@ -2,7 +2,6 @@
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
-import { isOffAsDeclared } from './declared.ts';
 import { type Facts, isLost } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hasEnded, hasRun, machineCondition, podAttempt, waitingState } from './podstate.ts';
@@ -77,7 +76,20 @@ function poweredPhase({ powered, pod, vm }: Observed, name: VMPhase): Phase | un
     return podPhase(pod);
   }
   const state = powered.state === 'Off' ? 'was switched off' : 'was switched on and has not reported yet';
-  return { name, reason: 'HostPoweredOff', message: `The host of the VM (Server ${powered.server}) ${state}` };
+  return {
+    name,
+    reason: 'HostPoweredOff',
+    message: `The host of the VM (Server ${powered.server}) ${state}`,
+  };
+}
+
+/** Returns true if the machine is off, as the VM declares. */
+export function isOffAsDeclared({ vm }: Pick<Observed, 'vm'>, { name }: Pick<Phase, 'name'>): boolean {
+  return (
+    (name === 'Stopped' || name === 'Suspended') &&
+    vm.spec.powerState !== undefined &&
+    vm.spec.powerState !== 'Running'
+  );
 }
 
 /** Returns the phase from the Pod phase, the container state and the condition `berth.dev/Machine`, which the agent writes. */

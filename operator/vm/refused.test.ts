@@ -82,6 +82,7 @@ async function refusedFor(seconds: number, { refusal, failure }: Server) {
     vms: informer(vm),
     pods: informer(),
     nodes: informer(),
+    servers: informer(),
     vmConfigs: informer(),
     images: informer(),
     isos: informer(),

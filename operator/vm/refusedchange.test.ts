@@ -78,6 +78,7 @@ function reconcilerOf({ vm, pod }: { vm: VM; pod: Pod }) {
     vms: { ...informer(), cache: { ...informer().cache, get } },
     pods: informer(pod),
     nodes: informer(NODE),
+    servers: informer(),
     vmConfigs: informer(),
     images: informer(),
     isos: informer(),

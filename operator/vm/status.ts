@@ -5,12 +5,12 @@ import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
-import { awaitedChange, doneStamps, hasEndedByItself, isOffAsDeclared } from './declared.ts';
+import { awaitedChange, doneStamps, hasEndedByItself } from './declared.ts';
 import type { Facts } from './facts.ts';
 import { pausedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
 import { phasesIn } from '../../api/v1alpha1/phases.ts';
-import { type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
+import { isOffAsDeclared, type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
 import { machineStatus, nonEmpty } from './machinestatus.ts';
 import { machineReport, podCondition, readyByPod, waitingState } from './podstate.ts';
 import type { Unresolved } from './resolve.ts';

@@ -35,7 +35,10 @@ import type { Findings } from './status.ts';
 import type { Write } from './steps/step.ts';
 
 export interface VMWriterOptions
-  extends Pick<Sources, 'client' | 'vms' | 'pods' | 'nodes' | 'servers' | 'hostRecords' | 'adoptions' | 'clock'> {
+  extends Pick<
+    Sources,
+    'client' | 'vms' | 'pods' | 'nodes' | 'servers' | 'hostRecords' | 'adoptions' | 'clock'
+  > {
   readonly consistency: Consistency;
 }
 
