@@ -69,8 +69,15 @@ const ipmiSchema = z
     ),
     port: integer('UDP port. The default is 623.', 1, 65_535).optional(),
     cipherSuite: z
-      .union([z.literal(CIPHER_SUITES[0]), z.literal(CIPHER_SUITES[1])])
-      .meta({ description: 'Cipher suite of the session: 17 (default) or 3.' })
+      .int()
+      .min(0)
+      .max(255)
+      .meta(
+        documented('Cipher suite of the session: 17 (default) or 3.', {
+          rule: `self in [${CIPHER_SUITES.join(', ')}]`,
+          message: `must be ${CIPHER_SUITES.join(' or ')}`,
+        }),
+      )
       .optional(),
   })
   .meta({ description: 'A controller with IPMI 2.0 over LAN (RMCP+).' });
@@ -243,7 +250,7 @@ export const SERVER_KIND: KindContent = {
       fieldPath: '.metadata.name',
     },
     {
-      rule: '!has(self.status) || !has(self.status.host) || self.spec.?nodeName == oldSelf.spec.?nodeName',
+      rule: '!has(self.status) || !has(self.status.host) || (has(self.spec.nodeName) == has(oldSelf.spec.nodeName) && (!has(self.spec.nodeName) || self.spec.nodeName == oldSelf.spec.nodeName))',
       message:
         'nodeName cannot change while a power action of the host is under way, or before the host reports again',
       fieldPath: '.spec.nodeName',
