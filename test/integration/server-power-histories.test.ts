@@ -13,6 +13,7 @@ import { PODS_BY_NODE, nodeOfPod } from '../../operator/objects/boundpods.ts';
 import { nodeOfServer, SERVERS_BY_NODE } from '../../operator/host/power.ts';
 import { addressesOf, SERVERS_BY_ADDRESS } from '../../operator/server/observe.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { operatorClient } from '../worlds/agenthost.ts';
 import { ServerWorld, type Watched } from '../worlds/serverpower.ts';
 
 const HISTORIES = 200;
@@ -70,12 +71,14 @@ const history = fc.array(fc.record({ step, seconds: fc.constantFrom(0.1, 2, 7, 4
 
 let cluster: Cluster;
 let client: KubeClient;
+let operator: KubeClient;
 let watched: Watched;
 const ended = new AbortController();
 
 beforeAll(async () => {
   cluster = await sharedCluster();
   client = cluster.client();
+  operator = await operatorClient(cluster);
   await client.create(NAMESPACES, { metadata: { name: NAMESPACE } });
   const base = { logger: pino({ level: 'silent' }) };
   const byNode = { indexes: { [PODS_BY_NODE]: nodeOfPod } };
@@ -125,7 +128,10 @@ async function apply(world: ServerWorld, one: Step): Promise<void> {
 async function live(index: number, steps: readonly { step: Step; seconds: number }[]) {
   const name = `history-${index}`;
   const address = `2001:db8::${index.toString(16)}`;
-  const world = await ServerWorld.create(client, watched, { namespace: NAMESPACE, name, address });
+  const world = await ServerWorld.create(
+    { client, operator, watched },
+    { namespace: NAMESPACE, name, address },
+  );
   for (const { step: one, seconds } of steps) {
     await apply(world, one);
     await world.run(seconds * 1000);

@@ -46,12 +46,20 @@ export interface Watched {
   readonly emulatorPods: Informer<Pod>;
 }
 
+export interface Sides {
+  readonly client: KubeClient;
+  readonly operator: KubeClient;
+  readonly watched: Watched;
+}
+
 /** Thrown into nothing: the promises of a crashed operator never settle. */
 const NEVER = new Promise<never>(() => undefined);
 
 export class ServerWorld {
   readonly name: string;
   readonly #client: KubeClient;
+  /** Client with the rights of the operator, which alone may write Pods of VMs. */
+  readonly #operator: KubeClient;
   readonly #watched: Watched;
   readonly #namespace: string;
   now = 1_900_000_000_000;
@@ -73,8 +81,9 @@ export class ServerWorld {
   #vms = 0;
   #reconciler: { readonly run: () => Promise<number | undefined>; readonly crashed: Promise<'crashed'> };
 
-  private constructor(client: KubeClient, watched: Watched, place: { namespace: string; name: string }) {
+  private constructor({ client, operator, watched }: Sides, place: { namespace: string; name: string }) {
     this.#client = client;
+    this.#operator = operator;
     this.#watched = watched;
     this.#namespace = place.namespace;
     this.name = place.name;
@@ -82,11 +91,11 @@ export class ServerWorld {
   }
 
   static async create(
-    client: KubeClient,
-    watched: Watched,
+    sides: Sides,
     place: { namespace: string; name: string; address: string },
   ): Promise<ServerWorld> {
-    const world = new ServerWorld(client, watched, place);
+    const { client, watched } = sides;
+    const world = new ServerWorld(sides, place);
     const { name } = place;
     const labels = { [HOST_MARK]: HOST_VALUE };
     await client.create(NODES, { metadata: { name, labels }, spec: { unschedulable: false } });
@@ -150,7 +159,7 @@ export class ServerWorld {
       }
       return await work();
     };
-    const client = new Proxy(this.#client, {
+    const client = new Proxy(this.#operator, {
       get: (target, key) => {
         const member = Reflect.get(target, key) as unknown;
         return key === 'get' || key === 'list' || key === 'mergePatch'
@@ -255,7 +264,7 @@ export class ServerWorld {
 
   async #remove(pod: Pod): Promise<void> {
     const [namespace = '', name = ''] = keyOf(pod).split('/');
-    await this.#client.delete(PODS, { namespace, name }, { gracePeriodSeconds: 0 });
+    await this.#operator.delete(PODS, { namespace, name }, { gracePeriodSeconds: 0 });
     await waitFor(
       'the Pod to be gone',
       async () => this.#watched.pods.cache.get(keyOf(pod)) === undefined,
@@ -274,7 +283,7 @@ export class ServerWorld {
     const annotations = { [DESIRED_ANNOTATION]: JSON.stringify(DESIRED) };
     const metadata = { namespace: this.#namespace, name, labels: { [VM_UID_LABEL]: uid }, annotations };
     const container = { name: MACHINE_CONTAINER, image: 'x' };
-    const pod = await this.#client.create(PODS, {
+    const pod = await this.#operator.create(PODS, {
       metadata,
       spec: { nodeName: this.name, containers: [container] },
     });
@@ -299,7 +308,7 @@ export class ServerWorld {
     ];
     const ref = { namespace, name };
     const desired = { [DESIRED_ANNOTATION]: JSON.stringify({ ...DESIRED, power: 'Stopped' }) };
-    await this.#client.mergePatch(PODS, ref, { metadata: { annotations: desired } });
+    await this.#operator.mergePatch(PODS, ref, { metadata: { annotations: desired } });
     const patch = { status: { phase: 'Running', containerStatuses } };
     await this.#follow(
       this.#watched.pods,

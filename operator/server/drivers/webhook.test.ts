@@ -38,9 +38,9 @@ function origin(): string {
 function settings() {
   const url = origin();
   return {
-    on: `${url}/on?key=k`,
-    off: `${url}/off`,
-    status: `${url}/status`,
+    onURL: `${url}/on?key=k`,
+    offURL: `${url}/off`,
+    statusURL: `${url}/status`,
     pattern: '"state":\\s*"?(\\w+)',
   };
 }
@@ -77,14 +77,14 @@ it.each([
   answer = { status: 200, body };
   await expect(driver().read()).rejects.toMatchObject({
     reason: 'ControllerFailed',
-    message: `The answer of spec.controller.webhook.status ${message}`,
+    message: `The answer of spec.controller.webhook.statusURL ${message}`,
   });
 });
 
 it('sends each command to its URL, without a body', async () => {
   const url = origin();
   expect(driver().canReboot).toBe(false);
-  const controller = driver({ reboot: `${url}/reboot` });
+  const controller = driver({ rebootURL: `${url}/reboot` });
   expect(controller.canReboot).toBe(true);
   for (const command of ['On', 'Off', 'Reboot'] as const) {
     await controller.send(command);
@@ -104,7 +104,7 @@ it.each([
     await expect(driver().send('On')).rejects.toMatchObject({
       reason,
       isRefusal,
-      message: `POST to spec.controller.webhook.on at ${origin()} was answered with ${status}${words}`,
+      message: `POST to spec.controller.webhook.onURL at ${origin()} was answered with ${status}${words}`,
     });
     expect(received).toHaveLength(1);
   },
@@ -118,8 +118,8 @@ it.each([
     { pattern: `(${'\\pL{1000}'.repeat(50)})` },
     /^spec\.controller\.webhook\.pattern is too complex: it has \d+ steps, /,
   ],
-  [{ reboot: 'ftp://plug' }, /^spec\.controller\.webhook\.reboot must be a URL with/],
-  [{ off: 'https://[x' }, /^spec\.controller\.webhook\.off must be a URL with/],
+  [{ rebootURL: 'ftp://plug' }, /^spec\.controller\.webhook\.rebootURL must be a URL with/],
+  [{ offURL: 'https://[x' }, /^spec\.controller\.webhook\.offURL must be a URL with/],
 ])('%j cannot work', (more, message) => {
   expect(() => driver(more)).toThrow(
     expect.objectContaining({
@@ -130,10 +130,10 @@ it.each([
 });
 
 it('sends no credentials without TLS', () => {
-  const https = { on: 'https://plug/on', off: 'https://plug/off', pattern: '(on)' };
-  const controller = { webhook: { ...https, status: 'http://plug/status' } };
+  const https = { onURL: 'https://plug/on', offURL: 'https://plug/off', pattern: '(on)' };
+  const controller = { webhook: { ...https, statusURL: 'http://plug/status' } };
   expect(() => createDriver(controller, { username: 'a', password: 'b' })).toThrow(
-    'spec.controller.webhook.status begins with http://, but Berth sends credentials over https:// alone',
+    'spec.controller.webhook.statusURL begins with http://, but Berth sends credentials over https:// alone',
   );
   expect(() => createDriver(controller, undefined)).not.toThrow();
 });

@@ -24,8 +24,11 @@ const POWERS: ReadonlyMap<string, Power> = new Map([
 ]);
 
 type Settings = NonNullable<ServerController['webhook']>;
-type Field = 'on' | 'off' | 'reboot' | 'status';
-const FIELDS = { On: 'on', Off: 'off', Reboot: 'reboot' } as const satisfies Record<PowerAction, Field>;
+type Field = 'onURL' | 'offURL' | 'rebootURL' | 'statusURL';
+const FIELDS = { On: 'onURL', Off: 'offURL', Reboot: 'rebootURL' } as const satisfies Record<
+  PowerAction,
+  Field
+>;
 
 export class WebhookDriver implements PowerDriver {
   readonly canReboot: boolean;
@@ -37,19 +40,19 @@ export class WebhookDriver implements PowerDriver {
 
   /** @throws PowerError with `ControllerInvalid` when a URL or the pattern is not usable */
   constructor(settings: Settings, credentials: Credentials | undefined, limitMilliseconds: number) {
-    this.canReboot = settings.reboot !== undefined;
+    this.canReboot = settings.rebootURL !== undefined;
     this.#settings = settings;
     this.#pattern = compile(settings.pattern);
     this.#credentials = credentials;
     this.#authorization = credentials && basicAuthorization(credentials);
     this.#limitMilliseconds = limitMilliseconds;
-    for (const field of ['on', 'off', 'reboot', 'status'] as const) {
+    for (const field of ['onURL', 'offURL', 'rebootURL', 'statusURL'] as const) {
       requireUsable(field, settings[field], credentials !== undefined);
     }
   }
 
   async read(): Promise<Power> {
-    const { body } = await this.#exchange('GET', 'status');
+    const { body } = await this.#exchange('GET', 'statusURL');
     const matcher = this.#pattern.matcher(body.toString('utf8'));
     if (!matcher.find()) {
       throw unclear('does not match spec.controller.webhook.pattern');
@@ -131,6 +134,6 @@ function invalid(message: string, cause?: unknown): PowerError {
 }
 
 function unclear(message: string): PowerError {
-  const subject = 'The answer of spec.controller.webhook.status';
+  const subject = 'The answer of spec.controller.webhook.statusURL';
   return new PowerError('ControllerFailed', `${subject} ${message}`, { isRefusal: true });
 }
