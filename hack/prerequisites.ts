@@ -58,8 +58,10 @@ const TESTS: Packages = {
   adb: 'adb',
   curl: 'curl',
   jq: 'jq',
-  // Installs schemathesis.
+  // Installs schemathesis and sushy-tools.
   'python3-pip': 'pip3',
+  openipmi: 'ipmi_sim',
+  ipmitool: 'ipmitool',
   'docker.io': 'dockerd',
   containerd: 'containerd',
   runc: 'runc',

@@ -17,8 +17,8 @@ export const USER = 'berth';
 export const PASSWORD = 'berth-test';
 /** Name of the registry in its certificate. Only the tests' proxy knows its address. */
 export const PROXIED_NAME = 'registry.berth.test';
-/** bcrypt hash of the password. It has the lowest allowed cost, because the registry computes the hash for every request. */
-const PASSWORD_HASH = '$2y$05$abcdefghijklmnopqrstuupAN5U5wYWVs79LoNJdNIIaTJdfN5k9e';
+/** bcrypt hash of the password. It has the lowest allowed cost, because servers compute the hash for every request. */
+export const PASSWORD_HASH = '$2y$05$abcdefghijklmnopqrstuupAN5U5wYWVs79LoNJdNIIaTJdfN5k9e';
 /** Time limit of a run of skopeo. A copy of several gigabytes takes seconds. */
 const SKOPEO_MILLISECONDS = 120_000;
 const LOG_BYTES = 16 * 1024 ** 2;

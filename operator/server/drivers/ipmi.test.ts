@@ -45,12 +45,10 @@ it('gives ipmitool the password in its environment, and nowhere else', async () 
     `${session} -H 192.0.2.1 -p 623 -C 17 -U berth chassis power status\n`,
   );
   const environment = await readFile(join(folder, 'environment'), 'utf8');
-  const names = environment.split('\n').map((line) => line.split('=', 1)[0]);
-  expect(names.filter((name) => !/^(PWD|OLDPWD|SHLVL|_|)$/.test(name ?? '')).toSorted()).toEqual([
-    'IPMI_PASSWORD',
-    'LC_ALL',
-    'PATH',
-  ]);
+  const names = environment.split('\n').map((line) => line.split('=', 1)[0] ?? '');
+  // The shell adds its own variables.
+  const given = new Set(names.filter((name) => !/^(PWD|OLDPWD|SHLVL|_|)$/.test(name)));
+  expect(given).toEqual(new Set(['IPMI_PASSWORD', 'LC_ALL', 'PATH']));
   expect(environment).toContain('IPMI_PASSWORD=pass-word\n');
 });
 

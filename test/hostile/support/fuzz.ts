@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { ProgramError, start, type StartOptions } from '../../../base/exec.ts';
 import type { ServerProcess } from '../../../hack/cluster/server.ts';
-import { schemathesis } from '../../../hack/schemathesis/install.ts';
+import { pythonWith } from '../../../hack/python/install.ts';
 import { HOSTILE_SEED } from './attempts.ts';
 
 const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'openapi.json');
@@ -61,7 +61,7 @@ export interface FuzzResult {
 
 /** Sends requests as the caller with this token. @throws Error with the output of schemathesis when it has no report. */
 export async function fuzz(server: ServerProcess, fuzzing: FuzzOptions): Promise<FuzzResult> {
-  const { program, parameters, environment } = await schemathesis();
+  const { program, environment } = await pythonWith('schemathesis');
   const folder = await mkdtemp(join(tmpdir(), 'berth-fuzz-'));
   const authority = join(folder, 'authority.crt');
   const config = join(folder, 'schemathesis.toml');
@@ -71,7 +71,7 @@ export async function fuzz(server: ServerProcess, fuzzing: FuzzOptions): Promise
     await writeFile(config, configOf(fuzzing, authority));
     const options = ['--config-file', config, 'run', DOCUMENT, '--url', server.url, '--no-color'];
     const reports = ['--report', 'json', '--report-json-path', report];
-    const output = await toTheEnd(program, [...parameters, ...options, ...reports], {
+    const output = await toTheEnd(program, ['-m', 'schemathesis.cli', ...options, ...reports], {
       name: 'schemathesis',
       folder,
       environment: { ...process.env, ...environment, BERTH_TOKEN: fuzzing.token },

@@ -6,7 +6,7 @@ import { expect, type TestContext } from 'vitest';
 import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../../hack/cluster/server.ts';
 import { requestToken, SERVICE_ACCOUNTS } from '../../../hack/cluster/serviceaccounts.ts';
-import { schemathesis } from '../../../hack/schemathesis/install.ts';
+import { pythonWith } from '../../../hack/python/install.ts';
 import { IMAGE } from '../../fixtures/vms.ts';
 import { allowMetrics, readMetrics } from '../../support/operatorlog.ts';
 import { scaled, tried } from './attempts.ts';
@@ -49,7 +49,7 @@ export class FuzzedServer implements AsyncDisposable {
 
   static async start(name: string): Promise<FuzzedServer> {
     // The first call on a machine installs it.
-    await schemathesis();
+    await pythonWith('schemathesis');
     await using parts = new AsyncDisposableStack();
     const cluster = parts.adopt(
       await startCluster({ name: `hostile-${name}-${process.pid}`, hosts: 2 }),

@@ -1,6 +1,7 @@
 /**
- * Installs schemathesis, which sends generated requests to an HTTP API. It comes from PyPI into the user's cache, once for each version of
- * Python. `requirements.txt` pins each package by its hash.
+ * Installs programs in Python for the tests: schemathesis, which sends generated requests to an HTTP API, and sushy-tools, which emulates
+ * the Redfish controller of a server. They come from PyPI into the user's cache, once for each version of Python. `NAME.txt` pins each
+ * package by its hash.
  */
 import { createHash } from 'node:crypto';
 import { existsSync } from 'node:fs';
@@ -11,59 +12,59 @@ import { cacheDirectory } from '../cache.ts';
 import { withLock } from '../cluster/toolchain/lock.ts';
 import { run } from '../guest/run.ts';
 
-const REQUIREMENTS = join(import.meta.dirname, 'requirements.txt');
 const PYTHON = 'python3';
 /** Time limit for 40 MB over a slow connection. */
 const INSTALL_MILLISECONDS = 600_000;
 /** Time limit of a start of Python on a busy machine. */
 const START_MILLISECONDS = 60_000;
 
-export interface Schemathesis {
+type PythonProgram = 'schemathesis' | 'sushy-tools';
+
+/** Python with the packages of a program. */
+export interface Python {
   readonly program: string;
-  /** First parameters. Those of schemathesis follow. */
-  readonly parameters: readonly string[];
-  /** Variables that the program needs beside its other environment. */
+  /** Variables that Python needs beside its other environment. */
   readonly environment: Readonly<Record<string, string>>;
 }
 
-/** Returns the program. The first call on a machine installs it. @throws Error that says what is missing. */
-export async function schemathesis(): Promise<Schemathesis> {
-  const folder = join(cacheDirectory(), 'schemathesis', await cacheKey());
+/** Returns Python with the packages of a program. The first call on a machine installs them. @throws Error that says what is missing. */
+export async function pythonWith(name: PythonProgram): Promise<Python> {
+  const requirements = join(import.meta.dirname, `${name}.txt`);
+  const folder = join(cacheDirectory(), name, await cacheKey(requirements));
   if (!existsSync(folder)) {
+    const tell = (line: string): void => void process.stderr.write(`${name}: ${line}\n`);
     await mkdir(join(folder, '..'), { recursive: true });
-    await withLock(`${folder}.lock`, tell, async () => await install(folder));
+    await withLock(`${folder}.lock`, tell, async () => {
+      // Another process can have installed them meanwhile.
+      if (!existsSync(folder)) {
+        tell('installing from PyPI');
+        await install(name, requirements, folder);
+      }
+    });
   }
-  return {
-    program: PYTHON,
-    parameters: ['-m', 'schemathesis.cli'],
-    environment: { PYTHONPATH: folder },
-  };
+  return { program: PYTHON, environment: { PYTHONPATH: folder } };
 }
 
 /** Some packages are compiled for one version of Python. */
-async function cacheKey(): Promise<string> {
+async function cacheKey(requirements: string): Promise<string> {
   const { stdout } = await run(
     PYTHON,
     ['-c', 'import sys, sysconfig; print(sys.implementation.cache_tag, sysconfig.get_platform())'],
     { timeoutMilliseconds: START_MILLISECONDS },
   );
-  const hash = createHash('sha256').update(await readFile(REQUIREMENTS));
+  const hash = createHash('sha256').update(await readFile(requirements));
   return `${stdout.trim().replaceAll(/[^\w.]+/g, '-')}-${hash.digest('hex').slice(0, 12)}`;
 }
 
 /** The folder appears when it is complete. */
-async function install(folder: string): Promise<void> {
-  if (existsSync(folder)) {
-    return;
-  }
-  tell('installing from PyPI');
+async function install(name: PythonProgram, requirements: string, folder: string): Promise<void> {
   const work = await mkdtemp(`${folder}.new-`);
   try {
-    await pip(['--target', work, '--requirement', REQUIREMENTS]);
+    await pip(['--target', work, '--requirement', requirements]);
     await rename(work, folder);
   } catch (error) {
     const needs = 'It needs Python 3.11 or newer, its pip (Debian: python3-pip), and a mirror of PyPI';
-    throw new Error(`schemathesis cannot be installed. ${needs}: ${messageOf(error)}`, { cause: error });
+    throw new Error(`${name} cannot be installed. ${needs}: ${messageOf(error)}`, { cause: error });
   } finally {
     await rm(work, { recursive: true, force: true });
   }
@@ -76,8 +77,4 @@ async function pip(parameters: readonly string[]): Promise<void> {
   await run(PYTHON, ['-m', 'pip', 'install', ...quiet, ...pinned, ...parameters], {
     timeoutMilliseconds: INSTALL_MILLISECONDS,
   });
-}
-
-function tell(line: string): void {
-  process.stderr.write(`schemathesis: ${line}\n`);
 }
