@@ -8,7 +8,7 @@ import { PowerError } from './driver.ts';
 /** Codes of errors of Node.js and OpenSSL about the certificate of a server. */
 const CERTIFICATE_ERROR = /CERT|UNABLE_TO_(GET|VERIFY)/;
 /** Codes of errors when a server answers, but not with TLS or HTTP. */
-const PROTOCOL_ERROR = /^(EPROTO|ERR_SSL_|HPE_)/;
+const PROTOCOL_ERROR = /^(EPROTO|ERR_SSL_|HPE_|UND_ERR_HEADERS_OVERFLOW|UND_ERR_RES_)/;
 /** Statuses with which a server of HTTP says that it has not carried out the request, beside 4xx. After 500, 502 and 504 nobody knows. */
 const NOT_DONE = new Set([501, 503]);
 
