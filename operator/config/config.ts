@@ -122,6 +122,25 @@ const rolesSchema = z
   })
   .prefault({});
 
+/** Power by demand: switching hosts with a Server off while nothing needs them, and on when VMs need them. */
+const powerByDemandSchema = z
+  .strictObject({
+    enabled: z.boolean().default(false),
+    /**
+     * Time in seconds for which a host must be empty before it is switched off. If it is much shorter than the usual pause between two jobs,
+     * jobs wait for hosts.
+     */
+    emptySeconds: z.number().int().min(60).max(604_800).default(900),
+    /** Number of hosts of each architecture that stay on, so that the first VMs after a pause do not wait. */
+    floor: z.number().int().min(0).max(100_000).default(1),
+    /**
+     * Longest time in seconds from the moment when a controller accepts On until its host reports. After this time, another host is
+     * switched on instead, and this one is tried again later.
+     */
+    bootSeconds: z.number().int().min(10).max(3600).default(600),
+  })
+  .prefault({});
+
 export const configSchema = z.strictObject({
   namespaces: z
     .strictObject({
@@ -197,6 +216,7 @@ export const configSchema = z.strictObject({
     .prefault({}),
   health: z.strictObject({ address: z.string().default(':8081') }).prefault({}),
   roles: rolesSchema,
+  powerByDemand: powerByDemandSchema,
   leaderElection: z
     .strictObject({
       leaseDurationSeconds: seconds(3, 9),

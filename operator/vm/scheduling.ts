@@ -1,8 +1,9 @@
 /** Translates the scheduler's reasons for a Pending VM into short texts for people. */
 import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { ALL_REFUSED, NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
-import type { Node, Pod, Taint, Toleration } from '../../kube/core.ts';
+import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
+import { keepsOff } from '../tasks/fit.ts';
 import { podPorts } from './podstate.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
@@ -128,7 +129,7 @@ export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   const counts = new Map<string, number>();
   for (const { spec } of hosts.filter((host) => isAskedFor(pod, host))) {
     const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON] : [])];
-    const taint = taints.find((candidate) => keepsOff(candidate, pod));
+    const taint = taints.find((candidate) => keepsOff(candidate, pod.spec));
     if (taint !== undefined) {
       const text = TAINT_TEXTS[taint.key] ?? `% with the taint ${taint.key}`;
       counts.set(text, (counts.get(text) ?? 0) + 1);
@@ -147,15 +148,4 @@ function isAskedFor(pod: Pod, host: Node): boolean {
   return fields.every(
     ({ operator, values = [] }) => operator !== 'In' || values.includes(host.metadata.name),
   );
-}
-
-function keepsOff(taint: Taint, { spec }: Pod): boolean {
-  const isHard = taint.effect !== 'PreferNoSchedule';
-  return isHard && spec.tolerations?.some((toleration) => tolerates(toleration, taint)) !== true;
-}
-
-function tolerates({ key, operator, value, effect }: Toleration, taint: Taint): boolean {
-  const sameKey = key === undefined || key === taint.key;
-  const sameEffect = effect === undefined || effect === taint.effect;
-  return sameKey && sameEffect && (operator === 'Exists' || (value ?? '') === (taint.value ?? ''));
 }

@@ -114,6 +114,31 @@ export const SERVER_REASONS = {
     by: 'operator',
     says: 'The power of the server changed without an action of Berth',
   },
+  PowerOnByDemand: {
+    seen: { Server: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Power by demand switches the host on, because a VM needs it',
+  },
+  PowerOffByDemand: {
+    seen: { Server: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Power by demand switches the host off, because it has been empty for a time',
+  },
+  HostNotStarted: {
+    seen: { Server: ['Event'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'The host did not report in time after power by demand had switched it on. It is switched off, and tried again later',
+    todo: 'Look at the console of the server, and check that its agent starts at boot. If the host needs more time, set powerByDemand.bootSeconds',
+  },
+  HostStarting: {
+    seen: { VM: ['Scheduled'] },
+    class: 'state',
+    by: 'operator',
+    says: 'No host is free for the VM, and a host that can run it is starting',
+  },
   MachinesRun: {
     seen: { Server: ['Occupied'] },
     class: 'state',

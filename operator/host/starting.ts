@@ -1,0 +1,53 @@
+/** Reads from a Server whether its host is on, or when it must have started. All functions are pure. */
+import type { LastAction, PowerRequest, Server } from '../../api/v1alpha1/server.ts';
+import type { Node } from '../../kube/core.ts';
+import { isReady } from './observe.ts';
+
+/** Beginning of `by` in the requests of power by demand. */
+export const BY_DEMAND = 'power by demand';
+
+/** Returns true if power by demand requested the action, and no person or program did. */
+export function isByDemand(action: Pick<PowerRequest, 'by'> | undefined): boolean {
+  return action?.by.startsWith(BY_DEMAND) === true;
+}
+
+/** Returns the power action that is requested or runs. The result is undefined if the last action has ended. */
+export function openAction({ status }: Readonly<Server>): PowerRequest | LastAction | undefined {
+  const { request, lastAction } = status ?? {};
+  if (request !== undefined && request.id !== lastAction?.id) {
+    return request;
+  }
+  return lastAction?.completedAt === undefined ? lastAction : undefined;
+}
+
+/** Returns the time when the controller accepted an action, in milliseconds since the epoch. The result is undefined until then. */
+export function acceptedAt(action: PowerRequest | LastAction): number | undefined {
+  const text = 'acceptedAt' in action ? action.acceptedAt : undefined;
+  return text === undefined ? undefined : Date.parse(text);
+}
+
+/** Returns true if the host runs, and has reported since Berth last switched it off. */
+export function isUp(server: Readonly<Server> | undefined, node: Readonly<Node>): boolean {
+  return isReady(node) && server?.status?.host === undefined;
+}
+
+/**
+ * Returns the time until which the host must have started, in milliseconds since the epoch. The time can be over. The result is undefined
+ * if the host is up, or if nobody has switched it on.
+ * @param bootSeconds time in seconds that a host needs from the acceptance of its power action until it reports
+ */
+export function startDeadline(
+  server: Readonly<Server>,
+  node: Readonly<Node>,
+  bootSeconds: number,
+): number | undefined {
+  const open = openAction(server);
+  const action = open ?? server.status?.lastAction;
+  const isOver =
+    open === undefined &&
+    (server.status?.lastAction?.result !== 'Succeeded' || server.status.power === 'Off');
+  const isThere = isUp(server, node) && open?.action !== 'Reboot';
+  return action === undefined || action.action === 'Off' || isOver || isThere
+    ? undefined
+    : (acceptedAt(action) ?? Date.parse(action.requestedAt)) + bootSeconds * 1000;
+}
