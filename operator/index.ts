@@ -34,6 +34,7 @@ import { createDriver } from './server/drivers/create.ts';
 import { ServerMetrics } from './server/metrics.ts';
 import { enqueueServers } from './server/triggers.ts';
 import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.ts';
+import { DemandReconciler, enqueueDemand } from './server/demand/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { enqueueVMs } from './vm/triggers.ts';
 import { exportRunnerMetrics } from './vm/runnermetrics.ts';
@@ -105,6 +106,7 @@ export function createControllers(options: OperatorOptions): Controllers {
       storageWriters,
       foreignPods,
       server,
+      ...(options.config.powerByDemand.enabled ? [demandController(options, watches)] : []),
     ],
   };
 }
@@ -220,6 +222,14 @@ function serverController(options: OperatorOptions, watches: Watches): Controlle
     consistency,
   );
   enqueueServers(controller, watches);
+  return controller;
+}
+
+function demandController(options: OperatorOptions, watches: Watches): Controller {
+  const consistency = new Consistency();
+  const reconciler = new DemandReconciler({ ...options, ...watches, consistency });
+  const controller = controllerFor(options, 'demand', { workers: 1 }, reconciler, consistency);
+  enqueueDemand(controller, watches);
   return controller;
 }
 

@@ -52,7 +52,14 @@ import { nodeOfServer, SERVERS_BY_NODE } from './host/power.ts';
 import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
 import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
-import { VMS_BY_CONFIG, VMS_BY_IMAGE, VMS_WITHOUT_HOST, withoutHost } from './vm/triggers.ts';
+import {
+  PODS_WITHOUT_HOST,
+  unboundPods,
+  VMS_BY_CONFIG,
+  VMS_BY_IMAGE,
+  VMS_WITHOUT_HOST,
+  withoutHost,
+} from './vm/triggers.ts';
 import { awaitedPorts, PODS_BY_AWAITED_PORT } from './vm/observe.ts';
 import { PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
 import { nodeOfPod, PODS_BY_NODE } from './objects/boundpods.ts';
@@ -90,6 +97,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
         [PODS_BY_NODE]: nodeOfPod,
         [PODS_BY_PORT]: podPorts,
         [PODS_BY_AWAITED_PORT]: awaitedPorts,
+        [PODS_WITHOUT_HOST]: unboundPods,
       },
     }),
     // The selector also finds Nodes that lost the label {@link HOST_MARK}, because the operator also manages the machines on them.

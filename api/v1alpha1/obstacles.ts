@@ -16,6 +16,7 @@ export const OBSTACLES = {
   dedicated: '% dedicated to another namespace',
   unreachable: '% not reachable',
   cordoned: '% cordoned',
+  off: '% switched off',
 } as const;
 export type Obstacle = keyof typeof OBSTACLES;
 

@@ -1,6 +1,8 @@
-/** Reads from a Server whether its host is on, or when it must have started. All functions are pure. */
+/** Reads from a Server whether its host is on, or when it must have started. */
 import type { LastAction, PowerRequest, Server } from '../../api/v1alpha1/server.ts';
 import type { Node } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { equal } from '../../kube/mergepatch.ts';
 import { isReady } from './observe.ts';
 
 /** Beginning of `by` in the requests of power by demand. */
@@ -14,10 +16,7 @@ export function isByDemand(action: Pick<PowerRequest, 'by'> | undefined): boolea
 /** Returns the power action that is requested or runs. The result is undefined if the last action has ended. */
 export function openAction({ status }: Readonly<Server>): PowerRequest | LastAction | undefined {
   const { request, lastAction } = status ?? {};
-  if (request !== undefined && request.id !== lastAction?.id) {
-    return request;
-  }
-  return lastAction?.completedAt === undefined ? lastAction : undefined;
+  return request ?? (lastAction?.completedAt === undefined ? lastAction : undefined);
 }
 
 /** Returns the time when the controller accepted an action, in milliseconds since the epoch. The result is undefined until then. */
@@ -50,4 +49,17 @@ export function startDeadline(
   return action === undefined || action.action === 'Off' || isOver || isThere
     ? undefined
     : (acceptedAt(action) ?? Date.parse(action.requestedAt)) + bootSeconds * 1000;
+}
+
+/** Calls `changed` when a Server's host may have begun or ended to start. */
+export function onStartChange({ cache }: Informer<Server>, changed: () => void): void {
+  const actionOf = (server: Readonly<Server> | undefined) => [
+    server && openAction(server),
+    server?.status?.host,
+  ];
+  cache.onChange(({ object, previous }) => {
+    if (!equal(actionOf(previous), actionOf(object))) {
+      changed();
+    }
+  });
 }

@@ -6,6 +6,7 @@ import {
   type ServerHost,
   WAIT_SECONDS,
 } from '../../api/v1alpha1/server.ts';
+import { isByDemand } from '../host/starting.ts';
 import { before, end, type Plan, SETTLE_MILLISECONDS } from './action.ts';
 import type { Observed } from './observe.ts';
 
@@ -21,7 +22,7 @@ export function leave(observed: Observed, action: LastAction, command: PowerActi
 
 /** Returns the plan for a host with machines. The result is undefined if their end is forced. */
 function occupiedPlan(observed: Observed, action: LastAction): Plan | undefined {
-  switch (observed.server.spec.policy?.whenOccupied) {
+  switch (whenOccupied(observed, action)) {
     case 'Force':
       return undefined;
     case 'Wait':
@@ -30,6 +31,11 @@ function occupiedPlan(observed: Observed, action: LastAction): Plan | undefined 
     default:
       return end(observed, action, 'Refused', occupiedText(observed));
   }
+}
+
+/** Power by demand never ends a machine, and does not wait for its end: another machine can have begun since it looked at the host. */
+export function whenOccupied({ server }: Pick<Observed, 'server'>, action: LastAction) {
+  return isByDemand(action) ? 'Refuse' : server.spec.policy?.whenOccupied;
 }
 
 /** Returns the plan while the host is not cordoned for long enough, or waits for its machines. */

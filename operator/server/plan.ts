@@ -17,7 +17,7 @@ import {
   REPEAT_MILLISECONDS,
 } from './action.ts';
 import { planHost } from './hostreturn.ts';
-import { leave, send } from './leave.ts';
+import { leave, send, whenOccupied } from './leave.ts';
 import type { Observed, Reading } from './observe.ts';
 
 export function planServer(observed: Observed): Plan {
@@ -163,7 +163,7 @@ function unanswered(observed: Observed, action: LastAction, call: Call): Plan {
   const begunAt = Date.parse(call.begunAt);
   const due = begunAt + REPEAT_MILLISECONDS;
   const isSeen = reading?.power !== undefined && reading.at >= due;
-  if (isSeen && mayRepeat(observed, call)) {
+  if (isSeen && mayRepeat(observed, action, call)) {
     return send(observed, action, call.action, call.attempts + 1);
   }
   if (!isSeen && now < begunAt + CONFIRM_MILLISECONDS) {
@@ -174,7 +174,8 @@ function unanswered(observed: Observed, action: LastAction, call: Call): Plan {
   return end(observed, action, 'Failed', action.message === '' ? message : `${message}: ${action.message}`);
 }
 
-function mayRepeat({ machines, server }: Observed, { action, attempts }: Call): boolean {
-  const isAllowed = action !== 'Off' || machines === 0 || server.spec.policy?.whenOccupied === 'Force';
-  return action !== 'Reboot' && attempts === 1 && isAllowed;
+function mayRepeat(observed: Observed, action: LastAction, call: Call): boolean {
+  const isUnsafe =
+    call.action === 'Off' && observed.machines > 0 && whenOccupied(observed, action) !== 'Force';
+  return call.action !== 'Reboot' && call.attempts === 1 && !isUnsafe;
 }

@@ -18,15 +18,18 @@ const PASSING: ReadonlySet<string> = new Set([
   'node.kubernetes.io/unschedulable',
 ]);
 
+/** Returns true if the taint goes away when the host reports again. */
+export function isPassing({ key }: Taint): boolean {
+  return PASSING.has(key);
+}
+
 /**
  * Returns true if the Pod can run on the host once the host reports, has space and is not cordoned: its name, its labels and its lasting taints
  * suit the Pod.
  */
 export function suits(spec: PodSpec, node: Readonly<Node>): boolean {
   const taints = node.spec?.taints ?? [];
-  return (
-    matchesAffinity(spec, node) && !taints.some((taint) => !PASSING.has(taint.key) && keepsOff(taint, spec))
-  );
+  return matchesAffinity(spec, node) && !taints.some((taint) => !isPassing(taint) && keepsOff(taint, spec));
 }
 
 /** Returns true if the taint keeps the Pod off the host. */

@@ -23,7 +23,16 @@ const none = () => undefined;
 function podOf(vm: VM): Pod {
   const random = () => 'ab'.repeat(32);
   const lookups = { vmConfig: none, image: none, iso: none, credentials: none };
-  const world = { vm, config, clusterUid: 'cluster', random, lookups, now: NOW, hosts: () => [] };
+  const world = {
+    vm,
+    config,
+    clusterUid: 'cluster',
+    random,
+    lookups,
+    now: NOW,
+    hosts: () => [],
+    startingHosts: () => [],
+  };
   const unknown = {
     ...UNBOUND,
     pod: undefined,

@@ -47,6 +47,7 @@ function statusWith(disk: { reason: string; message: string } | undefined, spec:
     lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,
     hosts: () => [],
+    startingHosts: () => [],
     config: parseConfig({}, 'test'),
     now: 0,
     clusterUid: 'cluster',

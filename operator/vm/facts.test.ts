@@ -46,6 +46,7 @@ function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {
     lookups: { vmConfig: none, image: none, iso: none, credentials: none },
     portHolder: () => undefined,
     hosts: () => [],
+    startingHosts: () => [],
     config: parseConfig({}, 'test'),
     now: Date.parse(CREATED),
     clusterUid: 'cluster',

@@ -20,6 +20,7 @@ import type { Adoptions } from '../host/adoptions.ts';
 import { type HostReach, isHost, reachOfNode, UNBOUND } from '../host/observe.ts';
 import { SERVERS_BY_NODE, withPower } from '../host/power.ts';
 import type { HostRecords } from '../host/records.ts';
+import { startDeadline } from '../host/starting.ts';
 import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
 /** Number of random bytes for a hardware identity. They are enough for a UUID, a MAC address and a serial number. */
@@ -65,6 +66,8 @@ export interface Observed extends HostReach {
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
+  /** Returns the Nodes of the hosts that somebody has switched on, and that have not reported yet. */
+  readonly startingHosts: () => readonly Node[];
   readonly config: OperatorConfig;
   /** Current time in milliseconds since the epoch. */
   readonly now: number;
@@ -117,11 +120,21 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => describeHolder(sources.pods.cache.byIndex(PODS_BY_PORT, port).find(isBound), vm),
     hosts: () => sources.nodes.cache.list().filter(isHost),
+    startingHosts: () => startingHosts(sources),
     config: sources.config,
     now: sources.clock(),
     clusterUid: clusterUid(sources),
     random: () => randomBytes(ENTROPY_BYTES).toString('hex'),
   };
+}
+
+function startingHosts({ servers, nodes, config, clock }: Sources): Node[] {
+  const found = servers.cache.list().map((server) => {
+    const node = nodes.cache.get(server.spec.nodeName ?? '');
+    const until = node && startDeadline(server, node, config.powerByDemand.bootSeconds);
+    return until === undefined || clock() >= until ? undefined : node;
+  });
+  return found.filter((node) => node !== undefined);
 }
 
 /**

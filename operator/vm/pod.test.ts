@@ -18,6 +18,7 @@ interface Deployment {
   name?: string;
   labels?: Record<string, string>;
   spec?: Partial<VMSpec>;
+  settings?: Record<string, unknown>;
 }
 
 /** Returns the Pod of one deployment. Each VM has its own uid, even when an earlier VM had the same name. */
@@ -27,6 +28,7 @@ function podOf({
   name = 'build',
   labels = {},
   spec = {},
+  settings = {},
 }: Deployment) {
   deployments += 1;
   const vm = {
@@ -44,7 +46,8 @@ function podOf({
     throw new Error(resolved.message);
   }
   const random = (): string => String(deployments).repeat(64);
-  return buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config, clusterUid: cluster, random });
+  const used = parseConfig(settings, 'test');
+  return buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config: used, clusterUid: cluster, random });
 }
 
 function hardwareOf(deployment: Deployment) {
@@ -84,8 +87,8 @@ describe('placement', () => {
     one.key === FAST.key && one.operator === FAST.operator;
 
   /** Returns the parts of the Pod's affinity that the placement changes. */
-  function affinityOf(placement: VMSpec['placement']) {
-    const { affinity } = podOf({ spec: { placement } }).spec;
+  function affinityOf(placement: VMSpec['placement'], settings = {}) {
+    const { affinity } = podOf({ spec: { placement }, settings }).spec;
     const nodes = affinity?.nodeAffinity;
     return {
       required: nodes?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms ?? [],
@@ -105,13 +108,16 @@ describe('placement', () => {
     expect(JSON.stringify(required.preferred)).not.toContain(FAST.key);
   });
 
-  it('prefers hosts with running VMs only under MostAllocated', () => {
+  it('prefers hosts with running VMs only under MostAllocated, which is the default with power by demand', () => {
     expect(affinityOf(undefined).together).toEqual([]);
     expect(affinityOf({ strategy: 'Default' }).together).toEqual([]);
     const labelSelector = { matchLabels: { 'berth.dev/workload': 'vm' } };
     expect(affinityOf({ strategy: 'MostAllocated' }).together).toMatchObject([
-      { podAffinityTerm: { labelSelector, topologyKey: 'kubernetes.io/hostname' } },
+      { podAffinityTerm: { labelSelector, namespaceSelector: {}, topologyKey: 'kubernetes.io/hostname' } },
     ]);
+    const byDemand = { powerByDemand: { enabled: true } };
+    expect(affinityOf(undefined, byDemand).together).toHaveLength(1);
+    expect(affinityOf({ strategy: 'Default' }, byDemand).together).toEqual([]);
   });
 
   it('allows only the named host', () => {

@@ -180,7 +180,7 @@ function buildSpec(options: PodOptions): PodSpec {
   });
   return {
     ...shared,
-    affinity: { ...shared.affinity, ...packTogether(resolved) },
+    affinity: { ...shared.affinity, ...packTogether(resolved, config) },
     terminationGracePeriodSeconds: TERMINATION_GRACE_SECONDS,
     containers: [
       {
@@ -261,12 +261,18 @@ function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
  * Returns affinity to other VMs if the placement's strategy is `MostAllocated`. This strategy prefers hosts that already run VMs. The
  * operator uses affinity for this, because a single Pod cannot change the strategy of the scheduler.
  */
-function packTogether(resolved: Resolved): Pick<NonNullable<PodSpec['affinity']>, 'podAffinity'> {
-  if (resolved.placement.strategy !== 'MostAllocated') {
+function packTogether(
+  { placement }: Resolved,
+  { powerByDemand }: OperatorConfig,
+): Pick<NonNullable<PodSpec['affinity']>, 'podAffinity'> {
+  // Only hosts that are filled one after the other become empty, so that they can be switched off.
+  const usual = powerByDemand.enabled ? 'MostAllocated' : 'Default';
+  if ((placement.strategy ?? usual) !== 'MostAllocated') {
     return {};
   }
   const podAffinityTerm = {
     labelSelector: { matchLabels: { [WORKLOAD_LABEL]: 'vm' } },
+    namespaceSelector: {},
     topologyKey: 'kubernetes.io/hostname',
   };
   return {

@@ -122,6 +122,7 @@ const WORLD = {
   lookups: { vmConfig: none, image: none, iso: none, credentials: none },
   portHolder: () => 'platform-qa/other',
   hosts: () => [TAINTED],
+  startingHosts: () => [],
   config,
   now: NOW,
   clusterUid: 'cluster',

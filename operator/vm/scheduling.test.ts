@@ -1,5 +1,7 @@
 import { describe, expect, it } from 'vitest';
+import { HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
+import { hostPodSpec } from '../tasks/placement.ts';
 import { condense, describeTaints, schedulingReason } from './scheduling.ts';
 
 describe("the scheduler's reasons, in a short form", () => {
@@ -70,6 +72,7 @@ describe("the scheduler's reasons, in a short form", () => {
     const view = schedulingReason(pod, {
       portHolder: () => 'platform-ci/web',
       hosts: () => [],
+      startingHosts: () => [],
       avoidedNodes: [],
     });
     expect(view).toEqual({
@@ -83,7 +86,12 @@ describe("the scheduler's reasons, in a short form", () => {
       const conditions = message && [{ type: 'PodScheduled', status: 'False', message }];
       const pod = { spec: { containers: [] }, status: { conditions: conditions || [] } } as unknown as Pod;
       const avoidedNodes = ['rack', 'tower'];
-      return schedulingReason(pod, { portHolder: () => undefined, hosts: () => [], avoidedNodes }).message;
+      return schedulingReason(pod, {
+        portHolder: () => undefined,
+        hosts: () => [],
+        startingHosts: () => [],
+        avoidedNodes,
+      }).message;
     };
     expect(reasonOf("0/3 nodes are available: 3 node(s) didn't match Pod's node affinity/selector.")).toBe(
       'All hosts that match the VM have refused it: rack, tower. The Events of the VM give the causes. Add a host, or create the VM again',
@@ -92,6 +100,43 @@ describe("the scheduler's reasons, in a short form", () => {
       'No host is free: 1 short of memory; the VM could not start on rack, tower',
     );
     expect(reasonOf()).toBe('The VM is waiting for the scheduler; the VM could not start on rack, tower');
+  });
+
+  it('says that a host is starting, if the VM can run on it', () => {
+    const message = '0/2 nodes are available: 1 Insufficient berth.dev/slot, 1 node(s) were unschedulable.';
+    const condition = { type: 'PodScheduled', status: 'False', reason: 'Unschedulable', message };
+    const pod = (architecture: string): Pod =>
+      ({
+        spec: {
+          ...hostPodSpec({
+            placement: { dedicatedTo: 'platform-ci', architecture: architecture as 'amd64' },
+            tolerations: [],
+            pullSecrets: [],
+            priorityClassName: '',
+          }),
+          containers: [],
+        },
+        status: { conditions: [condition] },
+      }) as unknown as Pod;
+    const labels = { 'berth.dev/host': 'true', 'kubernetes.io/arch': 'amd64' };
+    const starting = {
+      metadata: { name: 'rack1-7', labels: { ...labels, [HOST_MARK]: HOST_VALUE } },
+    } as unknown as Node;
+    const reasonOf = (architecture: string) =>
+      schedulingReason(pod(architecture), {
+        portHolder: () => undefined,
+        hosts: () => [],
+        startingHosts: () => [starting],
+        avoidedNodes: [],
+      });
+    expect(reasonOf('amd64')).toEqual({
+      reason: 'HostStarting',
+      message: 'No host is free: 1 without a free slot. Host rack1-7 is starting',
+    });
+    expect(reasonOf('arm64')).toEqual({
+      reason: 'Unschedulable',
+      message: 'No host is free: 1 without a free slot',
+    });
   });
 
   it('counts hosts by the taint that keeps the Pod off, among those that it may use', () => {
@@ -114,6 +159,9 @@ describe("the scheduler's reasons, in a short form", () => {
     expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT', '2 with the taint x/y']);
     const cordoned: Node = { ...host('f'), spec: { unschedulable: true } };
     expect(describeTaints(pod, [cordoned])).toEqual(['1 cordoned']);
+    const off: Node = { ...host('g'), spec: { unschedulable: true } };
+    off.metadata.annotations = { 'berth.dev/cordoned-for': 'g' };
+    expect(describeTaints(pod, [cordoned, off])).toEqual(['1 cordoned', '1 switched off']);
     const nodeSelectorTerms = [
       { matchFields: [{ key: 'metadata.name', operator: 'In' as const, values: ['b'] }] },
     ];

@@ -1,9 +1,9 @@
 /** Translates the scheduler's reasons for a Pending VM into short texts for people. */
-import { DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
+import { CORDONED_FOR_ANNOTATION, DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { ALL_REFUSED, NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { keepsOff } from '../tasks/fit.ts';
+import { isPassing, keepsOff, suits } from '../tasks/fit.ts';
 import { podPorts } from './podstate.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
@@ -32,7 +32,7 @@ const AFTER_REASONS = /\.?\s+(?:no new claims to deallocate|preemption: )/;
 const HEADER = /^(\d+)\/(\d+) nodes are available: (.*)$/s;
 
 export interface SchedulingReason {
-  readonly reason: 'Unschedulable' | 'WaitingForScheduler';
+  readonly reason: 'Unschedulable' | 'HostStarting' | 'WaitingForScheduler';
   readonly message: string;
 }
 
@@ -42,6 +42,8 @@ export interface SchedulingHints {
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. The message for people names their taints. */
   readonly hosts: () => readonly Node[];
+  /** Returns the Nodes of the hosts that have been switched on and have not reported yet. */
+  readonly startingHosts: () => readonly Node[];
   /** Names of the hosts that refused the VM. The Pod cannot run on them. */
   readonly avoidedNodes: readonly string[];
 }
@@ -55,6 +57,13 @@ export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingRe
     return { reason: 'WaitingForScheduler', message: `The VM is waiting for the scheduler${tried}` };
   }
   const message = condense(condition.message ?? '', () => describeTaints(pod, hints.hosts()));
+  const starting = hints.startingHosts().find((node) => suits(pod.spec, node));
+  if (starting !== undefined) {
+    return {
+      reason: 'HostStarting',
+      message: `${message}. Host ${starting.metadata.name} is starting${tried}`,
+    };
+  }
   if (message === NO_MATCHING_HOST && avoided !== '') {
     // The scheduler does not distinguish hosts that refused the VM from hosts that never matched it.
     const next = 'The Events of the VM give the causes. Add a host, or create the VM again';
@@ -127,11 +136,12 @@ const TAINT_TEXTS: Readonly<Record<string, string>> = {
 /** Describes the taints and cordons of Berth's hosts that the Pod does not tolerate. */
 export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   const counts = new Map<string, number>();
-  for (const { spec } of hosts.filter((host) => isAskedFor(pod, host))) {
+  for (const { spec, metadata } of hosts.filter((host) => isAskedFor(pod, host))) {
     const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON] : [])];
     const taint = taints.find((candidate) => keepsOff(candidate, pod.spec));
     if (taint !== undefined) {
-      const text = TAINT_TEXTS[taint.key] ?? `% with the taint ${taint.key}`;
+      const isOff = metadata.annotations?.[CORDONED_FOR_ANNOTATION] !== undefined && isPassing(taint);
+      const text = isOff ? OBSTACLES.off : (TAINT_TEXTS[taint.key] ?? `% with the taint ${taint.key}`);
       counts.set(text, (counts.get(text) ?? 0) + 1);
     }
   }

@@ -145,7 +145,7 @@ function stalled(observed: Observed, { phase, facts, findings: { blocked } }: De
     : undefined;
 }
 
-function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findings): Draft {
+function scheduled({ vm, pod, portHolder, hosts, startingHosts }: Observed, { blocked }: Findings): Draft {
   const type = 'Scheduled';
   if (blocked?.condition === 'Scheduled') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -157,8 +157,8 @@ function scheduled({ vm, pod, portHolder, hosts }: Observed, { blocked }: Findin
     return { type, status: 'True', reason: 'Scheduled', message: `The VM is on host ${pod.spec.nodeName}` };
   }
   const avoidedNodes = vm.status?.avoidedNodes ?? [];
-  const { reason, message } = schedulingReason(pod, { portHolder, hosts, avoidedNodes });
-  return { type, status: reason === 'Unschedulable' ? 'False' : 'Unknown', reason, message };
+  const { reason, message } = schedulingReason(pod, { portHolder, hosts, startingHosts, avoidedNodes });
+  return { type, status: reason === 'WaitingForScheduler' ? 'Unknown' : 'False', reason, message };
 }
 
 function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined {

@@ -1,12 +1,13 @@
 /** Enqueues VMs when objects on which they depend change, and indexes VMs by these objects. */
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Controller } from '../../kube/controller.ts';
-import type { ConfigMap } from '../../kube/core.ts';
+import type { ConfigMap, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged } from '../host/observe.ts';
 import { onPowerChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
+import { onStartChange } from '../host/starting.ts';
 import { isBound, type Sources, waitingForPortsOf } from './observe.ts';
 import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
@@ -15,11 +16,18 @@ export const VMS_BY_CONFIG = 'config';
 export const VMS_BY_IMAGE = 'image';
 /** Index of the VMs that have a VMConfig and no host. All of them have the same key. */
 export const VMS_WITHOUT_HOST = 'withoutHost';
-const WITHOUT_HOST = 'true';
+/** Index of the Pods of VMs that are not bound to a host. All of them have the same key. */
+export const PODS_WITHOUT_HOST = 'withoutHost';
+export const WITHOUT_HOST = 'true';
 
 /** Returns the keys of a VM for the index {@link VMS_WITHOUT_HOST}. */
 export function withoutHost({ spec, status }: VM): string[] {
   return spec.configRef !== undefined && status?.nodeName === undefined ? [WITHOUT_HOST] : [];
+}
+
+/** Returns the keys of a Pod for the index {@link PODS_WITHOUT_HOST}. */
+export function unboundPods({ spec }: Pod): string[] {
+  return spec.nodeName === undefined ? [WITHOUT_HOST] : [];
 }
 
 /**
@@ -62,6 +70,9 @@ export function enqueueVMs(
     pods.cache.byIndex(PODS_BY_NODE, name).forEach((pod) => controller.enqueue(keyOf(pod)));
   recordsMap.cache.onChange((change) => changedHosts(change).forEach(enqueueHost));
   onPowerChange(servers, enqueueHost);
+  onStartChange(servers, () =>
+    pods.cache.byIndex(PODS_WITHOUT_HOST, WITHOUT_HOST).forEach((pod) => controller.enqueue(keyOf(pod))),
+  );
   nodes.cache.onChange(({ type, object, previous }) => {
     if (type !== 'updated' || hostStateChanged(previous, object)) {
       enqueueHost(object.metadata.name);

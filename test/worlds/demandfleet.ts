@@ -3,6 +3,7 @@
  * reconciler of Servers, controllers, hosts and users.
  */
 import {
+  CORDONED_FOR_ANNOTATION,
   DEDICATED_KEY,
   DESIRED_ANNOTATION,
   HOST_KEY,
@@ -298,6 +299,7 @@ export class DemandFleet {
       server: this.#server(node.metadata.name),
       pods: { machines: this.#podsOn(node), tasks: [] },
       jobs: [],
+      isAwaited: this.#podsOn(node).some(({ metadata }) => this.isAwaited(metadata.name)),
     }));
     this.#emptySince = seeEmpty(objects, this.#emptySince, now);
     const hosts = objects.map((one) => {
@@ -310,20 +312,18 @@ export class DemandFleet {
     if (decision !== undefined) {
       this.#check(decision);
       this.decisions.push({ at: now, decision });
-      this.request(decision.host.node.metadata.name, decision.action, byDemand(decision.failures));
+      this.request(decision.server.metadata.name, decision.action, byDemand(decision.failures));
     }
   }
 
   /** Checks the rules that hold for every single decision, from the state of the world and not from the facts. */
-  #check({ host, action }: Decision): void {
-    const { name } = host.node.metadata;
+  #check({ server: { metadata }, action }: Decision): void {
+    const { name } = metadata;
     const server = this.#server(name);
     const isUnaccepted = ({ status }: Server) => {
-      const { request, lastAction } = status ?? {};
-      const isYoung = this.now < Date.parse(request?.requestedAt ?? '') + 15_000;
-      const isAccepted =
-        lastAction?.id === request?.id && (lastAction?.acceptedAt ?? lastAction?.completedAt);
-      return request?.by.startsWith('power by demand') === true && isYoung && !isAccepted;
+      const { by = '', requestedAt = '', acceptedAt, completedAt } = status?.lastAction ?? {};
+      const isYoung = this.now < Date.parse(requestedAt) + 15_000;
+      return by.startsWith('power by demand') && isYoung && (acceptedAt ?? completedAt) === undefined;
     };
     this.#expect(
       [...this.servers.values()].every((one) => !isUnaccepted(one)),
@@ -366,10 +366,10 @@ export class DemandFleet {
       message: '',
       startedAt: timestamp(this.now),
     };
-    this.#patch(name, { lastAction });
+    this.#patch(name, { lastAction, request: undefined });
     if (request.action === 'Off') {
       this.#patch(name, { host: { cordonedAt: timestamp(this.now) } });
-      this.#node(name).spec = { ...this.#node(name).spec, unschedulable: true };
+      this.#setCordon(name, true);
       this.after(SETTLE_MILLISECONDS, () => (this.#isOccupied(name) ? this.#refuse(name) : this.#send(name)));
     } else {
       this.#send(name);
@@ -385,7 +385,7 @@ export class DemandFleet {
   #refuse(name: string): void {
     this.#end(name, 'Refused');
     this.#patch(name, { host: undefined });
-    this.#node(name).spec = { ...this.#node(name).spec, unschedulable: false };
+    this.#setCordon(name, false);
   }
 
   #end(name: string, result: LastAction['result']): void {
@@ -432,7 +432,7 @@ export class DemandFleet {
       // Somebody can have switched the host off again meanwhile.
       if (this.#server(name).status?.lastAction?.id === since) {
         this.#patch(name, { host: undefined });
-        this.#node(name).spec = { ...this.#node(name).spec, unschedulable: false };
+        this.#setCordon(name, false);
         this.#setReady(name, 'True');
         const awaited = this.podsOn(name).filter(({ metadata }) => this.isAwaited(metadata.name));
         for (const pod of awaited) {
@@ -441,6 +441,12 @@ export class DemandFleet {
         }
       }
     });
+  }
+
+  #setCordon(name: string, isCordoned: boolean): void {
+    const node = this.#node(name);
+    node.spec = { ...node.spec, unschedulable: isCordoned };
+    node.metadata.annotations = isCordoned ? { [CORDONED_FOR_ANNOTATION]: name } : {};
   }
 
   #setReady(name: string, status: 'True' | 'Unknown'): void {
@@ -473,6 +479,7 @@ function nodeOf({ name, architecture, slots, namespace }: Host): Node {
 
 function serverOf({ name }: Host): Server {
   const url = 'https://controller.example';
+  const webhook = { onURL: url, offURL: url, statusURL: url, pattern: '(on|off)' };
   return {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'Server',
@@ -480,7 +487,7 @@ function serverOf({ name }: Host): Server {
     spec: {
       addresses: ['10.0.0.1'],
       nodeName: name,
-      controller: { webhook: { on: url, off: url, status: url, pattern: '(on|off)' } },
+      controller: { webhook },
     },
     status: {
       power: 'On',

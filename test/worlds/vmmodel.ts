@@ -93,6 +93,7 @@ export class VMModel {
       lookups: { vmConfig: none, image: none, iso: none, credentials: none },
       portHolder: () => undefined,
       hosts: () => [],
+      startingHosts: () => [],
       config,
       now: this.now,
       clusterUid: 'cluster',

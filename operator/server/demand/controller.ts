@@ -60,11 +60,18 @@ export class DemandReconciler {
     return { requeueAfterMilliseconds: LOOK_MILLISECONDS };
   }
 
-  async #request({ server, action, failures, ...decision }: Decision, now: number, logger: Logger): Promise<void> {
+  async #request(
+    { server, action, failures, ...decision }: Decision,
+    now: number,
+    logger: Logger,
+  ): Promise<void> {
     const request = { id: randomUUID(), action, requestedAt: timestamp(now), by: byDemand(failures) };
     const written = await this.#writer.patch(DEMAND_KEY, server, { status: { request } }, 'status');
     if (written !== undefined) {
-      logger.info({ server: server.metadata.name, action, why: decision.why }, 'requesting a power action by demand');
+      logger.info(
+        { server: server.metadata.name, action, why: decision.why },
+        'requesting a power action by demand',
+      );
       this.#options.recorder.event(server, eventOf({ server, action, failures, ...decision }));
     }
   }
@@ -81,8 +88,8 @@ function eventOf({ action, isGivenUp, why }: Decision): OperatorEvent {
 
 /** Enqueues the only key when an object changes on which a decision depends. */
 export function enqueueDemand(controller: Controller, sources: DemandSources): void {
-  const { servers, nodes, pods, emulatorPods, taskPods, jobs } = sources;
-  for (const { cache } of [servers, nodes, pods, emulatorPods, taskPods, jobs]) {
+  const { servers, nodes, vms, pods, emulatorPods, taskPods, jobs } = sources;
+  for (const { cache } of [servers, nodes, vms, pods, emulatorPods, taskPods, jobs]) {
     cache.onChange(() => controller.enqueueAfter(DEMAND_KEY, GATHER_MILLISECONDS));
   }
 }

@@ -1,5 +1,6 @@
 /** Gathers what power by demand must know: the VMs that wait, and the state of each host. All functions are pure. */
 import { awaitedOn } from '../../../api/v1alpha1/awaited.ts';
+import { CORDONED_FOR_ANNOTATION } from '../../../api/v1alpha1/names.ts';
 import type { LastAction, PowerRequest, Server } from '../../../api/v1alpha1/server.ts';
 import { waitAfter } from '../../../base/backoff.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
@@ -9,7 +10,6 @@ import { isHost } from '../../host/observe.ts';
 import { acceptedAt, BY_DEMAND, isByDemand, isUp, openAction, startDeadline } from '../../host/starting.ts';
 import { conditionIn } from '../../objects/conditions.ts';
 import { holdsSlot } from '../../tasks/slots.ts';
-import { desiredOf, waitingState } from '../../vm/podstate.ts';
 import { type Place, placeOn } from './places.ts';
 
 /** Longest wait in milliseconds before a host that did not start is tried again. An hour later, somebody may have repaired it. */
@@ -37,7 +37,7 @@ export interface HostFacts {
   readonly isFree: boolean;
   /** Time since which the host is empty, in milliseconds since the epoch. It is undefined if it is not empty. */
   readonly emptySince: number | undefined;
-  /** Whether a VM whose disk is on the host was stopped, and must run again. */
+  /** Whether a VM is off on the host, and must run. */
   readonly isAwaited: boolean;
   /** Number of times in a row that the host did not start after a request of this policy. */
   readonly failures: number;
@@ -64,6 +64,8 @@ export interface HostObjects {
   readonly pods: { readonly machines: readonly Readonly<Pod>[]; readonly tasks: readonly Readonly<Pod>[] };
   /** Jobs that only this host can do. */
   readonly jobs: readonly Readonly<Job>[];
+  /** Whether a VM is off on the host, and must run. */
+  readonly isAwaited: boolean;
   /** Time since which this process has seen the host empty and on. It is undefined if it has not. */
   readonly seenEmptySince: number | undefined;
 }
@@ -122,7 +124,7 @@ export function hostFacts(objects: HostObjects, context: Context): HostFacts {
     server,
     isFree: server !== undefined && isReachable(server) && openAction(server) === undefined,
     emptySince: isEmpty(objects) ? Math.max(seenEmptySince ?? context.now, lastEnd(server)) : undefined,
-    isAwaited: pods.machines.some(mustRunAgain),
+    isAwaited: objects.isAwaited,
     failures,
     retryAt: failedAt + wait,
   };
@@ -137,13 +139,6 @@ function lastEnd(server: Readonly<Server> | undefined): number {
   return Date.parse(server?.status?.lastAction?.completedAt ?? '') || 0;
 }
 
-/** Returns true for the Pod of a VM that is off on this host, and must run. */
-function mustRunAgain(pod: Readonly<Pod>): boolean {
-  const { reason } = waitingState(pod);
-  const isOff = reason === 'Stopped' || reason === 'Suspended';
-  return isOff && pod.metadata.deletionTimestamp === undefined && desiredOf(pod)?.power === 'Running';
-}
-
 interface Silent extends Context {
   readonly node: Readonly<Node>;
   readonly failures: number;
@@ -151,7 +146,7 @@ interface Silent extends Context {
 
 function stateOf(server: Readonly<Server> | undefined, context: Silent): HostState {
   const { node } = context;
-  if (!isHost(node) || isCordonedByOthers(node, server)) {
+  if (!isHost(node) || isCordonedByOthers(node)) {
     return 'other';
   }
   const open = server && openAction(server);
@@ -179,8 +174,8 @@ function stateOfSilent(server: Readonly<Server>, { node, failures, config, now }
 }
 
 /** Returns true if somebody else than Berth has cordoned the host. */
-function isCordonedByOthers(node: Readonly<Node>, server: Readonly<Server> | undefined): boolean {
-  return node.spec?.unschedulable === true && server?.status?.host?.cordonedAt === undefined;
+function isCordonedByOthers({ spec, metadata }: Readonly<Node>): boolean {
+  return spec?.unschedulable === true && metadata.annotations?.[CORDONED_FOR_ANNOTATION] === undefined;
 }
 
 /** Returns true if the controller should have accepted the action by now. */

@@ -218,10 +218,12 @@ describe('a host that never starts', () => {
     const tries = fleet.decisions
       .filter(
         ({ decision, at }) =>
-          at >= begun && decision.action === 'On' && decision.host.node.metadata.name === broken,
+          at >= begun && decision.action === 'On' && decision.server.metadata.name === broken,
       )
       .map(({ at }) => at - begun);
-    const given = fleet.decisions.filter(({ decision }) => decision.action === 'Off' && decision.failures > 0);
+    const given = fleet.decisions.filter(
+      ({ decision }) => decision.action === 'Off' && decision.failures > 0,
+    );
     expect(given.length).toBeGreaterThanOrEqual(tries.length - 1);
     const gaps = tries.slice(1).map((at, index) => at - (tries[index] ?? 0));
     // Six doublings lead from a minute to an hour, and then there is one try for each hour.

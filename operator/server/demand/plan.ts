@@ -2,9 +2,9 @@
  * Decides which host power by demand switches on or off next. One call gives at most one decision, and gives none while a controller has not
  * accepted the last one. All functions are pure.
  */
-import type { PowerAction } from '../../../api/v1alpha1/server.ts';
+import type { PowerAction, Server } from '../../../api/v1alpha1/server.ts';
 import type { Pod } from '../../../kube/core.ts';
-import type { DemandFacts, HostFacts } from './facts.ts';
+import type { DemandFacts, HostFacts, HostState } from './facts.ts';
 import { fits, take } from './places.ts';
 
 export interface Decision {
@@ -22,11 +22,17 @@ export function planDemand(facts: DemandFacts): Decision | undefined {
   return facts.isRequesting ? undefined : (switchOn(facts) ?? giveUpStart(facts) ?? switchOff(facts));
 }
 
+/** A host for which an action can be requested. */
+type Usable = HostFacts & { readonly server: Readonly<Server> };
+
+function usable(hosts: readonly HostFacts[], wanted: HostState): Usable[] {
+  const isUsable = (host: HostFacts): host is Usable => host.server !== undefined && host.isFree;
+  return hosts.filter(({ state }) => state === wanted).filter(isUsable);
+}
+
 /** Switches on the host of a stopped VM that must run, or else a host for a VM that has no place on any other host. */
 function switchOn({ hosts, waiting, now }: DemandFacts): Decision | undefined {
-  const candidates = hosts.filter(
-    ({ state, isFree, retryAt }) => state === 'off' && isFree && now >= retryAt,
-  );
+  const candidates = usable(hosts, 'off').filter(({ retryAt }) => now >= retryAt);
   const awaited = candidates.find(({ isAwaited }) => isAwaited);
   if (awaited !== undefined) {
     return on(awaited, 'A stopped VM on the host must run');
@@ -37,8 +43,8 @@ function switchOn({ hosts, waiting, now }: DemandFacts): Decision | undefined {
   return host && on(host, 'A VM waits, and no host that is on or starts has room for it');
 }
 
-function on(host: HostFacts, why: string): Decision {
-  return { host, action: 'On', failures: host.failures, why };
+function on(host: Usable, why: string): Decision {
+  return { server: host.server, action: 'On', failures: host.failures, why, isGivenUp: false };
 }
 
 /**
@@ -48,7 +54,7 @@ function on(host: HostFacts, why: string): Decision {
 function firstWithoutPlace(
   hosts: readonly HostFacts[],
   waiting: readonly Readonly<Pod>[],
-  candidates: readonly HostFacts[],
+  candidates: readonly Usable[],
 ): Readonly<Pod> | undefined {
   const places = hosts
     .filter(({ state }) => state === 'on' || state === 'starting')
@@ -58,7 +64,7 @@ function firstWithoutPlace(
 }
 
 /** Returns the host with the fewest failed starts. Among equal hosts, the name decides, so that the same hosts stay on. */
-function best(hosts: readonly HostFacts[]): HostFacts | undefined {
+function best(hosts: readonly Usable[]): Usable | undefined {
   return hosts.toSorted((a, b) => a.failures - b.failures || (nameOf(a) < nameOf(b) ? -1 : 1))[0];
 }
 
@@ -71,21 +77,12 @@ function nameOf({ node }: HostFacts): string {
  * stopped VM is left to people.
  */
 function giveUpStart({ hosts, config, now }: DemandFacts): Decision | undefined {
-  const host = hosts.find(
-    ({ state, isFree, emptySince, server, retryAt }) =>
-      state === 'late' &&
-      isFree &&
-      emptySince !== undefined &&
-      (server?.status?.lastAction?.action !== 'Off' || now >= retryAt),
+  const host = usable(hosts, 'late').find(
+    ({ emptySince, server, retryAt }) =>
+      emptySince !== undefined && (server.status?.lastAction?.action !== 'Off' || now >= retryAt),
   );
-  return (
-    host && {
-      host,
-      action: 'Off',
-      failures: host.failures,
-      why: `The host did not report within ${config.bootSeconds} s after it was switched on`,
-    }
-  );
+  const why = `The host did not report within ${config.bootSeconds} s after it was switched on`;
+  return host && { server: host.server, action: 'Off', failures: host.failures, why, isGivenUp: true };
 }
 
 /** Switches off the host that has been empty for the longest time, unless a VM waits for it or too few hosts would stay on. */
@@ -94,24 +91,17 @@ function switchOff({ hosts, waiting, config, now }: DemandFacts): Decision | und
     return undefined;
   }
   const { emptySeconds, floor } = config;
-  const [host] = hosts
+  const [host] = usable(hosts, 'on')
     .filter(
-      ({ state, isFree, emptySince = now, node, place }) =>
-        state === 'on' &&
-        isFree &&
+      ({ emptySince = now, node, place }) =>
         now >= emptySince + emptySeconds * 1000 &&
         countOn(hosts, architectureOf(node)) > floor &&
         !waiting.some((pod) => fits(place(), pod)),
     )
     .toSorted((a, b) => (a.emptySince ?? now) - (b.emptySince ?? now) || (nameOf(a) < nameOf(b) ? 1 : -1));
-  return (
-    host && {
-      host,
-      action: 'Off',
-      failures: 0,
-      why: `The host has been empty for ${Math.floor((now - (host.emptySince ?? now)) / 1000)} s`,
-    }
-  );
+  const seconds = Math.floor((now - (host?.emptySince ?? now)) / 1000);
+  const why = `The host has been empty for ${seconds} s`;
+  return host && { server: host.server, action: 'Off', failures: 0, why, isGivenUp: false };
 }
 
 function countOn(hosts: readonly HostFacts[], architecture: string | undefined): number {
