@@ -40,15 +40,23 @@ export function startDeadline(
   node: Readonly<Node>,
   bootSeconds: number,
 ): number | undefined {
-  const open = openAction(server);
-  const action = open ?? server.status?.lastAction;
-  const isOver =
-    open === undefined &&
-    (server.status?.lastAction?.result !== 'Succeeded' || server.status.power === 'Off');
-  const isThere = isUp(server, node) && open?.action !== 'Reboot';
-  return action === undefined || action.action === 'Off' || isOver || isThere
-    ? undefined
-    : (acceptedAt(action) ?? Date.parse(action.requestedAt)) + bootSeconds * 1000;
+  const action = startAction(server);
+  if (action === undefined || isUpAgain(server, node)) {
+    return undefined;
+  }
+  return (acceptedAt(action) ?? Date.parse(action.requestedAt)) + bootSeconds * 1000;
+}
+
+/** Returns the action after which the host starts: one that is requested or runs, or else the last one, if the server still has power. */
+function startAction(server: Readonly<Server>): PowerRequest | LastAction | undefined {
+  const { lastAction, power } = server.status ?? {};
+  const hasPower = lastAction?.result === 'Succeeded' && power !== 'Off';
+  const action = openAction(server) ?? (hasPower ? lastAction : undefined);
+  return action?.action === 'Off' ? undefined : action;
+}
+
+function isUpAgain(server: Readonly<Server>, node: Readonly<Node>): boolean {
+  return isUp(server, node) && openAction(server)?.action !== 'Reboot';
 }
 
 /** Calls `changed` when a Server's host may have begun or ended to start. */

@@ -136,16 +136,21 @@ const TAINT_TEXTS: Readonly<Record<string, string>> = {
 /** Describes the taints and cordons of Berth's hosts that the Pod does not tolerate. */
 export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   const counts = new Map<string, number>();
-  for (const { spec, metadata } of hosts.filter((host) => isAskedFor(pod, host))) {
+  for (const host of hosts.filter((candidate) => isAskedFor(pod, candidate))) {
+    const { spec } = host;
     const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON] : [])];
     const taint = taints.find((candidate) => keepsOff(candidate, pod.spec));
     if (taint !== undefined) {
-      const isOff = metadata.annotations?.[CORDONED_FOR_ANNOTATION] !== undefined && isPassing(taint);
-      const text = isOff ? OBSTACLES.off : (TAINT_TEXTS[taint.key] ?? `% with the taint ${taint.key}`);
+      const text = textAbout(taint, host);
       counts.set(text, (counts.get(text) ?? 0) + 1);
     }
   }
   return [...counts].map(([text, count]) => text.replace('%', String(count)));
+}
+
+function textAbout(taint: Taint, { metadata }: Node): string {
+  const isOff = metadata.annotations?.[CORDONED_FOR_ANNOTATION] !== undefined && isPassing(taint);
+  return isOff ? OBSTACLES.off : (TAINT_TEXTS[taint.key] ?? `% with the taint ${taint.key}`);
 }
 
 /**

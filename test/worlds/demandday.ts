@@ -1,5 +1,6 @@
 /** One day of a fleet whose hosts are switched by demand, on virtual time. The load is that of a CI fleet: quiet nights, a busy day. */
-import { DemandFleet, type Host } from './demandfleet.ts';
+import { DemandFleet } from './demandfleet.ts';
+import type { Host } from './demandhost.ts';
 
 const MINUTE = 60_000;
 const HOUR = 60 * MINUTE;

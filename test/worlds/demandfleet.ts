@@ -4,11 +4,7 @@
  */
 import {
   CORDONED_FOR_ANNOTATION,
-  DEDICATED_KEY,
   DESIRED_ANNOTATION,
-  HOST_KEY,
-  HOST_MARK,
-  HOST_VALUE,
   MACHINE_CONTAINER,
   SLOT_RESOURCE,
 } from '../../api/v1alpha1/names.ts';
@@ -19,25 +15,13 @@ import { type OperatorConfig, parseConfig } from '../../operator/config/config.t
 import { openAction } from '../../operator/host/starting.ts';
 import { hostPodSpec, type Placement } from '../../operator/tasks/placement.ts';
 import { suits } from '../../operator/tasks/fit.ts';
-import { byDemand, hostFacts, isPending, isWaiting, seeEmpty } from '../../operator/server/demand/facts.ts';
+import { hostFacts, isWaiting, seeEmpty } from '../../operator/server/demand/facts.ts';
+import { byDemand, isPending } from '../../operator/server/demand/hoststate.ts';
 import { type Decision, planDemand } from '../../operator/server/demand/plan.ts';
+import { type Host, nodeOf, serverOf, START } from './demandhost.ts';
 
 /** Time in milliseconds from the cordon of a host until the reconciler checks again that it is empty. */
 const SETTLE_MILLISECONDS = 3_000;
-/** Start of virtual time. */
-const START = Date.parse('2030-01-07T00:00:00Z');
-
-export interface Host {
-  readonly name: string;
-  readonly architecture: 'amd64' | 'arm64';
-  readonly slots: number;
-  readonly namespace?: string | undefined;
-  /** Time in milliseconds that the host needs from power until it reports. If it is undefined, the host never reports. */
-  bootMilliseconds: number | undefined;
-  /** Time in milliseconds that the controller needs for a request. If it is undefined, the controller refuses every request. */
-  acceptMilliseconds: number | undefined;
-}
-
 interface Timer {
   readonly at: number;
   readonly run: () => void;
@@ -454,52 +438,4 @@ export class DemandFleet {
     const condition = { type: 'Ready', status, lastTransitionTime: timestamp(this.now) };
     this.nodes.set(name, { ...node, status: { ...node.status, conditions: [condition] } });
   }
-}
-
-function nodeOf({ name, architecture, slots, namespace }: Host): Node {
-  const dedication = namespace === undefined ? {} : { [DEDICATED_KEY]: namespace };
-  const taints = [{ key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' as const }];
-  const dedicated =
-    namespace === undefined ? [] : [{ key: DEDICATED_KEY, value: namespace, effect: 'NoSchedule' as const }];
-  return {
-    apiVersion: 'v1',
-    kind: 'Node',
-    metadata: {
-      name,
-      uid: name,
-      labels: { [HOST_MARK]: HOST_VALUE, 'kubernetes.io/arch': architecture, ...dedication },
-    },
-    spec: { taints: [...taints, ...dedicated] },
-    status: {
-      allocatable: { [SLOT_RESOURCE]: String(slots), cpu: '64', memory: '256Gi' },
-      conditions: [{ type: 'Ready', status: 'True', lastTransitionTime: timestamp(START) }],
-    },
-  };
-}
-
-function serverOf({ name }: Host): Server {
-  const url = 'https://controller.example';
-  const webhook = { onURL: url, offURL: url, statusURL: url, pattern: '(on|off)' };
-  return {
-    apiVersion: 'berth.dev/v1alpha1',
-    kind: 'Server',
-    metadata: { name, uid: name },
-    spec: {
-      addresses: ['10.0.0.1'],
-      nodeName: name,
-      controller: { webhook },
-    },
-    status: {
-      power: 'On',
-      conditions: [
-        {
-          type: 'Reachable',
-          status: 'True',
-          reason: 'ControllerAnswers',
-          message: '',
-          lastTransitionTime: timestamp(START),
-        },
-      ],
-    },
-  };
 }

@@ -10,7 +10,8 @@ import type { Controller, Result } from '../../../kube/controller.ts';
 import type { OperatorConfig } from '../../config/config.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../../objects/events.ts';
 import { Writer } from '../../objects/writer.ts';
-import { byDemand, hostFacts, isPending, seeEmpty } from './facts.ts';
+import { hostFacts, seeEmpty } from './facts.ts';
+import { byDemand, isPending } from './hoststate.ts';
 import { type DemandSources, hostsIn, waitingIn } from './observe.ts';
 import { type Decision, planDemand } from './plan.ts';
 

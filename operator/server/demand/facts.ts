@@ -1,31 +1,18 @@
 /** Gathers what power by demand must know: the VMs that wait, and the state of each host. All functions are pure. */
 import { awaitedOn } from '../../../api/v1alpha1/awaited.ts';
-import { CORDONED_FOR_ANNOTATION } from '../../../api/v1alpha1/names.ts';
-import type { LastAction, PowerRequest, Server } from '../../../api/v1alpha1/server.ts';
+import type { Server } from '../../../api/v1alpha1/server.ts';
 import { waitAfter } from '../../../base/backoff.ts';
 import type { Node, Pod } from '../../../kube/core.ts';
 import type { Job } from '../../../kube/job.ts';
 import type { OperatorConfig } from '../../config/config.ts';
-import { isHost } from '../../host/observe.ts';
-import { acceptedAt, BY_DEMAND, isByDemand, isUp, openAction, startDeadline } from '../../host/starting.ts';
+import { isUp, openAction } from '../../host/starting.ts';
 import { conditionIn } from '../../objects/conditions.ts';
 import { holdsSlot } from '../../tasks/slots.ts';
+import { type Carrier, failedStarts, type HostState, hostState } from './hoststate.ts';
 import { type Place, placeOn } from './places.ts';
 
 /** Longest wait in milliseconds before a host that did not start is tried again. An hour later, somebody may have repaired it. */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
-/**
- * Time in milliseconds in which a controller accepts a request. A driver waits at most 10 s for one call. After this time, the request
- * delays no other one, and its host does not count as starting.
- */
-export const ACCEPTANCE_MILLISECONDS = 15_000;
-
-/**
- * State of a host for this policy. `on`: it takes machines. `starting`: it will take machines soon. `off`: it can be switched on. `late`: this
- * policy switched it on, and it did not start in time. `leaving`: it is being switched off. `other`: the policy leaves it alone.
- */
-export type HostState = 'on' | 'starting' | 'off' | 'late' | 'leaving' | 'other';
-
 export interface HostFacts {
   readonly node: Readonly<Node>;
   /** Counts the free space. Most decisions do not need it, and a fleet has thousands of hosts. */
@@ -57,9 +44,7 @@ export interface DemandFacts {
 }
 
 /** What the caches have about one host. */
-export interface HostObjects {
-  readonly node: Readonly<Node>;
-  readonly server: Readonly<Server> | undefined;
+export interface HostObjects extends Carrier {
   /** Pods on the host: of VMs, Emulators and tasks. */
   readonly pods: { readonly machines: readonly Readonly<Pod>[]; readonly tasks: readonly Readonly<Pod>[] };
   /** Jobs that only this host can do. */
@@ -71,11 +56,6 @@ export interface HostObjects {
 }
 
 type Context = Pick<DemandFacts, 'config' | 'now'>;
-
-/** Returns `by` of a request for a host that did not start the last `failures` times. The number is stored nowhere else. */
-export function byDemand(failures: number): string {
-  return failures === 0 ? BY_DEMAND : `${BY_DEMAND}, after ${failures} failed starts`;
-}
 
 /** Returns true if the scheduler found no host for the Pod. */
 export function isWaiting({ spec, status, metadata }: Readonly<Pod>): boolean {
@@ -113,20 +93,20 @@ function hasFinished({ status }: Readonly<Job>): boolean {
 
 export function hostFacts(objects: HostObjects, context: Context): HostFacts {
   const { node, server, pods, seenEmptySince } = objects;
-  const { failures, failedAt } = failedStarts(objects, context);
-  const state = stateOf(server, { ...context, node, failures });
-  const bootMilliseconds = context.config.bootSeconds * 1000;
-  const wait = failures === 0 ? 0 : waitAfter(failures, bootMilliseconds, RETRY_CAP_MILLISECONDS);
+  const { bootSeconds } = context.config;
+  const clock = { now: context.now, bootSeconds };
+  const failed = failedStarts(objects, clock);
+  const wait = failed.count === 0 ? 0 : waitAfter(failed.count, bootSeconds * 1000, RETRY_CAP_MILLISECONDS);
   return {
     node,
     place: () => placeOn(node, [...pods.machines, ...pods.tasks]),
-    state,
+    state: hostState(objects, failed.count, clock),
     server,
     isFree: server !== undefined && isReachable(server) && openAction(server) === undefined,
     emptySince: isEmpty(objects) ? Math.max(seenEmptySince ?? context.now, lastEnd(server)) : undefined,
     isAwaited: objects.isAwaited,
-    failures,
-    retryAt: failedAt + wait,
+    failures: failed.count,
+    retryAt: failed.at + wait,
   };
 }
 
@@ -137,79 +117,4 @@ function isReachable({ status, metadata }: Readonly<Server>): boolean {
 /** Returns the time when the last action ended. A host whose switching off failed is not tried again at once. */
 function lastEnd(server: Readonly<Server> | undefined): number {
   return Date.parse(server?.status?.lastAction?.completedAt ?? '') || 0;
-}
-
-interface Silent extends Context {
-  readonly node: Readonly<Node>;
-  readonly failures: number;
-}
-
-function stateOf(server: Readonly<Server> | undefined, context: Silent): HostState {
-  const { node } = context;
-  if (!isHost(node) || isCordonedByOthers(node)) {
-    return 'other';
-  }
-  const open = server && openAction(server);
-  if (open?.action === 'Off') {
-    return 'leaving';
-  }
-  if (isUp(server, node) && open?.action !== 'Reboot') {
-    return node.spec?.unschedulable === true ? 'other' : 'on';
-  }
-  return server === undefined ? 'other' : stateOfSilent(server, context);
-}
-
-/** Returns the state of a host that does not report. */
-function stateOfSilent(server: Readonly<Server>, { node, failures, config, now }: Silent): HostState {
-  const open = openAction(server);
-  const until = startDeadline(server, node, config.bootSeconds);
-  if (until !== undefined && now < until) {
-    return open !== undefined && isUnanswered(open, now) ? 'other' : 'starting';
-  }
-  if (open !== undefined) {
-    return 'other';
-  }
-  const power = server.status?.power;
-  return power === 'Off' ? 'off' : power === 'On' && failures > 0 ? 'late' : 'other';
-}
-
-/** Returns true if somebody else than Berth has cordoned the host. */
-function isCordonedByOthers({ spec, metadata }: Readonly<Node>): boolean {
-  return spec?.unschedulable === true && metadata.annotations?.[CORDONED_FOR_ANNOTATION] === undefined;
-}
-
-/** Returns true if the controller should have accepted the action by now. */
-function isUnanswered(action: PowerRequest | LastAction, now: number): boolean {
-  return acceptedAt(action) === undefined && now >= Date.parse(action.requestedAt) + ACCEPTANCE_MILLISECONDS;
-}
-
-/** Counts the starts in a row that this policy requested and that failed, and returns the time of the last failure. */
-function failedStarts(
-  { node, server }: HostObjects,
-  { config, now }: Context,
-): { failures: number; failedAt: number } {
-  const last = server?.status?.lastAction;
-  if (server === undefined || last === undefined || !isByDemand(last) || isUp(server, node)) {
-    return { failures: 0, failedAt: 0 };
-  }
-  const before = Number(/after (\d+) failed/.exec(last.by)?.[1] ?? 0);
-  const endedAt = Date.parse(last.completedAt ?? '') || now;
-  const until = startDeadline(server, node, config.bootSeconds);
-  const isStarting = openAction(server) !== undefined || (until !== undefined && now < until);
-  if (last.action === 'Off' || isStarting) {
-    return { failures: before, failedAt: endedAt };
-  }
-  const failedAt = until ?? endedAt;
-  return wasReadyAt(node, failedAt) ? { failures: 0, failedAt: 0 } : { failures: before + 1, failedAt };
-}
-
-/** Returns true if a host that is not Ready was Ready at this time, in milliseconds since the epoch. */
-function wasReadyAt({ status }: Readonly<Node>, at: number): boolean {
-  return Date.parse(conditionIn(status, 'Ready')?.lastTransitionTime ?? '') > at;
-}
-
-/** Returns true while a request of this policy waits for its controller. */
-export function isPending(server: Readonly<Server>, now: number): boolean {
-  const open = openAction(server);
-  return open !== undefined && isByDemand(open) && acceptedAt(open) === undefined && !isUnanswered(open, now);
 }

@@ -2,7 +2,8 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { assertHistories } from '../../../test/support/properties.ts';
-import { DemandFleet, type Host } from '../../../test/worlds/demandfleet.ts';
+import { DemandFleet } from '../../../test/worlds/demandfleet.ts';
+import type { Host } from '../../../test/worlds/demandhost.ts';
 
 /** Time limit in milliseconds for thousands of simulated hours, on a machine that may run other work at the same time. */
 const TIMEOUT_MILLISECONDS = 120_000;

@@ -4,7 +4,8 @@
  */
 import type { PowerAction, Server } from '../../../api/v1alpha1/server.ts';
 import type { Pod } from '../../../kube/core.ts';
-import type { DemandFacts, HostFacts, HostState } from './facts.ts';
+import type { DemandFacts, HostFacts } from './facts.ts';
+import type { HostState } from './hoststate.ts';
 import { fits, take } from './places.ts';
 
 export interface Decision {
