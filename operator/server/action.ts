@@ -104,3 +104,8 @@ export function end(
     wakeAt: now,
   };
 }
+
+/** Returns the time if it is in the future. A time in the past must not wake a reconcile, which would then run without a pause. */
+export function future(at: number, now: number): number | undefined {
+  return at > now ? at : undefined;
+}

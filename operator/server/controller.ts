@@ -283,6 +283,7 @@ function isDue(server: Readonly<Server>, known: Known | undefined, now: number):
   const { lastAction } = server.status ?? {};
   const { at } = known.reading;
   const isBeforeAction = isOpen(lastAction) && at < Date.parse(lastAction.startedAt);
-  const isAboutToAct = pendingRequest({ server, now }) !== undefined;
+  // An action that is about to begin reads the power itself.
+  const isAboutToAct = !isOpen(lastAction) && pendingRequest({ server, now }) !== undefined;
   return isBeforeAction || (!isAboutToAct && now >= at + intervalOf(server) * (1 - JITTER));
 }

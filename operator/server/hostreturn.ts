@@ -3,7 +3,7 @@ import { timestamp } from '../../base/time.ts';
 import type { ServerHost } from '../../api/v1alpha1/server.ts';
 import { isReady } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { before, type Plan, STALE_READY_MILLISECONDS } from './action.ts';
+import { before, future, type Plan, STALE_READY_MILLISECONDS } from './action.ts';
 import type { Observed } from './observe.ts';
 
 /** Plans the return of a host that Berth switched off or cordoned. */
@@ -24,7 +24,7 @@ export function planHost(observed: Observed): Plan {
   if (hasReturned(observed, host, Date.parse(host.onAt))) {
     return { ...before(observed), host: undefined };
   }
-  return { ...before(observed), wakeAt: Math.max(now + 1, Date.parse(host.onAt) + STALE_READY_MILLISECONDS) };
+  return { ...before(observed), wakeAt: future(Date.parse(host.onAt) + STALE_READY_MILLISECONDS, now) };
 }
 
 /** Returns true if the Node is Ready by a report from after the time when the server was on again. */

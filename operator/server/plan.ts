@@ -10,6 +10,7 @@ import {
   CONFIRM_MILLISECONDS,
   end,
   ended,
+  future,
   isOpen,
   pendingRequest,
   type Plan,
@@ -167,7 +168,7 @@ function unanswered(observed: Observed, action: LastAction, call: Call): Plan {
     return send(observed, action, call.action, call.attempts + 1);
   }
   if (!isSeen && now < begunAt + CONFIRM_MILLISECONDS) {
-    return { ...before(observed), lastAction: action, wakeAt: Math.max(now + 1, due) };
+    return { ...before(observed), lastAction: action, wakeAt: future(due, now) };
   }
   const { name } = observed.server.metadata;
   const message = `Whether the controller of Server ${name} got the command ${call.action} is not known, and its effect was not seen`;

@@ -22,7 +22,7 @@ const LENGTH = 12;
 const AT_ONCE = 10;
 /** Time after the last fault in which everything must come to rest, in milliseconds of the history. */
 const REST_MILLISECONDS = 600_000;
-const NAMESPACE = 'server-power-histories';
+const NAMESPACE = 'platform-server-power-histories';
 
 const action = fc.constantFrom('On' as const, 'Off' as const, 'Reboot' as const);
 const step = fc.oneof(

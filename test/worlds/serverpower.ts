@@ -25,7 +25,7 @@ import { ServerReconciler } from '../../operator/server/controller.ts';
 import { type Power, type PowerDriver, PowerError } from '../../operator/server/drivers/driver.ts';
 import { ServerMetrics } from '../../operator/server/metrics.ts';
 import type { Recorder } from '../../operator/objects/events.ts';
-import { DESIRED } from './agenthost.ts';
+import { DESIRED, machineFor, podFor } from './agenthost.ts';
 
 /** Time in milliseconds from the power to the first report of the host. */
 const BOOT_MILLISECONDS = 20_000;
@@ -280,14 +280,12 @@ export class ServerWorld {
     }
     const uid = `vm-${this.#vms++}`;
     const name = `${this.name}-${uid}`;
-    const annotations = { [DESIRED_ANNOTATION]: JSON.stringify(DESIRED) };
-    const metadata = { namespace: this.#namespace, name, labels: { [VM_UID_LABEL]: uid }, annotations };
-    const container = { name: MACHINE_CONTAINER, image: 'x' };
-    const pod = await this.#operator.create(PODS, {
-      metadata,
-      spec: { nodeName: this.name, containers: [container] },
-    });
-    await this.#follow(this.#watched.pods, pod);
+    const { metadata, ...pod } = podFor({ name: this.name }, machineFor(this.#namespace, name));
+    const labels = { ...metadata.labels, [VM_UID_LABEL]: uid };
+    await this.#follow(
+      this.#watched.pods,
+      await this.#operator.create(PODS, { ...pod, metadata: { ...metadata, labels } }),
+    );
   }
 
   async endVM(): Promise<void> {
@@ -358,6 +356,7 @@ export class ServerWorld {
     const end = this.now + milliseconds;
     while (this.now < end) {
       const wait = await this.#reconcile();
+`);
       const next = Math.min(end, this.now + Math.max(1, wait), ...this.#events.map(({ at }) => at));
       this.now = Math.max(this.now, next);
       const due = this.#events.filter(({ at }) => at <= this.now);
