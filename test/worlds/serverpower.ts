@@ -356,7 +356,6 @@ export class ServerWorld {
     const end = this.now + milliseconds;
     while (this.now < end) {
       const wait = await this.#reconcile();
-`);
       const next = Math.min(end, this.now + Math.max(1, wait), ...this.#events.map(({ at }) => at));
       this.now = Math.max(this.now, next);
       const due = this.#events.filter(({ at }) => at <= this.now);
