@@ -11,13 +11,13 @@ RUN sh /tmp/operator-files.sh /files
 # Node.js, the libraries that it loads, the operator and the HTTP API: no shell, no package manager, nothing that is written to.
 FROM scratch AS operator
 COPY --from=operator-files /files /
-COPY LICENSE sbom.cdx.json operator.mjs server.mjs /opt/berth/
+COPY LICENSE sbom.cdx.json operator.mjs server.mjs passwordworker.mjs /opt/berth/
 # Files for browsers, with their licence. The server finds them by the name of their package.
 COPY swagger-ui-dist /opt/berth/node_modules/swagger-ui-dist/
 # One heap for all threads: glibc keeps one for each, mostly empty, 10 MB in all. The benchmark starts the operator so, too.
 ENV PATH=/usr/local/bin MALLOC_ARENA_MAX=1
 USER 65532:65532
-EXPOSE 8081 8443
+EXPOSE 8081 8443 8444
 ENTRYPOINT ["/usr/local/bin/node", "/opt/berth/operator.mjs"]
 CMD ["--config", "/etc/berth/operator.yaml"]
 LABEL org.opencontainers.image.title="Berth operator" \

@@ -1,11 +1,18 @@
-/** Bundles each program into one file: `dist/operator.js`, `dist/agent.js` and `dist/server.js`. */
+/** Bundles each program into one file, for example `dist/operator.js`, and each thread of a program into one file beside it. */
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { build, type Plugin } from 'esbuild';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');
-const PROGRAMS = ['operator', 'agent', 'server'];
+/** Modules that the bundles begin with, by the name of the bundle. */
+export const ENTRY_POINTS = {
+  operator: join(ROOT, 'operator', 'main.ts'),
+  agent: join(ROOT, 'agent', 'main.ts'),
+  server: join(ROOT, 'server', 'main.ts'),
+  // A thread of the server. The server finds it by the name of its module.
+  passwordworker: join(ROOT, 'server', 'power', 'passwordworker.ts'),
+} as const;
 /**
  * The parts of undici that the programs use. The whole library also has fetch, WebSockets, caches and mocks. Without them, a program needs
  * 10 MB less memory.
@@ -22,11 +29,8 @@ const UNDICI = `
 
 /** Writes the bundles. This takes well under a second. */
 export async function bundle(): Promise<void> {
-  const present = PROGRAMS.filter((name) => existsSync(join(ROOT, name, 'main.ts')));
-  await bundleInto(
-    join(ROOT, 'dist'),
-    Object.fromEntries(present.map((name) => [name, join(ROOT, name, 'main.ts')])),
-  );
+  const present = Object.entries(ENTRY_POINTS).filter(([, path]) => existsSync(path));
+  await bundleInto(join(ROOT, 'dist'), Object.fromEntries(present));
 }
 
 export interface BundleFormat {

@@ -13,7 +13,7 @@ import { join, relative } from 'node:path';
 import { parseArgs } from 'node:util';
 import packageJson from '../package.json' with { type: 'json' };
 import { FILES, pathOf } from '../server/documentation/page.ts';
-import { bundleInto } from './bundle.ts';
+import { bundleInto, ENTRY_POINTS } from './bundle.ts';
 import { run } from './guest/run.ts';
 import { distributionBase } from './images/base.ts';
 import { type Builder, findBuilder } from './images/builder.ts';
@@ -31,8 +31,11 @@ const GIT_TIMEOUT_MILLISECONDS = 10_000;
 
 export const IMAGE_NAMES = ['operator', 'agent'] as const;
 export type ImageName = (typeof IMAGE_NAMES)[number];
-/** Programs in each image. */
-const PROGRAMS: Record<ImageName, readonly string[]> = { operator: ['operator', 'server'], agent: ['agent'] };
+/** Bundles in each image. */
+const PROGRAMS: Record<ImageName, readonly (keyof typeof ENTRY_POINTS)[]> = {
+  operator: ['operator', 'server', 'passwordworker'],
+  agent: ['agent'],
+};
 
 export interface ImageOptions {
   /** Base image: Debian with Node.js 24 at /usr/local/bin/node. If absent, the program chooses one. */
@@ -78,7 +81,7 @@ async function makeContext(): Promise<void> {
   await rm(CONTEXT, { recursive: true, force: true });
   const entries = Object.values(PROGRAMS)
     .flat()
-    .map((name) => [name, join(ROOT, name, 'main.ts')]);
+    .map((name) => [name, ENTRY_POINTS[name]]);
   await bundleInto(CONTEXT, Object.fromEntries(entries), { extension: '.mjs', sourcemap: false });
   const scripts = (await readdir(RECIPES)).filter((file) => file.endsWith('.sh'));
   for (const script of scripts) {

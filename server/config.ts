@@ -65,9 +65,36 @@ const clusterSchema = z
   })
   .prefault({});
 
+/** The power API: a second port that lists Servers and switches them on and off. It uses the certificate of the HTTP API. */
+const powerSchema = z
+  .strictObject({
+    enabled: z.boolean().default(false),
+    /** Address to listen on: `HOST:PORT`, or `:PORT` for all addresses. */
+    address: z.string().default(':8444'),
+    /**
+     * Networks of the proxies whose header `X-Forwarded-For` names the caller. Failed sign-ins are counted by the address of the caller. If a
+     * proxy is not in this list, all its callers count as one.
+     */
+    trustedProxies: z
+      .array(z.union([z.cidrv4(), z.cidrv6()]))
+      .max(64)
+      .default([]),
+    /** Lock-out of an address (of a /64 network, for IPv6) that sends wrong credentials. */
+    lockout: z
+      .strictObject({
+        /** Number of requests with wrong credentials after which an address gets no answer. */
+        failures: z.int().min(1).max(1_000).default(20),
+        /** Time in seconds for which it gets no answer, and after which earlier failures are forgotten. */
+        seconds: z.int().min(1).max(86_400).default(300),
+      })
+      .prefault({}),
+  })
+  .prefault({});
+
 export const configSchema = z
   .strictObject({
     http: httpSchema,
+    power: powerSchema,
     cluster: clusterSchema,
     namespaces: z
       .strictObject({

@@ -142,7 +142,7 @@ it('tells when the certificate ends that it shows to its clients', async () => {
   const certificate = await selfSigned({ key, commonName: 'server', days: 1 });
   const provider = async () => ({ certificate, key: key.pem });
   const [logger, ended] = [pino({ level: 'silent' }), new AbortController()];
-  await serveClients({ app, metrics }, { provider, logger, signal: ended.signal });
+  await serveClients(app.server, { provider, logger, metrics, signal: ended.signal });
   ended.abort();
   const end = validityOf(certificate).notAfter.getTime() / 1000;
   const told = `berth_certificate_expiration_timestamp_seconds{certificate="http"} ${end}\n`;

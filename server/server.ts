@@ -1,6 +1,8 @@
 /** Starts the parts of the HTTP API in this order: connections, application, servers. Stops them in the reverse order. */
+import type { Server } from 'node:http';
 import { Server as HttpsServer } from 'node:https';
 import type { Logger } from 'pino';
+import type { Registry } from 'prom-client';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import {
   type CertificateProvider,
@@ -12,7 +14,7 @@ import { type Connection, loadConnection } from '../kube/credentials.ts';
 import { createMetrics, runtimeMetrics } from '../kube/metrics.ts';
 import { Authorizer } from '../kube/serving/authorization.ts';
 import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
-import { listen, type RunningServer } from '../kube/serving/httpserver.ts';
+import { listen, type ListeningServer, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
 import { Callers, WATCHES } from './callers/caller.ts';
 import { addChallenges } from './callers/challenge.ts';
@@ -34,6 +36,7 @@ import { Uploads, UPLOADS } from './images/uploads.ts';
 import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
 import { WaitingRequests } from './http/waiting.ts';
+import { createPower } from './power/port.ts';
 
 /**
  * Time in milliseconds in which a stopping server completes its answers. It is shorter than the 30 s after which Kubernetes kills the Pod.
@@ -111,25 +114,34 @@ export async function assemble({
   return { app, metrics, client, own, waiting, transfers, close };
 }
 
-type Assembled = Awaited<ReturnType<typeof assemble>>;
-
 /**
  * Starts the server and resolves when it listens. @throws Error when the address of the API server is unknown, or when the certificate is
  * not usable.
  */
 export async function startServer({ config, kubeconfigPath, logger }: ServerStart): Promise<HTTPServer> {
   const connection = await loadConnection({ kubeconfigPath });
-  const assembled = await assemble({ connection, config, logger });
-  const { app, metrics, client, own, waiting, transfers, close } = assembled;
+  const { app, metrics, client, own, waiting, transfers, close } = await assemble({
+    connection,
+    config,
+    logger,
+  });
+  const power = config.power.enabled ? createPower({ client, config, logger, metrics }) : undefined;
   const ended = new AbortController();
   own.watches.start(ended.signal);
+  power?.start(ended.signal);
   await own.certificate.start(ended.signal);
   const certificates = certificateProvider(config);
   const provider = own.certificate.orElse(certificates);
-  await serveClients(assembled, { provider, logger, signal: ended.signal });
-  const http = await listen(app.server, config.http.address);
+  const toClients = async (server: Server, address: string): Promise<ListeningServer> => {
+    await serveClients(server, { provider, logger, metrics, signal: ended.signal });
+    return await listen(server, address);
+  };
+  const ports = [
+    await toClients(app.server, config.http.address),
+    ...(power === undefined ? [] : [await toClients(power.server, config.power.address)]),
+  ];
   const servers: RunningServer[] = [
-    http,
+    ...ports,
     await serveMetrics({
       listen: config.metrics.address,
       metrics,
@@ -141,15 +153,17 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
     await serveHealth({
       listen: config.health.address,
       live: { process: () => undefined },
-      ready: { caches: () => own.watches.unready() },
+      ready: { caches: () => own.watches.unready() ?? power?.unready() },
       logger,
     }),
   ];
-  logger.info({ http: config.http.address, metrics: config.metrics.address }, 'listening');
+  const addresses = { http: config.http.address, metrics: config.metrics.address };
+  logger.info({ ...addresses, ...(power && { power: config.power.address }) }, 'listening');
   return {
     stop: async () => {
-      const waits = [waiting, ...transfers].map(async (requests) => await requests.stop());
-      await Promise.all([...waits, http.drain(ANSWER_MILLISECONDS)]);
+      const all = [waiting, ...transfers, ...(power === undefined ? [] : [power.waiting])];
+      const waits = all.map(async (requests) => await requests.stop());
+      await Promise.all([...waits, ...ports.map(async (port) => await port.drain(ANSWER_MILLISECONDS))]);
       ended.abort();
       await Promise.all(servers.map(async (server) => await server.close()));
       await close();
@@ -157,17 +171,21 @@ export async function startServer({ config, kubeconfigPath, logger }: ServerStar
   };
 }
 
+interface ClientOptions {
+  readonly provider: CertificateProvider;
+  readonly logger: Logger;
+  readonly metrics: Registry;
+  readonly signal: AbortSignal;
+}
+
 /** Shows clients the certificate of the provider, and follows its changes. A metric shows when the certificate expires. */
-export async function serveClients(
-  { app, metrics }: Pick<Assembled, 'app' | 'metrics'>,
-  options: { provider: CertificateProvider; logger: Logger; signal: AbortSignal },
-): Promise<void> {
-  if (!(app.server instanceof HttpsServer)) {
+export async function serveClients(server: Server, { metrics, ...options }: ClientOptions): Promise<void> {
+  if (!(server instanceof HttpsServer)) {
     options.logger.warn('clients send their tokens without TLS');
     return;
   }
   const { certificateEnd } = runtimeMetrics(metrics);
-  await serveCertificate(app.server, {
+  await serveCertificate(server, {
     ...options,
     onServed: (notAfter) => certificateEnd.set({ certificate: 'http' }, notAfter.getTime() / 1000),
   });

@@ -19,6 +19,8 @@ export interface ServerOptions {
 export interface ServerProcess {
   /** Base address, `https://127.0.0.1:PORT`. */
   readonly url: string;
+  /** Base address of the power API. It listens only if the configuration enables it. */
+  readonly powerUrl: string;
   /** Certificate of the authority that signed the server's certificate, as PEM. */
   readonly authority: string;
   readonly process: ProgramProcess;
@@ -30,7 +32,7 @@ export async function startServer(
   kubeconfig: string,
   { config, name = 'server', environment, bundle }: ServerOptions = {},
 ): Promise<ServerProcess> {
-  const [port, metricsPort, healthPort] = (await freePorts(3)) as [number, number, number];
+  const [port, powerPort, metricsPort, healthPort] = (await freePorts(4)) as [number, number, number, number];
   const authority = await createAuthority('berth-server-authority');
   const key = await createKey();
   const certificate = await issue(authority, {
@@ -52,6 +54,7 @@ export async function startServer(
     config: {
       ...config,
       http: { address: `127.0.0.1:${port}`, ...files, ...section(config, 'http') },
+      power: { address: `127.0.0.1:${powerPort}`, ...section(config, 'power') },
       metrics: { address: `127.0.0.1:${metricsPort}`, ...section(config, 'metrics') },
       health: { address: `127.0.0.1:${healthPort}`, ...section(config, 'health') },
     },
@@ -60,5 +63,10 @@ export async function startServer(
     environment,
     bundle,
   });
-  return { url: `https://127.0.0.1:${port}`, authority: authority.certificate, process };
+  return {
+    url: `https://127.0.0.1:${port}`,
+    powerUrl: `https://127.0.0.1:${powerPort}`,
+    authority: authority.certificate,
+    process,
+  };
 }

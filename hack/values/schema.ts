@@ -91,23 +91,32 @@ const deployment = {
 
 const operator = z.strictObject({ image, ...deployment });
 
+/** Values of a Service that clients outside the cluster can use. */
+const exposed = {
+  type: z.enum(['ClusterIP', 'NodePort', 'LoadBalancer']),
+  ...families,
+  loadBalancerClass: text,
+  loadBalancerSourceRanges: networks,
+};
+
 const server = z.strictObject({
   enabled: z.boolean(),
   ...deployment,
   certificate: z.strictObject({ secretName: text }),
   port,
-  service: z.strictObject({
-    type: z.enum(['ClusterIP', 'NodePort', 'LoadBalancer']),
-    ...families,
-    loadBalancerClass: text,
-    loadBalancerSourceRanges: networks,
-    externalTrafficPolicy: z.enum(['', 'Cluster', 'Local']),
+  service: z.strictObject({ ...exposed, externalTrafficPolicy: z.enum(['', 'Cluster', 'Local']) }),
+  power: z.strictObject({
+    enabled: z.boolean(),
+    port,
+    trustedProxies: networks,
+    service: z.strictObject(exposed),
   }),
   config: without(z.toJSONSchema(serverConfig, { io: 'input' }), [
     'namespaces',
     'metrics',
     'health',
     'dpiMaximum',
+    'power',
   ]),
 });
 

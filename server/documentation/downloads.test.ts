@@ -1,5 +1,5 @@
 import { EventEmitter } from 'node:events';
-import type { FastifyReply } from 'fastify';
+import type { ServerResponse } from 'node:http';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Downloads } from './downloads.ts';
 
@@ -22,7 +22,7 @@ afterEach(() => {
 
 function begin(destroyed = false): FakeResponse {
   const raw = Object.assign(new FakeResponse(), { destroyed });
-  downloads.begin({ raw } as unknown as FastifyReply);
+  downloads.begin(raw as unknown as ServerResponse);
   return raw;
 }
 

@@ -2,7 +2,7 @@
  * Limits the memory that clients without a token can occupy. Node.js keeps all bytes that a slow client has not taken yet. Without a limit,
  * large answers to many slow clients would fill the memory.
  */
-import type { FastifyReply } from 'fastify';
+import type { ServerResponse } from 'node:http';
 import { limitReading } from '../http/answers.ts';
 import { StatusError } from '../http/errors.ts';
 
@@ -15,12 +15,12 @@ export class Downloads {
   #open = 0;
 
   /** Counts an answer until it is sent or its connection is closed. @throws StatusError 503 when too many answers are under way. */
-  begin(reply: FastifyReply): void {
+  begin(response: ServerResponse): void {
     if (this.#open >= DOWNLOADS) {
       throw new StatusError(503, 'Too many clients load this page. Try again later');
     }
     this.#open += 1;
-    limitReading(reply.raw, DOWNLOAD_MILLISECONDS, () => {
+    limitReading(response, DOWNLOAD_MILLISECONDS, () => {
       this.#open -= 1;
     });
   }

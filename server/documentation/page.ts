@@ -1,4 +1,4 @@
-/** The page that shows the OpenAPI document in a browser: Swagger UI and a script that starts it. */
+/** Pages that show an OpenAPI document in a browser: Swagger UI and a script that starts it. */
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 
@@ -16,11 +16,11 @@ export const FILES: Readonly<Record<string, string>> = {
 
 export const START = { name: 'start.js', type: SCRIPT_TYPE };
 
-/** Path of the page. The path of the OpenAPI document is `json` below this path. */
-export const PAGE_PATH = '/api/v1/swagger';
+/** Time in seconds for which browsers keep the files of a page. The files change only with a new release of Berth. */
+export const KEEP_SECONDS = 3_600;
 
 /**
- * Headers of the page and of its files. The page can load files only from this server, and can send requests only to this server. No other
+ * Headers of a page and of its files. A page can load files only from this server, and can send requests only to this server. No other
  * site can show the page in a frame. Data URLs are allowed for pictures, because the style sheet contains some.
  */
 export const HEADERS: Readonly<Record<string, string>> = {
@@ -38,32 +38,48 @@ export const HEADERS: Readonly<Record<string, string>> = {
   'referrer-policy': 'no-referrer',
 };
 
-export const HTML = `<!doctype html>
+/** A page that shows an OpenAPI document. */
+export interface DocumentPage {
+  readonly title: string;
+  /** Path of the page. Its files are below this path. */
+  readonly path: string;
+  /** Path of the OpenAPI document. */
+  readonly document: string;
+}
+
+/** Returns the HTML of a page. */
+export function pageHTML({ title, path, document }: DocumentPage): string {
+  return `<!doctype html>
 <html lang="en">
   <head>
     <meta charset="utf-8">
-    <title>Berth HTTP API</title>
+    <title>${title}</title>
     <link rel="icon" href="data:,">
-    <link rel="stylesheet" href="${PAGE_PATH}/swagger-ui.css">
-    <script defer src="${PAGE_PATH}/swagger-ui-bundle.js"></script>
-    <script defer src="${PAGE_PATH}/${START.name}"></script>
+    <link rel="stylesheet" href="${path}/swagger-ui.css">
+    <script defer src="${path}/swagger-ui-bundle.js"></script>
+    <script defer src="${path}/${START.name}"></script>
   </head>
   <body>
-    <noscript>This page needs JavaScript. The document is at ${PAGE_PATH}/json.</noscript>
+    <noscript>This page needs JavaScript. The document is at ${document}.</noscript>
     <div id="page"></div>
   </body>
 </html>
 `;
+}
 
-/** Script that starts the page. The token that a user enters stays in the memory of the page and is not stored in the browser. */
-export const SCRIPT = `SwaggerUIBundle({
-  url: '${PAGE_PATH}/json',
+/**
+ * Returns the script that starts a page. The token that a user enters stays in the memory of the page and is not stored in the browser.
+ */
+export function pageScript({ document }: Pick<DocumentPage, 'document'>): string {
+  return `SwaggerUIBundle({
+  url: '${document}',
   dom_id: '#page',
   docExpansion: 'none',
   persistAuthorization: false,
   validatorUrl: null,
 });
 `;
+}
 
 const require = createRequire(import.meta.url);
 

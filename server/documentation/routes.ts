@@ -3,10 +3,11 @@ import { createReadStream } from 'node:fs';
 import type { FastifyReply, RouteShorthandOptions } from 'fastify';
 import type { App } from '../http/app.ts';
 import { Downloads } from './downloads.ts';
-import { FILES, HEADERS, HTML, PAGE_PATH, pathOf, SCRIPT, START } from './page.ts';
+import { FILES, HEADERS, KEEP_SECONDS, pageHTML, pageScript, pathOf, START } from './page.ts';
 
-/** Time in seconds for which browsers keep the files of the page. The files change only with a new release of Berth. */
-const KEEP_SECONDS = 3_600;
+/** Path of the page. The path of the OpenAPI document is `json` below this path. */
+const PAGE_PATH = '/api/v1/swagger';
+const PAGE = { title: 'Berth HTTP API', path: PAGE_PATH, document: `${PAGE_PATH}/json` };
 
 /** Adds the routes. @throws Error when the files of the page are missing. */
 export function addDocumentationRoutes(app: App): void {
@@ -15,21 +16,21 @@ export function addDocumentationRoutes(app: App): void {
   const limited: RouteShorthandOptions = {
     schema,
     onRequest: (_request, reply, next) => {
-      downloads.begin(reply);
+      downloads.begin(reply.raw);
       next();
     },
   };
   // The text of the document is computed only once, because clients without a token can request it often.
   let document: string | undefined;
-  app.get(`${PAGE_PATH}/json`, limited, (_request, reply) => {
+  app.get(PAGE.document, limited, (_request, reply) => {
     document ??= JSON.stringify(app.swagger());
     return reply.type('application/json; charset=utf-8').send(document);
   });
   app.get(PAGE_PATH, { schema }, (_request, reply) =>
-    secured(reply, 'text/html; charset=utf-8').header('cache-control', 'no-cache').send(HTML),
+    secured(reply, 'text/html; charset=utf-8').header('cache-control', 'no-cache').send(pageHTML(PAGE)),
   );
   app.get(`${PAGE_PATH}/${START.name}`, { schema }, (_request, reply) =>
-    secured(reply, START.type).header('cache-control', `max-age=${KEEP_SECONDS}`).send(SCRIPT),
+    secured(reply, START.type).header('cache-control', `max-age=${KEEP_SECONDS}`).send(pageScript(PAGE)),
   );
   for (const [file, type] of Object.entries(FILES)) {
     const path = pathOf(file);

@@ -33,8 +33,10 @@ const SHARE = 3 / 4;
 export interface Owner {
   /** Name of the caller. It is always known to the API server, because requests of unknown callers never wait. */
   readonly user: string;
-  /** Namespace of the request. A namespace has its own limit, because one member can have several accounts. */
-  readonly namespace: string;
+  /**
+   * Namespace of the request, if the request has one. A namespace has its own limit, because one member can have several accounts.
+   */
+  readonly namespace?: string;
 }
 
 interface Waiting extends Owner {
@@ -68,16 +70,16 @@ export class WaitingRequests {
    */
   async run<T>(
     response: ServerResponse,
-    { user, namespace }: Owner,
+    owner: Owner,
     work: (end: AbortController) => Promise<T>,
   ): Promise<T> {
-    this.#refuse({ user, namespace });
+    this.#refuse(owner);
     if (response.closed) {
       throw new StatusError(408, 'The client closed the connection');
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
-    this.#waiting.set(end, { user, namespace, answered: answered.promise });
+    this.#waiting.set(end, { ...owner, answered: answered.promise });
     holdOpen(response);
     response.once('close', () => {
       end.abort(new WaitEnd('gone'));
@@ -107,7 +109,9 @@ export class WaitingRequests {
       throw new StatusError(429, `${this.#limit} requests are already waiting. Try again later`);
     }
     this.#refuseMore(`of user ${user}`, (one) => one.user === user);
-    this.#refuseMore(`in namespace ${namespace}`, (one) => one.namespace === namespace);
+    if (namespace !== undefined) {
+      this.#refuseMore(`in namespace ${namespace}`, (one) => one.namespace === namespace);
+    }
   }
 
   /**

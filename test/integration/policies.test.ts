@@ -397,6 +397,7 @@ describe('the policies', () => {
       ['berth-pods', {}],
       ['berth-references', {}],
       ['berth-server-nodes', {}],
+      ['berth-server-power', {}],
       ['berth-uninstall', {}],
     ]);
   });

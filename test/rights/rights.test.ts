@@ -21,13 +21,14 @@ const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   'berth-agent-leases': ['berth-agent'],
   'berth-agent-events': ['berth-agent'],
   'berth-server': ['berth-server'],
+  'berth-server-power': ['berth-server'],
   'berth-uninstall': ['berth-uninstall'],
   'berth-image-storage-writers': ['host'],
   'berth-metrics-reader': ['prometheus', 'metrics-reader'],
   'berth-host-metrics-reader': ['prometheus'],
 };
 /** Roles of people, who choose what they do. */
-const PEOPLE = /^berth-(?:view|edit|admin|role-.+)$/;
+const PEOPLE = /^berth-(?:view|edit|admin|power-user|role-.+)$/;
 
 interface Rule {
   apiGroups?: string[];

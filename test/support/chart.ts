@@ -111,6 +111,7 @@ export const EVERYTHING = {
     dashboard: { enabled: true },
   },
   networkPolicy: { enabled: true },
+  server: { power: { enabled: true } },
   namespaces: { createSystem: true },
   mutatingPolicies: 'v1',
   roles: {

@@ -26,9 +26,11 @@ export class HTTPClient {
   readonly #url: string;
   readonly #dispatcher: Agent;
 
-  constructor({ url, authority }: Pick<ServerProcess, 'url' | 'authority'>) {
+  /** `localAddress` is the address from which the client connects. The system chooses one by default. */
+  constructor({ url, authority }: Pick<ServerProcess, 'url' | 'authority'>, localAddress?: string) {
     this.#url = url;
-    this.#dispatcher = new Agent({ connect: { ca: authority }, headersTimeout: 0, bodyTimeout: 0 });
+    const connect = { ca: authority, ...(localAddress === undefined ? {} : { localAddress }) };
+    this.#dispatcher = new Agent({ connect, headersTimeout: 0, bodyTimeout: 0 });
   }
 
   /** Sends the path as it is. */

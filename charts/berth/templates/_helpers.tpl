@@ -150,6 +150,12 @@ berth-operator.{{ .Release.Namespace }}.svc
 {{- $names := list (printf "berth-server.%s.svc" .Release.Namespace) "localhost" -}}
 {{- $namespaces := dict "system" .Release.Namespace "default" .Values.namespaces.default "prefix" .Values.namespaces.prefix -}}
 {{- $own := dict "namespaces" $namespaces "metrics" (dict "address" ":9443") "health" (dict "address" ":8081") "dpiMaximum" (int .Values.displayDPIMaximum) -}}
+{{- with .Values.server.power -}}
+{{- if .enabled -}}
+{{- $names = concat $names (list (printf "berth-power.%s.svc" $.Release.Namespace)) -}}
+{{- $_ := set $own "power" (dict "enabled" true "address" ":8444" "trustedProxies" .trustedProxies) -}}
+{{- end -}}
+{{- end -}}
 {{- $http := dict "address" ":8443" "dnsNames" $names -}}
 {{- if .Values.server.certificate.secretName -}}
 {{- $_ := set $http "certificateFile" "/etc/berth/tls/tls.crt" -}}

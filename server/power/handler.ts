@@ -1,0 +1,187 @@
+/** Answers requests to the power API: who sent it, what it asks for, and the answer in the forms of the promise. */
+import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { Logger } from 'pino';
+import { isUnreachable } from '../../kube/errors.ts';
+import { keepConnection } from '../../kube/serving/connections.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
+import { reply } from '../../kube/serving/httpserver.ts';
+import { UnreadAnswers } from '../http/answers.ts';
+import { OwnRefusalError } from '../http/errors.ts';
+import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
+import type { PowerActions } from './actions.ts';
+import { type PowerCaller, type PowerCallers, SignInError } from './callers.ts';
+import type { PowerDocumentation } from './documentation.ts';
+import { refuseUnasked } from './guard.ts';
+import type { Inventory } from './inventory.ts';
+import type { Lockouts } from './lockouts.ts';
+import type { PowerMetrics } from './metrics.ts';
+import { parsePowerTarget, partsOfTarget, type PowerTarget } from './path.ts';
+import { serverRecord } from './records.ts';
+import type { SilentConnections } from './silence.ts';
+import type { Sources } from './source.ts';
+
+/** Answer to a successful action. It has four letters and no line end. */
+const TRUE = 'True';
+const JSON_TYPE = 'application/json';
+/** Ways of signing in. A realm is text for people. */
+const CHALLENGES = ['Basic realm="Berth", charset="UTF-8"', 'Bearer realm="Berth"'];
+/** Number of seconds after which a client should try again when too much is under way, or when the API server does not answer. */
+const RETRY_AFTER_SECONDS = 5;
+
+export interface PowerHandlerOptions {
+  readonly logger: Logger;
+  readonly sources: Sources;
+  readonly lockouts: Lockouts;
+  readonly silent: SilentConnections;
+  readonly callers: PowerCallers;
+  readonly inventory: Inventory;
+  readonly actions: PowerActions;
+  readonly waiting: WaitingRequests;
+  readonly documentation: PowerDocumentation;
+  readonly metrics: PowerMetrics;
+}
+
+interface Answer {
+  readonly text: string;
+  readonly type?: string;
+}
+
+export class PowerHandler {
+  readonly #o: PowerHandlerOptions;
+  readonly #unread = new UnreadAnswers();
+
+  constructor(o: PowerHandlerOptions) {
+    this.#o = o;
+  }
+
+  /** Answers a request. A request of a locked-out source gets no answer. */
+  async handle(request: IncomingMessage, response: ServerResponse): Promise<void> {
+    const source = this.#o.sources.of(request);
+    if (source === undefined) {
+      request.socket.destroy();
+      return;
+    }
+    if (this.#o.lockouts.isLocked(source)) {
+      this.#keepSilent(request);
+      return;
+    }
+    response.setHeader('cache-control', 'no-store');
+    try {
+      const parts = this.#admit(request, response);
+      if (!(await this.#o.documentation.answer(parts, response))) {
+        await this.#answer(request, response, { parts, source });
+      }
+    } catch (error) {
+      await this.#refuse(request, response, { error, source });
+    }
+  }
+
+  /** @throws HttpError when the request has another method than GET, is sent in advance, or has a malformed path. */
+  #admit(request: IncomingMessage, response: ServerResponse): string[] {
+    if (request.method !== 'GET') {
+      response.setHeader('allow', 'GET');
+      throw new HttpError(405, 'The only method of the power API is GET');
+    }
+    refuseUnasked(request.headers);
+    return partsOfTarget(request.url ?? '/');
+  }
+
+  async #answer(
+    request: IncomingMessage,
+    response: ServerResponse,
+    { parts, source }: { parts: readonly string[]; source: string },
+  ): Promise<void> {
+    const { lockouts, callers, metrics } = this.#o;
+    const caller = await callers.identify(request, source, () => !lockouts.isLocked(source));
+    if (lockouts.isLocked(source)) {
+      this.#keepSilent(request);
+      return;
+    }
+    keepConnection(request.socket, caller.name);
+    const target = parsePowerTarget(parts);
+    const { text, type } = await this.#read(target, caller, response);
+    await this.#unread.add(response, text, async () => await Promise.resolve(caller.name));
+    metrics.requests.inc({ request: target.kind, code: 200 });
+    reply(response, 200, text, type);
+  }
+
+  async #read(target: PowerTarget, caller: PowerCaller, response: ServerResponse): Promise<Answer> {
+    const { callers, inventory } = this.#o;
+    if (target.kind === 'list') {
+      await callers.require(caller, { verb: 'list' });
+      return { text: inventory.list(), type: JSON_TYPE };
+    }
+    const server = inventory.find(target.id);
+    // A caller without rights does not learn which Servers exist.
+    const object = server === undefined ? {} : { name: server.metadata.name };
+    const right =
+      target.kind === 'action'
+        ? ({ verb: 'create', subresource: 'power' } as const)
+        : ({ verb: 'get' } as const);
+    await callers.require(caller, { ...right, ...object });
+    if (server === undefined) {
+      throw new HttpError(404, 'No server has this id or IP address');
+    }
+    if (target.kind === 'server') {
+      return { text: JSON.stringify(serverRecord(server)), type: JSON_TYPE };
+    }
+    await this.#o.waiting.run(response, { user: caller.name }, async ({ signal }) => {
+      await this.#o.actions.perform(server, target.action, caller, signal);
+    });
+    this.#o.logger.info(
+      { server: server.metadata.name, action: target.action, username: caller.name },
+      'Power action accepted',
+    );
+    return { text: TRUE };
+  }
+
+  /** Answers with an error on one line. A failed sign-in is counted first, and can be the one after which there is no answer. */
+  async #refuse(
+    request: IncomingMessage,
+    response: ServerResponse,
+    { error, source }: { error: unknown; source: string },
+  ): Promise<void> {
+    if (error instanceof SignInError && !(await this.#o.lockouts.fail(source))) {
+      this.#keepSilent(request);
+      return;
+    }
+    const { status, text } = this.#describe(error);
+    if (status === 401) {
+      response.setHeader('www-authenticate', CHALLENGES);
+    }
+    if (status === 503) {
+      response.setHeader('retry-after', RETRY_AFTER_SECONDS);
+    }
+    this.#o.metrics.requests.inc({ request: 'refused', code: status });
+    reply(response, status, text);
+  }
+
+  #describe(error: unknown): { status: number; text: string } {
+    if (error instanceof HttpError) {
+      // Only a request that the Kubernetes API would have refused has too many of something. Clients of the power API know 503.
+      return { status: error.status === 429 ? 503 : error.status, text: oneLine(error.message) };
+    }
+    if (error instanceof WaitEnd) {
+      return { status: 503, text: 'The power API is stopping. The action goes on. Try again' };
+    }
+    if (error instanceof OwnRefusalError) {
+      this.#o.logger.error({ err: error }, 'the API server refuses the account of the HTTP API');
+      return { status: 503, text: 'The Kubernetes API server refuses the account of the HTTP API' };
+    }
+    if (isUnreachable(error)) {
+      return { status: 503, text: 'The Kubernetes API server does not answer. Try again later' };
+    }
+    this.#o.logger.error({ err: error }, 'request to the power API failed');
+    return { status: 500, text: 'Internal error' };
+  }
+
+  #keepSilent(request: IncomingMessage): void {
+    this.#o.metrics.requests.inc({ request: 'refused', code: 'none' });
+    this.#o.silent.keep(request.socket);
+  }
+}
+
+/** Returns the text on one line. */
+function oneLine(text: string): string {
+  return text.replaceAll(/\s+/g, ' ').trim();
+}

@@ -1,0 +1,150 @@
+/**
+ * Checks passwords one after the other, because each check takes a processor for a time. Strangers can ask for checks, so users that exist
+ * come first, and nobody can take all places in the queue.
+ */
+import { createHmac, randomBytes } from 'node:crypto';
+import { LRUCache } from 'lru-cache';
+import PQueue from 'p-queue';
+import { isWholePassword } from '../../api/v1alpha1/serverusers.ts';
+import { HttpError } from '../../kube/serving/httperror.ts';
+import type { PasswordThread } from './passwordthread.ts';
+
+/** Largest number of checks that wait, and shares of one user, of one source and of all names that do not exist. */
+const WAITING = 64;
+const USER_WAITING = 16;
+const SOURCE_WAITING = 16;
+const UNKNOWN_WAITING = 8;
+/** Priorities of the checks. */
+const KNOWN = 1;
+const UNKNOWN = 0;
+/**
+ * Time in milliseconds for which a right password is remembered after its last use, and number of remembered passwords. A check takes as
+ * much time as hundreds of answers, and clients send their password with each request.
+ */
+const REMEMBERED_MILLISECONDS = 600_000;
+const REMEMBERED = 1_024;
+/**
+ * Hash of no known password. Names that do not exist are checked with it, so that the time of the answer does not tell which names exist. Its
+ * cost is the one that `berth server user add` and the program htpasswd commonly use.
+ */
+const NOBODY = '$2b$10$abcdefghijklmnopqrstuuMzhDjJq5Nn0UoB7pIZNtIhpGVVgJVZ2';
+
+export interface SignIn {
+  readonly name: string;
+  readonly password: string;
+  readonly source: string;
+}
+
+export class Passwords {
+  readonly #thread: Pick<PasswordThread, 'compare'>;
+  readonly #queue = new PQueue({ concurrency: 1 });
+  /** Keyed hashes of right passwords. The key is new in each process, and a new hash of a user makes another keyed hash. */
+  readonly #remembered = new LRUCache<string, true>({
+    max: REMEMBERED,
+    ttl: REMEMBERED_MILLISECONDS,
+    updateAgeOnGet: true,
+  });
+  readonly #key = randomBytes(32);
+  /** Checks that wait or run, by keyed hash and source, so that equal requests share one check. */
+  readonly #checks = new Map<string, Promise<boolean>>();
+  /** Number of checks that wait or run, by user and by source. */
+  readonly #places = new Map<string, number>();
+
+  constructor(thread: Pick<PasswordThread, 'compare'>) {
+    this.#thread = thread;
+  }
+
+  /** Number of checks that wait. */
+  get waiting(): number {
+    return this.#queue.size;
+  }
+
+  /**
+   * Reports whether the password is right. `hash` is undefined if the user does not exist. When the turn of a check comes, `isWanted` tells
+   * whether its answer is still needed; otherwise the result is false.
+   *
+   * @throws HttpError 503 when the user exists and too many checks wait.
+   */
+  async check(signIn: SignIn, hash: string | undefined, isWanted: () => boolean): Promise<boolean> {
+    if (!isWholePassword(signIn.password)) {
+      return false;
+    }
+    if (hash === undefined) {
+      await this.#checkNobody(signIn, isWanted);
+      return false;
+    }
+    const mark = this.#markOf(signIn, hash);
+    if (this.#remembered.get(mark) === true) {
+      return true;
+    }
+    const places = [`user ${signIn.name}`, `source ${signIn.source}`] as const;
+    // Each source has its own check, because only its own lock-out makes a check unwanted.
+    const key = `${mark} ${signIn.source}`;
+    const isRight = await (this.#checks.get(key) ??
+      this.#begin(key, places, async () => {
+        return isWanted() && (await this.#thread.compare({ password: signIn.password, hash }));
+      }));
+    if (isRight) {
+      this.#remembered.set(mark, true);
+    }
+    return isRight;
+  }
+
+  async #begin(
+    key: string,
+    places: readonly [string, string],
+    work: () => Promise<boolean>,
+  ): Promise<boolean> {
+    const [user, source] = places;
+    if (
+      this.#queue.size >= WAITING ||
+      this.#taken(user) >= USER_WAITING ||
+      this.#taken(source) >= SOURCE_WAITING
+    ) {
+      throw new HttpError(503, 'Too many passwords are being checked. Try again in some seconds');
+    }
+    const check = this.#run(places, KNOWN, work);
+    this.#checks.set(key, check);
+    try {
+      return await check;
+    } finally {
+      this.#checks.delete(key);
+    }
+  }
+
+  /** Takes the time of a check, if there is a place. */
+  async #checkNobody({ password, source }: SignIn, isWanted: () => boolean): Promise<void> {
+    const places = ['unknown', `source ${source}`];
+    if (this.#taken('unknown') < UNKNOWN_WAITING && this.#queue.size < WAITING) {
+      await this.#run(
+        places,
+        UNKNOWN,
+        async () => isWanted() && (await this.#thread.compare({ password, hash: NOBODY })),
+      );
+    }
+  }
+
+  async #run(places: readonly string[], priority: number, work: () => Promise<boolean>): Promise<boolean> {
+    places.forEach((place) => this.#places.set(place, this.#taken(place) + 1));
+    try {
+      return await this.#queue.add(work, { priority });
+    } finally {
+      for (const place of places) {
+        const left = this.#taken(place) - 1;
+        if (left > 0) {
+          this.#places.set(place, left);
+        } else {
+          this.#places.delete(place);
+        }
+      }
+    }
+  }
+
+  #taken(place: string): number {
+    return this.#places.get(place) ?? 0;
+  }
+
+  #markOf({ name, password }: SignIn, hash: string): string {
+    return createHmac('sha256', this.#key).update(`${name}\0${hash}\0${password}`).digest('base64');
+  }
+}
