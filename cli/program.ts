@@ -93,6 +93,13 @@ const NOUNS: readonly Noun[] = [
     },
   },
   {
+    name: 'server',
+    description: 'Power of the physical servers',
+    addVerbs: async (noun, terminal) => {
+      (await import('./server/commands.ts')).addServerCommands(noun, terminal);
+    },
+  },
+  {
     name: 'emulator',
     description: 'Android emulators beside VMs',
     addVerbs: async (noun, terminal) => {

@@ -8,7 +8,7 @@ import type { Globals } from '../globals.ts';
 import { print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 import { type Kind, listingOf } from './kind.ts';
-import { findNamed, forEachName } from './named.ts';
+import { findNamed, forEachName, placeOf } from './named.ts';
 
 /** Lists the named objects. Without names, lists all objects of the namespace. */
 export async function list<T extends KubeObject>(
@@ -21,7 +21,7 @@ export async function list<T extends KubeObject>(
   await withCluster(terminal, globals, async (cluster) => {
     if (names.length === 0) {
       const all = await listAll(cluster, kind, signal);
-      const none = `There are no ${kind.plural} in namespace ${cluster.namespace}`;
+      const none = `There are no ${kind.plural}${placeOf(kind.type, cluster.namespace)}`;
       await print(terminal, globals.output, listingOf(kind, all, none));
       return;
     }

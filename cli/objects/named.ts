@@ -20,7 +20,7 @@ export async function getNamed<T extends KubeObject>(
   const { client, namespace } = cluster;
   const missing = (meant = '') =>
     new CommandError(
-      `${noun} ${JSON.stringify(printable(name))} not found in namespace ${namespace}${meant}`,
+      `${noun} ${JSON.stringify(printable(name))} not found${placeOf(type, namespace)}${meant}`,
       EXIT.notFound,
     );
   // A name with a slash, or the name `..`, would lead to another path of the API server.
@@ -37,6 +37,11 @@ export async function getNamed<T extends KubeObject>(
     }
     throw missing(await suggestion(cluster, type, name, signal));
   }
+}
+
+/** Returns the end of a sentence about objects: the namespace in which the command looks for them. */
+export function placeOf({ namespaced }: Pick<Resource<KubeObject>, 'namespaced'>, namespace: string): string {
+  return namespaced ? ` in namespace ${namespace}` : '';
 }
 
 /**

@@ -6,7 +6,8 @@ import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import type { Kind } from './kind.ts';
 
-export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Terminal, kind: Kind<T>): void {
+/** Adds the verbs `list` and `get`. */
+export function addShowVerbs<T extends KubeObject>(noun: Command, terminal: Terminal, kind: Kind<T>): void {
   const show = async (names: string[], _flags: object, command: Command) => {
     const { list } = await import('./list.ts');
     await list(terminal, command.optsWithGlobals<Globals>(), kind, names);
@@ -30,6 +31,11 @@ export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Te
     .description(`Show ${kind.plural}`)
     .argument('<names...>', `names of the ${kind.plural}`)
     .action(show);
+}
+
+/** Adds the verbs `list`, `get` and `delete`. */
+export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Terminal, kind: Kind<T>): void {
+  addShowVerbs(noun, terminal, kind);
   noun
     .command('delete')
     .description(`Delete ${kind.plural} and wait until they are completely removed`)

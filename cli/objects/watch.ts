@@ -6,7 +6,7 @@ import type { Globals } from '../globals.ts';
 import { lineBelow, print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 import { type Kind, listingOf } from './kind.ts';
-import { forEachName, getNamed } from './named.ts';
+import { forEachName, getNamed, placeOf } from './named.ts';
 
 /**
  * Writes the objects. Then writes an object again each time it changes or is deleted, until the user ends the command. In a format for
@@ -34,7 +34,7 @@ export async function watchList<T extends KubeObject>(
       async (name) => await getNamed(cluster, kind, name, signal),
     );
     rethrow();
-    const none = `There are no ${kind.plural} in namespace ${namespace}`;
+    const none = `There are no ${kind.plural}${placeOf(type, namespace)}`;
     await print(terminal, globals.output, listingOf(kind, above, none));
     const isTable = globals.output === 'table' || globals.output === 'wide';
     const following = { client, watches, type, signal };

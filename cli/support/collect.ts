@@ -6,6 +6,7 @@ import {
   IMAGE_CACHE_ENTRIES,
   IMAGES,
   ISOS,
+  SERVERS,
   VM_CONFIGS,
   VMS,
 } from '../../api/v1alpha1/resources.ts';
@@ -36,7 +37,11 @@ const OPERATOR_SELECTOR = `app.kubernetes.io/name=berth,${COMPONENT}=operator`;
 const CENTRAL = ['operator', 'server'];
 
 /** Kinds that belong to no namespace. Kubernetes keeps their Events in the namespace `default`, together with Events of other programs. */
-const WITHOUT_NAMESPACE: ReadonlySet<string | undefined> = new Set([NODES.kind, IMAGE_CACHE_ENTRIES.kind]);
+const WITHOUT_NAMESPACE: ReadonlySet<string | undefined> = new Set([
+  NODES.kind,
+  IMAGE_CACHE_ENTRIES.kind,
+  SERVERS.kind,
+]);
 const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS];
 
 interface Text {
@@ -83,6 +88,7 @@ export async function collect(
   add(EVENTS.plural, await reader.objects(EVENTS, { namespace }, isWanted));
   add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
   add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
+  add(SERVERS.plural, await reader.objects(SERVERS));
   const nodes = await reader.objects(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
   const pods = (await reader.objects(PODS, { namespace: system }))?.toSorted((a, b) => rankOf(a) - rankOf(b));
   add('nodes', nodes);

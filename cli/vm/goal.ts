@@ -4,12 +4,11 @@ import { conditionOf } from '../../api/http/conditions.ts';
 import { progressOf } from '../../api/http/deployment.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import { type ConditionGoal, conditionGoalIn, hasCondition } from '../objects/conditiongoal.ts';
 
 const STATES = ['running', 'ready', 'stopped', 'suspended', 'deleted'] as const;
 type State = (typeof STATES)[number];
-export type Goal =
-  | { readonly state: State }
-  | { readonly state: 'condition'; readonly type: string; readonly status: string };
+export type Goal = { readonly state: State } | ConditionGoal;
 
 /**
  * For each state, `fit` lists the values of `spec.powerState` with which a VM can reach the state. `advice` is the next step for the user
@@ -28,20 +27,18 @@ const OWN_END: Reason = 'GuestShutdown';
 /** Whether the VM has reached the goal. `failure` is the reason why the VM cannot reach the goal. */
 type Reached = 'yes' | 'not yet' | { readonly failure: string };
 
-const CONDITION = /^condition=([A-Za-z][A-Za-z0-9./-]{0,315})(?:=(true|false|unknown))?$/i;
-
 export function goalIn(text: string): Goal {
   const state = STATES.find((word) => word === text.toLowerCase());
   if (state !== undefined) {
     return { state };
   }
-  const [, type, status = 'True'] = CONDITION.exec(text) ?? [];
-  if (type === undefined) {
+  const goal = conditionGoalIn(text);
+  if (goal === undefined) {
     throw new InvalidArgumentError(
       `It must be ${STATES.join(', ')} or condition=TYPE, such as condition=Ready or condition=Scheduled=False.`,
     );
   }
-  return { state: 'condition', type, status: capitalized(status) };
+  return goal;
 }
 
 /** Returns the goal in words that can follow `is` in a sentence. */
@@ -59,18 +56,6 @@ export function reached(vm: VM, goal: Goal): Reached {
   }
   const failure = failureOf(vm, goal.state);
   return failure === undefined ? isIn(vm, goal.state) : { failure };
-}
-
-/** As in kubectl, the case of letters in the type does not matter, and a condition of an earlier generation does not count. */
-function hasCondition(
-  { metadata: { generation }, status }: VM,
-  wanted: Extract<Goal, { state: 'condition' }>,
-): boolean {
-  const type = wanted.type.toLowerCase();
-  const condition = status?.conditions?.find((one) => one.type.toLowerCase() === type);
-  // A VM that was stopped is Ready until the operator has seen its start.
-  const isCurrent = (condition?.observedGeneration ?? generation) === generation;
-  return isCurrent && condition?.status === wanted.status;
 }
 
 function isIn(vm: VM, state: keyof typeof POWER): Reached {
@@ -155,8 +140,4 @@ function staysOff(vm: VM): boolean {
 /** Returns a text that tells people for which event the VM waits. */
 export function obstacleOf(vm: VM): string {
   return vm.metadata.deletionTimestamp === undefined ? progressOf(vm) : 'the end of the machine on its host';
-}
-
-function capitalized(word: string): string {
-  return word.charAt(0).toUpperCase() + word.slice(1).toLowerCase();
 }

@@ -1,13 +1,13 @@
 /** Waits until VMs reach a state. */
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { follow } from '../../kube/follow.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { timeText } from '../duration.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { report } from '../objects/kind.ts';
 import { forEachName, getNamed } from '../objects/named.ts';
+import { versionsFrom } from '../objects/versions.ts';
 import { progressLine } from '../progress.ts';
 import type { Terminal } from '../terminal.ts';
 import { type Goal, obstacleOf, reached, wordsOf } from './goal.ts';
@@ -69,14 +69,9 @@ interface Following {
  *
  * @throws CommandError when it cannot reach the goal; ApiError; the signal's reason when the signal aborts.
  */
-async function until(
-  { client, watches }: Cluster,
-  goal: Goal,
-  { latest, signal, show }: Following,
-): Promise<VM> {
+async function until(cluster: Cluster, goal: Goal, { latest, signal, show }: Following): Promise<VM> {
   const { metadata: from } = latest.vm;
-  const versions = follow<VM>({ client, watches, type: VMS, from, signal });
-  for await (const vm of startingWith(latest.vm, versions)) {
+  for await (const vm of versionsFrom(cluster, VMS, latest.vm, signal)) {
     latest.vm = vm;
     const state = reached(vm, goal);
     if (state === 'yes') {
@@ -91,16 +86,6 @@ async function until(
     return latest.vm;
   }
   throw new CommandError(`VM ${from.name} was deleted`, EXIT.notFound);
-}
-
-/** Yields `first` and then the values of `others`. If the caller stops early, this function also ends `others` and its watch. */
-async function* startingWith<T>(first: T, others: AsyncGenerator<T>): AsyncGenerator<T> {
-  try {
-    yield first;
-    yield* others;
-  } finally {
-    await others.return(undefined);
-  }
 }
 
 /** Returns the VM. If the goal is `deleted` and the VM does not exist, the result is undefined. @throws CommandError; ApiError. */
