@@ -130,14 +130,14 @@ const powerByDemandSchema = z
      * Time in seconds for which a host must be empty before it is switched off. If it is much shorter than the usual pause between two jobs,
      * jobs wait for hosts.
      */
-    emptySeconds: z.number().int().min(60).max(604_800).default(900),
+    emptySeconds: z.number().int().min(5).max(604_800).default(900),
     /** Number of hosts of each architecture that stay on, so that the first VMs after a pause do not wait. */
     floor: z.number().int().min(0).max(100_000).default(1),
     /**
      * Longest time in seconds from the moment when a controller accepts On until its host reports. After this time, another host is
      * switched on instead, and this one is tried again later.
      */
-    bootSeconds: z.number().int().min(10).max(3600).default(600),
+    bootSeconds: z.number().int().min(5).max(3600).default(600),
   })
   .prefault({});
 
