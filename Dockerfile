@@ -2,20 +2,24 @@
 
 # Debian with Node.js 24 as /usr/local/bin/node. Pinned by digest, so that nobody can put another image under its tag.
 ARG BASE=docker.io/library/node:24-bookworm-slim@sha256:6f7b03f7c2c8e2e784dcf9295400527b9b1270fd37b7e9a7285cf83b6951452d
+# Debian's archive as it was at this moment: the same packages for everybody who builds. Empty: as it is today.
+ARG SNAPSHOT=20261115T000000Z
+
 FROM ${BASE} AS base
 
 FROM base AS operator-files
-COPY libraries.sh operator-files.sh /tmp/
-RUN sh /tmp/operator-files.sh /files
+ARG SNAPSHOT
+COPY install-packages.sh libraries.sh operator-files.sh operator-packages.sh /tmp/
+RUN sh /tmp/install-packages.sh "$SNAPSHOT" $(sh /tmp/operator-packages.sh) && sh /tmp/operator-files.sh /files
 
-# Node.js, the libraries that it loads, the operator and the HTTP API: no shell, no package manager, nothing that is written to.
+# Node.js and ipmitool with their libraries, the operator and the HTTP API: no shell, no package manager, nothing that is written to.
 FROM scratch AS operator
 COPY --from=operator-files /files /
 COPY LICENSE sbom.cdx.json operator.mjs server.mjs passwordworker.mjs /opt/berth/
 # Files for browsers, with their licence. The server finds them by the name of their package.
 COPY swagger-ui-dist /opt/berth/node_modules/swagger-ui-dist/
 # One heap for all threads: glibc keeps one for each, mostly empty, 10 MB in all. The benchmark starts the operator so, too.
-ENV PATH=/usr/local/bin MALLOC_ARENA_MAX=1
+ENV PATH=/usr/local/bin:/usr/bin MALLOC_ARENA_MAX=1
 USER 65532:65532
 EXPOSE 8081 8443 8444
 ENTRYPOINT ["/usr/local/bin/node", "/opt/berth/operator.mjs"]
@@ -26,10 +30,11 @@ LABEL org.opencontainers.image.title="Berth operator" \
 
 # Root, since machines need taps, bridges, control groups and mounts; QEMU itself gives that up.
 FROM base AS agent
-# Debian's archive as it was at this moment: the same packages for everybody who builds. Empty: as it is today.
-ARG SNAPSHOT=20261115T000000Z
+ARG SNAPSHOT
 COPY agent-packages.sh install-packages.sh libraries.sh machine-files.sh /opt/berth/build/
-RUN sh /opt/berth/build/install-packages.sh "$SNAPSHOT" && rm -rf /var/lib/apt/lists/* \
+RUN sh /opt/berth/build/install-packages.sh "$SNAPSHOT" \
+      $(sh /opt/berth/build/agent-packages.sh "$(dpkg --print-architecture)") \
+    && rm -rf /var/lib/apt/lists/* \
     && sh /opt/berth/build/machine-files.sh > /opt/berth/machine-files
 COPY LICENSE sbom.cdx.json machine.sh agent.mjs /opt/berth/
 # With these the agent gives machines a root of their own, so that they outlive its container.

@@ -118,7 +118,7 @@ export type ServerController = z.infer<typeof controllerSchema>;
 const policySchema = z
   .object({
     whenOccupied: choice(
-      'What Off and Reboot do if VMs run on the server: Refuse (default), Force, which stops them without warning, or Wait.',
+      'Effect of Off and Reboot if VMs run on the server: Refuse (default), Force, which stops them without warning, or Wait.',
       ['Refuse', 'Force', 'Wait'],
     ).optional(),
     waitSeconds: integer(
@@ -173,7 +173,7 @@ const requestFields = {
   id: report('Identifier of the request.', 64),
   action: choice('The action.', POWER_ACTIONS),
   requestedAt: timestamp('Time of the request.'),
-  by: report('Who requested the action.', 512),
+  by: report('User or policy that requested the action.', 512),
 };
 
 const powerRequestSchema = z.object(requestFields);

@@ -16,9 +16,9 @@ const BOOTSTRAP_TIMEOUT_MILLISECONDS = 900_000;
 const LEFT_OUT = ['/usr/share/doc/*', '/usr/share/man/*', '/usr/share/locale/*', '/usr/share/info/*'];
 const KEPT = ['/usr/share/doc/*/copyright'];
 
-/** Returns the name of the base image, which also has the agent's packages. Makes the image at the first call, with mmdebstrap. */
+/** Returns the name of the base image, which also has the packages of the operator and the agent. Makes the image at the first call, with mmdebstrap. */
 export async function distributionBase(builder: Builder, progress: (text: string) => void): Promise<string> {
-  const packages = await agentPackages();
+  const packages = await imagePackages();
   const bootstrap = bootstrapArguments(packages);
   const key = await keyOf(bootstrap);
   const tag = `localhost/berth-base:${key}`;
@@ -36,7 +36,7 @@ export async function distributionBase(builder: Builder, progress: (text: string
 
 /** Returns true if the cache has the root file system that `distributionBase` would otherwise make with mmdebstrap. */
 export async function isBaseMade(): Promise<boolean> {
-  const key = await keyOf(bootstrapArguments(await agentPackages()));
+  const key = await keyOf(bootstrapArguments(await imagePackages()));
   return existsSync(join(folderOf(key), ROOT_ARCHIVE));
 }
 
@@ -53,12 +53,18 @@ function folderOf(key: string): string {
 }
 
 /** Returns the names of the packages that the Dockerfile would install. */
-async function agentPackages(): Promise<string[]> {
+async function imagePackages(): Promise<string[]> {
   const architecture = process.arch === 'x64' ? 'amd64' : process.arch;
-  const { stdout } = await run('sh', [join(import.meta.dirname, 'agent-packages.sh'), architecture], {
-    timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
-  });
-  return stdout.trim().split(/\s+/);
+  const scripts = [['operator-packages.sh'], ['agent-packages.sh', architecture]];
+  const outputs = await Promise.all(
+    scripts.map(async ([script = '', ...parameters]) => {
+      const { stdout } = await run('sh', [join(import.meta.dirname, script), ...parameters], {
+        timeoutMilliseconds: BOOTSTRAP_TIMEOUT_MILLISECONDS,
+      });
+      return stdout.trim().split(/\s+/);
+    }),
+  );
+  return outputs.flat();
 }
 
 function bootstrapArguments(packages: readonly string[]): string[] {

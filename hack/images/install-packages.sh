@@ -1,12 +1,10 @@
 #!/bin/sh
-# install-packages.sh [SNAPSHOT]: what the agent needs, unless the base image has it already. With a SNAPSHOT, such as
-# 20261115T000000Z, from Debian's archive as it was then. The base image's keys check its signatures in both cases.
+# install-packages.sh SNAPSHOT PACKAGE...: installs the packages, unless the base image has them already. With a SNAPSHOT, such as
+# 20261115T000000Z, from Debian's archive as it was then, and with an empty one from the base image's own sources. The base image's keys check its signatures in both cases.
 set -eu
-snapshot=${1:-}
-packages=$(sh "$(dirname "$0")/agent-packages.sh" "$(dpkg --print-architecture)")
-# Split into words on purpose.
-# shellcheck disable=SC2086
-if dpkg-query --show $packages > /dev/null 2>&1; then exit 0; fi
+snapshot=$1
+shift
+if dpkg-query --show "$@" > /dev/null 2>&1; then exit 0; fi
 
 sources=$(mktemp)
 apt() {
@@ -22,6 +20,5 @@ for archive in "debian/$snapshot $suite" "debian-security/$snapshot $suite-secur
   echo "deb http://snapshot.debian.org/archive/$archive main"
 done > "$sources"
 apt update -q
-# shellcheck disable=SC2086
-apt install -y -q --no-install-recommends $packages
+apt install -y -q --no-install-recommends "$@"
 rm "$sources"

@@ -33,9 +33,13 @@ export class ControllerSecrets {
     if (name === undefined) {
       return undefined;
     }
-    const known = this.#known.get(name) ?? (await this.#read(name));
-    this.#known.set(name, known);
-    return known;
+    const known = this.#known.get(name);
+    if (known !== undefined) {
+      return known;
+    }
+    const read = await this.#read(name);
+    this.#known.set(name, read);
+    return read;
   }
 
   /** Forgets the Secret of a Server, because its controller refused a call. Perhaps the Secret has changed. */

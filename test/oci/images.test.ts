@@ -4,10 +4,13 @@ import { readdir, readFile, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import packageLock from '../../package-lock.json' with { type: 'json' };
+import { run } from '../../base/exec.ts';
 import { FILES } from '../../server/documentation/page.ts';
 import { image, unfit } from './provided.ts';
 
 const OPERATOR_LIMIT_BYTES = 200e6;
+/** Time limit of a program that ends at once, on a busy machine. */
+const PROGRAM_MILLISECONDS = 30_000;
 
 describe.each(['operator', 'agent'] as const)('the image of the %s', (name) => {
   test('has labels with its name, version and sources', async ({ skip }) => {
@@ -82,8 +85,26 @@ test('the operator image is small, has no shell, and runs as a user without righ
       programs.push(path.slice(root.length));
     }
   }
-  expect(programs).toEqual(['/usr/local/bin/node']);
+  expect(programs.toSorted()).toEqual(['/usr/bin/ipmitool', '/usr/local/bin/node']);
   expect(unsafe).toEqual([]);
+});
+
+test('the operator image has ipmitool with its libraries, and the licences of their packages', async ({
+  skip,
+}) => {
+  if (unfit !== undefined) {
+    skip(unfit);
+  }
+  const { root } = image('operator');
+  const version = await run('chroot', [root, '/usr/bin/ipmitool', '-V'], {
+    timeoutMilliseconds: PROGRAM_MILLISECONDS,
+    environment: { PATH: process.env['PATH'] },
+  });
+  expect(version).toMatch(/^ipmitool version \d/);
+  const packages = await readdir(join(root, 'var', 'lib', 'dpkg', 'status.d'));
+  expect(packages).toEqual(expect.arrayContaining(['ipmitool', 'libc6', 'libssl3']));
+  const licences = await readdir(join(root, 'usr', 'share', 'doc'));
+  expect(licences.toSorted()).toEqual(packages.toSorted());
 });
 
 test('the operator image has the files of the page of the HTTP API, with their licence', async ({ skip }) => {

@@ -9,7 +9,7 @@ import type { PowerDriver } from './driver.ts';
 const CREDENTIALS = { username: 'berth', password: 'pass-word' };
 /** Lines of each session with `-v`. */
 const NOISE =
-  'Loading IANA PEN Registry...\nRunning Get VSO Capabilities my_addr 0x20, transit 0, target 0x20\nInvalid completion code received: Insufficient privilege level\nDiscovered IPMB address 0x0\n';
+  'Loading IANA PEN Registry...\nIANA PEN registry open failed: No such file or directory\nRunning Get VSO Capabilities my_addr 0x20, transit 0, target 0x20\nInvalid completion code received: Insufficient privilege level\nDiscovered IPMB address 0x0\n';
 const NO_SESSION = 'Error: Unable to establish IPMI v2 / RMCP+ session\n';
 
 let folder: string;

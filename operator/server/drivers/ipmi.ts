@@ -29,7 +29,7 @@ const ACCEPTED = {
 };
 
 /** Lines that ipmitool writes with `-v` in each session. They say nothing about the failure. */
-const NOISE = /^(Loading IANA|Running Get|Discovered|Get HPM|Invalid completion code)/;
+const NOISE = /^(Loading IANA|IANA PEN|Running Get|Discovered|Get HPM|Invalid completion code)/;
 /** The first are of a wrong password, a wrong name and a right that the user lacks. The last two are of controllers that check the password. */
 const CREDENTIALS =
   /HMAC is invalid|unauthorized (name|role|GUID)|failed: Insufficient privilege|invalid (role|integrity check)/;
