@@ -48,8 +48,12 @@ class HostileServer {
     this.#server = createServer({ cert: pair.certificate, key: pair.key }, (socket) => this.#serve(socket));
   }
 
-  static async start(): Promise<HostileServer> {
-    const subject = { commonName: 'bmc', dnsNames: ['localhost'], ipAddresses: ['127.0.0.1'] };
+  /** The server has a certificate with these names, by default with that of its address. */
+  static async start(
+    dnsNames: string[] = ['localhost'],
+    ipAddresses = ['127.0.0.1'],
+  ): Promise<HostileServer> {
+    const subject = { commonName: 'bmc', dnsNames, ipAddresses };
     const server = new HostileServer(await selfMadeCertificate(subject)());
     await once(server.#server.listen(0, '127.0.0.1'), 'listening');
     return server;
@@ -237,6 +241,19 @@ describe('a way to another server', () => {
     expect(other.asked).toEqual([]);
     expect(server.asked.filter(({ line }) => line.startsWith('POST'))).toEqual([]);
   });
+});
+
+it('a certificate with many names gets a short message', async () => {
+  const names = Array.from({ length: 300 }, (_, index) => `${index}.${'x'.repeat(60)}.example`);
+  const many = await HostileServer.start(names, []);
+  try {
+    const redfish = { endpoint: many.origin.replace('127.0.0.1', 'localhost'), authority: many.authority };
+    const call = createDriver({ redfish }, CREDENTIALS, LIMIT_MILLISECONDS).send('On');
+    await expect(errorOf(call)).resolves.toMatchObject({ reason: 'CertificateRefused', isRefusal: true });
+    expect(many.asked).toEqual([]);
+  } finally {
+    many.stop();
+  }
 });
 
 describe('documents of any form', () => {

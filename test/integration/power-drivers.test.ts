@@ -150,7 +150,7 @@ describe.each([
       reason: 'CertificateRefused',
       isRefusal: true,
       message: expect.stringMatching(
-        /the certificate is not trusted: Hostname\/IP does not match certificate's altnames: IP: 127\.0\.0\.1 is not in the cert's list: $/,
+        /the certificate is not trusted: Hostname\/IP does not match certificate's altnames: IP: 127\.0\.0\.1 is not in the cert's list:$/,
       ) as string,
     };
     const driver = createDriver(world.controller, CREDENTIALS);

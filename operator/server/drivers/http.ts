@@ -4,9 +4,10 @@ import { Client, type Dispatcher } from 'undici';
 import { codeOf, messageOf } from '../../../base/errors.ts';
 import { ByteCollector } from '../../../base/lines.ts';
 import { PowerError } from './driver.ts';
+import { quoteController } from './words.ts';
 
 /** Codes of errors of Node.js and OpenSSL about the certificate of a server. */
-const CERTIFICATE_ERROR = /CERT|UNABLE_TO_(GET|VERIFY)/;
+const CERTIFICATE_ERROR = /CERT|UNABLE_TO_(GET|VERIFY)|INVALID_(CA|PURPOSE)/;
 /** Codes of errors when a server answers, but not with TLS or HTTP. */
 const PROTOCOL_ERROR = /^(EPROTO|ERR_SSL_|HPE_|UND_ERR_HEADERS_OVERFLOW|UND_ERR_RES_)/;
 /** Statuses with which a server of HTTP says that it has not carried out the request, beside 4xx. After 500, 502 and 504 nobody knows. */
@@ -101,8 +102,8 @@ export class HttpCall implements AsyncDisposable {
       );
     }
     if (CERTIFICATE_ERROR.test(code)) {
-      // Node.js adds advice about its own flags after a semicolon.
-      const mistake = messageOf(cause).split('; ', 1)[0];
+      // Node.js adds advice about its own flags after a semicolon. The text has the names in the certificate, which the controller chooses.
+      const mistake = quoteController(messageOf(cause).split('; ', 1)[0] ?? '', undefined);
       return new PowerError('CertificateRefused', `${what}: the certificate is not trusted: ${mistake}`, how);
     }
     if (PROTOCOL_ERROR.test(code)) {
