@@ -34,5 +34,5 @@ function hasReturned({ node, now }: Observed, { bootID }: ServerHost, onAt: numb
   }
   const hasBooted = bootID !== undefined && node.status?.nodeInfo?.bootID !== bootID;
   const readySince = Date.parse(conditionIn(node.status, 'Ready')?.lastTransitionTime ?? '');
-  return hasBooted || readySince > onAt || now >= onAt + STALE_READY_MILLISECONDS;
+  return hasBooted || readySince >= onAt || now >= onAt + STALE_READY_MILLISECONDS;
 }
