@@ -37,7 +37,18 @@ it('a standby remembers the keys of existing objects, and none of deleted object
   for (const store of stores) {
     objects.forEach((one) => store.put(structuredClone(one)));
   }
-  const all = ['vm', 'image', 'iso', 'imagecache', 'host', 'certificate', 'emulator', 'roles', 'foreignpods'];
+  const all = [
+    'vm',
+    'image',
+    'iso',
+    'imagecache',
+    'host',
+    'server',
+    'certificate',
+    'emulator',
+    'roles',
+    'foreignpods',
+  ];
   expect((await busy(registry)).toSorted()).toEqual(all.toSorted());
   for (const store of stores) {
     objects.forEach((one) => store.delete(keyOf(one)));

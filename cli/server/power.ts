@@ -1,6 +1,6 @@
 /** Requests a power action of servers, with the user's own rights, and waits for its result. */
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
-import type { PowerAction, Server } from '../../api/v1alpha1/server.ts';
+import type { LastAction, PowerAction, Server } from '../../api/v1alpha1/server.ts';
 import { timestamp } from '../../base/time.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { timeText } from '../duration.ts';
@@ -80,24 +80,28 @@ async function untilEnded(
   const { name } = first.metadata;
   const id = first.spec.powerAction?.requestedAt;
   for await (const server of versionsFrom(cluster, SERVERS, first, signal)) {
-    const { lastAction } = server.status ?? {};
-    const isOurs = lastAction?.id === id;
-    if (isOurs && lastAction?.completedAt !== undefined) {
-      return ended(server, lastAction);
+    const own = ownAction(server, id);
+    if (own?.completedAt !== undefined) {
+      return ended(server, own);
     }
-    if (!isOurs && server.spec.powerAction?.requestedAt !== id) {
+    if (own === undefined && server.spec.powerAction?.requestedAt !== id) {
       throw new CommandError(`Server ${name}: another request replaced this one before it began`);
     }
-    show(
-      `${name}: ${isOurs ? lastAction?.message || 'waiting for the controller' : 'waiting for the operator'}`,
-    );
+    show(`${name}: ${waitText(own)}`);
   }
   throw new CommandError(`Server ${name} was deleted`, EXIT.notFound);
 }
 
-type Ended = NonNullable<NonNullable<Server['status']>['lastAction']>;
+/** Returns the last action of the Server if it has this id. */
+function ownAction({ status }: Server, id: string | undefined): LastAction | undefined {
+  return status?.lastAction?.id === id ? status?.lastAction : undefined;
+}
 
-function ended(server: Server, { action, result, message }: Ended): Server {
+function waitText(own: LastAction | undefined): string {
+  return own === undefined ? 'waiting for the operator' : own.message || 'waiting for the controller';
+}
+
+function ended(server: Server, { action, result, message }: LastAction): Server {
   if (result === 'Succeeded') {
     return server;
   }

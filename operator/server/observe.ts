@@ -93,7 +93,7 @@ export function conflictOf(
     const holder = olderOf(servers.cache.byIndex(SERVERS_BY_ADDRESS, address), server);
     if (holder !== undefined) {
       const message = `spec.addresses: Server ${holder.metadata.name} already has the address ${address}`;
-      return { reason: 'AddressTaken', message };
+      return { reason: 'AddressInUse', message };
     }
   }
   const { nodeName } = server.spec;

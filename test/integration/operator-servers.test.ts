@@ -174,7 +174,7 @@ describe('a Server', () => {
       (one) => conditionIn(one.status, 'Stalled') !== undefined,
     );
     expect(conditionIn(status, 'Stalled')).toMatchObject({
-      reason: 'AddressTaken',
+      reason: 'AddressInUse',
       message: 'spec.addresses: Server older already has the address 2001:db8::1',
     });
     await patch('older', { addresses: ['192.0.2.200'], nodeName: 'shared' });

@@ -48,7 +48,7 @@ export const SERVER_REASONS = {
     says: 'The Secret with the credentials of the controller is missing or not usable',
     todo: 'Create the Secret in berth-system, of the type kubernetes.io/basic-auth',
   },
-  AddressTaken: {
+  AddressInUse: {
     seen: { Server: ['Ready', 'Stalled'] },
     class: 'mendable',
     by: 'operator',
