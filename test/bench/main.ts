@@ -2,10 +2,10 @@
  * Measures VMs on simulated hosts, compared with an operator on Go's usual framework; starts by the agent, compared with QEMU by hand;
  * starts of emulators, compared with their program by hand; streams, compared with reserved ports; pulls, compared with skopeo and the
  * limits of the machine; clones; copies of a shared file, compared with cp; one image for many simulated hosts; readers of logs; the HTTP API, compared with the API server; deployments
- * over HTTP that wait; starts of the command `berth`, compared with kubectl. It prints tables for people, a verdict for each target, and
+ * over HTTP that wait; a day of power by demand; starts of the command `berth`, compared with kubectl. It prints tables for people, a verdict for each target, and
  * everything as JSON. The exit code is 1 if a target is missed.
  *
- *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command]
+ *     node test/bench/main.ts [--only fleet,starts,emulators,pulls,clones,copies,fanout,logs,deploys,workers,streams,http,command,power]
  *         [--vms 1000] [--hosts 600] [--rounds 3] [--starts 20] [--pulls 5] [--folder /var/tmp] [--charts docs/develop/charts]
  */
 import { parseArgs } from 'node:util';
@@ -31,6 +31,7 @@ import {
 } from './imagereport.ts';
 import { logReadsTable, logReadsVerdicts, measureLogReads } from './logs.ts';
 import { writeCharts } from './plot.ts';
+import { measurePower, powerTable, powerVerdicts } from './power.ts';
 import { measurePulls } from './pulls.ts';
 import { measureSharedCopies } from './sharedcopies.ts';
 import { startsTable, startsVerdicts } from './startsreport.ts';
@@ -106,6 +107,7 @@ const PARTS: readonly Part[] = [
   part('http', (settings) => measureHTTP(settings), { table: httpTable, verdicts: httpVerdicts }),
   part('deploys', () => measureDeploys(), { table: deploysTable, verdicts: deploysVerdicts }),
   part('workers', () => measureWorkers(), { table: workersTable, verdicts: () => [] }),
+  part('power', () => measurePower(), { table: powerTable, verdicts: powerVerdicts }),
   part('streams', ({ rounds }) => measureStreams(rounds), { table: streamsTable, verdicts: streamsVerdicts }),
   part('emulators', ({ folder, starts }) => measureEmulators(folder, starts), {
     table: emulatorsTable,

@@ -1,8 +1,11 @@
 /** Draws results as bars, for docs/develop/performance.md. */
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Day } from '../worlds/demandday.ts';
 import type { Clones } from './clones.ts';
 import type { Fleet, Run } from './fleet.ts';
+import { drawDay } from './dayplot.ts';
+import { DAY_HOSTS, DAY_SLOTS, type PowerDays } from './power.ts';
 import type { Pulls } from './pulls.ts';
 import { median } from './verdicts.ts';
 
@@ -32,10 +35,11 @@ interface Results {
   fleet?: Fleet;
   pulls?: Pulls;
   clones?: Clones[];
+  power?: PowerDays;
 }
 
 /** Writes a file for each chart whose figures are in the results. */
-export function writeCharts(folder: string, { fleet, pulls, clones }: Results): void {
+export function writeCharts(folder: string, { fleet, pulls, clones, power }: Results): void {
   const charts = [
     ...(fleet === undefined ? [] : fleetCharts(fleet)),
     ...(pulls === undefined ? [] : [pullsChart(pulls)]),
@@ -44,6 +48,10 @@ export function writeCharts(folder: string, { fleet, pulls, clones }: Results): 
   mkdirSync(folder, { recursive: true });
   for (const chart of charts) {
     writeFileSync(join(folder, `${chart.file}.svg`), draw(chart));
+  }
+  for (const [name, day] of Object.entries(power ?? {})) {
+    const title = `A day of ${DAY_HOSTS} hosts, ${name === 'real' ? 'in minutes on a real cluster' : 'on virtual time'}`;
+    writeFileSync(join(folder, `power-${name}.svg`), drawDay(title, day as Day, DAY_HOSTS, DAY_SLOTS));
   }
 }
 

@@ -18,6 +18,8 @@ export interface PoweredHostsOptions {
   readonly count: number;
   readonly bootMilliseconds: number;
   readonly architecture?: 'amd64' | 'arm64';
+  /** Number of hosts that are on at first. By default all are on. */
+  readonly on?: number;
   /** Returns the addresses of the Server with this number. No two Servers of a cluster may have the same. */
   readonly addressOf?: (index: number) => string;
 }
@@ -51,13 +53,17 @@ export class PoweredHosts implements AsyncDisposable {
 
   /** Creates hosts that are on, and their Servers. */
   static async create(cluster: Cluster, options: PoweredHostsOptions): Promise<PoweredHosts> {
-    const { count, bootMilliseconds, architecture = 'arm64' } = options;
+    const { count, bootMilliseconds, architecture = 'arm64', on = count } = options;
     const { addressOf = (index) => `10.1.${Math.floor(index / 250)}.${(index % 250) + 1}` } = options;
     const names = await cluster.addHosts(count, { prefix: 'powered', architecture });
     const hosts = new PoweredHosts(cluster, names, bootMilliseconds);
     hosts.#web.listen(0, '127.0.0.1');
     await once(hosts.#web, 'listening');
     const { port } = hosts.#web.address() as AddressInfo;
+    for (const name of names.slice(on)) {
+      hosts.#powered.delete(name);
+      await hosts.#report(name, false);
+    }
     await Promise.all(
       names.map(async (name, index) => {
         const url = `http://127.0.0.1:${port}/${name}`;

@@ -88,9 +88,6 @@ function giveUpStart({ hosts, config, now }: DemandFacts): Decision | undefined 
 
 /** Switches off the host that has been empty for the longest time, unless a VM waits for it or too few hosts would stay on. */
 function switchOff({ hosts, waiting, config, now }: DemandFacts): Decision | undefined {
-  if (hosts.some(({ state }) => state === 'leaving')) {
-    return undefined;
-  }
   const { emptySeconds, floor } = config;
   const [host] = usable(hosts, 'on')
     .filter(
