@@ -1,0 +1,102 @@
+import { describe, expect, it } from 'vitest';
+import {
+  DEDICATED_KEY,
+  HOST_KEY,
+  HOST_MARK,
+  HOST_VALUE,
+  SLOT_RESOURCE,
+} from '../../../api/v1alpha1/names.ts';
+import type { Node, Pod } from '../../../kube/core.ts';
+import { hostPodSpec, type Placement } from '../../tasks/placement.ts';
+import { fits, placeOn, take } from './places.ts';
+
+const TAG = { key: 'tag.berth.dev/fast', operator: 'Exists' } as const;
+
+function host(
+  change: { labels?: Record<string, string>; taints?: NonNullable<Node['spec']>['taints'] } = {},
+): Node {
+  const labels = { [HOST_MARK]: HOST_VALUE, 'kubernetes.io/arch': 'amd64', ...change.labels };
+  const taint = { key: HOST_KEY, value: HOST_VALUE, effect: 'NoSchedule' } as const;
+  return {
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: { name: 'rack', labels },
+    spec: { taints: [taint, ...(change.taints ?? [])] },
+    status: { allocatable: { [SLOT_RESOURCE]: '2', cpu: '7500m', memory: '16Gi' } },
+  };
+}
+
+function pod(
+  placement: Partial<Placement> = {},
+  requests: Record<string, string> = {},
+  hostPort?: number,
+): Pod {
+  const spec = hostPodSpec({
+    placement: { dedicatedTo: 'platform-ci', ...placement },
+    tolerations: [],
+    pullSecrets: [],
+    priorityClassName: '',
+  });
+  const all = { [SLOT_RESOURCE]: '1', cpu: '2', memory: '4Gi', ...requests };
+  const ports = hostPort === undefined ? [] : [{ containerPort: hostPort, hostPort }];
+  return {
+    apiVersion: 'v1',
+    kind: 'Pod',
+    metadata: { name: 'vm', namespace: 'platform-ci' },
+    spec: { ...spec, containers: [{ name: 'machine', image: '', resources: { requests: all }, ports }] },
+  };
+}
+
+describe('a host suits a VM', () => {
+  const own = { labels: { [DEDICATED_KEY]: 'platform-ci' } };
+  const ofOthers = { labels: { [DEDICATED_KEY]: 'platform-qa' } };
+  const taintOf = (value: string) => ({ key: DEDICATED_KEY, value, effect: 'NoSchedule' as const });
+  it.each([
+    ['a shared host', host(), {}, true],
+    ['its architecture', host(), { architecture: 'amd64' }, true],
+    ['another architecture', host(), { architecture: 'arm64' }, false],
+    ['its namespace', host({ ...own, taints: [taintOf('platform-ci')] }), {}, true],
+    ['another namespace', host({ ...ofOthers, taints: [taintOf('platform-qa')] }), {}, false],
+    ['the required host', host(), { nodeName: 'rack' }, true],
+    ['another required host', host(), { nodeName: 'tower' }, false],
+    ['a host that refused it', host(), { avoidedNodes: ['rack'] }, false],
+    ['a required tag', host({ labels: { 'tag.berth.dev/fast': '' } }), { required: [TAG] }, true],
+    ['no required tag', host(), { required: [TAG] }, false],
+    ['a taint of an administrator', host({ taints: [{ key: 'repair', effect: 'NoSchedule' }] }), {}, false],
+    [
+      'the taints of a host that is off',
+      host({
+        taints: [
+          { key: 'node.kubernetes.io/unreachable', effect: 'NoSchedule' },
+          { key: 'node.kubernetes.io/unschedulable', effect: 'NoSchedule' },
+        ],
+      }),
+      {},
+      true,
+    ],
+    ['no mark of a host', host({ labels: { [HOST_MARK]: 'no' } }), {}, false],
+  ] as const)('by %s', (_name, node, placement, isSuited) => {
+    expect(fits(placeOn(node, []), pod(placement as Partial<Placement>))).toBe(isSuited);
+  });
+});
+
+describe('the space of a host', () => {
+  it('is what its Pods leave of each resource', () => {
+    const place = placeOn(host(), [pod({}, { cpu: '1500m' })]);
+    expect(fits(place, pod({}, { cpu: '6' }))).toBe(true);
+    expect(fits(place, pod({}, { cpu: '6001m' }))).toBe(false);
+    expect(fits(place, pod({}, { memory: '13Gi' }))).toBe(false);
+    expect(fits(place, pod({}, { 'berth.dev/macos-guest': '1' }))).toBe(false);
+  });
+
+  it('does not count ended Pods, and ends with the last slot', () => {
+    const place = placeOn(host(), [{ ...pod(), status: { phase: 'Failed' } }]);
+    expect([take([place], pod()), take([place], pod()), take([place], pod())]).toEqual([true, true, false]);
+  });
+
+  it('has each host port once', () => {
+    const place = placeOn(host(), [pod({}, {}, 8822)]);
+    expect(fits(place, pod({}, {}, 8822))).toBe(false);
+    expect(fits(place, pod({}, {}, 8823))).toBe(true);
+  });
+});
