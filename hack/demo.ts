@@ -14,6 +14,7 @@ import { type GuestArchitecture, guestImage } from './guest.ts';
 import { ensurePrerequisites } from './prerequisites.ts';
 import { type Guest, logIn, makeKey } from './login.ts';
 import { runCommand } from './command.ts';
+import { addDemoPower } from './demopower.ts';
 import { startDemoServer } from './demoserver.ts';
 
 const NAME = 'demo';
@@ -36,7 +37,9 @@ async function up(): Promise<void> {
   await down();
   say('starting a control plane, the operator and the HTTP API');
   const cluster = await startCluster({ name: NAME, operator: true, lasting: true });
-  const list = await startDemoServer(cluster, NAMESPACE);
+  const { list, powerUrl } = await startDemoServer(cluster, NAMESPACE);
+  say('starting the emulated controller of a Server');
+  const power = await addDemoPower(cluster, powerUrl);
   say('making this machine a host');
   await startHost(cluster, architecture, image);
   const guest = await applyVM(cluster);
@@ -46,7 +49,7 @@ async function up(): Promise<void> {
   say('logging in');
   const login = await logIn(guest, LOGIN_COMMAND);
   process.stdout.write(
-    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, guest, list)}`,
+    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, guest, [list, power])}`,
   );
   await cluster.disconnect();
 }
@@ -103,8 +106,8 @@ async function fetchPage(): Promise<string> {
   });
 }
 
-/** Returns commands for the user. `list` is the command that lists the VMs by the HTTP API. */
-function whatNext(cluster: Cluster, { key }: Guest, list: string): string {
+/** Returns commands for the user. `calls` are commands that use the HTTP API and the power API. */
+function whatNext(cluster: Cluster, { key }: Guest, calls: readonly string[]): string {
   const options = '-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null';
   return `What to try next:
 
@@ -118,7 +121,7 @@ function whatNext(cluster: Cluster, { key }: Guest, list: string): string {
   kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'
   kubectl explain vm.spec
   make cli && dist/berth vm list -o wide        # the same by the command: dist/berth --help
-  ${list}
+  ${calls.join('\n  ')}
   make demo-down
 
 `;

@@ -10,10 +10,13 @@ const TOKEN_SECONDS = 30 * 24 * 3600;
 
 /**
  * Starts the server. Writes its address (`server.url`), the certificate of its authority (`authority.crt`) and the tokens
- * (`tokens/admin`, `tokens/dev`) into the folder of the demo. Returns a command that lists the VMs.
+ * (`tokens/admin`, `tokens/dev`) into the folder of the demo. Returns a command that lists the VMs, and the address of the power API.
  */
-export async function startDemoServer(cluster: Cluster, namespace: string): Promise<string> {
-  const { url, authority } = await cluster.startServer();
+export async function startDemoServer(
+  cluster: Cluster,
+  namespace: string,
+): Promise<{ readonly list: string; readonly powerUrl: string }> {
+  const { url, powerUrl, authority } = await cluster.startServer({ config: { power: { enabled: true } } });
   const path = (name: string) => join(cluster.directory, name);
   await mkdir(path('tokens'), { mode: 0o700 });
   const administrator = ['clusterrolebinding', 'demo-admin', '--clusterrole=cluster-admin'];
@@ -27,7 +30,8 @@ export async function startDemoServer(cluster: Cluster, namespace: string): Prom
   writeWholeSync(path('server.url'), url);
   const shown = (name: string) => relative(process.cwd(), path(name));
   const header = `-H "Authorization: Bearer $(cat ${shown('tokens/dev')})"`;
-  return `curl --cacert ${shown('authority.crt')} ${header} ${url}/api/v1/namespaces/${namespace}/vms`;
+  const list = `curl --cacert ${shown('authority.crt')} ${header} ${url}/api/v1/namespaces/${namespace}/vms`;
+  return { list, powerUrl };
 }
 
 /** Makes a ServiceAccount with these rights. Returns a token of it. */

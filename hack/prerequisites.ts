@@ -43,6 +43,9 @@ const CLOUD_BUILDING: Packages = {
 /** The demo and the tests log in to guests. */
 const LOGIN: Packages = { 'openssh-client': 'ssh' };
 
+/** Installs the emulator of a server's controller for the demo and the tests, and schemathesis for the tests. */
+const PYTHON: Packages = { 'python3-pip': 'pip3' };
+
 const TESTS: Packages = {
   ...ROOT_HOST,
   'dnsmasq-base': 'dnsmasq',
@@ -58,8 +61,6 @@ const TESTS: Packages = {
   adb: 'adb',
   curl: 'curl',
   jq: 'jq',
-  // Installs schemathesis and sushy-tools.
-  'python3-pip': 'pip3',
   openipmi: 'ipmi_sim',
   ipmitool: 'ipmitool',
   'docker.io': 'dockerd',
@@ -120,6 +121,7 @@ export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promi
   return {
     ...Object.assign({}, ...architectures.map((architecture) => MACHINES[architecture])),
     ...LOGIN,
+    ...PYTHON,
     ...(asRoot ? ROOT_HOST : {}),
     ...(guests.includes(false) ? GUEST_BUILDING : {}),
     ...(forTests ? TESTS : {}),
