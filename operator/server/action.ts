@@ -26,7 +26,7 @@ export const REBOOT_MILLISECONDS = 15_000;
  */
 export const STALE_READY_MILLISECONDS = 60_000;
 /** Longest time in milliseconds by which the clock of a user may be ahead. A later time of an action is in the future. */
-export const CLOCK_SKEW_MILLISECONDS = 60_000;
+const CLOCK_SKEW_MILLISECONDS = 60_000;
 /** `by` of actions from `spec.powerAction`. */
 export const BY_SPEC = 'spec.powerAction';
 

@@ -70,7 +70,7 @@ function waitForMachines(observed: Observed, action: LastAction): Plan {
 }
 
 /** Says how many machines run on the host. It names none, because everybody who may read Servers reads this text. */
-export function occupiedText({ server, machines }: Pick<Observed, 'server' | 'machines'>): string {
+function occupiedText({ server, machines }: Pick<Observed, 'server' | 'machines'>): string {
   const { nodeName } = server.spec;
   return machines === 1
     ? `1 machine runs on host ${nodeName}`
