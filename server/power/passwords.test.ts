@@ -99,15 +99,18 @@ it('leaves places for other users and sources, and refuses with 503 when there i
     Array.from({ length: count }, (_, i) => one(i));
   const checks = many(20, async (index) => await check('ann', index, `198.51.100.${index}`));
   await new Promise(setImmediate);
-  expect(refused).toHaveLength(4);
+  expect(refused).toHaveLength(12);
   expect(refused[0]).toMatchObject({ status: 503 });
   checks.push(...many(20, async (index) => await check(`user-${index}`, index, '192.0.2.1')));
   await new Promise(setImmediate);
-  expect(refused).toHaveLength(8);
+  expect(refused).toHaveLength(24);
   checks.push(...many(80, async (index) => await check(`more-${index}`, index, `203.0.113.${index}`)));
   await new Promise(setImmediate);
   expect(passwords.waiting).toBe(64);
-  await thread.finish();
+  // The first check of each user comes before the others.
+  const order = await thread.finish();
+  expect(order.slice(0, 2)).toEqual(['ann-0', 'user-0-0']);
+  expect(order.slice(-7)).toEqual(Array.from({ length: 7 }, (_, index) => `ann-${index + 1}`));
   await Promise.all(checks);
 });
 

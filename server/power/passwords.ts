@@ -11,12 +11,9 @@ import type { PasswordThread } from './passwordthread.ts';
 
 /** Largest number of checks that wait, and shares of one user, of one source and of all names that do not exist. */
 const WAITING = 64;
-const USER_WAITING = 16;
-const SOURCE_WAITING = 16;
+const USER_WAITING = 8;
+const SOURCE_WAITING = 8;
 const UNKNOWN_WAITING = 8;
-/** Priorities of the checks. */
-const KNOWN = 1;
-const UNKNOWN = 0;
 /**
  * Time in milliseconds for which a right password is remembered after its last use, and number of remembered passwords. A check takes as
  * much time as hundreds of answers, and clients send their password with each request.
@@ -103,7 +100,8 @@ export class Passwords {
     ) {
       throw new HttpError(503, 'Too many passwords are being checked. Try again in some seconds');
     }
-    const check = this.#run(places, KNOWN, work);
+    // The first check of each user comes before the second check of others, so that guesses for one user do not delay the other users.
+    const check = this.#run(places, USER_WAITING - this.#taken(user), work);
     this.#checks.set(key, check);
     try {
       return await check;
@@ -118,7 +116,7 @@ export class Passwords {
     if (this.#taken('unknown') < UNKNOWN_WAITING && this.#queue.size < WAITING) {
       await this.#run(
         places,
-        UNKNOWN,
+        0,
         async () => isWanted() && (await this.#thread.compare({ password, hash: NOBODY })),
       );
     }

@@ -29,7 +29,7 @@ const MINUTE_MILLISECONDS = 60_000;
 const WRITE_MILLISECONDS = 2_000;
 /** Number of attempts to store a count. Each conflict means that another replica stored a count at the same time. */
 const ATTEMPTS = 5;
-/** Largest number of writes at the same time, and of writes that wait. Beyond it, a replica counts alone. */
+/** Largest number of writes at the same time, and of sources with writes. Beyond it, a replica counts alone. */
 const WRITES = 8;
 const WRITES_WAITING = 64;
 /** Share of the quiet time after which each replica looks for Leases that no longer count. */
@@ -38,7 +38,8 @@ const SWEEP_SHARE = 1 / 5;
 /** Failures of one source on their way to its Lease. Failures that arrive before the write begins go with it. */
 interface Batch {
   added: number;
-  readonly stored: Promise<number | undefined>;
+  /** Number of failures before those of the batch, or undefined if the batch is not stored. */
+  stored: Promise<number | undefined>;
 }
 
 export interface SharedFailuresOptions {
@@ -53,7 +54,10 @@ export class SharedFailures {
   readonly #o: SharedFailuresOptions;
   readonly #informer: Informer<Lease>;
   readonly #writes = new PQueue({ concurrency: WRITES });
+  /** Batches whose writes have not begun, by source. */
   readonly #batches = new Map<string, Batch>();
+  /** Last write of each source. The next one waits for it, because it would only get a conflict. */
+  readonly #last = new Map<string, Promise<unknown>>();
   #minute = { begun: 0, created: 0 };
   #warnedAt = Number.NEGATIVE_INFINITY;
 
@@ -85,26 +89,41 @@ export class SharedFailures {
    * shared, because there are too many Leases or the API server does not answer. The replica then counts alone.
    */
   async add(source: string): Promise<number | undefined> {
-    const known = this.#batches.get(source);
-    if (known !== undefined) {
-      known.added += 1;
-      const place = known.added;
-      const before = await known.stored;
-      return before === undefined ? undefined : before + place;
-    }
-    if (this.#writes.size >= WRITES_WAITING) {
+    let batch = this.#batches.get(source);
+    if (batch !== undefined) {
+      batch.added += 1;
+    } else if (this.#last.size >= WRITES_WAITING) {
       return undefined;
+    } else {
+      batch = this.#begin(source);
     }
-    const batch: Batch = { added: 1, stored: this.#writes.add(async () => await this.#store(source)) };
-    this.#batches.set(source, batch);
+    const place = batch.added;
     const before = await batch.stored;
-    return before === undefined ? undefined : before + 1;
+    return before === undefined ? undefined : before + place;
   }
 
-  /** Stores the failures of a batch. Returns the number of failures before them, or undefined if they are not stored. */
-  async #store(source: string): Promise<number | undefined> {
-    const added = this.#batches.get(source)?.added ?? 1;
-    this.#batches.delete(source);
+  #begin(source: string): Batch {
+    const batch: Batch = { added: 1, stored: Promise.resolve(undefined) };
+    this.#batches.set(source, batch);
+    const stored = (async () => {
+      await this.#last.get(source);
+      return await this.#writes.add(async () => {
+        this.#batches.delete(source);
+        return await this.#store(source, batch.added);
+      });
+    })();
+    batch.stored = stored;
+    this.#last.set(source, stored);
+    void stored.then(() => {
+      if (this.#last.get(source) === stored) {
+        this.#last.delete(source);
+      }
+    });
+    return batch;
+  }
+
+  /** Stores failures. Returns the number of failures before them, or undefined if they are not stored. */
+  async #store(source: string, added: number): Promise<number | undefined> {
     const signal = AbortSignal.timeout(WRITE_MILLISECONDS);
     const ref = this.#refOf(source);
     try {

@@ -29,8 +29,12 @@ export class HTTPClient {
   /** `localAddress` is the address from which the client connects. The system chooses one by default. */
   constructor({ url, authority }: Pick<ServerProcess, 'url' | 'authority'>, localAddress?: string) {
     this.#url = url;
-    const connect = { ca: authority, ...(localAddress === undefined ? {} : { localAddress }) };
-    this.#dispatcher = new Agent({ connect, headersTimeout: 0, bodyTimeout: 0 });
+    this.#dispatcher = new Agent({
+      connect: { ca: authority },
+      headersTimeout: 0,
+      bodyTimeout: 0,
+      ...(localAddress === undefined ? {} : { localAddress }),
+    });
   }
 
   /** Sends the path as it is. */
