@@ -68,7 +68,7 @@ it('checks equal requests once, and remembers only right passwords, as long as t
   }
 });
 
-it('checks users that exist before others, and others only if there is a place', async () => {
+it('lets users take turns, and all names that do not exist are one user, which are checked only if there is a place', async () => {
   const thread = new HeldThread();
   const passwords = new Passwords(thread);
   const first = passwords.check(signIn('ann', 'first'), HASH, always);
@@ -78,8 +78,9 @@ it('checks users that exist before others, and others only if there is a place',
   const known = passwords.check(signIn('ann', 'secret'), HASH, always);
   expect(await thread.finish()).toEqual([
     'first',
+    'unknown-0',
     'secret',
-    ...Array.from({ length: 8 }, (_, index) => `unknown-${index}`),
+    ...Array.from({ length: 7 }, (_, index) => `unknown-${index + 1}`),
   ]);
   expect(await first).toBe(false);
   expect(await known).toBe(true);
@@ -107,10 +108,10 @@ it('leaves places for other users and sources, and refuses with 503 when there i
   checks.push(...many(80, async (index) => await check(`more-${index}`, index, `203.0.113.${index}`)));
   await new Promise(setImmediate);
   expect(passwords.waiting).toBe(64);
-  // The first check of each user comes before the others.
+  // The second check of a user comes after the first check of all others.
   const order = await thread.finish();
-  expect(order.slice(0, 2)).toEqual(['ann-0', 'user-0-0']);
-  expect(order.slice(-7)).toEqual(Array.from({ length: 7 }, (_, index) => `ann-${index + 1}`));
+  expect(order.slice(0, 3)).toEqual(['ann-0', 'ann-1', 'user-0-0']);
+  expect(order.slice(-6)).toEqual(Array.from({ length: 6 }, (_, index) => `ann-${index + 2}`));
   await Promise.all(checks);
 });
 

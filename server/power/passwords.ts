@@ -1,6 +1,6 @@
 /**
- * Checks passwords one after the other, because each check takes a processor for a time. Strangers can ask for checks, so users that exist
- * come first, and nobody can take all places in the queue.
+ * Checks passwords one after the other, because each check takes a processor for a time. Strangers can ask for checks, so the users take
+ * turns, and nobody can take all places in the queue.
  */
 import { createHmac, randomBytes } from 'node:crypto';
 import { LRUCache } from 'lru-cache';
@@ -35,6 +35,11 @@ export interface SignIn {
 export class Passwords {
   readonly #thread: Pick<PasswordThread, 'compare'>;
   readonly #queue = new PQueue({ concurrency: 1 });
+  /**
+   * Checks that wait, by user. The first check of the first user comes next, and then the user is the last one. All names that do not exist
+   * count as one user. So guesses for one user, or for names that do not exist, do not delay the other users.
+   */
+  readonly #lanes = new Map<string, (() => Promise<void>)[]>();
   /** Keyed hashes of right passwords. The key is new in each process, and a new hash of a user makes another keyed hash. */
   readonly #remembered = new LRUCache<string, true>({
     max: REMEMBERED,
@@ -100,8 +105,7 @@ export class Passwords {
     ) {
       throw new HttpError(503, 'Too many passwords are being checked. Try again in some seconds');
     }
-    // The first check of each user comes before the second check of others, so that guesses for one user do not delay the other users.
-    const check = this.#run(places, USER_WAITING - this.#taken(user), work);
+    const check = this.#run(places, work);
     this.#checks.set(key, check);
     try {
       return await check;
@@ -112,29 +116,52 @@ export class Passwords {
 
   /** Takes the time of a check, if there is a place. */
   async #checkNobody({ password, source }: SignIn, isWanted: () => boolean): Promise<void> {
-    const places = ['unknown', `source ${source}`];
+    const places = ['unknown', `source ${source}`] as const;
     if (this.#taken('unknown') < UNKNOWN_WAITING && this.#queue.size < WAITING) {
       await this.#run(
         places,
-        0,
         async () => isWanted() && (await this.#thread.compare({ password, hash: NOBODY })),
       );
     }
   }
 
-  async #run(places: readonly string[], priority: number, work: () => Promise<boolean>): Promise<boolean> {
+  /** Takes the places of a user and of a source, and runs the work in the user's turn. */
+  async #run(
+    places: readonly [user: string, source: string],
+    work: () => Promise<boolean>,
+  ): Promise<boolean> {
+    const [user] = places;
+    const { promise, resolve, reject } = Promise.withResolvers<boolean>();
+    const lane = this.#lanes.get(user) ?? [];
+    lane.push(async () => await work().then(resolve, reject));
+    this.#lanes.set(user, lane);
+    void this.#queue.add(async () => await this.#turn());
     places.forEach((place) => this.#places.set(place, this.#taken(place) + 1));
     try {
-      return await this.#queue.add(work, { priority });
+      return await promise;
     } finally {
-      for (const place of places) {
-        const left = this.#taken(place) - 1;
-        if (left > 0) {
-          this.#places.set(place, left);
-        } else {
-          this.#places.delete(place);
-        }
-      }
+      places.forEach((place) => this.#leave(place));
+    }
+  }
+
+  /** Runs the first check of the first user. */
+  async #turn(): Promise<void> {
+    const [first] = this.#lanes;
+    const [user, lane] = first ?? ['', []];
+    const check = lane.shift();
+    this.#lanes.delete(user);
+    if (lane.length > 0) {
+      this.#lanes.set(user, lane);
+    }
+    await check?.();
+  }
+
+  #leave(place: string): void {
+    const left = this.#taken(place) - 1;
+    if (left > 0) {
+      this.#places.set(place, left);
+    } else {
+      this.#places.delete(place);
     }
   }
 

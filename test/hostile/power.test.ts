@@ -1,35 +1,25 @@
-/** Hostile input to a real power API: malformed requests never act, and attackers with many addresses stop nobody else. */
+/** Hostile input to a real power API: malformed requests never act, and silent connections are few. */
 import { randomBytes } from 'node:crypto';
-import { readFileSync } from 'node:fs';
 import type { Socket } from 'node:net';
 import * as fc from 'fast-check';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
-import { inParallel } from '../../base/parallel.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { LEASES } from '../../kube/core.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { accountToken } from '../support/members.ts';
-import type { HTTPCall, HTTPClient } from '../wires/httpapi.ts';
+import type { HTTPClient } from '../wires/httpapi.ts';
 import { basic, PowerWorld } from '../worlds/power.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 import { type Door, knock, outcomeOf, request, send } from './support/doors.ts';
 
 const id = randomBytes(4).toString('hex');
 const SYSTEM = `berth-power-hostile-${id}`;
-const namespace = `platform-power-hostile-${id}`;
 const NAME = `one-${id}`;
 const LIST = '/core/api/servers';
 const REBOOT = `${LIST}/${NAME}/Reboot`;
 const USER = basic('ann', 'correct horse');
 const HEADER = `Authorization: ${USER['authorization']}`;
-/** Number of addresses that fail at the same time, and number of their requests under way. */
-const SOURCES = 10_000;
-const AT_ONCE = 64;
-/** Longest time in milliseconds for the answer to another caller. */
-const ANSWER_MILLISECONDS = 1_000;
 const REFUSED = /^(4\d\d|closed)$/;
 
 let cluster: Cluster;
@@ -37,34 +27,19 @@ let world: PowerWorld;
 let server: ServerProcess;
 let api: HTTPClient;
 let door: Door;
-let token: string;
 
 beforeAll(async () => {
   cluster = await sharedCluster();
-  await cluster.createNamespace(namespace);
-  world = await PowerWorld.create(
-    cluster,
-    SYSTEM,
-    { ann: 'correct horse', bob: 'battery staple', eve: 'guessed by all' },
-    { cost: 10 },
-  );
+  world = await PowerWorld.create(cluster, SYSTEM, { ann: 'correct horse' });
   await world.createServer(NAME, { addresses: [`2001:db8:${id.slice(0, 4)}:${id.slice(4)}::1`] });
   server = await world.startReplica({ trustedProxies: ['127.0.0.1/32'] });
   api = world.client(server, '127.0.0.2');
   const { hostname, port } = new URL(server.powerUrl);
   door = { name: 'power API', host: hostname, port: Number(port), tls: true };
-  token = await accountToken(
-    cluster,
-    { namespace, name: 'user' },
-    { role: 'berth-power-user', in: 'cluster' },
-  );
-  await waitFor('the rights', async () => (await api.call(LIST, { token })).status === 200);
 });
 
 afterAll(async () => {
   await world?.end();
-  await cluster?.kubectl(['delete', 'namespace', namespace, '--wait=false']);
-  await cluster?.kubectl(['delete', 'clusterrolebinding', `${namespace}-user`]);
   await cluster?.disconnect();
 });
 
@@ -156,65 +131,6 @@ it('every header Authorization is refused, and none is a failure of the server',
     }),
     hostileRuns(1_000),
   );
-});
-
-/** Sends a request and returns the time in milliseconds until its answer. */
-async function timeOf(call: HTTPCall): Promise<number> {
-  const began = performance.now();
-  const { status } = await api.call(LIST, call);
-  expect(status).toBe(200);
-  return performance.now() - began;
-}
-
-/** Memory of the server in MB, and its CPU time in seconds. */
-function usage(): { memory: number; cpu: number } {
-  const { pid } = server.process;
-  const kilobytes = /VmRSS:\s+(\d+)/.exec(readFileSync(`/proc/${pid}/status`, 'utf8'))?.[1];
-  const [, user = 0, system = 0] =
-    /\) (?:\S+ ){11}(\d+) (\d+)/.exec(readFileSync(`/proc/${pid}/stat`, 'utf8')) ?? [];
-  return { memory: Number(kilobytes) / 1024, cpu: (Number(user) + Number(system)) / 100 };
-}
-
-it('10,000 addresses that fail at once fill nothing, and another caller has an answer within a second', async (context) => {
-  const attackers = world.client(server, '127.0.0.1');
-  const ofAttack: Record<string, number> = {};
-  const before = usage();
-  const began = performance.now();
-  // Half of them guess the password of a user who exists. One of two others has signed in before.
-  await timeOf({ headers: USER });
-  const attack = inParallel(
-    Array.from({ length: SOURCES }, (_, index) => index),
-    AT_ONCE,
-    new AbortController().signal,
-    async (index) => {
-      const source = `198.18.${index >> 8}.${index & 255}`;
-      const name = index % 2 === 0 ? 'eve' : `nobody-${index}`;
-      const headers = { ...basic(name, `guess-${index}`), 'x-forwarded-for': source };
-      const { status } = await attackers.call(LIST, { headers });
-      ofAttack[status] = (ofAttack[status] ?? 0) + 1;
-    },
-  );
-  const over = new AbortController();
-  const ended = attack.finally(() => over.abort());
-  const times: number[] = [await timeOf({ headers: basic('bob', 'battery staple') })];
-  while (!over.signal.aborted) {
-    times.push(await timeOf({ headers: USER }), await timeOf({ token }));
-  }
-  await ended;
-  const seconds = (performance.now() - began) / 1000;
-  const after = usage();
-  const { items } = await cluster.client().list(LEASES, { namespace: SYSTEM });
-  const slowest = Math.max(...times);
-  tried(
-    context,
-    `${SOURCES} sources`,
-    `${seconds.toFixed(1)} s, ${JSON.stringify(ofAttack)}, ${items.length} Leases, ${before.memory.toFixed(0)} to ${after.memory.toFixed(0)} MB, ${(after.cpu - before.cpu).toFixed(1)} s of CPU; answers to others: the first ${times[0]?.toFixed(0)} ms, the slowest of ${times.length} ${slowest.toFixed(0)} ms`,
-  );
-  expect(Object.keys(ofAttack).filter((status) => status !== '401' && status !== '503')).toEqual([]);
-  expect(slowest).toBeLessThan(ANSWER_MILLISECONDS);
-  expect(items.length).toBeLessThanOrEqual(100 * (Math.floor(seconds / 60) + 2));
-  expect(after.memory - before.memory).toBeLessThan(150);
-  await expectUnharmed();
 });
 
 it('keeps at most a thousand connections of locked-out sources open, and serves others', async (context) => {
