@@ -19,7 +19,7 @@ import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
-import { mergeDiff } from '../../kube/mergepatch.ts';
+import { equal, mergeDiff } from '../../kube/mergepatch.ts';
 import type { Recorder } from '../objects/events.ts';
 import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
 import { Writer } from '../objects/writer.ts';
@@ -61,9 +61,9 @@ export interface ServerControllerOptions extends ServerSources {
   readonly clock: () => number;
 }
 
-/** A reading, and the generation of the Server for which it was made. */
+/** A reading, and the controller from which it comes. */
 interface Known {
-  readonly generation: number;
+  readonly controller: ServerController;
   readonly reading: Reading;
   readonly canReboot: boolean;
 }
@@ -144,7 +144,7 @@ export class ServerReconciler {
     const isActing = isOpen(status?.lastAction);
     const host = isActing ? await currentHost(this.#options, server) : cachedHost(this.#options, server);
     const known = this.#known.get(metadata.name);
-    const reading = known?.generation === metadata.generation ? known?.reading : undefined;
+    const reading = isOfController(known, server) ? known.reading : undefined;
     const problem = conflictOf(this.#options, server) ?? invalidity(reading);
     return { server, problem, reading, canReboot: known?.canReboot === true, ...host, now: clock() };
   }
@@ -152,7 +152,8 @@ export class ServerReconciler {
   /** Reads the power if the last reading is too old for the next step. */
   async #readIfDue(server: Readonly<Server>): Promise<void> {
     const { clock } = this.#options;
-    const { name, generation = 0 } = server.metadata;
+    const { name } = server.metadata;
+    const { controller } = server.spec;
     const known = this.#known.get(name);
     if (conflictOf(this.#options, server) !== undefined || !isDue(server, known, clock())) {
       return;
@@ -161,13 +162,13 @@ export class ServerReconciler {
     try {
       const driver = await this.#driverFor(server);
       const power = await this.#options.metrics.measure(server, 'read', () => driver.read());
-      this.#known.set(name, { generation, reading: { at, power }, canReboot: driver.canReboot });
+      this.#known.set(name, { controller, reading: { at, power }, canReboot: driver.canReboot });
     } catch (error) {
       if (!(error instanceof PowerError)) {
         throw error;
       }
       this.#secrets.forget(server);
-      this.#known.set(name, { generation, reading: { at, error }, canReboot: false });
+      this.#known.set(name, { controller, reading: { at, error }, canReboot: false });
     }
   }
 
@@ -275,9 +276,14 @@ function intervalOf({ status }: Readonly<Server>): number {
   return isOpen(status?.lastAction) ? ACTION_POLL_MILLISECONDS : POLL_MILLISECONDS;
 }
 
-/** Returns true if the power must be read: it was never read for this generation, an action begins, or the interval is over. */
+/** Returns true if the reading comes from the controller that the Server has now. */
+function isOfController(known: Known | undefined, { spec }: Readonly<Server>): known is Known {
+  return known !== undefined && equal(known.controller, spec.controller);
+}
+
+/** Returns true if the power must be read: it was never read from this controller, an action begins, or the interval is over. */
 function isDue(server: Readonly<Server>, known: Known | undefined, now: number): boolean {
-  if (known === undefined || known.generation !== server.metadata.generation) {
+  if (!isOfController(known, server)) {
     return true;
   }
   const { lastAction } = server.status ?? {};
