@@ -7,7 +7,7 @@ import type { Job } from '../../../kube/job.ts';
 import type { OperatorConfig } from '../../config/config.ts';
 import { isUp, openAction } from '../../host/starting.ts';
 import { conditionIn } from '../../objects/conditions.ts';
-import { holdsSlot } from '../../tasks/slots.ts';
+import { holdsSlot, slotsOf } from '../../tasks/slots.ts';
 import { type Carrier, failedStarts, type HostState, hostState } from './hoststate.ts';
 import { type Place, placeOn } from './places.ts';
 
@@ -17,6 +17,8 @@ export interface HostFacts {
   readonly node: Readonly<Node>;
   /** Counts the free space. Most decisions do not need it, and a fleet has thousands of hosts. */
   readonly place: () => Place;
+  /** Whether machines take all slots. This is known without {@link place}. */
+  readonly isFull: boolean;
   readonly state: HostState;
   /** Server that carries the host. It is undefined if there is none. */
   readonly server: Readonly<Server> | undefined;
@@ -100,6 +102,7 @@ export function hostFacts(objects: HostObjects, context: Context): HostFacts {
   return {
     node,
     place: () => placeOn(node, [...pods.machines, ...pods.tasks]),
+    isFull: pods.machines.filter(holdsSlot).length >= slotsOf(node),
     state: hostState(objects, failed.count, clock),
     server,
     isFree: server !== undefined && isReachable(server) && openAction(server) === undefined,

@@ -58,7 +58,7 @@ function firstWithoutPlace(
   candidates: readonly Usable[],
 ): Readonly<Pod> | undefined {
   const places = hosts
-    .filter(({ state }) => state === 'on' || state === 'starting')
+    .filter(({ state, isFull }) => !isFull && (state === 'on' || state === 'starting'))
     .map(({ place }) => place());
   const offered = candidates.map(({ place }) => place());
   return waiting.find((pod) => !take(places, pod) && offered.some((place) => fits(place, pod)));
