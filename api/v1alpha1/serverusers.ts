@@ -8,11 +8,11 @@ export const SERVER_USERS_SECRET = 'berth-server-users';
 export const SERVER_USERS_KEY = 'htpasswd';
 
 /** Largest number of users. Programs that need more can use tokens of the cluster. */
-const SERVER_USERS_LIMIT = 1_000;
+export const SERVER_USERS_LIMIT = 1_000;
 /** Longest name of a user in characters. */
 const NAME_LENGTH = 128;
 /** Longest password in bytes. bcrypt ignores all further bytes, so a longer password is never accepted. */
-const PASSWORD_BYTES = 72;
+export const PASSWORD_BYTES = 72;
 /**
  * Greatest cost of a hash. A check with this cost takes one processor about a second, and twice that for each step more. Anybody on the
  * network can ask for checks.

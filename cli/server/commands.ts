@@ -47,4 +47,26 @@ export function addServerCommands(noun: Command, terminal: Terminal): void {
       const { for: goal, timeout = LIMIT_MILLISECONDS } = flags;
       await wait(terminal, command.optsWithGlobals<Globals>(), { names, goal, timeout });
     });
+  addUserCommands(noun.command('user').description('Users of the power API that have a password'), terminal);
+}
+
+function addUserCommands(noun: Command, terminal: Terminal): void {
+  noun
+    .command('add')
+    .description('Add a user of the power API, or give a user another password')
+    .argument('<name>', 'name of the user')
+    .addOption(new BooleanFlag('--password-stdin', 'read the password from the standard input'))
+    .action(async (name: string, flags: { passwordStdin?: boolean }, command: Command) => {
+      const { addUser } = await import('./users.ts');
+      await addUser(terminal, command.optsWithGlobals<Globals>(), name, flags);
+    });
+  noun
+    .command('remove')
+    .alias('rm')
+    .description('Remove a user of the power API')
+    .argument('<name>', 'name of the user')
+    .action(async (name: string, _flags, command: Command) => {
+      const { removeUser } = await import('./users.ts');
+      await removeUser(terminal, command.optsWithGlobals<Globals>(), name);
+    });
 }

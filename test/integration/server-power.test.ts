@@ -7,6 +7,7 @@ import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
+import { BerthCommand } from '../wires/berth.ts';
 import type { HTTPAnswer, HTTPCall, HTTPClient } from '../wires/httpapi.ts';
 import { basic, PowerWorld } from '../worlds/power.ts';
 
@@ -17,7 +18,7 @@ const [ONE, TWO] = [`one-${id}`, `two-${id}`];
 const LIST = '/core/api/servers';
 const ANN = basic('ann', 'correct horse');
 /** Addresses of this run. Other tests have Servers at the same time. */
-const net = `2001:db8:${id.slice(0, 4)}:${id.slice(4)}`;
+const net = `2001:db8:f${id.slice(0, 3)}:e${id.slice(3, 6)}`;
 
 let cluster: Cluster;
 let world: PowerWorld;
@@ -305,4 +306,30 @@ it('shows its OpenAPI document and a page to everybody', async () => {
   for (const file of files) {
     expect([file, (await api.call(file)).status]).toEqual([file, 200]);
   }
+});
+
+it('lets users in that the command adds, with their new password, until the command removes them', async () => {
+  await using command = await BerthCommand.make(cluster.kubeconfig);
+  const users = async (input: string | undefined, ...args: string[]) =>
+    await command.run(['server', 'user', ...args, '-n', SYSTEM], input === undefined ? {} : { input });
+  const status = async (password: string) =>
+    (await api.call(LIST, { headers: basic('carol', password) })).status;
+  expect(await users('first secret\n', 'add', 'carol', '--password-stdin')).toMatchObject({
+    code: 0,
+    out: 'Successfully added server user carol\n',
+  });
+  await waitFor('the user', async () => (await status('first secret')) === 200);
+  expect((await users('second secret', 'add', 'carol', '--password-stdin')).code).toBe(0);
+  await waitFor('the new password', async () => (await status('second secret')) === 200);
+  expect(await status('first secret')).toBe(401);
+  expect(await users(undefined, 'remove', 'carol')).toMatchObject({
+    code: 0,
+    out: 'Successfully removed server user carol\n',
+  });
+  await waitFor('the end of the user', async () => (await status('second secret')) === 401);
+  // The other users stay.
+  expect((await api.call(LIST, { headers: ANN })).status).toBe(200);
+  expect((await users(undefined, 'remove', 'carol')).err).toContain('server user carol not found');
+  expect((await users(`${'a'.repeat(73)}\n`, 'add', 'carol', '--password-stdin')).err).toContain('72');
+  expect((await users('secret\n', 'add', 'a:b', '--password-stdin')).err).toContain('without a colon');
 });
