@@ -20,10 +20,10 @@ import type { Verdict } from './verdicts.ts';
 /** Hosts of the day, and slots of each. */
 export const DAY_HOSTS = 50;
 export const DAY_SLOTS = 4;
-/** Seconds of the measurement for an hour of the day. A day takes eight minutes. */
-const HOUR_SECONDS = 20;
+/** Seconds of the measurement for an hour of the day. A day takes six minutes. */
+const HOUR_SECONDS = 15;
 /** Shortest and longest time in hours for which a VM is used. Shorter lives would measure the API server of a small machine. */
-const LIVES = [0.5, 2.5] as const;
+const LIVES = [2, 6] as const;
 const REAL = { bootSeconds: 6, emptySeconds: 5, floor: 2 } as const;
 const VIRTUAL = { bootSeconds: 180, emptySeconds: 900, floor: 2, acceptMilliseconds: 500 } as const;
 /** Number of hosts that are on when the day begins. */

@@ -20,6 +20,8 @@ import { byDemand, isPending } from '../../operator/server/demand/hoststate.ts';
 import { type Decision, planDemand } from '../../operator/server/demand/plan.ts';
 import { type Host, nodeOf, serverOf, START } from './demandhost.ts';
 
+/** Time in milliseconds in which the reconciler begins a requested action. */
+const BEGIN_MILLISECONDS = 200;
 /** Time in milliseconds from the cordon of a host until the reconciler checks again that it is empty. */
 const SETTLE_MILLISECONDS = 3_000;
 interface Timer {
@@ -220,7 +222,7 @@ export class DemandFleet {
       this.#names += 1;
       const requestedAt = timestamp(this.now);
       this.#patch(name, { request: { id: `request-${this.#names}`, action, requestedAt, by } });
-      this.#begin(name);
+      this.after(BEGIN_MILLISECONDS, () => this.#begin(name));
     }
   }
 
@@ -304,15 +306,10 @@ export class DemandFleet {
   #check({ server: { metadata }, action }: Decision): void {
     const { name } = metadata;
     const server = this.#server(name);
-    const isUnaccepted = ({ status }: Server) => {
-      const { by = '', requestedAt = '', acceptedAt, completedAt } = status?.lastAction ?? {};
-      const isYoung = this.now < Date.parse(requestedAt) + 15_000;
-      return by.startsWith('power by demand') && isYoung && (acceptedAt ?? completedAt) === undefined;
-    };
-    this.#expect(
-      [...this.servers.values()].every((one) => !isUnaccepted(one)),
-      'two requests at a time',
-    );
+    const hasRequest = ({ status }: Server) =>
+      status?.request?.by.startsWith('power by demand') === true &&
+      this.now < Date.parse(status.request.requestedAt) + 15_000;
+    this.#expect(![...this.servers.values()].some(hasRequest), 'two requests at a time');
     const isReachable = server.status?.conditions?.[0]?.status === 'True';
     this.#expect(isReachable, `the controller of ${name} does not answer`);
     this.#expect(openAction(server) === undefined, `an action of ${name} was overwritten`);

@@ -8,6 +8,7 @@ import type { KubeClient } from '../../../kube/client.ts';
 import type { Consistency } from '../../../kube/consistency.ts';
 import type { Controller, Result } from '../../../kube/controller.ts';
 import type { OperatorConfig } from '../../config/config.ts';
+import { isByDemand } from '../../host/starting.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../../objects/events.ts';
 import { Writer } from '../../objects/writer.ts';
 import { hostFacts, seeEmpty } from './facts.ts';
@@ -87,9 +88,17 @@ function eventOf({ action, isGivenUp, why }: Decision): OperatorEvent {
     : normal('PowerOffByDemand', 'SwitchingOff', why);
 }
 
-/** Enqueues the only key when an object changes on which a decision depends. */
+/**
+ * Enqueues the only key when an object changes on which a decision depends. The next decision follows at once when the reconciler of Servers
+ * has begun the last one, so that many VMs at once do not wait for one host after the other.
+ */
 export function enqueueDemand(controller: Controller, sources: DemandSources): void {
   const { servers, nodes, vms, pods, emulatorPods, taskPods, jobs } = sources;
+  servers.cache.onChange(({ object, previous }) => {
+    if (isByDemand(previous?.status?.request) && object.status?.request === undefined) {
+      controller.enqueue(DEMAND_KEY);
+    }
+  });
   for (const { cache } of [servers, nodes, vms, pods, emulatorPods, taskPods, jobs]) {
     cache.onChange(() => controller.enqueueAfter(DEMAND_KEY, GATHER_MILLISECONDS));
   }

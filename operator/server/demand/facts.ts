@@ -38,7 +38,7 @@ export interface DemandFacts {
   readonly hosts: readonly HostFacts[];
   /** Pods of VMs that the scheduler could not place, the oldest first. */
   readonly waiting: readonly Readonly<Pod>[];
-  /** Whether a controller has a request of this policy, and might still accept it. */
+  /** Whether a request of this policy has not begun. */
   readonly isRequesting: boolean;
   readonly config: OperatorConfig['powerByDemand'];
   /** Current time in milliseconds since the epoch. */

@@ -92,10 +92,13 @@ function isUnanswered(action: PowerRequest | LastAction, now: number): boolean {
   return acceptedAt(action) === undefined && now >= Date.parse(action.requestedAt) + ACCEPTANCE_MILLISECONDS;
 }
 
-/** Returns true while a request of this policy waits for its controller. */
-export function isPending(server: Readonly<Server>, now: number): boolean {
-  const open = openAction(server);
-  return open !== undefined && isByDemand(open) && acceptedAt(open) === undefined && !isUnanswered(open, now);
+/**
+ * Returns true while the operator has not begun a request of this policy. It begins a request within a fraction of a second, unless it waits
+ * for a controller that has just stopped answering.
+ */
+export function isPending({ status }: Readonly<Server>, now: number): boolean {
+  const { request } = status ?? {};
+  return request !== undefined && isByDemand(request) && !isUnanswered(request, now);
 }
 
 export function failedStarts({ node, server }: Carrier, clock: Clock): FailedStarts {

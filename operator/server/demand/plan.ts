@@ -1,6 +1,6 @@
 /**
- * Decides which host power by demand switches on or off next. One call gives at most one decision, and gives none while a controller has not
- * accepted the last one. All functions are pure.
+ * Decides which host power by demand switches on or off next. One call gives at most one decision, and gives none while the reconciler of
+ * Servers has not begun the last one. All functions are pure.
  */
 import type { PowerAction, Server } from '../../../api/v1alpha1/server.ts';
 import type { Pod } from '../../../kube/core.ts';
