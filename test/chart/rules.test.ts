@@ -39,7 +39,7 @@ function alerts({ groups }: Rules = rules): Rules['groups'][number]['rules'] {
 
 test('promtool finds nothing wrong', async () => {
   const { code, stdout, stderr } = await run('promtool', ['check', 'rules', join(folder, 'rules.yaml')]);
-  expect(`${stdout}${stderr}`).toMatch(/SUCCESS: 11 rules found/);
+  expect(`${stdout}${stderr}`).toMatch(/SUCCESS: 12 rules found/);
   expect(code).toBe(0);
 });
 

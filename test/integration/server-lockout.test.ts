@@ -1,6 +1,10 @@
-/** Lock-outs of the power API from two replicas: failed sign-ins are counted together, and a locked-out source gets nothing. */
+/**
+ * Lock-outs of the power API from two replicas: failed sign-ins are counted together, and a locked-out source gets nothing. The replicas run
+ * with the rights that the chart gives them in the system namespace.
+ */
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -11,7 +15,6 @@ import type { HTTPCall, HTTPClient } from '../wires/httpapi.ts';
 import { basic, PowerWorld } from '../worlds/power.ts';
 
 const id = randomBytes(4).toString('hex');
-const SYSTEM = `berth-lockout-${id}`;
 const namespace = `platform-lockout-${id}`;
 const LIST = '/core/api/servers';
 const RIGHT = basic('ann', 'correct horse');
@@ -29,7 +32,7 @@ let strangerToken: string;
 beforeAll(async () => {
   cluster = await sharedCluster();
   await cluster.createNamespace(namespace);
-  world = await PowerWorld.create(cluster, SYSTEM, { ann: 'correct horse' });
+  world = await PowerWorld.create(cluster, SYSTEM_NAMESPACE, { ann: 'correct horse' });
   const options = { lockout: { seconds: SECONDS } };
   replicas = [await world.startReplica(options), await world.startReplica(options)];
   strangerToken = await accountToken(cluster, { namespace, name: 'stranger' });
@@ -58,7 +61,9 @@ async function statusOf(client: HTTPClient, call: HTTPCall): Promise<number | 'n
 }
 
 async function leases(): Promise<Lease[]> {
-  const { items } = await cluster.client().list(LEASES, { namespace: SYSTEM });
+  const { items } = await cluster
+    .client()
+    .list(LEASES, { namespace: SYSTEM_NAMESPACE, labelSelector: 'berth.dev/lockout' });
   return items;
 }
 

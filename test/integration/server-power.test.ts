@@ -1,10 +1,17 @@
 /** The power API as a client sees it that knows only its promises: list, status and actions, as JSON and text. */
 import { randomBytes } from 'node:crypto';
+import { join } from 'node:path';
 import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
+import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';
+import { KubeClient } from '../../kube/client.ts';
+import { LEASES } from '../../kube/core.ts';
+import { loadConnection } from '../../kube/credentials.ts';
+import { createMetrics } from '../../kube/metrics.ts';
+import { Transport } from '../../kube/transport.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';
 import { BerthCommand } from '../wires/berth.ts';
@@ -332,4 +339,28 @@ it('lets users in that the command adds, with their new password, until the comm
   expect((await users(undefined, 'remove', 'carol')).err).toContain('server user carol not found');
   expect((await users(`${'a'.repeat(73)}\n`, 'add', 'carol', '--password-stdin')).err).toContain('72');
   expect((await users('secret\n', 'add', 'a:b', '--password-stdin')).err).toContain('without a colon');
+});
+
+it('lets the account of the HTTP API change nothing of a Server but its request, and no Lease but those of lock-outs', async () => {
+  const connection = await loadConnection({ kubeconfigPath: join(cluster.directory, 'server.kubeconfig') });
+  const transport = new Transport(connection, { metrics: createMetrics() });
+  const client = new KubeClient(transport);
+  const request = { id: 'a', action: 'On', requestedAt: '2026-03-01T09:00:00Z', by: 'ann' };
+  const path = `/apis/berth.dev/v1alpha1/servers/${ONE}`;
+  const patch = async (where: string, body: object) =>
+    await client.call('PATCH', `${where}?dryRun=All`, { body, contentType: 'application/merge-patch+json' });
+  expect((await patch(`${path}/status`, { status: { request } })).status).toBe(200);
+  for (const status of [{ power: 'Error' }, { request, lastRequestedAt: request.requestedAt }]) {
+    await expect(patch(`${path}/status`, { status })).rejects.toThrow(
+      'may change only status.request of Servers',
+    );
+  }
+  await expect(patch(path, { spec: { location: 'x' } })).rejects.toThrow('cannot patch resource "servers"');
+  const lease = async (name: string) =>
+    await client.create(LEASES, { metadata: { name, namespace: SYSTEM_NAMESPACE } }, { dryRun: true });
+  expect((await lease('berth-lockout-a')).metadata.name).toBe('berth-lockout-a');
+  await expect(lease('berth-operator-2')).rejects.toThrow(
+    'only Leases whose names begin with berth-lockout-',
+  );
+  await transport.close();
 });

@@ -2,6 +2,7 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { hashSync } from 'bcryptjs';
+import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { ServerSpec } from '../../api/v1alpha1/server.ts';
 import { SERVER_USERS_SECRET } from '../../api/v1alpha1/serverusers.ts';
@@ -34,21 +35,18 @@ export class PowerWorld {
     this.standIn = new PowerStandIn(cluster.client());
   }
 
-  /** Creates the system namespace with the rights of the chart in it, and the users with these passwords. */
+  /**
+   * Creates the system namespace with the rights of the chart in it, unless it is that of the cluster, and the users with these passwords.
+   */
   static async create(
     cluster: Cluster,
     system: string,
     users: Record<string, string>,
     { cost = LEAST_COST } = {},
   ): Promise<PowerWorld> {
-    await cluster.client().create(NAMESPACES, { metadata: { name: system } });
-    const documents = ['server.yaml', 'power.yaml'].flatMap((file) =>
-      readFileSync(join(RBAC, file), 'utf8').split('\n---\n'),
-    );
-    const objects = documents
-      .filter((text) => /^kind: (Secret|Role|RoleBinding)$/m.test(text))
-      .map((text) => text.replace('  namespace: berth-system', `  namespace: ${system}`));
-    await cluster.kubectl(['create', '-f', '-'], { input: objects.join('\n---\n') });
+    if (system !== SYSTEM_NAMESPACE) {
+      await createSystem(cluster, system);
+    }
     const lines = Object.entries(users).map(([name, password]) => `${name}:${hashSync(password, cost)}\n`);
     await cluster.client().create(SECRETS, {
       metadata: { namespace: system, name: SERVER_USERS_SECRET },
@@ -60,7 +58,7 @@ export class PowerWorld {
   /** Starts a replica of the HTTP API with the power API. */
   async startReplica({ trustedProxies = [], lockout = {} }: PowerOptions = {}): Promise<ServerProcess> {
     const server = await this.#cluster.startServer({
-      name: `${this.#system}-${this.#servers.length}`,
+      name: `${this.#system}-power-${this.#servers.length}`,
       config: {
         namespaces: { system: this.#system },
         power: { enabled: true, trustedProxies, lockout },
@@ -93,8 +91,23 @@ export class PowerWorld {
     for (const name of this.#created) {
       await this.#cluster.client().delete(SERVERS, { name });
     }
-    await this.#cluster.kubectl(['delete', 'namespace', this.#system, '--wait=false']);
+    if (this.#system === SYSTEM_NAMESPACE) {
+      await this.#cluster.client().delete(SECRETS, { namespace: this.#system, name: SERVER_USERS_SECRET });
+    } else {
+      await this.#cluster.kubectl(['delete', 'namespace', this.#system, '--wait=false']);
+    }
   }
+}
+
+async function createSystem(cluster: Cluster, system: string): Promise<void> {
+  await cluster.client().create(NAMESPACES, { metadata: { name: system } });
+  const documents = ['server.yaml', 'power.yaml'].flatMap((file) =>
+    readFileSync(join(RBAC, file), 'utf8').split('\n---\n'),
+  );
+  const objects = documents
+    .filter((text) => /^kind: (Secret|Role|RoleBinding)$/m.test(text))
+    .map((text) => text.replace('  namespace: berth-system', `  namespace: ${system}`));
+  await cluster.kubectl(['create', '-f', '-'], { input: objects.join('\n---\n') });
 }
 
 /** Returns the header of a user with a password. */
