@@ -23,7 +23,7 @@ export const DAY_SLOTS = 4;
 /** Seconds of the measurement for an hour of the day. A day takes six minutes. */
 const HOUR_SECONDS = 15;
 /** Shortest and longest time in hours for which a VM is used. Shorter lives would measure the API server of a small machine. */
-const LIVES = [2, 6] as const;
+const LIVES = [1, 3] as const;
 const REAL = { bootSeconds: 6, emptySeconds: 5, floor: 2 } as const;
 const VIRTUAL = { bootSeconds: 180, emptySeconds: 900, floor: 2, acceptMilliseconds: 500 } as const;
 /** Number of hosts that are on when the day begins. */

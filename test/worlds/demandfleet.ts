@@ -413,7 +413,7 @@ export class DemandFleet {
       // Somebody can have switched the host off again meanwhile.
       if (this.#server(name).status?.lastAction?.id === since) {
         this.#patch(name, { host: undefined });
-        this.#setCordon(name, false);
+        this.after(BEGIN_MILLISECONDS, () => this.#setCordon(name, false));
         this.#setReady(name, 'True');
         const awaited = this.podsOn(name).filter(({ metadata }) => this.isAwaited(metadata.name));
         for (const pod of awaited) {

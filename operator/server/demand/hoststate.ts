@@ -53,8 +53,8 @@ export function hostState(carrier: Carrier, failures: number, clock: Clock): Hos
     return 'leaving';
   }
   if (isUp(server, node) && action !== 'Reboot') {
-    // Berth has not removed its cordon yet.
-    return isCordoned(node) ? 'other' : 'on';
+    // Berth is about to remove its cordon.
+    return isCordoned(node) ? 'starting' : 'on';
   }
   return server === undefined ? 'other' : silentState({ node, server }, failures, clock);
 }
