@@ -17,9 +17,11 @@ afterEach(() => {
 class Shared {
   readonly failures = new Map<string, Failures>();
   isAway = false;
+  /** Whether the watch of a replica does not show the counts yet. */
+  isBehind = false;
 
   of(source: string): Failures | undefined {
-    return this.failures.get(source);
+    return this.isBehind ? undefined : this.failures.get(source);
   }
 
   all(): Failures[] {
@@ -56,6 +58,15 @@ it('answers the first 20 failures of a source at two replicas together, and then
   expect([one, two].map((lockouts) => lockouts.isLocked('a'))).toEqual([false, false]);
   expect(two.size).toBe(0);
   expect(await fail(two, 'a', 30)).toBe(20);
+});
+
+it('counts together before the watch shows the failures of the other replica', async () => {
+  const shared = new Shared();
+  shared.isBehind = true;
+  const [one, two] = [new Lockouts(RULES, shared), new Lockouts(RULES, shared)];
+  expect(await fail(one, 'a', 12)).toBe(12);
+  expect(await fail(two, 'a', 12)).toBe(8);
+  expect(two.isLocked('a')).toBe(true);
 });
 
 it('does not count requests during a lock-out, so that it ends', async () => {
