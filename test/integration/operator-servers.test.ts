@@ -190,12 +190,17 @@ describe('a Server', () => {
     await waitForServer('younger', 'On', (one) => one.status?.power === 'On');
   });
 
-  it('uses a Secret of the type basic-auth alone', async () => {
+  it('uses a Secret of the type basic-auth alone, and tells a missing one', async () => {
     const metadata = { namespace: 'berth-system', name: 'other-secret' };
     await cluster
       .client()
       .create(SECRETS, { metadata, type: 'Opaque', data: { username: 'YQ==', password: 'YQ==' } });
     const redfish = { endpoint: 'https://127.0.0.1:9' };
+    await create('hasty', { redfish, secretName: 'nothere' });
+    const hasty = await waitForServer('hasty', 'in Error', ({ status }) => status?.power === 'Error');
+    expect(conditionIn(hasty.status, 'Reachable')?.message).toBe(
+      'spec.controller.secretName: namespace berth-system has no Secret nothere',
+    );
     await create('curious', { redfish, secretName: 'other-secret' });
     const server = await waitForServer('curious', 'in Error', ({ status }) => status?.power === 'Error');
     expect(conditionIn(server.status, 'Reachable')).toMatchObject({

@@ -2,28 +2,35 @@
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import { hashSync } from 'bcryptjs';
 import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { PowerAction, Server, ServerController } from '../../api/v1alpha1/server.ts';
+import { SERVER_USERS_SECRET } from '../../api/v1alpha1/serverusers.ts';
 import { type Authority, createAuthority } from '../../hack/cluster/authority.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
+import { HTTPClient } from '../wires/httpapi.ts';
+import { basic } from '../worlds/power.ts';
 import { CREDENTIALS, startIpmi, startRedfish, startWebhook } from '../worlds/powercontrollers.ts';
 
 /** Time limit of one reading of the power and of what follows from it. The operator reads every 30 s, and a call can take 10 s. */
 const READING = { deadlineMilliseconds: 90_000 };
 /** Time limit of an action. A reboot has two commands, and each has its effect within 11 s and at a reading 5 s later. */
 const ACTION = { deadlineMilliseconds: 120_000 };
+/** Least cost of bcrypt. A check with it takes 2 ms. */
+const LEAST_COST = 4;
 /** Number of created Servers. Each has another address. */
 let created = 0;
 /** Time of the last requested action. Each action gets a later one. */
 let requestedAt = Date.parse('2026-01-01T00:00:00Z');
 
 let cluster: Cluster;
+let api: HTTPClient;
 let folder: string;
 let authority: Authority;
 const stopping = new AbortController();
@@ -42,10 +49,15 @@ beforeAll(async () => {
   await informer.synced;
   // The URLs of a webhook have no authority of their own.
   await cluster.startOperator({ environment: { NODE_EXTRA_CA_CERTS: file } });
+  const users = `--from-literal=htpasswd=ann:${hashSync('correct horse', LEAST_COST)}`;
+  await cluster.kubectl(['create', 'secret', 'generic', SERVER_USERS_SECRET, '-n', SYSTEM_NAMESPACE, users]);
+  const server = await cluster.startServer({ config: { power: { enabled: true } } });
+  api = new HTTPClient({ ...server, url: server.powerUrl });
 });
 
 afterAll(async () => {
   stopping.abort(new Error('the test is over'));
+  await api?.close();
   await cluster?.stop();
   await rm(folder, { recursive: true, force: true });
 });
@@ -127,31 +139,58 @@ describe.concurrent('a Server', () => {
     expect((await ready(name)).status).toBe('True');
   });
 
-  // test/integration/power-whole.test.ts has the other two controllers with a wrong password and away.
-  it('with webhook tells a missing Secret, a wrong password and an absent controller', async () => {
-    const name = 'webhook-faults';
-    await using world = await startWebhook({ authority });
+  it('answers a client of the power API with True when its controller has accepted, and the power follows', async () => {
+    const name = 'power-api';
+    await using world = await startRedfish({ authority });
+    await createSecret(name);
     await createServer(name, world.controller);
-    const becomes = async (reason: string): Promise<string> =>
-      await waitFor(
-        `the reason ${reason}`,
-        async () => {
-          const now = await ready(name);
-          return now.reason === reason ? `${(await read(name)).status?.power}: ${now.message}` : undefined;
-        },
-        READING,
-      );
-    expect(await becomes('CredentialsMissing')).toBe(
-      `Error: spec.controller.secretName: namespace ${SYSTEM_NAMESPACE} has no Secret ${name}`,
-    );
-    await createSecret(name, { ...CREDENTIALS, password: 'wrong' });
-    expect(await becomes('CredentialsRefused')).toMatch(/^Error: .* was answered with 401$/);
-    const data = { password: Buffer.from(CREDENTIALS.password).toString('base64') };
-    await cluster.client().mergePatch(SECRETS, { namespace: SYSTEM_NAMESPACE, name }, { data });
-    expect(await becomes('ControllerAnswers')).toMatch(/^Off: /);
+    const call = async (path: string) =>
+      await api.call(`/core/api/servers/${path}`, { headers: basic('ann', 'correct horse') });
+    const until = async (power: string): Promise<void> => {
+      await waitFor(`the power ${power}`, async () => (await call(name)).body.power === power, READING);
+    };
+    await until('Off');
+    for (const [action, between, power] of [
+      ['on', 'Off', 'On'],
+      ['Reboot', 'Rebooting', 'On'],
+    ] as const) {
+      expect((await call(`${name}/${action}`)).text).toBe('True');
+      // The emulator changes the power after a second at the earliest.
+      expect((await call(name)).body.power).toBe(between);
+      await until(power);
+    }
     await world.stop();
-    expect(await becomes('ControllerUnreachable')).toMatch(/^Error: .*ECONNREFUSED/);
+    const { status, text } = await call(`${name}/Off`);
+    expect({ status, text }).toMatchObject({
+      status: 502,
+      text: expect.stringMatching(/ECONNREFUSED/) as string,
+    });
   });
+
+  it.each(WAYS)(
+    'with %s tells a wrong password until it is corrected, and an absent controller',
+    async (way, start) => {
+      const name = `${way}-faults`;
+      await using world = await start({ authority });
+      await createSecret(name, { ...CREDENTIALS, password: 'wrong' });
+      await createServer(name, world.controller);
+      const becomes = async (reason: string): Promise<string> =>
+        await waitFor(
+          `the reason ${reason}`,
+          async () => {
+            const now = await ready(name);
+            return now.reason === reason ? `${(await read(name)).status?.power}: ${now.message}` : undefined;
+          },
+          READING,
+        );
+      expect(await becomes('CredentialsRefused')).toMatch(/^Error: .*(401|HMAC)/);
+      const data = { password: Buffer.from(CREDENTIALS.password).toString('base64') };
+      await cluster.client().mergePatch(SECRETS, { namespace: SYSTEM_NAMESPACE, name }, { data });
+      expect(await becomes('ControllerAnswers')).toMatch(/^Off: /);
+      await world.stop();
+      expect(await becomes('ControllerUnreachable')).toMatch(/^Error: .*(ECONNREFUSED|Unable to establish)/);
+    },
+  );
 
   it.each(WAYS.filter(([way]) => way !== 'ipmi'))(
     'with %s does not talk to a controller whose certificate has another name',
