@@ -1,9 +1,9 @@
 import { expect, it } from 'vitest';
 import type { Server, ServerHost } from '../../api/v1alpha1/server.ts';
 import { parseConfig } from '../config/config.ts';
-import { isLost, lostAt } from '../vm/facts.ts';
-import { type HostReach, reachOfNode } from './observe.ts';
-import { withPower } from './power.ts';
+import { isLost, lostAt } from './facts.ts';
+import { type HostReach, reachOfNode } from '../host/observe.ts';
+import { withPower } from '../host/power.ts';
 
 const OFF = '2030-01-01T12:00:00Z';
 const ON = '2030-01-02T12:00:00Z';
