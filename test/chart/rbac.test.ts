@@ -134,6 +134,8 @@ describe('the table', () => {
         `delete images.berth.dev in ${OWN}`,
         `create pods in ${OWN}`,
         `create secrets in ${OWN}`,
+        // Credentials of the controllers of Servers.
+        `get secrets in ${SYSTEM}`,
         `create jobs.batch in ${SYSTEM}`,
         'patch nodes/status',
         `update leases.coordination.k8s.io in ${SYSTEM}`,
@@ -149,7 +151,7 @@ describe('the table', () => {
         `list secrets in ${OWN}`,
         `patch secrets in ${OWN}`,
         `delete secrets in ${OWN}`,
-        `get secrets in ${SYSTEM}`,
+        `list secrets in ${SYSTEM}`,
         `create vms.berth.dev in ${OWN}`,
         `create images.berth.dev in ${OWN}`,
         `delete isos.berth.dev in ${OWN}`,
