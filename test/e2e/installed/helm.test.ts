@@ -1,6 +1,8 @@
 /** Berth installed with helm on real nodes, from the installation to the uninstallation. */
+import { hashSync } from 'bcryptjs';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { setTimeout as pause } from 'node:timers/promises';
+import { SERVER_USERS_SECRET } from '../../../api/v1alpha1/serverusers.ts';
 import { PODS } from '../../../kube/core.ts';
 import { PAUSE_IMAGE } from '../../../hack/cluster/nodes/configuration.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
@@ -41,8 +43,19 @@ const REPLICAS = 3;
 /** Time limit for Pods that a scheduler places on a host of Berth. They are removed, and run elsewhere within this time. */
 const ELSEWHERE_SECONDS = 60;
 /** Values for both nodes. Both agents are replaced at once, because the upgrade test shows that they are replaced one after the other. */
-const BOTH_AT_ONCE = { ...VALUES, agent: { ...VALUES.agent, maxUnavailable: 2 } };
-const KINDS = ['emulators', 'imagecacheentries', 'images', 'isos', 'vmconfigs', 'vms'];
+const BOTH_AT_ONCE = {
+  ...VALUES,
+  agent: { ...VALUES.agent, maxUnavailable: 2 },
+  server: { power: { enabled: true, service: { type: 'NodePort' } } },
+};
+/** Least cost of bcrypt, and time after which a client of a silent server gives up, in seconds. */
+const LEAST_COST = 4;
+const SILENCE_SECONDS = '5';
+/** Addresses of two computers outside the nodes. */
+const SOURCES = ['10.200.0.101', '10.200.0.102'] as const;
+/** Failed sign-ins after which the power API locks a source out. */
+const FAILURES = 20;
+const KINDS = ['emulators', 'imagecacheentries', 'images', 'isos', 'servers', 'vmconfigs', 'vms'];
 const LOOK = { deadlineMilliseconds: 60_000, intervalMilliseconds: 20 };
 /** Number of VMs that are created one after the other while the leader ends. */
 const CREATED = 3;
@@ -88,6 +101,22 @@ describe('Berth installed with helm', unless(unfit), () => {
     return new Set(running.map((pod) => pod.spec.nodeName));
   }
 
+  /**
+   * Calls the power API from an address outside, at the port of a node with a replica. Returns the status of the answer, or `000` if there is
+   * none.
+   */
+  async function callPower(source: string, password: string, index: number): Promise<string> {
+    const replicas = await berth.pods('server');
+    const names = [...new Set(replicas.map(({ spec }) => spec.nodeName))].toSorted();
+    const node = berth.nodes.find(({ name }) => name === names[index % names.length]);
+    const get = ['get', 'service', '-n', SYSTEM, 'berth-power', '-o', 'jsonpath={.spec.ports[0].nodePort}'];
+    const { stdout: port } = await berth.cluster.kubectl(get);
+    const told = ['--output', '/dev/null', '--write-out', '%{http_code}', '--max-time', SILENCE_SECONDS];
+    const url = `https://${node?.address}:${port}/core/api/servers`;
+    const call = ['--silent', '--insecure', '--interface', source, '--user', `ann:${password}`, ...told, url];
+    return await berth.fromOutside('curl', ...call).catch((error: { stdout?: string }) => error.stdout ?? '');
+  }
+
   describe('helm install', () => {
     test('with the commands of README.md makes each labelled node a host', async () => {
       const printed = await installAsReadmeSays(berth);
@@ -127,6 +156,24 @@ describe('Berth installed with helm', unless(unfit), () => {
         const type = file.endsWith('.css') ? 'css' : 'javascript';
         expect(await fetch(file, ...told)).toMatch(new RegExp(`^200 text/${type}; charset=utf-8 [1-9]`));
       }
+    });
+
+    test('the power API locks out a source at all replicas behind a Service, and serves another source', async () => {
+      const users = `--from-literal=htpasswd=ann:${hashSync('right', LEAST_COST)}`;
+      await berth.cluster.kubectl(['create', 'secret', 'generic', SERVER_USERS_SECRET, '-n', SYSTEM, users]);
+      for (const source of SOURCES) {
+        await berth.fromOutside('ip', 'address', 'add', `${source}/24`, 'dev', 'nodes');
+      }
+      const [locked, other] = SOURCES;
+      await waitFor('the user', async () => (await callPower(other, 'right', 0)) === '200', ROLLOUT);
+      for (let failure = 0; failure < FAILURES; failure += 1) {
+        expect(await callPower(locked, 'wrong', failure)).toBe('401');
+      }
+      const answers = [0, 1].flatMap((node) => [
+        callPower(locked, 'right', node),
+        callPower(other, 'right', node),
+      ]);
+      expect(await Promise.all(answers)).toEqual(['000', '200', '000', '200']);
     });
 
     test('a VM runs on when its agent is deleted, and beside the next agent', async () => {
