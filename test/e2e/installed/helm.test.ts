@@ -107,7 +107,9 @@ describe('Berth installed with helm', unless(unfit), () => {
    */
   async function callPower(source: string, password: string, index: number): Promise<string> {
     const replicas = await berth.pods('server');
-    const names = [...new Set(replicas.map(({ spec }) => spec.nodeName))].toSorted();
+    const names = [...new Set(replicas.map(({ spec }) => spec.nodeName ?? ''))].toSorted((a, b) =>
+      a.localeCompare(b, 'en'),
+    );
     const node = berth.nodes.find(({ name }) => name === names[index % names.length]);
     const get = ['get', 'service', '-n', SYSTEM, 'berth-power', '-o', 'jsonpath={.spec.ports[0].nodePort}'];
     const { stdout: port } = await berth.cluster.kubectl(get);
