@@ -1,6 +1,12 @@
 /** What a plan for a Server consists of, and the parts that all its steps use. All functions are pure. */
 import { timestamp } from '../../base/time.ts';
-import type { LastAction, PowerAction, PowerRequest, ServerStatus } from '../../api/v1alpha1/server.ts';
+import type {
+  LastAction,
+  PowerAction,
+  PowerRequest,
+  Server,
+  ServerStatus,
+} from '../../api/v1alpha1/server.ts';
 import type { Observed } from './observe.ts';
 
 /** Interval of readings of the power in milliseconds, and the interval during an action. The issue of Interface A names both. */
@@ -27,6 +33,11 @@ export const REBOOT_MILLISECONDS = 15_000;
 export const STALE_READY_MILLISECONDS = 60_000;
 /** Longest time in milliseconds by which the clock of a user may be ahead. A later time of an action is in the future. */
 const CLOCK_SKEW_MILLISECONDS = 60_000;
+/**
+ * Time in milliseconds by which an action can be older than its Server. An older one comes with a copy of an earlier object, for example from
+ * a backup, and was done long ago.
+ */
+const COPIED_MILLISECONDS = 600_000;
 /** `by` of actions from `spec.powerAction`. */
 export const BY_SPEC = 'spec.powerAction';
 
@@ -57,18 +68,23 @@ export function pendingRequest({ server, now }: Pick<Observed, 'server' | 'now'>
   if (request !== undefined) {
     return request;
   }
-  const declared = newDeclared({ server });
-  return declared !== undefined && Date.parse(declared.requestedAt) <= now + CLOCK_SKEW_MILLISECONDS
-    ? { id: declared.requestedAt, by: BY_SPEC, ...declared }
+  const { powerAction } = server.spec;
+  return powerAction !== undefined && whyNotDone(server, now) === undefined
+    ? { id: powerAction.requestedAt, by: BY_SPEC, ...powerAction }
     : undefined;
 }
 
-/** Returns `spec.powerAction` if its time is later than the times of all earlier actions. */
-function newDeclared({ server }: Pick<Observed, 'server'>) {
-  const { powerAction } = server.spec;
-  const last = server.status?.lastRequestedAt;
-  const isNew = last === undefined || Date.parse(powerAction?.requestedAt ?? '') > Date.parse(last);
-  return isNew ? powerAction : undefined;
+/** Returns why Berth does not do `spec.powerAction`, as the end of a sentence. The result is undefined if Berth does it. */
+export function whyNotDone({ spec, status, metadata }: Readonly<Server>, now: number): string | undefined {
+  const last = status?.lastRequestedAt;
+  const requestedAt = Date.parse(spec.powerAction?.requestedAt ?? '');
+  if (last !== undefined && requestedAt <= Date.parse(last)) {
+    return `is ignored, because it is not later than the action of ${last}`;
+  }
+  if (requestedAt < Date.parse(metadata.creationTimestamp ?? '') - COPIED_MILLISECONDS) {
+    return 'is ignored, because it is older than the Server';
+  }
+  return requestedAt > now + CLOCK_SKEW_MILLISECONDS ? 'waits, because its time is in the future' : undefined;
 }
 
 /** Returns the part of the status that decides what is done, as it is stored. */

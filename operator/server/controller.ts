@@ -213,7 +213,7 @@ export class ServerReconciler {
 
   /** Stores the status. Returns the stored Server, or undefined if it no longer exists. @throws ApiError a conflict */
   async #writeStatus(server: Readonly<Server>, wanted: ServerStatus): Promise<Readonly<Server> | undefined> {
-    const { recorder, metrics } = this.#options;
+    const { recorder, metrics, clock } = this.#options;
     const status = boundStatus(serverStatusSchema, wanted);
     const patch = mergeDiff(server.status, status);
     if (patch === undefined) {
@@ -222,7 +222,7 @@ export class ServerReconciler {
     const { name } = server.metadata;
     const saved = await this.#writer.patch(name, server, { status: patch }, 'status');
     if (saved !== undefined) {
-      recordServerEvents(recorder, server, status);
+      recordServerEvents(recorder, server, status, clock());
       const { lastAction } = status;
       if (
         lastAction?.completedAt !== undefined &&

@@ -1,7 +1,7 @@
 /** Records Events of Servers: begin and end of power actions, ignored actions, and changes of the power by others. */
 import type { LastAction, Server, ServerStatus } from '../../api/v1alpha1/server.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
-import { isOpen } from './action.ts';
+import { isOpen, whyNotDone } from './action.ts';
 
 const RESULTS = {
   Waiting: { reason: 'PowerActionWaiting', make: normal },
@@ -11,11 +11,16 @@ const RESULTS = {
   Failed: { reason: 'PowerActionFailed', make: warning },
 } as const;
 
-/** Records Events about the difference between the status of the Server and its next status. */
-export function recordServerEvents(recorder: Recorder, server: Readonly<Server>, next: ServerStatus): void {
+/** Records Events about the difference between the status of the Server and its next status. `now` is in milliseconds since the epoch. */
+export function recordServerEvents(
+  recorder: Recorder,
+  server: Readonly<Server>,
+  next: ServerStatus,
+  now: number,
+): void {
   const found = [
     actionEvent(server.status?.lastAction, next.lastAction),
-    ignoredEvent(server, next),
+    ignoredEvent(server, next, now),
     powerEvent(server, next),
   ];
   found.filter((event) => event !== undefined).forEach((event) => recorder.event(server, event));
@@ -38,19 +43,17 @@ function actionEvent(
 }
 
 /** Tells once for each generation that its `spec.powerAction` is not done. */
-function ignoredEvent(
-  { spec, status, metadata }: Readonly<Server>,
-  next: ServerStatus,
-): OperatorEvent | undefined {
-  const { powerAction } = spec;
-  const last = status?.lastRequestedAt;
-  if (powerAction === undefined || last === undefined || status?.observedGeneration === metadata.generation) {
+function ignoredEvent(server: Readonly<Server>, next: ServerStatus, now: number): OperatorEvent | undefined {
+  const { spec, status, metadata } = server;
+  const why = whyNotDone(server, now);
+  const isKnown = status?.observedGeneration === metadata.generation;
+  if (spec.powerAction === undefined || why === undefined || isKnown) {
     return undefined;
   }
-  const { action, requestedAt } = powerAction;
-  const isOld = Date.parse(requestedAt) <= Date.parse(last) && next.lastAction?.id !== requestedAt;
-  const message = `spec.powerAction ${action} of ${requestedAt} is ignored, because it is not later than the action of ${last}`;
-  return isOld ? warning('PowerActionIgnored', action, message) : undefined;
+  const { action, requestedAt } = spec.powerAction;
+  return next.lastAction?.id === requestedAt
+    ? undefined
+    : warning('PowerActionIgnored', action, `spec.powerAction ${action} of ${requestedAt} ${why}`);
 }
 
 function powerEvent({ metadata, status }: Readonly<Server>, next: ServerStatus): OperatorEvent | undefined {

@@ -16,7 +16,7 @@ function server(spec: Partial<ServerSpec>, status: Server['status']): Server {
   return {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'Server',
-    metadata: { name: 'a', generation: 1 },
+    metadata: { name: 'a', generation: 1, creationTimestamp: at(-3_600_000) },
     spec: { addresses: ['192.0.2.1'], controller, ...spec },
     ...(status && { status }),
   };
@@ -66,12 +66,14 @@ describe('spec.powerAction', () => {
       }),
     ).lastAction?.by;
 
-  it('is begun if it is later than every action before, and not in the future', () => {
+  it('is begun if it is later than every action before, not in the future, and not older than the Server', () => {
     expect(declared(at(-5_000))).toBe(BY_SPEC);
     expect(declared(at(-5_000), at(-6_000))).toBe(BY_SPEC);
     expect(declared(at(-5_000), at(-5_000))).toBeUndefined();
     expect(declared(at(-5_000), at(-4_000))).toBeUndefined();
     expect(declared(at(3_600_000))).toBeUndefined();
+    // It comes from a backup of an earlier Server.
+    expect(declared(at(-7_200_000))).toBeUndefined();
   });
 });
 

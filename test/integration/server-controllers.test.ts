@@ -27,7 +27,7 @@ const LEAST_COST = 4;
 /** Number of created Servers. Each has another address. */
 let created = 0;
 /** Time of the last requested action. Each action gets a later one. */
-let requestedAt = Date.parse('2026-01-01T00:00:00Z');
+let requestedAt = Math.floor(Date.now() / 1_000) * 1_000;
 
 let cluster: Cluster;
 let api: HTTPClient;

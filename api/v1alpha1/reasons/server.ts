@@ -105,7 +105,7 @@ export const SERVER_REASONS = {
     seen: { Server: ['Event'] },
     class: 'mendable',
     by: 'operator',
-    says: 'The time of spec.powerAction is not later than that of an earlier action, so Berth ignores the action',
+    says: 'Berth does not do spec.powerAction, because its time is not later than that of an earlier action, older than the Server or in the future',
     todo: 'Set requestedAt to the present time',
   },
   PowerChanged: {
