@@ -1,6 +1,9 @@
 /** Two operators on one cluster. The one that leads is killed, stopped, or frozen and continued, and users must not notice. */
 import { afterAll, afterEach, beforeAll, expect, it } from 'vitest';
 import { DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { SERVERS } from '../../api/v1alpha1/resources.ts';
+import type { ServerStatus } from '../../api/v1alpha1/server.ts';
+import { timestamp } from '../../base/time.ts';
 import { LEASES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { startOperator } from '../../hack/cluster/operator.ts';
@@ -9,6 +12,7 @@ import { faultsIn } from '../support/operatorlog.ts';
 import { numbered, VMs } from '../fixtures/vms.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { untilStill } from '../support/stillness.ts';
+import { Plug } from '../worlds/plug.ts';
 
 const LEASE = { namespace: 'berth-system', name: 'berth-operator' };
 /** Promised times from the end of the leader until another leads. After a crash, VMs that were created meanwhile also run in this time. */
@@ -99,6 +103,34 @@ it('the leader stopped cleanly: another leads within 2 s, and VMs that are creat
   await first.stopped;
   expect(faultsIn(first.logFile)).toEqual([]);
   expect(faultsIn(second.logFile)).toEqual([]);
+});
+
+it('the leader killed after a command to the controller of a server: the next leader confirms it, and sends none', async () => {
+  const [first] = await startTwo();
+  await using plug = await Plug.start();
+  const name = 'switched';
+  await cluster.client().create(SERVERS, {
+    metadata: { name },
+    spec: { addresses: ['192.0.2.1'], controller: plug.controller },
+  });
+  const waitForStatus = async (what: string, test: (status: ServerStatus) => boolean): Promise<void> => {
+    await waitFor(
+      what,
+      async () => test((await cluster.client().get(SERVERS, { name })).status ?? {}),
+      ANOTHER_LEADS,
+    );
+  };
+  await waitForStatus('the power', ({ power }) => power === 'On');
+  // The plug accepts the command, and switches off only later.
+  plug.isLying = true;
+  const powerAction = { action: 'Off', requestedAt: timestamp(Date.now()) };
+  await cluster.client().mergePatch(SERVERS, { name }, { spec: { powerAction } });
+  await waitForStatus('the acceptance', ({ lastAction }) => lastAction?.acceptedAt !== undefined);
+  await first.kill('SIGKILL');
+  plug.power = 'off';
+  await waitForStatus('the end', ({ lastAction }) => lastAction?.result === 'Succeeded');
+  expect(plug.commands).toEqual(['off']);
+  await cluster.client().delete(SERVERS, { name });
 });
 
 /** Writes that the leader has sent. The API server gets them when another operator has long been leading. */

@@ -7,7 +7,7 @@ import { copyFileSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
-import { EMULATORS, IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
+import { EMULATORS, IMAGES, ISOS, SERVERS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { run } from '../../base/exec.ts';
 import { createProgram } from '../../cli/program.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
@@ -282,6 +282,12 @@ it('each list is an array for jq, with nothing on the error stream', async () =>
   await cluster
     .client()
     .create(EMULATORS, { metadata: { name: 'listed', namespace }, spec: { vmName: 'paired' } });
+  const url = 'https://plug.example';
+  const webhook = { onURL: url, offURL: url, statusURL: url, pattern: '(on|off)' };
+  const server = { name: `${namespace}-listed` };
+  await cluster
+    .client()
+    .create(SERVERS, { metadata: server, spec: { addresses: ['192.0.2.250'], controller: { webhook } } });
   const add = ['registry', 'add', 'https://registry.example', '--username', 'ci', '--password-stdin'];
   await command.run(add, { kubeconfig: cluster.kubeconfig, input: 'password' });
   await berthAsAdmin('rolebinding', 'add-subject', '--user', 'ann@example.com');
@@ -299,6 +305,7 @@ it('each list is an array for jq, with nothing on the error stream', async () =>
   const expected = (noun: string) =>
     noun === 'emulator-config' ? '["array",false,[]]\n' : '["array",true,["object"]]\n';
   expect(lists).toEqual(nouns.map((noun) => [noun, 0, expected(noun)]));
+  await cluster.client().delete(SERVERS, server);
 });
 
 /** Returns the nouns of the command that have the verb. */

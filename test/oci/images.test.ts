@@ -70,7 +70,7 @@ test('the operator image is small, has no shell, and runs as a user without righ
   process.stderr.write(`${(image('agent').bytes / 1e6).toFixed(1)} MB\n`);
   expect(bytes).toBeLessThan(OPERATOR_LIMIT_BYTES);
   expect(config.User).toBe('65532:65532');
-  expect(Object.keys(config.ExposedPorts ?? {})).toEqual(['8081/tcp', '8443/tcp']);
+  expect(Object.keys(config.ExposedPorts ?? {})).toEqual(['8081/tcp', '8443/tcp', '8444/tcp']);
   const files = await readdir(root, { recursive: true, withFileTypes: true });
   const programs: string[] = [];
   const unsafe: string[] = [];
