@@ -474,6 +474,7 @@ describe('kubectl', () => {
         'imagecacheentries ice',
         'images img',
         'isos iso',
+        'servers srv',
         'vmconfigs vmc',
         'vms vm',
       ].toSorted(),
