@@ -191,9 +191,9 @@ describe('the credentials of the image storage', () => {
 
   const user = (name: string) => ({ apiGroup: 'rbac.authorization.k8s.io', kind: 'User', name });
 
-  it('can be given to hosts by the operator, which cannot read them itself', async () => {
+  it('can be given to hosts by the operator, which cannot list Secrets itself', async () => {
     expect(await bindWriters([user('system:node:one')])).toMatchObject({ code: 0 });
-    const question = ['auth', 'can-i', 'get', 'secrets/berth-image-storage', '-n', 'berth-system'];
+    const question = ['auth', 'can-i', 'list', 'secrets', '-n', 'berth-system'];
     const { stdout } = await cluster.kubectl([...question, ...AS_OPERATOR], { allowFailure: true });
     expect(stdout).toMatch(/^no/);
   });
