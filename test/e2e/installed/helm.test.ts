@@ -176,6 +176,8 @@ describe('Berth installed with helm', unless(unfit), () => {
         callPower(other, 'right', node),
       ]);
       expect(await Promise.all(answers)).toEqual(['000', '200', '000', '200']);
+      await berth.cluster.kubectl(['delete', 'secret', SERVER_USERS_SECRET, '-n', SYSTEM]);
+      await berth.cluster.kubectl(['delete', 'leases', '-n', SYSTEM, '-l', 'berth.dev/lockout']);
     });
 
     test('a VM runs on when its agent is deleted, and beside the next agent', async () => {
