@@ -116,6 +116,12 @@ export class ServerReconciler {
     if (saved === undefined) {
       return undefined;
     }
+    const begun = saved.status?.lastAction;
+    if (isOpen(begun) && begun.id !== server.status?.lastAction?.id) {
+      // An action decides by a reading from after its beginning, for example with a Secret that was just corrected.
+      this.#known.delete(name);
+      return { requeueAfterMilliseconds: 0 };
+    }
     await this.#carryOut(plan, { ...observed, server: saved }, logger);
     const { reading } = this.#known.get(name) ?? {};
     const readAt = reading && reading.at + intervalOf(saved) * (1 - JITTER * Math.random());
@@ -287,9 +293,7 @@ function isDue(server: Readonly<Server>, known: Known | undefined, now: number):
     return true;
   }
   const { lastAction } = server.status ?? {};
-  const { at } = known.reading;
-  const isBeforeAction = isOpen(lastAction) && at < Date.parse(lastAction.startedAt);
   // An action that is about to begin reads the power itself.
   const isAboutToAct = !isOpen(lastAction) && pendingRequest({ server, now }) !== undefined;
-  return isBeforeAction || (!isAboutToAct && now >= at + intervalOf(server) * (1 - JITTER));
+  return !isAboutToAct && now >= known.reading.at + intervalOf(server) * (1 - JITTER);
 }
