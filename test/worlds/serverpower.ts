@@ -76,6 +76,8 @@ export class ServerWorld {
   /** Number of requests and commands after which the operator crashes; undefined for never. `isAfter` tells whether the last one is done. */
   crash: { left: number; isAfter: boolean } | undefined;
   crashes = 0;
+  /** Commands that had their effect and that nobody has undone since, by their action and name. */
+  readonly #done = new Set<string>();
   #events: { readonly at: number; readonly happen: () => Promise<void> | void }[] = [];
   #boots = 0;
   #vms = 0;
@@ -204,8 +206,11 @@ export class ServerWorld {
     const server = await this.server();
     const { id = '' } = server.status?.lastAction ?? {};
     const hadEffect = this.answer === 'accepts' || this.answer === 'loses';
-    if (this.commands.some((one) => one.id === id && one.command === command && one.hadEffect)) {
+    if (this.#done.has(`${id} ${command}`)) {
       this.violations.push(`${command} of action ${id} is done twice`);
+    }
+    if (hadEffect) {
+      this.#done.add(`${id} ${command}`);
     }
     this.commands.push({ id, command, hadEffect });
     if (this.answer === 'refuses') {
@@ -246,6 +251,8 @@ export class ServerWorld {
 
   /** Somebody presses the button, or the power fails. */
   async press(power: Power): Promise<void> {
+    // Whoever presses the button can undo a command that no operator has seen done. To do it again is then right.
+    this.#done.clear();
     await this.#switch(power);
   }
 
