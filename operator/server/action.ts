@@ -9,7 +9,10 @@ import type {
 } from '../../api/v1alpha1/server.ts';
 import type { Observed } from './observe.ts';
 
-/** Interval of readings of the power in milliseconds, and the interval during an action. The issue of Interface A names both. */
+/**
+ * Interval of readings of the power in milliseconds, and the interval during an action. People wait for the end of an action. At other times,
+ * controllers with little power of their own are seldom asked.
+ */
 export const POLL_MILLISECONDS = 30_000;
 export const ACTION_POLL_MILLISECONDS = 5_000;
 /**

@@ -62,7 +62,7 @@ function waitForMachines(observed: Observed, action: LastAction): Plan {
   const seconds = server.spec.policy?.waitSeconds ?? WAIT_SECONDS;
   const until = Date.parse(action.startedAt) + seconds * 1000;
   if (now >= until) {
-    const message = `${occupiedText(observed)}, and have not ended in ${seconds} s`;
+    const message = `${occupiedText(observed)} after a wait of ${seconds} s`;
     return end(observed, action, 'Refused', message);
   }
   const message = `${occupiedText(observed)}. Berth waits until ${timestamp(until)}`;

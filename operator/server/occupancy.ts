@@ -2,7 +2,7 @@
 import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
 import { EMULATOR_UID_LABEL, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { desiredOf, hasEnded, waitingState } from '../vm/podstate.ts';
+import { desiredOf, hasEnded, isMachineOff } from '../vm/podstate.ts';
 
 /**
  * Returns the number of machines on a host that run, are about to run, or run without a Pod because it was deleted by force. `pods` are the
@@ -26,6 +26,5 @@ function isRunning(pod: Readonly<Pod>): boolean {
 
 /** Returns true if the machine of a VM is stopped or suspended and stays so. */
 function isOff(pod: Readonly<Pod>): boolean {
-  const { reason } = waitingState(pod);
-  return (reason === 'Stopped' || reason === 'Suspended') && desiredOf(pod)?.power !== 'Running';
+  return isMachineOff(pod) && desiredOf(pod)?.power !== 'Running';
 }

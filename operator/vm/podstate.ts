@@ -133,6 +133,12 @@ export function waitingState(pod: Pod | undefined): NonNullable<ContainerState['
   return (pod && containerState(pod)?.waiting) ?? {};
 }
 
+/** Returns true if the machine of a VM is stopped or suspended. */
+export function isMachineOff(pod: Pod): boolean {
+  const { reason } = waitingState(pod);
+  return reason === 'Stopped' || reason === 'Suspended';
+}
+
 export function machineCondition(pod: Pod): PodCondition | undefined {
   return podCondition(pod, MACHINE_CONDITION);
 }

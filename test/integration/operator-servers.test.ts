@@ -163,7 +163,7 @@ describe('a Server', () => {
     expect(plug.commands).toEqual(['off', 'on']);
   });
 
-  it('with an address or a Node of an older Server is Stalled and does nothing until that one gives it up', async () => {
+  it('with an address or a Node of an older Server is Stalled, until the older one gives the address up', async () => {
     const [first, second] = [await plugIn(), await plugIn()];
     await create('older', first.controller, { addresses: ['2001:db8::1', '192.0.2.200'] });
     await waitForServer('older', 'On', ({ status }) => status?.power === 'On');
@@ -302,7 +302,7 @@ describe('a host with VMs', () => {
     });
     await act('busy', 'Off');
     const { message } = await waitForResult('busy', 'Refused');
-    expect(message).toBe('1 machine runs on host busy, and have not ended in 1 s');
+    expect(message).toBe('1 machine runs on host busy after a wait of 1 s');
     await waitFor('the host to be uncordoned', async () => !(await isCordoned(host.name)));
     await patch('busy', { policy: { waitSeconds: 600 } });
     await act('busy', 'Off');

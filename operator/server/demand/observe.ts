@@ -8,7 +8,7 @@ import type { Job } from '../../../kube/job.ts';
 import { keyOf } from '../../../kube/objects.ts';
 import { PODS_BY_NODE } from '../../objects/boundpods.ts';
 import { JOBS_BY_HOST } from '../../tasks/placement.ts';
-import { waitingState } from '../../vm/podstate.ts';
+import { isMachineOff } from '../../vm/podstate.ts';
 import { PODS_WITHOUT_HOST, WITHOUT_HOST } from '../../vm/triggers.ts';
 import { isOlder } from '../observe.ts';
 import { type HostObjects, isWaiting } from './facts.ts';
@@ -49,11 +49,9 @@ export function hostsIn(sources: DemandSources): Omit<HostObjects, 'seenEmptySin
  * on a host that is off.
  */
 function mustRunAgain(pod: Readonly<Pod>, vm: Readonly<VM> | undefined): boolean {
-  const { reason } = waitingState(pod);
-  const isOff = reason === 'Stopped' || reason === 'Suspended';
   const isWanted =
     vm?.metadata.uid === pod.metadata.labels?.[VM_UID_LABEL] && vm?.metadata.deletionTimestamp === undefined;
-  return isOff && isWanted && (vm?.spec.powerState ?? 'Running') === 'Running';
+  return isMachineOff(pod) && isWanted && (vm?.spec.powerState ?? 'Running') === 'Running';
 }
 
 /** If several Servers name one Node, the oldest counts, as for all other purposes. */
