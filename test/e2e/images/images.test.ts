@@ -294,6 +294,8 @@ test(
     expect(log).not.toContain(PROXY_PASSWORD);
     await world.kubectl('delete', '--wait=false', 'vm', 'proxied');
     await setDebugLevel(closed.configFile, closed.logFile);
+    // This host knows no other registry, so the Images of other tests must not go to it.
+    await world.kubectl('cordon', 'closed');
   },
   TEST_MILLISECONDS,
 );
