@@ -4,7 +4,7 @@
  * cannot be judged if its text is not in the product exactly once, or if its tests fail without the mutant too.
  *
  *   mutants.ts                    all mutants
- *   mutants.ts --only operator/   mutants with this text in their names
+ *   mutants.ts --only operator/   mutants with this text in their ids
  */
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
@@ -145,7 +145,7 @@ async function main(): Promise<void> {
   const { values } = parseArgs({ options: { only: { type: 'string', default: '' } } });
   const mutants = readMutants(values.only);
   if (mutants.length === 0) {
-    throw new Error(`no mutant has ${JSON.stringify(values.only)} in its name`);
+    throw new Error(`no mutant has ${JSON.stringify(values.only)} in its id`);
   }
   await removeLeftCopies();
   const groups = [...Map.groupBy(mutants, ({ project, test }) => `${project} ${test}`).values()];

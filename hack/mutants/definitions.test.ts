@@ -1,5 +1,5 @@
 import { existsSync } from 'node:fs';
-import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
@@ -46,23 +46,29 @@ describe('a mutant', () => {
     let folder: string;
     beforeEach(async () => {
       folder = await mkdtemp(join(tmpdir(), 'berth-mutants-'));
-      await mkdir(join(folder, 'part'));
     });
     afterEach(async () => {
       await rm(folder, { recursive: true, force: true });
     });
 
-    it('is read with its path as its name, and chosen by a part of that', async () => {
-      const text = 'breaks: All.\ntext: a\nbecomes: b\nproject: unit\ntest: a.test.ts\n';
-      await writeFile(join(folder, 'part', 'one.yaml'), text);
-      await writeFile(join(folder, 'two.yaml'), text);
-      expect(readMutants('', folder).map(({ id }) => id)).toEqual(['part/one', 'two']);
-      expect(readMutants('part/', folder).map(({ id }) => id)).toEqual(['part/one']);
+    const entry = (id: string): string =>
+      `- {id: ${id}, breaks: All., text: a, becomes: b, project: unit, test: a.test.ts}\n`;
+
+    it('has the name of the file before its own, and is chosen by a part of both', async () => {
+      await writeFile(join(folder, 'part.yaml'), `${entry('two')}${entry('one')}`);
+      await writeFile(join(folder, 'other.yaml'), entry('two'));
+      expect(readMutants('', folder).map(({ id }) => id)).toEqual(['other/two', 'part/one', 'part/two']);
+      expect(readMutants('part/', folder).map(({ id }) => id)).toEqual(['part/one', 'part/two']);
     });
 
-    it('that lacks a key, or has an unknown key, is refused with its name', async () => {
-      await writeFile(join(folder, 'one.yaml'), 'breaks: All.\ntext: a\nproject: unit\ntesd: a.test.ts\n');
+    it('that lacks a key, or has an unknown key, is refused with the name of its file', async () => {
+      await writeFile(join(folder, 'one.yaml'), '- {id: a, breaks: All., text: a, tesd: a.test.ts}\n');
       expect(() => readMutants('', folder)).toThrow(/one\.yaml: [^]*tesd[^]*becomes/);
+    });
+
+    it('that has the id of another is refused', async () => {
+      await writeFile(join(folder, 'one.yaml'), `${entry('two')}${entry('two')}`);
+      expect(() => readMutants('', folder)).toThrow(/one\.yaml: [^]*Two mutants have the id "two"/);
     });
   });
 });

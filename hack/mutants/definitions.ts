@@ -1,10 +1,10 @@
 /**
- * Mutants: small changes of the product that its tests must detect, each in a YAML file in test/mutants. The place of a mutant is a text
- * that occurs exactly once in the product. A mutant has no file and line, so that it stays valid when code moves.
+ * Mutants: small changes of the product that its tests must detect, in a YAML list for each wing in test/mutants. The place of a mutant is a
+ * text that occurs exactly once in the product. A mutant has no file and line, so that it stays valid when code moves.
  */
 import { execFileSync } from 'node:child_process';
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
-import { join, relative } from 'node:path';
+import { basename, join, relative } from 'node:path';
 import { parse } from 'yaml';
 import * as z from 'zod';
 
@@ -15,6 +15,8 @@ const PRODUCT = ['base', 'api', 'kube', 'operator', 'agent', 'server', 'cli', 'c
 const NOT_PRODUCT = /\.test\.ts$|^charts\/berth\/(files\/crds\/|tests\/|values\.schema\.json$)/;
 
 const mutantSchema = z.strictObject({
+  /** Name of the mutant, unique in its file. */
+  id: z.string().min(1),
   /** Fault of the changed product, for people. */
   breaks: z.string().min(1),
   /** Original text: lines of one product file, with any indentation. */
@@ -27,10 +29,15 @@ const mutantSchema = z.strictObject({
   name: z.string().min(1).optional(),
 });
 
-export type Mutant = z.infer<typeof mutantSchema> & {
-  /** Path of the mutant below test/mutants, without `.yaml`. */
-  readonly id: string;
-};
+const fileSchema = z.array(mutantSchema).superRefine((mutants, context) => {
+  const ids = mutants.map(({ id }) => id);
+  for (const id of ids.filter((one, index) => ids.indexOf(one) !== index)) {
+    context.addIssue({ code: 'custom', message: `Two mutants have the id ${JSON.stringify(id)}` });
+  }
+});
+
+/** A mutant whose id begins with the name of its file, as in `agent/pods/five-on-four`. */
+export type Mutant = z.infer<typeof mutantSchema>;
 
 /** Product file with its content. */
 export interface SourceFile {
@@ -44,24 +51,24 @@ export interface Mutation extends SourceFile {
 }
 
 /**
- * Reads the mutants below `folder` whose id contains `part`, in the order of their names.
+ * Reads the mutants of the files in `folder` whose id contains `part`, in the order of their ids.
  *
  * @throws Error that names the file and its mistake
  */
 export function readMutants(part = '', folder: string = MUTANTS): Mutant[] {
-  return readdirSync(folder, { recursive: true, encoding: 'utf8' })
-    .filter((path) => path.endsWith('.yaml'))
-    .sort()
-    .map((path) => readMutant(join(folder, path), path.slice(0, -'.yaml'.length)))
-    .filter(({ id }) => id.includes(part));
+  return readdirSync(folder)
+    .filter((name) => name.endsWith('.yaml'))
+    .flatMap((name) => readFile(join(folder, name)))
+    .filter(({ id }) => id.includes(part))
+    .sort((a, b) => (a.id < b.id ? -1 : 1));
 }
 
-function readMutant(path: string, id: string): Mutant {
-  const result = mutantSchema.safeParse(parse(readFileSync(path, 'utf8')));
+function readFile(path: string): Mutant[] {
+  const result = fileSchema.safeParse(parse(readFileSync(path, 'utf8')));
   if (!result.success) {
     throw new Error(`${relative(ROOT, path)}: ${z.prettifyError(result.error)}`);
   }
-  return { ...result.data, id };
+  return result.data.map((mutant) => ({ ...mutant, id: `${basename(path, '.yaml')}/${mutant.id}` }));
 }
 
 /** Returns the files of the work tree at `root`, including uncommitted files, without ignored files. */
