@@ -16,8 +16,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Pod, type Secret, SECRETS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import type { EventText } from '../../kube/events.ts';
-import { Keyring, listFaults } from '../images/oci/credentials.ts';
-import type { CredentialFault } from '../images/oci/dockerconfig.ts';
+import { type CredentialFault, Keyring, listFaults } from '../images/oci/credentials.ts';
 
 /**
  * Time limit for retries while the API server does not let this host read a Secret. Retries are necessary, because the host can learn of a

@@ -18,7 +18,7 @@ import { join } from 'node:path';
 import { buffer } from 'node:stream/consumers';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { Registries, type Repository } from '../../agent/images/oci/repository.ts';
-import type { Credential } from '../../agent/images/oci/dockerconfig.ts';
+import type { Credential } from '../../agent/images/oci/credentials.ts';
 import type { Descriptor } from '../../agent/images/oci/manifests.ts';
 import { serverCertificate, testAuthority } from '../wires/registry.ts';
 

@@ -25,7 +25,7 @@ import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { inParallel } from '../../../base/parallel.ts';
 import type { JsonLimits } from '../../../base/json.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
-import { zstdDecoder } from '../../disks/zstdframes.ts';
+import { zstdDecoder } from '../../disks/unpack.ts';
 
 /**
  * Limits of the configuration of a disk. A disk has at most 20,000 layers. A layer and the entry of its first chunk take about 90 bytes and

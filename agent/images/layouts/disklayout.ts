@@ -9,8 +9,7 @@ import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DISK_LIMIT_BYTES, SECTOR_BYTES } from '../../disks/disk.ts';
-import { listOf } from '../oci/lists.ts';
-import { type Manifest, printable } from '../oci/manifests.ts';
+import { listOf, type Manifest, printable } from '../oci/manifests.ts';
 
 export const ARTIFACT_TYPE = 'application/vnd.berth.disk.v1';
 export const CONFIG_TYPE = 'application/vnd.oci.image.config.v1+json';

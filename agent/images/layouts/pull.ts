@@ -6,8 +6,7 @@ import { machineSchema } from '../../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
-import { normalizeArchitecture } from '../oci/candidates.ts';
-import { printable, type ResolvedManifest } from '../oci/manifests.ts';
+import { normalizeArchitecture, printable, type ResolvedManifest } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 
 /**

@@ -2,8 +2,7 @@ import { once } from 'node:events';
 import { beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { parseReference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { Keyring } from './credentials.ts';
-import type { Credential } from './dockerconfig.ts';
+import { type Credential, Keyring } from './credentials.ts';
 import type { Registries } from './repository.ts';
 import { Access, REMEMBERED_MILLISECONDS } from './access.ts';
 

@@ -3,8 +3,13 @@
  * and the registry's answer decides.
  */
 import { LRUCache } from 'lru-cache';
-import { fingerprint, type Keyring, listFaults } from './credentials.ts';
-import type { Credential, CredentialFault } from './dockerconfig.ts';
+import {
+  type Credential,
+  type CredentialFault,
+  fingerprint,
+  type Keyring,
+  listFaults,
+} from './credentials.ts';
 import { scopeOf } from './route.ts';
 import type { Registries, Repository } from './repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
@@ -30,7 +35,7 @@ const REMEMBERED_LIMIT = 4_096;
  */
 const CLOSED: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageNotFound']);
 
-export interface Opened<T> {
+interface Opened<T> {
   answer: T;
   repository: Repository;
   /** Credential that the repository accepted. Undefined when everybody has the right to use the image. */

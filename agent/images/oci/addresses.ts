@@ -1,7 +1,7 @@
 /**
  * Rules for the network addresses from which the agent fetches images. The rules are necessary because a user who names an image also
  * chooses the server to which this host connects. The agent refuses connections to the host's own services, to metadata services of clouds,
- * and to the cluster. An administrator can configure exceptions.
+ * and to the cluster. An administrator can configure exceptions. The rules also hold for connections through a proxy.
  */
 import { lookup } from 'node:dns';
 import { lookup as lookUp } from 'node:dns/promises';
@@ -12,6 +12,8 @@ import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
 import { rest } from '../../../base/time.ts';
 import { apiHost } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import type { Proxy } from '../../../base/proxy.ts';
+import { type ConnectOptions, tunnelConnector } from '../../../base/tunnel.ts';
 
 export interface AddressRules {
   /** True to allow addresses of this host itself and link-local addresses, for example for a mirror on this host. */
@@ -255,4 +257,35 @@ function listOf(networks: readonly string[]): BlockList {
     }
   }
   return list;
+}
+
+/**
+ * Returns a connector for undici. It checks each target by the rules of `addresses` before the proxy hears of it. `tls` has the TLS settings
+ * of the servers.
+ */
+export function proxiedConnector(
+  proxy: Proxy,
+  addresses: Addresses,
+  tls: ConnectOptions,
+): buildConnector.connector {
+  const throughTunnel = tunnelConnector(proxy, tls);
+  const toProxy = buildConnector({ timeout: tls.timeout, allowH2: false });
+  const { protocol, hostname, host, port } = proxy.origin;
+  const connect = async (
+    target: buildConnector.Options,
+    callback: buildConnector.Callback,
+  ): Promise<void> => {
+    try {
+      await addresses.checkBehindProxy(target);
+    } catch (error) {
+      callback(error as Error, null);
+      return;
+    }
+    if (target.protocol === 'https:') {
+      throughTunnel(target, callback);
+    } else {
+      toProxy({ protocol, hostname, host, port }, callback);
+    }
+  };
+  return (target, callback) => void connect(target, callback);
 }

@@ -2,13 +2,13 @@
 import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { refusal } from './refusals.ts';
-import type { Credential } from './dockerconfig.ts';
+import type { Credential } from './credentials.ts';
 import { type InsecureRoute, scopeOf } from './route.ts';
 import { join, type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
 import type { Tokens } from './tokens.ts';
 import type { Exchange, Response, Transport } from './transport.ts';
 
-export interface Ask {
+interface Ask {
   method: Exchange['method'];
   /** Path below `/v2/REPOSITORY/`, or a URL that the registry returned for this request. */
   at: string | URL;

@@ -1,7 +1,6 @@
 import * as fc from 'fast-check';
 import { describe, expect, it, vi } from 'vitest';
-import { fingerprint, Keyring, listFaults } from './credentials.ts';
-import type { Credential } from './dockerconfig.ts';
+import { type Credential, fingerprint, Keyring, listFaults } from './credentials.ts';
 
 function config(auths: Record<string, unknown>): string {
   return JSON.stringify({ auths });

@@ -1,8 +1,16 @@
 import { describe, expect, it } from 'vitest';
 import * as z from 'zod';
 import { classOf, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { choose, normalizeArchitecture, pick } from './candidates.ts';
-import { type Manifest, readDocument, readManifest, requireContent } from './manifests.ts';
+import {
+  choose,
+  listOf,
+  type Manifest,
+  normalizeArchitecture,
+  pick,
+  readDocument,
+  readManifest,
+  requireContent,
+} from './manifests.ts';
 
 it('names the place and the kind of a fault in one short line, in any document', () => {
   const schema = z.object({ annotations: z.record(z.string(), z.string()) });
@@ -228,4 +236,33 @@ it.each([
   list.pop();
   expect(read).not.toThrow(`${most}`);
   expect(checks).toBeGreaterThan(0);
+});
+
+const pairs = z.object({ map: listOf(z.tuple([z.number(), z.number()]), 3) });
+
+it('a list in which all elements are right is read', () => {
+  expect(
+    pairs.parse({
+      map: [
+        [1, 2],
+        [3, 4],
+      ],
+    }),
+  ).toEqual({
+    map: [
+      [1, 2],
+      [3, 4],
+    ],
+  });
+  expect(pairs.parse({ map: [] })).toEqual({ map: [] });
+});
+
+it('of many wrong elements only the first is reported, with its place', () => {
+  const { error } = pairs.safeParse({ map: [[1, 2], [3, 'x'], 'y'] });
+  expect(error?.issues.map(({ path }) => path)).toEqual([['map', 1, 1]]);
+});
+
+it('a list that is too long is refused, and none of its elements is reported', () => {
+  const { error } = pairs.safeParse({ map: ['a', 'b', 'c', 'd'] });
+  expect(error?.issues.map(({ code, path }) => [code, path])).toEqual([['too_big', ['map']]]);
 });

@@ -1,10 +1,41 @@
-/** Reads manifests from registries. Checks each manifest, because its content is not trusted. */
+/**
+ * Reads manifests from registries, and chooses the image for an architecture among the images of an index. Checks each document, because
+ * its content is not trusted.
+ */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
-import { optionalText } from './lenient.ts';
+
+/**
+ * Returns the schema of a list of at most `limit` elements. The schema reports only the first wrong element. zod's own lists make an error
+ * for each wrong element, and 130,000 errors block the event loop for half a second.
+ */
+export function listOf<T>(element: z.ZodType<T>, limit: number): z.ZodType<T[]> {
+  return z
+    .array(z.unknown())
+    .max(limit)
+    .transform((elements, context) => {
+      const read: T[] = [];
+      for (const [index, one] of elements.entries()) {
+        const { data, error } = element.safeParse(one);
+        const [issue] = error?.issues ?? [];
+        if (issue !== undefined) {
+          context.addIssue({ code: 'custom', message: issue.message, path: [index, ...issue.path] });
+          return z.NEVER;
+        }
+        read.push(data as T);
+      }
+      return read;
+    });
+}
+
+/**
+ * A text that may be absent. Null, an empty text and a value of another type count as absent, because servers write them in place of a
+ * field that they do not use.
+ */
+export const optionalText = z.string().min(1).optional().catch(undefined);
 
 const OCI_MANIFEST = 'application/vnd.oci.image.manifest.v1+json';
 const OCI_INDEX = 'application/vnd.oci.image.index.v1+json';
@@ -112,7 +143,7 @@ const platformSchema = z
   .catch(undefined);
 
 const entrySchema = z.object({ digest: contentSchema.shape.digest, platform: platformSchema });
-export type IndexEntry = z.infer<typeof entrySchema>;
+type IndexEntry = z.infer<typeof entrySchema>;
 
 const indexSchema = z.object({
   schemaVersion: versionSchema,
@@ -123,9 +154,9 @@ const indexSchema = z.object({
     .transform((entries) => entries.flatMap((entry) => entrySchema.safeParse(entry).data ?? [])),
   layers: forbiddenSchema,
 });
-export type Index = Pick<z.infer<typeof indexSchema>, 'manifests'>;
+type Index = Pick<z.infer<typeof indexSchema>, 'manifests'>;
 
-export type Document = { kind: 'manifest'; manifest: Manifest } | { kind: 'index'; index: Index };
+type Document = { kind: 'manifest'; manifest: Manifest } | { kind: 'index'; index: Index };
 
 /** A manifest or index, with its digest. */
 export interface Fetched {
@@ -254,4 +285,162 @@ function mistakeIn({ issues: [issue] }: z.ZodError): string {
 /** Makes untrusted text safe for a message. Returns one line of at most `length` printable ASCII characters. */
 export function printable(text: string, length = 200): string {
   return text.replaceAll(/[^\x20-\x7e]+/g, ' ').slice(0, length);
+}
+
+/** Limits of an image's configuration. Configurations have some KiB. */
+const CONFIG_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 16_384 };
+const configSchema = z.object({ architecture: optionalText }).catch({ architecture: undefined });
+/** Reasons of failures after which another image of the index can still be the right one. */
+const USELESS: ReadonlySet<Reason> = new Set([
+  'ImageNotFound',
+  'ImageInvalid',
+  'ImageManifestInvalid',
+  'ImageSourceUnsupported',
+  'DigestMismatch',
+]);
+
+const SYSTEMS = new Set(['linux', 'darwin']);
+
+/** Images of an index, of which one is for an architecture. */
+interface Candidates {
+  /** Digests of the images. If there is more than one, their configurations decide. */
+  digests: string[];
+  /** Error if no configuration states the architecture. If it is undefined, the index gives no reason to doubt the images. */
+  otherwise?: ReasonedError;
+}
+
+/**
+ * Returns the images in an index that can be for `architecture`. Usually this is the one image whose platform fits. Images without a platform
+ * are the last resort.
+ *
+ * @throws ReasonedError `ImageArchitectureMismatch` when the index has no such image.
+ */
+export function pick({ manifests }: Index, architecture: string, what: string): Candidates {
+  const stated = manifests.filter(({ platform }) => isSystem(platform));
+  const [found] = stated
+    .filter(({ platform }) => normalizeArchitecture(platform?.architecture) === architecture)
+    .toSorted((a, b) => Number(isSpecial(a)) - Number(isSpecial(b)));
+  if (found !== undefined) {
+    return { digests: [found.digest] };
+  }
+  const unstated = manifests.filter(({ platform: { architecture: any, os } = {} }) => {
+    return any === undefined && (os === undefined || SYSTEMS.has(os));
+  });
+  const digests = unstated.slice(0, CANDIDATES_LIMIT).map(({ digest }) => digest);
+  if (digests.length > 0 && stated.length === 0) {
+    return { digests };
+  }
+  const there = stated.map(({ platform }) => `${platform?.os ?? 'linux'}/${platform?.architecture}`);
+  const list = there.length === 0 ? 'systems other than linux and darwin' : printable(there.join(', '));
+  const otherwise = new ReasonedError(
+    'ImageArchitectureMismatch',
+    `${what} has no image for ${architecture}; its images are for: ${list}`,
+  );
+  if (digests.length === 0) {
+    throw otherwise;
+  }
+  return { digests, otherwise };
+}
+
+/**
+ * Largest number of images without a platform whose configurations are read. Tools write one such image, or a few beside data. The limit
+ * exists because each costs two requests.
+ */
+const CANDIDATES_LIMIT = 8;
+
+/**
+ * Returns whether a platform with an architecture is of a system that VMs run. An absent system counts as one. Other entries of an index,
+ * such as attestations, are not images.
+ */
+function isSystem(platform: IndexEntry['platform']): boolean {
+  return platform?.architecture !== undefined && (platform.os === undefined || SYSTEMS.has(platform.os));
+}
+
+/** Returns whether an image needs a newer processor than the first of its architecture, for example `amd64/v3`. */
+function isSpecial({ platform: { architecture, variant } = {} }: IndexEntry): boolean {
+  const plain = normalizeArchitecture(architecture) === 'arm64' ? 'v8' : 'v1';
+  return variant !== undefined && variant !== plain;
+}
+
+/** Other names of architectures, which some tools write. */
+const ARCHITECTURE_ALIASES: Readonly<Record<string, string>> = {
+  x86_64: 'amd64',
+  'x86-64': 'amd64',
+  aarch64: 'arm64',
+};
+
+/** Returns the usual name of an architecture: `amd64` for `x86_64`, `arm64` for `aarch64`. Other names stay as they are. */
+export function normalizeArchitecture<T extends string | undefined>(architecture: T): T | string {
+  const name = architecture?.toLowerCase() ?? '';
+  return ARCHITECTURE_ALIASES[name] ?? (['amd64', 'arm64'].includes(name) ? name : architecture);
+}
+
+interface Reader {
+  manifest: (digest: string) => Promise<Fetched>;
+  blob: (blob: BlobReference, limitBytes: number) => Promise<Buffer>;
+}
+
+/**
+ * Returns the manifest whose configuration states the architecture. If none states it and no image of the index has a platform, returns the
+ * first that states no architecture, and otherwise the first of all. The plan of its pull then tells what is wrong with it. A single image
+ * is returned without a look at its configuration.
+ *
+ * @throws ReasonedError when the manifest cannot be fetched, or `otherwise` when no image fits.
+ */
+export async function choose(
+  reader: Reader,
+  { digests, otherwise }: Candidates,
+  architecture: string,
+): Promise<Fetched> {
+  const [first = ''] = digests;
+  if (digests.length === 1 && otherwise === undefined) {
+    return await reader.manifest(first);
+  }
+  const { exact, unsaid } = await search(reader, digests, architecture);
+  if (exact !== undefined) {
+    return exact;
+  }
+  if (otherwise !== undefined) {
+    throw otherwise;
+  }
+  return unsaid ?? (await reader.manifest(first));
+}
+
+/** Returns the first manifest whose configuration states the architecture, or else the first that states none. */
+async function search(
+  reader: Reader,
+  digests: readonly string[],
+  architecture: string,
+): Promise<{ exact?: Fetched; unsaid: Fetched | undefined }> {
+  let unsaid: Fetched | undefined;
+  for (const digest of digests) {
+    const fetched = await unlessUseless(() => reader.manifest(digest));
+    const stated = fetched && (await unlessUseless(() => architectureOf(reader, fetched)));
+    if (fetched !== undefined && stated === architecture) {
+      return { exact: fetched, unsaid };
+    }
+    unsaid ??= stated === '' ? fetched : undefined;
+  }
+  return { unsaid };
+}
+
+/** Returns the architecture in the configuration of a manifest, or an empty text if it states none. */
+async function architectureOf(reader: Reader, { document }: Fetched): Promise<string> {
+  if (document.kind === 'index') {
+    return '';
+  }
+  const bytes = await reader.blob(document.manifest.config, CONFIG_LIMITS.bytes);
+  const config = readDocument(configSchema, bytes, CONFIG_LIMITS, 'The configuration of the image');
+  return normalizeArchitecture(config.architecture) ?? '';
+}
+
+async function unlessUseless<T>(work: () => Promise<T>): Promise<T | undefined> {
+  try {
+    return await work();
+  } catch (error) {
+    if (error instanceof ReasonedError && USELESS.has(error.reason)) {
+      return undefined;
+    }
+    throw error;
+  }
 }

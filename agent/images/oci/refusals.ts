@@ -5,8 +5,7 @@ import { messageOf } from '../../../base/errors.ts';
 import { JsonCheck, JsonError, type JsonLimits } from '../../../base/json.ts';
 import { ByteCollector } from '../../../base/lines.ts';
 import { isTransientStatus, networkError, retryAfterMilliseconds, TransientError } from './failures.ts';
-import { optionalText } from './lenient.ts';
-import { printable } from './manifests.ts';
+import { optionalText, printable } from './manifests.ts';
 import type { Response } from './transport.ts';
 
 /** Limits of the body of a refusal. The body usually contains a list of one error. A larger body is ignored. */
@@ -29,7 +28,7 @@ const errorsSchema = z
   })
   .catch({});
 
-export interface Asked {
+interface Asked {
   /** Text at the beginning of the error message, for example `registry.example/team/image:tag`. */
   what: string;
   /** URL of the registry itself, not of the storage servers to which it redirects. */
@@ -59,7 +58,7 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
 }
 
 /** Body of a response that is in memory. */
-export interface Body {
+interface Body {
   bytes: Buffer;
   /** Parses the body as JSON. @throws JsonError when it is not JSON. */
   parse: () => unknown;

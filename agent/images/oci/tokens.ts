@@ -1,6 +1,7 @@
 /**
- * Determines the value of the header `Authorization`. When a registry refuses a request, it states the authorization that it requires:
- * Basic, or a token from a token server. The registry names the URL (realm) of the token server.
+ * Determines the value of the header `Authorization`. When a registry refuses a request, it states the authorization that it requires in
+ * the header `WWW-Authenticate` (RFC 9110, 11.6.1): Basic, or a token from a token server. The registry names the URL (realm) of the token
+ * server.
  *
  * The token server receives only the credentials for this registry, and only over https with a verified certificate. The token server can
  * be on any host, because large registries have token servers on other hosts. A hostile registry gains nothing when it names another host,
@@ -14,12 +15,59 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/singleflight.ts';
 import { JsonError, type JsonLimits } from '../../../base/json.ts';
 import { retrying } from './failures.ts';
-import { optionalText } from './lenient.ts';
+import { optionalText } from './manifests.ts';
 import { readBody, refusal } from './refusals.ts';
-import { type Challenge, parseChallenges } from './challenge.ts';
-import { fingerprint } from './credentials.ts';
-import type { Credential } from './dockerconfig.ts';
+import { type Credential, fingerprint } from './credentials.ts';
 import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';
+
+interface Challenge {
+  /** Name of the scheme in lower case: `basic`, `bearer`. */
+  scheme: string;
+  /**
+   * Values of the parameters. The keys are the names of the parameters in lower case. If a name occurs twice, the map contains the first
+   * value.
+   */
+  parameters: Map<string, string>;
+}
+
+const TOKEN = String.raw`[\w!#$%&'*+.^\`|~-]+`;
+const PARAMETER = String.raw`(?<name>${TOKEN})[ \t]*=[ \t]*(?:"(?<quoted>(?:[^"\\]|\\.)*)"|(?<plain>${TOKEN}))`;
+/** Single value that some schemes, such as Negotiate, have in place of parameters. */
+const TOKEN68 = String.raw`[\w.~+/-]+=*(?=[ \t]*(?:,|$))`;
+const SCHEME = String.raw`(?<scheme>${TOKEN})(?=[ \t,]|$)(?:[ \t]+${TOKEN68})?`;
+/** Next part of a header: a parameter, or the beginning of a challenge. A name without a value is the scheme of the next challenge. */
+const PART = new RegExp(String.raw`[ \t,]*(?:${PARAMETER}|${SCHEME})`, 'gy');
+
+/**
+ * Returns the challenges of all headers. One header can contain several challenges. If a part of a header cannot be read, the function
+ * ignores the rest of this header.
+ */
+export function parseChallenges(header: string | string[] = []): Challenge[] {
+  return [header].flat().flatMap(challengesIn);
+}
+
+function challengesIn(header: string): Challenge[] {
+  const challenges: Challenge[] = [];
+  for (const { groups = {} } of header.matchAll(PART)) {
+    const { scheme } = groups;
+    if (scheme === undefined) {
+      addParameter(groups, challenges.at(-1)?.parameters);
+    } else {
+      challenges.push({ scheme: scheme.toLowerCase(), parameters: new Map() });
+    }
+  }
+  return challenges;
+}
+
+function addParameter(
+  { name = '', quoted, plain = '' }: Readonly<Record<string, string>>,
+  parameters: Map<string, string> | undefined,
+): void {
+  const key = name.toLowerCase();
+  if (parameters?.has(key) === false) {
+    parameters.set(key, quoted?.replace(/\\(.)/g, '$1') ?? plain);
+  }
+}
 
 /** Lifetime of a token in seconds if the token server states no lifetime. The distribution specification defines this value. */
 const EXPIRES_SECONDS = 60;
@@ -58,7 +106,7 @@ const replySchema = z.object({
     .catch(EXPIRES_SECONDS),
 });
 
-export interface Need {
+interface Need {
   /** URL of the registry's API. */
   registry: URL;
   /** Scope of the request: `repository:team/image:pull`. */

@@ -8,7 +8,7 @@ import { type FileHandle, open, readlink, realpath, stat } from 'node:fs/promise
 import { isAbsolute, join, relative } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
-import { copyHashed, StalledReadError } from '../../disks/copy.ts';
+import { copyHashed, StalledReadError } from '../../disks/sparse.ts';
 import { STAT_BLOCK_BYTES } from '../../disks/diskio.ts';
 import type { Stored } from '../local/catalog.ts';
 import type { Import, ImageRequest, SourceParts, Waiting } from '../local/importing.ts';
@@ -16,7 +16,7 @@ import { type ImageId, sharedId, storedId } from '../local/layout.ts';
 import type { Watched } from '../local/space.ts';
 import { requireAnswer } from './fileserver.ts';
 
-export interface FileRequest extends ImageRequest {
+interface FileRequest extends ImageRequest {
   path: string;
   /** Folders that can contain the file, at any depth. */
   roots: readonly string[];

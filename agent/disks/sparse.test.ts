@@ -3,7 +3,7 @@ import { mkdtemp, open, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { copyHashed } from './copy.ts';
+import { copyHashed } from './sparse.ts';
 
 const MEBIBYTE = 1024 ** 2;
 
