@@ -100,10 +100,6 @@ audit: $(PACKAGES) ## Known vulnerabilities of what the images hold (asks the re
 bench: $(PACKAGES) ## Measure: VMs on simulated hosts, starts, pulls, clones, the image cache
 	@node test/bench/main.ts --charts docs/develop/charts
 
-.PHONY: sample
-sample: $(PACKAGES) ## Draw lines of the product for a reader who has not seen them: SEED=7 OF=code|comments|messages COUNT=10
-	@node hack/sample.ts $(if $(SEED),--seed '$(SEED)') $(if $(OF),--of '$(OF)') $(if $(COUNT),--count '$(COUNT)')
-
 .PHONY: host-token
 host-token: $(PACKAGES) ## Make what one host joins with, good for a day: a kubeconfig on stdout: NAME=rack1-7
 	@node hack/host-token.ts --name '$(if $(filter-out file,$(origin NAME)),$(NAME))'

@@ -1,12 +1,9 @@
 /** Writes objects in the format that the user wants. */
-import { render, templateIn } from './jsonpath.ts';
 import type { Terminal } from './terminal.ts';
 import { aligned, printable } from './text.ts';
 
 export const FORMATS = ['table', 'wide', 'json', 'yaml', 'name'] as const;
-/** Beginning of a value of `--output` that contains a template. */
-export const JSONPATH = 'jsonpath=';
-export type Format = (typeof FORMATS)[number] | `${typeof JSONPATH}${string}`;
+export type Format = (typeof FORMATS)[number];
 
 /**
  * Option that quotes some texts in YAML, for example `no`, `1_000` and dates. Without quotes, programs with YAML 1.1, such as kubectl,
@@ -48,8 +45,6 @@ export async function print<R>(terminal: Terminal, format: Format, listing: List
   } else if (format === 'yaml') {
     const { stringify } = await import('yaml');
     terminal.out(stringify(items, QUOTING));
-  } else if (isTemplate(format)) {
-    terminal.out(render(templateIn(format.slice(JSONPATH.length)), items));
   } else if (format === 'name') {
     terminal.out(items.map((item) => `${printable(nameOf(item))}\n`).join(''));
   } else if (items.length === 0) {
@@ -57,10 +52,6 @@ export async function print<R>(terminal: Terminal, format: Format, listing: List
   } else {
     terminal.out(table(listing, format === 'wide'));
   }
-}
-
-export function isTemplate(format: string): format is `${typeof JSONPATH}${string}` {
-  return format.startsWith(JSONPATH);
 }
 
 /** Returns one more row as a line below the table of the listing. The columns of the line are aligned with the columns of the table. */

@@ -86,7 +86,6 @@ const TRUSTED_JSON = new Map([
   ['server/http/openapi.ts', 'this server'],
   ['cli/login/session.ts', 'this command, in the folder of its user'],
   ['cli/login/credential.ts', 'the program that started this command'],
-  ['cli/jsonpath.ts', 'the user of this command'],
 ]);
 
 /** Forbids to parse JSON without limits. JSON.parse of one hostile megabyte blocks a program for a tenth of a second. */
