@@ -1,4 +1,5 @@
 /** Errors of the command with messages for people, and the exit codes of the command. */
+import { ActionError, type ErrorKind } from '../actions/error.ts';
 import { codeOf, messageOf } from '../base/errors.ts';
 import { ApiError, CredentialError, isRefused, isUnreachable } from '../kube/errors.ts';
 import { printable } from './text.ts';
@@ -67,6 +68,12 @@ const EXIT_BY_STATUS: Readonly<Record<number, ExitCode>> = {
   504: EXIT.noAnswer,
 };
 
+/** Exit codes of actions that fail. The exit code of the other kinds is `failed`. */
+const EXIT_BY_KIND: Partial<Readonly<Record<ErrorKind, ExitCode>>> = {
+  missing: EXIT.notFound,
+  late: EXIT.noAnswer,
+};
+
 /** Error codes of OpenSSL and Node.js for a faulty certificate. */
 const CERTIFICATE_ERRORS = /CERT|UNABLE_TO_(GET|VERIFY)/;
 
@@ -94,6 +101,9 @@ export function described(error: unknown): { exitCode: ExitCode; message: string
 function exitCodeFor(error: unknown): ExitCode {
   if (error instanceof CommandError) {
     return error.exitCode;
+  }
+  if (error instanceof ActionError) {
+    return EXIT_BY_KIND[error.kind] ?? EXIT.failed;
   }
   if (error instanceof CredentialError) {
     // If the identity provider does not answer, the credential plug-in of this command ends with the exit code `noAnswer`. In this case,

@@ -1,7 +1,7 @@
 /** States of VMs for which the command can wait. */
 import { InvalidArgumentError } from 'commander';
+import { progressOf } from '../../actions/deploy.ts';
 import { conditionOf } from '../../api/http/conditions.ts';
-import { progressOf } from '../../api/http/deployment.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type ConditionGoal, conditionGoalIn, hasCondition } from '../objects/conditiongoal.ts';

@@ -4,7 +4,7 @@ import { relative, resolve } from 'node:path';
 const ROOT = resolve(import.meta.dirname, '..', '..');
 
 /** Folders of the programs. All their files except tests are shipped. */
-const PRODUCT = /^(?:base|api|kube|operator|agent|server)\/(?!.*\.test\.ts$)/;
+const PRODUCT = /^(?:base|api|kube|actions|operator|agent|server)\/(?!.*\.test\.ts$)/;
 /** Folders that people and tests run. */
 const TOOLS = /^(?:hack|test)\//;
 const LEVELS = new Set(['trace', 'debug', 'info', 'warn', 'error', 'fatal']);
@@ -69,7 +69,7 @@ const loggedErrors: Rule = {
 };
 
 /** Folders of the programs and of the command. */
-const READERS = /^(?:base|api|kube|operator|agent|server|cli)\/(?!.*\.test\.ts$)/;
+const READERS = /^(?:base|api|kube|actions|operator|agent|server|cli)\/(?!.*\.test\.ts$)/;
 /** Files that may call JSON.parse, each with the sender of its JSON. */
 const TRUSTED_JSON = new Map([
   ['base/json.ts', 'anybody, after the text was counted'],

@@ -3,6 +3,7 @@ import { STATUS_CODES } from 'node:http';
 import type { Socket } from 'node:net';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { hasZodFastifySchemaValidationErrors } from 'fastify-type-provider-zod';
+import { ActionError, type ErrorKind } from '../../actions/error.ts';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
 import { ApiError, isUnreachable } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
@@ -27,6 +28,20 @@ const NO_REQUEST = { status: 400, message: 'This is not an HTTP request' };
  */
 const LINGER_MILLISECONDS = 2_000;
 
+/** Status codes of the answers to actions that fail. */
+const STATUS_BY_KIND: Readonly<Record<ErrorKind, number>> = {
+  invalid: 422,
+  missing: 404,
+  refused: 409,
+  exists: 409,
+  gone: 409,
+  room: 503,
+  failed: 500,
+  late: 504,
+  unanswered: 502,
+  busy: 503,
+};
+
 /** Error of a handler. It contains the Status that the client gets as the answer. */
 export class StatusError extends HttpError {
   override readonly name = 'StatusError';
@@ -44,6 +59,24 @@ export class StatusError extends HttpError {
  * or the account lacks a right. The caller cannot fix this error.
  */
 export class OwnRefusalError extends ApiError {}
+
+/**
+ * Returns the error of a handler for the error of an action. `end` is the end of the message. `roomStatus` is the status code if no host has
+ * room.
+ */
+export function answerToAction(
+  { kind, message, field, causes }: ActionError,
+  { end = '', roomStatus = STATUS_BY_KIND.room }: { end?: string; roomStatus?: number | undefined } = {},
+): StatusError {
+  if (field !== undefined) {
+    return invalidField(field, message);
+  }
+  const code = kind === 'room' ? roomStatus : STATUS_BY_KIND[kind];
+  return new StatusError(code, message + end, {
+    ...(kind === 'exists' && { reason: 'AlreadyExists' }),
+    ...(causes !== undefined && { causes: [...causes] }),
+  });
+}
 
 /**
  * Returns the error 404 for an object, with the same message as the API server. `resource` is the plural name of the kind. If the kind has
@@ -117,13 +150,16 @@ export function sendError(error: unknown, request: FastifyRequest, reply: Fastif
 }
 
 function isUnexpected(error: unknown, { code }: Status): boolean {
-  const isAnswer = error instanceof StatusError || error instanceof ApiError;
+  const isAnswer = [StatusError, ApiError, ActionError].some((type) => error instanceof type);
   return error instanceof OwnRefusalError || (code === 500 && !isAnswer);
 }
 
 function statusOf(error: unknown, request: FastifyRequest): Status {
   if (error instanceof StatusError) {
     return error.body;
+  }
+  if (error instanceof ActionError) {
+    return answerToAction(error).body;
   }
   if (error instanceof HttpError) {
     return failure(error.status, error.message);

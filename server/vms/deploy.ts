@@ -1,29 +1,38 @@
 /**
- * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller might not know its name. Until the
- * caller gets the answer, the VM has the annotation `berth.dev/answer-by`. If this process ends before that, the operator deletes the VM
- * because of this annotation.
+ * Deploys a VM and waits until it runs. If the deployment fails, the VM is deleted, because the caller might not know its name. While the
+ * API server of Kubernetes does not answer, the request that keeps or deletes the VM is repeated. If it never succeeds, or if this process
+ * ends before the answer, the operator deletes the VM at the time in the annotation `berth.dev/answer-by`.
  */
 import type { ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
-import { settledState } from '../../api/http/deployment.ts';
+import { answerByIn, discard, keep, lateMessage, untilDeployed } from '../../actions/deploy.ts';
+import { ActionError } from '../../actions/error.ts';
 import type { VMDeployBody, VMDeployQuery } from '../../api/http/vmdeploy.ts';
+import { isNamed, timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
+import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import { unlessMissing } from '../../kube/errors.ts';
-import { follow } from '../../kube/follow.ts';
-import type { Ref } from '../../kube/objects.ts';
+import { keepFields } from '../../base/fields.ts';
+import { rest } from '../../base/time.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { ApiError, isRefusal } from '../../kube/errors.ts';
+import { repeated } from '../../kube/repeated.ts';
 import type { Caller } from '../callers/caller.ts';
 import { createAs } from '../callers/objects.ts';
-import { VMS } from '../../api/v1alpha1/resources.ts';
-import { answerOf, deleted, EndedError, keep, settle } from './ending.ts';
-import { isNamed, timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
-import { trimmed } from './trimmed.ts';
+import { answerToAction, StatusError } from '../http/errors.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 
 /**
- * Time in milliseconds between the deployment's time limit and the time in the annotation `berth.dev/answer-by`. It is longer than
- * the usual difference between the operator's clock and the clock of this process. Otherwise the operator could delete the VM too early.
+ * Longest time in milliseconds that the answer to a failed deployment is delayed, while the server keeps or deletes the VM. The request
+ * that keeps or deletes one VM takes milliseconds. The requests for a thousand VMs take a few seconds. The limit is less than the 15 s that
+ * a stopping process has for all requests and answers.
  */
-const ANSWER_MILLISECONDS = 60_000;
+const ANSWER_MILLISECONDS = 10_000;
+/**
+ * Time in milliseconds for which the server repeats the request that keeps or deletes the VM of a failed deployment. If the API server does
+ * not answer for longer, the server gives up. The operator then deletes the VM when the API server answers again.
+ */
+const LIMIT_MILLISECONDS = 300_000;
 
 export interface DeployRequest {
   readonly caller: Caller;
@@ -75,7 +84,7 @@ export class Deploys {
     const user = await caller.client.username();
     return await this.#options.waiting.run(response, { user, namespace }, async (end) => {
       const milliseconds = timeoutMinutes(request.body) * 60_000;
-      const answerBy = Date.now() + milliseconds + ANSWER_MILLISECONDS;
+      const answerBy = answerByIn(timeoutMinutes(request.body));
       const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);
       try {
         const vm = await createTrimmed(request, answerBy);
@@ -94,16 +103,17 @@ export class Deploys {
    * @throws the error for the caller
    */
   async #answer(request: DeployRequest, created: VM, signal: AbortSignal): Promise<VM> {
-    const { caller, body } = request;
+    const { caller, body, query } = request;
     const { logger, fullStatus } = this.#options;
     const latest = { vm: created };
+    const whenFull = query.whenFull ?? (fullStatus === undefined ? 'wait' : 'fail');
+    const wanted = { waitFor: query.waitFor, whenFull };
     try {
-      await untilRunning(request, latest, { signal, fullStatus });
-      return await keep(caller.client, latest.vm, signal);
+      return await untilDeployed(latest, { ...caller, wanted, signal, trim: trimmed });
     } catch (error) {
       const stays = error instanceof WaitEnd && error.why === 'gone' && isNamed(body);
       const isDeleted = await settle(caller.client, latest.vm, { error, stays, logger });
-      throw answerOf(error, latest.vm, { isDeleted, minutes: timeoutMinutes(body) });
+      throw answerOf(error, latest.vm, { isDeleted, minutes: timeoutMinutes(body), fullStatus });
     }
   }
 }
@@ -114,31 +124,91 @@ async function createTrimmed({ caller, namespace, body }: DeployRequest, answerB
 }
 
 /**
- * Follows the VM until it runs. Sets `latest.vm` to each new version. @throws EndedError when the VM cannot run, or the signal's reason
- * when the signal aborts.
+ * Ends a deployment that has failed: keeps the VM if `stays` is true, and deletes it otherwise. Resolves with true when the VM has been
+ * kept or deleted, or no longer exists. Resolves with false when the request to the API server fails or takes too long. A request that
+ * takes too long continues in the background.
  */
-async function untilRunning(
-  { caller, query }: DeployRequest,
-  latest: { vm: VM },
-  { signal, fullStatus }: { signal: AbortSignal; fullStatus: number | undefined },
-): Promise<void> {
-  const { client, watches } = caller;
-  const from = latest.vm.metadata;
-  const wanted = { ...query, fullStatus };
-  for await (const version of follow<VM>({ client, watches, type: VMS, from, trim: trimmed, signal })) {
-    const readAgain = async () => await unlessMissing(client.get(VMS, refOf(version), { signal }));
-    const { vm, state } = await settledState(version, wanted, readAgain, signal);
-    latest.vm = trimmed(vm);
-    if (state === 'done') {
-      return;
-    }
-    if (state !== 'waiting') {
-      throw new EndedError(state);
-    }
+export async function settle(
+  client: KubeClient,
+  vm: VM,
+  { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
+): Promise<boolean> {
+  if (error instanceof ApiError && error.status === 401) {
+    // No request is sent, because the API server no longer accepts the token.
+    return false;
   }
-  throw deleted(latest.vm);
+  const signal = AbortSignal.timeout(LIMIT_MILLISECONDS);
+  const write: Promise<unknown> = stays
+    ? keep(client, vm, signal)
+    : repeated(async () => await discard(client, vm, signal), signal);
+  const isWritten = write.then(
+    () => true,
+    (failure: unknown) => {
+      const isGone = failure instanceof ActionError;
+      if (!isGone) {
+        const { name, namespace } = vm.metadata;
+        logger.warn({ err: failure, vm: `${namespace}/${name}` }, 'the operator will delete the VM');
+      }
+      return isGone;
+    },
+  );
+  const limit = new AbortController();
+  const isLate = rest(ANSWER_MILLISECONDS, limit.signal).then(() => false);
+  const isSettled = await Promise.race([isWritten, isLate]);
+  limit.abort();
+  return isSettled;
 }
 
-function refOf({ metadata: { name, namespace = '' } }: VM): Ref {
-  return { namespace, name };
+/**
+ * Returns the error for the caller of a deployment that ended with `error`. The message says whether the VM was deleted. `fullStatus` is the
+ * status code if no host has room.
+ */
+export function answerOf(
+  error: unknown,
+  vm: VM,
+  {
+    isDeleted,
+    minutes,
+    fullStatus,
+  }: { isDeleted: boolean; minutes: number; fullStatus?: number | undefined },
+): unknown {
+  const left = isDeleted ? `VM ${vm.metadata.name} was deleted` : leftToOperator(vm);
+  if (error instanceof WaitEnd) {
+    return error.why === 'late'
+      ? new StatusError(504, lateMessage(vm, minutes, left))
+      : new StatusError(503, `The HTTP API is stopping. ${left}. Try again`);
+  }
+  if (isRefusal(error)) {
+    const { status, reason, message } = error;
+    const words = status === 401 ? 'Unauthorized: the token is no longer valid' : message;
+    return new StatusError(status, `${words}. ${left}`, { reason });
+  }
+  return error instanceof ActionError && error.kind !== 'gone'
+    ? answerToAction(error, { end: `. ${left}`, roomStatus: fullStatus })
+    : error;
+}
+
+function leftToOperator({ metadata }: VM): string {
+  const time = metadata.annotations?.[ANSWER_BY_ANNOTATION];
+  return time === undefined
+    ? `VM ${metadata.name} was not deleted`
+    : `The operator deletes VM ${metadata.name} at ${time}`;
+}
+
+/**
+ * Returns the VM with only the fields that a waiting request needs. A thousand VMs with all their labels would not fit into the server's
+ * memory.
+ */
+export function trimmed({ apiVersion, kind, metadata, status }: VM): VM {
+  const answerBy = metadata.annotations?.[ANSWER_BY_ANNOTATION];
+  return {
+    apiVersion,
+    kind,
+    metadata: {
+      ...keepFields(metadata, ['name', 'namespace', 'uid', 'resourceVersion', 'deletionTimestamp']),
+      ...(answerBy === undefined ? {} : { annotations: { [ANSWER_BY_ANNOTATION]: answerBy } }),
+    },
+    spec: {},
+    ...(status === undefined ? {} : { status }),
+  };
 }

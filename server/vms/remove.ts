@@ -5,7 +5,7 @@ import type { Caller } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
-import { trimmed } from './trimmed.ts';
+import { trimmed } from './deploy.ts';
 
 /**
  * Longest wait in milliseconds for the end of a deletion. A guest has 30 s to shut down, but a host that does not report can delay the

@@ -14,10 +14,9 @@ import { hostNotFound } from '../own/hosts.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
-import { type Deploys, waitingBody } from './deploy.ts';
+import { type Deploys, trimmed, waitingBody } from './deploy.ts';
 import { deployedVM, vmItem } from '../../api/http/vmitem.ts';
 import { deleteAndWait } from './remove.ts';
-import { trimmed } from './trimmed.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
 const VM_PATH = `${VMS_PATH}/:name`;

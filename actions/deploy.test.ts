@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
-import type { VM } from '../v1alpha1/vm.ts';
-import { progressOf, settledState, stateOf } from './deployment.ts';
+import type { VM } from '../api/v1alpha1/vm.ts';
+import { progressOf, settledState, stateOf } from './deploy.ts';
 
 const RUNNING = { waitFor: 'running' } as const;
 const READY = { waitFor: 'ready' } as const;
@@ -19,8 +19,8 @@ function condition(type: string, status: 'True' | 'False', reason: string, messa
   return { type, status, reason, message, lastTransitionTime: '2026-11-23T12:00:00Z' };
 }
 
-function codeOf(state: ReturnType<typeof stateOf>): number | string {
-  return typeof state === 'string' ? state : state.code;
+function kindOf(state: ReturnType<typeof stateOf>): string {
+  return typeof state === 'string' ? state : state.kind;
 }
 
 it.each(['Pending', 'Scheduled', 'Pulling', 'Cloning', 'Starting'])('waits in phase %s', (phase) => {
@@ -35,20 +35,26 @@ it('ends when the VM runs, or when it is Ready', () => {
 });
 
 it.each([
-  [500, { phase: 'Stopping', failure: { reason: 'Crashed', message: 'qemu ended', time: '' } }],
+  ['failed', { phase: 'Stopping', failure: { reason: 'Crashed', message: 'qemu ended', time: '' } }],
   [
-    504,
+    'late',
     { phase: 'Failed', failure: { reason: 'DeployTimeout', message: 'not Running after 600 s', time: '' } },
   ],
-  [500, { phase: 'Failed', conditions: [condition('Ready', 'False', 'HostLost', 'host is silent')] }],
-  [500, { phase: 'Stopped', conditions: [condition('Ready', 'False', 'Stopped', 'VM is stopped')] }],
-  [500, { phase: 'Suspended' }],
-  [422, { phase: 'Pending', conditions: [condition('Stalled', 'True', 'NoImage', 'no image')] }],
-  [404, { conditions: [condition('Scheduled', 'False', 'ConfigNotFound', 'VMConfig x was not found')] }],
-  [404, { phase: 'Pending', conditions: [condition('ImageReady', 'False', 'ImageNotFound', 'not found')] }],
+  ['failed', { phase: 'Failed', conditions: [condition('Ready', 'False', 'HostLost', 'host is silent')] }],
+  ['failed', { phase: 'Stopped', conditions: [condition('Ready', 'False', 'Stopped', 'VM is stopped')] }],
+  ['failed', { phase: 'Suspended' }],
+  ['invalid', { phase: 'Pending', conditions: [condition('Stalled', 'True', 'NoImage', 'no image')] }],
+  [
+    'missing',
+    { conditions: [condition('Scheduled', 'False', 'ConfigNotFound', 'VMConfig x was not found')] },
+  ],
+  [
+    'missing',
+    { phase: 'Pending', conditions: [condition('ImageReady', 'False', 'ImageNotFound', 'not found')] },
+  ],
   ['waiting', { phase: 'Pulling', conditions: [condition('ImageReady', 'False', 'ImageNotFound', 'retry')] }],
-])('ends with %s for %j', (code, status) => {
-  expect(codeOf(stateOf(vm(status), READY))).toBe(code);
+])('ends with %s for %j', (kind, status) => {
+  expect(kindOf(stateOf(vm(status), READY))).toBe(kind);
 });
 
 it('does not take a VM that is being deleted for one that runs', () => {
@@ -57,14 +63,12 @@ it('does not take a VM that is being deleted for one that runs', () => {
   );
 });
 
-it('ends on full hosts only if the client or the installation wants so, and says what it waits for', () => {
+it('ends on full hosts only if the caller wants so, and says what it waits for', () => {
   const full = vm({ conditions: [condition('Scheduled', 'False', 'Unschedulable', '2 hosts are full')] });
-  expect(stateOf(full, RUNNING)).toBe('waiting');
-  expect(codeOf(stateOf(full, { ...RUNNING, whenFull: 'fail' }))).toBe(503);
-  const codes = ['wait', 'fail', undefined].map((whenFull) =>
-    codeOf(stateOf(full, { ...RUNNING, whenFull, fullStatus: 500 } as Parameters<typeof stateOf>[1])),
+  const kinds = (['wait', 'fail', undefined] as const).map((whenFull) =>
+    kindOf(stateOf(full, { ...RUNNING, whenFull })),
   );
-  expect(codes).toEqual(['waiting', 500, 500]);
+  expect(kinds).toEqual(['waiting', 'room', 'waiting']);
   expect(progressOf(full)).toBe('2 hosts are full');
   expect(progressOf(vm({ phase: 'Pulling', progress: 'Pulling 42 %' }))).toBe('Pulling 42 %');
 });
@@ -73,7 +77,7 @@ const missing = condition('Scheduled', 'False', 'ConfigNotFound', 'VMConfig new 
 
 it.each([
   ['waits on when the operator has learned of the object', vm({ phase: 'Cloning' }), 'waiting'],
-  ['ends when the object is still missing', vm({ conditions: [missing] }), 404],
+  ['ends when the object is still missing', vm({ conditions: [missing] }), 'missing'],
 ])('%s', async (_, later, expected) => {
   const signal = AbortSignal.timeout(60_000);
   const { vm: seen, state } = await settledState(
@@ -82,7 +86,7 @@ it.each([
     async () => later,
     signal,
   );
-  expect([seen, codeOf(state)]).toEqual([later, expected]);
+  expect([seen, kindOf(state)]).toEqual([later, expected]);
 });
 
 it('ends for its own VM when others have made a VM of the same name', async () => {
@@ -94,5 +98,5 @@ it('ends for its own VM when others have made a VM of the same name', async () =
     async () => another,
     AbortSignal.timeout(60_000),
   );
-  expect([seen, codeOf(state)]).toEqual([own, 404]);
+  expect([seen, kindOf(state)]).toEqual([own, 'missing']);
 });

@@ -4,9 +4,10 @@ import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { ApiError } from '../../kube/errors.ts';
+import { ActionError } from '../../actions/error.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
-import { answerOf, EndedError, settle } from './ending.ts';
+import { answerOf, settle, trimmed } from './deploy.ts';
 
 const TIME = '2030-01-01T00:11:00.000Z';
 const logger = pino({ level: 'silent' });
@@ -77,13 +78,13 @@ it.each<[unknown, boolean, number, string]>([
     `Unauthorized: the token is no longer valid. The operator deletes VM mac at ${TIME}`,
   ],
   [
-    new EndedError({ code: 503, message: 'No host has room for VM mac: full' }),
+    new ActionError('room', 'No host has room for VM mac: full'),
     false,
     503,
     `No host has room for VM mac: full. The operator deletes VM mac at ${TIME}`,
   ],
   [
-    new EndedError({ code: 422, message: 'VM mac cannot run: no' }),
+    new ActionError('invalid', 'VM mac cannot run: no'),
     true,
     422,
     'VM mac cannot run: no. VM mac was deleted',
@@ -93,4 +94,28 @@ it.each<[unknown, boolean, number, string]>([
   const answer = answerOf(error, vm, { isDeleted, minutes: 1 });
   expect(answer).toBeInstanceOf(StatusError);
   expect((answer as StatusError).body).toMatchObject({ code, message: expect.stringContaining(words) });
+});
+
+it('keeps only the fields that a waiting request needs', () => {
+  const identity = { name: 'mac', namespace: 'ci', uid: 'u', resourceVersion: '7' };
+  const times = {
+    deletionTimestamp: '2030-01-01T00:00:00Z',
+    annotations: { [ANSWER_BY_ANNOTATION]: '2030-01-01T00:11:00.000Z' },
+  };
+  const status = { phase: 'Cloning', conditions: [] };
+  const kept = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata: { ...identity, ...times }, status };
+  const vm = {
+    ...kept,
+    metadata: {
+      ...kept.metadata,
+      labels: { a: 'b' },
+      finalizers: ['c'],
+      annotations: { ...times.annotations, d: 'e' },
+    },
+    spec: { guestMetadata: { f: 'g' } },
+  } as VM;
+  expect(trimmed(vm)).toEqual({ ...kept, spec: {} });
+  expect(trimmed({ ...vm, metadata: identity, status: undefined } as unknown as VM).metadata).toEqual(
+    identity,
+  );
 });
