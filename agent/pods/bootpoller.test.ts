@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { BootAnswer } from '../adb/booted.ts';
+import type { BootAnswer } from '../drivers/emulator/adb.ts';
 import { BootPoller } from './bootpoller.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 

@@ -3,7 +3,7 @@ import { isDeepStrictEqual } from 'node:util';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { askBooted, BootAnswer } from '../adb/booted.ts';
+import type { askBooted, BootAnswer } from '../drivers/emulator/adb.ts';
 import { GuestLoops, type LoopOptions } from './loops.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 

@@ -4,7 +4,7 @@
  */
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { EmulatorLaunchPlan } from '../drivers/driver.ts';
-import { requireDevice } from '../drivers/emulator/avd.ts';
+import { requireDevice } from '../drivers/emulator/arguments.ts';
 import { ownUser } from '../processes/users.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, needed, type Operation, type Runtime } from './machine.ts';

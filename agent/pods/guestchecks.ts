@@ -1,6 +1,6 @@
 /** Runs all regular checks of running guests: the checks of guest agents, of readiness, and of the boot of emulators. */
 import { type Pod } from '../../kube/core.ts';
-import { askBooted } from '../adb/booted.ts';
+import { askBooted } from '../drivers/emulator/adb.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
 import { BootPoller } from './bootpoller.ts';
 import { GuestPoller } from './guestpoller.ts';

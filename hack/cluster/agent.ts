@@ -3,7 +3,7 @@ import { listFolders } from '../../base/files.ts';
 import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import { stateFile as emulatorFile } from '../../agent/drivers/emulator/state.ts';
+import { stateFile as emulatorFile } from '../../agent/drivers/emulator/files.ts';
 import { readMachineFile } from '../../agent/drivers/qemu/state.ts';
 import { killForCertain, type ProcessIdentity } from '../../agent/processes/process.ts';
 import { NODES } from '../../kube/core.ts';

@@ -77,7 +77,7 @@ const TRUSTED_JSON = new Map([
   ['kube/liststream.ts', 'the API server'],
   ['agent/images/local/layout.ts', 'this agent, in its own folder'],
   ['agent/drivers/statefile.ts', 'this agent, in its own folder'],
-  ['agent/drivers/qemu/platformcache.ts', 'this agent, in its own folder'],
+  ['agent/drivers/qemu/platform.ts', 'this agent, in its own folder'],
   ['agent/network/nat/attachments.ts', 'this agent, in its own folder'],
   ['agent/pods/records.ts', 'this agent, in its own folder'],
   ['agent/processes/lock.ts', 'an agent of this host'],

@@ -11,10 +11,16 @@ import { once } from 'node:events';
 import { mkdir, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import { askBooted } from '../../agent/adb/booted.ts';
+import { askBooted } from '../../agent/drivers/emulator/adb.ts';
 import type { EmulatorLaunchPlan } from '../../agent/drivers/driver.ts';
-import { AVDS, commandLine, environment, FOLDERS } from '../../agent/drivers/emulator/arguments.ts';
-import { AVD_NAME, avdFiles } from '../../agent/drivers/emulator/avd.ts';
+import {
+  AVD_NAME,
+  avdFiles,
+  AVDS,
+  commandLine,
+  environment,
+  FOLDERS,
+} from '../../agent/drivers/emulator/arguments.ts';
 import { EmulatorDriver } from '../../agent/drivers/emulator/driver.ts';
 import { NATIVE } from '../../agent/drivers/emulator/sdk.ts';
 import type { NatOptions } from '../../agent/network/nat/layout.ts';

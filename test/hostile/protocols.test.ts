@@ -11,9 +11,8 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../base/errors.ts';
 import { type VmLaunchPlan } from '../../agent/drivers/driver.ts';
-import { whileFrozen } from '../../agent/drivers/qemu/guestagent/commands.ts';
-import { GuestAgent } from '../../agent/drivers/qemu/guestagent/guestagent.ts';
-import { executeInGuest } from '../../agent/drivers/qemu/guestagent/exec.ts';
+import { GuestAgent, whileFrozen } from '../../agent/drivers/qemu/guestagent.ts';
+import { executeInGuest } from '../../agent/drivers/qemu/guestexec.ts';
 import { QmpConnection, QmpError } from '../../agent/drivers/qemu/qmp.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { folderOf, type Host, makeHost, planFor } from '../worlds/qemuguest.ts';

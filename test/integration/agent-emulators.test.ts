@@ -4,7 +4,7 @@ import { readdir } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { askBooted } from '../../agent/adb/booted.ts';
+import { askBooted } from '../../agent/drivers/emulator/adb.ts';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { EMULATORS_CONDITION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';

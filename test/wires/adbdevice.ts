@@ -1,7 +1,12 @@
 /** A scripted Android device for ADB on a TCP port. It boots when the test decides. */
 import { once } from 'node:events';
 import { createServer, type Server, type Socket } from 'node:net';
-import { ADB_VERSION, encodeMessage, LARGEST_PAYLOAD, readMessages } from '../../agent/adb/messages.ts';
+import {
+  ADB_VERSION,
+  encodeMessage,
+  LARGEST_PAYLOAD,
+  readMessages,
+} from '../../agent/drivers/emulator/adb.ts';
 
 const BANNER = Buffer.from('device::ro.product.name=stand-in;features=shell_v2');
 /** Number that the device gave to its stream. */

@@ -4,8 +4,7 @@ import { access, mkdir, mkdtemp, opendir, readFile, rm, writeFile } from 'node:f
 import { tmpdir } from 'node:os';
 import { basename, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import { AVDS, FOLDERS } from './arguments.ts';
-import { AVD_NAME } from './avd.ts';
+import { AVD_NAME, AVDS, FOLDERS } from './arguments.ts';
 import { makeFiles, prepareStart } from './files.ts';
 
 vi.mock('node:fs/promises', async (original) => {

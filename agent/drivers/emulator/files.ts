@@ -1,18 +1,61 @@
 /**
- * Makes and removes the files of an emulator's machine. The machine's folder and its folder of AVDs belong to root. All other folders
- * inside these two folders belong to the machine's user, who can put anything there. For example, a link could lead the agent, which is
- * root, to a file outside. So the agent follows no path deeper into the user's folders: it creates and removes only their direct entries.
- * The agent does so only while no process of the user lives.
+ * Makes and removes the files of an emulator's machine, and reads and writes its state file. The machine's folder and its folder of AVDs
+ * belong to root. All other folders inside these two folders belong to the machine's user, who can put anything there. For example, a link
+ * could lead the agent, which is root, to a file outside. So the agent follows no path deeper into the user's folders: it creates and removes
+ * only their direct entries. The agent does so only while no process of the user lives.
  */
 import { lchown, mkdir, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { randomBytes } from 'node:crypto';
+import * as z from 'zod';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
 import { entriesOf } from '../../disks/diskio.ts';
 import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
-import { AVDS, FOLDERS } from './arguments.ts';
-import { AVD_NAME, avdFiles } from './avd.ts';
+import { AVD_NAME, avdFiles, AVDS, FOLDERS } from './arguments.ts';
 import type { Architecture } from './sdk.ts';
+import { endSchema, processSchema, runAsSchema, StateFile } from '../statefile.ts';
+
+/** Name of the state file. The name differs from the name of QEMU's state file, so that each driver finds only its own machines. */
+export const STATE_FILE = 'emulator.json';
+
+const stateSchema = z.object({
+  version: z.literal(1),
+  platform: z.string(),
+  imageType: z.string(),
+  /** Token of the emulator's console. */
+  token: z.string(),
+  /** Linux user of the machine. Absent if the agent is not root. */
+  runAs: runAsSchema.optional(),
+  /** Network namespace of the last start. */
+  namespace: z.string().optional(),
+  /** Position in the log `serial` at which the output of the last start begins. */
+  logStart: z.number().int().min(0),
+  /** The state that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */
+  intent: z.enum(['run', 'stop']),
+  /** Identity of the machine's process. Absent while the process is being started, and while there is no process. */
+  process: processSchema.optional(),
+  /**
+   * Whether the machine has a process, as far as the agent knows. True from the beginning of a start until the agent has noticed the end of
+   * the process.
+   */
+  live: z.boolean(),
+  /** Whether the processes must be paused. */
+  paused: z.boolean(),
+  end: endSchema.optional(),
+});
+export type EmulatorState = z.infer<typeof stateSchema>;
+
+const TOKEN_BYTES = 12;
+
+export function newState(described: Pick<EmulatorState, 'platform' | 'imageType' | 'runAs'>): EmulatorState {
+  const token = randomBytes(TOKEN_BYTES).toString('base64url');
+  return { version: 1, ...described, token, logStart: 0, intent: 'stop', live: false, paused: false };
+}
+
+export function stateFile(folder: string): StateFile<EmulatorState> {
+  return new StateFile(folder, { name: STATE_FILE, schema: stateSchema });
+}
 
 /**
  * Path at which the machine's folder is mounted in the emulator's own mount namespace. The emulator cannot use the real path of the folder,

@@ -10,10 +10,16 @@ import { type StateFile, UNREADABLE } from '../statefile.ts';
 import { logEnd } from '../../console/input.ts';
 import { processMark } from './arguments.ts';
 import { ConsoleClient, connectInside, killByConsole } from './console.ts';
-import { prepareStart } from './files.ts';
-import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
-import { type EmulatorStart, launchEmulator, ProcessGroup } from './processes.ts';
-import { type EmulatorState, stateFile } from './state.ts';
+import { type EmulatorState, prepareStart, stateFile } from './files.ts';
+import {
+  describeExit,
+  type EmulatorStart,
+  exitMessage,
+  launchEmulator,
+  OUT_OF_MEMORY,
+  ProcessGroup,
+  startError,
+} from './processes.ts';
 
 /**
  * Time limit from the start of the emulator until its console answers. The console opens within seconds, long before the guest has booted.

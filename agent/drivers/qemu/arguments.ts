@@ -249,7 +249,7 @@ function file(path: string): Record<string, unknown> {
  * Returns the given options as an array. In a long array, the code formatter would put each option on its own line. A call of this function
  * keeps options that belong together on one line.
  */
-export function options(...parameters: string[]): string[] {
+function options(...parameters: string[]): string[] {
   return parameters;
 }
 

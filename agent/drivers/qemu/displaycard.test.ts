@@ -3,8 +3,7 @@ import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { displayState, resumedWith, screenArguments, startedWith } from './displaycard.ts';
-import { displaySupport } from './hostplatforms.ts';
-import type { Architecture, Platform } from './platform.ts';
+import { type Architecture, displaySupport, type Platform } from './platform.ts';
 
 const FULL_HD = { width: 1920, height: 1080, dpi: 120 };
 const LARGE = { width: 3840, height: 2160, dpi: 192 };

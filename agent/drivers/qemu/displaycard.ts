@@ -1,6 +1,5 @@
 /** Chooses the graphics card of a machine, makes its arguments for QEMU, and tells users which screen the guest has. */
-import type { VmLaunchPlan } from '../driver.ts';
-import type { DisplayState } from '../runningstate.ts';
+import type { DisplayState, VmLaunchPlan } from '../driver.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 

@@ -30,10 +30,10 @@ import {
   type StopOptions,
 } from '../driver.ts';
 import { DiskCopies } from './diskcopies.ts';
-import { DisplayDpi } from './display/dpi.ts';
+import { DisplayDpi } from './dpi.ts';
 import { createFiles, enlargeDisk } from './files.ts';
 import { MachineGuest } from './guest.ts';
-import { HostPlatforms } from './hostplatforms.ts';
+import { HostPlatforms } from './platform.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { pauseGuest, unpauseGuest } from './runstate.ts';

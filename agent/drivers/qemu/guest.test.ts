@@ -8,7 +8,7 @@ import { machineReportSchema } from '../../../api/v1alpha1/machine.ts';
 import { afterSync, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import type { GuestAnswer, GuestQuestion } from '../driver.ts';
 import { MachineGuest } from './guest.ts';
-import { GuestAgent } from './guestagent/guestagent.ts';
+import { GuestAgent } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
 import type { QemuMachine } from './machine.ts';
 

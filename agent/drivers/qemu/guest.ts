@@ -19,11 +19,10 @@ import {
   StreamRefused,
 } from '../driver.ts';
 import type { JsonLimits } from '../../../base/json.ts';
-import { hasGuestAgent, setTime } from './guestagent/commands.ts';
-import { JsonLine } from './guestagent/answers.ts';
-import { type CommandOptions, GuestAgentRefusal, type GuestConnection } from './guestagent/connection.ts';
-import { executeInGuest } from './guestagent/exec.ts';
-import { beginningOf } from './lists.ts';
+import { hasGuestAgent, setTime } from './guestagent.ts';
+import { type CommandOptions, GuestAgentRefusal, type GuestConnection, JsonLine } from './guestconnection.ts';
+import { executeInGuest } from './guestexec.ts';
+import { beginningOf } from './qmp.ts';
 import type { QemuMachine } from './machine.ts';
 
 /**

@@ -6,7 +6,7 @@ import type { ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import type { ExitStatus } from '../launch.ts';
 import { ProcessWatch } from '../processwatch.ts';
-import { GuestAgent } from './guestagent/guestagent.ts';
+import { GuestAgent } from './guestagent.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
 

@@ -1,12 +1,16 @@
-import { expect, it, vi } from 'vitest';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it, test, vi } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { launch } from '../launch.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
-import { launchMachine } from './launch.ts';
+import { launchMachine, startError } from './launch.ts';
 import type { Platform } from './platform.ts';
 import type { MachineFile } from './state.ts';
+import { appendedLog } from '../../console/logwriter.ts';
 
 vi.mock(import('../launch.ts'), { spy: true });
 
@@ -47,4 +51,32 @@ it('a suspended machine resumes with the accelerator of its start, because its m
   expect(started.command).toContain('accel=kvm,dump-guest-core=off -cpu host ');
   // Emulation needs 1 GiB more.
   expect((resumed.memoryBytes ?? 0) - (started.memoryBytes ?? 0)).toBe(2 ** 30);
+});
+
+let folder: string;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-lastwords-'));
+});
+
+afterEach(async () => {
+  await rm(folder, { recursive: true });
+});
+
+const UNREADABLE = "Could not open 'disk.qcow2': Permission denied";
+
+test('the last words of a hypervisor show why it did not start', async () => {
+  await writeFile(join(folder, appendedLog('hypervisor')), `${UNREADABLE}\n`);
+  const message = `The hypervisor ended with code 1: ${UNREADABLE}`;
+  expect(await startError(folder, 'The hypervisor ended with code 1')).toMatchObject({
+    reason: 'DiskInvalid',
+    message,
+  });
+});
+
+test('an answer of a hypervisor to a command does not make a failed start final', async () => {
+  expect(await startError(folder, UNREADABLE)).toMatchObject({
+    reason: 'StartFailed',
+    message: UNREADABLE,
+  });
 });

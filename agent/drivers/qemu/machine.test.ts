@@ -12,8 +12,7 @@ import { segmentName } from '../../console/logwriter.ts';
 import { identify } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
-import { whileFrozen } from './guestagent/commands.ts';
-import { GuestAgent } from './guestagent/guestagent.ts';
+import { GuestAgent, whileFrozen } from './guestagent.ts';
 import { type MachineFile, readCopyNote, readMachineFile, StateFile, writeCopyNote } from './state.ts';
 
 /** Events in the form in which QEMU 7.2 to 10 sends them. */

@@ -2,20 +2,24 @@
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
-import type { MachineFolder, MachineState, StopOptions, VmLaunchPlan } from '../driver.ts';
+import type { MachineFolder, MachineState, RunningState, StopOptions, VmLaunchPlan } from '../driver.ts';
 import { liveProcess } from '../processwatch.ts';
-import type { RunningState } from '../runningstate.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { Hypervisor } from './hypervisor.ts';
-import { inspectLive } from './inspectlive.ts';
-import { describeExit, exitMessage, OUT_OF_MEMORY, startError } from './lastwords.ts';
-import { launchMachine, type MachineContext } from './launch.ts';
+import { goOn, guestPoweredOff, inspectLive, powerOffGuest, processEnded, quit } from './runstate.ts';
+import {
+  describeExit,
+  exitMessage,
+  launchMachine,
+  type MachineContext,
+  OUT_OF_MEMORY,
+  startError,
+} from './launch.ts';
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
-import { goOn, guestPoweredOff, powerOffGuest, processEnded, quit } from './runstate.ts';
 import { BEGUN, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers about 30 ms after its start, or after seconds on an overloaded host. */

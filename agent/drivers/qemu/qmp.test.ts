@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
 import { ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
-import { hasGuestAgent } from './guestagent/commands.ts';
+import { hasGuestAgent } from './guestagent.ts';
 import { QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 

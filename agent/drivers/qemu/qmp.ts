@@ -1,6 +1,6 @@
 /**
  * Client of QEMU's machine protocol (QMP): JSON lines over a unix socket, which serves one client at a time. A hostile guest can control
- * its QEMU, so no message is trusted.
+ * its QEMU, so no message is trusted, and what QEMU sends without a call has a limit. The client of the D-Bus display uses the same limits.
  */
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
@@ -10,7 +10,20 @@ import { type JsonLimits, parseJson } from '../../../base/json.ts';
 import { readLines } from '../../../base/lines.ts';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
-import { Calls } from './calls.ts';
+
+/**
+ * The agent reads at most this number of items of a list. A guest with many containers has a few dozen network interfaces, and QEMU has
+ * fewer devices, block nodes and properties.
+ */
+const LIST_LIMIT = 256;
+
+/**
+ * Returns the schema of a list. The schema checks only the first {@link LIST_LIMIT} items, and drops the rest. A sender can send a list of
+ * 500,000 invalid items. The schema makes an error for each invalid item, so a check of the whole list would block the agent for seconds.
+ */
+export function beginningOf<T extends z.ZodType>(item: T) {
+  return z.preprocess((value) => (Array.isArray(value) ? value.slice(0, LIST_LIMIT) : value), z.array(item));
+}
 
 /**
  * Time between two attempts to connect. QEMU opens its socket about 10 ms after its start. A much longer time between attempts would delay
@@ -207,5 +220,85 @@ async function connectSocket(folder: string, name: string, signal: AbortSignal):
       return socket;
     }
     await pause(CONNECT_INTERVAL_MILLISECONDS);
+  }
+}
+
+/**
+ * Largest number of characters or bytes that QEMU may send without a call within {@link UNASKED_MILLISECONDS}. A working QEMU sends less:
+ * it limits the rate of frequent events, and sends a few hundred bytes for each change of the screen's size.
+ */
+const UNASKED_LIMIT = 1024 * 1024;
+const UNASKED_MILLISECONDS = 10_000;
+
+interface Waiting<Answer> {
+  resolve: (answer: Answer) => void;
+  reject: (error: Error) => void;
+  timer: NodeJS.Timeout;
+}
+
+export class Calls<Answer> {
+  readonly #waiting = new Map<number, Waiting<Answer>>();
+  readonly #error: new (
+    message: string,
+  ) => Error;
+  readonly #flood: string;
+  #last = 0;
+  #unasked = { size: 0, until: 0 };
+
+  /** `error` is the class of the errors of this protocol. `flood` is the message of the error if QEMU sends too much without a call. */
+  constructor(error: new (message: string) => Error, flood: string) {
+    this.#error = error;
+    this.#flood = flood;
+  }
+
+  /** Calls `send` with the number of the call, and returns QEMU's answer. @throws Error when no answer comes in time. */
+  async make(name: string, timeoutMilliseconds: number, send: (id: number) => void): Promise<Answer> {
+    this.#last += 1;
+    const id = this.#last;
+    const { promise, resolve, reject } = Promise.withResolvers<Answer>();
+    const timer = setTimeout(() => {
+      this.#waiting.delete(id);
+      reject(new this.#error(`QEMU did not answer ${name} within ${timeoutMilliseconds} ms`));
+    }, timeoutMilliseconds);
+    this.#waiting.set(id, { resolve, reject, timer });
+    send(id);
+    return await promise;
+  }
+
+  /**
+   * Returns the call with the number `id`, which a message of this size answers. The call no longer waits afterwards. The result is
+   * undefined if no call waits for the message.
+   *
+   * @throws Error when QEMU sends too many messages for which no call waits.
+   */
+  answered(id: number | undefined, size: number): Pick<Waiting<Answer>, 'resolve' | 'reject'> | undefined {
+    const call = this.#waiting.get(id ?? 0);
+    if (call === undefined) {
+      this.#countUnasked(size);
+      return undefined;
+    }
+    this.#waiting.delete(id ?? 0);
+    clearTimeout(call.timer);
+    return call;
+  }
+
+  /** Fails all calls that still wait for an answer. */
+  end(why: string): void {
+    for (const { timer, reject } of this.#waiting.values()) {
+      clearTimeout(timer);
+      reject(new this.#error(why));
+    }
+    this.#waiting.clear();
+  }
+
+  #countUnasked(size: number): void {
+    const now = performance.now();
+    if (now >= this.#unasked.until) {
+      this.#unasked = { size: 0, until: now + UNASKED_MILLISECONDS };
+    }
+    this.#unasked.size += size;
+    if (this.#unasked.size > UNASKED_LIMIT) {
+      throw new this.#error(this.#flood);
+    }
   }
 }

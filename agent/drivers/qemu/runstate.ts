@@ -1,13 +1,14 @@
 /**
- * Pauses, continues and ends guests by commands that change QEMU's run state. Also completes a step that the agent left unfinished when it
- * died. QEMU does not end when its guest has powered off. It stays in the run state `shutdown` until the agent sends the command `quit`.
+ * Inspects running guests, and pauses, continues and ends them by commands that change QEMU's run state. Also completes a step that the
+ * agent left unfinished when it died. QEMU does not end when its guest has powered off. It stays in the run state `shutdown` until the agent
+ * sends the command `quit`.
  */
 import type { Logger } from 'pino';
-import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
-import type { StopOptions } from '../driver.ts';
-import { hasGuestAgent, shutDown } from './guestagent/commands.ts';
+import { isAlive, killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
+import type { RunningState, StopOptions } from '../driver.ts';
+import { hasGuestAgent, shutDown } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
-import { exitMessage, wasEndedBySignal } from './lastwords.ts';
+import { exitMessage, wasEndedBySignal } from './launch.ts';
 import { forgetMemory } from './memory.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
 import type { MachineFile, StateChange, StateFile } from './state.ts';
@@ -51,7 +52,7 @@ const POWER_BUTTON_INTERVAL_MILLISECONDS = 3_000;
  */
 const GUEST_AGENT_MILLISECONDS = 5_000;
 
-export function isStill(status: string): boolean {
+function isStill(status: string): boolean {
   return status === PAUSED || status === DISK_FULL;
 }
 
@@ -160,7 +161,7 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
  * Completes a step that the agent had begun when it died, and ends a hypervisor whose guest cannot continue. Returns the run state
  * afterwards, or `gone` if no process is left.
  */
-export async function reconcile(
+async function reconcile(
   hypervisor: Hypervisor,
   identity: ProcessIdentity,
   file: StateFile,
@@ -280,4 +281,37 @@ export function processEnded(known: MachineFile, message: string): StateChange {
   const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
   const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};
   return { live: false, paused: false, process: undefined, ...end };
+}
+
+interface Inspected {
+  /** State of the machine; undefined if its process has ended. */
+  state: RunningState | undefined;
+  /** Whether the hypervisor did not answer. */
+  isSilent: boolean;
+}
+
+/**
+ * Inspects a live hypervisor. Also completes or cancels a step that the agent had begun when it died. So this function must not run during
+ * a step of the machine.
+ */
+export async function inspectLive(
+  hypervisor: Hypervisor,
+  file: StateFile,
+  logger: Logger,
+): Promise<Inspected> {
+  const { identity, folder } = hypervisor;
+  const { pid } = identity;
+  try {
+    const status = await reconcile(hypervisor, identity, file, logger);
+    const paused = isStill(status);
+    const running: RunningState = { kind: 'running', pid, guestStarted: status === 'running', paused };
+    return { state: status === 'gone' ? undefined : running, isSilent: false };
+  } catch (error) {
+    if (!(await isAlive(identity))) {
+      return { state: undefined, isSilent: false };
+    }
+    logger.warn({ uid: folder.uid, err: error }, 'The hypervisor of a machine does not answer');
+    const paused = (await file.read())?.paused === true;
+    return { state: { kind: 'running', pid, guestStarted: false, paused }, isSilent: true };
+  }
 }

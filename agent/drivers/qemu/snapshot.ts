@@ -15,8 +15,7 @@ import { hasCode, isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
 import { DISK_NODE } from './arguments.ts';
-import { beginningOf } from './lists.ts';
-import { type QmpConnection, QmpError } from './qmp.ts';
+import { beginningOf, type QmpConnection, QmpError } from './qmp.ts';
 
 /**
  * Name of the snapshot's folder in the machine's folder. The hypervisor is not root, and has the right to create files only in this folder.

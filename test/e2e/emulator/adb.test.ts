@@ -7,7 +7,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
-import { AVD_NAME } from '../../../agent/drivers/emulator/avd.ts';
+import { AVD_NAME } from '../../../agent/drivers/emulator/arguments.ts';
 import { NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { makeSdk } from '../../standins/emulator/sdk.ts';

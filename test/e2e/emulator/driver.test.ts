@@ -3,7 +3,7 @@ import { access, mkdir, readdir, readFile, readlink, rm, symlink, writeFile } fr
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { EmulatorLaunchPlan, MachineFolder, MachineState } from '../../../agent/drivers/driver.ts';
-import { stateFile } from '../../../agent/drivers/emulator/state.ts';
+import { stateFile } from '../../../agent/drivers/emulator/files.ts';
 import { run } from '../../../base/exec.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import type { Cue } from '../../standins/emulator/program/cues.ts';

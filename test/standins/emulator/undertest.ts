@@ -9,8 +9,14 @@ import { mkdir, mkdtemp, readdir, rm, writeFile } from 'node:fs/promises';
 import { connect } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { AVDS, commandLine, environment, FOLDERS } from '../../../agent/drivers/emulator/arguments.ts';
-import { AVD_NAME, avdFiles } from '../../../agent/drivers/emulator/avd.ts';
+import {
+  AVD_NAME,
+  avdFiles,
+  AVDS,
+  commandLine,
+  environment,
+  FOLDERS,
+} from '../../../agent/drivers/emulator/arguments.ts';
 import { prepareStart } from '../../../agent/drivers/emulator/files.ts';
 import { type Architecture, imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
 import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulatordefaults.ts';

@@ -1,8 +1,8 @@
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { expect, test } from 'vitest';
-import { JsonError } from '../../../../base/json.ts';
-import { AnswerReader, JsonLine, type Line } from './answers.ts';
+import { JsonError } from '../../../base/json.ts';
+import { AnswerReader, JsonLine, type Line } from './guestconnection.ts';
 
 const WIDE = { bytes: 1024 * 1024, items: 64 };
 

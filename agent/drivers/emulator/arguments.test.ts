@@ -1,7 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { groupsFor } from './acceleration.ts';
-import { commandLine, environment } from './arguments.ts';
-import { avdFiles } from './avd.ts';
+import { groupsFor } from './sdk.ts';
+import { avdFiles, commandLine, environment } from './arguments.ts';
 
 const PHONE = {
   platform: 'android-36',

@@ -1,6 +1,12 @@
 import { expect, it } from 'vitest';
-import { encodeCall, MESSAGE_LIMIT_BYTES, MessageSplitter, readBody } from './dbus.ts';
-import { DBusFormatError, Writer } from './dbusvalues.ts';
+import {
+  DBusFormatError,
+  encodeCall,
+  MESSAGE_LIMIT_BYTES,
+  MessageSplitter,
+  readBody,
+  Writer,
+} from './dbus.ts';
 
 const SIZE = { path: '/a', interface: 'b', member: 'c', type: 'qqiiuu', values: [300, 170, 0, 0, 1280, 720] };
 /** Bytes of the call {@link SIZE} with the serial number 9, as another program wrote them. */

@@ -4,19 +4,17 @@
  */
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import { displayBounds } from '../../../../api/v1alpha1/display.ts';
-import { Backoff } from '../../../../base/backoff.ts';
-import { messageOf } from '../../../../base/errors.ts';
-import { rest } from '../../../../base/time.ts';
-import type { MachineFolder, MachineState } from '../../driver.ts';
+import { displayBounds } from '../../../api/v1alpha1/display.ts';
+import { Backoff } from '../../../base/backoff.ts';
+import { messageOf } from '../../../base/errors.ts';
+import { rest } from '../../../base/time.ts';
+import type { MachineFolder, MachineState } from '../driver.ts';
 import { readBody } from './dbus.ts';
-import { type DBusConnection, DBusError } from './dbusconnection.ts';
-import { connectDisplay } from './socket.ts';
-import { displayState } from '../displaycard.ts';
-import type { Hypervisor } from '../hypervisor.ts';
-import { beginningOf } from '../lists.ts';
-import type { QmpEvent } from '../qmp.ts';
-import { readMachineFile, type Screen } from '../state.ts';
+import { connectDisplay, type DBusConnection, DBusError } from './dbusconnection.ts';
+import { displayState } from './displaycard.ts';
+import type { Hypervisor } from './hypervisor.ts';
+import { beginningOf, type QmpEvent } from './qmp.ts';
+import { readMachineFile, type Screen } from './state.ts';
 
 type Display = NonNullable<Screen['display']>;
 

@@ -2,9 +2,15 @@
 import type { Socket } from 'node:net';
 import * as fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { AdbDevice, type AdbPlay } from '../../test/wires/adbdevice.ts';
-import { askBooted, type BootAnswer } from './booted.ts';
-import { ADB_VERSION, encodeMessage, LARGEST_PAYLOAD, readMessages } from './messages.ts';
+import { AdbDevice, type AdbPlay } from '../../../test/wires/adbdevice.ts';
+import {
+  ADB_VERSION,
+  askBooted,
+  type BootAnswer,
+  encodeMessage,
+  LARGEST_PAYLOAD,
+  readMessages,
+} from './adb.ts';
 
 const HOST = '127.0.0.1';
 const CNXN = encodeMessage('CNXN', ADB_VERSION, LARGEST_PAYLOAD, Buffer.from('device::'));

@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { HostPlatforms } from './hostplatforms.ts';
+import { HostPlatforms } from './platform.ts';
 
 const HOUR_MILLISECONDS = 3_600_000;
 

@@ -4,9 +4,8 @@ import { createConnection, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { type Call, encodeCall } from './dbus.ts';
+import { type Call, encodeCall, Writer } from './dbus.ts';
 import { DBusConnection } from './dbusconnection.ts';
-import { Writer } from './dbusvalues.ts';
 
 const CALL: Call = { path: '/a', interface: 'b', member: 'c', type: 's', values: ['x'] };
 

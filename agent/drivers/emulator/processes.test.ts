@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { choose } from './lastwords.ts';
+import { choose } from './processes.ts';
 
 describe('the last words of an emulator', () => {
   it('are its errors, also if the kernel of the guest wrote after them', () => {
