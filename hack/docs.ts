@@ -17,10 +17,12 @@ import { httpRightsPage } from './docs/httprights.ts';
 import { kindsPage } from './docs/kinds.ts';
 import { metricsPage } from './docs/metrics.ts';
 import { reasonsPage } from './docs/reasons.ts';
+import { foldersTable, layersTable } from './docs/layers.ts';
 import { between, table } from './docs/table.ts';
 import { valuesPage } from './docs/values.ts';
 
 const ROOT = join(import.meta.dirname, '..');
+const ARCHITECTURE = 'docs/develop/architecture.md';
 const LIFECYCLE = 'docs/concepts/lifecycle';
 const CONFIGURATION = 'docs/reference/configuration.md';
 const METRICS = 'docs/reference/metrics.md';
@@ -37,6 +39,10 @@ async function generated(): Promise<Map<string, string>> {
     async (file) => [file.replace(/dot$/, 'svg'), await drawSvg(await read(file))] as const,
   );
   return new Map([
+    [
+      ARCHITECTURE,
+      between(between(await read(ARCHITECTURE), 'folders', foldersTable()), 'layers', layersTable()),
+    ],
     ['docs/reference/http-rights.md', httpRightsPage(await read('docs/reference/openapi.json'))],
     ['docs/reference/kinds.md', kindsPage()],
     ['docs/reference/reasons.md', reasonsPage()],

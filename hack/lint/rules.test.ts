@@ -19,10 +19,28 @@ test.each([
   ['agent/pods/plan.ts', '../../base/time.ts', 0],
   ['agent/pods/plan.ts', 'node:test', 0],
   ['hack/demo.ts', './wait.ts', 0],
+  ['hack/demo.ts', '../test/support/cluster.ts', 1],
+  ['base/time.ts', '../api/v1alpha1/names.ts', 1],
+  ['base/time.test.ts', '../api/v1alpha1/names.ts', 1],
+  ['operator/operator.ts', '../agent/agent.ts', 1],
+  ['operator/main.ts', './operator.ts', 0],
+  ['operator/image/plan.ts', '../vm/plan.ts', 1],
+  ['operator/vm/plan.ts', '../image/plan.ts', 0],
+  ['operator/image/plan.ts', '../host/plan.ts', 1],
+  ['kube/client.ts', './certificates/der.ts', 0],
+  ['kube/client.ts', './serving/httpserver.ts', 1],
+  ['kube/nosuch/file.ts', '../client.ts', 1],
+  ['api/v1alpha1/reasons.ts', './reasons/host.ts', 0],
+  ['api/v1alpha1/reasons/host.ts', '../vm.ts', 1],
 ])('%s imports %s: %i complaints', (file, value, count) => {
-  for (const type of ['ImportDeclaration', 'ImportExpression', 'ExportNamedDeclaration']) {
+  for (const type of [
+    'ImportDeclaration',
+    'ImportExpression',
+    'ExportNamedDeclaration',
+    'ExportAllDeclaration',
+  ]) {
     const node = { type, source: { type: 'Literal', value } };
-    expect(complaints('product-imports', file, node)).toBe(count);
+    expect(complaints('layers', file, node)).toBe(count);
   }
 });
 

@@ -1,12 +1,9 @@
 /** Lint rules of this project that the linter's own rules cannot express. See `.oxlintrc.json`. */
 import { relative, resolve } from 'node:path';
+import { findArrowUp } from './layers.ts';
 
 const ROOT = resolve(import.meta.dirname, '..', '..');
 
-/** Folders of the programs. All their files except tests are shipped. */
-const PRODUCT = /^(?:base|api|kube|actions|operator|agent|server)\/(?!.*\.test\.ts$)/;
-/** Folders that people and tests run. */
-const TOOLS = /^(?:hack|test)\//;
 const LEVELS = new Set(['trace', 'debug', 'info', 'warn', 'error', 'fatal']);
 
 /** Part of a syntax tree that these rules read. */
@@ -32,19 +29,25 @@ interface Rule {
   create(context: Context): Record<string, (node: Node) => void>;
 }
 
-/** Forbids files of the programs to import from tools. This includes types, because code that needs a type of a tool needs the tool. */
-const productImports: Rule = {
+/** Forbids imports that go up. This includes types, because code that needs a type of a part needs the part. */
+const layers: Rule = {
   create(context) {
-    if (!PRODUCT.test(relative(ROOT, context.filename))) {
-      return {};
-    }
+    const file = relative(ROOT, context.filename);
     const look = (node: Node): void => {
       const { value } = node.source ?? {};
-      if (typeof value === 'string' && TOOLS.test(relative(ROOT, resolve(context.filename, '..', value)))) {
-        context.report({ node, message: 'Only tests may import from hack/ and test/.' });
+      if (typeof value === 'string' && value.startsWith('.')) {
+        const message = findArrowUp(file, relative(ROOT, resolve(context.filename, '..', value)));
+        if (message !== undefined) {
+          context.report({ node, message });
+        }
       }
     };
-    return { ImportDeclaration: look, ImportExpression: look, ExportNamedDeclaration: look };
+    return {
+      ImportDeclaration: look,
+      ImportExpression: look,
+      ExportNamedDeclaration: look,
+      ExportAllDeclaration: look,
+    };
   },
 };
 
@@ -114,5 +117,5 @@ const boundedJson: Rule = {
 
 export default {
   meta: { name: 'berth' },
-  rules: { 'product-imports': productImports, 'logged-errors': loggedErrors, 'bounded-json': boundedJson },
+  rules: { layers, 'logged-errors': loggedErrors, 'bounded-json': boundedJson },
 };
