@@ -16,7 +16,7 @@ import type { KubeClient } from '../kube/client.ts';
 import { isConflict, isNotFound, unlessMissing } from '../kube/errors.ts';
 import { follow } from '../kube/follow.ts';
 import type { Ref } from '../kube/objects.ts';
-import { repeated } from '../kube/repeated.ts';
+import { repeated } from '../kube/patience.ts';
 import type { Transport } from '../kube/transport.ts';
 import { ActionError } from './error.ts';
 

@@ -5,7 +5,7 @@ import type { Registry } from 'prom-client';
 import { awaitedOn } from '../api/v1alpha1/awaited.ts';
 import { AGENT_NAME, SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
-import { keepReserve } from '../base/reserve.ts';
+import { keepReserve } from '../base/files.ts';
 import { Authorizer } from '../kube/serving/authorization.ts';
 import { KubeClient } from '../kube/client.ts';
 import { EventRecorder } from '../kube/events.ts';

@@ -1,7 +1,7 @@
-/** Reads configuration files in YAML. The whole file is checked at start, so that a person sees all mistakes together. */
+/** Reads configuration files in YAML, and has the settings that several programs share. The whole file is checked at start, so that a person sees all mistakes together. */
 import { readFileSync } from 'node:fs';
 import { parse, YAMLParseError } from 'yaml';
-import type * as z from 'zod';
+import * as z from 'zod';
 import { codeOf } from './errors.ts';
 
 /** Error with all mistakes in a configuration. Each entry has the form `path: mistake`. */
@@ -39,3 +39,32 @@ export function checkConfig<T>(schema: z.ZodType<T>, document: unknown, file: st
   }
   return result.data;
 }
+
+/** Paths of two PEM files: a certificate and its private key. Set both paths or none. */
+export interface CertificateFiles {
+  certificateFile?: string | undefined;
+  keyFile?: string | undefined;
+}
+
+/**
+ * Returns the settings for the certificate of a server as fields for a zod schema. {@link areFilesTogether} is a check that the caller must
+ * also add to the schema. The parameter `dnsNames` is the default value of the field `dnsNames`.
+ */
+export function certificateFields(dnsNames: string[]) {
+  return {
+    /**
+     * Paths of PEM files. The server reads the files again when they change. If no paths are set, the server creates its own certificate
+     * and replaces it before it expires.
+     */
+    certificateFile: z.string().optional(),
+    keyFile: z.string().optional(),
+    /** DNS names in the certificate that the server creates. They have no effect if `certificateFile` and `keyFile` are set. */
+    dnsNames: z.array(z.string()).default(dnsNames),
+  };
+}
+
+export function areFilesTogether({ certificateFile, keyFile }: CertificateFiles): boolean {
+  return (certificateFile === undefined) === (keyFile === undefined);
+}
+
+export const FILES_TOGETHER = { error: 'certificateFile and keyFile must be set together' };

@@ -1,10 +1,11 @@
-/** Runs other programs without a shell. The caller can limit the time and the output of a program. */
+/** Finds programs, and runs them without a shell. The caller can limit the time and the output of a program. */
 import { type ChildProcessByStdio, spawn } from 'node:child_process';
 import { addAbortListener } from 'node:events';
-import type { FileHandle } from 'node:fs/promises';
+import { access, constants as fileConstants, type FileHandle, stat } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
 import { Readable, type Writable } from 'node:stream';
-import { codeOf } from './errors.ts';
+import { delimiter, join } from 'node:path';
+import { codeOf, isOfSystem } from './errors.ts';
 
 /**
  * Number of characters that are kept from a program's standard error. Only the end is kept, because programs write the reason for a failure
@@ -237,5 +238,33 @@ export function lowerPriority(pid: number): void {
     if (codeOf(error) !== 'ERR_SYSTEM_ERROR') {
       throw error;
     }
+  }
+}
+
+/**
+ * Returns the path of a program in the first folder of `PATH` that has it, as the system does when it starts a program by its name, or
+ * undefined. An entry of `PATH` that is no folder or cannot be read is
+ * skipped, and so is a file that this user may not execute. `more` are further folders, which are searched at last.
+ */
+export async function findProgram(name: string, more: readonly string[] = []): Promise<string | undefined> {
+  for (const folder of [...(process.env['PATH'] ?? '').split(delimiter), ...more]) {
+    const path = join(folder, name);
+    if (await isProgram(path)) {
+      return path;
+    }
+  }
+  return undefined;
+}
+
+async function isProgram(path: string): Promise<boolean> {
+  try {
+    await access(path, fileConstants.X_OK);
+    // Users have the right X_OK for folders that they may enter.
+    return (await stat(path)).isFile();
+  } catch (error) {
+    if (isOfSystem(error)) {
+      return false;
+    }
+    throw error;
   }
 }

@@ -1,10 +1,12 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { closeSync, existsSync, openSync } from 'node:fs';
+import { closeSync, existsSync, mkdtempSync, openSync, rmSync, writeFileSync } from 'node:fs';
 import { mkdtemp, readFile, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { describe, expect, it } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { type Level, pino } from 'pino';
+import { followLevel } from './log.ts';
 
 const LOGGER = `
 const { programLogger } = await import(${JSON.stringify(join(import.meta.dirname, 'log.ts'))});
@@ -141,5 +143,86 @@ describe.each(PROGRAMS)('a program %s', (_, program) => {
 
   it('continues and ends although nobody reads its log any more', async () => {
     expect(await run(program, undefined)).toEqual([7, null]);
+  });
+});
+
+describe('followLevel', () => {
+  /** Time between two looks at the file, in milliseconds. */
+  const LOOK_MILLISECONDS = 10_000;
+
+  let folder: string;
+  let file: string;
+  /** Level in the file, or the error of a file that is not usable. */
+  let content: Level | Error;
+  const set = vi.fn<(level: Level) => void>();
+  const read = vi.fn(() => {
+    if (content instanceof Error) {
+      throw content;
+    }
+    return content;
+  });
+  const warnings: unknown[] = [];
+
+  beforeEach(() => {
+    vi.useFakeTimers({ toFake: ['setInterval'] });
+    folder = mkdtempSync(join(tmpdir(), 'berth-level-'));
+    file = join(folder, 'config.yaml');
+    write('info');
+    set.mockReset();
+    read.mockClear();
+    warnings.length = 0;
+    followLevel(
+      { file, read },
+      pino({}, { write: (line: string) => void warnings.push(JSON.parse(line)) }),
+      set,
+    );
+  });
+
+  afterEach(() => {
+    vi.useRealTimers();
+    rmSync(folder, { recursive: true });
+  });
+
+  function write(next: Level | Error): void {
+    content = next;
+    writeFileSync(file, String(next));
+  }
+
+  function look(): void {
+    vi.advanceTimersByTime(LOOK_MILLISECONDS);
+  }
+
+  it('sets the level in a changed file within 10 s, and reads nothing while the file is as it was', () => {
+    look();
+    expect(read).not.toHaveBeenCalled();
+    write('debug');
+    vi.advanceTimersByTime(LOOK_MILLISECONDS - 1);
+    expect(set).not.toHaveBeenCalled();
+    vi.advanceTimersByTime(1);
+    expect(set).toHaveBeenCalledExactlyOnceWith('debug');
+    look();
+    expect(read).toHaveBeenCalledOnce();
+  });
+
+  it('keeps the level while the file is not usable, and tells so once', () => {
+    write(new Error('config.yaml is not usable:\n  logLevel: Invalid option'));
+    look();
+    look();
+    expect(set).not.toHaveBeenCalled();
+    expect(warnings).toMatchObject([{ reason: 'config.yaml is not usable:\n  logLevel: Invalid option' }]);
+    write('warn');
+    look();
+    expect(set).toHaveBeenCalledExactlyOnceWith('warn');
+  });
+
+  it('keeps the level while the file is missing, and follows it when it is back', () => {
+    rmSync(file);
+    content = new Error('no such file');
+    look();
+    look();
+    expect(warnings).toHaveLength(1);
+    write('error');
+    look();
+    expect(set).toHaveBeenCalledExactlyOnceWith('error');
   });
 });

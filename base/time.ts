@@ -1,4 +1,4 @@
-/** Functions that wait, and functions that format times in the form that Kubernetes uses. */
+/** Functions that wait, that limit how long this process works without a pause, and that format times in the form that Kubernetes uses. */
 import { addAbortListener } from 'node:events';
 import { setTimeout as delay } from 'node:timers/promises';
 
@@ -45,4 +45,35 @@ export function timestamp(millisecondsSince1970: number): string {
 /** Formats a time as RFC 3339 with microseconds, for Leases and Events. The API server refuses a time with fewer digits. */
 export function microTime(millisecondsSince1970: number): string {
   return new Date(millisecondsSince1970).toISOString().replace('Z', '000Z');
+}
+
+/** Returns the result of `promise`. @throws the signal's reason when the signal aborts first. */
+export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
+  const { promise: left, reject } = Promise.withResolvers<never>();
+  using _listener = addAbortListener(signal, () => reject(signal.reason));
+  return await Promise.race([promise, left]);
+}
+
+/**
+ * Longest work in one turn of the event loop, in milliseconds. During the work, no timer fires and no answer of the network is read. A renewal of a lease, for example, is late by at most the sum of this time
+ * and the time of one piece of work. The limit is not shorter, because a pause after each piece of a long list would double the time for
+ * reading the list.
+ */
+const TURN_MILLISECONDS = 5;
+
+/** Time, as in `performance.now`, at which the first work in this turn of the event loop began. */
+let began: number | undefined;
+
+/** Marks the beginning of work. The work of several callers in one turn of the event loop counts together. */
+export function beginTurn(): number {
+  if (began === undefined) {
+    began = performance.now();
+    setImmediate(() => (began = undefined));
+  }
+  return began;
+}
+
+/** Returns true if the work in this turn took too long. Further work must then wait for the next turn, for example by `setImmediate`. */
+export function isTurnOver(): boolean {
+  return performance.now() - beginTurn() > TURN_MILLISECONDS;
 }

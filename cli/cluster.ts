@@ -3,7 +3,7 @@
  * needs the cluster. Otherwise help, completion and messages about usage mistakes would have to wait for these libraries.
  */
 import { causeOfRefusal } from '../api/http/refusedtoken.ts';
-import { unlessAborted } from '../base/abort.ts';
+import { unlessAborted } from '../base/time.ts';
 import { codeOf, messageOf, undefinedIf } from '../base/errors.ts';
 import { aliasNames } from '../api/http/namespacealias.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../api/v1alpha1/names.ts';
@@ -134,7 +134,7 @@ export async function connect(
   { kubeconfig: kubeconfigPath, context }: Globals,
 ): Promise<Connection> {
   const { loadConnection } = await import('../kube/credentials.ts');
-  const { ContextError } = await import('../kube/kubeconfig.ts');
+  const { ContextError } = await import('../kube/credentials.ts');
   try {
     const connection = await loadConnection({ kubeconfigPath, context, environment });
     const { tokenPlugin } = connection;

@@ -5,7 +5,7 @@
 import { mkdir, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { undefinedIf, isMissing } from '../base/errors.ts';
-import { homeFolder } from '../base/home.ts';
+import { homeFolder } from '../base/files.ts';
 import { HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import { agentVersion, VERSION } from '../api/v1alpha1/version.ts';
 import type { KubeClient } from '../kube/client.ts';

@@ -277,3 +277,17 @@ export function query(parameters: Query): string {
   const text = defined.map(([name, value]) => `${name}=${encodeURIComponent(String(value))}`).join('&');
   return text === '' ? '' : `?${text}`;
 }
+
+/**
+ * Deletes an object that must exist. {@link KubeClient.delete} succeeds for a missing object. If `dryRun` is true, the server only checks whether the deletion is possible.
+ *
+ * @throws ApiError when the API server refuses. The status is 404 if the object does not exist.
+ */
+export async function deleteExisting<T extends KubeObject>(
+  client: KubeClient,
+  type: Resource<T>,
+  ref: Ref,
+  { dryRun = false } = {},
+): Promise<void> {
+  await client.call('DELETE', pathOf(type, ref) + query({ dryRun: dryRun ? 'All' : undefined }));
+}

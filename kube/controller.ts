@@ -4,7 +4,7 @@ import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { waitAfter } from '../base/backoff.ts';
-import { beginTurn, isTurnOver } from '../base/turn.ts';
+import { beginTurn, isTurnOver } from '../base/time.ts';
 import { isConflict, isProgrammingError, TerminalError } from './errors.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';

@@ -1,6 +1,6 @@
 /** The built-in types of Kubernetes, with only the fields that Berth uses. At run time, objects keep their other fields. */
-import { clusterScoped, type KubeObject, namespaced } from './objects.ts';
-import type { LooseCondition, Pod, Taint } from './pod.ts';
+import { clusterScoped, type KubeObject, namespaced, type ObjectMeta } from './objects.ts';
+import type { LooseCondition, Pod, PodSpec, Taint } from './pod.ts';
 
 export type * from './pod.ts';
 
@@ -225,3 +225,25 @@ export const SELF_SUBJECT_REVIEWS = clusterScoped<SelfSubjectReview>(
   'SelfSubjectReview',
   'selfsubjectreviews',
 );
+
+interface JobSpec {
+  template: { metadata?: Partial<ObjectMeta>; spec: PodSpec };
+  backoffLimit?: number;
+  activeDeadlineSeconds?: number;
+  ttlSecondsAfterFinished?: number;
+  /** The Job controller creates no Pod while this is true. */
+  suspend?: boolean;
+}
+
+export interface Job extends KubeObject {
+  spec: JobSpec;
+  status?: {
+    startTime?: string;
+    active?: number;
+    succeeded?: number;
+    failed?: number;
+    conditions?: LooseCondition[];
+  };
+}
+
+export const JOBS = namespaced<Job>('batch/v1', 'Job', 'jobs');

@@ -6,7 +6,7 @@ import { addAbortListener } from 'node:events';
 import type { IncomingHttpHeaders } from 'node:http';
 import { createGunzip, type Gunzip } from 'node:zlib';
 import type { Dispatcher } from 'undici';
-import { beginTurn, isTurnOver } from '../base/turn.ts';
+import { beginTurn, isTurnOver } from '../base/time.ts';
 
 /**
  * Limit in bytes of an answer with a status other than 200. Such an answer is a refusal or one object, and an object has at most 3 MB. The

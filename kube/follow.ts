@@ -1,15 +1,42 @@
-/** Yields the new versions of one object, or of all objects of a type in a namespace. */
+/** Yields the new versions of one object, or of all objects of a type in a namespace, and reads the events of a watch. */
 import { addAbortListener } from 'node:events';
 import { Backoff } from '../base/backoff.ts';
 import { LineSplitter } from '../base/lines.ts';
 import { pause } from '../base/time.ts';
 import { type KubeClient, query } from './client.ts';
-import { apiErrorFrom, DeadlineError, isGone, isUnreachable, unlessMissing } from './errors.ts';
+import { ApiError, apiErrorFrom, DeadlineError, isGone, isUnreachable, unlessMissing } from './errors.ts';
 import { parseWithoutManagedFields } from './json.ts';
 import { type KubeObject, type ObjectMeta, pathOf, type Ref, type Resource } from './objects.ts';
 import { Patience } from './patience.ts';
 import type { Transport } from './transport.ts';
-import { LINE_LIMIT_BYTES, SILENCE_MILLISECONDS, type WatchEvent } from './watchevents.ts';
+
+/** Limit of one line of a watch in bytes. An object has at most 1.5 MB in etcd, so a longer line cannot be an object. */
+export const LINE_LIMIT_BYTES = 16 * 1024 * 1024;
+/** Time in milliseconds without data after which a watch is resumed. On a live connection, the API server sends a bookmark each minute. */
+export const SILENCE_MILLISECONDS = 90_000;
+
+const INITIAL_EVENTS_END = 'k8s.io/initial-events-end';
+
+export interface WatchEvent<T> {
+  type: 'ADDED' | 'MODIFIED' | 'DELETED' | 'BOOKMARK' | 'ERROR';
+  object: T;
+}
+
+/**
+ * Returns the reason why all objects must be read again. The result is undefined after a lost connection, status 429 or status 503, because
+ * the watch can be resumed in these cases.
+ */
+export function relistReasonOf(error: unknown): string | undefined {
+  if (error instanceof ApiError) {
+    return error.status === 429 || error.status === 503 ? undefined : String(error.status);
+  }
+  return error instanceof SyntaxError ? 'malformed' : undefined;
+}
+
+/** Returns whether the event tells that a watch has sent all objects that existed at its start. */
+export function endsInitialEvents(event: WatchEvent<KubeObject>): boolean {
+  return event.type === 'BOOKMARK' && event.object.metadata.annotations?.[INITIAL_EVENTS_END] === 'true';
+}
 
 /**
  * The first wait and the longest wait before a watch is resumed, in milliseconds. Both are short, because a client waits for the object.

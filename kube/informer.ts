@@ -15,7 +15,7 @@ import {
   relistReasonOf,
   SILENCE_MILLISECONDS,
   type WatchEvent,
-} from './watchevents.ts';
+} from './follow.ts';
 
 /**
  * The first wait and the longest wait between attempts, in milliseconds. client-go's reflector has the same values. The jitter at most

@@ -2,9 +2,8 @@
  * Reads and changes the members of a namespace. Members are the subjects of a RoleBinding that has the name of its ClusterRole. They are
  * users, groups and service accounts.
  */
-import type { KubeClient } from './client.ts';
+import { deleteExisting, type KubeClient } from './client.ts';
 import { ROLE_BINDINGS, type RoleBinding, SERVICE_ACCOUNTS, type Subject } from './core.ts';
-import { deleteExisting } from './deletion.ts';
 import { ApiError, isAlreadyExists, isConflict, isNotFound, unlessMissing } from './errors.ts';
 
 /** Reference to a RoleBinding, which has the same name as its ClusterRole. */

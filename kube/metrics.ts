@@ -3,7 +3,7 @@
  * client-go.
  */
 import { Counter, collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
-import { unhandledRejections } from './rejections.ts';
+import { unhandledRejections } from './program.ts';
 
 /** Buckets of controller-runtime's `controller_runtime_reconcile_time_seconds`. */
 const RECONCILE_BUCKETS = [

@@ -1,7 +1,6 @@
-/** Starts a program of the control plane, stops it at a signal, and reports a failure to start. */
+/** Starts a program of the control plane, stops it at a signal, reports a failure to start, and survives rejected promises. */
 import type { Logger } from 'pino';
 import { ConfigError } from '../base/config.ts';
-import { surviveRejections } from './rejections.ts';
 
 /** Exit code if the configuration or the arguments contain a mistake, which the caller must correct. */
 const EXIT_CONFIGURATION = 2;
@@ -55,4 +54,27 @@ export function exitWith(error: unknown, isForPeople: (error: unknown) => boolea
     `${error instanceof Error ? (isShort ? error.message : error.stack) : String(error)}\n`,
   );
   process.exit(isMistake ? EXIT_CONFIGURATION : EXIT_FAILURE);
+}
+
+let unhandled = 0;
+
+/** Returns the number of rejected promises that no code handled, since the start of this process. */
+export function unhandledRejections(): number {
+  return unhandled;
+}
+
+/**
+ * Logs rejected promises that no code handles, with their stacks, and lets the process continue. By default, Node.js ends the process after
+ * such a rejection. With this default, one missing handler in the code for connections would let a caller end the operator or an agent
+ * again and again. A rejection ends only its own chain of promises, so the other parts of the process are not damaged. An uncaught
+ * exception still ends the process, because it might have left shared data half changed.
+ */
+export function surviveRejections(logger: Logger): void {
+  process.on('unhandledRejection', (reason) => {
+    unhandled += 1;
+    logger.error(
+      { err: reason },
+      'A promise was rejected and no code handled it. This is a fault of the program',
+    );
+  });
 }

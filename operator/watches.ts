@@ -15,13 +15,13 @@ import type { KubeClient } from '../kube/client.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,
   CONFIG_MAPS,
+  JOBS,
   NAMESPACES,
   NODES,
   PODS,
   ROLE_BINDINGS,
 } from '../kube/core.ts';
 import { Informer } from '../kube/informer.ts';
-import { JOBS } from '../kube/job.ts';
 import type { OperatorConfig } from './config/config.ts';
 import {
   EMULATORS,

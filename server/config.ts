@@ -2,8 +2,13 @@
  * Configuration of the HTTP API: one YAML file, which is checked at start. An error lists every mistake, with the path of the wrong field.
  */
 import * as z from 'zod';
-import { checkConfig, readConfig } from '../base/config.ts';
-import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../base/certificatefiles.ts';
+import {
+  areFilesTogether,
+  certificateFields,
+  checkConfig,
+  FILES_TOGETHER,
+  readConfig,
+} from '../base/config.ts';
 import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX, SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
 
 const httpsURL = z.url({ protocol: /^https$/ });

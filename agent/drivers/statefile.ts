@@ -4,9 +4,8 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import { isMissing, isOfSystem, messageOf, undefinedIf } from '../../base/errors.ts';
-import { writeWhole } from '../../base/files.ts';
-import { keepReserve } from '../../base/reserve.ts';
-import { Serial } from '../../base/serial.ts';
+import { keepReserve, writeWhole } from '../../base/files.ts';
+import { Serial } from '../../base/concurrency.ts';
 
 /**
  * Mode of a machine's folder. The hypervisor starts in this folder, and is not root. With this mode, the hypervisor can reach its sockets

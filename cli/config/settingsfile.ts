@@ -2,7 +2,7 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf, isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
-import { homeFolder } from '../../base/home.ts';
+import { homeFolder } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
 
 export interface Settings {

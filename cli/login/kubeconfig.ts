@@ -3,8 +3,7 @@ import { mkdir, readFile, realpath } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { type Document, isMap, isSeq, parseDocument, type YAMLMap, type YAMLSeq } from 'yaml';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
-import { withFileLock } from '../../base/filelock.ts';
-import { writeWhole } from '../../base/files.ts';
+import { withFileLock, writeWhole } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { QUOTING } from '../output.ts';
 

@@ -1,7 +1,7 @@
 /** Finds the context of a kubeconfig in which the command keeps the credentials of its user. */
 import { existsSync } from 'node:fs';
 import { join, resolve } from 'node:path';
-import { homeFolder } from '../../base/home.ts';
+import { homeFolder } from '../../base/files.ts';
 import { kubeconfigsIn } from '../../kube/credentials.ts';
 import type { Globals } from '../globals.ts';
 import type { Settings } from '../config/settingsfile.ts';

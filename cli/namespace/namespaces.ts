@@ -11,7 +11,7 @@ import {
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { NAMESPACES, NODES } from '../../kube/core.ts';
-import { deleteExisting } from '../../kube/deletion.ts';
+import { deleteExisting } from '../../kube/client.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';

@@ -9,7 +9,7 @@ import {
 } from '../../api/v1alpha1/registrycredentials.ts';
 import { readData, writeData } from '../../kube/configmapdata.ts';
 import { SECRETS } from '../../kube/core.ts';
-import { deleteExisting } from '../../kube/deletion.ts';
+import { deleteExisting } from '../../kube/client.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { type Cluster, clientForChange, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';

@@ -1,5 +1,5 @@
 /** Collects the content of a support bundle: objects, Events, logs of Berth's own Pods, and metrics. Secrets are never read. */
-import { inParallel } from '../../base/parallel.ts';
+import { inParallel } from '../../base/concurrency.ts';
 import { HOST_KEY, HOST_VALUE, SYSTEM_NAMESPACE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import {
   EMULATORS,

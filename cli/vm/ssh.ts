@@ -9,7 +9,7 @@ import { constants } from 'node:os';
 import { dirname, join } from 'node:path';
 import { isSea } from 'node:sea';
 import { codeOf } from '../../base/errors.ts';
-import { homeFolder } from '../../base/home.ts';
+import { homeFolder } from '../../base/files.ts';
 import { withCluster } from '../cluster.ts';
 import { CommandError, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';

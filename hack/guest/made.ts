@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rename, rm, stat } from 'node:fs/promises';
 import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
-import { findProgram } from '../../base/programs.ts';
+import { findProgram } from '../../base/exec.ts';
 import { cacheDirectory } from '../cache.ts';
 
 export interface Recipe {

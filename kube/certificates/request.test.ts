@@ -1,9 +1,8 @@
 import { createPrivateKey, sign } from 'node:crypto';
 import { assert, property, uint8Array } from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { InvalidSigningRequestError, readSigningRequest } from './request.ts';
+import { encode, InvalidSigningRequestError, readElements, readSigningRequest, TAGS } from './request.ts';
 import { createKey, createSigningRequest } from './certificate.ts';
-import { encode, readElements, TAGS } from './der.ts';
 
 const key = await createKey();
 const subject = {

@@ -4,7 +4,7 @@ import type { Server } from 'node:https';
 import { createSecureContext } from 'node:tls';
 import type { Logger } from 'pino';
 import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificate.ts';
-import type { CertificateFiles } from '../../base/certificatefiles.ts';
+import type { CertificateFiles } from '../../base/config.ts';
 import { messageOf } from '../../base/errors.ts';
 import { rest } from '../../base/time.ts';
 

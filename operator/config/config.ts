@@ -1,7 +1,12 @@
 /** Configuration of the operator: one YAML file, checked at start. An error lists every mistake with its path. */
 import * as z from 'zod';
-import { checkConfig, readConfig } from '../../base/config.ts';
-import { areFilesTogether, certificateFields, FILES_TOGETHER } from '../../base/certificatefiles.ts';
+import {
+  areFilesTogether,
+  certificateFields,
+  checkConfig,
+  FILES_TOGETHER,
+  readConfig,
+} from '../../base/config.ts';
 import {
   DEFAULT_NAMESPACE,
   NAMESPACE_PREFIX,

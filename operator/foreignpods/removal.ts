@@ -1,6 +1,6 @@
 /** Decides which Pod of another program the operator removes from a host, and when. All functions are pure. */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import { keepFields } from '../../base/fields.ts';
+import { keepFields } from '../../kube/objects.ts';
 import type { ContainerStatus, Pod } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { controllerOf } from '../tasks/owner.ts';

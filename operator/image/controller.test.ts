@@ -7,7 +7,7 @@ import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
 import { Store } from '../../kube/cache.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { ApiError } from '../../kube/errors.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';

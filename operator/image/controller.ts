@@ -13,7 +13,7 @@ import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
 import { isObjectRefused, isRefusedByRule, unlessMissing } from '../../kube/errors.ts';
 import type { Recorder } from '../objects/events.ts';
-import { type Job, JOBS } from '../../kube/job.ts';
+import { type Job, JOBS } from '../../kube/core.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { mergeDiff } from '../../kube/mergepatch.ts';

@@ -1,6 +1,6 @@
 /** Determines when the operator deletes the ended Jobs of an Image or ISO. All functions are pure. */
 import { soonest } from '../../base/time.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import { trueCondition } from '../tasks/outcome.ts';
 import type { ImageFacts } from './facts.ts';
 import type { ObservedImage } from './observe.ts';

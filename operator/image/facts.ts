@@ -7,7 +7,7 @@ import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { classOf } from '../../api/v1alpha1/reasons.ts';
 import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
 import { failureText } from './failure.ts';

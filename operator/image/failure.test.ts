@@ -3,7 +3,7 @@ import { type Image, imageStatusSchema, type ImageSpec } from '../../api/v1alpha
 import { FAILURE_TEXT_LENGTH } from '../../api/v1alpha1/source.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
 import { taskOf } from '../tasks/job.ts';
 import { failureText, finalFailure, readFailure } from './failure.ts';

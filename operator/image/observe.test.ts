@@ -5,7 +5,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Store } from '../../kube/cache.ts';
 import type { Controller } from '../../kube/controller.ts';
 import type { Informer } from '../../kube/informer.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';

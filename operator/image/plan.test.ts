@@ -5,7 +5,7 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { INSECURE_SERVERS_ANNOTATION, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { parseConfig } from '../config/config.ts';
 import { taskOf } from '../tasks/job.ts';

@@ -3,7 +3,7 @@ import { timestamp } from '../../base/time.ts';
 import { createHash } from 'node:crypto';
 import { waitAfter } from '../../base/backoff.ts';
 import type { ImageStatus } from '../../api/v1alpha1/image.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { waitAsked } from '../../api/v1alpha1/reasons.ts';

@@ -8,7 +8,7 @@ import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { API_VERSION, OPERATION_LABEL, STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type OperatorEvent, warning } from '../objects/events.ts';

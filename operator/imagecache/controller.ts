@@ -9,7 +9,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
 import type { Recorder } from '../objects/events.ts';
-import { type Job, JOBS } from '../../kube/job.ts';
+import { type Job, JOBS } from '../../kube/core.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { refusalMessage } from '../objects/refusal.ts';
 import { Refusals } from '../objects/refusals.ts';

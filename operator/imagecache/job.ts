@@ -2,7 +2,7 @@
 import { createHash } from 'node:crypto';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { taskJob } from '../tasks/job.ts';
 import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL } from '../tasks/owner.ts';

@@ -4,7 +4,7 @@ import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { timestamp } from '../../base/time.ts';
 import { Store } from '../../kube/cache.ts';
 import type { Informer } from '../../kube/informer.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { ENTRY_UID_LABEL, ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';

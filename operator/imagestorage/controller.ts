@@ -9,7 +9,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Recorder } from '../objects/events.ts';
-import { type Job, JOBS } from '../../kube/job.ts';
+import { type Job, JOBS } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { placeKey } from '../image/place.ts';
 import { contentOwner, isRemoval, keptEvent } from '../image/removalrecord.ts';

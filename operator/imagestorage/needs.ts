@@ -2,8 +2,7 @@
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
-import type { Pod } from '../../kube/core.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job, Pod } from '../../kube/core.ts';
 import { directSource, storedContent } from '../image/content.ts';
 import { folderKey, type Place, placeKey, repositoryOf } from '../image/place.ts';
 import { taskOf } from '../tasks/job.ts';

@@ -1,5 +1,5 @@
 /** Plans which removals begin, and finds those that have ended. All functions are pure. */
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import type { Place } from '../image/place.ts';
 import { isNeeded, type Needs } from './needs.ts';
 

@@ -1,8 +1,7 @@
 import { expect, it } from 'vitest';
 import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type StorageTarget } from '../../api/v1alpha1/task.ts';
-import type { Pod } from '../../kube/core.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job, Pod } from '../../kube/core.ts';
 import { writingHosts } from './writers.ts';
 
 const REGISTRY: StorageTarget = { type: 'registry', reference: 'registry.example/berth/team/i:1' };

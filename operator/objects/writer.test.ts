@@ -2,7 +2,7 @@ import { describe, expect, it, vi } from 'vitest';
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { type Job, JOBS } from '../../kube/job.ts';
+import { type Job, JOBS } from '../../kube/core.ts';
 import { Writer } from './writer.ts';
 
 const JOB = {

@@ -6,7 +6,7 @@ import { Store } from '../../kube/cache.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import type { Controller } from '../../kube/controller.ts';
 import { ApiError } from '../../kube/errors.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { assertAsyncHistories } from '../../test/support/properties.ts';
 import { type AbandonedJobOptions, AbandonedJobReconciler, enqueueAbandonedJobs } from './abandoned.ts';

@@ -12,7 +12,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { type Job, JOBS } from '../../kube/job.ts';
+import { type Job, JOBS } from '../../kube/core.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { Writer } from '../objects/writer.ts';
 import { trueCondition } from './outcome.ts';

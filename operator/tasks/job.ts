@@ -8,8 +8,7 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Task, TASK_CPU_MILLIS, TASK_MEMORY_BYTES, taskSchema } from '../../api/v1alpha1/task.ts';
-import type { PodSpec, Toleration } from '../../kube/core.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job, PodSpec, Toleration } from '../../kube/core.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { Documents } from '../objects/documents.ts';
 import { hostPodSpec, type Placement } from './placement.ts';

@@ -1,8 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION } from '../../api/v1alpha1/task.ts';
-import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
-import type { Job } from '../../kube/job.ts';
+import type { ContainerState, Job, Pod, PodStatus } from '../../kube/core.ts';
 import { taskJob } from './job.ts';
 import { taskOutcome } from './outcome.ts';
 

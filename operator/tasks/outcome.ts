@@ -3,8 +3,7 @@ import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { type TaskReport, taskReportSchema } from '../../api/v1alpha1/task.ts';
-import type { LooseCondition, Pod } from '../../kube/core.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job, LooseCondition, Pod } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
 
 /** Reason in the status of a Job whose Pods failed more often than the Job allows. */

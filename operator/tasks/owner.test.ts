@@ -2,9 +2,8 @@ import { pino } from 'pino';
 import { expect, it } from 'vitest';
 import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { Store } from '../../kube/cache.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { Job, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import type { Job } from '../../kube/job.ts';
 import { ENTRY_UID_LABEL, jobOf, ownersOf, ownersOfPod, podsOf, TASKS_BY_OWNER } from './owner.ts';
 
 function holding(...objects: (Job & Pod)[]): Informer<Job & Pod> {

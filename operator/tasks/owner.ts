@@ -1,8 +1,7 @@
 /** Finds the objects that a task belongs to: the Image, ISO or ImageCacheEntry of a Job or Pod, and the Job of a Pod. */
 import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { Job, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import type { Job } from '../../kube/job.ts';
 import type { KubeObject, ObjectMeta } from '../../kube/objects.ts';
 
 /**

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import { DEDICATED_KEY, HOST_KEY, HOST_MARK } from '../../api/v1alpha1/names.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job } from '../../kube/core.ts';
 import { hostOfJob, hostPodSpec, type Placement } from './placement.ts';
 
 function specOf(placement: Placement) {

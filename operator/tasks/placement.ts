@@ -6,8 +6,7 @@ import {
   HOST_VALUE,
   ONLY_NAMESPACE_LABEL,
 } from '../../api/v1alpha1/names.ts';
-import type { NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
-import type { Job } from '../../kube/job.ts';
+import type { Job, NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
 
 export interface Placement {
   /**

@@ -3,9 +3,8 @@ import { expect, it, vi } from 'vitest';
 import { WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import { Store } from '../../kube/cache.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { Job, Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
-import type { Job } from '../../kube/job.ts';
 import { ownersOfPod, TASKS_BY_OWNER } from './owner.ts';
 import { RefusedPods } from './refusedpods.ts';
 

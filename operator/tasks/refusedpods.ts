@@ -11,9 +11,8 @@ import {
 } from '../../kube/errors.ts';
 import { soonest, timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import { type Pod, PODS } from '../../kube/core.ts';
+import { type Job, JOBS, type Pod, PODS } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { type Job, JOBS } from '../../kube/job.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { recheckMilliseconds } from '../objects/recheck.ts';
 import { refusalMessage } from '../objects/refusal.ts';

@@ -13,7 +13,7 @@ import {
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
 } from '../../api/v1alpha1/names.ts';
-import { keepFields } from '../../base/fields.ts';
+import { keepFields } from '../../kube/objects.ts';
 import type { Container, ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 import { type ConditionDraft, conditionIn } from '../objects/conditions.ts';
 import { Documents } from '../objects/documents.ts';

@@ -2,8 +2,7 @@
 import { CREATED_BY_ANNOTATION, GROUP } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { undefinedIf } from '../../base/errors.ts';
-import type { KubeClient } from '../../kube/client.ts';
-import { deleteExisting } from '../../kube/deletion.ts';
+import { deleteExisting, type KubeClient } from '../../kube/client.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import type { KubeObject, Ref, Resource, Unsaved } from '../../kube/objects.ts';
 import { notFound } from '../http/errors.ts';

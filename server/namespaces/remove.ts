@@ -2,9 +2,8 @@
 import { HOSTS_SELECTOR } from '../../api/http/host.ts';
 import { NAMED, stillUsed } from '../../api/http/namespaceitem.ts';
 import { DEDICATED_KEY, GROUP } from '../../api/v1alpha1/names.ts';
-import type { KubeClient } from '../../kube/client.ts';
+import { deleteExisting, type KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, NODES } from '../../kube/core.ts';
-import { deleteExisting } from '../../kube/deletion.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { callerMay } from '../callers/access.ts';
 import type { CallerClient } from '../callers/caller.ts';

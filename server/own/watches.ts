@@ -4,7 +4,7 @@ import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { listedImages } from '../../api/v1alpha1/listedimages.ts';
 import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
-import { keepFields } from '../../base/fields.ts';
+import { keepFields } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, type Namespace, NODES, type Node, PODS, type Pod } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';

@@ -3,7 +3,7 @@ import type { Logger } from 'pino';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { Server } from '../../api/v1alpha1/server.ts';
 import { canonicalAddress } from '../../base/address.ts';
-import { keepFields } from '../../base/fields.ts';
+import { keepFields } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import { Informer } from '../../kube/informer.ts';

@@ -12,9 +12,8 @@ import {
   SERVICES,
 } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
-import { TAGS } from '../../kube/certificates/der.ts';
+import { readSigningRequest, TAGS } from '../../kube/certificates/request.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { readSigningRequest } from '../../kube/certificates/request.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { tried } from './support/attempts.ts';

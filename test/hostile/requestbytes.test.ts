@@ -5,9 +5,9 @@ import {
   InvalidSigningRequestError,
   readSigningRequest,
   type SigningRequest,
+  TAGS,
 } from '../../kube/certificates/request.ts';
 import { createKey, type Key } from '../../kube/certificates/certificate.ts';
-import { TAGS } from '../../kube/certificates/der.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 import { GO_BUILD_MILLISECONDS, GoParser } from './support/goparser.ts';
 import { changeParts, flip, kindOf, type Mutation, mutations, wrap } from './support/mutations.ts';

@@ -2,7 +2,7 @@
 import { randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { inParallel } from '../../base/parallel.ts';
+import { inParallel } from '../../base/concurrency.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/server.ts';
 import { waitFor } from '../../hack/wait.ts';

@@ -7,7 +7,7 @@ import { IMAGES, VMS } from '../../api/v1alpha1/resources.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { JOBS } from '../../kube/job.ts';
+import { JOBS } from '../../kube/core.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost, setNodeCondition } from '../worlds/actinghost.ts';

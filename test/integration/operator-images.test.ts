@@ -4,7 +4,7 @@ import type { Image, ImageSpec } from '../../api/v1alpha1/image.ts';
 import { type Machine, machineSchema } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type Task, taskSchema } from '../../api/v1alpha1/task.ts';
-import { type Job, JOBS } from '../../kube/job.ts';
+import { type Job, JOBS } from '../../kube/core.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';

@@ -1,7 +1,7 @@
 /** Clusters with the rules of large providers and of careful administrators. KWOK simulates one host, and the test plays the other. */
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
-import { JOBS } from '../../kube/job.ts';
+import { JOBS } from '../../kube/core.ts';
 import type { Condition, KubeObject, Ref } from '../../kube/objects.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { CacheEntries, rowOf } from '../fixtures/cacheentries.ts';

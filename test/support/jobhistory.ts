@@ -3,7 +3,7 @@ import { pino } from 'pino';
 import { WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Informer } from '../../kube/informer.ts';
-import { JOBS } from '../../kube/job.ts';
+import { JOBS } from '../../kube/core.ts';
 import { ENTRY_NAME_LABEL } from '../../operator/tasks/owner.ts';
 
 /** Label that the Job controller sets on the Pods of a Job. */

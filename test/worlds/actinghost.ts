@@ -9,15 +9,15 @@ import { isNotFound } from '../../kube/errors.ts';
 import {
   type ContainerImage,
   type ContainerState,
+  JOBS,
   LEASES,
   type Node,
   NODES,
   type Pod,
   type PodCondition,
-  PODS,
   type PodPhase,
+  PODS,
 } from '../../kube/core.ts';
-import { JOBS } from '../../kube/job.ts';
 import { JOB_NAME_LABEL } from '../support/jobhistory.ts';
 import type { Ref } from '../../kube/objects.ts';
 import { waitFor } from '../../hack/wait.ts';

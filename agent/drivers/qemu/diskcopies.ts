@@ -6,7 +6,7 @@ import { messageOf } from '../../../base/errors.ts';
 import { convertToRaw, markArgument } from '../../disks/qemuimg.ts';
 import { killByArgument } from '../../processes/process.ts';
 import { processUser } from '../../processes/users.ts';
-import { Serial } from '../../../base/serial.ts';
+import { Serial } from '../../../base/concurrency.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { type CopyOptions, type DiskCopy, type MachineFolder, type MachineState } from '../driver.ts';
 import { diskNode } from './arguments.ts';

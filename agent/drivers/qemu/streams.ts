@@ -5,7 +5,7 @@ import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
-import { Serial } from '../../../base/serial.ts';
+import { Serial } from '../../../base/concurrency.ts';
 import { SharedConsole } from '../../console/shared.ts';
 import { connectTerminal } from '../../console/terminal.ts';
 import type { ProcessIdentity } from '../../processes/process.ts';

@@ -22,7 +22,7 @@ import {
 import { checkArchitecture, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { DirectFile, gathered } from '../../disks/diskio.ts';
-import { inParallel } from '../../../base/parallel.ts';
+import { inParallel } from '../../../base/concurrency.ts';
 import type { JsonLimits } from '../../../base/json.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/unpack.ts';

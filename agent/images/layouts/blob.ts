@@ -9,8 +9,7 @@ import type { BlobReference } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 import type { PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
-import { inParallel } from '../../../base/parallel.ts';
-import { Serial } from '../../../base/serial.ts';
+import { inParallel, Serial } from '../../../base/concurrency.ts';
 import { writeAll } from '../../disks/sparse.ts';
 
 /**

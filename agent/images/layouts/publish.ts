@@ -21,7 +21,7 @@ import {
 } from './disklayout.ts';
 import { freeBuffer } from '../../disks/diskio.ts';
 import { dataExtents } from '../../disks/qemuimg.ts';
-import { inParallel } from '../../../base/parallel.ts';
+import { inParallel } from '../../../base/concurrency.ts';
 import { isZero, readAll } from '../../disks/sparse.ts';
 
 /** Compression level of zstd. Do not change it: all blobs would change, and content that registries already have would be sent again. */

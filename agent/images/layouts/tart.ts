@@ -18,7 +18,7 @@ import { isSha256 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DISK_LIMIT_BYTES, DiskError, SECTOR_BYTES } from '../../disks/disk.ts';
 import { AppleLz4Decoder } from '../../disks/lz4.ts';
-import { inParallel } from '../../../base/parallel.ts';
+import { inParallel } from '../../../base/concurrency.ts';
 import type { JsonLimits } from '../../../base/json.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 

@@ -3,7 +3,7 @@
  * them. It also determines the order in which images are removed when disk space is needed.
  */
 import type { Logger } from 'pino';
-import { Serial } from '../../../base/serial.ts';
+import { Serial } from '../../../base/concurrency.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import { listedImages, type StoredImage } from './listednames.ts';

@@ -4,7 +4,7 @@
  */
 import type { Logger } from 'pino';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { SingleFlight } from '../../../base/singleflight.ts';
+import { SingleFlight } from '../../../base/concurrency.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { Turns } from '../../turns.ts';

@@ -5,7 +5,7 @@
  */
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { Serial } from '../../../base/serial.ts';
+import { Serial } from '../../../base/concurrency.ts';
 import type { Catalog } from './catalog.ts';
 import { type Claim, type Need, sizeOf, stepOf, sum } from './claims.ts';
 import { type Evictable, evictablesOf } from './evictables.ts';

@@ -12,7 +12,7 @@
 import { LRUCache } from 'lru-cache';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { SingleFlight } from '../../../base/singleflight.ts';
+import { SingleFlight } from '../../../base/concurrency.ts';
 import { JsonError, type JsonLimits } from '../../../base/json.ts';
 import { retrying } from './failures.ts';
 import { optionalText } from './manifests.ts';

@@ -19,7 +19,7 @@ import {
   type NetworkReport,
   normaliseMacAddress,
 } from '../network.ts';
-import { Serial } from '../../../base/serial.ts';
+import { Serial } from '../../../base/concurrency.ts';
 import { isUsable, type PortChecks, requireUsable } from '../hostports.ts';
 import { PortWatch } from '../portwatch.ts';
 import type { Attachment, NamespaceAttachment } from './attachments.ts';

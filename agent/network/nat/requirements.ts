@@ -1,6 +1,6 @@
 /** Checks the NAT network's requirements on its host, and reports all missing requirements at once. */
 import { access, constants } from 'node:fs/promises';
-import { findProgram } from '../../../base/programs.ts';
+import { findProgram } from '../../../base/exec.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 
 /** Required programs, with their Debian packages. */

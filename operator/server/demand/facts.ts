@@ -2,8 +2,7 @@
 import { awaitedOn } from '../../../api/v1alpha1/awaited.ts';
 import type { Server } from '../../../api/v1alpha1/server.ts';
 import { waitAfter } from '../../../base/backoff.ts';
-import type { Node, Pod } from '../../../kube/core.ts';
-import type { Job } from '../../../kube/job.ts';
+import type { Job, Node, Pod } from '../../../kube/core.ts';
 import type { OperatorConfig } from '../../config/config.ts';
 import { isUp, openAction } from '../../host/starting.ts';
 import { conditionIn } from '../../objects/conditions.ts';

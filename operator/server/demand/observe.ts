@@ -2,9 +2,8 @@
 import { VM_UID_LABEL } from '../../../api/v1alpha1/names.ts';
 import type { Server } from '../../../api/v1alpha1/server.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
-import type { Node, Pod } from '../../../kube/core.ts';
+import type { Job, Node, Pod } from '../../../kube/core.ts';
 import type { Informer } from '../../../kube/informer.ts';
-import type { Job } from '../../../kube/job.ts';
 import { keyOf } from '../../../kube/objects.ts';
 import { PODS_BY_NODE } from '../../objects/boundpods.ts';
 import { JOBS_BY_HOST } from '../../tasks/placement.ts';

@@ -6,8 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { lockDataDirectory } from '../../../agent/processes/lock.ts';
-import { writeWhole, writeWholeSync } from '../../../base/files.ts';
-import { keepReserve } from '../../../base/reserve.ts';
+import { keepReserve, writeWhole, writeWholeSync } from '../../../base/files.ts';
 import { mountTmpfs, whyNoTmpfs } from '../../support/tmpfs.ts';
 import { unless } from '../../support/unless.ts';
 
@@ -74,7 +73,7 @@ describe('on a disk without a free block', unless(whyNoTmpfs()), () => {
     const kept = await stat(join(folder, '.reserve'));
     // The module is loaded again, like another process that knows no reserve yet.
     vi.resetModules();
-    const anew = await import('../../../base/reserve.ts');
+    const anew = await import('../../../base/files.ts');
     anew.keepReserve(folder);
     expect(await stat(join(folder, '.reserve'))).toMatchObject({ size: kept.size, mtimeMs: kept.mtimeMs });
     lockDataDirectory(folder)();

@@ -1,6 +1,6 @@
 /** Small changes to DER and PEM, which a lenient reader would still accept. */
 import { type Arbitrary, array, constantFrom, nat, record } from 'fast-check';
-import { encode, readElements } from '../../../kube/certificates/der.ts';
+import { encode, readElements } from '../../../kube/certificates/request.ts';
 
 interface Tree {
   tag: number;

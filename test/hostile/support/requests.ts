@@ -1,7 +1,7 @@
 /** Certificate requests that no library makes: with any parts, and a valid signature. */
 import { createPrivateKey, createPublicKey, sign } from 'node:crypto';
 import { createKey, type Key } from '../../../kube/certificates/certificate.ts';
-import { encode, TAGS } from '../../../kube/certificates/der.ts';
+import { encode, TAGS } from '../../../kube/certificates/request.ts';
 
 export const OIDS = {
   commonName: '550403',
