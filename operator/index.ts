@@ -20,7 +20,7 @@ import { Adoptions } from './host/adoptions.ts';
 import { HostApprovals } from './host/approvals.ts';
 import { enqueueHosts, HostReconciler } from './host/controller.ts';
 import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
-import { enqueueImages } from './image/triggers.ts';
+import { enqueueImages } from './image/observe.ts';
 import { exportHostMetrics } from './host/metrics.ts';
 import { HostRecords } from './host/records.ts';
 import { ImageCacheReconciler } from './imagecache/controller.ts';

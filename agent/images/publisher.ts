@@ -8,7 +8,7 @@ import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { convertToQcow2 } from '../disks/qemuimg.ts';
 import { ask } from './oci/access.ts';
 import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
-import { requireAnswer } from './sources/fileserver.ts';
+import { requireAnswer } from './sources/file.ts';
 import { publishDisk, type RawDisk } from './layouts/publish.ts';
 import type { Registries, Repository } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
@@ -53,7 +53,7 @@ export interface StoringOptions extends PublishingOptions {
   mark: string;
 }
 
-export interface PublisherOptions {
+interface PublisherOptions {
   registries: Registries;
   storageFolder: string | undefined;
 }

@@ -13,9 +13,8 @@ import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 
 import { classOf } from '../../api/v1alpha1/reasons.ts';
 import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from './store.ts';
 import type { BaseImage } from '../disks/disk.ts';
-import { Catalog } from './local/catalog.ts';
+import { Catalog, nameOfISO } from './local/catalog.ts';
 import type { Holder } from './local/holders.ts';
-import { nameOfISO } from './local/listednames.ts';
 
 /** What all requests of these tests have in common. */
 const ASKED = { tenant: 'team', onProgress: () => undefined, onWait: () => undefined };

@@ -4,7 +4,7 @@ import { access } from 'node:fs/promises';
 import { dirname } from 'node:path';
 import { messageOf } from '../../base/errors.ts';
 import type { LaunchPlan, VmLaunchPlan, VmPlan } from '../drivers/driver.ts';
-import { requireAnswer } from '../images/sources/fileserver.ts';
+import { requireAnswer } from '../images/sources/file.ts';
 import { formatOf } from '../images/local/inspect.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';

@@ -7,7 +7,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import { nameOfISO } from '../images/local/listednames.ts';
+import { nameOfISO } from '../images/local/catalog.ts';
 import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import type { Host } from './host.ts';
 import { consequenceOf } from './failure.ts';

@@ -7,7 +7,7 @@ import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import { messageOf } from '../../base/errors.ts';
-import { nameOfISO } from '../images/local/listednames.ts';
+import { nameOfISO } from '../images/local/catalog.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';

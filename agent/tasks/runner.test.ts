@@ -11,8 +11,7 @@ import { TASK_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { keyOf } from '../../kube/objects.ts';
-import { type TaskContext, TaskRunner } from './runner.ts';
-import { taskStatus } from './status.ts';
+import { type TaskContext, TaskRunner, taskStatus } from './runner.ts';
 
 const AT_ONCE = 2;
 /** Limit of a wait. The default, 1 s, is too short on a busy machine. */

@@ -1,7 +1,7 @@
 /**
  * Runs tasks. A task is the work of a Job's Pod, for example the import of an image. The number of tasks that run at once is limited, for
  * the host and for each namespace. If the agent ends during a task, the agent starts the task again after the restart. That is safe,
- * because all tasks can be repeated without harm.
+ * because all tasks can be repeated without harm. The status of the Pod shows the state of its task.
  */
 import { appendFileSync, existsSync, mkdirSync, readdirSync, rmSync } from 'node:fs';
 import type { Socket } from 'node:net';
@@ -9,11 +9,14 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { type Reason, reasonIn, retryAfterOf, waitAsked } from '../../api/v1alpha1/reasons.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
 import { appendedLog } from '../console/logwriter.ts';
 import { messageOf } from '../../base/errors.ts';
 import { Turns } from '../turns.ts';
+import { timestamp } from '../../base/time.ts';
+import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
+import { condition, emptyContainer, frame, lastWords, stamp, waiting } from '../../kube/podstatus.ts';
 
 /** Shortest time between two reports of progress, because every report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -81,7 +84,7 @@ interface Running {
   take: (caller: Socket) => boolean;
 }
 
-export interface TaskRunnerOptions {
+interface TaskRunnerOptions {
   /** Path of the folder `<data directory>/tasks`. It contains one folder for each task, with the log of the task. */
   directory: string;
   /** Largest number of tasks that run at once. The other tasks wait. */
@@ -255,4 +258,67 @@ function throttled(running: Running, changed: () => void): (percent: number) => 
       changed();
     }
   };
+}
+
+export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now: string): PodStatus {
+  const running = state.kind === 'running';
+  const notReady: Reason | undefined = running ? undefined : isOver(state) ? 'PodCompleted' : QUEUED;
+  return {
+    ...frame(pod, phaseOf(pod, state), hostAddress, now),
+    ...(state.kind === 'failed' && { reason: state.reason, message: lastWords(state.message) }),
+    podIP: hostAddress,
+    podIPs: [{ ip: hostAddress }],
+    conditions: stamp(
+      pod,
+      [
+        condition('Initialized', true),
+        condition('Ready', running, notReady),
+        condition('ContainersReady', running, notReady),
+        condition<Reason>(TASK_CONDITION, running, state.kind, JSON.stringify(reportOf(state))),
+      ],
+      now,
+    ),
+    containerStatuses: pod.spec.containers.map((container) => ({
+      ...emptyContainer(container),
+      ready: running,
+      started: running,
+      containerID: `berth://${pod.metadata.uid}`,
+      state: containerState(state),
+    })),
+  };
+}
+
+/** Returns the report in the condition. The report of a success is in the container's termination message instead. */
+function reportOf(state: TaskState): TaskReport {
+  return state.kind === 'running' || state.kind === 'failed' ? state.report : {};
+}
+
+/** Reason in the Pod's status while the task waits. */
+const QUEUED: Reason = 'TaskQueued';
+const PHASES = { waiting: 'Pending', running: 'Running', succeeded: 'Succeeded', failed: 'Failed' } as const;
+
+/** Returns the Pod's phase. A Pod that has run never returns to Pending, even if its task waits again after a restart of the agent. */
+function phaseOf(pod: Pod, { kind }: TaskState): NonNullable<PodStatus['phase']> {
+  return kind === 'waiting' && pod.status?.phase === 'Running' ? 'Running' : PHASES[kind];
+}
+
+function containerState(state: TaskState): ContainerState {
+  if (state.kind === 'waiting') {
+    return waiting(QUEUED, state.message);
+  }
+  const startedAt = timestamp(state.startedAt);
+  switch (state.kind) {
+    case 'running':
+      return { running: { startedAt } };
+    case 'succeeded': {
+      const finishedAt = timestamp(state.finishedAt);
+      const message = JSON.stringify(state.report);
+      return { terminated: { exitCode: 0, reason: 'Completed', message, startedAt, finishedAt } };
+    }
+    default: {
+      const { reason, message, finishedAt } = state;
+      const ended = { startedAt, finishedAt: timestamp(finishedAt) };
+      return { terminated: { exitCode: 1, reason, message: lastWords(message), ...ended } };
+    }
+  }
 }

@@ -1,6 +1,6 @@
 /**
  * Reconciles Images and ISOs. For their content the operator creates Jobs. These Jobs fetch images, save disks of VMs, and push images to
- * registries.
+ * registries. The operator records Events, and deletes the Jobs that have ended long ago.
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
@@ -12,7 +12,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
 import { isObjectRefused, isRefusedByRule, unlessMissing } from '../../kube/errors.ts';
-import type { Recorder } from '../objects/events.ts';
+import { normal, type Recorder, warning } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/core.ts';
 import { keyOf, type Resource, type Unsaved } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
@@ -24,13 +24,21 @@ import { Writer } from '../objects/writer.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { RefusedPods } from '../tasks/refusedpods.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
-import { endedJobs } from './endedjobs.ts';
-import { recordImageEvents } from './events.ts';
-import { expiresAt } from './expiry.ts';
-import { type ImageSources, observeImage, type ObservedImage } from './observe.ts';
-import { type Place, placeKey } from './place.ts';
+import { expiresAt } from './status.ts';
+import { type ImageSources, type ObservedImage, observeImage } from './observe.ts';
+import {
+  abandonedPlaces,
+  keptEvent,
+  keptForFile,
+  type Place,
+  placeKey,
+  removalRecord,
+  replacedPlaces,
+} from './place.ts';
 import { planImage, vmWithoutDisk } from './plan.ts';
-import { abandonedPlaces, keptEvent, removalRecord, replacedPlaces } from './removalrecord.ts';
+import { trueCondition } from '../tasks/outcome.ts';
+import type { ImageFacts } from './facts.ts';
+import { saidReason } from '../../api/v1alpha1/reasons.ts';
 
 /** Finalizer of Images and ISOs. It delays a deletion while a host prepares a VM from the image. */
 const IMAGE_FINALIZER = 'berth.dev/image';
@@ -254,5 +262,77 @@ export class ImageReconciler {
     if (saved !== undefined) {
       recordImageEvents(this.#options.recorder, object, status);
     }
+  }
+}
+
+/**
+ * Time in milliseconds for which an ended Job stays. The next attempt needs this Job, because only the Job stores the number of the attempt.
+ * Therefore the time is longer than the longest wait between attempts. During this time `kubectl logs` can show the log of the Job.
+ */
+const KEPT_MILLISECONDS = 3_600_000;
+
+interface EndedJobs {
+  /** Jobs to delete now. The status must contain their results. */
+  readonly due: readonly Job[];
+  /** Time when the next Job is due, in milliseconds since the epoch. It is undefined if there is no such Job. */
+  readonly nextAt: number | undefined;
+}
+
+/** Returns which ended Jobs are due. `status` contains the facts of the image that the operator has stored. */
+export function endedJobs({ jobs, now }: ObservedImage, status: ImageFacts): EndedJobs {
+  const kept = keptForFile(jobs, status);
+  const ends = jobs
+    .filter((job) => !kept.includes(job))
+    .map(({ job }) => ({ job, at: endOf(job) + KEPT_MILLISECONDS }));
+  const due = ends.filter(({ at }) => at <= now).map(({ job }) => job);
+  return { due, nextAt: soonest(...ends.map(({ at }) => at).filter((at) => at > now)) };
+}
+
+/** Returns the time when the Job ended, in milliseconds since the epoch. The result is NaN while the Job has not ended. */
+function endOf(job: Job): number {
+  const end = trueCondition(job, 'Complete', 'Failed');
+  return Date.parse(end?.lastTransitionTime ?? '');
+}
+
+function recordImageEvents(recorder: Recorder, object: Image | ISO, next: ImageStatus): void {
+  const last: ImageStatus = object.status ?? {};
+  if (next.phase !== last.phase) {
+    phaseEvent(recorder, object, next);
+  }
+  actionEvent(recorder, object, { verb: 'Commit', before: last.lastCommit, after: next.lastCommit });
+  actionEvent(recorder, object, { verb: 'Push', before: last.lastPush, after: next.lastPush });
+}
+
+const ACTION_REASONS = {
+  Commit: { succeeded: 'CommitSucceeded', failed: 'CommitFailed' },
+  Push: { succeeded: 'PushSucceeded', failed: 'PushFailed' },
+} as const;
+
+interface ActionChange {
+  verb: 'Commit' | 'Push';
+  before: ImageStatus['lastPush'];
+  after: ImageStatus['lastPush'];
+}
+
+function actionEvent(recorder: Recorder, object: Image | ISO, { verb, before, after }: ActionChange): void {
+  if (after?.finishedAt === undefined || after.finishedAt === before?.finishedAt) {
+    return;
+  }
+  const { result, reference = '', message = '' } = after;
+  recorder.event(
+    object,
+    result === 'Succeeded'
+      ? normal(ACTION_REASONS[verb].succeeded, verb, reference)
+      : warning(ACTION_REASONS[verb].failed, verb, message),
+  );
+}
+
+function phaseEvent(recorder: Recorder, object: Image | ISO, next: ImageStatus): void {
+  const ready = conditionIn(next, 'Ready');
+  if (next.phase === 'Ready') {
+    const message = `The image is ready. Size of its disk: ${next.size ?? 'unknown'}. Digest of its content: ${next.digest ?? 'none'}`;
+    recorder.event(object, normal('Ready', 'Pull', message));
+  } else if (next.phase === 'Failed') {
+    recorder.event(object, warning(saidReason(ready?.reason, 'Failed'), 'Pull', ready?.message ?? ''));
   }
 }

@@ -1,18 +1,50 @@
-/** Gathers the facts of an Image or ISO from finished Jobs and other objects. Facts are status fields that cannot be computed again. */
+/**
+ * Gathers the facts of an Image or ISO from finished Jobs and other objects. Facts are status fields that cannot be computed again. The text
+ * of a failure is one of them: `REASON: MESSAGE`. All functions are pure.
+ */
 import { timestamp } from '../../base/time.ts';
 import { describeSource, describeUrl } from '../../api/v1alpha1/describe.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
-import { classOf } from '../../api/v1alpha1/reasons.ts';
+import { classOf, isReason, type Reason } from '../../api/v1alpha1/reasons.ts';
 import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/core.ts';
 import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
-import { failureText } from './failure.ts';
-import type { ImageJob, ObservedImage } from './observe.ts';
-import type { ImageOperationType } from './operation.ts';
+import type { ImageJob, ImageOperationType, ObservedImage } from './observe.ts';
+import { FAILURE_TEXT_LENGTH } from '../../api/v1alpha1/source.ts';
+import { keepEnd } from '../../api/v1alpha1/status.ts';
+
+interface Failure<Word extends string = string> {
+  readonly reason: Word;
+  readonly message: string;
+}
+
+/**
+ * Returns the text of a failure. If the message is too long for the status, its end is kept. The reason is never cut, because the operator
+ * and the HTTP API read it from the text later.
+ */
+export function failureText({ reason, message }: Failure): string {
+  const start = `${reason}: `;
+  return `${start}${keepEnd(message, FAILURE_TEXT_LENGTH - start.length)}`;
+}
+
+/** Returns the reason and the message in the text of a failure. Both are empty if there is no text. */
+export function readFailure(text = ''): Failure {
+  const [reason = '', ...rest] = text.split(': ');
+  return { reason, message: rest.join(': ') };
+}
+
+/**
+ * Returns the reason and the message in the text of a final failure, after which there is no further attempt. The result is undefined if
+ * there is no text. It is also undefined if this release does not know the reason, or does not treat the reason as final.
+ */
+export function finalFailure(text: string | undefined): Failure<Reason> | undefined {
+  const { reason, message } = readFailure(text);
+  return isReason(reason) && classOf(reason, 'Image') === 'final' ? { reason, message } : undefined;
+}
 
 /** Facts of an Image or ISO: the part of the status that cannot be computed again. */
 export type ImageFacts = Pick<

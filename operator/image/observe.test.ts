@@ -9,8 +9,7 @@ import type { Job } from '../../kube/core.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { ownersOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
-import { enqueueImages, imagesAffected } from './triggers.ts';
-import { observeImage } from './observe.ts';
+import { enqueueImages, imagesAffected, observeImage } from './observe.ts';
 import { planImage } from './plan.ts';
 
 const config = parseConfig({}, 'test');

@@ -16,14 +16,12 @@ import {
   storedContent,
   originKeys,
 } from './content.ts';
-import { finalFailure } from './failure.ts';
-import type { ImageJob, ObservedImage } from './observe.ts';
+import { finalFailure } from './facts.ts';
+import type { ImageJob, ImageOperationType, ObservedImage } from './observe.ts';
 import { storageTarget } from './place.ts';
 
 const apiVersion = TASK_API_VERSION;
 const NO_STORAGE = 'There is no image storage. Set imageStorage in the configuration of the operator';
-
-export type ImageOperationType = 'pull' | 'save' | 'upload' | 'commit' | 'push' | 'download';
 
 export interface ImageOperation {
   readonly kind: 'operation';

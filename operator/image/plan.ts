@@ -12,8 +12,7 @@ import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
 import { imageObjectName } from './content.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
-import { failureText } from './failure.ts';
-import { gatherFacts, type ImageFacts, latest } from './facts.ts';
+import { failureText, gatherFacts, type ImageFacts, latest } from './facts.ts';
 import {
   ATTEMPT_LABEL,
   type ImageJob,

@@ -8,8 +8,7 @@ import type { ContainerState, Job, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
-import { folderKey } from '../image/place.ts';
-import { removalRecord } from '../image/removalrecord.ts';
+import { folderKey, removalRecord } from '../image/place.ts';
 import { ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
 

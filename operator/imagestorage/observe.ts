@@ -9,7 +9,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Job, type Pod, PODS } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
-import { isRemoval, recordedPlace } from '../image/removalrecord.ts';
+import { isRemoval, recordedPlace } from '../image/place.ts';
 import { taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { podsOf } from '../tasks/owner.ts';
 import { type Needs, needsOf } from './needs.ts';

@@ -8,10 +8,17 @@ import type { Job, Pod } from '../../kube/core.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { parseConfig } from '../config/config.ts';
 import type { ImageJob, ObservedImage } from '../image/observe.ts';
-import { type Place, placeKey, placeOf } from '../image/place.ts';
+import {
+  abandonedPlaces,
+  type Place,
+  placeKey,
+  placeOf,
+  recordedPlace,
+  removalRecord,
+  replacedPlaces,
+} from '../image/place.ts';
 import { needsOf, isNeeded } from './needs.ts';
 import { planRemovals, type Removal } from './plan.ts';
-import { abandonedPlaces, recordedPlace, removalRecord, replacedPlaces } from '../image/removalrecord.ts';
 
 const KEEP_MILLISECONDS = 600_000;
 /** Longest time in milliseconds that a write of an operator takes. */

@@ -1,15 +1,16 @@
 import { execFileSync } from 'node:child_process';
-import { createHash } from 'node:crypto';
-import { mkdir, mkdtemp, rm, stat, writeFile } from 'node:fs/promises';
+import { createHash, randomBytes } from 'node:crypto';
+import { mkdir, mkdtemp, open, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
-import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { unpackedLimit } from '../../disks/unpack.ts';
 import type { Descriptor } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
-import { planContainerDisk } from './containerdisk.ts';
+import { extractDisk, planContainerDisk } from './containerdisk.ts';
 import type { PullPlan } from './pull.ts';
+import { DirectFile } from '../../disks/diskio.ts';
 
 /** The limit is 3 MiB here, because content of its real size takes a minute. */
 vi.mock('../../disks/unpack.ts', async (load) => ({
@@ -91,4 +92,36 @@ describe('a container image', () => {
       message: 'registry.example/team/image has 129 layers, more than the allowed 128',
     });
   });
+});
+
+const PIECE_BYTES = 4096;
+
+it('writes a disk that comes in small pieces by the mebibyte where direct writes are impossible', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-layer-'));
+  onTestFinished(() => rm(folder, { recursive: true }));
+  const content = randomBytes(4 * MEBIBYTE);
+  await mkdir(join(folder, 'root', 'disk'), { recursive: true });
+  await writeFile(join(folder, 'root', 'disk', 'disk.img'), content);
+  const archive = execFileSync('tar', ['-c', '-C', join(folder, 'root'), '.'], { maxBuffer: 8 * MEBIBYTE });
+  async function* pieces(): AsyncGenerator<Buffer> {
+    for (let at = 0; at < archive.length; at += PIECE_BYTES) {
+      yield archive.subarray(at, at + PIECE_BYTES);
+    }
+  }
+  const disk = join(folder, 'disk.img');
+  const file = await open(disk, 'w');
+  const write = vi.spyOn(Object.getPrototypeOf(file) as typeof file, 'write');
+  onTestFinished(() => write.mockRestore());
+  await file.close();
+  const direct = vi.spyOn(DirectFile, 'open').mockResolvedValue(undefined);
+  onTestFinished(() => direct.mockRestore());
+  const covering = { hidden: new Set<string>(), opaque: false };
+  const allowance = { limitBytes: 8 * MEBIBYTE, leftBytes: 8 * MEBIBYTE };
+  const layer = { encoding: 'none' as const, diffId: undefined };
+  const { signal } = new AbortController();
+  expect(await extractDisk(layer, pieces(), { disk, covering, allowance }, signal)).toBe(true);
+  expect((await readFile(disk)).equals(content)).toBe(true);
+  expect(write.mock.calls.map(([bytes]) => (bytes as unknown as Buffer).length)).toEqual(
+    Array(4).fill(MEBIBYTE),
+  );
 });

@@ -5,20 +5,20 @@ import { constants, createZstdCompress } from 'node:zlib';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
-import { digestOf } from './artifact.ts';
-import type { Chunk } from './chunks.ts';
 import {
   ARTIFACT_TYPE,
-  CHUNK_TYPE,
-  CONFIG_TYPE,
-  chunkSizeFor,
-  chunksAtOnce,
-  compressedLimit,
-  type DiskConfig,
   CHUNK_LIMIT,
+  CHUNK_TYPE,
+  chunksAtOnce,
+  chunkSizeFor,
+  compressedLimit,
+  CONFIG_TYPE,
+  digestOf,
+  type DiskConfig,
   LAYER_LIMIT,
   MANIFEST_TYPE,
-} from './disklayout.ts';
+} from './artifact.ts';
+import type { Chunk } from './chunks.ts';
 import { freeBuffer } from '../../disks/diskio.ts';
 import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/concurrency.ts';
@@ -61,7 +61,7 @@ export interface DiskToPublish extends RawDisk {
   annotations?: Readonly<Record<string, string>> | undefined;
 }
 
-export interface PublishOptions {
+interface PublishOptions {
   signal: AbortSignal;
   /**
    * Called with the number of bytes of the disk, including holes, that were processed since the last call. The sum of all calls is
@@ -70,7 +70,7 @@ export interface PublishOptions {
   onBytes: (count: number) => void;
 }
 
-export interface PublishedDisk {
+interface PublishedDisk {
   /** Digest of the manifest. */
   digest: string;
   /** Number of bytes that the artifact takes in the registry if no other artifact shares its chunks. */

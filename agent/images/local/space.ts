@@ -6,13 +6,67 @@
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/concurrency.ts';
-import type { Catalog } from './catalog.ts';
-import { type Claim, type Need, sizeOf, stepOf, sum } from './claims.ts';
-import { type Evictable, evictablesOf } from './evictables.ts';
+import type { Catalog, Stored } from './catalog.ts';
+import {
+  type Claim,
+  type Need,
+  overShare,
+  type Shares,
+  sizeOf,
+  type SpaceLimits,
+  SpaceMeter,
+  stepOf,
+  sum,
+  type Use,
+} from './spacemeter.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import type { Layout } from './layout.ts';
-import { overShare, type Shares } from './shares.ts';
-import { type SpaceLimits, SpaceMeter } from './spacemeter.ts';
+
+/**
+ * Time in milliseconds after its last use for which an image counts as wanted by its tenants. Afterwards everybody may remove it. Otherwise the
+ * images of a tenant that no longer uses the host would keep space from the others for ever. A day lets an image outlast a night.
+ */
+const WANTED_MILLISECONDS = 24 * 3_600_000;
+
+interface Evictable extends Use {
+  readonly remove: () => Promise<void>;
+}
+
+interface EvictableParts {
+  catalog: Catalog;
+  layout: Layout;
+  onEviction: () => void;
+}
+
+/** Returns these fetches that are not running, and then the images that nobody needs, the least recently used image first. */
+function evictablesOf(
+  partials: Awaited<ReturnType<Layout['partials']>>,
+  { catalog, layout, onEviction }: EvictableParts,
+): Evictable[] {
+  return [
+    ...partials.map(({ folder, sizeBytes }) => ({
+      tenants: [],
+      sizeBytes,
+      remove: () => layout.dropPartial(folder),
+    })),
+    ...catalog.evictable().map((stored) => ({
+      tenants: isWanted(stored) ? stored.metadata.tenants : [],
+      sizeBytes: stored.metadata.sizeBytes,
+      remove: async () => {
+        // If a caller has requested the image since the list was made, the image stays.
+        if (!catalog.evictable().includes(stored)) {
+          return;
+        }
+        onEviction();
+        await catalog.discard(stored);
+      },
+    })),
+  ];
+}
+
+function isWanted({ usedAt }: Stored): boolean {
+  return Date.now() - usedAt < WANTED_MILLISECONDS;
+}
 
 /**
  * Interval in milliseconds between checks of the free disk space during a fetch. The checks are necessary because the disks of machines
@@ -23,7 +77,7 @@ const WATCH_MILLISECONDS = 1_000;
 /** If nobody continues a fetch for this time in milliseconds, the fetch is removed. */
 const PARTIAL_LIFE_MILLISECONDS = 24 * 3_600_000;
 
-export interface SpaceOptions extends SpaceLimits {
+interface SpaceOptions extends SpaceLimits {
   layout: Layout;
   catalog: Catalog;
   logger: Logger;

@@ -1,10 +1,120 @@
-/** Measures the disk space for images: what is used, free, and reserved. */
+/**
+ * Measures the disk space for images: what is used, free, and reserved, and the share of each tenant. A tenant is a namespace. It can use
+ * free space without a limit, but more than half of the space only as long as nobody else needs it.
+ */
 import type { Catalog } from './catalog.ts';
-import { type Claim, remaining, sizeOf, sum, totalRemaining } from './claims.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import { freeDisk, isDiskPressed } from '../../disks/freedisk.ts';
 import type { Layout } from './layout.ts';
-import { Shares } from './shares.ts';
+
+/**
+ * Smallest and largest number of bytes that are reserved ahead of a fetch. Between them, a fetch has as many bytes ahead as have arrived. So
+ * a source that sends little takes little from others, and a fast source seldom waits for a removal.
+ */
+const LEAST_AHEAD_BYTES = 1024 ** 2;
+const MOST_AHEAD_BYTES = 64 * 1024 ** 2;
+
+/** Disk space that work needs in a folder. `bytes` is the total number of bytes that the work announces, as far as known. */
+export interface Need {
+  readonly folder: string;
+  /** Namespace for which the work is done. */
+  readonly tenant: string;
+  readonly bytes: number;
+}
+
+/** Reservation of disk space for work in a folder. */
+export interface Claim {
+  readonly folder: string;
+  /** Namespace for which the work is done. It is undefined if the work reserves no space of its own. */
+  readonly tenant: string | undefined;
+  /** Ends the work with this reason. */
+  readonly end: (reason: Error) => void;
+  /** Total number of bytes that the work needs, as far as somebody has announced it. */
+  announced: number;
+  /** Number of bytes for which space is reserved, including the bytes that the work has already written. */
+  reserved: number;
+}
+
+/** Returns for how many bytes a claim should have space when its work has written `written` bytes. */
+export function stepOf({ announced }: Claim, written: number): number {
+  const ahead = Math.min(MOST_AHEAD_BYTES, Math.max(LEAST_AHEAD_BYTES, written));
+  return Math.min(announced, written + ahead);
+}
+
+async function remaining({ folder, reserved }: Claim): Promise<number> {
+  return Math.max(0, reserved - (await folderBytes(folder)));
+}
+
+async function totalRemaining(claims: readonly Claim[]): Promise<number> {
+  return sum(await Promise.all(claims.map(remaining)));
+}
+
+export function sizeOf({ sizeBytes }: { sizeBytes: number }): number {
+  return sizeBytes;
+}
+
+export function sum(numbers: readonly number[]): number {
+  return numbers.reduce((total, one) => total + one, 0);
+}
+
+/** Part of the space for images that one tenant can have while others need space. */
+const TENANT_SHARE = 1 / 2;
+
+/** Content on the disk, or space that is reserved for it. */
+export interface Use {
+  /** Namespaces whose Pods asked for the content. It counts in full for each of them. Empty if nobody knows them any more. */
+  readonly tenants: readonly string[];
+  readonly sizeBytes: number;
+}
+
+/** What all tenants use. */
+export class Shares {
+  readonly #used = new Map<string, number>();
+  readonly #share: number;
+
+  /** `capacityBytes` is the space for all images, used and free. */
+  constructor(uses: readonly Use[], capacityBytes: number) {
+    this.#share = capacityBytes * TENANT_SHARE;
+    for (const { tenants, sizeBytes } of uses) {
+      for (const tenant of tenants) {
+        this.#used.set(tenant, (this.#used.get(tenant) ?? 0) + sizeBytes);
+      }
+    }
+  }
+
+  /** Returns the number of bytes that the tenant uses in excess of its share. */
+  excess(tenant: string): number {
+    return Math.max(0, (this.#used.get(tenant) ?? 0) - this.#share);
+  }
+
+  /**
+   * Returns the content that may be removed for `tenant`, in the order of removal. `content` is in the order in which it would be removed if
+   * there were no shares. Content of tenants with an excess comes first. A tenant with an excess removes nothing of tenants without one.
+   */
+  removable<T extends Use>(tenant: string, content: readonly T[]): T[] {
+    const isOver = this.excess(tenant) > 0;
+    return content
+      .map((one) => ({ one, excess: this.#leastExcess(one, tenant) }))
+      .filter(({ excess }) => !isOver || excess > 0)
+      .toSorted((a, b) => b.excess - a.excess)
+      .map(({ one }) => one);
+  }
+
+  /**
+   * Returns the least excess of the tenants of this content. Content of nobody, and of `tenant` alone, belongs to no other tenant, so it
+   * counts as the smallest excess.
+   */
+  #leastExcess({ tenants }: Use, tenant: string): number {
+    const others = tenants.filter((one) => one !== tenant);
+    const excesses = others.map((one) => this.excess(one));
+    return others.length === 0 ? Number.MIN_VALUE : Math.min(...excesses);
+  }
+}
+
+/** Returns the message for work of a tenant that ends because another tenant needs the space. */
+export function overShare(tenant: string | undefined): string {
+  return `Namespace ${tenant} uses more than half of the space for images of this host, and another namespace needs space`;
+}
 
 export interface SpaceLimits {
   /** Largest number of bytes that all images together may take. If undefined, only the size of the host's disk limits the images. */

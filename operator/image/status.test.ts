@@ -3,7 +3,7 @@ import type { Image, ImageSpec, ImageStatus } from '../../api/v1alpha1/image.ts'
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { parseConfig } from '../config/config.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
-import { expiresAt } from './expiry.ts';
+import { expiresAt } from './status.ts';
 import { OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { ATTEMPT_LABEL, type ImageJob, type ObservedImage } from './observe.ts';
 import { planImage } from './plan.ts';

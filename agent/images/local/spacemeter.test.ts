@@ -1,6 +1,6 @@
 import * as fc from 'fast-check';
 import { expect, it } from 'vitest';
-import { Shares, type Use } from './shares.ts';
+import { Shares, type Use } from './spacemeter.ts';
 
 const CAPACITY = 100;
 const TENANTS = ['a', 'b', 'c'];

@@ -8,7 +8,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { transferAnswerSchema } from '../../api/v1alpha1/transfer.ts';
 import { writeSparse } from '../disks/sparse.ts';
-import { answer, receiveFile, type ReceivedFile } from './upload.ts';
+import { answer, receiveFile, type ReceivedFile } from './receive.ts';
 
 vi.mock(import('../disks/sparse.ts'), { spy: true });
 

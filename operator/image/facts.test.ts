@@ -6,10 +6,10 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
 import { taskOf } from '../tasks/job.ts';
-import { failureText, finalFailure, readFailure } from './failure.ts';
+import { failureText, finalFailure, readFailure } from './facts.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 import { planImage } from './plan.ts';
-import { abandonedPlaces, replacedPlaces } from './removalrecord.ts';
+import { abandonedPlaces, replacedPlaces } from './place.ts';
 
 const requestedAt = '2026-01-01T00:00:00Z';
 const NOW = Date.parse('2026-01-02T00:00:00Z');

@@ -9,7 +9,7 @@ import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { pause } from '../../../base/time.ts';
 import { Transport } from '../oci/transport.ts';
-import { download } from './download.ts';
+import { download } from './http.ts';
 
 vi.mock(import('../../../base/time.ts'), { spy: true });
 
