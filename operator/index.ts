@@ -3,13 +3,12 @@ import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { KubeClient } from '../kube/client.ts';
 import { Consistency } from '../kube/consistency.ts';
-import type { Controller } from '../kube/controller.ts';
-import { controllerFor, existsIn } from './controllerfor.ts';
+import { Controller, type ControllerOptions } from '../kube/controller.ts';
 import type { Recorder } from './objects/events.ts';
 import type { Informer } from '../kube/informer.ts';
 import { type KubeObject, refOf } from '../kube/objects.ts';
 import { isServed, type OperatorConfig } from './config/config.ts';
-import { VMMetrics } from './vm/metrics.ts';
+import { exportRunnerMetrics, VMMetrics } from './vm/metrics.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
 import { exportEmulatorMetrics } from './emulator/metrics.ts';
@@ -29,15 +28,14 @@ import { CacheMetrics } from './imagecache/metrics.ts';
 import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
 import { enqueueStorageWriters, StorageWritersReconciler } from './imagestorage/writers.ts';
 import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
-import { ServerReconciler, SERVER_WORKERS } from './server/controller.ts';
+import { SERVER_WORKERS, ServerReconciler } from './server/controller.ts';
 import { createDriver } from './server/drivers/create.ts';
 import { ServerMetrics } from './server/metrics.ts';
-import { enqueueServers } from './server/triggers.ts';
+import { enqueueServers } from './server/observe.ts';
 import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.ts';
 import { DemandReconciler, enqueueDemand } from './server/demand/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { enqueueVMs } from './vm/triggers.ts';
-import { exportRunnerMetrics } from './vm/runnermetrics.ts';
 import { declareWatches, type Watches } from './watches.ts';
 
 export interface OperatorOptions {
@@ -295,4 +293,28 @@ function roleController(options: OperatorOptions, watches: Watches): Controller 
 function servedNamespaces({ namespaces }: Watches, config: OperatorConfig): string[] {
   const names = namespaces.cache.list().map(({ metadata }) => metadata.name);
   return names.filter((name) => isServed(name, config));
+}
+
+/**
+ * Number of workers for objects that change rarely. There are several workers, so that a slow response for one object does not delay the
+ * others.
+ */
+const FEW_WORKERS = 4;
+
+/** Creates a controller that runs the reconciler. `own.ready` returns true if the cache contains this process's latest change for a key. */
+export function controllerFor(
+  { logger, registry }: { readonly logger: Logger; readonly registry: Registry },
+  name: string,
+  { workers = FEW_WORKERS, exists = () => true }: Pick<ControllerOptions, 'exists'> & { workers?: number },
+  reconciler: Pick<ControllerOptions, 'reconcile'>,
+  own: { ready: (key: string) => boolean } = { ready: () => true },
+): Controller {
+  const reconcile = reconciler.reconcile.bind(reconciler);
+  const ready = own.ready.bind(own);
+  return new Controller({ name, workers, reconcile, ready, exists, logger, metrics: registry });
+}
+
+/** Returns a function that tells whether one of the caches has an object for a key. */
+export function existsIn(...informers: { readonly cache: { get(key: string): unknown } }[]) {
+  return (key: string): boolean => informers.some(({ cache }) => cache.get(key) !== undefined);
 }

@@ -1,8 +1,8 @@
 /**
- * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The command
- * refuses unless Helm is uninstalling the release, because other tools can run the hook when they install. It also refuses while VMs exist,
- * or deletes them if `--drain` is set. Then it ends the operator and the agents, and removes what they wrote: Nodes, Leases, and finalizers
- * of objects that are kept. If the command fails, it can be repeated safely.
+ * Implements `node operator/main.ts uninstall`, which the chart's hook runs before Helm deletes anything of the release. The command refuses
+ * unless the records of Helm show that Helm is uninstalling the release, because other tools can run the hook when they install. It also
+ * refuses while VMs exist, or deletes them if `--drain` is set. Then it ends the operator and the agents, and removes what they wrote:
+ * Nodes, Leases, and finalizers of objects that are kept. If the command fails, it can be repeated safely.
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
@@ -10,14 +10,13 @@ import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { ADOPTIONS, GROUP, HOST_KEY, HOST_RECORDS, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { CONFIG_MAPS, LEASES, NODES, PODS, ROLE_BINDINGS } from '../kube/core.ts';
+import { CONFIG_MAPS, LEASES, NODES, PODS, ROLE_BINDINGS, SECRETS } from '../kube/core.ts';
 import { isConflict, unlessMissing } from '../kube/errors.ts';
 import { clusterScoped, keyOf, type KubeObject, namespaced, type Resource } from '../kube/objects.ts';
 import { undefinedIf } from '../base/errors.ts';
 import { pause } from '../base/time.ts';
 import { APPROVALS_NAME } from './host/approvals.ts';
 import { isReady } from './host/observe.ts';
-import { whyNotUninstalling } from './release.ts';
 import { IMAGE_CACHE_ENTRIES, IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 
 /** Kinds whose objects have machines. */
@@ -296,4 +295,32 @@ async function untilNone(look: () => Promise<string[]>, signal: AbortSignal): Pr
     }
     await pause(LOOK_MILLISECONDS);
   }
+}
+
+/** Kinds in which Helm can keep its records. Helm uses Secrets unless HELM_DRIVER names another kind. */
+const RECORD_KINDS: readonly Resource<KubeObject>[] = [SECRETS, CONFIG_MAPS];
+/** Status that Helm stores before it creates the objects of the hook. */
+const UNINSTALLING = 'uninstalling';
+
+/**
+ * Returns the reason why Helm is not uninstalling this release at present, as a message for people. The result is undefined if Helm is
+ * uninstalling it. Only the newest record counts: the record of an uninstallation that failed keeps its status after a rollback.
+ */
+async function whyNotUninstalling(
+  client: KubeClient,
+  { name, namespace }: { name: string; namespace: string },
+): Promise<string | undefined> {
+  const options = { namespace, labelSelector: `owner=helm,name=${name}`, metadataOnly: true };
+  const lists = await Promise.all(RECORD_KINDS.map(async (kind) => await client.list(kind, options)));
+  const records = lists.flatMap(({ items }) => items).map(({ metadata }) => metadata.labels ?? {});
+  const [newest] = records.toSorted((a, b) => Number(b['version']) - Number(a['version']));
+  const status = newest?.['status'];
+  if (status === UNINSTALLING) {
+    return undefined;
+  }
+  const found = status === undefined ? 'Helm has no record of' : `the status is ${status} for`;
+  return (
+    `Nothing was removed, because ${found} release ${name} in namespace ${namespace}. ` +
+    `Berth is removed only while Helm uninstalls it: helm uninstall ${name} --namespace ${namespace}`
+  );
 }

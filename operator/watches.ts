@@ -34,12 +34,16 @@ import {
 } from '../api/v1alpha1/resources.ts';
 import { EMULATORS_BY_VM } from './emulator/controller.ts';
 import { vmKeyOf } from './emulator/observe.ts';
-import { GUARD_WORKLOAD } from './foreignpods/guard.ts';
-import { ownerOfRemovable, REMOVABLE_BY_OWNER, trimForeignPod } from './foreignpods/removal.ts';
+import {
+  GUARD_WORKLOAD,
+  ownerOfRemovable,
+  REMOVABLE_BY_OWNER,
+  trimForeignPod,
+} from './foreignpods/removal.ts';
 import { requestIndexes } from './certificates/controller.ts';
 import { approvalsSelector } from './host/approvals.ts';
-import { watchAddresses } from './certificates/surroundings.ts';
-import { trimNode } from './host/observe.ts';
+import { watchAddresses } from './certificates/addresses.ts';
+import { nodeOfPod, PODS_BY_NODE, trimNode } from './host/observe.ts';
 import { recordsSelector } from './host/records.ts';
 import {
   ENTRIES_BY_QUEUED_HOST,
@@ -62,7 +66,6 @@ import {
 } from './vm/triggers.ts';
 import { awaitedPorts, PODS_BY_AWAITED_PORT } from './vm/observe.ts';
 import { PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
-import { nodeOfPod, PODS_BY_NODE } from './objects/boundpods.ts';
 
 interface WatchOptions {
   readonly client: KubeClient;

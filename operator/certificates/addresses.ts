@@ -1,13 +1,30 @@
 /**
  * Decides which addresses a host's serving certificate is allowed to contain. A host can report any address as its own. Therefore each
- * reported address is also compared with the configured ranges, the API server, the Services and the other Nodes. All functions are pure.
+ * reported address is also compared with the configured ranges, the API server, the Services and the other Nodes.
  */
 import { BlockList, isIP } from 'node:net';
+import type { Logger } from 'pino';
 import { canonicalAddress } from '../../base/address.ts';
-import type { Node } from '../../kube/core.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { ENDPOINT_SLICES, type Node, NODES, SERVICE_CIDRS, SERVICES } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import type { Refusal } from './content.ts';
-import { hostNameOf } from './joining.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { unlessMissing } from '../../kube/errors.ts';
+import { Informer } from '../../kube/informer.ts';
+
+/** Reason for a denial. `reason` is for programs. `message` explains the mistake to people. */
+export interface Refusal {
+  readonly reason: Reason;
+  readonly message: string;
+}
+
+/**
+ * Returns the name of the host on the computer of a kubelet's Node. Nodes whose names differ only in dots and hyphens have the same host
+ * name, and none of their agents gets a first certificate.
+ */
+export function hostNameOf(node: string, suffix: string): string {
+  return `${node}${suffix}`.replaceAll('.', '-');
+}
 
 /** Facts that the decision about an address needs in addition to the request. */
 export interface Surroundings {
@@ -127,4 +144,59 @@ function contains(cidr: string, address: string): boolean {
 function partsOf(cidr: string): { base: string; bits: number } {
   const [base = '', bits] = cidr.split('/');
   return { base, bits: Number(bits) };
+}
+
+/** Name of the API server's Service. The EndpointSlice with the API server's own addresses has the same name. */
+const API_SERVER = { namespace: 'default', name: 'kubernetes' } as const;
+const BY_ADDRESS = 'address';
+const BY_HOST_NAME = 'host';
+
+/**
+ * Creates an informer of all Nodes, including Nodes that are not hosts. Its indexes find a Node by the addresses that the Node publishes,
+ * and by the name of the host on the same computer.
+ */
+export function watchAddresses(
+  client: KubeClient,
+  logger: Logger,
+  { hosts }: Pick<OperatorConfig, 'hosts'>,
+): Informer<Node> {
+  const indexes = {
+    [BY_ADDRESS]: addressesOf,
+    [BY_HOST_NAME]: ({ metadata: { name } }: Node) => [hostNameOf(name, hosts.nodeNameSuffix)],
+  };
+  return new Informer(client, NODES, { logger, transform: trimmed, indexes });
+}
+
+/** Returns the names of the Nodes from which an agent derives this name of a host. */
+export function namesakesOf(addresses: Informer<Node>, host: string): string[] {
+  return addresses.cache.byIndex(BY_HOST_NAME, host).map(({ metadata }) => metadata.name);
+}
+
+/** Reads the current facts for a decision about addresses. `addresses` is the informer that {@link watchAddresses} created. */
+export async function readSurroundings(o: {
+  readonly client: KubeClient;
+  readonly addresses: Informer<Node>;
+  readonly config: Pick<OperatorConfig, 'hosts'>;
+}): Promise<Surroundings> {
+  const [service, slice, ranges] = await Promise.all([
+    unlessMissing(o.client.get(SERVICES, API_SERVER)),
+    unlessMissing(o.client.get(ENDPOINT_SLICES, API_SERVER)),
+    o.client.list(SERVICE_CIDRS),
+  ]);
+  const apiServer = [
+    ...(service?.spec?.clusterIPs ?? []),
+    ...(slice?.endpoints ?? []).flatMap((endpoint) => endpoint.addresses),
+  ];
+  return {
+    nodesAt: (address) => o.addresses.cache.byIndex(BY_ADDRESS, address).map(({ metadata }) => metadata.name),
+    apiServer: apiServer.map(canonicalAddress).filter((address) => address !== undefined),
+    serviceCIDRs: ranges.items.flatMap(({ spec }) => spec?.cidrs ?? []),
+    settings: o.config.hosts,
+  };
+}
+
+/** Returns only those parts of a Node that this file reads. */
+function trimmed(node: Node): Node {
+  const { labels: _labels, annotations: _annotations, ...metadata } = node.metadata;
+  return { ...node, metadata, spec: {}, status: { addresses: node.status?.addresses ?? [] } };
 }

@@ -17,13 +17,23 @@ import { Consistency } from '../../kube/consistency.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { HostApprovals } from '../host/approvals.ts';
-import { isHost } from '../host/observe.ts';
+import { isHost, PODS_BY_NODE } from '../host/observe.ts';
 import type { HostRecords } from '../host/records.ts';
-import { CLIENT_SIGNER, NODE_USER_PREFIX, SERVING_SIGNER } from './content.ts';
-import { type JoiningConfig, joiningOf, rivalOf } from './joining.ts';
-import { decide, decideServing, type Decision, nodeToKnow, type Reading, requesterOf } from './policy.ts';
-import { namesakesOf, surroundings } from './surroundings.ts';
-import { PODS_BY_NODE } from '../objects/boundpods.ts';
+import {
+  CLIENT_SIGNER,
+  decide,
+  decideServing,
+  type Decision,
+  type JoiningConfig,
+  joiningOf,
+  NODE_USER_PREFIX,
+  nodeToKnow,
+  type Reading,
+  requesterOf,
+  rivalOf,
+  SERVING_SIGNER,
+} from './policy.ts';
+import { namesakesOf, readSurroundings } from './addresses.ts';
 
 /**
  * Time in milliseconds after which a request is checked again if its requester has no Node. If the requester is a host, it creates its
@@ -128,7 +138,9 @@ export class CertificateReconciler {
     const decision = decide(requester, csr, request, { node, rival, namesakes, holdsMachines });
     return {
       decision:
-        decision.kind === 'serving' ? decideServing(decision, await surroundings(this.#options)) : decision,
+        decision.kind === 'serving'
+          ? decideServing(decision, await readSurroundings(this.#options))
+          : decision,
       name,
       isJoining: requester.kind === 'joining',
     };

@@ -2,11 +2,8 @@ import { assert, constantFrom, oneof, option, property, record, subarray } from 
 import { describe, expect, it } from 'vitest';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
-import { CLIENT_SIGNER, SERVING_SIGNER } from './content.ts';
-import type { Surroundings } from './addresses.ts';
-import { rivalOf } from './joining.ts';
-import { parseConfig } from '../config/config.ts';
 import {
+  CLIENT_SIGNER,
   decide,
   decideServing,
   type Decision,
@@ -14,7 +11,11 @@ import {
   nodeToKnow,
   type Reading,
   requesterOf,
+  rivalOf,
+  SERVING_SIGNER,
 } from './policy.ts';
+import type { Surroundings } from './addresses.ts';
+import { parseConfig } from '../config/config.ts';
 
 /** Number of random requests. Several in a hundred of them are approved. */
 const OF_WHICH_SOME_ARE_APPROVED = 5_000;

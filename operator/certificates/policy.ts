@@ -7,17 +7,14 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
 import { isHost } from '../host/observe.ts';
-import { refusalOfAddresses, type Surroundings } from './addresses.ts';
-import { type Joining, type JoiningConfig, joiningOf } from './joining.ts';
+import { hostNameOf, type Refusal, refusalOfAddresses, type Surroundings } from './addresses.ts';
 import {
-  CLIENT_SIGNER,
-  NODE_USER_PREFIX,
-  nodeNameOf,
-  nodeNameOfUser,
-  NODES_GROUP,
-  type Refusal,
-  refusalOfContent,
-} from './content.ts';
+  BOOTSTRAP_GROUP,
+  bootstrapGroupOf,
+  FIRST_CERTIFICATE_SECONDS,
+  isHostName,
+} from '../../api/v1alpha1/names.ts';
+import type { OperatorConfig } from '../config/config.ts';
 
 export type Decision =
   | { readonly kind: 'approve'; readonly message: string }
@@ -211,4 +208,189 @@ export function decideServing({ addresses, node }: ServingQuestion, surroundings
 
 function deny(reason: Reason, message: string): Decision {
   return { kind: 'deny', reason, message };
+}
+
+export const CLIENT_SIGNER = 'kubernetes.io/kube-apiserver-client-kubelet';
+export const SERVING_SIGNER = 'kubernetes.io/kubelet-serving';
+
+const NODES_GROUP = 'system:nodes';
+export const NODE_USER_PREFIX = 'system:node:';
+
+type Spec = CertificateSigningRequest['spec'];
+
+/**
+ * Usages that a request must have. The signers also accept the usage `key encipherment`. A host must not request that usage, because hosts
+ * use their keys only for signatures.
+ */
+const CLIENT_USAGES = ['client auth', 'digital signature'];
+const SERVING_USAGES = ['digital signature', 'server auth'];
+
+/** Returns the Node name in a request's subject. The result is undefined if the subject is not the subject of a host. */
+function nodeNameOf({ organization, commonName }: SigningRequest): string | undefined {
+  const name = nodeNameOfUser(commonName);
+  return organization === NODES_GROUP && name !== undefined && isHostName(name) ? name : undefined;
+}
+
+/** Returns NAME if the user name has the form `system:node:NAME`. For any other user name, the result is undefined. */
+function nodeNameOfUser(user: string): string | undefined {
+  const name = user.startsWith(NODE_USER_PREFIX) ? user.slice(NODE_USER_PREFIX.length) : '';
+  return name === '' ? undefined : name;
+}
+
+/** Returns the reason why a certificate request must be denied. The result is undefined if its names, usages and lifetime are allowed. */
+function refusalOfContent(spec: Spec, request: SigningRequest, isFirst: boolean): Refusal | undefined {
+  return (
+    refusalOfSubject(request) ??
+    refusalOfUsages(spec) ??
+    refusalOfNames(spec, request) ??
+    (isFirst ? refusalOfLifetime(spec) : undefined)
+  );
+}
+
+function refusalOfSubject(request: SigningRequest): Refusal | undefined {
+  return nodeNameOf(request) === undefined
+    ? {
+        reason: 'InvalidSubject',
+        message: `The subject must be O=${NODES_GROUP}, CN=${NODE_USER_PREFIX}NAME. NAME must be a lower-case DNS label of at most 63 characters`,
+      }
+    : undefined;
+}
+
+function refusalOfUsages({ signerName, usages = [] }: Spec): Refusal | undefined {
+  const right = signerName === CLIENT_SIGNER ? CLIENT_USAGES : SERVING_USAGES;
+  const asked = usages.toSorted();
+  return asked.length === right.length && asked.every((usage, index) => usage === right[index])
+    ? undefined
+    : {
+        reason: 'InvalidUsages',
+        message: `The usages for ${signerName} must be exactly ${right.join(', ')}, but the request has ${asked.join(', ')}`,
+      };
+}
+
+function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal | undefined {
+  const names = [...request.dnsNames, ...request.ipAddresses];
+  if (signerName === CLIENT_SIGNER) {
+    return names.length === 0
+      ? undefined
+      : {
+          reason: 'InvalidNames',
+          message: `A client certificate must not have subject alternative names, but the request has ${names.join(', ')}`,
+        };
+  }
+  if (request.dnsNames.length > 0) {
+    return {
+      reason: 'InvalidNames',
+      message: `A serving certificate must contain only IP addresses, but the request contains the names ${request.dnsNames.join(', ')}`,
+    };
+  }
+  return names.length > 0
+    ? undefined
+    : {
+        reason: 'InvalidNames',
+        message: 'A serving certificate must contain at least one address of the host (subjectAltName)',
+      };
+}
+
+/**
+ * Refuses a request for a certificate whose lifetime exceeds the limit. Also refuses a request that states no lifetime, because the signer
+ * would then grant one year.
+ */
+function refusalOfLifetime({ expirationSeconds }: Spec): Refusal | undefined {
+  return expirationSeconds !== undefined && expirationSeconds <= FIRST_CERTIFICATE_SECONDS
+    ? undefined
+    : {
+        reason: 'InvalidLifetime',
+        message: `The request for the first certificate of a host must have spec.expirationSeconds of at most ${FIRST_CERTIFICATE_SECONDS}, but this request has ${expirationSeconds ?? 'none'}`,
+      };
+}
+
+/**
+ * Key of the node name in a requester's user information. The API server sets this name for a projected token that is bound to a
+ * node. No client can set it.
+ */
+const NODE_NAME_EXTRA = 'authentication.kubernetes.io/node-name';
+/**
+ * Beginning of the name of a bootstrap token's group. The rest of the group's name is the name of the host for which the token is valid.
+ */
+const NAME_GROUP_PREFIX = bootstrapGroupOf('');
+
+/** Requester with a credential for joining the cluster as a host. */
+interface Joining {
+  readonly kind: 'joining';
+  /** Name of the host for which the credential is valid. The value is a refusal if the credential is not valid for exactly one host. */
+  readonly host: string | Refusal;
+  /** Name of the kubelet's Node from which the name of the host is derived. It is undefined for a bootstrap token, which names the host. */
+  readonly node?: string | undefined;
+}
+
+/** Settings that the rules need: the ServiceAccount of the DaemonSet's agents, and the suffix of the names of their hosts. */
+export type JoiningConfig = Pick<OperatorConfig, 'namespaces' | 'hosts'>;
+
+/** Returns the requester with its joining credential. The result is undefined if the requester has no such credential. */
+export function joiningOf(
+  { spec }: CertificateSigningRequest,
+  { namespaces, hosts }: JoiningConfig,
+): Joining | undefined {
+  const { username = '', groups = [], extra = {} } = spec;
+  if (username === `system:serviceaccount:${namespaces.system}:${hosts.serviceAccount}`) {
+    const bound = extra[NODE_NAME_EXTRA] ?? [];
+    return { kind: 'joining', host: hostOfNode(bound, hosts.nodeNameSuffix), node: bound[0] };
+  }
+  const names = groups.filter((group) => group.startsWith(NAME_GROUP_PREFIX));
+  if (names.length === 0 && !groups.includes(BOOTSTRAP_GROUP)) {
+    return undefined;
+  }
+  const [name = ''] = names;
+  return { kind: 'joining', host: names.length === 1 ? name.slice(NAME_GROUP_PREFIX.length) : NOT_FOR_ONE };
+}
+
+const NOT_FOR_ONE: Refusal = {
+  reason: 'TokenNotForOneHost',
+  message: `A bootstrap token must have exactly one group ${bootstrapGroupOf('NAME')}, for one host. To make a token, run: make host-token NAME=HOST`,
+};
+
+const NOT_FOR_A_NODE: Refusal = {
+  reason: 'TokenNotBoundToNode',
+  message: 'The token is not bound to a Node. Let the agent join with the projected token of its Pod',
+};
+
+/**
+ * Returns the name of the host to which an agent's token belongs. The token is bound to the node on which the agent runs. The agent derives
+ * the host's name from the name of this node, and this function derives it in the same way. The result is a refusal if the token is not
+ * bound to exactly one node.
+ */
+function hostOfNode(bound: readonly string[], suffix: string): string | Refusal {
+  const [node] = bound;
+  return node === undefined || bound.length > 1 ? NOT_FOR_A_NODE : hostNameOf(node, suffix);
+}
+
+/**
+ * Finds another request that competes with `csr` for the certificate of the same host. It is an approved request, or an older request that
+ * is not yet decided. Berth cannot distinguish two requesters with the same credential. Therefore the first requester gets the certificate,
+ * and the second one is refused with a message. `others` are the requests of joining hosts for that host name.
+ */
+export function rivalOf(
+  csr: CertificateSigningRequest,
+  others: readonly Readonly<CertificateSigningRequest>[],
+): Readonly<CertificateSigningRequest> | undefined {
+  return others.find(
+    (other) =>
+      other.metadata.uid !== csr.metadata.uid &&
+      other.spec.signerName === CLIENT_SIGNER &&
+      !hasCondition(other, 'Denied') &&
+      !hasCondition(other, 'Failed') &&
+      (hasCondition(other, 'Approved') || ageOf(other) < ageOf(csr)),
+  );
+}
+
+function hasCondition({ status }: Readonly<CertificateSigningRequest>, wanted: string): boolean {
+  return status?.conditions?.some(({ type }) => type === wanted) === true;
+}
+
+/**
+ * Returns a sort key of a request: its creation time in whole seconds, then its uid. If two requests were created in the same second, the
+ * uid decides their order.
+ */
+function ageOf({ metadata }: Readonly<CertificateSigningRequest>): string {
+  return `${metadata.creationTimestamp} ${metadata.uid}`;
 }

@@ -12,17 +12,15 @@ import type { ConfigMap, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Recorder } from '../objects/events.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
-import { hostStateChanged } from '../host/observe.ts';
+import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import { onPowerChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
-import { recheckMilliseconds } from '../objects/recheck.ts';
-import { unlessBlocking } from '../objects/refusal.ts';
-import { Refusals } from '../objects/refusals.ts';
+import { recheckMilliseconds, Refusals, unlessBlocking } from '../objects/refusals.ts';
 import { recordDeletion, recordTransition } from './events.ts';
 import { isOverdue, untilNextDeadline } from './facts.ts';
-import { systemImagesChanged } from './host.ts';
+import { systemImagesChanged } from './pairing.ts';
 import {
   emulatorKeyOf,
   isPodOf,
@@ -35,7 +33,6 @@ import {
 import { type Blocked, endsWithVM, plan, type Write } from './plan.ts';
 import { isMinorChange, summarize } from './status.ts';
 import { blockedByRefusal, EmulatorWriter, type Executed } from './writes.ts';
-import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /**
  * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several

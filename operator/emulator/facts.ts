@@ -1,15 +1,19 @@
-/** Gathers the facts of an Emulator that are written to its status: the time of its first run, and its failure. All functions are pure. */
+/**
+ * Gathers the facts of an Emulator that are written to its status: the time of its first run, and its failure. A refusal by a host without
+ * room is no failure: the operator asks the same host again later, because an Emulator must run on the host of its VM. All functions are
+ * pure.
+ */
 import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endOfLimit } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { boundTime, endOf, firstRun, lastReport, lostAt, TIMEOUT } from '../vm/facts.ts';
-import { hasEnded, machineCondition } from '../vm/podstate.ts';
-import type { Observed } from './observe.ts';
+import { hasEnded, machineCondition, terminated } from '../vm/podstate.ts';
+import { type Observed, resolveSpec } from './observe.ts';
 import { pairingOf } from './pairing.ts';
-import { refusalOf } from './refusal.ts';
-import { resolveSpec } from './spec.ts';
+import { classOf, type RefusalReason } from '../../api/v1alpha1/reasons.ts';
+import { REFUSALS } from '../../api/v1alpha1/reasons/faults.ts';
 
 export type Failure = NonNullable<EmulatorStatus['failure']>;
 
@@ -113,4 +117,45 @@ export function untilNextDeadline(observed: Observed): number | undefined {
   const deadlines = [deployDeadline(observed), lostAt(observed), refusalOf(observed.pod, now)?.retryAt];
   const future = deadlines.filter((at) => at !== undefined && at > now);
   return future.length === 0 ? undefined : Math.max(1, Math.min(...(future as number[])) - now);
+}
+
+/**
+ * Time in milliseconds from the refusal until the Pod is replaced. During this time, the scheduler learns which machines use the host.
+ * Therefore the next Pod waits in the scheduler until the host has room.
+ */
+const RETRY_MILLISECONDS = 10_000;
+
+interface Refusal {
+  readonly reason: RefusalReason;
+  readonly message: string;
+  /** Time of the next attempt, in milliseconds since the epoch. */
+  readonly retryAt: number;
+}
+
+/**
+ * Returns the refusal with which the Pod ended. The result is undefined if the Pod has not ended, or has ended for another reason. `now` is
+ * in milliseconds since the epoch.
+ */
+export function refusalOf(pod: Pod | undefined, now: number): Refusal | undefined {
+  if (pod === undefined || !hasEnded(pod)) {
+    return undefined;
+  }
+  const { reason, message } = endOf(pod);
+  return isRefusal(reason) && classOf(reason, 'Emulator') === 'passing'
+    ? { reason, message, retryAt: endTime(pod, now) + RETRY_MILLISECONDS }
+    : undefined;
+}
+
+/**
+ * Returns the time when the Pod ended, in milliseconds since the epoch. If this time is impossible because the clock of the host is wrong,
+ * returns the time when the Pod was created.
+ */
+function endTime(pod: Pod, now: number): number {
+  const created = Date.parse(pod.metadata.creationTimestamp ?? '');
+  const finished = Date.parse(terminated(pod)?.finishedAt ?? '');
+  return created <= finished && finished <= now ? finished : created;
+}
+
+function isRefusal(reason: string): reason is RefusalReason {
+  return Object.hasOwn(REFUSALS, reason);
 }

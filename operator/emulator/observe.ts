@@ -1,5 +1,5 @@
 /** Reads from caches everything that one reconcile of an Emulator needs. A Node that is not in the cache is read from the API server. */
-import type { Emulator } from '../../api/v1alpha1/emulator.ts';
+import type { Emulator, EmulatorSpec } from '../../api/v1alpha1/emulator.ts';
 import { EMULATOR_UID_LABEL, emulatorPodName } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -8,10 +8,10 @@ import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { type HostReach, isHost } from '../host/observe.ts';
-import { asksForSlot, holdsSlot } from '../tasks/slots.ts';
+import { type HostReach, isHost, PODS_BY_NODE } from '../host/observe.ts';
+import { asksForSlot, holdsSlot } from '../tasks/placement.ts';
 import { reachOf, type Sources as VMSources } from '../vm/observe.ts';
-import { PODS_BY_NODE } from '../objects/boundpods.ts';
+import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulatordefaults.ts';
 
 /** The state that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
 export interface Observed extends HostReach {
@@ -114,4 +114,12 @@ export function isPodOf(pod: Readonly<Pod> | undefined, { metadata }: Readonly<E
 function slotsTaken({ pods, emulatorPods, taskPods }: Sources, host: string): number {
   const bound = [pods, emulatorPods, taskPods].flatMap(({ cache }) => cache.byIndex(PODS_BY_NODE, host));
   return bound.filter((pod) => holdsSlot(pod) && asksForSlot(pod.spec)).length;
+}
+
+type ResolvedSpec = { readonly [Field in keyof EmulatorSpec]-?: NonNullable<EmulatorSpec[Field]> };
+
+export function resolveSpec(spec: EmulatorSpec): ResolvedSpec {
+  // If the spec omits a field, the default of this field stays. A field with the value undefined would replace the default, but the API
+  // server never stores such a field.
+  return { ...EMULATOR_DEFAULTS, ...spec } as ResolvedSpec;
 }

@@ -4,11 +4,10 @@ import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isLost, TIMEOUT } from '../vm/facts.ts';
 import { hasEnded } from '../vm/podstate.ts';
-import { hostFault } from './host.ts';
+import { belongsToAnother, hostFault, ownerOf, pairingOf } from './pairing.ts';
 import type { Observed } from './observe.ts';
-import { belongsToAnother, ownerOf, pairingOf } from './pairing.ts';
 import { hostOfPod } from './pod.ts';
-import { refusalOf } from './refusal.ts';
+import { refusalOf } from './facts.ts';
 
 export type Write =
   /** Adds the finalizer, and an owner reference that names the VM. */

@@ -29,7 +29,7 @@ import { hostPodSpec } from '../tasks/placement.ts';
 import { REBOOTING } from '../vm/pod.ts';
 import { machineReport } from '../vm/podstate.ts';
 import { diskRequest } from '../vm/size.ts';
-import { resolveSpec } from './spec.ts';
+import { resolveSpec } from './observe.ts';
 
 /** Time in seconds that an emulator gets for its shutdown. Kubernetes has the same default for Pods. */
 const TERMINATION_GRACE_SECONDS = 30;

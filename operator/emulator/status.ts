@@ -5,7 +5,7 @@ import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
-import { slotsOf } from '../tasks/slots.ts';
+import { slotsOf } from '../tasks/placement.ts';
 import { machineReport, podCondition, readyByPod } from '../vm/podstate.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { type Facts, gatherFacts } from './facts.ts';

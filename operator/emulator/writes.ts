@@ -7,7 +7,7 @@ import { type ApiError, isObjectRefused, unlessMissing } from '../../kube/errors
 import { keyOf, refOf } from '../../kube/objects.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { refusalMessage, unlessRefused } from '../objects/refusal.ts';
+import { refusalMessage, unlessRefused } from '../objects/refusals.ts';
 import { Writer } from '../objects/writer.ts';
 import { reachOf } from '../vm/observe.ts';
 import { isPodOf, type Observed, podKeyOf, type Sources } from './observe.ts';

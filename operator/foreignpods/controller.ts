@@ -16,8 +16,14 @@ import type { OperatorConfig } from '../config/config.ts';
 import { isHost } from '../host/observe.ts';
 import { type Recorder, warning } from '../objects/events.ts';
 import { Writer } from '../objects/writer.ts';
-import { buildGuard } from './guard.ts';
-import { nextRemoval, ownerOfRemovable, PARKED, type Removal, REMOVABLE_BY_OWNER } from './removal.ts';
+import {
+  buildGuard,
+  nextRemoval,
+  ownerOfRemovable,
+  PARKED,
+  REMOVABLE_BY_OWNER,
+  type Removal,
+} from './removal.ts';
 
 /** Key of the guard. All other keys of this controller are uids of owners. */
 const GUARD_KEY = 'guard';

@@ -16,7 +16,7 @@ import type { ConfigMap } from '../../kube/core.ts';
 import type { Informer, InformerOptions } from '../../kube/informer.ts';
 import { keyOf, type Ref } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
+import { FIELD_MANAGER } from '../objects/writer.ts';
 
 export const APPROVALS_NAME = 'berth-hosts';
 

@@ -10,7 +10,7 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import { listedImages } from '../../api/v1alpha1/listedimages.ts';
 import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
-import type { Node } from '../../kube/core.ts';
+import type { Node, Pod } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import { conditionIn } from '../objects/conditions.ts';
 
@@ -149,4 +149,12 @@ function stateOf(node: Readonly<Node>): unknown[] {
   const { metadata, spec, status } = node;
   const awaited = metadata.annotations?.[AWAITED_ANNOTATION];
   return [isHost(node), awaited, status?.conditions, spec?.taints, status?.addresses];
+}
+
+/** Index of Pods by the Node that they are bound to. */
+export const PODS_BY_NODE = 'node';
+
+/** Returns the keys of a Pod for the index {@link PODS_BY_NODE}. */
+export function nodeOfPod({ spec }: Readonly<Pod>): string[] {
+  return spec.nodeName === undefined ? [] : [spec.nodeName];
 }

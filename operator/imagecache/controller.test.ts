@@ -9,14 +9,13 @@ import type { Controller } from '../../kube/controller.ts';
 import type { Node } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import { trimNode } from '../host/observe.ts';
+import { PODS_BY_NODE, trimNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { JOBS_BY_HOST } from '../tasks/placement.ts';
 import { type CacheControllerOptions, ImageCacheReconciler } from './controller.ts';
 import { ENTRIES_BY_REFERENCE, type EntrySources } from './observe.ts';
 import { enqueueEntries } from './triggers.ts';
-import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 const logger = pino({ level: 'silent' });
 const BEGIN = Date.parse('2030-01-01T00:10:00Z');

@@ -7,18 +7,16 @@ import { ONLY_NAMESPACE_LABEL, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names
 import type { Job, Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { isHost } from '../host/observe.ts';
+import { isHost, PODS_BY_NODE } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { asksForSlot, holdsSlot, slotsOf } from '../tasks/slots.ts';
+import { asksForSlot, holdsSlot, hostOfJob, JOBS_BY_HOST, slotsOf } from '../tasks/placement.ts';
 import { podCondition } from '../vm/podstate.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
-import { hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 import { resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
 import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
-import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /** Names of the indexes with which this controller finds ImageCacheEntries in the cache. */
 export const ENTRIES_BY_UID = 'uid';

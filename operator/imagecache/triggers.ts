@@ -9,8 +9,7 @@ import { equal } from '../../kube/mergepatch.ts';
 import { imageObjectName } from '../image/content.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { ENTRY_UID_LABEL } from '../tasks/owner.ts';
-import { hostOfJob } from '../tasks/placement.ts';
-import { holdsSlot } from '../tasks/slots.ts';
+import { holdsSlot, hostOfJob } from '../tasks/placement.ts';
 import {
   ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,

@@ -14,9 +14,16 @@ import type { OperatorConfig } from '../config/config.ts';
 import { contentOwner, isRemoval, keptEvent, placeKey } from '../image/place.ts';
 import { Writer } from '../objects/writer.ts';
 import { jobOf } from '../tasks/owner.ts';
-import { isNeeded } from './needs.ts';
-import { cachedNeeds, currentNeeds, observeRemovals, type RemovalSources } from './observe.ts';
-import { planRemovals, type Removal, type RemovalPlan } from './plan.ts';
+import {
+  cachedNeeds,
+  currentNeeds,
+  isNeeded,
+  observeRemovals,
+  planRemovals,
+  type Removal,
+  type RemovalPlan,
+  type RemovalSources,
+} from './plan.ts';
 
 /**
  * The only key of this controller. One reconcile handles all removals, so that the needed content is determined only once for all of them.

@@ -17,8 +17,7 @@ import {
   removalRecord,
   replacedPlaces,
 } from '../image/place.ts';
-import { needsOf, isNeeded } from './needs.ts';
-import { planRemovals, type Removal } from './plan.ts';
+import { isNeeded, needsOf, planRemovals, type Removal } from './plan.ts';
 
 const KEEP_MILLISECONDS = 600_000;
 /** Longest time in milliseconds that a write of an operator takes. */

@@ -1,7 +1,21 @@
-/** Plans which removals begin, and finds those that have ended. All functions are pure. */
-import type { Job } from '../../kube/core.ts';
-import type { Place } from '../image/place.ts';
-import { isNeeded, type Needs } from './needs.ts';
+/**
+ * Finds the content of the cluster's image storage that is needed, and plans which removals begin. Just before a removal, the Images, ISOs
+ * and Pods that need content are read again from the API server, not from the cache.
+ */
+import { type Job, type Pod, PODS } from '../../kube/core.ts';
+import { folderKey, isRemoval, type Place, placeKey, recordedPlace, repositoryOf } from '../image/place.ts';
+import type { Image } from '../../api/v1alpha1/image.ts';
+import type { ISO } from '../../api/v1alpha1/iso.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { directSource, storedContent } from '../image/content.ts';
+import { taskOf } from '../tasks/job.ts';
+import { machineOf } from '../vm/podstate.ts';
+import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
+import { taskOutcome, trueCondition } from '../tasks/outcome.ts';
+import { podsOf } from '../tasks/owner.ts';
 
 /**
  * Longest time in milliseconds between two checks whether something needs content that is to be removed. The operator does not notice a
@@ -16,7 +30,7 @@ const LOOK_MILLISECONDS = 60_000;
 const REMOVALS_LIMIT = 20;
 
 /** Result of an ended removal. `kept` is the reason why the content is still stored. It is undefined if the content was removed. */
-export interface RemovalEnd {
+interface RemovalEnd {
   readonly kept: string | undefined;
 }
 
@@ -74,4 +88,146 @@ export function planRemovals(observed: ObservedRemovals): RemovalPlan {
   );
   const wakeMilliseconds = waiting.length === 0 ? undefined : Math.min(LOOK_MILLISECONDS, keepMilliseconds);
   return { unneededSince, due: due.slice(0, places), ended, wakeMilliseconds };
+}
+
+/** Content of the image storage that is needed: keys of single files or artifacts (`placeKey`), and names of whole repositories. */
+interface Needs {
+  readonly keys: ReadonlySet<string>;
+  /**
+   * True if there is a Pod whose description of its machine cannot be read. The machine of such a Pod could need any content, so all
+   * content counts as needed.
+   */
+  readonly unknown: boolean;
+}
+
+interface Users {
+  readonly objects: readonly (Image | ISO)[];
+  /** The Pods of VMs. */
+  readonly pods: readonly Pod[];
+  /** The Jobs that do tasks (work on images). */
+  readonly jobs: readonly Job[];
+}
+
+/** Returns the content that the given objects, Pods and Jobs need. If this is uncertain, the content counts as needed. */
+export function needsOf({ objects, pods, jobs }: Users): Needs {
+  const machines = pods.map((pod) => ({ pod, machine: machineOf(pod) }));
+  const keys = [
+    ...objects.flatMap((object) => [storedContent(object), directSource(object.spec.source)].flatMap(keysOf)),
+    ...machines
+      .filter(({ pod }) => isPreparing(pod))
+      .flatMap(({ machine }) => [machine?.image, machine?.iso].flatMap(keysOf)),
+    ...jobs.flatMap(keysOfJob),
+  ];
+  return { keys: new Set(keys), unknown: machines.some(({ machine }) => machine === undefined) };
+}
+
+/**
+ * Returns true if the machine of a Pod needs its sources in the storage. It needs them only until it runs, because the host fetches the
+ * content before it starts the machine.
+ */
+function isPreparing({ status }: Pod): boolean {
+  return (status?.phase ?? 'Pending') === 'Pending';
+}
+
+export function isNeeded(place: Place, { keys, unknown }: Needs): boolean {
+  const repository = place.type === 'registry' && keys.has(repositoryOf(place.reference));
+  return unknown || repository || keys.has(placeKey(place));
+}
+
+function keysOf(source: MachineImageSource | undefined): string[] {
+  switch (source?.type) {
+    case 'storedFile':
+      return [folderKey(source.path)];
+    case 'storedArtifact':
+      return [source.reference];
+    case 'registry':
+      // An image can name a repository of the image storage without a digest. Therefore the whole repository counts as needed.
+      return [repositoryOf(source.reference)];
+    default:
+      return [];
+  }
+}
+
+/**
+ * Returns the keys of the content that a Job needs: its source and its target. After the Job, the target can become the content of an
+ * image. If the target is in a registry, its digest is unknown until the Job ends. Therefore the whole repository counts as needed.
+ */
+function keysOfJob(job: Job): string[] {
+  const task = taskOf(job);
+  const source = task !== undefined && 'image' in task ? keysOf(task.image.source) : [];
+  const target = task !== undefined && 'target' in task ? task.target : undefined;
+  if (target === undefined) {
+    return source;
+  }
+  return [...source, target.type === 'folder' ? folderKey(target.path) : repositoryOf(target.reference)];
+}
+
+export interface RemovalSources {
+  readonly images: Informer<Image>;
+  readonly isos: Informer<ISO>;
+  /** The Pods of VMs. */
+  readonly pods: Informer<Pod>;
+  readonly jobs: Informer<Job>;
+  readonly taskPods: Informer<Pod>;
+}
+
+export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
+  return jobs.cache
+    .list()
+    .filter(isRemoval)
+    .flatMap((job) => {
+      const place = recordedPlace(job);
+      return place === undefined ? [] : [{ job, place, end: endOf(job, taskPods) }];
+    });
+}
+
+/**
+ * Returns the result of a removal, as the newest Pod of the Job shows it. The result is undefined while the Job controller can try again.
+ */
+function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
+  if (trueCondition(job, 'Complete', 'Failed', 'FailureTarget') === undefined) {
+    return undefined;
+  }
+  const newest = podsOf(job, taskPods).toSorted(byAge).at(-1);
+  const outcome = taskOutcome(job, newest);
+  switch (outcome.kind) {
+    case 'succeeded':
+      return { kept: outcome.report.kept };
+    case 'failed':
+      return { kept: `${outcome.reason}: ${outcome.message}` };
+    default:
+      return undefined;
+  }
+}
+
+function byAge(a: Pod, b: Pod): number {
+  return (a.metadata.creationTimestamp ?? '').localeCompare(b.metadata.creationTimestamp ?? '');
+}
+
+export function cachedNeeds({ images, isos, pods, jobs }: RemovalSources): Needs {
+  const objects = [...images.cache.list(), ...isos.cache.list()];
+  return needsOf({ objects, pods: pods.cache.list(), jobs: jobs.cache.list() });
+}
+
+/**
+ * Determines the needed content from objects that the API server returns now. Only the Jobs come from the cache. The objects are read in
+ * pages, and only their keys are kept. All Pods of 12,000 VMs together would need 100 MB of memory.
+ */
+export async function currentNeeds(
+  client: Pick<KubeClient, 'pages'>,
+  { jobs }: Pick<RemovalSources, 'jobs'>,
+): Promise<Needs> {
+  const found: Needs[] = [needsOf({ objects: [], pods: [], jobs: jobs.cache.list() })];
+  for (const type of [IMAGES, ISOS]) {
+    for await (const { items } of client.pages<Image | ISO>(type)) {
+      found.push(needsOf({ objects: items, pods: [], jobs: [] }));
+    }
+  }
+  for await (const { items } of client.pages(PODS, { labelSelector: VM_UID_LABEL })) {
+    found.push(needsOf({ objects: [], pods: items, jobs: [] }));
+  }
+  return {
+    keys: new Set(found.flatMap(({ keys }) => [...keys])),
+    unknown: found.some(({ unknown }) => unknown),
+  };
 }

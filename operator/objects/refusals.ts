@@ -1,8 +1,69 @@
-/** Decides which failed requests people are told about, and records Events about changes that the API server refuses. */
-import { ApiError, DeadlineError, isConflict, isObjectRefused } from '../../kube/errors.ts';
+/**
+ * Handles the refusals of the API server: of a new Pod, Secret or Job, and of a change. Decides which failed requests people are told about,
+ * and how long the operator waits before it checks again whether an obstacle is gone, for example a quota. No watch shows this.
+ */
+import { ApiError, DeadlineError, isConflict, isObjectRefused, isRefusedByRule } from '../../kube/errors.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { type Recorder, warning } from './events.ts';
-import { refusalMessage } from './refusal.ts';
+
+/** Pattern of the parts in which two errors with one cause can differ: ports, times and ids of requests. */
+const CHANGING = /[\da-f]+/gi;
+
+/**
+ * Returns the message of the API server for the status. `before` is the message that the status already contains. If the cause is no rule
+ * of admission, for example a webhook that cannot be called, the two messages can differ only in a port or a time. The result is then
+ * `before`. Otherwise each attempt would change the status, and each change of the status would cause the next attempt at once.
+ */
+export function refusalMessage(error: Error, before: string | undefined): string {
+  const shape = (message: string): string => message.replaceAll(CHANGING, '');
+  const isSame = before !== undefined && !isRefusedByRule(error) && shape(before) === shape(error.message);
+  return isSame ? before : error.message;
+}
+
+/**
+ * Waits for a change of an existing object, and returns the observed state after it. If the API server refuses the change, the state stays
+ * as it was, and `refused` is the error.
+ *
+ * @throws any error of the change that is not a refusal
+ */
+export async function unlessRefused<T>(
+  observed: T,
+  change: Promise<T>,
+): Promise<{ observed: T; refused?: ApiError }> {
+  try {
+    return { observed: await change };
+  } catch (error) {
+    if (isObjectRefused(error)) {
+      return { observed, refused: error };
+    }
+    throw error;
+  }
+}
+
+/** Returns the refusal, unless it is the reason for which the object is blocked. In this case a condition has its words, and needs no Event. */
+export function unlessBlocking(
+  refused: Error | undefined,
+  blocked: { readonly reason: string } | undefined,
+): Error | undefined {
+  return blocked?.reason === 'PodRefused' ? undefined : refused;
+}
+
+/** Shortest and longest wait in milliseconds. After a minute without a change, people do not expect a start within seconds. */
+const SHORTEST_MILLISECONDS = 10_000;
+const LONGEST_MILLISECONDS = 60_000;
+
+/**
+ * Returns the wait in milliseconds. It is as long as the object has waited so far, so the waits grow, and need no memory or status. At most
+ * half of the wait is removed at random. Otherwise, all objects that one quota refuses would send their requests at the same time.
+ *
+ * @param since RFC 3339 time since which the object waits; undefined if it begins to wait now
+ * @param now milliseconds since the epoch
+ */
+export function recheckMilliseconds(since: string | undefined, now: number): number {
+  const age = since === undefined ? 0 : now - Date.parse(since);
+  const wait = Math.min(Math.max(age, SHORTEST_MILLISECONDS), LONGEST_MILLISECONDS);
+  return wait * (1 - Math.random() / 2);
+}
 
 /**
  * Time in milliseconds after which any error of the API server counts as a refusal. Some admission plug-ins refuse with the status 500 and
@@ -16,7 +77,7 @@ const LASTING_MILLISECONDS = 1_500;
  */
 const REPEAT_MILLISECONDS = 30 * 60_000;
 
-export interface RefusalsOptions {
+interface RefusalsOptions {
   readonly recorder: Recorder;
   /** Kind of the objects that the operator creates for the object. */
   readonly dependent: 'Pod' | 'Job';

@@ -12,6 +12,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { type OperatorEvent, warning } from './events.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 
 /**
  * Reads the credentials of a namespace from the API server with one GET. The credentials are not in a cache, because only a new Pod needs
@@ -63,4 +64,36 @@ export function ignoredEntries(mistakes: readonly string[]): OperatorEvent | und
   return first === undefined
     ? undefined
     : warning('RegistryEntryIgnored', 'Deploying', `ConfigMap ${REGISTRIES_CONFIG_MAP}: ${first}${more}`);
+}
+
+/** Credentials with which a host fetches the images of a VM. */
+export interface ImageAccess {
+  readonly imagePullSecrets: readonly { name: string }[];
+  /** Credentials of the VM's namespace for the registries of its images. Their Secrets are among `imagePullSecrets`. */
+  readonly credentials: readonly RegistryCredential[];
+  /** Messages about registry entries with mistakes. They are present only if the namespace has no credential for the images. */
+  readonly ignoredEntries: readonly string[];
+}
+
+/**
+ * Returns the credentials with which a host fetches the images of a VM. `own` contains the pull secrets from the VM's settings. The
+ * function adds the credentials of the VM's namespace for the registries of the images. It looks up these credentials only for an image
+ * from a registry, because a lookup can cost a request.
+ */
+export function resolveAccess(
+  lookups: { credentials(): RegistryCredentials | undefined },
+  images: readonly ({ readonly source: MachineImageSource } | undefined)[],
+  own: ImageAccess['imagePullSecrets'] = [],
+): ImageAccess {
+  const sources = images.map((image) => image?.source);
+  const references = sources.flatMap((source) => (source?.type === 'registry' ? [source.reference] : []));
+  const known = references.length === 0 ? undefined : lookups.credentials();
+  const credentials = credentialsFor(references, known?.credentials ?? []);
+  // Mistakes in entries are reported only if the VM gets no credential at all.
+  const ignoredEntries = credentials.length === 0 ? (known?.mistakes ?? []) : [];
+  const names = pullSecretNames(
+    own.map(({ name }) => name),
+    credentials,
+  );
+  return { credentials, ignoredEntries, imagePullSecrets: names.map((name) => ({ name })) };
 }

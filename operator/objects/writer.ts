@@ -7,7 +7,9 @@ import type { Consistency, Follower } from '../../kube/consistency.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
 import type { KubeObject, Ref, Resource, Unsaved } from '../../kube/objects.ts';
-import { FIELD_MANAGER } from './fieldmanager.ts';
+
+/** Name of the operator's field manager. */
+export const FIELD_MANAGER = 'berth-operator';
 
 export interface WriterOptions<T extends KubeObject> {
   readonly client: KubeClient;

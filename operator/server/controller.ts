@@ -1,8 +1,9 @@
 /**
- * Reconciles Servers: reads their power, carries out power actions, and cordons hosts that are to be switched off. The status is stored
- * before each command. See plan.ts.
+ * Reconciles Servers: reads their power, carries out power actions, and cordons hosts that are to be switched off. The credentials of a
+ * controller are in a Secret of the system namespace. The status is stored before each command. See plan.ts.
  */
 import type { Logger } from 'pino';
+import { LRUCache } from 'lru-cache';
 import { soonest } from '../../base/time.ts';
 import { CORDONED_FOR_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
@@ -17,15 +18,13 @@ import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
-import { type Node, NODES } from '../../kube/core.ts';
+import { type Node, NODES, SECRETS } from '../../kube/core.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import { equal, mergeDiff } from '../../kube/mergepatch.ts';
 import type { Recorder } from '../objects/events.ts';
-import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
-import { Writer } from '../objects/writer.ts';
-import { ControllerSecrets } from './credentials.ts';
+import { FIELD_MANAGER, Writer } from '../objects/writer.ts';
 import { type Credentials, type PowerDriver, PowerError } from './drivers/driver.ts';
-import { recordServerEvents } from './events.ts';
+import { recordServerEvents, serverStatus } from './status.ts';
 import type { ServerMetrics } from './metrics.ts';
 import {
   cachedHost,
@@ -36,9 +35,16 @@ import {
   type Reading,
   type ServerSources,
 } from './observe.ts';
-import { ACTION_POLL_MILLISECONDS, isOpen, pendingRequest, type Plan, POLL_MILLISECONDS } from './action.ts';
-import { afterSend, planServer } from './plan.ts';
-import { serverStatus } from './status.ts';
+import {
+  ACTION_POLL_MILLISECONDS,
+  afterSend,
+  pendingRequest,
+  type Plan,
+  planServer,
+  POLL_MILLISECONDS,
+} from './plan.ts';
+import { isOpen } from '../host/power.ts';
+import type { KubeClient } from '../../kube/client.ts';
 
 /**
  * Number of Servers whose controllers are called at the same time. A dead controller takes a worker for 10 of every 30 s, so 1,500 dead
@@ -296,4 +302,70 @@ function isDue(server: Readonly<Server>, known: Known | undefined, now: number):
   // An action that is about to begin reads the power itself.
   const isAboutToAct = !isOpen(lastAction) && pendingRequest({ server, now }) !== undefined;
   return !isAboutToAct && now >= known.reading.at + intervalOf(server) * (1 - JITTER);
+}
+
+/** Only Secrets of this type are used, so that a Server cannot send the content of another Secret to a controller. */
+const SECRET_TYPE = 'kubernetes.io/basic-auth';
+/** Time in milliseconds for which a working Secret is not read again. */
+const KEPT_MILLISECONDS = 300_000;
+/** Largest number of Secrets that are kept. */
+const KEPT = 4_096;
+
+export class ControllerSecrets {
+  readonly #client: KubeClient;
+  readonly #namespace: string;
+  readonly #known = new LRUCache<string, Credentials>({ max: KEPT, ttl: KEPT_MILLISECONDS });
+
+  constructor(client: KubeClient, namespace: string) {
+    this.#client = client;
+    this.#namespace = namespace;
+  }
+
+  /**
+   * Returns the credentials for the controller of a Server. The result is undefined if the Server names no Secret.
+   * @throws PowerError when the Secret is missing or not usable
+   * @throws ApiError when the Secret cannot be read
+   */
+  async of({ spec: { controller } }: Pick<Server, 'spec'>): Promise<Credentials | undefined> {
+    const { secretName: name } = controller;
+    if (name === undefined) {
+      return undefined;
+    }
+    const known = this.#known.get(name);
+    if (known !== undefined) {
+      return known;
+    }
+    const read = await this.#read(name);
+    this.#known.set(name, read);
+    return read;
+  }
+
+  /** Forgets the Secret of a Server, because its controller refused a call. Perhaps the Secret has changed. */
+  forget({ spec: { controller } }: Pick<Server, 'spec'>): void {
+    this.#known.delete(controller.secretName ?? '');
+  }
+
+  async #read(name: string): Promise<Credentials> {
+    const namespace = this.#namespace;
+    const secret = await unlessMissing(this.#client.get(SECRETS, { namespace, name }));
+    if (secret === undefined) {
+      throw missing(`spec.controller.secretName: namespace ${namespace} has no Secret ${name}`);
+    }
+    if (secret.type !== SECRET_TYPE) {
+      throw missing(`spec.controller.secretName: Secret ${name} must have the type ${SECRET_TYPE}`);
+    }
+    const { username, password } = secret.data ?? {};
+    if (username === undefined || password === undefined) {
+      throw missing(`spec.controller.secretName: Secret ${name} must have the keys username and password`);
+    }
+    return { username: decode(username), password: decode(password) };
+  }
+}
+
+function decode(base64: string): string {
+  return Buffer.from(base64, 'base64').toString('utf8');
+}
+
+function missing(message: string): PowerError {
+  return new PowerError('CredentialsMissing', message, { isRefusal: true });
 }

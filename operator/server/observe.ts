@@ -1,4 +1,7 @@
-/** Reads all that one reconcile of a Server needs. Only decisions about a host with machines read from the API server. */
+/**
+ * Reads all that one reconcile of a Server needs, and enqueues Servers when it changes. Only decisions about a host with machines read from
+ * the API server.
+ */
 import { canonicalAddress } from '../../base/address.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { Server } from '../../api/v1alpha1/server.ts';
@@ -7,9 +10,13 @@ import { type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { SERVERS_BY_NODE } from '../host/power.ts';
-import { PODS_BY_NODE } from '../objects/boundpods.ts';
+import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import type { Power, PowerError } from './drivers/driver.ts';
-import { runningMachines } from './occupancy.ts';
+import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
+import { CORDONED_FOR_ANNOTATION, EMULATOR_UID_LABEL, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { desiredOf, hasEnded, isMachineOff } from '../vm/podstate.ts';
+import type { Controller } from '../../kube/controller.ts';
+import { equal } from '../../kube/mergepatch.ts';
 
 /** Index of Servers by their addresses, in the form that {@link canonicalAddress} gives. */
 export const SERVERS_BY_ADDRESS = 'address';
@@ -117,4 +124,70 @@ function olderOf(
 export function isOlder({ metadata: a }: Readonly<Server>, { metadata: b }: Readonly<Server>): boolean {
   const [first, second] = [a.creationTimestamp ?? '', b.creationTimestamp ?? ''];
   return first === second ? a.name < b.name : first < second;
+}
+
+/**
+ * Returns the number of machines on a host that run, are about to run, or run without a Pod because it was deleted by force. `pods` are the
+ * Pods that are bound to the host.
+ */
+function runningMachines(node: Readonly<Node> | undefined, pods: readonly Readonly<Pod>[]): number {
+  const awaited = node === undefined ? {} : awaitedOn(node);
+  const present = new Set(pods.map((pod) => pod.metadata.labels?.[VM_UID_LABEL]));
+  const withoutPod = Object.keys(awaited).filter((uid) => !present.has(uid)).length;
+  return withoutPod + pods.filter(isRunning).length;
+}
+
+/** Returns true for the Pod of a VM that is not off, and for the Pod of an Emulator that has not ended. */
+function isRunning(pod: Readonly<Pod>): boolean {
+  const { labels = {} } = pod.metadata;
+  if (hasEnded(pod)) {
+    return false;
+  }
+  return labels[VM_UID_LABEL] === undefined ? labels[EMULATOR_UID_LABEL] !== undefined : !isOff(pod);
+}
+
+/** Returns true if the machine of a VM is stopped or suspended and stays so. */
+function isOff(pod: Readonly<Pod>): boolean {
+  return isMachineOff(pod) && desiredOf(pod)?.power !== 'Running';
+}
+
+/** Enqueues Servers when they, Servers with the same addresses or Node, their Nodes, or the Pods on their hosts change. */
+export function enqueueServers(
+  controller: Controller,
+  { servers, nodes, pods, emulatorPods }: Omit<ServerSources, 'client'>,
+): void {
+  const enqueue = ({ metadata }: Readonly<Server>): void => controller.enqueue(metadata.name);
+  const enqueueOn = (node: string): void => servers.cache.byIndex(SERVERS_BY_NODE, node).forEach(enqueue);
+  servers.cache.onChange(({ type, object, previous }) => {
+    enqueue(object);
+    if (type !== 'updated' || previous?.metadata.generation !== object.metadata.generation) {
+      for (const one of [object, previous].filter((server) => server !== undefined)) {
+        addressesOf(one).forEach((address) =>
+          servers.cache.byIndex(SERVERS_BY_ADDRESS, address).forEach(enqueue),
+        );
+        enqueueOn(one.spec.nodeName ?? '');
+      }
+    }
+  });
+  nodes.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || hostStateChanged(previous, object) || cordonChanged(previous, object)) {
+      enqueueOn(object.metadata.name);
+      const { [CORDONED_FOR_ANNOTATION]: server } = object.metadata.annotations ?? {};
+      if (server !== undefined) {
+        controller.enqueue(server);
+      }
+    }
+  });
+  for (const { cache } of [pods, emulatorPods]) {
+    cache.onChange(({ object }) => enqueueOn(object.spec.nodeName ?? ''));
+  }
+}
+
+function cordonChanged(before: Readonly<Node> | undefined, after: Readonly<Node>): boolean {
+  const stateOf = ({ spec, metadata, status }: Readonly<Node>) => [
+    spec?.unschedulable,
+    metadata.annotations?.[CORDONED_FOR_ANNOTATION],
+    status?.nodeInfo?.bootID,
+  ];
+  return before === undefined || !equal(stateOf(before), stateOf(after));
 }

@@ -2,9 +2,15 @@ import { describe, expect, it } from 'vitest';
 import type { LastAction, PowerAction, Server, ServerHost, ServerSpec } from '../../api/v1alpha1/server.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Node } from '../../kube/core.ts';
-import { BY_SPEC, CONFIRM_MILLISECONDS, REBOOT_MILLISECONDS, REPEAT_MILLISECONDS } from './action.ts';
+import {
+  BY_SPEC,
+  CONFIRM_MILLISECONDS,
+  leave,
+  planServer,
+  REBOOT_MILLISECONDS,
+  REPEAT_MILLISECONDS,
+} from './plan.ts';
 import type { Observed } from './observe.ts';
-import { planServer } from './plan.ts';
 import { serverStatus } from './status.ts';
 
 const NOW = Date.parse('2030-01-01T12:00:00Z');
@@ -210,5 +216,38 @@ describe('a host that Berth switched off', () => {
     expect(back(at(-700_000), at(-5_000), 'new')).toBe(true);
     expect(back(at(-1_000), at(-5_000))).toBe(true);
     expect(back(at(-700_000), at(-60_000))).toBe(true);
+  });
+});
+
+describe('a host with machines', () => {
+  const NOW = Date.parse('2030-01-01T00:00:00Z');
+
+  /** Returns the result of Off on a host with one machine. */
+  function resultOf(whenOccupied: 'Refuse' | 'Force' | 'Wait' | undefined, by: string) {
+    const action = {
+      id: 'a',
+      action: 'Off',
+      by,
+      result: 'Running',
+      startedAt: '2030-01-01T00:00:00Z',
+    } as LastAction;
+    const server = {
+      metadata: { name: 'rack' },
+      spec: { nodeName: 'rack', policy: { whenOccupied } },
+      status: { lastAction: action },
+    } as unknown as Server;
+    const node = { metadata: { name: 'rack' }, spec: { unschedulable: true } };
+    return leave({ server, node, machines: 1, now: NOW } as unknown as Observed, action, 'Off').lastAction
+      ?.result;
+  }
+
+  it('the policy of a Server decides about a host with machines, but power by demand never ends a machine', () => {
+    expect(resultOf(undefined, 'admin')).toBe('Refused');
+    expect(resultOf('Force', 'admin')).toBe('Running');
+    expect(resultOf('Wait', 'admin')).toBe('Waiting');
+    for (const whenOccupied of [undefined, 'Refuse', 'Force', 'Wait'] as const) {
+      expect(resultOf(whenOccupied, 'power by demand')).toBe('Refused');
+      expect(resultOf(whenOccupied, 'power by demand, after 2 failed starts')).toBe('Refused');
+    }
   });
 });

@@ -1,12 +1,27 @@
-/** Builds the part of a Pod's spec that determines the hosts on which the Pod can run. The Pods of VMs and of tasks both have this part. */
+/**
+ * Builds the part of a Pod's spec that determines the hosts on which the Pod can run. The Pods of VMs and of tasks both have this part. Also
+ * tells which hosts a Pod can run on, by the rules of the scheduler, and counts the slots of hosts. VMs, emulators and cache Jobs use one
+ * slot each.
+ */
 import {
   DEDICATED_KEY,
   HOST_KEY,
   HOST_MARK,
   HOST_VALUE,
   ONLY_NAMESPACE_LABEL,
+  SLOT_RESOURCE,
 } from '../../api/v1alpha1/names.ts';
-import type { Job, NodeAffinity, NodeSelectorRequirement, PodSpec, Toleration } from '../../kube/core.ts';
+import type {
+  Job,
+  Node,
+  NodeAffinity,
+  NodeSelectorRequirement,
+  NodeSelectorTerm,
+  Pod,
+  PodSpec,
+  Taint,
+  Toleration,
+} from '../../kube/core.ts';
 
 export interface Placement {
   /**
@@ -109,4 +124,87 @@ export function hostOfJob({ spec }: Job): string[] {
   const { nodeAffinity: affinity } = spec.template.spec.affinity ?? {};
   const terms = affinity?.requiredDuringSchedulingIgnoredDuringExecution?.nodeSelectorTerms;
   return terms?.[0]?.matchFields?.[0]?.values ?? [];
+}
+
+/**
+ * Keys of the taints that Kubernetes and cordons put on a host while it is off or starts. They go away when the host reports again, so they
+ * do not tell whether the host suits a Pod.
+ */
+const PASSING: ReadonlySet<string> = new Set([
+  'node.kubernetes.io/unreachable',
+  'node.kubernetes.io/not-ready',
+  'node.kubernetes.io/unschedulable',
+]);
+
+/** Returns true if the taint goes away when the host reports again. */
+export function isPassing({ key }: Taint): boolean {
+  return PASSING.has(key);
+}
+
+/**
+ * Returns true if the Pod can run on the host once the host reports, has space and is not cordoned: its name, its labels and its lasting taints
+ * suit the Pod.
+ */
+export function suits(spec: PodSpec, node: Readonly<Node>): boolean {
+  const taints = node.spec?.taints ?? [];
+  return matchesAffinity(spec, node) && !taints.some((taint) => !isPassing(taint) && keepsOff(taint, spec));
+}
+
+/** Returns true if the taint keeps the Pod off the host. */
+export function keepsOff(taint: Taint, { tolerations }: Pick<PodSpec, 'tolerations'>): boolean {
+  const isHard = taint.effect !== 'PreferNoSchedule';
+  return isHard && tolerations?.some((toleration) => tolerates(toleration, taint)) !== true;
+}
+
+function tolerates({ key, operator, value, effect }: Toleration, taint: Taint): boolean {
+  const sameKey = key === undefined || key === taint.key;
+  const sameEffect = effect === undefined || effect === taint.effect;
+  return sameKey && sameEffect && (operator === 'Exists' || (value ?? '') === (taint.value ?? ''));
+}
+
+function matchesAffinity({ affinity }: PodSpec, node: Readonly<Node>): boolean {
+  const required = affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
+  return required === undefined || required.nodeSelectorTerms.some((term) => matchesTerm(term, node));
+}
+
+function matchesTerm(
+  { matchExpressions = [], matchFields = [] }: NodeSelectorTerm,
+  node: Readonly<Node>,
+): boolean {
+  const { labels = {}, name } = node.metadata;
+  return (
+    matchExpressions.every((requirement) => meets(requirement, labels[requirement.key])) &&
+    // The name is the only field of a Node that the API server accepts here.
+    matchFields.every((requirement) => meets(requirement, name))
+  );
+}
+
+/** Berth writes no requirement with the operators Gt and Lt. */
+function meets({ operator, values = [] }: NodeSelectorRequirement, value: string | undefined): boolean {
+  switch (operator) {
+    case 'In':
+      return value !== undefined && values.includes(value);
+    case 'NotIn':
+      return value === undefined || !values.includes(value);
+    case 'Exists':
+      return value !== undefined;
+    case 'DoesNotExist':
+      return value === undefined;
+    default:
+      return false;
+  }
+}
+
+/** Returns the number of slots that a host has. */
+export function slotsOf(node: Readonly<Node> | undefined): number {
+  return Number(node?.status?.allocatable?.[SLOT_RESOURCE] ?? 0);
+}
+
+/** Returns true if the Pod of a machine uses a slot of its host. */
+export function holdsSlot({ status }: Readonly<Pod>): boolean {
+  return status?.phase !== 'Failed' && status?.phase !== 'Succeeded';
+}
+
+export function asksForSlot({ containers }: Readonly<Pick<PodSpec, 'containers'>>): boolean {
+  return containers.some(({ resources }) => resources?.requests?.[SLOT_RESOURCE] !== undefined);
 }

@@ -14,8 +14,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { type Job, JOBS, type Pod, PODS } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { Unsaved } from '../../kube/objects.ts';
-import { recheckMilliseconds } from '../objects/recheck.ts';
-import { refusalMessage } from '../objects/refusal.ts';
+import { recheckMilliseconds, refusalMessage } from '../objects/refusals.ts';
 import { trueCondition } from './outcome.ts';
 import { podsOf } from './owner.ts';
 

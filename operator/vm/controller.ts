@@ -15,9 +15,7 @@ import type { Recorder } from '../objects/events.ts';
 import { SharedReads } from '../../kube/sharedreads.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
-import { recheckMilliseconds } from '../objects/recheck.ts';
-import { unlessBlocking } from '../objects/refusal.ts';
-import { Refusals } from '../objects/refusals.ts';
+import { recheckMilliseconds, Refusals, unlessBlocking } from '../objects/refusals.ts';
 import { ignoredEntries } from '../objects/registries.ts';
 import { isBetweenPods } from './adoption.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
@@ -29,9 +27,7 @@ import type { VMMetrics } from './metrics.ts';
 import { type Observed, observe, type ResizeRefusal, type Sources } from './observe.ts';
 import { standingRefusal } from './size.ts';
 import { type Findings, isMinorChange, summarize } from './status.ts';
-import { stepsFor } from './steps/index.ts';
-import { deleteMachine } from './steps/retire.ts';
-import type { Outcome, Write } from './steps/step.ts';
+import { deleteMachine, type Outcome, stepsFor, type Write } from './steps.ts';
 import { blockedByRefusal, type Executed, VMWriter } from './writes.ts';
 
 /**

@@ -12,9 +12,7 @@ import { gatherFacts, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
-import { deploy } from './steps/deploy.ts';
-import { finish } from './steps/finish.ts';
-import { deleteMachine, retirePod } from './steps/retire.ts';
+import { deleteMachine, deploy, finish, retirePod } from './steps.ts';
 
 const none = () => undefined;
 

@@ -12,7 +12,7 @@ import { IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { gatherFacts, TIMEOUT } from './facts.ts';
 import type { Lookups, Observed } from './observe.ts';
 import { isUnresolved, resolve } from './resolve.ts';
-import { needsPod } from './steps/deploy.ts';
+import { needsPod } from './steps.ts';
 
 /** Returns true if, according to the caches, this reconcile will create the VM's Pod. */
 export function isDeploying(observed: Observed): boolean {

@@ -18,9 +18,8 @@ import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Adoptions } from '../host/adoptions.ts';
 import { type HostReach, isHost, reachOfNode, UNBOUND } from '../host/observe.ts';
-import { SERVERS_BY_NODE, withPower } from '../host/power.ts';
+import { SERVERS_BY_NODE, startDeadline, withPower } from '../host/power.ts';
 import type { HostRecords } from '../host/records.ts';
-import { startDeadline } from '../host/starting.ts';
 import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
 /** Number of random bytes for a hardware identity. They are enough for a UUID, a MAC address and a serial number. */

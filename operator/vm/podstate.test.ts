@@ -24,7 +24,7 @@ import { podCondition, podPorts, trimPod } from './podstate.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { resizedContainers } from './size.ts';
 import { summarize } from './status.ts';
-import { stepsFor } from './steps/index.ts';
+import { stepsFor } from './steps.ts';
 
 const none = () => undefined;
 

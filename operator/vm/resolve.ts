@@ -11,7 +11,7 @@ import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { contentOf, showsCredentials } from '../image/content.ts';
-import { type ImageAccess, resolveAccess } from './access.ts';
+import { type ImageAccess, resolveAccess } from '../objects/registries.ts';
 import type { Observed } from './observe.ts';
 import { reservedPorts, type WantedPorts } from './ports.ts';
 

@@ -3,7 +3,7 @@ import { CORDONED_FOR_ANNOTATION, DEDICATED_KEY, NAT_TAINT } from '../../api/v1a
 import { ALL_REFUSED, NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { isPassing, keepsOff, suits } from '../tasks/fit.ts';
+import { isPassing, keepsOff, suits } from '../tasks/placement.ts';
 import { podPorts } from './podstate.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */

@@ -1,22 +1,40 @@
-/** Computes the whole status of a VM from the observed state and the facts (see facts.ts). */
+/** Computes the whole status of a VM from the observed state, the facts (see facts.ts), the Pod and the report of its host. */
 import { timestamp } from '../../base/time.ts';
-import { NETWORK_CONDITION } from '../../api/v1alpha1/names.ts';
+import { NETWORK_CONDITION, USER_DATA_CONDITION } from '../../api/v1alpha1/names.ts';
 import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
-import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
+import {
+  type ConditionDraft,
+  type ConditionDraft as Draft,
+  conditionIn,
+  stampConditions,
+} from '../objects/conditions.ts';
 import { awaitedChange, doneStamps, hasEndedByItself } from './declared.ts';
 import type { Facts } from './facts.ts';
 import { pausedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
-import { phasesIn } from '../../api/v1alpha1/phases.ts';
-import { isOffAsDeclared, type Phase, PENDING_PHASES, phaseOf } from './phase.ts';
-import { machineStatus, nonEmpty } from './machinestatus.ts';
-import { machineReport, podCondition, readyByPod, waitingState } from './podstate.ts';
+import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
+import { isOffAsDeclared, PENDING_PHASES, type Phase, phaseOf } from './phase.ts';
+import {
+  containerState,
+  desiredOf,
+  machineContainer,
+  machineOf,
+  machineReport,
+  podCondition,
+  readyByPod,
+  waitingState,
+} from './podstate.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
-import { userDataReady } from './userdata.ts';
+import { GUEST_ADDRESSES_LIMIT, type Machine, type MachineReport } from '../../api/v1alpha1/machine.ts';
+import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { shortImageName } from '../../api/v1alpha1/reference.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Pod } from '../../kube/core.ts';
+import { endpointsOf } from './ports.ts';
 
 /** Results of the steps of a reconcile. The Pod does not show these results. */
 export interface Findings {
@@ -254,4 +272,111 @@ export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boole
     before.failure === next.failure &&
     conditionIn(before, 'Stalled')?.status === conditionIn(next, 'Stalled')?.status
   );
+}
+
+/** Phases in which a machine has a disk, but its host reports no disk size, because the machine does not run. */
+const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
+
+/** Returns the machine's part of the status. After the deletion of the Pod, the status keeps its last values. */
+export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VMStatus> {
+  const machine = pod === undefined ? undefined : machineOf(pod);
+  if (pod === undefined || machine === undefined) {
+    return keptStatus(vm.status ?? {});
+  }
+  const report = machineReport(pod);
+  return {
+    hardwareUUID: machine.hardware.uuid,
+    serialNumber: machine.hardware.serialNumber,
+    image: imageStatus(pod, machine, report),
+    config: machine.config,
+    resources: resources(pod, vm, report, phase),
+    accelerator: report.accelerator?.toUpperCase(),
+    addresses: guestAddresses(pod, report),
+    guest: guestFacts(report),
+    endpoints: nonEmpty(endpointsOf(machine, report)),
+    startTime: containerState(pod)?.running?.startedAt ?? vm.status?.startTime,
+    progressPercent: report.progressPercent,
+    progress: progress(phase, report),
+  };
+}
+
+function keptStatus(last: VMStatus): Partial<VMStatus> {
+  const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = last;
+  // Earlier releases wrote no image name into the status. The name is added here, because `kubectl get` shows it.
+  const named = image && { name: shortImageName(image.reference ?? ''), ...image };
+  return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
+}
+
+function progress(phase: VMPhase, { progressPercent, bytesPerSecond }: MachineReport): string | undefined {
+  if (progressPercent === undefined || !PENDING_PHASES.has(phase)) {
+    return undefined;
+  }
+  const speed = bytesPerSecond === undefined ? '' : ` (${(bytesPerSecond / 1e6).toFixed(0)} MB/s)`;
+  return `${phase} ${progressPercent} %${speed}`;
+}
+
+/**
+ * Returns the guest's own addresses: first those that the host's network gave the guest, then those that the guest reported. If the network
+ * gave the guest no address, the Pod's status contains the address of the host. The function leaves out this address.
+ */
+function guestAddresses({ status = {} }: Pod, { guest }: MachineReport): string[] | undefined {
+  const given = (status.podIPs ?? []).map(({ ip }) => ip).filter((address) => address !== status.hostIP);
+  const all = new Set([...given, ...(guest?.addresses ?? [])]);
+  return nonEmpty([...all].slice(0, GUEST_ADDRESSES_LIMIT));
+}
+
+function guestFacts({ guest: { os, hostName } = { addresses: [] } }: MachineReport): VMStatus['guest'] {
+  return os === undefined && hostName === undefined ? undefined : { os, hostName };
+}
+
+function nonEmpty<T>(list: T[]): T[] | undefined {
+  return list.length === 0 ? undefined : list;
+}
+
+function imageStatus(
+  pod: Pod,
+  { imageName, isoName }: Machine,
+  { imageDigest }: MachineReport,
+): VMStatus['image'] {
+  const reference = machineContainer(pod)?.image ?? '';
+  const object = imageName ?? isoName;
+  const digest = imageDigest ?? digestOf(pod.status?.containerStatuses?.[0]?.imageID);
+  return { name: object?.slice(object.lastIndexOf('/') + 1) ?? shortImageName(reference), reference, digest };
+}
+
+function digestOf(imageID: string | undefined): string | undefined {
+  return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
+}
+
+/** Returns CPU, memory and disk size of the machine. While the machine is off, the disk size is the size at its last start. */
+function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMStatus['resources'] {
+  const desired = desiredOf(pod);
+  if (desired === undefined) {
+    return vm.status?.resources;
+  }
+  const { cpu, memoryBytes, diskSizeBytes: wanted } = desired;
+  const { diskSizeBytes = wanted } = report;
+  const last = OFF.has(phase) ? vm.status?.resources?.diskSize : undefined;
+  const size = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));
+  return { cpu, memory: formatQuantity(BigInt(memoryBytes)), diskSize: last ?? size };
+}
+
+/**
+ * Returns the condition `UserDataReady`. The result is undefined for a VM without user data, and before a host has tried to start the
+ * machine. If the agent of the host is so old that it ignores user data, the status of the condition is Unknown.
+ */
+export function userDataReady({ vm, pod }: Observed): ConditionDraft | undefined {
+  const type = 'UserDataReady';
+  const { userData, userDataSecretRef } = vm.spec;
+  if (userData === undefined && userDataSecretRef === undefined) {
+    return undefined;
+  }
+  const said = podCondition(pod, USER_DATA_CONDITION);
+  if (said !== undefined) {
+    const reason = saidReason(said.reason, 'Reported');
+    return { type, status: said.status, reason, message: said.message ?? '' };
+  }
+  return pod?.status?.phase === 'Running'
+    ? { type, status: 'Unknown', reason: 'NotReported', message: '' }
+    : undefined;
 }

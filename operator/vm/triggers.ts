@@ -4,12 +4,10 @@ import type { Controller } from '../../kube/controller.ts';
 import type { ConfigMap, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
-import { hostStateChanged } from '../host/observe.ts';
-import { onPowerChange } from '../host/power.ts';
+import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
+import { onPowerChange, onStartChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
-import { onStartChange } from '../host/starting.ts';
 import { isBound, type Sources, waitingForPortsOf } from './observe.ts';
-import { PODS_BY_NODE } from '../objects/boundpods.ts';
 
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';

@@ -25,14 +25,13 @@ import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { awaitedPatch } from '../host/plan.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { FIELD_MANAGER } from '../objects/fieldmanager.ts';
-import { refusalMessage, unlessRefused } from '../objects/refusal.ts';
-import { Writer } from '../objects/writer.ts';
+import { FIELD_MANAGER, Writer } from '../objects/writer.ts';
+import { refusalMessage, unlessRefused } from '../objects/refusals.ts';
 import { successorOf } from './adoption.ts';
 import { type Observed, reachOf, type Size, type Sources } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
 import type { Findings } from './status.ts';
-import type { Write } from './steps/step.ts';
+import type { Write } from './steps.ts';
 
 export interface VMWriterOptions
   extends Pick<

@@ -9,7 +9,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, NODES, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
-import { PODS_BY_NODE, nodeOfPod } from '../../operator/objects/boundpods.ts';
+import { PODS_BY_NODE, nodeOfPod } from '../../operator/host/observe.ts';
 import { nodeOfServer, SERVERS_BY_NODE } from '../../operator/host/power.ts';
 import { addressesOf, SERVERS_BY_ADDRESS } from '../../operator/server/observe.ts';
 import { sharedCluster } from '../support/cluster.ts';

@@ -12,12 +12,10 @@ import type { LastAction, Server, ServerStatus } from '../../api/v1alpha1/server
 import { timestamp } from '../../base/time.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { type OperatorConfig, parseConfig } from '../../operator/config/config.ts';
-import { openAction } from '../../operator/host/starting.ts';
-import { hostPodSpec, type Placement } from '../../operator/tasks/placement.ts';
-import { suits } from '../../operator/tasks/fit.ts';
-import { hostFacts, isWaiting, seeEmpty } from '../../operator/server/demand/facts.ts';
-import { byDemand, isPending } from '../../operator/server/demand/hoststate.ts';
-import { type Decision, planDemand } from '../../operator/server/demand/plan.ts';
+import { openAction } from '../../operator/host/power.ts';
+import { hostPodSpec, type Placement, suits } from '../../operator/tasks/placement.ts';
+import { byDemand, hostFacts, isPending, isWaiting, seeEmpty } from '../../operator/server/demand/facts.ts';
+import { type Decision, planDemand } from '../../operator/server/demand/controller.ts';
 import { type Host, nodeOf, serverOf, START } from './demandhost.ts';
 
 /** Time in milliseconds in which the reconciler begins a requested action. */

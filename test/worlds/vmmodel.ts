@@ -26,8 +26,7 @@ import type { Observed, ResizeRefusal, Size } from '../../operator/vm/observe.ts
 import { hasRun, podAttempt, terminated } from '../../operator/vm/podstate.ts';
 import { podSize, refusedAgain, resizedContainers } from '../../operator/vm/size.ts';
 import { summarize } from '../../operator/vm/status.ts';
-import { stepsFor } from '../../operator/vm/steps/index.ts';
-import type { Write } from '../../operator/vm/steps/step.ts';
+import { stepsFor, type Write } from '../../operator/vm/steps.ts';
 
 const none = () => undefined;
 const config = parseConfig({ hostLostTimeoutSeconds: 600 }, 'test');

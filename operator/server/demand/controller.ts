@@ -1,20 +1,33 @@
-/** Switches hosts off that nothing needs, and on when VMs need them. It only requests actions: the reconciler of Servers carries them out. */
+/**
+ * Switches hosts off that nothing needs, and on when VMs need them. One decision follows after the other, because each depends on all hosts.
+ * It only requests actions: the reconciler of Servers carries them out.
+ */
 import { randomUUID } from 'node:crypto';
 import type { Logger } from 'pino';
-import type { Server } from '../../../api/v1alpha1/server.ts';
+import type { PowerAction, Server } from '../../../api/v1alpha1/server.ts';
 import { SERVERS } from '../../../api/v1alpha1/resources.ts';
 import { timestamp } from '../../../base/time.ts';
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Consistency } from '../../../kube/consistency.ts';
 import type { Controller, Result } from '../../../kube/controller.ts';
 import type { OperatorConfig } from '../../config/config.ts';
-import { isByDemand } from '../../host/starting.ts';
+import { isByDemand } from '../../host/power.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../../objects/events.ts';
 import { Writer } from '../../objects/writer.ts';
-import { hostFacts, seeEmpty } from './facts.ts';
-import { byDemand, isPending } from './hoststate.ts';
-import { type DemandSources, hostsIn, waitingIn } from './observe.ts';
-import { type Decision, planDemand } from './plan.ts';
+import {
+  byDemand,
+  type DemandFacts,
+  type DemandSources,
+  hostFacts,
+  type HostFacts,
+  hostsIn,
+  type HostState,
+  isPending,
+  seeEmpty,
+  waitingIn,
+} from './facts.ts';
+import type { Pod } from '../../../kube/core.ts';
+import { fits, take } from './places.ts';
 
 /** The only key of this controller, because each decision depends on all hosts. */
 const DEMAND_KEY = 'demand';
@@ -102,4 +115,106 @@ export function enqueueDemand(controller: Controller, sources: DemandSources): v
   for (const { cache } of [servers, nodes, vms, pods, emulatorPods, taskPods, jobs]) {
     cache.onChange(() => controller.enqueueAfter(DEMAND_KEY, GATHER_MILLISECONDS));
   }
+}
+
+export interface Decision {
+  readonly server: Readonly<Server>;
+  readonly action: Exclude<PowerAction, 'Reboot'>;
+  /** Number of failed starts of the host in a row, including one that causes this decision. */
+  readonly failures: number;
+  /** Why, as text for people. It names no VM, because everybody who may read Servers reads it. */
+  readonly why: string;
+  /** Whether the host did not start in time. */
+  readonly isGivenUp: boolean;
+}
+
+export function planDemand(facts: DemandFacts): Decision | undefined {
+  return facts.isRequesting ? undefined : (switchOn(facts) ?? giveUpStart(facts) ?? switchOff(facts));
+}
+
+/** A host for which an action can be requested. */
+type Usable = HostFacts & { readonly server: Readonly<Server> };
+
+function usable(hosts: readonly HostFacts[], wanted: HostState): Usable[] {
+  const isUsable = (host: HostFacts): host is Usable => host.server !== undefined && host.isFree;
+  return hosts.filter(({ state }) => state === wanted).filter(isUsable);
+}
+
+/** Switches on the host of a stopped VM that must run, or else a host for a VM that has no place on any other host. */
+function switchOn({ hosts, waiting, now }: DemandFacts): Decision | undefined {
+  const candidates = usable(hosts, 'off').filter(({ retryAt }) => now >= retryAt);
+  const awaited = candidates.find(({ isAwaited }) => isAwaited);
+  if (awaited !== undefined) {
+    return on(awaited, 'A stopped VM on the host must run');
+  }
+  const isNeeded = candidates.length > 0 && waiting.length > 0;
+  const unplaced = isNeeded ? firstWithoutPlace(hosts, waiting, candidates) : undefined;
+  const host = unplaced && best(candidates.filter(({ place }) => fits(place(), unplaced)));
+  return host && on(host, 'A VM waits, and no host that is on or starts has room for it');
+}
+
+function on(host: Usable, why: string): Decision {
+  return { server: host.server, action: 'On', failures: host.failures, why, isGivenUp: false };
+}
+
+/**
+ * Returns the first waiting Pod that fits on one of the candidates, but on no host that is on or starts. The places on these hosts go to the
+ * Pods in the order of their age, as the scheduler does it.
+ */
+function firstWithoutPlace(
+  hosts: readonly HostFacts[],
+  waiting: readonly Readonly<Pod>[],
+  candidates: readonly Usable[],
+): Readonly<Pod> | undefined {
+  const places = hosts
+    .filter(({ state, isFull }) => !isFull && (state === 'on' || state === 'starting'))
+    .map(({ place }) => place());
+  const offered = candidates.map(({ place }) => place());
+  return waiting.find((pod) => !take(places, pod) && offered.some((place) => fits(place, pod)));
+}
+
+/** Returns the host with the fewest failed starts. Among equal hosts, the name decides, so that the same hosts stay on. */
+function best(hosts: readonly Usable[]): Usable | undefined {
+  return hosts.toSorted((a, b) => a.failures - b.failures || (nameOf(a) < nameOf(b) ? -1 : 1))[0];
+}
+
+function nameOf({ node }: HostFacts): string {
+  return node.metadata.name;
+}
+
+/**
+ * Switches a host off again that did not start in time. Its next start is then a cold start, and until then it uses no power. A host with a
+ * stopped VM is left to people.
+ */
+function giveUpStart({ hosts, config, now }: DemandFacts): Decision | undefined {
+  const host = usable(hosts, 'late').find(
+    ({ emptySince, server, retryAt }) =>
+      emptySince !== undefined && (server.status?.lastAction?.action !== 'Off' || now >= retryAt),
+  );
+  const why = `The host did not report within ${config.bootSeconds} s after it was switched on`;
+  return host && { server: host.server, action: 'Off', failures: host.failures, why, isGivenUp: true };
+}
+
+/** Switches off the host that has been empty for the longest time, unless a VM waits for it or too few hosts would stay on. */
+function switchOff({ hosts, waiting, config, now }: DemandFacts): Decision | undefined {
+  const { emptySeconds, floor } = config;
+  const [host] = usable(hosts, 'on')
+    .filter(
+      ({ emptySince = now, node, place }) =>
+        now >= emptySince + emptySeconds * 1000 &&
+        countOn(hosts, architectureOf(node)) > floor &&
+        !waiting.some((pod) => fits(place(), pod)),
+    )
+    .toSorted((a, b) => (a.emptySince ?? now) - (b.emptySince ?? now) || (nameOf(a) < nameOf(b) ? 1 : -1));
+  const seconds = Math.floor((now - (host?.emptySince ?? now)) / 1000);
+  const why = `The host has been empty for ${seconds} s`;
+  return host && { server: host.server, action: 'Off', failures: 0, why, isGivenUp: false };
+}
+
+function countOn(hosts: readonly HostFacts[], architecture: string | undefined): number {
+  return hosts.filter(({ state, node }) => state === 'on' && architectureOf(node) === architecture).length;
+}
+
+function architectureOf({ metadata }: HostFacts['node']): string | undefined {
+  return metadata.labels?.['kubernetes.io/arch'];
 }

@@ -1,8 +1,7 @@
 /** Counts what the Pods on a host request, and what is free. All functions are pure. */
 import { bytesIn } from '../../../api/v1alpha1/quantity.ts';
 import type { Node, Pod, PodSpec } from '../../../kube/core.ts';
-import { suits } from '../../tasks/fit.ts';
-import { holdsSlot } from '../../tasks/slots.ts';
+import { holdsSlot, suits } from '../../tasks/placement.ts';
 
 /** Amounts of resources by name: CPU in thousandths, everything else in its own unit. */
 type Amounts = ReadonlyMap<string, number>;

@@ -1,4 +1,7 @@
-/** Interface to the controllers of servers. Each driver speaks one protocol. */
+/**
+ * Interface to the controllers of servers, each of whose drivers speaks one protocol. A controller is not trusted: its texts are bounded in
+ * messages, stay on one line and never repeat a password.
+ */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { PowerAction } from '../../../api/v1alpha1/server.ts';
 
@@ -52,4 +55,49 @@ export interface PowerDriver {
    * @throws PowerError
    */
   send(command: PowerAction): Promise<void>;
+}
+
+/** Largest number of characters of a controller's text. A status has room for a sentence, not for a page. */
+const WORDS_LIMIT = 300;
+/** Control characters, characters that change the direction of text, and white space. */
+const BREAKING = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\s]+/gu;
+
+/** Returns a text of a controller on one line of at most 300 characters, without the password and its forms in requests. */
+export function quoteController(text: string, credentials: Credentials | undefined): string {
+  let safe = text;
+  for (const secret of credentials === undefined ? [] : [basicToken(credentials), credentials.password]) {
+    safe = secret === '' ? safe : safe.replaceAll(secret, '***');
+  }
+  return safe.replaceAll(BREAKING, ' ').trim().slice(0, WORDS_LIMIT).toWellFormed();
+}
+
+/** Characters that a header cannot carry, and the colon, which ends the user name. */
+const NOT_IN_NAME = /[\p{Cc}:]/u;
+const NOT_IN_PASSWORD = /\p{Cc}/u;
+
+function basicToken({ username, password }: Credentials): string {
+  return Buffer.from(`${username}:${password}`, 'utf8').toString('base64');
+}
+
+/**
+ * Returns the value of the header `Authorization`.
+ * @throws PowerError with `CredentialsMissing` when the header cannot carry the user name or the password
+ */
+export function basicAuthorization(credentials: Credentials): string {
+  requireKey('username', credentials.username, NOT_IN_NAME, 'a colon or a control character');
+  requireKey(
+    'password',
+    credentials.password,
+    NOT_IN_PASSWORD,
+    'a control character, for example a line end',
+  );
+  return `Basic ${basicToken(credentials)}`;
+}
+
+function requireKey(key: string, value: string, refused: RegExp, what: string): void {
+  if (refused.test(value)) {
+    throw new PowerError('CredentialsMissing', `The key ${key} of the Secret must not contain ${what}`, {
+      isRefusal: true,
+    });
+  }
 }

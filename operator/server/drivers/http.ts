@@ -3,8 +3,7 @@ import { addAbortListener } from 'node:events';
 import { Client, type Dispatcher } from 'undici';
 import { codeOf, messageOf } from '../../../base/errors.ts';
 import { ByteCollector } from '../../../base/lines.ts';
-import { PowerError } from './driver.ts';
-import { quoteController } from './words.ts';
+import { PowerError, quoteController } from './driver.ts';
 
 /** Codes of errors of Node.js and OpenSSL about the certificate of a server. */
 const CERTIFICATE_ERROR = /CERT|UNABLE_TO_(GET|VERIFY)|INVALID_(CA|PURPOSE)/;

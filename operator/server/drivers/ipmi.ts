@@ -7,8 +7,7 @@ import {
 } from '../../../api/v1alpha1/server.ts';
 import { isMissing } from '../../../base/errors.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
-import { type Credentials, type Power, type PowerDriver, PowerError } from './driver.ts';
-import { quoteController } from './words.ts';
+import { type Credentials, type Power, type PowerDriver, PowerError, quoteController } from './driver.ts';
 
 /** Longest user name and password, in bytes, of IPMI 2.0. */
 const USERNAME_BYTES = 16;

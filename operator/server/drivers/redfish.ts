@@ -3,10 +3,15 @@ import { X509Certificate } from 'node:crypto';
 import * as z from 'zod';
 import type { PowerAction, ServerController } from '../../../api/v1alpha1/server.ts';
 import { JsonError, parseJson } from '../../../base/json.ts';
-import { basicAuthorization } from './basic.ts';
-import { type Credentials, type Power, type PowerDriver, PowerError } from './driver.ts';
+import {
+  basicAuthorization,
+  type Credentials,
+  type Power,
+  type PowerDriver,
+  PowerError,
+  quoteController,
+} from './driver.ts';
 import { HttpCall, type HttpAnswer, type HttpRequest, isSuccess, statusError } from './http.ts';
-import { quoteController } from './words.ts';
 
 /** Largest answer that is read. Systems of real controllers have up to 50 KB. */
 const ANSWER_BYTES = 1024 * 1024;

@@ -1,10 +1,15 @@
 /** Controllers with URLs: smart plugs, power strips and programs of their owners. */
 import { RE2JS, RE2JSException } from 're2js';
 import type { PowerAction, ServerController } from '../../../api/v1alpha1/server.ts';
-import { basicAuthorization } from './basic.ts';
-import { type Credentials, type Power, type PowerDriver, PowerError } from './driver.ts';
+import {
+  basicAuthorization,
+  type Credentials,
+  type Power,
+  type PowerDriver,
+  PowerError,
+  quoteController,
+} from './driver.ts';
 import { HttpCall, type HttpAnswer, type HttpRequest, isSuccess, statusError } from './http.ts';
-import { quoteController } from './words.ts';
 
 /** Bytes of the answer of the status URL in which the pattern is searched. */
 const STATUS_BYTES = 64 * 1024;

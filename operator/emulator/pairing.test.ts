@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import type { Node } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
-import { hostFault, systemImagesChanged } from './host.ts';
+import { hostFault, systemImagesChanged } from './pairing.ts';
 
 const SPEC = { vmName: 'desk' };
 const config = parseConfig({}, 'test');

@@ -6,8 +6,7 @@ import type { Informer } from '../../../kube/informer.ts';
 import type { KubeObject } from '../../../kube/objects.ts';
 import { parseConfig } from '../../config/config.ts';
 import { declareWatches } from '../../watches.ts';
-import { seeEmpty } from './facts.ts';
-import { hostsIn, waitingIn } from './observe.ts';
+import { hostsIn, seeEmpty, waitingIn } from './facts.ts';
 
 const NAMESPACE = 'platform-ci';
 

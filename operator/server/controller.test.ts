@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { KubeClient } from '../../kube/client.ts';
-import { ControllerSecrets } from './credentials.ts';
+import { ControllerSecrets } from './controller.ts';
 
 /** Interval of readings of the power, in which the operator asks for the credentials. */
 const POLL_MILLISECONDS = 30_000;

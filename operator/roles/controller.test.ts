@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { ADMIN_ROLE, DEV_ROLE, ROLE_BINDINGS_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Namespace, RoleBinding, Subject } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
-import { bindingChange, bindsOwnRole, groupsWith, isManaged, newBinding } from './plan.ts';
+import { bindingChange, bindsOwnRole, groupsWith, isManaged, newBinding } from './controller.ts';
 
 const ROLES = { defaultDev: ['oidc:all', 'oidc:devs'], dev: ['oidc:devs'], admin: ['oidc:admins'] };
 const config = parseConfig({ roles: ROLES, namespaces: { system: 'platform-system' } }, 'test');

@@ -1,2 +1,0 @@
-/** Name of the operator's field manager. */
-export const FIELD_MANAGER = 'berth-operator';

@@ -1,0 +1,145 @@
+import { describe, expect, it } from 'vitest';
+import {
+  ANSWER_BY_ANNOTATION,
+  DESIRED_ANNOTATION,
+  MACHINE_ANNOTATION,
+  MACHINE_CONTAINER,
+} from '../../api/v1alpha1/names.ts';
+import { parseConfig } from '../config/config.ts';
+import { untilNextDeadline } from './deadlines.ts';
+import type { Facts } from './facts.ts';
+import type { Observed } from './observe.ts';
+import { deploy, desire, ensureVncSecret, finish } from './steps.ts';
+import type { Desired } from '../../api/v1alpha1/machine.ts';
+import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import type { Pod } from '../../kube/core.ts';
+
+const FACTS: Facts = {
+  firstRunningTime: '2030-01-01T00:00:00Z',
+  attempt: 1,
+  avoidedNodes: [],
+  failure: undefined,
+};
+const UNTIL = '2030-01-01T01:00:00Z';
+
+/** Returns a running VM with the annotation, at `now`. */
+function observed(answerBy: string, now: string): Observed {
+  const vm = {
+    metadata: { name: 'x', annotations: { [ANSWER_BY_ANNOTATION]: answerBy } },
+    spec: {},
+    status: { firstRunningTime: FACTS.firstRunningTime },
+  };
+  return { vm, config: parseConfig({}, 'test'), now: Date.parse(now) } as unknown as Observed;
+}
+
+describe('a VM whose deployer waits for an answer', () => {
+  it('is deleted once the time has passed, although it runs', () => {
+    const [write] = finish(observed(UNTIL, UNTIL), FACTS).writes;
+    expect(write).toEqual({ kind: 'deleteVM', unansweredSince: Date.parse(UNTIL) });
+  });
+
+  it('stays until then, and is looked at again at that time', () => {
+    const before = observed('2030-01-01T02:00:00+01:00', '2030-01-01T00:59:59.250Z');
+    expect(finish(before, FACTS).writes).toEqual([]);
+    expect(untilNextDeadline(before, FACTS)).toBe(750);
+  });
+
+  it.each(['', '0', 'soon', '2029', '2029-02-30T00:00:00Z'])('stays if the time is no time: "%s"', (text) => {
+    expect(finish(observed(text, '2031-01-01T00:00:00Z'), FACTS).writes).toEqual([]);
+  });
+});
+
+describe('the desired size of a disk', () => {
+  const GIB = 1024 ** 3;
+  const FACTS: Facts = { firstRunningTime: undefined, attempt: 1, avoidedNodes: [], failure: undefined };
+
+  /** Returns the GiB that a host is told for the disk, if the VMConfig sets 8 GiB and the VM later sets `diskSize`. */
+  function toldAfter(diskSize: string): number | undefined {
+    const before: Desired = {
+      power: 'Running',
+      restartPolicy: 'Never',
+      cpu: 2,
+      memoryBytes: GIB,
+      diskSizeBytes: 8 * GIB,
+    };
+    const pod = {
+      metadata: { annotations: { [DESIRED_ANNOTATION]: JSON.stringify(before) } },
+      spec: { containers: [] },
+    };
+    const { writes } = desire({ vm: { spec: { diskSize } }, pod } as unknown as Observed, FACTS);
+    const [write] = writes;
+    const told = write?.kind === 'patchDesired' ? (JSON.parse(write.text) as Desired) : before;
+    return told.diskSizeBytes && told.diskSizeBytes / GIB;
+  }
+
+  it('a VM makes the disk larger than its VMConfig does, but never smaller', () => {
+    expect(toldAfter('9Gi')).toBe(9);
+    expect(toldAfter('4Gi')).toBe(8);
+  });
+});
+
+describe('the Secret with the VNC password', () => {
+  const FACTS: Facts = { firstRunningTime: undefined, attempt: 1, avoidedNodes: [], failure: undefined };
+  const config = parseConfig({}, 'test');
+
+  function observed(spec: VMSpec, random: string): Observed {
+    const metadata = { name: 'desk', namespace: 'platform-ci', uid: 'vm' };
+    const vm = {
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'VM',
+      metadata,
+      spec: { image: 'r.example/g:1', ...spec },
+    };
+    return {
+      vm,
+      config,
+      lookups: { credentials: () => undefined },
+      clusterUid: '',
+      random: () => random.repeat(32),
+    } as unknown as Observed;
+  }
+
+  /** Returns the observed state with the VM's Pod, which waits for the reason on its host. */
+  function waits(state: Observed, reason: string): Observed {
+    const pod = deploy(state, FACTS).writes.find((write) => write.kind === 'createPod')?.pod as Pod;
+    const container = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: false, restartCount: 0 };
+    const status = { containerStatuses: [{ ...container, state: { waiting: { reason } } }] };
+    expect(pod.metadata.annotations).toHaveProperty([MACHINE_ANNOTATION]);
+    return { ...state, pod: { ...pod, status } };
+  }
+
+  it('a VM with vnc.hostPort has a Secret with a password of eight characters, before its Pod', () => {
+    const { writes } = deploy(observed({ vnc: { hostPort: true } }, 'fa'), FACTS);
+    expect(writes).toMatchObject([
+      {
+        kind: 'createSecret',
+        secret: {
+          metadata: {
+            name: 'desk-vnc',
+            namespace: 'platform-ci',
+            ownerReferences: [{ kind: 'VM', uid: 'vm' }],
+          },
+          type: 'berth.dev/vnc',
+          stringData: { password: '-vr6-vr6' },
+        },
+      },
+      {
+        kind: 'createPod',
+        pod: { spec: { volumes: [{ name: 'disk' }, { secret: { secretName: 'desk-vnc' } }] } },
+      },
+    ]);
+    expect(deploy(observed({}, 'fa'), FACTS).writes.map(({ kind }) => kind)).toEqual(['createPod']);
+  });
+
+  it('the Secret is created again while its host misses it, and only then', () => {
+    const state = observed({ vnc: { hostPort: true } }, '00');
+    const again = ensureVncSecret(waits(state, 'VNCSecretNotFound'), FACTS);
+    expect(again.writes.map(({ kind }) => kind)).toEqual(['createSecret']);
+    expect(again.outcome.kind).toBe('requeueAfter');
+    const nothing = { writes: [], outcome: { kind: 'done' } };
+    expect(ensureVncSecret(waits(state, 'Pulling'), FACTS)).toEqual(nothing);
+    expect(ensureVncSecret(waits(observed({}, '00'), 'VNCSecretNotFound'), FACTS)).toEqual(nothing);
+    const failure = { reason: 'DeployTimeout', message: '', time: '' };
+    expect(ensureVncSecret(waits(state, 'VNCSecretNotFound'), { ...FACTS, failure })).toEqual(nothing);
+  });
+});
