@@ -6,6 +6,14 @@ import type { Image } from '../v1alpha1/image.ts';
 import { notReadyMessage } from './conditions.ts';
 import type { Push } from './vmaction.ts';
 
+/** Prefix of the name of each push. */
+export const PUSH_NAME = 'vm-push-';
+
+/** Reports whether the Image represents a push of a VM's disk to a registry. */
+export function isPush({ metadata, spec }: Image): boolean {
+  return metadata.name.startsWith(PUSH_NAME) && spec.push !== undefined && spec.source.fromVM !== undefined;
+}
+
 export function pushItem({ metadata, spec, status = {} }: Image): Push {
   const { reference = '', requestedAt } = spec.push ?? {};
   const { lastPush } = status;

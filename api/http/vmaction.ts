@@ -1,10 +1,10 @@
 /** Schemas of the requests for actions on one VM (power, save, commit, push, resize, delete), and of the answers about pushes. */
 import * as z from 'zod';
+import { IMAGE_NAME_LENGTH } from '../v1alpha1/objectname.ts';
 import { objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { imageName } from '../v1alpha1/template.ts';
 import { sameField, whole } from './fields.ts';
-import { SAVED_NAME_LENGTH } from './vmdisk.ts';
 
 /** Largest disk in GB. */
 const DISK_MAXIMUM = 1_000_000;
@@ -30,7 +30,7 @@ export const execBody = z
 export const execParams = { command: commandSchema };
 
 export const saveBody = z.object({
-  imageName: objectName('Name of the new image.').max(SAVED_NAME_LENGTH),
+  imageName: objectName('Name of the new image.').max(IMAGE_NAME_LENGTH),
   description: descriptionSchema.optional(),
 });
 

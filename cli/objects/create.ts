@@ -1,13 +1,12 @@
-/** Creates objects. An annotation of each object contains the name of the user who created the object. */
-import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+/** Creates objects in the name of the user. */
+import { createBy } from '../../actions/objects.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 import { UNINTERRUPTED } from '../../kube/client.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster.ts';
 
 /**
- * Creates the object, and returns the version that the API server stored. The API server refuses fields that it does not know, instead of
- * dropping them. When `signal` aborts, the request that creates the object is not sent. If this request is already sent, the function waits
+ * Creates the object, and returns the version that the API server stored. When `signal` aborts, the request that creates the object is not sent. If this request is already sent, the function waits
  * for its answer. Otherwise the caller could not know whether the object exists, for example to delete it.
  *
  * @throws ApiError when the API server refuses the object; the signal's reason when the signal aborts before the request is sent.
@@ -19,12 +18,7 @@ export async function createNamed<T extends KubeObject>(
   { signal }: { readonly signal: AbortSignal },
 ): Promise<T> {
   const { status } = await client.create(SELF_SUBJECT_REVIEWS, { metadata: {} }, { signal });
-  const { metadata } = object;
-  const annotations = { ...metadata.annotations, [CREATED_BY_ANNOTATION]: status?.userInfo?.username ?? '' };
   signal.throwIfAborted();
-  return await client.create(
-    type,
-    { ...object, metadata: { ...metadata, annotations } },
-    { fieldValidation: 'Strict', signal: UNINTERRUPTED },
-  );
+  const username = status?.userInfo?.username ?? '';
+  return await createBy(client, username, type, object, { signal: UNINTERRUPTED });
 }

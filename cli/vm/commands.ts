@@ -1,6 +1,6 @@
 /** The verbs of `vm`. The code of a verb is imported when the verb runs. */
 import type { Command } from 'commander';
-import type { PowerCommand } from '../../api/http/vmpower.ts';
+import type { PowerCommand } from '../../actions/power.ts';
 import { BooleanFlag, listIn, pairsIn, wholeNumber } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import { addFileFlag } from '../objects/fileflag.ts';

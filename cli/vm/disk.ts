@@ -1,18 +1,9 @@
 /** Works with the disks of VMs: saves them as images, commits them, pushes them, and resizes them. */
+import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';
 import { pushItem } from '../../api/http/pushitem.ts';
-import {
-  type CommitAccess,
-  pushedImage,
-  requestCommit,
-  resizeChange,
-  savedImage,
-} from '../../api/http/vmdisk.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
-import { undefinedIf } from '../../base/errors.ts';
-import { isConflict, unlessMissing } from '../../kube/errors.ts';
+import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
-import { CommandError } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { IMAGE_KIND } from '../image/kind.ts';
 import { checkImageName } from '../image/name.ts';
@@ -61,19 +52,8 @@ export async function commit(
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
-    const { client } = cluster;
     const vm = await getNamed(cluster, VM_KIND, name, signal);
-    const access: CommitAccess = {
-      config: async (ref) => await unlessMissing(client.get(VM_CONFIGS, ref, { signal })),
-      image: async (ref) => await unlessMissing(client.get(IMAGES, ref, { signal })),
-      write: async (ref, patch) =>
-        await undefinedIf(isConflict, client.mergePatch(IMAGES, ref, patch, { signal })),
-    };
-    const requested = await requestCommit(vm, description, access);
-    if ('refusal' in requested) {
-      throw new CommandError(requested.refusal);
-    }
-    const { image } = requested;
+    const image = await requestCommit(cluster.client, vm, description);
     await finish(terminal, globals, { cluster, image, work: 'commit', waiting });
   });
 }
@@ -101,12 +81,8 @@ export async function resize(
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
-    const { client, namespace } = cluster;
-    const change = resizeChange(await getNamed(cluster, VM_KIND, name, signal), size);
-    if ('refusal' in change) {
-      throw new CommandError(change.refusal);
-    }
-    const vm = await client.mergePatch(VMS, { namespace, name }, change.patch, { signal });
+    const found = await getNamed(cluster, VM_KIND, name, signal);
+    const vm = await requestResize(cluster.client, found, size);
     const sentence = () =>
       `Requested a disk of ${size} for vm ${name}. A running VM gets the new size at its next start`;
     await report(terminal, globals, { kind: VM_KIND, objects: [vm], sentence });

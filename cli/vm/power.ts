@@ -1,10 +1,6 @@
 /** Starts, stops, restarts, suspends, resumes and reverts VMs. The command only requests the change, and the hosts make it later. */
-import { type PowerCommand, requestPower } from '../../api/http/vmpower.ts';
-import { VMS } from '../../api/v1alpha1/resources.ts';
-import { undefinedIf } from '../../base/errors.ts';
-import { isConflict } from '../../kube/errors.ts';
+import { type PowerCommand, requestPower } from '../../actions/power.ts';
 import { withCluster } from '../cluster.ts';
-import { CommandError } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { report } from '../objects/kind.ts';
 import { forEachName, getNamed } from '../objects/named.ts';
@@ -18,18 +14,11 @@ export async function power(
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
-    const { client, namespace } = cluster;
-    const { done: objects, rethrow } = await forEachName(names, async (name) => {
-      const ref = { namespace, name };
-      const requested = await requestPower(word, {
-        read: async () => await getNamed(cluster, VM_KIND, name, signal),
-        write: async (patch) => await undefinedIf(isConflict, client.mergePatch(VMS, ref, patch, { signal })),
-      });
-      if ('refusal' in requested) {
-        throw new CommandError(requested.refusal);
-      }
-      return requested.vm;
-    });
+    const { done: objects, rethrow } = await forEachName(
+      names,
+      async (name) =>
+        await requestPower(cluster.client, word, async () => await getNamed(cluster, VM_KIND, name, signal)),
+    );
     const sentence = (name: string) => `Requested ${word} of vm ${name}`;
     await report(terminal, globals, { kind: VM_KIND, objects, sentence });
     rethrow();

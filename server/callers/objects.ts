@@ -1,5 +1,6 @@
 /** Reads, creates and deletes objects with the rights of the caller. */
-import { CREATED_BY_ANNOTATION, GROUP } from '../../api/v1alpha1/names.ts';
+import { createBy } from '../../actions/objects.ts';
+import { GROUP } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { deleteExisting, type KubeClient } from '../../kube/client.ts';
@@ -13,22 +14,13 @@ export interface NamespacedRef extends Ref {
   namespace: string;
 }
 
-/**
- * Creates the object. An annotation of the object contains the name of the caller. If the CustomResourceDefinitions of the cluster are older
- * than this server, the API server refuses the fields that it does not know, instead of dropping them. @throws ApiError when the API server
- * refuses.
- */
+/** Creates the object with the name of the caller as its creator. @throws ApiError when the API server refuses. */
 export async function createAs<T extends KubeObject>(
   client: CallerClient,
   type: Resource<T>,
   object: Unsaved<T>,
 ): Promise<T> {
-  const annotations = {
-    ...object.metadata.annotations,
-    [CREATED_BY_ANNOTATION]: await client.username(),
-  };
-  const metadata = { ...object.metadata, annotations };
-  return await client.create(type, { ...object, metadata }, { fieldValidation: 'Strict' });
+  return await createBy(client, await client.username(), type, object);
 }
 
 /** Returns the object. @throws ApiError when the API server refuses. @throws StatusError 404 when no object can have the name. */

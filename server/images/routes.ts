@@ -20,7 +20,7 @@ import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
-import { isPush } from '../vms/pushes.ts';
+import { isPush } from '../../api/http/pushitem.ts';
 import { imageItem, type Stored } from '../../api/http/imageitem.ts';
 import { copySpec, emptySpec } from '../../api/http/imagespec.ts';
 import { addTransferRoutes } from './transfers.ts';

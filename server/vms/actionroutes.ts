@@ -14,15 +14,16 @@ import {
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { listAs } from '../callers/list.ts';
-import { getAs } from '../callers/objects.ts';
+import { createAs, getAs, type NamespacedRef } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { notFound } from '../http/errors.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
-import { IMAGES } from '../../api/v1alpha1/resources.ts';
-import { commit, push, resize, save } from './disk.ts';
-import { command } from './power.ts';
-import { pushItem } from '../../api/http/pushitem.ts';
-import { isPush } from './pushes.ts';
+import { IMAGES, VMS } from '../../api/v1alpha1/resources.ts';
+import { isPush, pushItem } from '../../api/http/pushitem.ts';
+import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';
+import { requestPower } from '../../actions/power.ts';
+import type { Command } from '../../api/http/vmaction.ts';
+import type { CallerClient } from '../callers/caller.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';
 const VM = `${NAMESPACE}/vms/:name`;
@@ -46,7 +47,8 @@ export function addActionRoutes(app: App): void {
       },
     },
     async ({ caller, params, body }) => {
-      await resize(caller(), params, body.size);
+      const client = caller();
+      await requestResize(client, await getAs(client, VMS, params), `${body.size}G`);
       return success();
     },
   );
@@ -90,6 +92,10 @@ function addPowerRoutes(app: App): void {
   );
 }
 
+async function command(client: CallerClient, ref: NamespacedRef, word: Command): Promise<void> {
+  await requestPower(client, word, async () => await getAs(client, VMS, ref));
+}
+
 function addImageRoutes(app: App): void {
   app.post(
     `${VM}/save`,
@@ -104,7 +110,9 @@ function addImageRoutes(app: App): void {
       },
     },
     async ({ caller, params, body }) => {
-      await save(caller(), params, body);
+      const client = caller();
+      await getAs(client, VMS, params);
+      await createAs(client, IMAGES, savedImage(params, body));
       return success();
     },
   );
@@ -121,7 +129,8 @@ function addImageRoutes(app: App): void {
       },
     },
     async ({ caller, params, body }) => {
-      await commit(caller(), params, body.description);
+      const client = caller();
+      await requestCommit(client, await getAs(client, VMS, params), body.description);
       return success();
     },
   );
@@ -140,7 +149,12 @@ function addPushRoutes(app: App): void {
         response: { 200: pushStartedSchema },
       },
     },
-    async ({ caller, params, body }) => ({ jobName: await push(caller(), params, body.imageReference) }),
+    async ({ caller, params, body }) => {
+      const client = caller();
+      await getAs(client, VMS, params);
+      const { metadata } = await createAs(client, IMAGES, pushedImage(params, body.imageReference));
+      return { jobName: metadata.name };
+    },
   );
   app.get(
     `${NAMESPACE}/pushes`,

@@ -1,7 +1,6 @@
 import { expect, it } from 'vitest';
-import type { Image } from '../../api/v1alpha1/image.ts';
-import { pushItem } from '../../api/http/pushitem.ts';
-import { isPush } from './pushes.ts';
+import type { Image } from '../v1alpha1/image.ts';
+import { isPush, pushItem } from './pushitem.ts';
 
 const REQUESTED = '2026-11-23T12:00:00.000Z';
 const SPEC = {

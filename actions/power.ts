@@ -1,11 +1,16 @@
 /**
- * Commands that change the power state or the disk of a VM. For each command, this file lists the fields that the command changes, and the
- * phases in which it is refused. The HTTP API and the `berth` command use these commands.
+ * Starts, stops, restarts, suspends, resumes and reverts VMs. An action only writes the request, and the host acts later. For each command,
+ * this file lists the fields that it changes, and the phases in which it is refused.
  */
-import type { VMPhase } from '../v1alpha1/phases.ts';
-import type { VM, VMSpec } from '../v1alpha1/vm.ts';
-import { conditionOf } from './conditions.ts';
-import type { Command } from './vmaction.ts';
+import { conditionOf } from '../api/http/conditions.ts';
+import type { Command } from '../api/http/vmaction.ts';
+import type { VMPhase } from '../api/v1alpha1/phases.ts';
+import { VMS } from '../api/v1alpha1/resources.ts';
+import type { VM, VMSpec } from '../api/v1alpha1/vm.ts';
+import { undefinedIf } from '../base/errors.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { isConflict } from '../kube/errors.ts';
+import { ActionError } from './error.ts';
 
 interface Power {
   readonly spec: (vm: VM) => Partial<VMSpec>;
@@ -30,50 +35,44 @@ export type PowerCommand = keyof typeof COMMANDS;
 /** Largest number of attempts to write a command. An attempt fails if somebody else has written the VM since the last read. */
 const ATTEMPTS = 5;
 
-/** Functions that read and write the VM for a command. */
-export interface PowerAccess {
-  readonly read: () => Promise<VM>;
-  /** Writes a merge patch. Resolves with undefined if the VM no longer has the uid and the resourceVersion of the patch. */
-  readonly write: (patch: object) => Promise<VM | undefined>;
-}
-
 /**
- * Writes the command into the VM. Returns the VM with the command, or the reason why the command is refused.
+ * Writes the command into the VM that `read` reads, and returns the VM with the command.
  *
- * @throws the errors of `access`.
+ * @throws ActionError when the state of the VM does not allow the command, or others change the VM at each attempt; ApiError; errors of
+ * `read`.
  */
 export async function requestPower(
+  client: Pick<KubeClient, 'mergePatch'>,
   word: PowerCommand,
-  access: PowerAccess,
-): Promise<{ vm: VM } | { refusal: string }> {
+  read: () => Promise<VM>,
+): Promise<VM> {
   for (let attempt = 1; ; attempt += 1) {
-    const found = await access.read();
-    const change = powerChange(found, word);
-    if ('refusal' in change) {
-      return change;
-    }
-    const vm = await access.write(change.patch);
+    const found = await read();
+    const { name, namespace = '' } = found.metadata;
+    const write = client.mergePatch<VM>(VMS, { namespace, name }, powerChange(found, word));
+    const vm = await undefinedIf(isConflict, write);
     if (vm !== undefined) {
-      return { vm };
+      return vm;
     }
     if (attempt === ATTEMPTS) {
-      return { refusal: `Other clients are changing VM ${found.metadata.name}. Try again` };
+      throw new ActionError('refused', `Other clients are changing VM ${name}. Try again`);
     }
   }
 }
 
-/** Returns the merge patch for the command, or the reason why the VM's phase does not allow the command. */
-function powerChange(vm: VM, word: PowerCommand): { patch: object } | { refusal: string } {
+/** Returns the merge patch for the command. @throws ActionError when the VM's phase does not allow the command. */
+function powerChange(vm: VM, word: PowerCommand): object {
   const { refusedIn } = COMMANDS[word];
   const phase = phaseOf(vm);
   if ([...ENDED, ...refusedIn].includes(phase)) {
-    return { refusal: `VM ${vm.metadata.name} is ${phase}, so the command ${word} is refused` };
+    const message = `VM ${vm.metadata.name} is ${phase}, so the command ${word} is refused`;
+    throw new ActionError('refused', message);
   }
   const { uid, resourceVersion } = vm.metadata;
   const spec = COMMANDS[word].spec(vm);
   // A start must not request a restart that somebody else has requested since the VM was read.
   const isFirst = word === 'start' && spec.restartRequestedAt !== undefined;
-  return { patch: { metadata: isFirst ? { uid, resourceVersion } : { uid }, spec } };
+  return { metadata: isFirst ? { uid, resourceVersion } : { uid }, spec };
 }
 
 /**

@@ -1,17 +1,16 @@
-/**
- * Turns requests to save, push, commit or resize the disk of a VM into the objects to write, or into reasons for a refusal. The HTTP API
- * and the `berth` command use this code.
- */
-import type { Image, ImageSpec } from '../v1alpha1/image.ts';
-import { parseQuantity } from '../v1alpha1/quantity.ts';
-import { isImageReference } from '../v1alpha1/reference.ts';
-import type { VM } from '../v1alpha1/vm.ts';
-import type { VMConfig } from '../v1alpha1/vmconfig.ts';
+/** Saves, pushes, commits and enlarges the disk of a VM: makes the objects that request the work from the host of the VM. */
+import { PUSH_NAME } from '../api/http/pushitem.ts';
+import type { Image, ImageSpec } from '../api/v1alpha1/image.ts';
+import { isObjectName } from '../api/v1alpha1/objectname.ts';
+import { parseQuantity } from '../api/v1alpha1/quantity.ts';
+import { isImageReference } from '../api/v1alpha1/reference.ts';
+import { IMAGES, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
+import type { VM } from '../api/v1alpha1/vm.ts';
+import { undefinedIf } from '../base/errors.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { isConflict, unlessMissing } from '../kube/errors.ts';
+import { ActionError } from './error.ts';
 
-/** Prefix of the name of each push. */
-export const PUSH_NAME = 'vm-push-';
-/** Longest name of a saved image. */
-export const SAVED_NAME_LENGTH = 63;
 /** Time in seconds after the end of a push until its Image is deleted. In this time, clients can read the result. */
 const PUSH_KEPT_SECONDS = 3_600;
 /**
@@ -27,14 +26,6 @@ interface Name {
 interface NewImage<Metadata> {
   metadata: Metadata;
   spec: ImageSpec;
-}
-
-/** Functions that read and write the objects for a commit. The reads resolve with undefined if the object does not exist. */
-export interface CommitAccess {
-  readonly config: (name: Name) => Promise<VMConfig | undefined>;
-  readonly image: (name: Name) => Promise<Image | undefined>;
-  /** Writes a merge patch. Resolves with undefined if the Image no longer has the uid and the resourceVersion of the patch. */
-  readonly write: (name: Name, patch: object) => Promise<Image | undefined>;
 }
 
 /** Returns a new Image whose content becomes a copy of the VM's disk. */
@@ -71,34 +62,43 @@ export function pushedImage(
  * the VM's image is not an Image of the VM's namespace. It is also refused if the VM was not made from the present content of the Image, or
  * if another commit of the Image has not ended.
  *
- * @throws the errors of `access`.
+ * @throws ActionError when the request is refused; ApiError.
  */
 export async function requestCommit(
+  client: KubeClient,
   vm: VM,
   description: string | undefined,
-  access: CommitAccess,
-): Promise<{ image: Image } | { refusal: string }> {
+): Promise<Image> {
   const { name: vmName, namespace = '' } = vm.metadata;
-  const name = await imageOf(vm, namespace, access);
+  const name = await imageOf(client, vm, namespace);
   for (let attempt = 1; attempt <= COMMIT_ATTEMPTS; attempt += 1) {
-    const found = name === '' || isImageReference(name) ? undefined : await access.image({ name, namespace });
-    if (found === undefined) {
-      const cause = `image ${name || '(none)'} of VM ${vmName} is not an Image in namespace ${namespace}`;
-      return { refusal: `The ${cause}. Save the VM as a new image instead` };
-    }
-    const refusal = commitRefusal(found, vm);
-    if (refusal !== undefined) {
-      return { refusal };
-    }
+    const found = await committable(client, { name, namespace }, vm);
     const { uid, resourceVersion } = found.metadata;
     const commit = { vmName, requestedAt: new Date().toISOString() };
     const spec = { commit, ...(description !== undefined && { description }) };
-    const image = await access.write({ name, namespace }, { metadata: { uid, resourceVersion }, spec });
+    const patch = { metadata: { uid, resourceVersion }, spec };
+    const write = client.mergePatch<Image>(IMAGES, { name, namespace }, patch);
+    const image = await undefinedIf(isConflict, write);
     if (image !== undefined) {
-      return { image };
+      return image;
     }
   }
-  return { refusal: `Other clients are changing Image ${name}. Try again` };
+  throw new ActionError('refused', `Other clients are changing Image ${name}. Try again`);
+}
+
+/** Returns the Image of the VM. @throws ActionError when it is no Image of the namespace, or must not be replaced now; ApiError. */
+async function committable(client: KubeClient, { namespace, name }: Name, vm: VM): Promise<Image> {
+  const isImage = isObjectName(name) && !isImageReference(name);
+  const found = isImage ? await unlessMissing(client.get(IMAGES, { name, namespace })) : undefined;
+  if (found === undefined) {
+    const cause = `image ${name || '(none)'} of VM ${vm.metadata.name} is not an Image in namespace ${namespace}`;
+    throw new ActionError('refused', `The ${cause}. Save the VM as a new image instead`);
+  }
+  const refusal = commitRefusal(found, vm);
+  if (refusal !== undefined) {
+    throw new ActionError('refused', refusal);
+  }
+  return found;
 }
 
 /**
@@ -131,11 +131,7 @@ function hasChanged(image: Image, vm: VM): boolean {
 }
 
 /** Returns the image that the VM or its VMConfig names. The result is empty if neither names an image. */
-async function imageOf(
-  { spec, status = {} }: VM,
-  namespace: string,
-  { config: read }: Pick<CommitAccess, 'config'>,
-): Promise<string> {
+async function imageOf(client: KubeClient, { spec, status = {} }: VM, namespace: string): Promise<string> {
   if (spec.image !== undefined || spec.iso !== undefined) {
     return spec.image ?? '';
   }
@@ -143,23 +139,35 @@ async function imageOf(
   if (config === undefined) {
     return '';
   }
-  const found = await read({ namespace: config.namespace ?? namespace, name: config.name });
+  const ref = { namespace: config.namespace ?? namespace, name: config.name };
+  const found = await unlessMissing(client.get(VM_CONFIGS, ref));
   // If the VMConfig has changed since the VM was made, nobody knows which image the VM was made from. Therefore the function compares the
   // generations of the VMConfig.
   return found?.metadata.generation === config.generation ? (found.spec.image ?? '') : '';
 }
 
-/** Returns the merge patch that enlarges the disk to the quantity `wanted`. The request is refused if the disk is already larger. */
-export function resizeChange(
-  { metadata: { name, uid }, spec, status }: VM,
+/**
+ * Requests that the disk grows to the quantity `wanted`. Returns the VM with the request.
+ *
+ * @throws ActionError when the disk is already larger; ApiError.
+ */
+export async function requestResize(
+  client: KubeClient,
+  { metadata: { name, namespace = '', uid }, spec, status }: VM,
   wanted: string,
-): { patch: object } | { refusal: string } {
+): Promise<VM> {
   // The function compares `wanted` with the size in the status and with the size in `spec`. While the host has not yet done an earlier
   // resize, the size in `spec` is larger than the size in the status.
   const larger = [status?.resources?.diskSize, spec.diskSize].find(
     (size) => size !== undefined && parseQuantity(size) > parseQuantity(wanted),
   );
-  return larger === undefined
-    ? { patch: { metadata: { uid }, spec: { diskSize: wanted } } }
-    : { refusal: `The disk of VM ${name} has ${larger}. A disk can only grow, so ${wanted} is refused` };
+  if (larger !== undefined) {
+    const message = `The disk of VM ${name} has ${larger}. A disk can only grow, so ${wanted} is refused`;
+    throw new ActionError('refused', message);
+  }
+  return await client.mergePatch<VM>(
+    VMS,
+    { namespace, name },
+    { metadata: { uid }, spec: { diskSize: wanted } },
+  );
 }

@@ -1,12 +1,21 @@
 import { expect, it } from 'vitest';
-import type { KubeClient } from '../../kube/client.ts';
-import { ApiError } from '../../kube/errors.ts';
-import type { Ref, Resource } from '../../kube/objects.ts';
-import { commit, resize } from './disk.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { ApiError } from '../kube/errors.ts';
+import type { Ref, Resource } from '../kube/objects.ts';
+import { VMS } from '../api/v1alpha1/resources.ts';
+import { requestCommit, requestResize } from './disk.ts';
 
 const REF = { namespace: 'platform-default', name: 'mac' };
 const EARLY = '2026-11-23T12:00:00Z';
 const LATE = '2026-11-23T13:00:00Z';
+
+async function commit(client: KubeClient): Promise<void> {
+  await requestCommit(client, await client.get(VMS, REF), undefined);
+}
+
+async function resize(client: KubeClient, gigabytes: number): Promise<void> {
+  await requestResize(client, await client.get(VMS, REF), `${gigabytes}G`);
+}
 
 interface Parts {
   metadata?: object;
@@ -80,7 +89,7 @@ it.each([
   ],
 ])('a commit replaces %s', async (_, vm, image) => {
   const { client, writes } = world({ vm, image });
-  await commit(client, REF);
+  await commit(client);
   expect(writes).toEqual([COMMITTED]);
 });
 
@@ -102,14 +111,14 @@ it.each([
   ],
 ])('a commit does not replace %s', async (_, vm, image) => {
   const { client, writes } = world({ vm, ...(image && { image }) });
-  await expect(commit(client, REF)).rejects.toMatchObject({ status: 409 });
+  await expect(commit(client)).rejects.toMatchObject({ kind: 'refused' });
   expect(writes).toEqual([]);
 });
 
 it('of two commits of one image at the same time, the second is refused and names the first', async () => {
   const { client, writes } = world({ image: {}, changes: [requested('other')] });
-  await expect(commit(client, REF)).rejects.toMatchObject({
-    status: 409,
+  await expect(commit(client)).rejects.toMatchObject({
+    kind: 'refused',
     message: `The commit of VM other to Image base, requested at ${LATE}, has not ended. Wait for its end, or save VM mac as a new image`,
   });
   expect(writes).toEqual([]);
@@ -117,15 +126,15 @@ it('of two commits of one image at the same time, the second is refused and name
 
 it('a commit replaces an image whose status changes at the same time', async () => {
   const { client, writes } = world({ image: {}, changes: [{ status: { phase: 'Ready' } }] });
-  await commit(client, REF);
+  await commit(client);
   expect(writes).toEqual([COMMITTED]);
 });
 
 it('a commit is refused if others change the image before each attempt', async () => {
   const changes = Array.from({ length: 100 }, () => ({ status: {} }));
   const { client, writes } = world({ image: {}, changes });
-  await expect(commit(client, REF)).rejects.toMatchObject({
-    status: 409,
+  await expect(commit(client)).rejects.toMatchObject({
+    kind: 'refused',
     message: 'Other clients are changing Image base. Try again',
   });
   expect(writes).toEqual([]);
@@ -138,7 +147,7 @@ it.each([
 ])('a disk grows to %i GB from %s, or %s wanted', async (size, has, wanted) => {
   const status = { resources: { diskSize: has } };
   const { client, writes } = world({ vm: { spec: { diskSize: wanted }, status } });
-  await resize(client, REF, size);
+  await resize(client, size);
   expect(writes).toEqual([{ 'vms/mac': { diskSize: `${size}G` } }]);
 });
 
@@ -148,6 +157,6 @@ it.each([
 ])('a disk of %s with %s wanted does not shrink to 100 GB', async (has, wanted) => {
   const status = { resources: { diskSize: has } };
   const { client, writes } = world({ vm: { spec: { diskSize: wanted }, status } });
-  await expect(resize(client, REF, 100)).rejects.toMatchObject({ status: 409 });
+  await expect(resize(client, 100)).rejects.toMatchObject({ kind: 'refused' });
   expect(writes).toEqual([]);
 });

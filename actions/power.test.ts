@@ -1,6 +1,9 @@
 import { expect, it } from 'vitest';
-import type { VM } from '../v1alpha1/vm.ts';
-import { type PowerCommand, requestPower } from './vmpower.ts';
+import type { VM } from '../api/v1alpha1/vm.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { ApiError } from '../kube/errors.ts';
+import { ActionError } from './error.ts';
+import { type PowerCommand, requestPower } from './power.ts';
 
 function vm(phase: string, spec: VM['spec'] = {}, status: object = {}): VM {
   return { metadata: { name: 'mac', uid: '1' }, spec, status: { phase, ...status } } as VM;
@@ -11,17 +14,25 @@ function off(reason: string): object {
   return { conditions: [{ type: 'Ready', status: 'False', reason }] };
 }
 
+type Write = (type: unknown, ref: unknown, patch: object) => Promise<VM>;
+
+function clientWith(mergePatch: Write): Pick<KubeClient, 'mergePatch'> {
+  return { mergePatch } as unknown as KubeClient;
+}
+
 /** Returns the merge patch that a command writes, or the reason why the command is refused. */
 async function changeOf(found: VM, word: PowerCommand) {
   let written: object | undefined;
-  const requested = await requestPower(word, {
-    read: async () => found,
-    write: async (patch) => {
-      written = patch;
-      return found;
-    },
+  const client = clientWith(async (_type, _ref, patch) => {
+    written = patch;
+    return found;
   });
-  return 'refusal' in requested ? requested : { patch: written };
+  try {
+    await requestPower(client, word, async () => found);
+    return { patch: written };
+  } catch (error) {
+    return error instanceof ActionError ? { refusal: error.message } : error;
+  }
 }
 
 it('starts a VM that is stopped on purpose, and restarts one whose guest has shut down', async () => {
@@ -64,31 +75,32 @@ it.each([
 /** Status of a VM whose guest has shut down. */
 const SHUT_DOWN = { phase: 'Stopped', ...off('GuestShutdown') };
 
-/** Returns functions that read and write one stored VM as the API server does. `writes` contains the spec of each successful write. */
+/** Returns a client and a function that write and read one stored VM. `writes` contains the spec of each successful write. */
 function stored(version = () => 0) {
   let current = vm('Stopped', {}, SHUT_DOWN);
   const writes: object[] = [];
   let written = 0;
   const resourceVersion = () => String(written + version());
-  const access = {
-    read: async () => ({ ...current, metadata: { ...current.metadata, resourceVersion: resourceVersion() } }),
-    write: async (patch: object) => {
-      const { metadata, spec } = patch as VM;
-      if (metadata.resourceVersion !== undefined && metadata.resourceVersion !== resourceVersion()) {
-        return undefined;
-      }
-      written += 1;
-      writes.push(spec);
-      current = { ...current, spec: { ...current.spec, ...spec } };
-      return current;
-    },
-  };
-  return { access, writes };
+  const read = async () => ({
+    ...current,
+    metadata: { ...current.metadata, resourceVersion: resourceVersion() },
+  });
+  const client = clientWith(async (_type, _ref, patch) => {
+    const { metadata, spec } = patch as VM;
+    if (metadata.resourceVersion !== undefined && metadata.resourceVersion !== resourceVersion()) {
+      throw new ApiError('the VM has been modified', { status: 409, reason: 'Conflict' });
+    }
+    written += 1;
+    writes.push(spec);
+    current = { ...current, spec: { ...current.spec, ...spec } };
+    return current;
+  });
+  return { request: async (word: PowerCommand) => await requestPower(client, word, read), writes };
 }
 
 it('two starts at the same time of a VM whose guest has shut down request one restart', async () => {
-  const { access, writes } = stored();
-  await Promise.all([requestPower('start', access), requestPower('start', access)]);
+  const { request, writes } = stored();
+  await Promise.all([request('start'), request('start')]);
   expect(writes).toEqual([
     { powerState: 'Running', restartRequestedAt: expect.any(String) },
     { powerState: 'Running' },
@@ -97,13 +109,16 @@ it('two starts at the same time of a VM whose guest has shut down request one re
 
 it('refuses a start if others change the VM again and again', async () => {
   let version = 0;
-  const { access, writes } = stored(() => (version += 1));
-  const refusal = 'Other clients are changing VM mac. Try again';
-  expect([await requestPower('start', access), writes]).toEqual([{ refusal }, []]);
+  const { request, writes } = stored(() => (version += 1));
+  await expect(request('start')).rejects.toMatchObject({
+    kind: 'refused',
+    message: 'Other clients are changing VM mac. Try again',
+  });
+  expect(writes).toEqual([]);
 });
 
 it('stops a VM although others change it', async () => {
   let version = 0;
-  const { access } = stored(() => (version += 1));
-  expect(await requestPower('stop', access)).toMatchObject({ vm: { spec: { powerState: 'Stopped' } } });
+  const { request } = stored(() => (version += 1));
+  expect(await request('stop')).toMatchObject({ spec: { powerState: 'Stopped' } });
 });
