@@ -3,12 +3,12 @@
  * booting. The emulator stops at the latest when its VM stops. If the emulator fails, or if the user interrupts the command, the command
  * deletes the emulator.
  */
+import { emulatorOf, requireRunning, timeoutMinutes, untilBooted } from '../../actions/emulator.ts';
+import { ActionError } from '../../actions/error.ts';
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
-import { emulatorOf, emulatorState, notRunning, timeoutMinutes } from '../../api/http/emulatorspec.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
-import { follow } from '../../kube/follow.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT, Interrupted } from '../errors.ts';
@@ -65,32 +65,30 @@ export async function deploy(
   const { signal } = terminal;
   const minutes = timeoutMinutes(flags);
   await withCluster(terminal, globals, async (cluster) => {
-    const refusal = notRunning(await getNamed(cluster, VM_KIND, flags.vm, signal));
-    if (refusal !== undefined) {
-      throw new CommandError(refusal);
-    }
+    requireRunning(await getNamed(cluster, VM_KIND, flags.vm, signal));
     const created = await createEmulator(cluster, { name, flags });
     const progress = progressLine(terminal);
     const late = AbortSignal.timeout(minutes * 60_000);
+    const latest = { emulator: created };
     try {
-      const emulator = await untilBooted(cluster, created, {
-        signal,
-        late,
+      await untilBooted(latest, {
+        ...cluster,
+        signal: AbortSignal.any([signal, late]),
         onVersion: (version) => progress.show(lineOf(version)),
+      }).catch((error: unknown) => {
+        if (error !== late.reason) {
+          throw error;
+        }
       });
       progress.end();
-      await print(terminal, globals.output, listingOf(EMULATOR_KIND, [emulator]));
+      await print(terminal, globals.output, listingOf(EMULATOR_KIND, [latest.emulator]));
     } catch (error) {
       progress.end();
-      throw error instanceof EmulatorFailure || error instanceof Interrupted
-        ? await removed(cluster, created, error)
-        : error;
+      const isFailure = error instanceof ActionError && error.kind === 'failed';
+      throw isFailure || error instanceof Interrupted ? await removed(cluster, created, error) : error;
     }
   });
 }
-
-/** Error for a deployment whose emulator has failed and will not run. */
-class EmulatorFailure extends CommandError {}
 
 /** @throws CommandError for a flag that is not supported, or for a wrong time limit. */
 function check({ config, timeout }: EmulatorFlags): void {
@@ -124,45 +122,8 @@ async function createEmulator(
   }
 }
 
-/**
- * Resolves with the emulator when it runs. If `late` aborts first, resolves with the last known version of the emulator.
- *
- * @throws EmulatorFailure when the emulator will not run; CommandError when it was deleted; the reason of `signal` when `signal` aborts.
- */
-async function untilBooted(
-  { client, watches }: Cluster,
-  created: Emulator,
-  {
-    signal,
-    late,
-    onVersion,
-  }: { signal: AbortSignal; late: AbortSignal; onVersion: (emulator: Emulator) => void },
-): Promise<Emulator> {
-  let latest = created;
-  const following = { client, watches, type: EMULATORS, from: created.metadata };
-  try {
-    for await (const version of follow<Emulator>({ ...following, signal: AbortSignal.any([signal, late]) })) {
-      latest = version;
-      const state = emulatorState(version);
-      if (state === 'done') {
-        return version;
-      }
-      if (state !== 'waiting') {
-        throw new EmulatorFailure(state.message);
-      }
-      onVersion(version);
-    }
-  } catch (error) {
-    if (error !== late.reason) {
-      throw error;
-    }
-    return latest;
-  }
-  throw new CommandError(`Emulator ${created.metadata.name} was deleted before it ran`);
-}
-
 /** Deletes the emulator. Returns a new error whose message consists of the message of `error` and the result of the deletion. */
-async function removed({ client }: Cluster, { metadata }: Emulator, error: CommandError): Promise<Error> {
+async function removed({ client }: Cluster, { metadata }: Emulator, error: Error): Promise<Error> {
   const { name, namespace = '', uid } = metadata;
   const signal = AbortSignal.timeout(LAST_WRITE_MILLISECONDS);
   const left = await client.delete(EMULATORS, { namespace, name }, { uid, signal }).then(
@@ -170,7 +131,7 @@ async function removed({ client }: Cluster, { metadata }: Emulator, error: Comma
     (reason: unknown) =>
       `Emulator ${name} could not be deleted (${described(reason).message}). The emulator remains until its VM is deleted`,
   );
-  return new CommandError(`${error.message}. ${left}`, error.exitCode);
+  return new CommandError(`${error.message}. ${left}`, described(error).exitCode);
 }
 
 function lineOf(emulator: Emulator): string {

@@ -1,15 +1,7 @@
 /** Lists, adds and deletes credentials for registries. The credentials belong to a namespace. */
-import { additionOf, registryItems, removalOf } from '../../api/http/registrychange.ts';
-import {
-  readServer,
-  REGISTRIES_CONFIG_MAP,
-  type Server,
-  SERVER_FORM,
-  serverUrl,
-} from '../../api/v1alpha1/registrycredentials.ts';
-import { readData, writeData } from '../../kube/configmapdata.ts';
-import { SECRETS } from '../../kube/core.ts';
-import { deleteExisting } from '../../kube/client.ts';
+import { addCredential, listCredentials, removeCredential } from '../../actions/credentials.ts';
+import { ActionError } from '../../actions/error.ts';
+import { readServer, SERVER_FORM, serverUrl } from '../../api/v1alpha1/registrycredentials.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { type Cluster, clientForChange, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
@@ -30,7 +22,7 @@ export interface RegistryFlags {
 export async function list(terminal: Terminal, globals: Globals): Promise<void> {
   await withCluster(terminal, globals, async ({ client, namespace }) => {
     await print(terminal, globals.output, {
-      rows: registryItems(await readData(client, mapIn(namespace))),
+      rows: await listCredentials(client, namespace),
       columns: [
         { header: 'SERVER', value: ({ server }) => server },
         { header: 'USERNAME', value: ({ username }) => username },
@@ -42,66 +34,41 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
   });
 }
 
-/**
- * Adds a credential: creates its Secret, and then adds an entry with the name of the Secret to the ConfigMap.
- *
- * @throws CommandError; ApiError.
- */
+/** Adds a credential. @throws CommandError; ApiError. */
 export async function add(
   terminal: Terminal,
   globals: Globals,
   { server: url, flags }: { server: string; flags: RegistryFlags },
 ): Promise<void> {
-  const server = serverOf(url);
+  const server = checkedUrl(url);
   const { username, passwordStdin = false, allowInsecure = false, replace = false } = flags;
   const password = await readPassword(terminal, passwordStdin);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
-    const entries = await readData(cluster.client, mapIn(namespace));
-    const addition = additionOf(entries, server, { username, password, allowInsecure, replace });
-    if ('refusal' in addition) {
-      throw new CommandError(inFlags(addition.refusal.message));
-    }
-    const { secretName: name, secret } = addition;
-    const client = clientForChange(cluster, terminal);
-    // If an earlier addition failed, its Secret can still exist without an entry.
-    await client.delete(SECRETS, { namespace, name });
-    await client.create(SECRETS, { metadata: { namespace, name }, ...secret });
-    await writeData(client, mapIn(namespace), addition.entries);
-    const item = { server: serverUrl(server), username, allowInsecure };
+    const request = { server, username, password, allowInsecure, replace };
+    const change = () => clientForChange(cluster, terminal);
+    await addCredential(cluster.client, namespace, request, change).catch(throwInFlags);
+    const item = { server, username, allowInsecure };
     await printDone(terminal, globals.output, [item], 'Successfully added credential for');
   });
 }
 
 export async function remove(terminal: Terminal, globals: Globals, urls: readonly string[]): Promise<void> {
-  const servers = urls.map(serverOf);
+  const servers = urls.map(checkedUrl);
   await withCluster(terminal, globals, async (cluster) => {
-    const byURL = new Map(servers.map((server) => [serverUrl(server), server]));
-    const { done, rethrow } = await forEachName([...byURL.keys()], async (url) => {
-      await removeOne(cluster, url, byURL.get(url) as Server);
-      return { server: url };
+    const { done, rethrow } = await forEachName(servers, async (server) => {
+      await removeOne(cluster, server);
+      return { server };
     });
     await printDone(terminal, globals.output, done, 'Successfully deleted credential for');
     rethrow();
   });
 }
 
-/**
- * Deletes the Secret that Berth created for the registry, and then the entries of the registry. Secrets that people created stay. If a
- * request fails, the command can be repeated, because the entries are still there.
- *
- * @throws CommandError when there is neither an entry nor a Secret.
- */
-async function removeOne({ client, namespace }: Cluster, url: string, server: Server): Promise<void> {
-  const removal = removalOf(await readData(client, mapIn(namespace)), server);
-  const { entries, secretName: name } = removal;
-  if (Object.keys(entries).length > 0) {
-    await client.delete(SECRETS, { namespace, name });
-    await writeData(client, mapIn(namespace), entries);
-    return;
-  }
+/** Removes the credential. @throws CommandError when there is none for the registry; ApiError. */
+async function removeOne({ client, namespace }: Cluster, url: string): Promise<void> {
   try {
-    await deleteExisting(client, SECRETS, { namespace, name });
+    await removeCredential(client, namespace, url);
   } catch (error) {
     throw isNotFound(error)
       ? new CommandError(`credential for ${url} not found in namespace ${namespace}`, EXIT.notFound)
@@ -109,23 +76,24 @@ async function removeOne({ client, namespace }: Cluster, url: string, server: Se
   }
 }
 
-function mapIn(namespace: string) {
-  return { namespace, name: REGISTRIES_CONFIG_MAP };
-}
-
-/** Returns the registry that the URL names. @throws CommandError when the text is not the URL of a registry. */
-function serverOf(url: string): Server {
+/** Returns the URL in its usual form. @throws CommandError when the text is not the URL of a registry. */
+function checkedUrl(url: string): string {
   const server = readServer(url);
   if (server === undefined) {
     throw new CommandError(`The server ${JSON.stringify(printable(url))} ${SERVER_FORM}`, EXIT.usage);
   }
-  return server;
+  return serverUrl(server);
 }
 
-/** Replaces the names of fields in the message with the names of flags, and returns the result. */
-function inFlags(message: string): string {
-  return message
-    .replace('set replace to true', 'use --replace')
-    .replace('allowInsecure must be true', 'use --allow-insecure')
-    .replace(/^must be/, 'The server must be');
+/** Throws the error with the names of flags in place of the names of fields. */
+function throwInFlags(error: unknown): never {
+  if (!(error instanceof ActionError)) {
+    throw error;
+  }
+  throw new CommandError(
+    error.message
+      .replace('set replace to true', 'use --replace')
+      .replace('allowInsecure must be true', 'use --allow-insecure')
+      .replace(/^must be/, 'The server must be'),
+  );
 }

@@ -1,18 +1,11 @@
 /** Deploys an Android emulator beside a running VM and waits until Android has booted. */
 import type { Logger } from 'pino';
+import { emulatorOf, requireRunning, timeoutMinutes, untilBooted } from '../../actions/emulator.ts';
+import { ActionError } from '../../actions/error.ts';
 import type { EmulatorRequest } from '../../api/http/emulator.ts';
-import {
-  emulatorOf,
-  emulatorState,
-  type Failed,
-  notRunning,
-  timeoutMinutes,
-} from '../../api/http/emulatorspec.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
-import { follow } from '../../kube/follow.ts';
 import type { Caller } from '../callers/caller.ts';
 import { createAs, getAs } from '../callers/objects.ts';
-import { StatusError } from '../http/errors.ts';
 import { EMULATORS, VMS } from '../../api/v1alpha1/resources.ts';
 import { WaitEnd } from '../http/waiting.ts';
 
@@ -35,62 +28,46 @@ export interface EmulatorDeploy {
  * emulator with a generated name is also deleted if the client closes the connection, or if the wait ends with an error. In both cases, the
  * client does not learn the name. The wait ends when the signal of `end` aborts with a {@link WaitEnd}.
  *
- * @throws StatusError 409 when the VM does not run, 500 when the emulator fails. @throws ApiError when the API server refuses.
+ * @throws ActionError when the VM does not run, or the emulator fails. @throws ApiError when the API server refuses.
  */
 export async function deployEmulator(request: EmulatorDeploy, end: AbortController): Promise<Emulator> {
   const { caller, namespace, body } = request;
-  const refusal = notRunning(await getAs(caller.client, VMS, { namespace, name: body.vm }));
-  if (refusal !== undefined) {
-    throw new StatusError(409, refusal);
-  }
+  requireRunning(await getAs(caller.client, VMS, { namespace, name: body.vm }));
   const milliseconds = timeoutMinutes(body) * 60_000;
   const timer = setTimeout(() => end.abort(new WaitEnd('late')), milliseconds);
   try {
     const created = await createAs(caller.client, EMULATORS, emulatorOf(body, namespace));
-    return await untilBooted(request, created, end.signal);
+    return await bootedOrLatest(request, created, end.signal);
   } finally {
     clearTimeout(timer);
   }
 }
 
-async function untilBooted(
+async function bootedOrLatest(
   request: EmulatorDeploy,
   created: Emulator,
   signal: AbortSignal,
 ): Promise<Emulator> {
-  const { client, watches } = request.caller;
-  let latest = created;
-  let failed: Failed | undefined;
+  const latest = { emulator: created };
   try {
-    const from = created.metadata;
-    for await (const emulator of follow<Emulator>({ client, watches, type: EMULATORS, from, signal })) {
-      latest = emulator;
-      const state = emulatorState(emulator);
-      if (state === 'done') {
-        return emulator;
-      }
-      if (state !== 'waiting') {
-        failed = state;
-        break;
-      }
-    }
+    return await untilBooted(latest, { ...request.caller, signal });
   } catch (error) {
-    if (!(error instanceof WaitEnd)) {
-      if (request.body.name === undefined) {
-        await deleteUnknown(request, created);
-      }
-      throw error;
-    }
-    if (error.why === 'gone' && request.body.name === undefined) {
+    if (isUseless(error, request.body)) {
       await deleteUnknown(request, created);
     }
-    return latest;
+    if (error instanceof WaitEnd) {
+      return latest.emulator;
+    }
+    throw error;
   }
-  if (failed !== undefined) {
-    await deleteUnknown(request, created);
-    throw new StatusError(500, failed.message, { causes: [failed] });
+}
+
+/** Reports whether nobody can use the emulator: it has failed, or the client does not learn its generated name. */
+function isUseless(error: unknown, { name }: EmulatorRequest): boolean {
+  if (error instanceof ActionError) {
+    return error.kind === 'failed';
   }
-  throw new StatusError(409, `Emulator ${created.metadata.name} was deleted before it ran`);
+  return name === undefined && (!(error instanceof WaitEnd) || error.why === 'gone');
 }
 
 /** Deletes an emulator that failed, or whose name no client knows. If the deletion fails, the emulator stays until its VM is deleted. */

@@ -2,6 +2,7 @@
  * Routes for the credentials with which a namespace uses registries. Only administrators of the namespace have the right to change them. No
  * route returns a password.
  */
+import { addCredential, listCredentials, removeCredential } from '../../actions/credentials.ts';
 import { REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
 import type { RouteRight } from '../own/rights.ts';
 import {
@@ -12,7 +13,6 @@ import {
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { App } from '../http/app.ts';
 import { namespaceParams } from '../http/params.ts';
-import { addCredential, listCredentials, removeCredential } from './credentials.ts';
 
 const PATH = '/api/v1/namespaces/:namespace/secrets/registrycredentials';
 const tags = ['Registry credentials'];
@@ -37,7 +37,7 @@ export function addRegistryCredentialRoutes(app: App): void {
         response: { 200: registryCredentialListSchema },
       },
     },
-    async ({ caller, params }) => await listCredentials(caller(), params.namespace),
+    async ({ caller, params }) => ({ items: await listCredentials(caller(), params.namespace) }),
   );
   app.post(
     `${PATH}/add`,

@@ -3,11 +3,11 @@ import {
   PULL_SECRET_KEY,
   REGISTRIES_CONFIG_MAP,
   registrySecretName,
-} from '../../api/v1alpha1/registrycredentials.ts';
-import type { KubeClient } from '../../kube/client.ts';
-import { readData } from '../../kube/configmapdata.ts';
-import { ApiError } from '../../kube/errors.ts';
-import type { Ref, Resource } from '../../kube/objects.ts';
+} from '../api/v1alpha1/registrycredentials.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { readData } from '../kube/configmapdata.ts';
+import { ApiError } from '../kube/errors.ts';
+import type { Ref, Resource } from '../kube/objects.ts';
 import { addCredential, listCredentials, removeCredential } from './credentials.ts';
 
 const NAMESPACE = 'platform-default';
@@ -80,14 +80,14 @@ async function keys(): Promise<string[]> {
 }
 
 async function serversListed(): Promise<string[]> {
-  return (await listCredentials(client, NAMESPACE)).items.map(({ server }) => server);
+  return (await listCredentials(client, NAMESPACE)).map(({ server }) => server);
 }
 
 it('finds a credential under the key that people gave it, and lets their Secret stay', async () => {
   const entry = { regcred: JSON.stringify({ server: SERVER }) };
   configMap(entry);
   objects.set('secrets/regcred', { metadata: { name: 'regcred' } });
-  await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ status: 409 });
+  await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ kind: 'exists' });
   await addCredential(client, NAMESPACE, { ...CREDENTIAL, replace: true });
   expect([await keys(), secrets()]).toEqual([[USUAL], ['secrets/regcred', `secrets/${USUAL}`]]);
   await removeCredential(client, NAMESPACE, SERVER);
@@ -140,7 +140,7 @@ it('refuses a credential that would have no effect, because there are too many',
     JSON.stringify({ server: `https://r${n}.example` }),
   ]);
   configMap(Object.fromEntries(entries));
-  await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ status: 409 });
+  await expect(addCredential(client, NAMESPACE, CREDENTIAL)).rejects.toMatchObject({ kind: 'refused' });
   expect(secrets()).toEqual([]);
   await addCredential(client, NAMESPACE, { ...CREDENTIAL, server: 'https://r7.example', replace: true });
   expect(secrets()).toEqual([`secrets/${registrySecretName('r7.example')}`]);
