@@ -1,12 +1,11 @@
 /** Reads and changes the hosts of a namespace. */
+import type { HostAccess } from '../../actions/nodes.ts';
 import { HOSTS_SELECTOR, type HostNode, namespaceOfHost } from '../../api/http/host.ts';
 import { DEFAULT_NAMESPACE, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { undefinedIf } from '../../base/errors.ts';
-import type { CallOptions } from '../../kube/client.ts';
 import { type Node, NODES } from '../../kube/core.ts';
 import { ApiError, isNotFound } from '../../kube/errors.ts';
-import { relabel } from '../../kube/nodelabels.ts';
 import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { similarTo } from '../../base/similar.ts';
@@ -55,20 +54,15 @@ export async function findHost(cluster: Cluster, name: string, signal: AbortSign
   return requiredHost(await foundIn(cluster, name, asked), namespace);
 }
 
-/**
- * Writes the labels that `labelsFor` returns for a host of the namespace. The value null removes a label.
- *
- * @throws CommandError when the host does not exist or belongs to another namespace; ApiError; errors of `labelsFor`.
- */
-export async function relabelHost(
+/** Changes a host of the namespace. @throws CommandError when the host does not exist or belongs to another namespace; errors of `change`. */
+export async function changingHost(
   cluster: Cluster,
   name: string,
-  labelsFor: (host: Node) => Readonly<Record<string, string | null>>,
-  options: CallOptions = {},
+  change: (access: HostAccess) => Promise<void>,
 ): Promise<void> {
-  const { client, namespace } = cluster;
-  const work = relabel(client, name, (node) => labelsFor(requiredHost(node, namespace)), options);
-  await foundIn(cluster, name, work);
+  const { client } = cluster;
+  const access = { client, defaultNamespace: DEFAULT_NAMESPACE, requireHost: requiredHost };
+  await foundIn(cluster, name, change(access));
 }
 
 /** Resolves with the result of the work on a host. @throws CommandError when the host does not exist; other errors of `work`. */

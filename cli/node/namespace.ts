@@ -1,9 +1,8 @@
 /** Gives hosts to namespaces. */
-import { dedicate, MACHINES_SELECTOR } from '../../api/http/dedication.ts';
-import { DEDICATED_KEY, DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../../api/v1alpha1/names.ts';
+import { dedicate } from '../../actions/nodes.ts';
+import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
-import { UNINTERRUPTED } from '../../kube/client.ts';
-import { NAMESPACES, PODS } from '../../kube/core.ts';
+import { NAMESPACES } from '../../kube/core.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
@@ -13,7 +12,7 @@ import { isServed } from '../namespace/served.ts';
 import { printDone } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
-import { findHost, relabelHost, requireHostName } from './hosts.ts';
+import { changingHost, findHost, requireHostName } from './hosts.ts';
 
 interface Gift {
   readonly name: string;
@@ -54,25 +53,11 @@ export async function giveHost(terminal: Terminal, globals: Globals, gift: Gift)
 }
 
 async function giveDirectly(cluster: Cluster, { name, target }: Gift, signal: AbortSignal): Promise<void> {
-  const { client, namespace } = cluster;
+  const { namespace } = cluster;
   await requireNamespace(cluster, target, signal);
   await findHost(cluster, name, signal);
-  const labelOf = (one: string) => (one === DEFAULT_NAMESPACE ? undefined : one);
-  const machines = async () => {
-    const fieldSelector = `spec.nodeName=${name}`;
-    return (await client.list(PODS, { labelSelector: MACHINES_SELECTOR, fieldSelector, signal })).items;
-  };
-  const label = async (from: string | undefined, to: string | undefined) => {
-    const holder = { ...cluster, namespace: from ?? DEFAULT_NAMESPACE };
-    // An interruption does not end these requests, because the host may have to return to its former namespace.
-    const options = { signal: UNINTERRUPTED };
-    await relabelHost(holder, name, () => ({ [DEDICATED_KEY]: to ?? null }), options);
-  };
-  const dedication = { host: name, from: labelOf(namespace), to: labelOf(target) };
-  const refusal = await dedicate({ machines, label }, dedication);
-  if (refusal !== undefined) {
-    throw new CommandError(refusal);
-  }
+  const dedication = { host: name, from: namespace, to: target };
+  await changingHost(cluster, name, async (access) => await dedicate(access, dedication));
 }
 
 /** @throws CommandError when the namespace does not exist; ApiError. */

@@ -1,5 +1,6 @@
 /** Adds and removes tags of hosts. */
-import { type TagChange, tagLabels } from '../../api/http/hosttags.ts';
+import { ActionError } from '../../actions/error.ts';
+import { changeTag as changeTagOf, type TagChange } from '../../actions/nodes.ts';
 import { isTag, TAG_FORM } from '../../api/v1alpha1/tag.ts';
 import { withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
@@ -8,15 +9,14 @@ import { directOrAsked, namespacePath } from '../httpapi.ts';
 import { printDone } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
-import { relabelHost, requireHostName } from './hosts.ts';
+import { changingHost, requireHostName } from './hosts.ts';
 
 /** Adds the tag to the host, or removes it. @throws CommandError when the host or the tag is wrong; ApiError. */
 export async function changeTag(
   terminal: Terminal,
   globals: Globals,
-  { name, ...change }: TagChange & { readonly name: string },
+  { name, tag, isSet }: Pick<TagChange, 'tag' | 'isSet'> & { readonly name: string },
 ): Promise<void> {
-  const { tag, isSet } = change;
   requireTag('tag', tag);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
@@ -25,13 +25,12 @@ export async function changeTag(
       cluster,
       terminal.signal,
       async () =>
-        await relabelHost(cluster, name, (host) => {
-          const planned = tagLabels(host, change);
-          if ('refusal' in planned) {
-            throw new CommandError(`${planned.refusal}. First remove a tag with \`berth node untag\``);
-          }
-          return planned.labels;
-        }),
+        await changingHost(
+          cluster,
+          name,
+          async (access) =>
+            await changeTagOf(access, { namespace, host: name, tag, isSet }).catch(withAdvice),
+        ),
       async (server) => {
         const path = namespacePath(namespace, 'nodes', name, isSet ? 'tag' : 'untag');
         await server({ method: 'POST', path, body: { tag } });
@@ -41,6 +40,12 @@ export async function changeTag(
     const words = `Successfully ${isSet ? 'added' : 'removed'} tag ${tag} ${isSet ? 'to' : 'from'} node`;
     await printDone(terminal, globals.output, [item], words);
   });
+}
+
+function withAdvice(error: unknown): never {
+  throw error instanceof ActionError
+    ? new ActionError(error.kind, `${error.message}. First remove a tag with \`berth node untag\``)
+    : error;
 }
 
 /**

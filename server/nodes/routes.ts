@@ -1,4 +1,5 @@
 /** Routes for the hosts of a namespace. The server reads and changes Nodes with its own identity, because Nodes belong to no namespace. */
+import { changeTag, dedicate } from '../../actions/nodes.ts';
 import { inNamespace } from '../own/rights.ts';
 import * as z from 'zod';
 import { nodeListSchema, nodeNamespaceSchema, nodeTagSchema } from '../../api/http/node.ts';
@@ -9,8 +10,6 @@ import { invalidField } from '../http/errors.ts';
 import { isServed } from '../http/namespaces.ts';
 import { namespaceParams } from '../http/params.ts';
 import type { Services } from '../services.ts';
-import { dedicate } from './dedication.ts';
-import { changeTag } from './tags.ts';
 
 const NODES_PATH = '/api/v1/namespaces/:namespace/nodes';
 const tags = ['Nodes'];
@@ -44,6 +43,7 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
 }
 
 function addTags(app: App, { own: { hosts, client } }: Services): void {
+  const requireHost = hosts.requireHost.bind(hosts);
   for (const [action, summary, isSet] of [
     ['tag', 'Add a tag to a host. A host can have at most 64 tags', true],
     [
@@ -67,7 +67,7 @@ function addTags(app: App, { own: { hosts, client } }: Services): void {
       async ({ params: { namespace, node }, body }) => {
         const { name: host } = hosts.find(namespace, node).metadata;
         const tag = body.tag ?? body.tags?.[0] ?? '';
-        await changeTag(client, hosts, { namespace, host, tag, isSet });
+        await changeTag({ client, requireHost }, { namespace, host, tag, isSet });
         return success();
       },
     );
@@ -76,7 +76,7 @@ function addTags(app: App, { own: { hosts, client } }: Services): void {
 
 function addNamespace(app: App, { own: { hosts, client }, config }: Services): void {
   const { default: defaultNamespace, prefix, system } = config.namespaces;
-  const dedicatedTo = (namespace: string) => (namespace === defaultNamespace ? undefined : namespace);
+  const access = { client, defaultNamespace, requireHost: hosts.requireHost.bind(hosts) };
   app.post(
     `${NODES_PATH}/:node/namespace`,
     {
@@ -97,8 +97,7 @@ function addNamespace(app: App, { own: { hosts, client }, config }: Services): v
         throw invalidField('namespace', rule);
       }
       hosts.requireTarget(target);
-      const dedication = { host: name, from: dedicatedTo(namespace), to: dedicatedTo(target) };
-      await dedicate(client, dedication, defaultNamespace);
+      await dedicate(access, { host: name, from: namespace, to: target });
       return success();
     },
   );

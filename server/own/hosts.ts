@@ -41,6 +41,13 @@ export class Hosts {
     throw hostNotFound(name);
   }
 
+  /** Checks that the host belongs to the namespace. @throws StatusError 404 when it does not. */
+  requireHost(node: Readonly<Node>, namespace: string): void {
+    if (this.namespaceOf(node) !== namespace) {
+      throw hostNotFound(node.metadata.name);
+    }
+  }
+
   /** Reports whether the host exists, in any namespace. */
   exists(name: string): boolean {
     return this.#watches.host(name) !== undefined;
