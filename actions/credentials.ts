@@ -14,10 +14,9 @@ import {
   SERVER_NEEDS_INSECURE,
   serverUrl,
 } from '../api/v1alpha1/registrycredentials.ts';
-import type { KubeClient } from '../kube/client.ts';
+import { deleteExisting, type KubeClient } from '../kube/client.ts';
 import { readData, writeData } from '../kube/configmapdata.ts';
 import { SECRETS } from '../kube/core.ts';
-import { deleteExisting } from '../kube/deletion.ts';
 import { ActionError } from './error.ts';
 
 /** Data of the ConfigMap that has one entry for each credential. Each entry names the Secret with the credential. */
