@@ -35,14 +35,17 @@ import { adoptMachines } from './pods/recover.ts';
 import { PodController } from './pods/controller.ts';
 import { DiskGuard } from './pods/diskguard.ts';
 import type { DriverOfEmulators } from './drivers/hostdrivers.ts';
-import type { Host } from './pods/host.ts';
-import { machineOf } from './pods/vmmachine.ts';
+import { type Host, machineOf } from './pods/host.ts';
 import { followNetwork } from './pods/network.ts';
 import { NetworkMonitor } from './network/monitor.ts';
-import { pullKeyring, skippedSecrets, storageKeyring } from './pods/secrets.ts';
+import {
+  pullKeyring,
+  readUserData,
+  readVncPassword,
+  skippedSecrets,
+  storageKeyring,
+} from './pods/secrets.ts';
 import type { RecordStore } from './pods/records.ts';
-import { readUserData } from './pods/userdata.ts';
-import { readVncPassword } from './pods/vnc.ts';
 import { TaskRunner } from './tasks/runner.ts';
 import { taskWork } from './tasks/work.ts';
 

@@ -2,9 +2,9 @@
 import type { Duplex } from 'node:stream';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
-import type { BaseImage } from '../disks/disk.ts';
-import type { ConsoleLog } from '../console/store.ts';
 import type { RunAs } from '../../base/exec.ts';
+import type { ConsoleLog } from '../console/store.ts';
+import type { BaseImage } from '../disks/disk.ts';
 import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
 import type { SeedFiles } from '../seed/files.ts';
 

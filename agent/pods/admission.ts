@@ -1,21 +1,23 @@
 /**
  * Decides, as a kubelet does, whether the host has enough free resources for a Pod. The host must check this, because it can get too many
  * Pods. The scheduler can decide with old data, and a Pod can bypass the scheduler with `spec.nodeName`.
+ *
+ * Also handles a new size (requests of CPU and memory) of a Pod that has a machine on this host. Like a kubelet, the agent allocates the new
+ * size when the host has enough CPU and memory left. The machine gets that size at its next start. Until then, the Pod's status shows
+ * both the allocated and the actual size.
  */
 import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/emulatormachine.ts';
-import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
-import { SLOT_RESOURCE, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { type Desired, MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
+import { TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Reason, RefusalReason } from '../../api/v1alpha1/reasons.ts';
-import type { Container, Pod } from '../../kube/core.ts';
+import type { Container, ContainerStatus, Pod } from '../../kube/core.ts';
+import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
-import { type Claim, type HostCapacity, type MachineDocument, type MachineRecord } from './machine.ts';
-import { isEnded, outlives } from './pod.ts';
+import type { Claim, HostCapacity, MachineDocument, MachineRecord } from './machine.ts';
+import { type Amount, claimOf, isEnded, outlives, total } from './pod.ts';
+import { awaitedPort } from './ports.ts';
 import { podUidOf, type RecordStore } from './records.ts';
-import { awaitedPort } from './portclaims.ts';
-
-/** Names of the {@link Claim} fields that are summed over machines. */
-type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 
 export type Admission =
   | { kind: 'admitted' }
@@ -25,35 +27,6 @@ export type Admission =
    */
   | { kind: 'wait'; reason?: Reason; message: string }
   | { kind: 'refused'; reason: RefusalReason; message: string };
-
-export function claimOf(pod: Pod): Claim {
-  const claims = pod.spec.containers.map(claimOfContainer);
-  return {
-    slots: total(claims, 'slots'),
-    cpuMillis: total(claims, 'cpuMillis'),
-    memoryBytes: total(claims, 'memoryBytes'),
-    diskBytes: total(claims, 'diskBytes'),
-    ports: claims.flatMap(({ ports }) => ports),
-  };
-}
-
-function total(claims: readonly Claim[], amount: Amount): number {
-  return claims.reduce((sum, claim) => sum + claim[amount], 0);
-}
-
-function claimOfContainer({ resources, ports = [] }: Container): Claim {
-  const requests: Record<string, string> = { ...resources?.limits, ...resources?.requests };
-  const asked = (name: string): string => requests[name] ?? '0';
-  return {
-    slots: Number(parseQuantity(asked(SLOT_RESOURCE))),
-    cpuMillis: millis(asked('cpu')),
-    memoryBytes: Number(parseQuantity(asked('memory'))),
-    diskBytes: Number(parseQuantity(asked('ephemeral-storage'))),
-    ports: ports
-      .filter(({ hostPort = 0 }) => hostPort !== 0)
-      .map(({ hostPort, protocol = 'TCP' }) => `${protocol}/${hostPort}`),
-  };
-}
 
 /**
  * Resources that the host checks for a Pod. If several resources are insufficient, the refusal names the one that is first in this list.
@@ -89,23 +62,16 @@ const AMOUNTS: readonly {
 ];
 
 /** Returns the memory in bytes that the process of a machine needs in addition to the guest's memory. */
-export function overheadOf({ emulator }: Readonly<MachineDocument>): number {
+function overheadOf({ emulator }: Readonly<MachineDocument>): number {
   return emulator === undefined ? MACHINE_MEMORY_OVERHEAD_BYTES : EMULATOR_MEMORY_OVERHEAD_BYTES;
 }
 
 /** Returns the CPU and memory that a guest of this size and its process use on the host. */
-export function claimOfSize(
+function claimOfSize(
   size: { cpu: number; memoryBytes: number },
   document: Readonly<MachineDocument>,
 ): Pick<Claim, 'cpuMillis' | 'memoryBytes'> {
   return { cpuMillis: size.cpu * 1000, memoryBytes: size.memoryBytes + overheadOf(document) };
-}
-
-/** Converts a CPU quantity to thousandths of a CPU. */
-function millis(quantity: string): number {
-  return quantity.endsWith('m')
-    ? Number(parseQuantity(quantity.slice(0, -1)))
-    : Number(parseQuantity(quantity)) * 1000;
 }
 
 /**
@@ -183,7 +149,7 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
 }
 
 /** Returns the claims of all machines and tasks, except the claim of this Pod. {@link admit} has two parameters for the two lists. */
-export function claimsBeside(
+function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,
 ): { alive: readonly Claim[]; leaving: readonly Claim[] } {
@@ -240,4 +206,129 @@ function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {
     )
     .filter((other) => other.metadata.uid !== pod.metadata.uid)
     .map(claimOf);
+}
+
+/**
+ * Reason why the agent does not allocate the requested size: the host has too little CPU or memory left now (`Deferred`), or the whole host
+ * is too small for this size (`Infeasible`). A kubelet uses the same words.
+ */
+export interface PendingResize {
+  readonly reason: 'Deferred' | 'Infeasible';
+  readonly message: string;
+}
+
+/** CPU and memory of a guest. */
+type GuestSize = Pick<Desired, 'cpu' | 'memoryBytes'>;
+
+/** Saves the Pod's new size in the record if the host has enough CPU and memory left. If not, returns the reason. */
+export function allocate(
+  pod: Readonly<Pod>,
+  record: MachineRecord,
+  claimants: Claimants,
+): PendingResize | undefined {
+  const { cpuMillis, memoryBytes } = claimOf(pod);
+  const { claim } = record;
+  const isSame = cpuMillis === claim.cpuMillis && memoryBytes === claim.memoryBytes;
+  if (isSame || pod.metadata.deletionTimestamp !== undefined || record.failure !== undefined) {
+    return undefined;
+  }
+  const { alive, leaving } = claimsBeside(pod, claimants);
+  const { host } = claimants;
+  const pending = refusalOf({ ...claim, cpuMillis, memoryBytes }, [...alive, ...leaving], host.capacity());
+  if (pending === undefined) {
+    host.records.update(record, { claim: { ...claim, cpuMillis, memoryBytes } });
+  }
+  return pending;
+}
+
+/**
+ * Returns the refusal if the host has too little CPU or memory for the new size. A resize changes only CPU and memory, so the function
+ * checks nothing else.
+ */
+function refusalOf(
+  wanted: Claim,
+  others: readonly Claim[],
+  capacity: HostCapacity,
+): PendingResize | undefined {
+  const size = { ...wanted, slots: 0, diskBytes: 0, ports: [] };
+  const alone = admit(size, [], [], capacity);
+  if (alone.kind !== 'admitted') {
+    return { reason: 'Infeasible', message: alone.message };
+  }
+  const beside = admit(size, others, [], capacity);
+  return beside.kind === 'admitted' ? undefined : { reason: 'Deferred', message: beside.message };
+}
+
+/** Returns the size for the machine's next start: the desired size, but never more than the host has allocated to the Pod. */
+export function grantedSize(record: Readonly<MachineRecord>, desired: GuestSize): GuestSize {
+  const { cpuMillis, memoryBytes } = record.claim;
+  return {
+    cpu: Math.max(1, Math.min(desired.cpu, Math.floor(cpuMillis / 1000))),
+    memoryBytes: Math.min(desired.memoryBytes, memoryBytes - overheadOf(record)),
+  };
+}
+
+/**
+ * Returns two fields of a container's status: the allocated size, and the size that the machine has until its next start. Without
+ * these fields, the API server does not resize the container.
+ */
+export function resourceStatus(
+  { resources = {} }: Container,
+  record: Readonly<MachineRecord>,
+): Pick<ContainerStatus, 'allocatedResources' | 'resources'> {
+  const { requests = {}, limits } = resources;
+  const allocated = { ...requests, ...requestsOf(record.claim, requests) };
+  const actual = { ...allocated, ...requestsOf(actualClaim(record), requests) };
+  return {
+    allocatedResources: allocated,
+    resources: {
+      requests: actual,
+      ...(limits !== undefined && { limits: { ...limits, ...requestsOf(actualClaim(record), limits) } }),
+    },
+  };
+}
+
+/**
+ * Returns the claim in the form of a container's requests or limits. An unchanged amount keeps the text of the Pod's spec, because one amount can be
+ * written in several ways (`1` and `1000m`).
+ */
+function requestsOf(
+  { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,
+  said: Readonly<Record<string, string>>,
+): Record<string, string> {
+  const asked = claimOf({ spec: { containers: [{ resources: { requests: said } }] } } as unknown as Pod);
+  return {
+    ...(said['cpu'] !== undefined && {
+      cpu: asked.cpuMillis === cpuMillis ? said['cpu'] : formatMillis(cpuMillis),
+    }),
+    ...(said['memory'] !== undefined && {
+      memory: asked.memoryBytes === memoryBytes ? said['memory'] : formatQuantity(memoryBytes),
+    }),
+  };
+}
+
+/** Returns the claim with the actual CPU and memory. A machine that runs or is suspended has the size of its last start. */
+function actualClaim(record: Readonly<MachineRecord>): Claim {
+  const { claim, startedWith } = record;
+  return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith, record) };
+}
+
+/**
+ * Returns the conditions that show a resize. A kubelet uses the same conditions. `PodResizePending` means that the new size is not
+ * allocated. `PodResizeInProgress` means that the new size is allocated, but the machine gets it only at its next start.
+ */
+export function resizeConditions(
+  record: Readonly<MachineRecord>,
+  pending: PendingResize | undefined,
+): SaidCondition<Reason>[] {
+  const { claim } = record;
+  const actual = actualClaim(record);
+  const waits = actual.cpuMillis !== claim.cpuMillis || actual.memoryBytes !== claim.memoryBytes;
+  const words = 'The machine gets its new size at its next start';
+  return [
+    ...(pending === undefined
+      ? []
+      : [condition<Reason>('PodResizePending', true, pending.reason, pending.message)]),
+    ...(waits ? [condition<Reason>('PodResizeInProgress', true, undefined, words)] : []),
+  ];
 }

@@ -20,8 +20,8 @@ import type { TaskRunner } from '../tasks/runner.ts';
 import { PodController } from './controller.ts';
 import type { Host } from './host.ts';
 import { newRecord } from './machine.ts';
-import { adoptMachines } from './recover.ts';
 import { RecordStore } from './records.ts';
+import { adoptMachines } from './recover.ts';
 
 const UID = 'uid-of-vm';
 /** Uid of the Pod that continues the machine. */

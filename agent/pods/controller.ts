@@ -1,6 +1,7 @@
 /** Makes a machine or a task (a Job's work) from each Pod bound to this host. If that is not possible, the Pod's status shows why. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
+import { ADOPTS_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { soonest, timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -9,22 +10,28 @@ import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
 import { parkedStatus, type Refusal, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
-import { isOver, type TaskRunner, type TaskState, taskStatus } from '../tasks/runner.ts';
-import { admitPod, type Claimants, claimOf } from './admission.ts';
-import { boundTo, existAll, type PodScope } from './bound.ts';
-import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
 import { acceleratorOf, allDrivers, chooseDriver } from '../drivers/hostdrivers.ts';
+import { isOver, type TaskRunner, type TaskState, taskStatus } from '../tasks/runner.ts';
+import { admitPod, allocate, type Claimants } from './admission.ts';
+import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
 import { GuestChecks } from './guestchecks.ts';
 import type { Host } from './host.ts';
-import { type MachineRecord, newRecord } from './machine.ts';
-import { podUidOf } from './records.ts';
+import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';
 import { Machines } from './machines.ts';
-import { documentOf, isEnded, type PodRole, refusalOf, roleOf, wantedOf, wantedWithoutPod } from './pod.ts';
+import {
+  claimOf,
+  documentOf,
+  isEnded,
+  type PodRole,
+  refusalOf,
+  roleOf,
+  wantedOf,
+  wantedWithoutPod,
+} from './pod.ts';
+import { podUidOf } from './records.ts';
 import { adoptDamaged } from './recover.ts';
-import { allocate } from './resize.ts';
 import { machineStatus, type MachineView, phaseOf } from './status.ts';
 import { StatusWriter } from './statuswriter.ts';
-import { adopts, mustStay, takeOver } from './successor.ts';
 
 /** Number of Pods reconciled at once. Four suffice: long steps run in the background, and one reconciliation takes milliseconds. */
 const WORKERS = 4;
@@ -32,6 +39,12 @@ const WORKERS = 4;
 const ADMISSION_LOOK_MILLISECONDS = 1_000;
 /** Time between two reconciliations of all machines. Like a kubelet, the agent does not rely on events alone. */
 const RELIST_MILLISECONDS = 30_000;
+
+/** Host whose Pods are wanted. If `namespace` is set, the host sees no Pods of other namespaces. */
+interface PodScope {
+  nodeName: string;
+  namespace?: string | undefined;
+}
 
 export interface PodControllerOptions {
   client: KubeClient;
@@ -293,4 +306,56 @@ export class PodController {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });
   }
+}
+
+/** Returns the options with which the Pods bound to a host are listed and watched. */
+function boundTo({ nodeName, namespace }: PodScope): { fieldSelector: string; namespace?: string } {
+  return { fieldSelector: `spec.nodeName=${nodeName}`, ...(namespace !== undefined && { namespace }) };
+}
+
+/** Returns whether every one of these Pods still exists. The function reads the Pods from the API server. @throws ApiError */
+async function existAll(
+  pods: readonly Readonly<Pod>[],
+  client: KubeClient,
+  scope: PodScope,
+  signal: AbortSignal,
+): Promise<boolean> {
+  const { items } = await client.list(PODS, { ...boundTo(scope), signal });
+  const there = new Set(items.map(({ metadata }) => metadata.uid));
+  return pods.every(({ metadata }) => there.has(metadata.uid));
+}
+
+/** Returns whether the Pod continues the machine of an earlier Pod. The host must never create a new machine for it. */
+function adopts({ metadata }: Readonly<Pod>): boolean {
+  return metadata.annotations?.[ADOPTS_ANNOTATION] !== undefined;
+}
+
+/** Returns whether the Pod continues this machine. */
+function isSuccessor(pod: Readonly<Pod>, { machine, created }: Readonly<MachineRecord>): boolean {
+  const role = roleOf(pod);
+  const vm = role.kind === 'machine' ? role.machine?.vm : undefined;
+  return adopts(pod) && created && vm !== undefined && vm.uid === machine?.vm.uid;
+}
+
+/** Gives the machine to the Pod if this Pod continues it. Returns false if it does not. */
+function takeOver(
+  { records }: Pick<Host, 'records'>,
+  machines: Runtimes,
+  pod: Readonly<Pod> | undefined,
+  record: MachineRecord,
+): boolean {
+  if (pod === undefined || !isSuccessor(pod, record)) {
+    return false;
+  }
+  records.update(record, { podUid: pod.metadata.uid ?? '' });
+  machines.runtime(record).leaving = undefined;
+  return true;
+}
+
+/**
+ * Returns whether a machine without a Pod must stay. The operator lists the machines that get another Pod on the Node. While the operator has
+ * not set up the Node, for example because the Node is new, every machine stays.
+ */
+function mustStay(host: Pick<Host, 'capacity' | 'isAwaited'>, record: Readonly<MachineRecord>): boolean {
+  return host.capacity().slots === undefined || host.isAwaited(record);
 }

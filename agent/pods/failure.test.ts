@@ -1,8 +1,8 @@
 import { describe, expect, test } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { newRecord } from './machine.ts';
 import { type Consequence, consequenceOf } from './failure.ts';
+import { newRecord } from './machine.ts';
 
 /**
  * Returns the consequence if the disk could not be created `attempts` times in a row. If `everRan` is true, the machine has run before, and

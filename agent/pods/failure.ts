@@ -2,7 +2,6 @@
  * Decides what happens after a step has failed. Either the step is tried again, or the machine counts as crashed, or the machine fails
  * permanently. The functions are pure.
  */
-import { waitAfter } from '../../base/backoff.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import {
   classOf,
@@ -13,6 +12,7 @@ import {
   retryAfterOf,
   waitAsked,
 } from '../../api/v1alpha1/reasons.ts';
+import { waitAfter } from '../../base/backoff.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { Pod } from '../../kube/core.ts';
 import type {

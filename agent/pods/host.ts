@@ -1,21 +1,33 @@
-/** Declares the parts of a host that the code for Pods of VMs uses, for example network, images and records. */
+/**
+ * Declares the parts of a host that the code for Pods of VMs uses, for example network, images and records. Also finds the machine of a VM,
+ * and sends Events about machines. Each Event belongs to the VM, the Emulator or the Pod of the machine.
+ */
+import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { PortRanges } from '../../api/v1alpha1/reservable.ts';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import type { HostDrivers } from '../drivers/hostdrivers.ts';
+import { driverOfVM, type HostDrivers } from '../drivers/hostdrivers.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { ImageStore } from '../images/store.ts';
-import type { MachineUsers } from '../processes/users.ts';
-import type { Network } from '../network/network.ts';
-import type { DiskGuard } from './diskguard.ts';
 import type { NetworkMonitor } from '../network/monitor.ts';
-import type { HostCapacity, MachineRecord } from './machine.ts';
+import type { Network } from '../network/network.ts';
+import type { MachineUsers } from '../processes/users.ts';
+import type { MachineOnHost } from '../tasks/disks.ts';
+import type { DiskGuard } from './diskguard.ts';
+import {
+  type HostCapacity,
+  type MachineDocument,
+  type MachineRecord,
+  needed,
+  type Operation,
+} from './machine.ts';
 import type { RecordStore } from './records.ts';
-import type { SecretKey } from './userdata.ts';
+import type { SecretKey } from './secrets.ts';
 
 export interface Host extends HostDrivers {
   readonly network: Network;
@@ -49,4 +61,68 @@ export interface Host extends HostDrivers {
   vncPassword(vm: Machine['vm']): Promise<string>;
   /** Returns the user data of a machine from a Secret. @throws ReasonedError when the Secret cannot be used. */
   userData(ref: SecretKey): Promise<string>;
+}
+
+export type MachineHost = Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>;
+
+/**
+ * Returns the machine of the VM with this uid. A task needs the machine to read its disks, and the VM's emulator needs its network. Undefined if the VM has no machine on this host.
+ */
+export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | undefined {
+  const record = host.records.ofVM(vmUid);
+  if (record?.machine === undefined) {
+    return undefined;
+  }
+  const { uid, machine } = record;
+  return {
+    folder: { uid, path: join(host.machinesDirectory, uid) },
+    machine,
+    driver: driverOfVM(host, record),
+  };
+}
+
+/** Sends a `Normal` Event for the machine's VM or Emulator. */
+export function tell(
+  host: Host,
+  document: Readonly<MachineDocument>,
+  reason: Reason,
+  action: string,
+  message: string,
+): void {
+  host.event(ownerOf(document), { type: 'Normal', reason, action, message });
+}
+
+/** Sends a `Warning` Event for the machine's VM or Emulator. */
+export function warn(
+  host: Host,
+  document: Readonly<MachineDocument>,
+  reason: Reason,
+  action: string,
+  message: string,
+): void {
+  host.event(ownerOf(document), { type: 'Warning', reason, action, message });
+}
+
+function ownerOf({ machine, emulator }: Readonly<MachineDocument>) {
+  return emulator === undefined
+    ? { apiVersion: API_VERSION, kind: 'VM', metadata: needed(machine).vm }
+    : { apiVersion: API_VERSION, kind: 'Emulator', metadata: emulator.emulator };
+}
+
+/** Sends a `Normal` Event for the machine's Pod. The operator sends the Event for the VM when it sees the new state of the Pod. */
+export function tellPod(
+  host: Host,
+  operation: Operation,
+  reason: Reason,
+  action: string,
+  message: string,
+): void {
+  event(host, operation, { type: 'Normal', reason, action, message });
+}
+
+/** Sends an Event for the machine's Pod, unless the host no longer knows the Pod. */
+export function event(host: Host, { pod }: Pick<Operation, 'pod'>, text: EventText<SaidReason>): void {
+  if (pod !== undefined) {
+    host.event(pod, text);
+  }
 }

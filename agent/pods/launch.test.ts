@@ -1,8 +1,14 @@
-import { expect, test } from 'vitest';
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { describe, expect, it, onTestFinished, test } from 'vitest';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
+import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
+import { seedDocuments } from '../seed/documents.ts';
 import type { Host } from './host.ts';
-import { machinePlan } from './launch.ts';
-import { newRecord, type Operation } from './machine.ts';
+import { machinePlan, prepareSeed, prepareVnc } from './launch.ts';
+import { newRecord, newRuntime, type Operation, type Runtime } from './machine.ts';
+import { userDataConditions } from './status.ts';
 
 const IMAGE_BYTES = 100;
 
@@ -27,4 +33,146 @@ test('the plan leaves the size of another image to the driver', () => {
   const image = { type: 'registry', reference: 'r' } as const;
   expect(plannedBytes(image, undefined)).toBeUndefined();
   expect(plannedBytes(image, 1)).toBe(1);
+});
+
+const SECRET = { name: 'first-boot', key: 'user-data' };
+const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 30, diskBytes: 0, ports: [] };
+
+function runtimeOf(change: Partial<Machine>): Runtime {
+  const directory = mkdtempSync(join(tmpdir(), 'berth-seed-'));
+  onTestFinished(() => rmSync(directory, { recursive: true }));
+  const machine = {
+    vm: { namespace: 'ci', name: 'desk', uid: 'vm' },
+    image: { type: 'registry', reference: 'registry.example/debian:12' },
+    hardware: { uuid: 'uuid' },
+    guestMetadata: {},
+    sshAuthorizedKeys: [],
+    ...change,
+  } as unknown as Machine;
+  mkdirSync(join(directory, 'pod'));
+  return newRuntime(
+    newRecord({ uid: 'pod', key: 'ci/desk', driver: 'qemu', machine, claim: CLAIM }),
+    directory,
+  );
+}
+
+/** Prepares one start, for which the Secret has this value, and returns the user data of the guest. */
+async function start(runtime: Runtime, secret: () => string): Promise<string | undefined> {
+  const asked: unknown[] = [];
+  const host = {
+    userData: async (ref: unknown) => {
+      asked.push(ref);
+      return secret();
+    },
+  } as unknown as Host;
+  const desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
+  await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
+  expect(asked).toEqual(runtime.record.machine?.userDataSecret && [{ namespace: 'ci', ...SECRET }]);
+  return (await seedDocuments(runtime.folder.path))?.userData;
+}
+
+function gone(): never {
+  throw new ReasonedError('SecretNotFound', 'The host is waiting for the Secret');
+}
+
+describe('user data', () => {
+  it('of a VM is in the documents of its guest', async () => {
+    const host = { userData: gone } as unknown as Host;
+    const runtime = runtimeOf({ userData: '#!/bin/sh\n' });
+    const desired = { cpu: 1, memoryBytes: 2 ** 28 };
+    const files = await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
+    expect(files).toEqual({ files: { disk: 'seed.iso' }, notice: undefined });
+    expect((await seedDocuments(runtime.folder.path))?.userData).toBe('#!/bin/sh\n');
+  });
+
+  it('with a byte order mark loses it, from the VM and from a Secret, and what the guest may ignore is told', async () => {
+    const host = { userData: async () => '\uFEFF\n#cloud-config\n' } as unknown as Host;
+    for (const given of [{ userData: '\uFEFF\n#cloud-config\n' }, { userDataSecret: SECRET }]) {
+      const runtime = runtimeOf(given);
+      const operation = { pod: { spec: {} }, desired: { cpu: 1, memoryBytes: 2 ** 28 } };
+      const { notice } = await prepareSeed(host, runtime, operation as unknown as Operation);
+      expect(notice).toMatch(/byte order mark .* removed\. Its first line is none .* empty lines/);
+      expect((await seedDocuments(runtime.folder.path))?.userData).toBe('\n#cloud-config\n');
+    }
+  });
+
+  it('from a Secret is read at each start; without the Secret the first start fails, and later ones use what was read', async () => {
+    const runtime = runtimeOf({ userDataSecret: SECRET });
+    await expect(start(runtime, gone)).rejects.toMatchObject({ reason: 'SecretNotFound' });
+    expect(await seedDocuments(runtime.folder.path)).toBeUndefined();
+    expect(await start(runtime, () => 'first')).toBe('first');
+    expect(await start(runtime, () => 'second')).toBe('second');
+    expect(await start(runtime, gone)).toBe('second');
+  });
+});
+
+describe('the condition of user data', () => {
+  const trouble = { reason: 'SecretNotFound', message: 'The host waits' } as const;
+  const running = { startedWith: { cpu: 1, memoryBytes: 1 } };
+
+  it.each([
+    ['is absent for a VM without user data', {}, { ...running, seeded: true }, undefined, []],
+    ['is absent before the first try', { userData: 'x' }, {}, undefined, []],
+    [
+      'is False while the Secret is missing',
+      { userDataSecret: SECRET },
+      { created: true },
+      trouble,
+      ['False SecretNotFound'],
+    ],
+    [
+      'is absent while another Secret cannot be read, before the machine has a disk',
+      { userData: 'x' },
+      {},
+      { ...trouble, reason: 'SecretNotRead' as const },
+      [],
+    ],
+    [
+      'is absent for another trouble',
+      { userData: 'x' },
+      { created: true },
+      { ...trouble, reason: 'PortTaken' as const },
+      [],
+    ],
+    [
+      'is True once the guest has it',
+      { userData: 'x' },
+      { ...running, seeded: true },
+      undefined,
+      ['True Delivered'],
+    ],
+    [
+      'tells that the guest may ignore it',
+      { userData: 'x' },
+      { ...running, seeded: true, seedNotice: 'why' },
+      undefined,
+      ['True DeliveredWithNotice'],
+    ],
+    ['is absent if an earlier agent started the machine', { userData: 'x' }, running, undefined, []],
+  ])('%s', (_, machine, record, trouble, expected) => {
+    const { record: made } = runtimeOf(machine);
+    const conditions = userDataConditions({ record: { ...made, ...record }, trouble });
+    expect(conditions.map(({ status, reason }) => `${status} ${reason}`)).toEqual(expected);
+  });
+});
+
+test('the password stays in a file of the agent, so that the next start needs no Secret', async () => {
+  const path = mkdtempSync(join(tmpdir(), 'berth-vnc-'));
+  onTestFinished(() => rmSync(path, { recursive: true }));
+  const machine = { vm: { namespace: 'platform-ci', name: 'desk', uid: 'vm-2' } } as Machine;
+  const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
+  const record = newRecord({ uid: 'pod', key: 'platform-ci/desk', driver: 'qemu', machine, claim });
+  const folder = { uid: 'pod', path };
+  const password = 'aB3-_x9z';
+  const passwords = [password];
+  const host = { forwardAddress: '192.0.2.1', vncPassword: async () => passwords.pop() } as unknown as Host;
+  expect(await prepareVnc(host, { record, folder })).toBeUndefined();
+  record.automaticPorts = [
+    { name: '6299-tcp', protocol: 'TCP', hostPort: 6299, guestPort: 0, automatic: true },
+  ];
+  const vnc = { address: '192.0.2.1', port: 6299, passwordFile: 'vnc.password' };
+  expect(await prepareVnc(host, { record, folder })).toEqual(vnc);
+  expect(await prepareVnc(host, { record, folder })).toEqual(vnc);
+  const file = join(path, vnc.passwordFile);
+  expect([readFileSync(file, 'utf8'), statSync(file).mode & 0o777]).toEqual([password, 0o600]);
 });

@@ -8,10 +8,10 @@ import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Desired, GuestFacts, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
-import type { Pod } from '../../kube/core.ts';
-import type { MachineFolder, MachineState } from '../drivers/driver.ts';
-import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
+import type { Pod } from '../../kube/core.ts';
+import type { BaseImage } from '../disks/disk.ts';
+import type { MachineFolder, MachineState } from '../drivers/driver.ts';
 import type { NetworkHealth } from '../network/network.ts';
 
 /** Amounts of the host's resources that one machine reserves. */

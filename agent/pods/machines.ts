@@ -4,10 +4,11 @@
  */
 import { reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import { soonest } from '../../base/time.ts';
+import { driverOf } from '../drivers/hostdrivers.ts';
+import { UnreadableFileError } from '../drivers/statefile.ts';
 import type { GuardedMachine } from './diskguard.ts';
-import { event } from './events.ts';
 import { consequenceOf, UNSAVED_MILLISECONDS, waitBefore } from './failure.ts';
-import type { Host } from './host.ts';
+import { event, type Host } from './host.ts';
 import {
   type MachineFailure,
   type MachinePhase,
@@ -17,10 +18,10 @@ import {
   type OperationKind,
   type Runtime,
   type Step,
+  suspendedBytes,
   type Wanted,
 } from './machine.ts';
 import { isObsolete, plan, type Situation } from './plan.ts';
-import { inspect, situationOf } from './situation.ts';
 import { STEPS } from './steps.ts';
 
 /**
@@ -28,6 +29,11 @@ import { STEPS } from './steps.ts';
  * loop.
  */
 const ROUNDS = 8;
+/**
+ * Number of consecutive failed network checks after which a new machine fails. A machine is new if it has never run. One failed check is
+ * not enough, because the check can run during a repair of the network.
+ */
+const FAULTY_CHECKS = 2;
 const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
   create: 'Pulling',
   start: 'Starting',
@@ -267,4 +273,62 @@ function ahead(
   return failure === undefined && activeDeadline !== undefined && activeDeadline > now
     ? activeDeadline
     : undefined;
+}
+
+/**
+ * Returns the present state of a machine.
+ *
+ * @throws UnreadableFileError when the system cannot read the machine's state file. A later try can succeed, so the machine does not fail.
+ * If the Pod is being deleted, the function does not throw, because the machine must be removed anyway.
+ */
+async function inspect(
+  host: Pick<Host, 'drivers' | 'emulators'>,
+  { record, folder }: Readonly<Runtime>,
+  { deletion }: Pick<Wanted, 'deletion'>,
+): Promise<Runtime['state']> {
+  try {
+    return await driverOf(host, record).inspect(folder);
+  } catch (error) {
+    if (error instanceof UnreadableFileError && (error.isDamaged || deletion !== undefined)) {
+      return { kind: 'unreadable', message: error.message };
+    }
+    throw error;
+  }
+}
+
+/** Returns the input of the plan for one machine. `suspending` are the machines that are being suspended. */
+function situationOf(
+  host: Host,
+  { record, state, unseen }: Readonly<Runtime>,
+  wanted: Wanted,
+  suspending: readonly Readonly<Runtime>[],
+): Situation {
+  const { monitor, network } = host;
+  const given = monitor.faultyChecks >= FAULTY_CHECKS && network.name === 'nat';
+  return {
+    ...wanted,
+    record,
+    state,
+    unseen,
+    fenced: host.fenced(),
+    networkFault: given ? monitor.host?.message : undefined,
+    diskWish: host.disk.wish(record.uid),
+    noRoomToSuspend: noRoomToSuspend(host, record, suspending),
+  };
+}
+
+/**
+ * Returns a message if the host's disk has too little free space to suspend the machine. The space that the machines in `suspending` need
+ * does not count as free.
+ */
+function noRoomToSuspend(
+  { disk }: Pick<Host, 'disk'>,
+  record: Readonly<MachineRecord>,
+  suspending: readonly Readonly<Runtime>[],
+): string | undefined {
+  const promised = suspending.reduce((sum, other) => sum + suspendedBytes(other.record), 0);
+  const needed = suspendedBytes(record);
+  return needed <= disk.roomBytes - promised
+    ? undefined
+    : `its memory needs ${needed} bytes of disk in addition to images.minimumFree, but the host has fewer free bytes`;
 }

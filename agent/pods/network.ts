@@ -3,15 +3,13 @@ import { isDeepStrictEqual } from 'node:util';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { classOf, ReasonedError, reasonIn } from '../../api/v1alpha1/reasons.ts';
-import { pause } from '../../base/time.ts';
 import { messageOf } from '../../base/errors.ts';
+import { pause } from '../../base/time.ts';
 import type { GuestNetwork, NamespaceNetwork, NamespaceOptions, NetworkReport } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';
-import type { Host } from './host.ts';
+import { type Host } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
-import { portsOf } from './portclaims.ts';
-import { holdPorts } from './ports.ts';
-import { recordOfVM } from './vmmachine.ts';
+import { holdPorts, portsOf } from './ports.ts';
 
 /**
  * Number of further network checks after the first check that found a fault. Each check also repairs the network. If all these checks find
@@ -64,7 +62,7 @@ export function namespaceOptions(
 ): NamespaceOptions {
   return {
     exposedPort: ADB_PORT,
-    peer: recordOfVM(host, emulator.vm.uid)?.uid,
+    peer: host.records.ofVM(emulator.vm.uid)?.uid,
     ports: portsOf(record),
   };
 }

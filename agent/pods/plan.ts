@@ -2,11 +2,14 @@
  * Plans the next step of a machine from its state and the state that its Pod wants. The function is pure, so that tests can check its
  * guarantees over thousands of random sequences of events. The guarantees are: No machine starts while its Pod is being deleted. The disk
  * of a VM is removed only with its Pod. The same end of a machine is never counted twice.
+ *
+ * The plan also counts how often a machine has stopped. When a VM stops, its emulators must end. With this count, the operator also notices
+ * stops that the status of the VM never showed.
  */
-import { waitAfter } from '../../base/backoff.ts';
-import { timestamp } from '../../base/time.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { waitAfter } from '../../base/backoff.ts';
+import { timestamp } from '../../base/time.ts';
 import type { DiskWish } from './diskguard.ts';
 import { failed, stateDamaged } from './failure.ts';
 import type {
@@ -18,7 +21,6 @@ import type {
   Step,
   Wanted,
 } from './machine.ts';
-import { isPending, offChange, restsAfter, wantsOff } from './stops.ts';
 
 /**
  * Wait before the second restart of a machine that ends repeatedly. The first restart is immediate. Later waits become longer, up to
@@ -268,4 +270,44 @@ function backoff(endsInARow: number): number {
   return endsInARow <= 1
     ? 0
     : waitAfter(endsInARow - 1, RESTART_BACKOFF_MILLISECONDS, RESTART_BACKOFF_CAP_MILLISECONDS);
+}
+
+/**
+ * Returns whether a requested restart or revert is not done yet. `asked` is the time of the last request, and `done` is the time of the
+ * last request that was carried out.
+ */
+function isPending(asked: string | undefined, done: string | undefined): boolean {
+  return asked !== undefined && asked !== done;
+}
+
+/** Returns whether a machine that is off must stay off. The result is also true if the wanted state is unreadable. */
+export function wantsOff(desired: Desired | undefined): boolean {
+  return desired?.power !== 'Running';
+}
+
+/** Returns whether a machine that ended by itself must stay off. If the machine must stay off, its VM gets the phase Stopped. */
+function restsAfter(
+  { how }: MachineEnd,
+  record: Readonly<MachineRecord>,
+  desired: Desired | undefined,
+): boolean {
+  if (desired === undefined || wantsOff(desired)) {
+    return true;
+  }
+  const startsAgain =
+    desired.restartPolicy === 'Always' ||
+    isPending(desired.restartRequestedAt, record.restartedAt) ||
+    isPending(desired.revertRequestedAt, record.revertedAt);
+  return how === 'GuestShutdown' && !startsAgain;
+}
+
+/**
+ * Returns the fields that change in the record of a machine that no longer runs. A second call for the same stop does not count the stop
+ * again.
+ */
+export function offChange(
+  { running, stops = 0 }: Readonly<MachineRecord>,
+  staysOff: boolean,
+): Pick<MachineRecord, 'running' | 'stops'> {
+  return { running: false, ...(running && staysOff && { stops: stops + 1 }) };
 }

@@ -1,5 +1,6 @@
 /** Reads the wanted state of a Pod's machine or task from the operator's annotations and from the Pod's deadlines. */
 import { createHash } from 'node:crypto';
+import { EMULATOR_API_VERSION, emulatorMachineSchema } from '../../api/v1alpha1/emulatormachine.ts';
 import {
   type Desired,
   desiredSchema,
@@ -14,15 +15,16 @@ import {
   MACHINE_ANNOTATION,
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
+  SLOT_RESOURCE,
   TASK_ANNOTATION,
 } from '../../api/v1alpha1/names.ts';
-import { TASK_API_VERSION, type Task, taskSchema } from '../../api/v1alpha1/task.ts';
-import { EMULATOR_API_VERSION, emulatorMachineSchema } from '../../api/v1alpha1/emulatormachine.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
+import { type Task, TASK_API_VERSION, taskSchema } from '../../api/v1alpha1/task.ts';
 import { LONGEST_TIMER_MILLISECONDS } from '../../base/time.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { Container, Pod } from '../../kube/core.ts';
 import { isForced } from '../../kube/objects.ts';
-import type { MachineDocument, MachineRecord, Runtime, Wanted } from './machine.ts';
+import type { Claim, MachineDocument, MachineRecord, Runtime, Wanted } from './machine.ts';
 
 export type PodRole =
   /** A Pod without Berth's annotations. Such a Pod is on this Node because it tolerates all taints or sets `spec.nodeName`. */
@@ -235,4 +237,43 @@ function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['
     runtime.leaving = { graceSeconds, deadline };
   }
   return runtime.leaving;
+}
+
+export function claimOf(pod: Pod): Claim {
+  const claims = pod.spec.containers.map(claimOfContainer);
+  return {
+    slots: total(claims, 'slots'),
+    cpuMillis: total(claims, 'cpuMillis'),
+    memoryBytes: total(claims, 'memoryBytes'),
+    diskBytes: total(claims, 'diskBytes'),
+    ports: claims.flatMap(({ ports }) => ports),
+  };
+}
+
+function claimOfContainer({ resources, ports = [] }: Container): Claim {
+  const requests: Record<string, string> = { ...resources?.limits, ...resources?.requests };
+  const asked = (name: string): string => requests[name] ?? '0';
+  return {
+    slots: Number(parseQuantity(asked(SLOT_RESOURCE))),
+    cpuMillis: millis(asked('cpu')),
+    memoryBytes: Number(parseQuantity(asked('memory'))),
+    diskBytes: Number(parseQuantity(asked('ephemeral-storage'))),
+    ports: ports
+      .filter(({ hostPort = 0 }) => hostPort !== 0)
+      .map(({ hostPort, protocol = 'TCP' }) => `${protocol}/${hostPort}`),
+  };
+}
+
+/** Converts a CPU quantity to thousandths of a CPU. */
+function millis(quantity: string): number {
+  return quantity.endsWith('m')
+    ? Number(parseQuantity(quantity.slice(0, -1)))
+    : Number(parseQuantity(quantity)) * 1000;
+}
+
+/** Names of the {@link Claim} fields that are summed over machines. */
+export type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
+
+export function total(claims: readonly Claim[], amount: Amount): number {
+  return claims.reduce((sum, claim) => sum + claim[amount], 0);
 }

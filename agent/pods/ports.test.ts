@@ -7,12 +7,11 @@ import { portName } from '../../api/v1alpha1/ports.ts';
 import { reasonIn, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { assertAsyncHistories } from '../../test/support/properties.ts';
-import { claimOf } from './admission.ts';
 import { failed } from './failure.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
-import { awaitedPort, holdsPorts, nameOfClaim } from './portclaims.ts';
-import { explainPortTaken, holdPorts } from './ports.ts';
+import { claimOf } from './pod.ts';
+import { awaitedPort, explainPortTaken, holdPorts, holdsPorts, nameOfClaim } from './ports.ts';
 
 const RANGES = { ssh: '9000-9003', automatic: '9002-9005', screen: '9005-9006' };
 const LOGGER = pino({ level: 'silent' });

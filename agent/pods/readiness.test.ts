@@ -1,6 +1,6 @@
+import { once } from 'node:events';
 import { createServer, type Server, type Socket } from 'node:net';
 import type { AddressInfo } from 'node:net';
-import { once } from 'node:events';
 import { afterEach, describe, expect, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';

@@ -8,7 +8,7 @@ import { rest } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import { GuestLoops } from './loops.ts';
 import type { Runtime } from './machine.ts';
-import { portsOf } from './portclaims.ts';
+import { portsOf } from './ports.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 

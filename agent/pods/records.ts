@@ -104,6 +104,15 @@ export class RecordStore {
     return this.list().find((record) => podUidOf(record) === podUid);
   }
 
+  /**
+   * Returns the record of the machine of the VM with this uid. If this host has several such records, the function prefers the record of a
+   * running machine.
+   */
+  ofVM(vmUid: string): MachineRecord | undefined {
+    const found = this.list().filter(({ machine }) => machine?.vm.uid === vmUid);
+    return found.find(({ running }) => running) ?? found[0];
+  }
+
   list(): MachineRecord[] {
     return [...this.#records.values()];
   }

@@ -8,8 +8,8 @@ import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, MACHINE_CONDITION } from '../..
 import { portName } from '../../api/v1alpha1/ports.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
-import { readMachineFile } from '../drivers/qemu/state.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
+import { readMachineFile } from '../drivers/qemu/state.ts';
 import type { Host } from './host.ts';
 import type { MachineRecord } from './machine.ts';
 import { Machines } from './machines.ts';

@@ -8,9 +8,8 @@ import { keyOf } from '../../kube/objects.ts';
 import type { FoundMachine } from '../drivers/driver.ts';
 import { allDrivers, chooseDriver, driverOf } from '../drivers/hostdrivers.ts';
 import { reportedPorts } from '../network/portplan.ts';
-import type { Host } from './host.ts';
-import { claimOf } from './admission.ts';
 import { recordDamaged, recordMissing } from './failure.ts';
+import type { Host } from './host.ts';
 import {
   type MachineDocument,
   type MachineRecord,
@@ -20,8 +19,8 @@ import {
   type Runtimes,
 } from './machine.ts';
 import { namespaceOptions } from './network.ts';
-import { documentOf, lastReport, roleOf } from './pod.ts';
-import { automaticPortsOf, namesOfHeld, portsOf } from './portclaims.ts';
+import { claimOf, documentOf, lastReport, roleOf } from './pod.ts';
+import { automaticPortsOf, namesOfHeld, portsOf } from './ports.ts';
 
 /** Prefix of the keys of machines without a known Pod. No Pod has such a key, because no namespace begins with a slash. */
 const STRAY_PREFIX = '/stray-';

@@ -1,11 +1,12 @@
-import { expect, it } from 'vitest';
+import { describe, expect, it, test } from 'vitest';
 import { INSECURE_SERVERS_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { classOf, type Reason } from '../../api/v1alpha1/reasons.ts';
+import { classOf, type Reason, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { insecureServersText } from '../../api/v1alpha1/registrycredentials.ts';
+import { messageOf } from '../../base/errors.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Pod, Secret } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
-import { pullKeyring, skippedSecrets, storageKeyring } from './secrets.ts';
+import { pullKeyring, readUserData, readVncPassword, skippedSecrets, storageKeyring } from './secrets.ts';
 
 function podWith(annotation?: string): Pod {
   return {
@@ -133,4 +134,113 @@ it('the credentials of the image storage open no image for a Pod', async () => {
   pod.spec.imagePullSecrets = [{ name: 'berth-image-storage' }];
   expect((await pullKeyring(cluster, pod)).candidates('registry.example', 'berth/i')).toEqual([]);
   expect(asked).toEqual([]);
+});
+
+const REF = { namespace: 'ci', name: 'first-boot', key: 'user-data' };
+const PASSWORD = 'hunter2-and-more';
+
+/** Returns an API client whose only answer is `answer`. */
+function clientOf(answer: () => unknown): Pick<KubeClient, 'get'> {
+  return { get: async () => answer() } as unknown as Pick<KubeClient, 'get'>;
+}
+
+/** Returns a client that reads a Secret with these bytes at the key `key`. */
+function secret(
+  bytes: Buffer | string,
+  { key = REF.key, type = 'berth.dev/user-data' }: { key?: string; type?: string } = {},
+): Pick<KubeClient, 'get'> {
+  return clientOf(() => ({ type, data: { [key]: Buffer.from(bytes).toString('base64') } }));
+}
+
+function refused(status: number): Pick<KubeClient, 'get'> {
+  return clientOf(() => {
+    throw new ApiError('away', { status, reason: 'Any' });
+  });
+}
+
+describe('user data from a Secret', () => {
+  it('is the text at the key, up to 64 KiB', async () => {
+    const text = 'ä'.repeat(32 * 1024);
+    expect(await readUserData(secret(text), REF)).toBe(text);
+  });
+
+  test.each<[string, Pick<KubeClient, 'get'>, string, string]>([
+    ['no Secret', refused(404), 'SecretNotFound', 'first-boot in ci'],
+    ['no such key', secret(PASSWORD, { key: 'other' }), 'SecretNotFound', 'the key user-data'],
+    ...[
+      'Opaque',
+      'kubernetes.io/dockerconfigjson',
+      'kubernetes.io/service-account-token',
+      'kubernetes.io/tls',
+      'kubernetes.io/basic-auth',
+      'bootstrap.kubernetes.io/token',
+      'helm.sh/release.v1',
+      'berth.dev/vnc-password',
+      'berth.dev/user-data-2',
+    ].map(
+      (type) =>
+        [
+          `the type ${type}`,
+          secret(PASSWORD, { type }),
+          'UserDataSecretRefused',
+          `first-boot in ci has the type ${type}, and guests get only Secrets of type berth.dev/user-data`,
+        ] as [string, Pick<KubeClient, 'get'>, string, string],
+    ),
+    ['too many bytes', secret(`${PASSWORD.repeat(2 ** 12)}x`), 'UserDataInvalid', '65536'],
+    ['no text', secret(Buffer.from([0xff, 0xfe, ...Buffer.from(PASSWORD)])), 'UserDataInvalid', 'UTF-8'],
+    ['no answer', refused(503), 'SecretNotRead', 'could not read the Secret'],
+  ])(
+    'with %s makes the machine wait, and the message has no part of the value',
+    async (_, client, reason, words) => {
+      const error: unknown = await readUserData(client, REF).catch((thrown: unknown) => thrown);
+      expect([reasonIn(error), classOf(reasonIn(error), 'VM')]).toEqual([reason, 'mendable']);
+      expect(messageOf(error)).toContain(words);
+      expect(messageOf(error)).not.toContain(PASSWORD.slice(0, 4));
+    },
+  );
+});
+
+const VM = { namespace: 'platform-ci', name: 'desk', uid: 'vm-2' };
+const VNC_PASSWORD = 'aB3-_x9z';
+
+function readerOf(secret: Partial<Secret> | undefined): Pick<KubeClient, 'get'> {
+  const get = async (_: unknown, ref: object): Promise<unknown> => {
+    expect(ref).toEqual({ namespace: 'platform-ci', name: 'desk-vnc' });
+    if (secret === undefined) {
+      throw new ApiError('not found', { status: 404, reason: 'NotFound' });
+    }
+    return secret;
+  };
+  return { get } as unknown as Pick<KubeClient, 'get'>;
+}
+
+function vncSecret(uid: string, password: string): Partial<Secret> {
+  const ownerReferences = [{ apiVersion: 'berth.dev/v1alpha1', kind: 'VM', name: 'desk', uid }];
+  const data = { password: Buffer.from(password).toString('base64') };
+  return { metadata: { name: 'desk-vnc', ownerReferences }, data };
+}
+
+test('the password comes from the Secret that the VM owns', async () => {
+  await expect(readVncPassword(readerOf(vncSecret('vm-2', VNC_PASSWORD)), VM)).resolves.toBe(VNC_PASSWORD);
+});
+
+test.each<[string, Partial<Secret> | undefined]>([
+  ['no Secret', undefined],
+  ['the Secret of an earlier VM', vncSecret('vm-1', VNC_PASSWORD)],
+  ['a Secret without an owner', { ...vncSecret('vm-2', VNC_PASSWORD), metadata: { name: 'desk-vnc' } }],
+  ['a password that VNC would cut', vncSecret('vm-2', 'longer than eight')],
+  ['a password with a line break', vncSecret('vm-2', 'seven..\n')],
+  ['a Secret without a password', { ...vncSecret('vm-2', VNC_PASSWORD), data: {} }],
+])('with %s the machine waits, and the message has no password', async (_, secret) => {
+  const error = await readVncPassword(readerOf(secret), VM).catch((caught: unknown) => caught);
+  expect(error).toMatchObject({ reason: 'VNCSecretNotFound' });
+  expect(String(error)).not.toMatch(/aB3|longer than|seven/);
+});
+
+test('while the API server cannot read Secrets, the machine waits', async () => {
+  const get = async () => {
+    throw new ApiError('the key service is away', { status: 500, reason: 'InternalError' });
+  };
+  const asked = readVncPassword({ get }, VM);
+  await expect(asked).rejects.toMatchObject({ reason: 'SecretNotRead' });
 });

@@ -1,8 +1,16 @@
 /**
- * Reads the Secrets to which a Pod refers, and the credentials in its pull secrets. The agent has the rights of a Node. Therefore it can
+ * Reads the Secrets to which a Pod refers: its pull secrets, its VNC password and its user data. No message contains a value. The agent has the rights of a Node. Therefore it can
  * read a Secret only if a Pod of this Node refers to the Secret.
  */
-import { INSECURE_SERVERS_ANNOTATION, STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
+import { isUtf8 } from 'node:buffer';
+import { SECRET_USER_DATA_BYTES, USER_DATA_SECRET_TYPE } from '../../api/v1alpha1/guestdata.ts';
+import type { Machine } from '../../api/v1alpha1/machine.ts';
+import {
+  INSECURE_SERVERS_ANNOTATION,
+  STORAGE_SECRET,
+  VNC_SECRET_KEY,
+  vncSecretName,
+} from '../../api/v1alpha1/names.ts';
 import { ReasonedError, reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import {
   PULL_SECRET_KEY,
@@ -30,6 +38,11 @@ const LAG_MILLISECONDS = 10_000;
 const GRANT_MILLISECONDS = 60_000;
 const LAG_FIRST_MILLISECONDS = 50;
 const LAG_CAP_MILLISECONDS = 1_000;
+/**
+ * Pattern of a VNC password. Its length is exactly eight, because VNC ignores all characters after the eighth. A longer password would be
+ * weaker than it looks.
+ */
+const VNC_PASSWORD = /^[!-~]{8}$/;
 
 /**
  * Returns a Secret, or undefined if it does not exist or this host has no right to read it.
@@ -37,7 +50,7 @@ const LAG_CAP_MILLISECONDS = 1_000;
  * @throws ReasonedError `SecretNotRead` when the API server does not give the Secret. A machine then waits. Without this reason, an outage
  * of some seconds would make each new machine fail.
  */
-export async function readSecret(
+async function readSecret(
   client: Pick<KubeClient, 'get'>,
   ref: { name: string; namespace: string },
   limitMilliseconds = LAG_MILLISECONDS,
@@ -166,4 +179,69 @@ function textOf({ type, data }: Secret, ref: { name: string; namespace: string }
 
 function titleOf({ name, namespace }: { name: string; namespace: string }): string {
   return `The pull secret ${name} in ${namespace}`;
+}
+
+/**
+ * Returns the VNC password of a VM. @throws ReasonedError `VNCSecretNotFound` when there is no Secret with a valid password, or the Secret
+ * belongs to an earlier VM of the same name; `SecretNotRead` when the API server does not give the Secret.
+ */
+export async function readVncPassword(
+  client: Pick<KubeClient, 'get'>,
+  { namespace, name: vmName, uid }: Machine['vm'],
+): Promise<string> {
+  const name = vncSecretName(vmName);
+  const secret = await readSecret(client, { namespace, name });
+  const owners = secret?.metadata.ownerReferences ?? [];
+  if (secret === undefined || !owners.some((owner) => owner.uid === uid)) {
+    const message = `The host is waiting for the Secret ${name} of this VM in ${namespace}. The operator creates this Secret`;
+    throw new ReasonedError('VNCSecretNotFound', message);
+  }
+  const password = Buffer.from(secret.data?.[VNC_SECRET_KEY] ?? '', 'base64').toString('latin1');
+  if (!VNC_PASSWORD.test(password)) {
+    const message = `The Secret ${name} in ${namespace} must contain a password of 8 ASCII characters under the key ${VNC_SECRET_KEY}. Delete the Secret so that the operator creates it again`;
+    throw new ReasonedError('VNCSecretNotFound', message);
+  }
+  return password;
+}
+
+/** Names one value in a Secret: the Secret's namespace and name, and the key of the value. */
+export interface SecretKey {
+  readonly namespace: string;
+  readonly name: string;
+  readonly key: string;
+}
+
+/**
+ * Returns the value of a key in a Secret, as text. The Secret must have the type for user data. Otherwise every user who may create VMs could
+ * read all Secrets of the namespace in a guest.
+ *
+ * @throws ReasonedError `SecretNotFound` when there is no Secret or key; `SecretNotRead` when the API server does not answer;
+ * `UserDataSecretRefused` when the Secret has another type; `UserDataInvalid` when the value is too long, or not text.
+ */
+export async function readUserData(client: Pick<KubeClient, 'get'>, ref: SecretKey): Promise<string> {
+  const { namespace, name, key } = ref;
+  const secret = await readSecret(client, { name, namespace });
+  if (secret === undefined) {
+    const message = `The host is waiting for the Secret ${name} in ${namespace}. Create this Secret of type ${USER_DATA_SECRET_TYPE} with the user data`;
+    throw new ReasonedError('SecretNotFound', message);
+  }
+  if (secret.type !== USER_DATA_SECRET_TYPE) {
+    throw new ReasonedError(
+      'UserDataSecretRefused',
+      `The Secret ${name} in ${namespace} has the type ${secret.type ?? 'Opaque'}, and guests get only Secrets of type ${USER_DATA_SECRET_TYPE}; delete it and create it with this type`,
+    );
+  }
+  const value = secret.data?.[key];
+  if (value === undefined) {
+    throw new ReasonedError(
+      'SecretNotFound',
+      `The Secret ${name} in ${namespace} needs the key ${key}; add it`,
+    );
+  }
+  const bytes = Buffer.from(value, 'base64');
+  if (bytes.length > SECRET_USER_DATA_BYTES || !isUtf8(bytes)) {
+    const message = `The Secret ${name} in ${namespace} must contain UTF-8 text of at most ${SECRET_USER_DATA_BYTES} bytes under the key ${key}`;
+    throw new ReasonedError('UserDataInvalid', message);
+  }
+  return bytes.toString('utf8');
 }

@@ -1,11 +1,17 @@
-/** Makes the Pod status of a machine. The function is pure: an unchanged machine gives an equal status, which is not written again. */
+/**
+ * Makes the Pod status of a machine, with the report that the operator reads in one of its conditions. The functions are pure: an unchanged
+ * machine gives an equal status, which is not written again.
+ */
+import type { Machine, MachineReport } from '../../api/v1alpha1/machine.ts';
 import {
+  ADB_PORT,
   DISK_CONDITION,
   HOST_DISK_FULL,
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
   NETWORK_CONDITION,
   NO_ROOM_TO_SUSPEND,
+  USER_DATA_CONDITION,
 } from '../../api/v1alpha1/names.ts';
 import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
@@ -14,17 +20,33 @@ import {
   emptyContainer,
   frame,
   lastWords,
-  STOPPED_EXIT_CODE,
-  stamp,
-  waiting,
+  MESSAGE_LENGTH,
   type SaidCondition,
+  stamp,
+  STOPPED_EXIT_CODE,
+  waiting,
 } from '../../kube/podstatus.ts';
+import { type PendingResize, resizeConditions, resourceStatus } from './admission.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
 import type { Host } from './host.ts';
 import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
-import { reportOf } from './report.ts';
-import { type PendingResize, resizeConditions, resourceStatus } from './resize.ts';
-import { obstacle, userDataConditions } from './seed.ts';
+import { holdsPorts } from './ports.ts';
+
+/** Largest length of the message in the report, in characters. */
+const REPORT_MESSAGE_LENGTH = 512;
+/** Largest number of characters that JSON needs for one escaped character. */
+const LONGEST_ESCAPE = 6;
+/** Largest length of the message about the display, in characters. No message of the QEMU driver is longer. */
+const DISPLAY_MESSAGE_LENGTH = 320;
+/** Upper limit for the number of characters that the JSON key `message` takes in the report, with quotes and comma. */
+const MESSAGE_KEY_LENGTH = 16;
+
+const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
+  'SecretNotFound',
+  'SecretNotRead',
+  'UserDataInvalid',
+  'UserDataSecretRefused',
+]);
 
 /** Machine with all values that its Pod's status shows. */
 export interface MachineView {
@@ -295,4 +317,130 @@ function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState
 
 function percent(progress: number | undefined): string | undefined {
   return progress === undefined ? undefined : `${progress} % of the work is done`;
+}
+
+interface ReportFacts extends Pick<MachineReport, 'message'> {
+  accelerator: string | undefined;
+  /** Hash of the wanted state that the machine fulfils. Undefined while the machine does not fulfil its wanted state. */
+  desiredHash: string | undefined;
+  /** Address of this host at which others reach the host ports that lead to machines. */
+  forwardAddress: string;
+}
+
+/**
+ * Returns the report. The function shortens the message so that the report fits into a condition. If the report itself were cut, the
+ * operator could not parse it.
+ */
+export function reportOf(runtime: Readonly<Runtime>, { message, ...facts }: ReportFacts): MachineReport {
+  const report = factsOf(runtime, facts);
+  const room = MESSAGE_LENGTH - MESSAGE_KEY_LENGTH - JSON.stringify(report).length;
+  const length = Math.max(2, Math.min(REPORT_MESSAGE_LENGTH, Math.floor(room / LONGEST_ESCAPE)));
+  return { ...report, ...defined('message', message && lastWords(message, length)) };
+}
+
+function factsOf(
+  runtime: Readonly<Runtime>,
+  { accelerator, desiredHash, forwardAddress }: ReportFacts,
+): MachineReport {
+  const { record, operation, guest } = runtime;
+  return {
+    ...defined('desiredHash', desiredHash),
+    ...defined('restartedAt', record.restartedAt),
+    ...defined('revertedAt', record.revertedAt),
+    ...defined('stops', record.emulator === undefined ? (record.stops ?? 0) : undefined),
+    ...record.startedWith,
+    ...defined('progressPercent', operation?.progressPercent),
+    ...defined('bytesPerSecond', operation?.bytesPerSecond),
+    ...defined('accelerator', accelerator),
+    ...defined('imageDigest', record.base?.digest),
+    ...defined('guestAgentConnected', guest?.connected),
+    ...defined('guest', guest?.facts),
+    ...defined('endpoints', chosenPorts(record)),
+    ...displayReport(runtime),
+    ...defined('adb', adbOf(runtime, forwardAddress)),
+  };
+}
+
+/**
+ * Returns the part of the report that describes the display. The message of this part contains only characters that JSON writes without an
+ * escape, so that the machine's whole report is short.
+ */
+function displayReport({ state }: Pick<Runtime, 'state'>): Pick<MachineReport, 'display'> {
+  const display = state.kind === 'running' ? state.display : undefined;
+  if (display === undefined) {
+    return {};
+  }
+  const message = display.message.replaceAll(/[^\w .,:;×'()/-]/g, '?').slice(0, DISPLAY_MESSAGE_LENGTH);
+  return { display: { ...display, message } };
+}
+
+/**
+ * Returns the address and port for ADB of a running emulator; undefined for VMs. `forwardAddress` is the host's address for connections to
+ * host ports that lead to machines.
+ */
+function adbOf({ record, state, address }: Readonly<Runtime>, forwardAddress: string): MachineReport['adb'] {
+  if (record.emulator === undefined || state.kind !== 'running') {
+    return undefined;
+  }
+  if (record.emulator.exposure === 'PairedVM') {
+    return address === undefined ? undefined : { address, port: ADB_PORT };
+  }
+  const port = record.automaticPorts.find(({ guestPort }) => guestPort === ADB_PORT)?.hostPort;
+  return port === undefined ? undefined : { address: forwardAddress, port };
+}
+
+function chosenPorts(record: Readonly<MachineRecord>): number[] | undefined {
+  const { automaticPorts } = record;
+  const hasPorts = automaticPorts.length > 0 && holdsPorts(record);
+  return hasPorts ? automaticPorts.map(({ hostPort }) => hostPort) : undefined;
+}
+
+function defined<K extends string, V>(key: K, value: V | undefined): Partial<Record<K, V>> {
+  return value === undefined ? {} : ({ [key]: value } as Record<K, V>);
+}
+
+/** Returns whether this reason of a failed step means that the user data of a machine could not be fetched. */
+function isOfUserData(reason: Reason | undefined): boolean {
+  return USER_DATA_REASONS.has(reason);
+}
+
+function hasUserData({ userData, userDataSecret }: Machine): boolean {
+  return userData !== undefined || userDataSecret !== undefined;
+}
+
+/**
+ * Returns a list with the condition `berth.dev/UserData`. The list is empty if the machine has no user data. The list is also empty before
+ * the first start of the machine, unless the user data could not be fetched.
+ */
+export function userDataConditions({
+  record,
+  trouble,
+}: Pick<Runtime, 'record' | 'trouble'>): SaidCondition<Reason>[] {
+  const { machine, seeded, seedNotice, startedWith } = record;
+  if (machine === undefined || !hasUserData(machine)) {
+    return [];
+  }
+  // The host reads the user data after it has made the disk. Before that, it reads other Secrets.
+  if (record.created && trouble !== undefined && isOfUserData(trouble.reason)) {
+    return [condition(USER_DATA_CONDITION, false, trouble.reason, trouble.message)];
+  }
+  if (seeded !== true || startedWith === undefined) {
+    return [];
+  }
+  const reason = seedNotice === undefined ? 'Delivered' : 'DeliveredWithNotice';
+  return [condition(USER_DATA_CONDITION, true, reason, seedNotice)];
+}
+
+/**
+ * Returns the reason why the image or the user data of a machine cannot be fetched yet. Returns undefined if there is no such reason. A
+ * reason about user data is returned only while the Pod is Pending. If the container of a running Pod showed such a reason, an operator of
+ * an earlier release would take this as a sign that the machine has run.
+ */
+function obstacle(
+  reason: Reason | undefined,
+  phase: MachinePhase,
+  podPhase: PodStatus['phase'],
+): Reason | undefined {
+  const isUserData = podPhase === 'Pending' && isOfUserData(reason);
+  return phase === 'Pulling' || isUserData ? reason : undefined;
 }

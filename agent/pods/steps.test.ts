@@ -7,14 +7,14 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';
-import { nameOfISO } from '../images/local/catalog.ts';
 import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
-import type { Host } from './host.ts';
+import { nameOfISO } from '../images/local/catalog.ts';
 import { consequenceOf } from './failure.ts';
+import type { Host } from './host.ts';
 import { newRecord, newRuntime, type Operation } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
-import { STEPS } from './steps.ts';
+import { meanSpeed, STEPS } from './steps.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
 const VM = { namespace: 'platform-ci', name: 'x', uid: 'vm' };
@@ -191,4 +191,17 @@ it('gives an Image and an ISO of the same name different names in the store, bec
   await STEPS.create(host, runtime, operation);
   expect(names).toEqual([name, nameOfISO(name)]);
   expect(nameOfISO(name)).not.toBe(name);
+});
+
+it('the speed counts the bytes since the first call, and is unknown at first', () => {
+  let at = 0;
+  const speed = meanSpeed(() => at);
+  expect(speed(undefined)).toBeUndefined();
+  at = 10_000;
+  // An earlier attempt had fetched these bytes.
+  expect(speed(5_000_000)).toBeUndefined();
+  at = 10_499;
+  expect(speed(6_000_000)).toBeUndefined();
+  at = 12_000;
+  expect(speed(9_000_000)).toBe(2_000_000);
 });

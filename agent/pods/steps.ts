@@ -2,32 +2,40 @@
  * Implements each long step of a machine as a function. The function first saves its intent, then changes the host, and then saves the
  * result.
  */
-import { timestamp } from '../../base/time.ts';
 import { describeSource } from '../../api/v1alpha1/describe.ts';
+import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import { messageOf } from '../../base/errors.ts';
-import { nameOfISO } from '../images/local/catalog.ts';
-import type { Keyring } from '../images/oci/credentials.ts';
+import { timestamp } from '../../base/time.ts';
+import { refOf } from '../../kube/objects.ts';
 import type { BaseImage } from '../disks/disk.ts';
+import { requireDevice } from '../drivers/emulator/arguments.ts';
+import { acceleratorOf, driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import type { Holder } from '../images/local/holders.ts';
 import type { ImageFormat } from '../images/local/inspect.ts';
-import { connect } from './network.ts';
+import { nameOfISO } from '../images/local/catalog.ts';
+import type { Keyring } from '../images/oci/credentials.ts';
+import { ownUser } from '../processes/users.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { acceleratorOf, driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
-import { createEmulator, discardFailed } from './emulator.ts';
-import { event, tell, tellPod, warn } from './events.ts';
-import type { Host } from './host.ts';
-import { launchPlan, machinePlan, prepareStart } from './launch.ts';
-import { refOf } from '../../kube/objects.ts';
+import { event, type Host, tell, tellPod, warn } from './host.ts';
+import {
+  keepVncPassword,
+  launchPlan,
+  machinePlan,
+  prepareStart,
+  prepareVnc,
+  requireVncPassword,
+} from './launch.ts';
 import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
+import { connect } from './network.ts';
+import { offChange, wantsOff } from './plan.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
-import { meanSpeed } from './speed.ts';
-import { offChange, wantsOff } from './stops.ts';
-import { keepVncPassword, prepareVnc, requireVncPassword } from './vnc.ts';
 
 /** Shortest time between two progress reports of a download, because each report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
+/** Shortest time over which the speed of a download is measured. Over a shorter time, the measured speed would be too inaccurate. */
+const SPEED_MILLISECONDS = 500;
 
 type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
 
@@ -284,4 +292,57 @@ export const STEPS: Readonly<Record<OperationKind, StepFunction>> = {
 /** Returns the seconds since `began`, a time of the clock `performance.now()`, with one decimal. */
 function secondsSince(began: number): string {
   return ((performance.now() - began) / 1000).toFixed(1);
+}
+
+/**
+ * Returns a function that takes the number of bytes fetched so far, and returns the mean speed in bytes per second since its first call.
+ * The speed does not include bytes that an earlier attempt fetched. The result is undefined until the speed is known. `now` is a clock in
+ * milliseconds.
+ */
+export function meanSpeed(now = () => performance.now()): (bytes: number | undefined) => number | undefined {
+  let first: { bytes: number; at: number } | undefined;
+  return (bytes) => {
+    if (bytes === undefined) {
+      return undefined;
+    }
+    first ??= { bytes, at: now() };
+    const milliseconds = now() - first.at;
+    return milliseconds < SPEED_MILLISECONDS
+      ? undefined
+      : Math.round(((bytes - first.bytes) * 1000) / milliseconds);
+  };
+}
+
+/** Chooses the host port of an emulator with exposure Host, and creates the emulator's folder. */
+async function createEmulator(
+  host: Host,
+  { record, folder, state }: Runtime,
+  emulator: EmulatorMachine,
+): Promise<void> {
+  requireDevice(emulator.device);
+  await holdPorts(host, record);
+  if (state.kind !== 'absent') {
+    // The folder is incomplete, because the agent was restarted while it created the folder.
+    await host.emulators.delete(folder);
+  }
+  await host.emulators.create(folder, { guest: { emulator }, runAs: ownUser(host, record) }, undefined);
+  host.records.update(record, { created: true });
+}
+
+/**
+ * Removes the data of an emulator that has failed, and returns the change to save in its record. The data is removed, because nothing else
+ * limits the disk space of failed emulators: they do not use slots or quota. Call this function only after all processes of the
+ * machine have ended.
+ */
+async function discardFailed(
+  host: Host,
+  { record, folder, state }: Runtime,
+): Promise<Pick<Partial<MachineRecord>, 'runAs'>> {
+  if (record.failure === undefined || record.emulator === undefined) {
+    return {};
+  }
+  if (state.kind !== 'absent') {
+    await host.emulators.discard(folder);
+  }
+  return { runAs: undefined };
 }

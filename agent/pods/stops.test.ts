@@ -9,7 +9,7 @@ import type { Host } from './host.ts';
 import { type MachineRecord, newRecord, newRuntime, type Operation } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
-import { reportOf } from './report.ts';
+import { reportOf } from './status.ts';
 import { STEPS } from './steps.ts';
 
 const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };

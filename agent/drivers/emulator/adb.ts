@@ -6,8 +6,8 @@
  */
 import { once } from 'node:events';
 import { connect, type Socket } from 'node:net';
-import { messageOf } from '../../../base/errors.ts';
 import { ByteReader } from '../../../base/bytereader.ts';
+import { messageOf } from '../../../base/errors.ts';
 
 /**
  * Version of the ADB protocol that the agent announces. Both ends then use this version, even if the peer knows a later version. Messages

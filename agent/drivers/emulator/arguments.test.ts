@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { groupsFor } from './sdk.ts';
 import { avdFiles, commandLine, environment } from './arguments.ts';
+import { groupsFor } from './sdk.ts';
 
 const PHONE = {
   platform: 'android-36',

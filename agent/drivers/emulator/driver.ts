@@ -26,9 +26,9 @@ import type {
 } from '../driver.ts';
 import type { DriverOfEmulators } from '../hostdrivers.ts';
 import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
-import { accelerationGroups, type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 import { makeFiles, newState, removeFiles, STATE_FILE } from './files.ts';
 import { type EmulatorContext, EmulatorProcess } from './machine.ts';
+import { accelerationGroups, type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 
 /** Largest number of system images that a message names. */
 const NAMED_IMAGES = 8;

@@ -4,17 +4,17 @@
  * could lead the agent, which is root, to a file outside. So the agent follows no path deeper into the user's folders: it creates and removes
  * only their direct entries. The agent does so only while no process of the user lives.
  */
+import { randomBytes } from 'node:crypto';
 import { lchown, mkdir, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { randomBytes } from 'node:crypto';
 import * as z from 'zod';
+import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
 import { entriesOf } from '../../disks/diskio.ts';
-import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
+import { endSchema, processSchema, runAsSchema, StateFile } from '../statefile.ts';
 import { AVD_NAME, avdFiles, AVDS, FOLDERS } from './arguments.ts';
 import type { Architecture } from './sdk.ts';
-import { endSchema, processSchema, runAsSchema, StateFile } from '../statefile.ts';
 
 /** Name of the state file. The name differs from the name of QEMU's state file, so that each driver finds only its own machines. */
 export const STATE_FILE = 'emulator.json';

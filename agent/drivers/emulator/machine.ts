@@ -2,12 +2,12 @@
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { hasCode, messageOf, undefinedIfSync } from '../../../base/errors.ts';
-import { isAlive, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
+import { logEnd } from '../../console/input.ts';
 import type { MachineCgroups } from '../../processes/cgroup.ts';
+import { isAlive, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
 import type { MachineFolder, MachineState, StopOptions } from '../driver.ts';
 import { liveProcess, ProcessWatch } from '../processwatch.ts';
 import { type StateFile, UNREADABLE } from '../statefile.ts';
-import { logEnd } from '../../console/input.ts';
 import { processMark } from './arguments.ts';
 import { ConsoleClient, connectInside, killByConsole } from './console.ts';
 import { type EmulatorState, prepareStart, stateFile } from './files.ts';

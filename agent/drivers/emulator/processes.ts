@@ -3,18 +3,18 @@
  * and makes messages for users about their end.
  */
 import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../../api/v1alpha1/emulatormachine.ts';
+import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { hasCode, undefinedIfSync } from '../../../base/errors.ts';
 import { pause } from '../../../base/time.ts';
 import { logsWritten, logWriterPid, withLogWriter } from '../../console/logwriter.ts';
+import { logTail } from '../../console/tail.ts';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { identify, isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { EmulatorLaunchPlan, MachineFolder } from '../driver.ts';
+import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 import { type ExitStatus, launch, type Launched } from '../launch.ts';
 import { commandLine, environment, FOLDERS, words } from './arguments.ts';
 import { MACHINE_PLACE } from './files.ts';
-import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { logTail } from '../../console/tail.ts';
-import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 
 /**
  * Largest number of threads of all processes of an emulator, in addition to one thread for each virtual processor. An emulator has some

@@ -1,7 +1,7 @@
-import * as fc from 'fast-check';
 import { chmod, mkdir, mkdtemp, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import * as fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { run } from '../../../base/exec.ts';
 import { type Architecture, contradiction, imageFolder, scan } from './sdk.ts';

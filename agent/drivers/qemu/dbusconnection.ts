@@ -3,11 +3,11 @@
  * and sends its file descriptor to QEMU over QEMU's machine protocol (QMP). Node.js cannot send file descriptors, so a short Perl program
  * sends the socket and ends. An agent that has restarted connects in the same way. The messages of QEMU are not trusted.
  */
+import { spawn } from 'node:child_process';
 import { EventEmitter, once } from 'node:events';
 import type { Duplex, Readable } from 'node:stream';
-import { spawn } from 'node:child_process';
-import { Calls } from './qmp.ts';
 import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } from './dbus.ts';
+import { Calls } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /** Time limit of a call and of the login. QEMU answers in a few milliseconds, or in seconds on an overloaded host. */

@@ -1,16 +1,16 @@
 /**
  * Creates the files of a QEMU machine and sets the files' owner. Grows the machine's disk, and checks the disk before a program reads it.
  */
-import type { RunAs } from '../../../base/exec.ts';
 import { chmod, lchown, lstat, open, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
+import type { RunAs } from '../../../base/exec.ts';
+import { sync } from '../../../base/files.ts';
 import { type BaseImage, SECTOR_BYTES } from '../../disks/disk.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { createQcow2, resizeDisk } from '../../disks/qemuimg.ts';
 import { writeSparse } from '../../disks/sparse.ts';
-import { isMissing, undefinedIf } from '../../../base/errors.ts';
-import { sync } from '../../../base/files.ts';
 import { SHARED_RUN_AS } from '../../processes/users.ts';
 import type { MachineFolder, VmPlan } from '../driver.ts';
 import { makeMachineFolder } from '../statefile.ts';

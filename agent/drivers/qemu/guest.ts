@@ -11,6 +11,7 @@ import {
   guestOSSchema,
   type GuestFacts,
 } from '../../../api/v1alpha1/machine.ts';
+import type { JsonLimits } from '../../../base/json.ts';
 import {
   type GuestAnswer,
   type GuestCommand,
@@ -18,12 +19,11 @@ import {
   type GuestQuestion,
   StreamRefused,
 } from '../driver.ts';
-import type { JsonLimits } from '../../../base/json.ts';
 import { hasGuestAgent, setTime } from './guestagent.ts';
 import { type CommandOptions, GuestAgentRefusal, type GuestConnection, JsonLine } from './guestconnection.ts';
 import { executeInGuest } from './guestexec.ts';
-import { beginningOf } from './qmp.ts';
 import type { QemuMachine } from './machine.ts';
+import { beginningOf } from './qmp.ts';
 
 /**
  * Time limit of the guest agent's answer to a ping. A short limit is enough, because the guest agent has just answered another command over

@@ -4,8 +4,8 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { afterSync, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { type GuestCommandResult, StreamRefused } from '../driver.ts';
-import { executeInGuest } from './guestexec.ts';
 import { GuestAgent, whileFrozen } from './guestagent.ts';
+import { executeInGuest } from './guestexec.ts';
 
 /** Time in which a use of the guest agent may end before an urgent use interrupts it. */
 const PATIENCE_MILLISECONDS = 5_000;

@@ -6,8 +6,8 @@
  */
 import * as z from 'zod';
 import { StreamRefused } from '../driver.ts';
-import { GuestConnection } from './guestconnection.ts';
 import { AGENT_CHARDEV } from './arguments.ts';
+import { GuestConnection } from './guestconnection.ts';
 import { beginningOf, type QmpConnection } from './qmp.ts';
 
 /**

@@ -6,10 +6,10 @@
 import { randomInt } from 'node:crypto';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
-import { connectTo, withSocketPath } from '../../processes/socket.ts';
-import { FILES } from './state.ts';
 import { JsonCheck, JsonError, type JsonLimits } from '../../../base/json.ts';
 import { ByteCollector } from '../../../base/lines.ts';
+import { connectTo, withSocketPath } from '../../processes/socket.ts';
+import { FILES } from './state.ts';
 
 const NEWLINE = 0x0a;
 /** Byte that a guest agent sends before its answer to `guest-sync-delimited`. This byte is never a part of JSON. */

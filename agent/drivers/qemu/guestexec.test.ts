@@ -2,13 +2,13 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import type { Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, describe, expect, it, test } from 'vitest';
 import * as fc from 'fast-check';
+import { afterEach, beforeEach, describe, expect, it, test } from 'vitest';
+import { JsonError } from '../../../base/json.ts';
 import { afterSync, type PeerCommand, ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { type GuestCommand, type GuestCommandResult, type Reserve, StreamRefused } from '../driver.ts';
 import { GuestAgent, whileFrozen } from './guestagent.ts';
 import { executeInGuest, Output, OUTPUT_LIMIT_BYTES, StatusLine } from './guestexec.ts';
-import { JsonError } from '../../../base/json.ts';
 
 const ALWAYS: Reserve = () => true;
 

@@ -6,11 +6,11 @@
  */
 import * as z from 'zod';
 import { hasCode } from '../../../base/errors.ts';
+import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
 import { pause } from '../../../base/time.ts';
 import { type GuestCommand, type GuestCommandResult, type Reserve, StreamRefused } from '../driver.ts';
 import type { GuestAgent } from './guestagent.ts';
 import { GuestAgentRefusal, type GuestConnection, type LineReader } from './guestconnection.ts';
-import { JsonError, type JsonLimits, parseJson } from '../../../base/json.ts';
 
 const QUOTE = 0x22;
 const BACKSLASH = 0x5c;

@@ -3,6 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, test, vi } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
+import { appendedLog } from '../../console/logwriter.ts';
 import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { launch } from '../launch.ts';
@@ -10,7 +11,6 @@ import { resumedWith, startedWith } from './displaycard.ts';
 import { launchMachine, startError } from './launch.ts';
 import type { Platform } from './platform.ts';
 import type { MachineFile } from './state.ts';
-import { appendedLog } from '../../console/logwriter.ts';
 
 vi.mock(import('../launch.ts'), { spy: true });
 

@@ -4,20 +4,20 @@
  */
 import { join } from 'node:path';
 import type { Logger } from 'pino';
+import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { run, type RunAs } from '../../../base/exec.ts';
-import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { withLogWriter } from '../../console/logwriter.ts';
+import { logTail } from '../../console/tail.ts';
+import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
+import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 import { type ExitStatus, launch, type Launched } from '../launch.ts';
 import { commandLine } from './arguments.ts';
 import { giveDisk, requireOwnData } from './files.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
-import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { logTail } from '../../console/tail.ts';
-import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
 
 /** Objects and settings that all machines of one driver share. */
 export interface MachineContext {

@@ -8,7 +8,6 @@ import { UNREADABLE } from '../statefile.ts';
 import { processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { Hypervisor } from './hypervisor.ts';
-import { goOn, guestPoweredOff, inspectLive, powerOffGuest, processEnded, quit } from './runstate.ts';
 import {
   describeExit,
   exitMessage,
@@ -20,6 +19,7 @@ import {
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
+import { goOn, guestPoweredOff, inspectLive, powerOffGuest, processEnded, quit } from './runstate.ts';
 import { BEGUN, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers about 30 ms after its start, or after seconds on an overloaded host. */

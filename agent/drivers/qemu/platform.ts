@@ -4,16 +4,16 @@
  * before its first instruction. So the agent tries each accelerator with a guest of a few instructions, which powers itself off. The results
  * are saved, so that a restarted agent does not spend seconds on trying them again.
  */
+import { createHash } from 'node:crypto';
 import { mkdir, mkdtemp, readFile, rm, stat, truncate, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { createHash } from 'node:crypto';
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { findProgram, ProgramError, run } from '../../../base/exec.ts';
-import { canPassSockets } from './dbusconnection.ts';
 import { isMissing, isOfSystem, undefinedIf } from '../../../base/errors.ts';
+import { findProgram, ProgramError, run } from '../../../base/exec.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { hostBootId } from '../../processes/process.ts';
+import { canPassSockets } from './dbusconnection.ts';
 
 export type Architecture = 'amd64' | 'arm64';
 

@@ -5,10 +5,10 @@
 import { EventEmitter } from 'node:events';
 import type { Socket } from 'node:net';
 import * as z from 'zod';
-import { pause } from '../../../base/time.ts';
+import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { type JsonLimits, parseJson } from '../../../base/json.ts';
 import { readLines } from '../../../base/lines.ts';
-import { hasCode, undefinedIf } from '../../../base/errors.ts';
+import { pause } from '../../../base/time.ts';
 import { connectTo, withSocketPath } from '../../processes/socket.ts';
 
 /**

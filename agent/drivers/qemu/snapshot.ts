@@ -10,10 +10,10 @@
 import { chown, mkdir, open, rm, rmdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import { pause } from '../../../base/time.ts';
 import { hasCode, isMissing, undefinedIf } from '../../../base/errors.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
+import { pause } from '../../../base/time.ts';
 import { DISK_NODE } from './arguments.ts';
 import { beginningOf, type QmpConnection, QmpError } from './qmp.ts';
 
