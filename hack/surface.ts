@@ -1,0 +1,178 @@
+/**
+ * Prints all that a user can name or read in a checkout, a line each and sorted: fields of the kinds, paths and fields of the HTTP APIs,
+ * commands and flags, metrics, reasons, settings and messages. The difference of two lists shows what a change adds or removes.
+ *
+ *   surface.ts [FOLDER]
+ */
+import { execFileSync } from 'node:child_process';
+import { globSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { parseSync } from 'oxc-parser';
+import { parse } from 'yaml';
+import { WINGS } from './lint/layers.ts';
+
+const root = process.argv[2] ?? join(import.meta.dirname, '..');
+/** Wings whose texts users read. */
+const SPEAKING = Object.keys(WINGS).filter((wing) => wing !== 'hack' && wing !== 'test');
+/** Words that a text has at least to count as a message. */
+const MESSAGE_WORDS = 3;
+
+const read = (path: string): string => readFileSync(join(root, path), 'utf8');
+
+interface Schema {
+  readonly properties?: Readonly<Record<string, Schema>>;
+  readonly items?: Schema;
+  readonly additionalProperties?: Schema | boolean;
+  readonly enum?: readonly string[];
+}
+
+/** Returns the paths of the fields of a schema, and their allowed words. */
+function* fieldsOf(schema: Schema, path: string): Generator<string> {
+  if (schema.enum !== undefined) {
+    yield `${path}: ${schema.enum.join(' ')}`;
+  }
+  for (const [name, field] of Object.entries(schema.properties ?? {})) {
+    yield `${path}.${name}`;
+    yield* fieldsOf(field, `${path}.${name}`);
+  }
+  if (schema.items !== undefined) {
+    yield* fieldsOf(schema.items, `${path}[]`);
+  }
+  if (typeof schema.additionalProperties === 'object') {
+    yield* fieldsOf(schema.additionalProperties, `${path}{}`);
+  }
+}
+
+interface Definition {
+  readonly spec: {
+    readonly scope: string;
+    readonly names: { readonly kind: string; readonly shortNames?: readonly string[] };
+    readonly versions: readonly {
+      readonly schema: { readonly openAPIV3Schema: Schema };
+      readonly additionalPrinterColumns?: readonly { readonly name: string }[];
+    }[];
+  };
+}
+
+function listKinds(): string[] {
+  return globSync('crds/*.yaml', { cwd: root }).flatMap((file) => {
+    const { spec } = parse(read(file)) as Definition;
+    const { kind, shortNames = [] } = spec.names;
+    return [
+      `kind ${kind} (${spec.scope}) ${shortNames.join(' ')}`,
+      ...spec.versions.flatMap((version) => [
+        ...(version.additionalPrinterColumns ?? []).map(({ name }) => `column ${kind} ${name}`),
+        ...[...fieldsOf(version.schema.openAPIV3Schema, kind)].map((field) => `field ${field}`),
+      ]),
+    ];
+  });
+}
+
+interface Body {
+  readonly content?: Readonly<Record<string, { readonly schema?: Schema }>>;
+}
+
+interface Operation {
+  readonly parameters?: readonly { readonly in: string; readonly name: string }[];
+  readonly requestBody?: Body;
+  readonly responses?: Readonly<Record<string, Body>>;
+}
+
+function* bodyFields({ content = {} }: Body, path: string): Generator<string> {
+  for (const { schema } of Object.values(content)) {
+    yield* fieldsOf(schema ?? {}, path);
+  }
+}
+
+function listPaths(): string[] {
+  return globSync('docs/reference/*openapi.json', { cwd: root }).flatMap((file) => {
+    const document = JSON.parse(read(file)) as {
+      paths: Record<string, Record<string, Operation>>;
+      components?: { schemas?: Record<string, Schema> };
+    };
+    const operations = Object.entries(document.paths).flatMap(([path, methods]) =>
+      Object.entries(methods).flatMap(([method, { parameters = [], requestBody = {}, responses = {} }]) => [
+        `path ${method.toUpperCase()} ${path}`,
+        ...parameters.map((parameter) => `parameter ${method} ${path} ${parameter.in} ${parameter.name}`),
+        ...bodyFields(requestBody, `body ${method} ${path} `),
+        ...Object.entries(responses).flatMap(([code, body]) => [
+          `answer ${method} ${path} ${code}`,
+          ...bodyFields(body, `answer ${method} ${path} ${code} `),
+        ]),
+      ]),
+    );
+    const schemas = Object.entries(document.components?.schemas ?? {});
+    return [...operations, ...schemas.flatMap(([name, schema]) => [...fieldsOf(schema, `body ${name}`)])];
+  });
+}
+
+/** Returns the commands below one, with their flags, from their help. */
+function* commandsBelow(words: readonly string[]): Generator<string> {
+  const help = execFileSync(process.execPath, ['cli/main.ts', ...words, '--help'], {
+    cwd: root,
+    encoding: 'utf8',
+    env: { ...process.env, COLUMNS: '200' },
+  });
+  const name = ['berth', ...words].join(' ');
+  yield `command ${/^Usage: .*$/m.exec(help)?.[0] ?? name}`;
+  for (const [, flag] of help.matchAll(/^ {2}(-.*?)(?: {2}|$)/gm)) {
+    yield `flag ${name} ${flag}`;
+  }
+  const commands = /\nCommands:\n([^]*?)(?:\n\n|$)/.exec(help)?.[1] ?? '';
+  for (const [, command = ''] of commands.matchAll(/^ {2}([a-z][\w-]*)/gm)) {
+    if (command !== 'help') {
+      yield* commandsBelow([...words, command]);
+    }
+  }
+}
+
+/** Returns the first cells of the tables of a page. */
+function listRows(page: string): string[] {
+  const rows = [...read(`docs/reference/${page}.md`).matchAll(/^\| (`[^|]*?) \|/gm)];
+  return rows.map(([, cell]) => `${page} ${cell}`);
+}
+
+/** Part of a syntax tree, as far as texts need it. */
+interface Tree {
+  readonly type?: string;
+  readonly value?: unknown;
+  readonly quasis?: readonly { readonly value: { readonly cooked: string | null } }[];
+}
+
+/** Returns the texts in a part of a syntax tree. Parts that the program fills in are `${}`. */
+function* textsIn(tree: unknown): Generator<string> {
+  if (typeof tree !== 'object' || tree === null) {
+    return;
+  }
+  const { type, value, quasis = [] } = tree as Tree;
+  if (type === 'Literal' && typeof value === 'string') {
+    yield value;
+  }
+  if (type === 'TemplateLiteral') {
+    yield quasis.map((part) => part.value.cooked ?? '').join('${}');
+  }
+  for (const part of Object.values(tree)) {
+    yield* textsIn(part);
+  }
+}
+
+function listMessages(): string[] {
+  const files = SPEAKING.flatMap((wing) => globSync(`${wing}/**/*.ts`, { cwd: root })).filter(
+    (file) => !file.endsWith('.test.ts'),
+  );
+  const isMessage = (text: string): boolean =>
+    text.split(' ').filter((word) => /\w/.test(word)).length >= MESSAGE_WORDS;
+  return files
+    .flatMap((file) => [...textsIn(parseSync(file, read(file)).program)])
+    .filter(isMessage)
+    .map((text) => `message ${text}`);
+}
+
+const lines = [
+  ...listKinds(),
+  ...listPaths(),
+  ...commandsBelow([]),
+  ...['configuration', 'metrics', 'reasons', 'values'].flatMap(listRows),
+  ...listMessages(),
+];
+console.log([...new Set(lines.map((line) => line.replaceAll('\n', ' ')))].sort().join('\n'));
