@@ -58,6 +58,12 @@ flaky: $(PACKAGES) ## Run one file of tests 20 times on a busy machine: FILE=tes
 mutants: $(PACKAGES) ## Break the product in small ways; each must turn a test red: ONLY=operator/
 	@node hack/mutants.ts --only '$(ONLY)'
 
+.PHONY: structure surface
+structure: $(PACKAGES) ## Count files, lines, importers, arrows and copies: FOLDER=../other-checkout
+	@node hack/structure.ts $(FOLDER)
+surface: $(PACKAGES) ## List all that users can name or read, to compare two checkouts: FOLDER=../other-checkout
+	@node hack/surface.ts $(FOLDER)
+
 .PHONY: prerequisites
 prerequisites: $(PACKAGES) ## Install the distribution packages that tests need (asks on a terminal)
 	@node hack/prerequisites.ts
