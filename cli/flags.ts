@@ -1,7 +1,6 @@
 /** Reads the values of flags. The message about a mistake names the flag. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { quantityOf } from '../api/http/memory.ts';
-import { bytesIn } from '../api/v1alpha1/quantity.ts';
+import { bytesIn, quantityOf } from '../api/v1alpha1/quantity.ts';
 
 /**
  * Words that users might type instead of `true` and `false`. If such a word follows a boolean flag, the word counts as the value of the

@@ -12,7 +12,7 @@ import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parse } from 'yaml';
 import * as z from 'zod';
-import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/fields.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { customResourceDefinition } from './crd.ts';
 import { runCommand } from './command.ts';

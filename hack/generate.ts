@@ -10,7 +10,7 @@ import { mkdir, readdir, readFile, rm, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { stringify } from 'yaml';
-import { DEFAULT_DISPLAY_DPI_MAXIMUM, type DisplayDpiMaximum } from '../api/v1alpha1/display.ts';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM, type DisplayDpiMaximum } from '../api/v1alpha1/fields.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { GROUP } from '../api/v1alpha1/names.ts';
 import { customResourceDefinition } from './crd.ts';

@@ -6,7 +6,7 @@
  */
 import { parseArgs } from 'node:util';
 import type { Logger } from 'pino';
-import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/display.ts';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../api/v1alpha1/fields.ts';
 import { kinds } from '../api/v1alpha1/kinds.ts';
 import { ADOPTIONS, GROUP, HOST_KEY, HOST_RECORDS, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';

@@ -67,7 +67,7 @@ async function start(runtime: Runtime, secret: () => string): Promise<string | u
   } as unknown as Host;
   const desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
   await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
-  expect(asked).toEqual(runtime.record.machine?.userDataSecret && [{ namespace: 'ci', ...SECRET }]);
+  expect(asked).toEqual(runtime.record.machine?.userDataSecretRef && [{ namespace: 'ci', ...SECRET }]);
   return (await seedDocuments(runtime.folder.path))?.userData;
 }
 
@@ -87,7 +87,7 @@ describe('user data', () => {
 
   it('with a byte order mark loses it, from the VM and from a Secret, and what the guest may ignore is told', async () => {
     const host = { userData: async () => '\uFEFF\n#cloud-config\n' } as unknown as Host;
-    for (const given of [{ userData: '\uFEFF\n#cloud-config\n' }, { userDataSecret: SECRET }]) {
+    for (const given of [{ userData: '\uFEFF\n#cloud-config\n' }, { userDataSecretRef: SECRET }]) {
       const runtime = runtimeOf(given);
       const operation = { pod: { spec: {} }, desired: { cpu: 1, memoryBytes: 2 ** 28 } };
       const { notice } = await prepareSeed(host, runtime, operation as unknown as Operation);
@@ -97,7 +97,7 @@ describe('user data', () => {
   });
 
   it('from a Secret is read at each start; without the Secret the first start fails, and later ones use what was read', async () => {
-    const runtime = runtimeOf({ userDataSecret: SECRET });
+    const runtime = runtimeOf({ userDataSecretRef: SECRET });
     await expect(start(runtime, gone)).rejects.toMatchObject({ reason: 'SecretNotFound' });
     expect(await seedDocuments(runtime.folder.path)).toBeUndefined();
     expect(await start(runtime, () => 'first')).toBe('first');
@@ -115,7 +115,7 @@ describe('the condition of user data', () => {
     ['is absent before the first try', { userData: 'x' }, {}, undefined, []],
     [
       'is False while the Secret is missing',
-      { userDataSecret: SECRET },
+      { userDataSecretRef: SECRET },
       { created: true },
       trouble,
       ['False SecretNotFound'],

@@ -81,8 +81,9 @@ async function requireImages({ base, isoPath }: Readonly<MachineRecord>, signal:
 }
 
 export function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): VmPlan {
-  const vm = needed(record.machine);
-  const wanted = needed(desired).diskSizeBytes ?? vm.diskSizeBytes;
+  // Users can change these fields after the deployment, so their values in `desired` have precedence.
+  const vm = { ...needed(record.machine), ...needed(desired) };
+  const wanted = vm.diskSizeBytes;
   // A disk is never smaller than its image. The driver knows the sizes of other images, but an empty image has no file.
   const diskSizeBytes = vm.image?.type === 'empty' ? Math.max(wanted ?? 0, vm.image.sizeBytes) : wanted;
   return { guest: { vm, diskSizeBytes, iso: isoOf(record) }, runAs: ownUser(host, record) };
@@ -141,14 +142,14 @@ export async function prepareSeed(
  */
 async function userDataOf(
   host: Host,
-  { userData, userDataSecret, vm: { namespace } }: Machine,
+  { userData, userDataSecretRef, vm: { namespace } }: Machine,
   folder: Runtime['folder'],
 ): Promise<string | undefined> {
-  if (userDataSecret === undefined) {
+  if (userDataSecretRef === undefined) {
     return userData;
   }
   try {
-    return await host.userData({ namespace, ...userDataSecret });
+    return await host.userData({ namespace, ...userDataSecretRef });
   } catch (error) {
     const earlier = await seedDocuments(folder.path);
     if (earlier?.userData === undefined) {

@@ -5,7 +5,13 @@
  */
 import { join } from 'node:path';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
-import type { Desired, GuestFacts, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
+import {
+  type Desired,
+  displayOf,
+  type GuestFacts,
+  type Machine,
+  type MachinePort,
+} from '../../api/v1alpha1/machine.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { RunAs } from '../../base/exec.ts';
@@ -283,7 +289,7 @@ const SUSPENDED_SHARE = 1 / 256;
 /** Returns an upper limit for the bytes of the host's disk that the suspended state of a machine uses. */
 export function suspendedBytes({ startedWith, claim, machine }: Readonly<MachineRecord>): number {
   const memoryBytes = startedWith?.memoryBytes ?? claim.memoryBytes;
-  const hasScreen = machine?.vnc.enabled === true || machine?.display !== undefined;
+  const hasScreen = machine !== undefined && (machine.vnc.enabled || displayOf(machine) !== undefined);
   const devices = SUSPENDED_DEVICES_BYTES + (hasScreen ? SUSPENDED_SCREEN_BYTES : 0);
   return Math.ceil(memoryBytes * (1 + SUSPENDED_SHARE)) + devices;
 }

@@ -404,8 +404,8 @@ function isOfUserData(reason: Reason | undefined): boolean {
   return USER_DATA_REASONS.has(reason);
 }
 
-function hasUserData({ userData, userDataSecret }: Machine): boolean {
-  return userData !== undefined || userDataSecret !== undefined;
+function hasUserData({ userData, userDataSecretRef }: Machine): boolean {
+  return userData !== undefined || userDataSecretRef !== undefined;
 }
 
 /**

@@ -6,7 +6,7 @@
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import { type Machine, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { displayOf, type Machine, parseDocument } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { STANDARD_METADATA } from '../../api/v1alpha1/guestdata.ts';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
@@ -73,7 +73,8 @@ function standardValues(
   machine: Machine,
   { host, cpu, memoryBytes }: StartFacts,
 ): Record<(typeof STANDARD_METADATA)[number], string> {
-  const { vm, display, image, imageName, isoName } = machine;
+  const { vm, image, imageName, isoName } = machine;
+  const display = displayOf(machine);
   const reference = image?.type === 'registry' ? image.reference : '';
   return {
     id: vm.uid,

@@ -28,11 +28,11 @@ const LABEL = 'cidata';
  * disk only if it has user data, metadata or SSH keys for the guest.
  */
 export function hasSeed(machine: Machine): boolean {
-  const { image, userData, userDataSecret, guestMetadata, sshAuthorizedKeys } = machine;
+  const { image, userData, userDataSecretRef, guestMetadata, sshAuthorizedKeys } = machine;
   if (sshAuthorizedKeys === undefined) {
     return false;
   }
-  const isGiven = userData !== undefined || userDataSecret !== undefined || sshAuthorizedKeys.length > 0;
+  const isGiven = userData !== undefined || userDataSecretRef !== undefined || sshAuthorizedKeys.length > 0;
   return image !== undefined || isGiven || Object.keys(guestMetadata).length > 0;
 }
 

@@ -13,7 +13,9 @@ function machine(change: Partial<Machine> = {}): Machine {
   return {
     vm: { namespace: 'ci', name: 'desk', uid: 'vm-uid' },
     image: { type: 'registry', reference: 'registry.example/debian:12' },
-    display: { width: 1920, height: 1080, dpi: 96 },
+    displayWidth: 1920,
+    displayHeight: 1080,
+    displayDPI: 96,
     hardware: { uuid: 'hardware-uuid', serialNumber: 'BERTH00001', macAddress: '02:00:00:00:00:01' },
     guestMetadata: {},
     sshAuthorizedKeys: [],

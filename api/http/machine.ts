@@ -1,9 +1,16 @@
 /** Fields of a machine that the requests for a VM and for a VM config share. */
 import * as z from 'zod';
-import { type DisplayDpiMaximum, displayBounds } from '../v1alpha1/display.ts';
+import {
+  boundsOf,
+  type DisplayDpiMaximum,
+  type FieldsWith,
+  VM_FIELD_ROWS,
+  type VM_FIELDS,
+  type ValueOf,
+} from '../v1alpha1/fields.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
 import { TAG, TAG_LENGTH } from '../v1alpha1/tag.ts';
-import { imageName } from '../v1alpha1/template.ts';
+import { fieldSchema } from '../v1alpha1/template.ts';
 import { decimal, whole } from './fields.ts';
 
 /** Bounds of memory in GiB. The minimum is 0.1, because clients offer steps of 0.1 GiB. The kinds VM and VMConfig have the same maximum. */
@@ -19,13 +26,47 @@ const WITHOUT_EFFECT = {
   legacyIO: z.boolean().optional().meta({ description: 'Without effect.' }),
 };
 
+type HttpField = FieldsWith<{ http: string }>;
+type ConfigField = HttpField & FieldsWith<{ isInConfig: true }>;
+/** Fields of a request for these fields of a VM. */
+type HttpShape<Name extends HttpField> = {
+  [Field in Name as (typeof VM_FIELDS)[Field]['http']]: z.ZodOptional<z.ZodType<ValueOf<Field>>>;
+};
+
+/**
+ * Returns the schemas of the fields that have the same values in a request and in a VM: those that a VMConfig has, too, or those of the VM
+ * alone.
+ */
+function sameFields(isInConfig: true | undefined, dpiMaximum: DisplayDpiMaximum): object {
+  const rows = VM_FIELD_ROWS.filter((row) => row.http !== undefined && row.isInConfig === isInConfig);
+  return Object.fromEntries(rows.map((row) => [row.http, valueSchema(row, dpiMaximum).optional()]));
+}
+
+/** Returns the schemas of the fields that have the same values in the item of a VM config and in the VMConfig. */
+export function configItemFields() {
+  const rows = VM_FIELD_ROWS.filter(({ http, isInConfig }) => http !== undefined && isInConfig);
+  return Object.fromEntries(
+    rows.map(({ http, type }) => [http, (type === 'integer' ? z.int() : z.string()).optional()]),
+  ) as unknown as HttpShape<ConfigField>;
+}
+
+function valueSchema(row: (typeof VM_FIELD_ROWS)[number], dpiMaximum: DisplayDpiMaximum): z.ZodType {
+  if (row.type !== 'integer') {
+    return fieldSchema(row, dpiMaximum);
+  }
+  const { minimum, maximum } = boundsOf(row, dpiMaximum);
+  return whole(minimum, maximum).meta({ description: row.description });
+}
+
+/** Returns the schemas of the fields that belong to a single VM, and have the same values in a request and in the VM. */
+export function vmRequestFields(dpiMaximum: DisplayDpiMaximum) {
+  return sameFields(undefined, dpiMaximum) as HttpShape<Exclude<HttpField, ConfigField>>;
+}
+
 /** Returns the schemas of the machine's fields in a request. `dpiMaximum` is the largest allowed DPI of the display. */
 export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
-  const { displayWidth, displayHeight, displayDPI } = displayBounds(dpiMaximum);
   return {
-    image: imageName('Image for the disk.').optional(),
-    iso: imageName('ISO for booting.').optional(),
-    cpu: whole(1, 256).optional().meta({ description: 'Number of virtual processors.' }),
+    ...(sameFields(true, dpiMaximum) as HttpShape<ConfigField>),
     memory: decimal(MEMORY.minimum, MEMORY.maximum).optional().meta({ description: 'Memory in GiB.' }),
     node: objectName('The only allowed host.').optional(),
     tag: text('Tag of the wanted hosts.', TAG_LENGTH, TAG).optional(),
@@ -37,20 +78,10 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
       description:
         'Rule for the choice of the host. `default` and `default-scheduler` spread the machines over the hosts. `most-allocated` fills one host after the other.',
     }),
-    displayWidth: whole(displayWidth.minimum, displayWidth.maximum)
-      .optional()
-      .meta({ description: 'Width of the display in pixels.' }),
-    displayHeight: whole(displayHeight.minimum, displayHeight.maximum)
-      .optional()
-      .meta({ description: 'Height of the display in pixels.' }),
-    displayDPI: whole(displayDPI.minimum, displayDPI.maximum)
-      .optional()
-      .meta({ description: 'Dots per inch of the display.' }),
     vncConsole: z
       .boolean()
       .optional()
       .meta({ description: 'Whether the display is served over VNC. True when omitted.' }),
-    systemSerial: text('Serial number of the machine.', 12, /^[-A-Za-z0-9]{8,12}$/).optional(),
     ...WITHOUT_EFFECT,
     gpuPassthrough: z
       .literal(false, { error: 'GPU passthrough is not offered' })

@@ -1,9 +1,17 @@
 /** VM configs as the HTTP API shows and accepts them. */
 import * as z from 'zod';
-import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
+import type { DisplayDpiMaximum } from '../v1alpha1/fields.ts';
 import { LABEL, objectName, text } from '../v1alpha1/schema.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
-import { hasRequiredTag, isOneSource, machineRequestFields, NEEDS_TAG, ONE_SOURCE } from './machine.ts';
+import {
+  configItemFields,
+  hasRequiredTag,
+  isOneSource,
+  machineRequestFields,
+  NEEDS_TAG,
+  ONE_SOURCE,
+  vmRequestFields,
+} from './machine.ts';
 
 /** VM config. Optional fields are absent if the VMConfig does not set them. */
 export const vmConfigItemSchema = z
@@ -13,9 +21,7 @@ export const vmConfigItemSchema = z
       .string()
       .optional()
       .meta({ description: 'Namespace of the VM config: the requested one or the default one.' }),
-    image: z.string().optional(),
-    iso: z.string().optional(),
-    cpu: z.int().optional(),
+    ...configItemFields(),
     memory: z.number().optional().meta({ description: 'Memory in GiB.' }),
     type: z.enum(['arm64', 'amd64']).optional().meta({ description: 'Architecture of its VMs.' }),
     node: z
@@ -26,9 +32,6 @@ export const vmConfigItemSchema = z
     tag: z.string().optional(),
     tagRequired: z.boolean().optional(),
     vncConsole: z.boolean().optional(),
-    displayWidth: z.int().optional(),
-    displayHeight: z.int().optional(),
-    displayDPI: z.int().optional(),
   })
   .meta({ id: 'VMConfig' });
 export type VMConfigItem = z.infer<typeof vmConfigItemSchema>;
@@ -49,6 +52,7 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
         LABEL,
       ).optional(),
       ...machineRequestFields(dpiMaximum),
+      systemSerial: vmRequestFields(dpiMaximum).systemSerial,
       type: architectureSchema.optional(),
     })
     .refine(isOneSource, ONE_SOURCE)

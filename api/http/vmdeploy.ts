@@ -1,9 +1,16 @@
 /** Deployment of a VM over the HTTP API: the request and the answer. */
 import * as z from 'zod';
-import type { DisplayDpiMaximum } from '../v1alpha1/display.ts';
+import type { DisplayDpiMaximum } from '../v1alpha1/fields.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
 import { whole } from './fields.ts';
-import { hasRequiredTag, isOneSource, machineRequestFields, NEEDS_TAG, ONE_SOURCE } from './machine.ts';
+import {
+  hasRequiredTag,
+  isOneSource,
+  machineRequestFields,
+  NEEDS_TAG,
+  ONE_SOURCE,
+  vmRequestFields,
+} from './machine.ts';
 
 /** Largest time limit of a deployment, in minutes. */
 const TIMEOUT_MAXIMUM = 1_440;
@@ -13,8 +20,6 @@ const METADATA_ENTRIES = 64;
 const LABELS = 64;
 /** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
 const PORTS_LENGTH = 1_088;
-/** Largest time limit of a VM in seconds. The VM kind has the same limit. */
-const SECONDS_MAXIMUM = 2_147_483_647;
 const NAME_LENGTH = 63;
 /** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters to this name. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
@@ -42,6 +47,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
   return z
     .object({
       ...machineRequestFields(dpiMaximum),
+      ...vmRequestFields(dpiMaximum),
       vmConfig: objectName('VM config that gives the values of omitted fields.').optional(),
       name: text('Name of the VM. When omitted, a name is generated.', NAME_LENGTH, VM_NAME).optional(),
       shouldGenerateName: z
@@ -56,13 +62,6 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
       timeout: whole(1, TIMEOUT_MAXIMUM)
         .optional()
         .meta({ description: 'Minutes to wait until the VM runs. 10 when omitted.' }),
-      activeDeadlineSeconds: whole(1, SECONDS_MAXIMUM).optional().meta({
-        description:
-          'Time limit in seconds, counted from the first run of the machine. After this time, the VM fails and its machine is removed.',
-      }),
-      ttlSecondsAfterFinished: whole(0, SECONDS_MAXIMUM)
-        .optional()
-        .meta({ description: 'Seconds from the end or failure of the VM until it is deleted.' }),
       vmMetadata: metadataSchema.optional(),
       vm_metadata: metadataSchema.optional(),
       customVMMetadata: metadataSchema.optional(),

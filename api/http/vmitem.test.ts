@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import type { VM } from '../v1alpha1/vm.ts';
 import type { VMConfig } from '../v1alpha1/vmconfig.ts';
-import { vmConfigItem } from './vmconfigitem.ts';
+import { vmConfigItem } from './vmitem.ts';
 import { vmItem } from './vmitem.ts';
 
 function imageIn(spec: VM['spec'], image?: NonNullable<VM['status']>['image']): string | undefined {

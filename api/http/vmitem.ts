@@ -1,12 +1,15 @@
-/** Turns a VM into the item that the HTTP API and the `berth` command show. */
+/** Turns VMs and VMConfigs into the items that the HTTP API and the `berth` command show. */
 import type { VMItem } from './vm.ts';
+import type { VMConfigItem } from './vmconfig.ts';
 import type { DeployedVM } from './vmdeploy.ts';
 import { CREATED_BY_ANNOTATION } from '../v1alpha1/names.ts';
 import type { VMPhase } from '../v1alpha1/phases.ts';
 import { shortImageName } from '../v1alpha1/reference.ts';
 import type { VM } from '../v1alpha1/vm.ts';
 import type { VMStatus } from '../v1alpha1/vmstatus.ts';
-import { gibibytes } from './memory.ts';
+import { gibibytes } from '../v1alpha1/quantity.ts';
+import type { VMConfig } from '../v1alpha1/vmconfig.ts';
+import { VM_FIELD_ROWS } from '../v1alpha1/fields.ts';
 
 /**
  * Largest number of labels in an item. Without this limit, the labels of one VM could need a hundred times the memory of its other fields.
@@ -109,5 +112,41 @@ function portsOf({
     vnc: portOf('vnc'),
     screenshare: portOf('screen'),
     reservedPorts: reserved.length === 0 ? undefined : reserved.join(','),
+  };
+}
+
+export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
+  const { memory, architecture, vnc } = spec;
+  const gib = gibibytes(memory);
+  return {
+    name: metadata.name,
+    namespace: metadata.namespace,
+    ...sameValues(spec),
+    memory: gib === undefined ? undefined : Number(gib),
+    type: architecture,
+    ...placementOf(spec),
+    vncConsole: vnc?.enabled,
+  };
+}
+
+/** Returns the fields that have the same values in the item. */
+function sameValues(spec: VMConfig['spec']): Partial<VMConfigItem> {
+  const values: Readonly<Record<string, unknown>> = spec;
+  return Object.fromEntries(
+    VM_FIELD_ROWS.flatMap(({ name, http, isInConfig }) =>
+      http === undefined || !isInConfig ? [] : [[http, values[name]]],
+    ),
+  );
+}
+
+function placementOf({
+  placement = {},
+}: VMConfig['spec']): Pick<VMConfigItem, 'node' | 'scheduler' | 'tag' | 'tagRequired'> {
+  const { node, strategy, tag, tagPolicy } = placement;
+  return {
+    node,
+    scheduler: strategy && (strategy === 'MostAllocated' ? 'most-allocated' : 'default'),
+    tag,
+    tagRequired: tag === undefined ? undefined : tagPolicy === 'Required',
   };
 }

@@ -1,7 +1,11 @@
-/** Turns the body of a deployment into a VM, for the HTTP API and the `berth` command. */
+/** Turns requests for VMs and VM configs into their objects, for the HTTP API and the `berth` command. */
+import { VM_FIELD_ROWS, type VMField } from '../v1alpha1/fields.ts';
 import { ANSWER_BY_ANNOTATION } from '../v1alpha1/names.ts';
+import { quantityOf } from '../v1alpha1/quantity.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
-import { machineSpec } from './machinespec.ts';
+import type { VMConfigSpec } from '../v1alpha1/vmconfig.ts';
+import type { MachineRequest } from './machine.ts';
+import type { VMConfigItem } from './vmconfig.ts';
 import type { Metadata, VMDeployBody } from './vmdeploy.ts';
 
 /** VM that is about to be created. */
@@ -45,17 +49,55 @@ export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: VMDeployBody): num
   return timeout;
 }
 
+/** Returns the fields that a VM and a VMConfig have in common. A field that the request does not give is undefined. */
+function machineSpec(request: MachineRequest): VMConfigSpec {
+  const { memory, vncConsole } = request;
+  return {
+    ...sameValues(request, ({ isInConfig }) => isInConfig === true),
+    memory: memory === undefined ? undefined : quantityOf(memory),
+    vnc: vncConsole === undefined ? undefined : { enabled: vncConsole },
+    placement: placementOf(request),
+  };
+}
+
+/** Returns the chosen fields of a VM that have the same values in the request. */
+function sameValues(request: MachineRequest, isChosen: (field: VMField) => boolean): Partial<VMSpec> {
+  const given: Readonly<Record<string, unknown>> = request;
+  return Object.fromEntries(
+    VM_FIELD_ROWS.flatMap((row) =>
+      row.http === undefined || !isChosen(row) ? [] : [[row.name, given[row.http]]],
+    ),
+  );
+}
+
+function placementOf({ node, tag, tagRequired, scheduler }: MachineRequest): VMConfigSpec['placement'] {
+  if ((node ?? tag ?? scheduler) === undefined) {
+    return undefined;
+  }
+  return {
+    node,
+    tag,
+    tagPolicy: tag === undefined ? undefined : tagRequired === true ? 'Required' : 'Preferred',
+    strategy: scheduler && (scheduler === 'most-allocated' ? 'MostAllocated' : 'Default'),
+  };
+}
+
+/** Returns the spec of a VMConfig. `type` is the architecture of its VMs. */
+export function vmConfigSpec({
+  type,
+  ...machine
+}: MachineRequest & Pick<VMConfigItem, 'type'>): VMConfigSpec {
+  return { ...machineSpec(machine), architecture: type };
+}
+
 function specOf(body: VMDeployBody): VMSpec {
-  const { vmConfig, timeout, activeDeadlineSeconds, ttlSecondsAfterFinished, reservedPorts, systemSerial } =
-    body;
+  const { vmConfig, timeout, reservedPorts } = body;
   return {
     ...machineSpec(body),
-    serialNumber: systemSerial,
+    ...sameValues(body, ({ isInConfig }) => isInConfig === undefined),
     configRef: vmConfig === undefined ? undefined : { name: vmConfig },
     ports: reservedPorts === undefined ? undefined : portsIn(reservedPorts),
     deployTimeoutSeconds: timeout === undefined ? undefined : timeout * 60,
-    activeDeadlineSeconds,
-    ttlSecondsAfterFinished,
     guestMetadata: guestMetadataOf(body),
   };
 }

@@ -1,4 +1,4 @@
-import type { DisplayDpiMaximum } from './display.ts';
+import type { DisplayDpiMaximum } from './fields.ts';
 import { EMULATOR_KIND } from './emulator.ts';
 import { IMAGE_KIND } from './image.ts';
 import { IMAGE_CACHE_ENTRY_KIND } from './imagecacheentry.ts';

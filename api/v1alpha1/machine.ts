@@ -7,6 +7,7 @@
 import * as z from 'zod';
 import { undefinedIfSync } from '../../base/errors.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
+import { type FieldsWith, VM_FIELD_ROWS, VM_FIELDS, type VMField, type ValueOf } from './fields.ts';
 
 /** Version of the annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
@@ -62,6 +63,42 @@ export type AutomaticPort = z.infer<typeof automaticPortSchema>;
 /** Largest number of automatic ports of one machine: 64 ports that the user reserves, and one port each for SSH, screen sharing and VNC. */
 const MAXIMUM_AUTOMATIC_PORTS = 67;
 
+type ForHost = FieldsWith<{ isForHost: true }>;
+/** Fields of the VM's spec that the document `Machine` has: the operator knows their values at the deployment. */
+export type MachineField = Exclude<
+  ForHost,
+  Exclude<FieldsWith<{ isMutable: true }>, FieldsWith<{ isInConfig: true }>>
+>;
+/** Fields of the VM's spec that the document `Desired` has: users can change them. */
+export type DesiredField = ForHost & FieldsWith<{ isMutable: true }>;
+
+function isMachineField({ isForHost, isMutable, isInConfig }: VMField): boolean {
+  return isForHost === true && (isMutable === undefined || isInConfig === true);
+}
+function isDesiredField({ isForHost, isMutable }: VMField): boolean {
+  return isForHost === true && isMutable === true;
+}
+/** Names of the fields of the VM's spec in the document `Machine`. */
+export const MACHINE_FIELDS = VM_FIELD_ROWS.filter(isMachineField).map(({ name }) => name as MachineField);
+/** Names of the fields of the VM's spec in the document `Desired`. */
+export const DESIRED_FIELDS = VM_FIELD_ROWS.filter(isDesiredField).map(({ name }) => name as DesiredField);
+
+type HostShape<Name extends ForHost> = { [Field in Name]: z.ZodOptional<z.ZodType<ValueOf<Field>>> };
+
+/** Returns the schemas of fields of the VM's spec. They have no bounds, because the API server has checked the values. */
+function hostShape<Name extends ForHost>(names: readonly Name[]): HostShape<Name> {
+  return Object.fromEntries(
+    names.map((name) => [name, hostSchema(VM_FIELDS[name]).optional()]),
+  ) as HostShape<Name>;
+}
+
+function hostSchema(row: VMField): z.ZodType {
+  if (row.type === 'choice') {
+    return z.enum(row.words);
+  }
+  return row.type === 'integer' ? z.number().int() : z.string();
+}
+
 /**
  * The machine that the host must run. The operator has resolved all values except Secrets. For a Secret, the document contains only the
  * name, and the agent reads the value.
@@ -72,8 +109,7 @@ export const machineSchema = z.object({
   /** The VMConfig from which values of the machine come. The operator copies this field to the VM's status. The agent does not use it. */
   config: z.object({ name: z.string(), namespace: z.string(), generation: z.number().int() }).optional(),
   attempt: z.number().int(),
-  os: z.enum(['MacOS', 'Linux', 'Windows']).optional(),
-  architecture: z.enum(['amd64', 'arm64']).optional(),
+  ...hostShape(MACHINE_FIELDS),
   image: machineImageSourceSchema.optional(),
   imageFormat: z.enum(['Auto', 'Raw', 'QCOW2']),
   /** `berth.dev/NAMESPACE/NAME` of the Image object if the VM names an Image. The host lists the image under this name. */
@@ -81,7 +117,6 @@ export const machineSchema = z.object({
   isoName: z.string().optional(),
   iso: machineImageSourceSchema.optional(),
   diskSizeBytes: z.number().int().optional(),
-  display: z.object({ width: z.number().int(), height: z.number().int(), dpi: z.number().int() }).optional(),
   network: z.object({ mode: z.enum(['NAT', 'Bridge']) }),
   ports: z.array(machinePortSchema),
   /**
@@ -94,7 +129,7 @@ export const machineSchema = z.object({
   hardware: z.object({ uuid: z.string(), serialNumber: z.string(), macAddress: z.string() }),
   guestMetadata: z.record(z.string(), z.string()),
   userData: z.string().optional(),
-  userDataSecret: z.object({ name: z.string(), key: z.string() }).optional(),
+  userDataSecretRef: z.object({ name: z.string(), key: z.string() }).optional(),
   /**
    * OpenSSH public keys for the guest. The field is absent if an earlier release of the operator wrote the document. Without this field,
    * the machine gets no seed disk (the disk with the data for the guest). With a new seed disk, a guest that has already booted would act
@@ -105,12 +140,29 @@ export const machineSchema = z.object({
 export type Machine = z.infer<typeof machineSchema>;
 
 /**
+ * Returns the display of the guest in pixels and dots per inch. The result is undefined if the VM asks for no display. The operator gives
+ * either all fields of a display or none.
+ */
+export function displayOf({
+  displayWidth: width,
+  displayHeight: height,
+  displayDPI: dpi,
+}: Pick<Machine, 'displayWidth' | 'displayHeight' | 'displayDPI'>):
+  | { width: number; height: number; dpi: number }
+  | undefined {
+  return width === undefined || height === undefined || dpi === undefined
+    ? undefined
+    : { width, height, dpi };
+}
+
+/**
  * The part of a machine that can change while the Pod exists. The `…RequestedAt` fields are RFC 3339 times. When such a time changes, the
  * agent does the action of the field once.
  */
 export const desiredSchema = z.object({
   power: z.enum(['Running', 'Stopped', 'Suspended']),
-  restartPolicy: z.enum(['Never', 'OnFailure', 'Always']),
+  ...hostShape(DESIRED_FIELDS),
+  restartPolicy: z.enum(VM_FIELDS.restartPolicy.words),
   /**
    * `cpu` and `memoryBytes` take effect at the next start of the machine. They never exceed the Pod's requests. The Pod requests {@link
    * MACHINE_MEMORY_OVERHEAD_BYTES} more memory than `memoryBytes`.
@@ -118,8 +170,6 @@ export const desiredSchema = z.object({
   cpu: z.number().int(),
   memoryBytes: z.number().int(),
   diskSizeBytes: z.number().int().optional(),
-  restartRequestedAt: z.string().optional(),
-  revertRequestedAt: z.string().optional(),
   /**
    * Set if the machine must end although its Pod was deleted by force, because its VM is being deleted or has failed. The guest has this many
    * seconds for its shutdown.

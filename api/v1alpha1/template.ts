@@ -1,7 +1,20 @@
-/** Fields of a machine that a VM and a VMConfig share. Some schemas here are also used by other kinds. */
+/** Schemas of the fields of VM and VMConfig, which are made from the table in fields.ts. Other kinds use some of them, too. */
 import * as z from 'zod';
-import { type DisplayDpiMaximum, displayFields } from './display.ts';
-import { sshAuthorizedKeysSchema } from './guestdata.ts';
+import {
+  boundsOf,
+  type DisplayDpiMaximum,
+  type FieldsWith,
+  VM_FIELD_ROWS,
+  VM_FIELDS,
+  type VMField,
+  type ValueOf,
+} from './fields.ts';
+import {
+  guestMetadataSchema,
+  sshAuthorizedKeysSchema,
+  userDataSchema,
+  userDataSecretSchema,
+} from './guestdata.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { portsSchema } from './ports.ts';
 import { diskQuantity, memoryQuantity } from './sizes.ts';
@@ -14,6 +27,7 @@ import {
   objectName,
   oneOf,
   text,
+  timestamp,
 } from './schema.ts';
 import { TAG, TAG_LENGTH } from './tag.ts';
 
@@ -45,15 +59,8 @@ export const imagePullSecretsSchema = z
     'x-kubernetes-list-map-keys': ['name'],
   });
 
-export const architectureSchema = choice('Architecture of the processor: amd64 or arm64.', [
-  'amd64',
-  'arm64',
-]);
-export const osSchema = choice('Operating system of the guest: MacOS, Linux or Windows.', [
-  'MacOS',
-  'Linux',
-  'Windows',
-]);
+export const architectureSchema = choice(VM_FIELDS.architecture.description, VM_FIELDS.architecture.words);
+export const osSchema = choice(VM_FIELDS.os.description, VM_FIELDS.os.words);
 
 /** Fields that choose the host of a machine. */
 const placementFields = {
@@ -72,10 +79,10 @@ const placementFields = {
     ['Default', 'MostAllocated'],
   ).optional(),
 };
-export const placementSchema = z
+const placementSchema = z
   .object(placementFields)
   .meta({ description: 'Rules that select a host for the machine.' });
-export const vmPlacementSchema = z.object(placementFields).meta({
+const vmPlacementSchema = z.object(placementFields).meta({
   description: 'Rules that select a host for the machine. Each omitted field has the value of the VMConfig.',
 });
 
@@ -131,31 +138,75 @@ const readinessSchema = z
     }),
   );
 
+/** Schemas of the fields that have fields of their own, or are lists. */
+const STRUCTURED = {
+  configRef: objectReferenceSchema.meta({
+    description:
+      'VMConfig with values for fields that this VM leaves out. The operator reads the VMConfig only when the VM is deployed. A VMConfig in this namespace has precedence over one in platform-default.',
+  }),
+  imagePullSecrets: imagePullSecretsSchema,
+  network: networkSchema,
+  ports: portsSchema,
+  vnc: vncSchema,
+  readiness: readinessSchema,
+  sshAuthorizedKeys: sshAuthorizedKeysSchema,
+  placement: vmPlacementSchema,
+  guestMetadata: guestMetadataSchema,
+  userData: userDataSchema,
+  userDataSecretRef: userDataSecretSchema,
+} satisfies Record<FieldsWith<{ type: 'structured' }>, z.ZodType>;
+type Structured = typeof STRUCTURED;
+
+/** Shape of the spec of a VM. Every field is optional. */
+type VMShape = {
+  [Name in keyof typeof VM_FIELDS]: z.ZodOptional<
+    Name extends keyof Structured ? Structured[Name] : z.ZodType<ValueOf<Name>>
+  >;
+};
+type ConfigShape = Pick<VMShape, FieldsWith<{ isInConfig: true }>>;
+
 /**
- * Returns the schemas of the fields that a VM can take from its VMConfig. No schema has a default, because the API server would store the
- * default in the VM. The value of the VMConfig would then have no effect.
+ * Returns the schemas of all fields of a VM. No schema has a default, because the API server would store the default in the VM. The value of
+ * the VMConfig would then have no effect.
  */
-export function machineFields(dpiMaximum: DisplayDpiMaximum) {
-  return {
-    image: imageName('Image for the disk.').optional(),
-    iso: imageName('ISO for booting.').optional(),
-    imagePullSecrets: imagePullSecretsSchema.optional(),
-    architecture: architectureSchema.optional(),
-    os: osSchema.optional(),
-    cpu: integer('Number of virtual processors.', 1, 256).optional(),
-    memory: memoryQuantity().optional(),
-    diskSize: diskQuantity('diskSize', 'Size of the disk. The size of the image when omitted.').optional(),
-    ...displayFields(dpiMaximum),
-    network: networkSchema.optional(),
-    ports: portsSchema.optional(),
-    vnc: vncSchema.optional(),
-    readiness: readinessSchema.optional(),
-    sshAuthorizedKeys: sshAuthorizedKeysSchema.optional(),
-    hardwareIdentity: choice(
-      'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values.',
-      ['Consistent', 'Dynamic'],
-    ).optional(),
-  };
+export function vmShape(dpiMaximum: DisplayDpiMaximum): VMShape {
+  return Object.fromEntries(
+    VM_FIELD_ROWS.map((row) => [row.name, fieldSchema(row, dpiMaximum).optional()]),
+  ) as unknown as VMShape;
+}
+
+/** Returns the schemas of the fields that a VM can take from its VMConfig. */
+export function configShape(dpiMaximum: DisplayDpiMaximum): ConfigShape {
+  const shape = vmShape(dpiMaximum);
+  const shared = VM_FIELD_ROWS.filter(({ isInConfig }) => isInConfig).map(({ name }) => [name, shape[name]]);
+  return { ...(Object.fromEntries(shared) as ConfigShape), placement: placementSchema.optional() };
+}
+
+/** Returns the schema of one field of a VM. `dpiMaximum` is the largest allowed DPI of the display. */
+export function fieldSchema(
+  row: VMField & { name: keyof typeof VM_FIELDS },
+  dpiMaximum: DisplayDpiMaximum,
+): z.ZodType {
+  switch (row.type) {
+    case 'integer': {
+      const { minimum, maximum } = boundsOf(row, dpiMaximum);
+      return integer(row.description, minimum, maximum);
+    }
+    case 'text':
+      return text(row.description, row.length, row.pattern);
+    case 'choice':
+      return choice(row.description, row.words);
+    case 'image':
+      return imageName(row.description);
+    case 'time':
+      return timestamp(row.description);
+    case 'memory':
+      return memoryQuantity(row.description);
+    case 'disk':
+      return diskQuantity(row.name, row.description);
+    default:
+      return STRUCTURED[row.name as keyof Structured];
+  }
 }
 
 export const PORTS_NEED_NAT: CelRule = {

@@ -1,9 +1,9 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import { displayBounds } from './display.ts';
 import { parsePort, portName, portsSchema } from './ports.ts';
 import { formatQuantity, parseQuantity } from './quantity.ts';
 import { memoryQuantity } from './sizes.ts';
+import { vmShape } from './template.ts';
 
 const port = fc.integer({ min: 1, max: 65_535 });
 
@@ -111,13 +111,13 @@ describe('quantities', () => {
   });
 });
 
-describe('display bounds', () => {
-  it('differ only in the highest DPI', () => {
-    expect(displayBounds(320)).toEqual({ ...displayBounds(), displayDPI: { minimum: 60, maximum: 320 } });
-    expect(displayBounds()).toEqual({
-      displayWidth: { minimum: 320, maximum: 3840 },
-      displayHeight: { minimum: 480, maximum: 2160 },
-      displayDPI: { minimum: 60, maximum: 240 },
-    });
+describe('fields of a display', () => {
+  it.each([240, 320] as const)('keep to their bounds, also with %i DPI allowed', (dpiMaximum) => {
+    const bounds = { displayWidth: [320, 3840], displayHeight: [480, 2160], displayDPI: [60, dpiMaximum] };
+    const shape = vmShape(dpiMaximum);
+    for (const [name, [minimum = 0, maximum = 0]] of Object.entries(bounds)) {
+      const accepts = (value: number) => shape[name as keyof typeof bounds].safeParse(value).success;
+      expect([minimum - 1, minimum, maximum, maximum + 1].map(accepts)).toEqual([false, true, true, false]);
+    }
   });
 });

@@ -1,7 +1,6 @@
 /** VM: one virtual machine on one host. */
 import * as z from 'zod';
-import type { DisplayDpiMaximum } from './display.ts';
-import { guestMetadataSchema, userDataSchema, userDataSecretSchema } from './guestdata.ts';
+import { type DisplayDpiMaximum, VM_FIELD_ROWS } from './fields.ts';
 import {
   AGE_COLUMN,
   column,
@@ -13,77 +12,9 @@ import {
 } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { atLeast } from './sizes.ts';
-import { type CelRule, choice, documented, immutable, integer, text, timestamp } from './schema.ts';
-import {
-  IMAGE_OR_ISO,
-  machineFields,
-  objectReferenceSchema,
-  PORTS_NEED_NAT,
-  vmPlacementSchema,
-} from './template.ts';
+import { type CelRule, documented, immutable } from './schema.ts';
+import { IMAGE_OR_ISO, PORTS_NEED_NAT, vmShape } from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
-
-const SECONDS_PER_DAY = 86_400;
-const MAXIMUM_SECONDS = 2_147_483_647;
-
-function vmFields(dpiMaximum: DisplayDpiMaximum) {
-  return {
-    configRef: objectReferenceSchema
-      .meta({
-        description:
-          'VMConfig with values for fields that this VM leaves out. The operator reads the VMConfig only when the VM is deployed. A VMConfig in this namespace has precedence over one in platform-default.',
-      })
-      .optional(),
-    ...machineFields(dpiMaximum),
-    placement: vmPlacementSchema.optional(),
-    powerState: choice('Desired state of the machine: Running (the default), Stopped or Suspended.', [
-      'Running',
-      'Stopped',
-      'Suspended',
-    ]).optional(),
-    restartPolicy: choice(
-      'Whether the machine starts again when the guest ends by itself: Never (the default), OnFailure or Always.',
-      ['Never', 'OnFailure', 'Always'],
-    ).optional(),
-    restartRequestedAt: timestamp('Each change of this time restarts the machine once.').optional(),
-    revertRequestedAt: timestamp('Each change of this time resets the disk to its image once.').optional(),
-    serialNumber: text(
-      'Serial number of the machine: 8 to 12 letters, digits and dashes.',
-      12,
-      /^[-A-Za-z0-9]{8,12}$/,
-    ).optional(),
-    guestMetadata: guestMetadataSchema.optional(),
-    userData: userDataSchema.optional(),
-    userDataSecretRef: userDataSecretSchema.optional(),
-    deployTimeoutSeconds: integer(
-      'Time limit for the deployment in seconds, from the choice of a host until the phase Running. 600 when omitted.',
-      1,
-      SECONDS_PER_DAY,
-    ).optional(),
-    activeDeadlineSeconds: integer(
-      'Time limit in seconds, counted from the first run of the machine. After this time, the VM fails and its machine is removed.',
-      1,
-      MAXIMUM_SECONDS,
-    ).optional(),
-    ttlSecondsAfterFinished: integer(
-      'Seconds from the end or failure of the VM until it is deleted.',
-      0,
-      MAXIMUM_SECONDS,
-    ).optional(),
-  };
-}
-
-const MUTABLE = new Set([
-  'cpu',
-  'memory',
-  'diskSize',
-  'powerState',
-  'restartPolicy',
-  'restartRequestedAt',
-  'revertRequestedAt',
-  'activeDeadlineSeconds',
-  'ttlSecondsAfterFinished',
-]);
 
 const HAS_SOURCE: CelRule = {
   rule: 'has(self.image) || has(self.iso) || has(self.configRef)',
@@ -108,13 +39,12 @@ const DISK_GROWS: CelRule = {
 
 /** Returns the schema of a VM's spec. `dpiMaximum` is the largest allowed DPI of the display. */
 function vmSpec(dpiMaximum: DisplayDpiMaximum) {
-  const fields = vmFields(dpiMaximum);
-  const fixed = Object.keys(fields).filter((field) => !MUTABLE.has(field));
+  const fixed = VM_FIELD_ROWS.filter(({ isMutable }) => !isMutable).map(({ name }) => name);
   return z
-    .object(fields)
+    .object(vmShape(dpiMaximum))
     .meta(
       documented(
-        'Desired machine. These fields can be changed: cpu, memory, diskSize, powerState, restartPolicy, restartRequestedAt, revertRequestedAt, activeDeadlineSeconds and ttlSecondsAfterFinished.',
+        `Desired machine. These fields can be changed: ${mutableNames()}.`,
         HAS_SOURCE,
         IMAGE_OR_ISO,
         PORTS_NEED_NAT,
@@ -123,6 +53,11 @@ function vmSpec(dpiMaximum: DisplayDpiMaximum) {
         ...immutable(...fixed),
       ),
     );
+}
+
+function mutableNames(): string {
+  const names = VM_FIELD_ROWS.filter(({ isMutable }) => isMutable).map(({ name }) => name);
+  return `${names.slice(0, -1).join(', ')} and ${names.at(-1)}`;
 }
 
 export type VMSpec = z.infer<ReturnType<typeof vmSpec>>;

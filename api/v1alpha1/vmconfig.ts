@@ -1,15 +1,15 @@
 /** VMConfig: values that many VMs share. If a VM sets the same field, the value of the VM is used. */
 import * as z from 'zod';
-import type { DisplayDpiMaximum } from './display.ts';
+import type { DisplayDpiMaximum } from './fields.ts';
 import { AGE_COLUMN, column, type KindContent, nameRule, wide } from './kind.ts';
 import type { ApiObject } from './metadata.ts';
 import { documented } from './schema.ts';
-import { IMAGE_OR_ISO, machineFields, placementSchema, PORTS_NEED_NAT } from './template.ts';
+import { configShape, IMAGE_OR_ISO, PORTS_NEED_NAT } from './template.ts';
 
 /** Returns the schema of a VMConfig's spec. `dpiMaximum` is the largest allowed DPI of the display. */
 function vmConfigSpec(dpiMaximum: DisplayDpiMaximum) {
   return z
-    .object({ ...machineFields(dpiMaximum), placement: placementSchema.optional() })
+    .object(configShape(dpiMaximum))
     .meta(
       documented(
         'Values for VMs that name this VMConfig. If a VM sets the same field, the value of the VM is used.',

@@ -3,18 +3,21 @@ import type { VMDeployBody } from '../../api/http/vmdeploy.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { inFlags as withFlags } from '../objects/invalid.ts';
-import { FLAG_BY_MACHINE_FIELD, type MachineFlags, machineRequest } from '../objects/machineflags.ts';
+import {
+  FLAG_BY_MACHINE_FIELD,
+  flagByField,
+  type MachineFlags,
+  machineRequest,
+  tableValues,
+} from '../objects/machineflags.ts';
 
 export interface DeployFlags extends MachineFlags {
   readonly generateName?: boolean;
   readonly config?: string;
   readonly reservePort?: readonly string[];
-  readonly systemSerial?: string;
   readonly metadata?: Record<string, string>;
   readonly labels?: Record<string, string>;
   readonly timeout?: number;
-  readonly activeDeadlineSeconds?: number;
-  readonly ttlSecondsAfterFinished?: number;
 }
 
 /** Longest time limit of a deployment in minutes, as in the HTTP API. */
@@ -23,15 +26,13 @@ const TIMEOUT_MAXIMUM = 1_440;
 /** Name of the flag for each field of the VM. */
 const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
   ...FLAG_BY_MACHINE_FIELD,
+  ...flagByField(undefined),
   'metadata.generateName': 'the name',
   'metadata.labels': '--labels',
   'spec.ports': '--reserve-port',
   'spec.configRef': '--config',
   'spec.guestMetadata': '--metadata',
-  'spec.serialNumber': '--system-serial',
   'spec.deployTimeoutSeconds': '--timeout',
-  'spec.activeDeadlineSeconds': '--active-deadline-seconds',
-  'spec.ttlSecondsAfterFinished': '--ttl-seconds-after-finished',
 };
 
 /**
@@ -41,17 +42,14 @@ const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
  */
 export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBody {
   check(flags);
-  const { generateName, config, systemSerial, timeout, labels } = flags;
-  const { activeDeadlineSeconds, ttlSecondsAfterFinished } = flags;
+  const { generateName, config, timeout, labels } = flags;
   return {
     ...machineRequest(flags),
+    ...tableValues(flags, undefined),
     name,
     shouldGenerateName: generateName,
     vmConfig: config,
-    systemSerial,
     timeout,
-    activeDeadlineSeconds,
-    ttlSecondsAfterFinished,
     reservedPorts: flags.reservePort?.join(','),
     vmMetadata: flags.metadata && itemsOf(flags.metadata),
     labels,

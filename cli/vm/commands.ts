@@ -4,7 +4,7 @@ import type { PowerCommand } from '../../actions/power.ts';
 import { BooleanFlag, listIn, pairsIn, wholeNumber } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import { addFileFlag } from '../objects/fileflag.ts';
-import { addMachineFlags } from '../objects/machineflags.ts';
+import { addMachineFlags, addOwnFlags } from '../objects/machineflags.ts';
 import { addCommonVerbs } from '../objects/verbs.ts';
 import type { Terminal } from '../terminal.ts';
 import type { DeployFlags } from './body.ts';
@@ -54,7 +54,7 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
 }
 
 function addDeployFlags(command: Command): Command {
-  return addMachineFlags(command)
+  addMachineFlags(command)
     .argument('[name]', 'name of the VM; with --generate-name, the start of the name')
     .addOption(new BooleanFlag('--generate-name', 'let the cluster add five characters to the name'))
     .option('--config <name>', 'VM config with values for the flags that are not given')
@@ -63,18 +63,8 @@ function addDeployFlags(command: Command): Command {
       'ports to reserve on the host, as HOST:GUEST, HOST:GUEST/tcp or HOST:GUEST/udp',
       listIn,
     )
-    .option('--system-serial <text>', 'serial number of the machine')
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', pairsIn)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', pairsIn)
-    .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber)
-    .option(
-      '--active-deadline-seconds <seconds>',
-      'seconds from the first run until the VM fails and its machine is removed',
-      wholeNumber,
-    )
-    .option(
-      '--ttl-seconds-after-finished <seconds>',
-      'seconds from the end or failure of the VM until it is deleted',
-      wholeNumber,
-    );
+    .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber);
+  return addOwnFlags(command);
 }

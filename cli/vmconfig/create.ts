@@ -1,5 +1,5 @@
 /** Creates VM configs, from flags or from a file. */
-import { vmConfigSpec } from '../../api/http/machinespec.ts';
+import { vmConfigSpec } from '../../api/http/vmspec.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import type { Unsaved } from '../../kube/objects.ts';

@@ -1,6 +1,6 @@
 /** Defines the columns of tables with VM configs, and the names of the kind in messages. */
 import type { VMConfigItem } from '../../api/http/vmconfig.ts';
-import { vmConfigItem } from '../../api/http/vmconfigitem.ts';
+import { vmConfigItem } from '../../api/http/vmitem.ts';
 import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
 import type { Kind } from '../objects/kind.ts';

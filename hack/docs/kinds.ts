@@ -1,5 +1,5 @@
 /** Makes docs/reference/kinds.md with every field of every kind, from the schemas in api/v1alpha1. */
-import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../../api/v1alpha1/display.ts';
+import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../../api/v1alpha1/fields.ts';
 import type { KindDefinition } from '../../api/v1alpha1/kind.ts';
 import { kinds } from '../../api/v1alpha1/kinds.ts';
 import { customResourceDefinition } from '../crd.ts';

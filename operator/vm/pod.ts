@@ -16,7 +16,13 @@ import {
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
-import { type Desired, MACHINE_API_VERSION, type Machine } from '../../api/v1alpha1/machine.ts';
+import {
+  DESIRED_FIELDS,
+  type Desired,
+  MACHINE_API_VERSION,
+  MACHINE_FIELDS,
+  type Machine,
+} from '../../api/v1alpha1/machine.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
@@ -88,12 +94,11 @@ export function buildDesired(
   const { spec } = vm;
   return {
     power: spec.powerState ?? 'Running',
+    ...pickFields(spec, DESIRED_FIELDS),
     restartPolicy: spec.restartPolicy ?? 'Never',
     cpu: base.cpu,
     memoryBytes: Number(base.memoryBytes),
     diskSizeBytes: base.diskSizeBytes === undefined ? undefined : Number(base.diskSizeBytes),
-    restartRequestedAt: spec.restartRequestedAt,
-    revertRequestedAt: spec.revertRequestedAt,
   };
 }
 
@@ -111,11 +116,9 @@ function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]
     vm: { namespace, name, uid },
     config: resolved.config,
     attempt,
-    os: resolved.os,
-    architecture: resolved.architecture,
+    ...pickFields(resolved, MACHINE_FIELDS),
     ...machineImages(resolved),
     diskSizeBytes: diskSizeBytes === undefined ? undefined : Number(diskSizeBytes),
-    display: resolved.display,
     network: { mode: resolved.networkMode },
     ports: reservedPorts(resolved),
     automaticPorts: automaticPorts(resolved),
@@ -124,9 +127,13 @@ function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]
     hardware: hardwareIdentity(options),
     guestMetadata: spec.guestMetadata ?? {},
     userData: spec.userData,
-    userDataSecret: spec.userDataSecretRef,
+    userDataSecretRef: spec.userDataSecretRef,
     sshAuthorizedKeys: [...resolved.sshAuthorizedKeys],
   };
+}
+
+function pickFields<T, Name extends keyof T>(from: T, names: readonly Name[]): Pick<T, Name> {
+  return Object.fromEntries(names.map((name) => [name, from[name]])) as Pick<T, Name>;
 }
 
 function machineImages({ image, iso }: Resolved) {

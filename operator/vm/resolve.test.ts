@@ -1,9 +1,11 @@
 import { describe, expect, it } from 'vitest';
+import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
+import { sampleValues } from '../../test/support/vmfields.ts';
 import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observe.ts';
 import { isUnresolved, type Resolved, resolve } from './resolve.ts';
@@ -148,7 +150,7 @@ it('the policy of a tag in the VMConfig does not apply to the tag of the VM', ()
 
 it('each value of a VMConfig is the value of a VM that leaves it out', () => {
   const spec: VMSpec = { configRef: { name: 'shared' }, image: 'registry.example/guest:1' };
-  const values: Required<Omit<VMConfigSpec, 'image' | 'iso'>> = {
+  const listed: VMConfigSpec = {
     imagePullSecrets: [{ name: 'shared' }],
     architecture: 'arm64',
     os: 'MacOS',
@@ -166,6 +168,9 @@ it('each value of a VMConfig is the value of a VM that leaves it out', () => {
     network: { automaticPorts: false },
     placement: { node: 'one', tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
   };
+  const values = { ...sampleValues(({ isInConfig }) => isInConfig === true, 1), ...listed };
+  const fields = VM_FIELD_ROWS.filter(({ type, isInConfig }) => isInConfig && type !== 'image');
+  expect(Object.keys(values).toSorted()).toEqual(fields.map(({ name }) => name).toSorted());
   const without = resolved(spec, {});
   for (const [field, value] of Object.entries(values)) {
     const shared = resolved(spec, { [field]: value });

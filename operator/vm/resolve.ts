@@ -3,7 +3,8 @@
  * ISO → operator's configuration → built-in value. The first source that sets `image` or `iso` determines both.
  */
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
+import { MACHINE_FIELDS, type MachineField, type MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
@@ -24,16 +25,17 @@ export interface ResolvedImage {
   readonly format: 'Auto' | 'Raw' | 'QCOW2';
 }
 
-export interface Resolved extends WantedPorts, ImageAccess {
+/** Fields of the VM that the document for the agent has under the same names. */
+type ForMachine = { readonly [Field in MachineField]: VMSpec[Field] };
+
+export interface Resolved extends WantedPorts, ImageAccess, ForMachine {
   readonly image: ResolvedImage | undefined;
   readonly iso: ResolvedImage | undefined;
-  readonly architecture: 'amd64' | 'arm64' | undefined;
   readonly cpu: number;
   readonly memoryBytes: bigint;
   readonly diskSizeBytes: bigint | undefined;
   /** Size of the image's disk in bytes, if it is known before a host has the image. */
   readonly imageSizeBytes: bigint | undefined;
-  readonly display: { width: number; height: number; dpi: number } | undefined;
   readonly placement: NonNullable<VMSpec['placement']>;
   readonly vncEnabled: boolean;
   readonly hardwareIdentity: 'Consistent' | 'Dynamic';
@@ -63,11 +65,12 @@ export function isUnresolved(value: Resolved | Unresolved): value is Unresolved 
   return 'reason' in value;
 }
 
-/**
- * Default values of the display fields (pixels and DPI). A default is used if another display field is set, or if the image comes from an
- * IPSW.
- */
-const DEFAULT_DISPLAY = { width: 1920, height: 1080, dpi: 96 };
+/** Default values of the fields of the display. */
+const DISPLAY_DEFAULTS: ReadonlyMap<string, number> = new Map(
+  VM_FIELD_ROWS.flatMap(({ name, displayDefault }) =>
+    displayDefault === undefined ? [] : [[name, displayDefault]],
+  ),
+);
 
 /** Settings from one source, for example the VMConfig. Each setting comes from the first source that has it. */
 type Layer = Partial<Omit<VMSpec, 'configRef' | 'image' | 'iso'>>;
@@ -227,13 +230,11 @@ function resolvedImage(
 function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
   const diskSize = pick(layers, 'diskSize');
   return {
-    architecture: pick(layers, 'architecture'),
-    os: pick(layers, 'os'),
+    ...resolveForMachine(layers, isFromIPSW),
     // The last source of settings is the operator's configuration, which always has cpu and memory.
     cpu: pick(layers, 'cpu') ?? 0,
     memoryBytes: parseQuantity(pick(layers, 'memory') ?? '0'),
     diskSizeBytes: diskSize === undefined ? undefined : parseQuantity(diskSize),
-    display: resolveDisplay(layers, isFromIPSW),
     hardwareIdentity: pick(layers, 'hardwareIdentity') ?? 'Consistent',
   };
 }
@@ -246,18 +247,18 @@ function imageSize({ image, imageObject }: ResolvedImages): bigint | undefined {
   return size === undefined ? undefined : parseQuantity(size);
 }
 
-function resolveDisplay(layers: readonly Layer[], isFromIPSW: boolean): Resolved['display'] {
-  const width = pick(layers, 'displayWidth');
-  const height = pick(layers, 'displayHeight');
-  const dpi = pick(layers, 'displayDPI');
-  const isGiven = [width, height, dpi].some((value) => value !== undefined);
-  return isGiven || isFromIPSW
-    ? {
-        width: width ?? DEFAULT_DISPLAY.width,
-        height: height ?? DEFAULT_DISPLAY.height,
-        dpi: dpi ?? DEFAULT_DISPLAY.dpi,
-      }
-    : undefined;
+/**
+ * Returns the fields that the document for the agent has under the same names. If a layer sets a field of the display, or if the image comes
+ * from an IPSW, the other fields of the display have their defaults.
+ */
+function resolveForMachine(layers: readonly Layer[], isFromIPSW: boolean): ForMachine {
+  const given = MACHINE_FIELDS.map((name) => [name, pick(layers, name)] as const);
+  const hasDisplay = given.some(([name, value]) => DISPLAY_DEFAULTS.has(name) && value !== undefined);
+  const withDefaults = given.map(([name, value]) => [
+    name,
+    hasDisplay || isFromIPSW ? (value ?? DISPLAY_DEFAULTS.get(name)) : value,
+  ]);
+  return Object.fromEntries(withDefaults) as ForMachine;
 }
 
 /**

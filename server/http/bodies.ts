@@ -4,6 +4,7 @@
  * counts as absent if it is an empty text, and an optional field if it is zero and is one of {@link WITHOUT_ZERO}.
  */
 import * as z from 'zod';
+import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
 import { invalidField } from './errors.ts';
 import { FieldNames, pathOf } from './unknownfields.ts';
 
@@ -16,16 +17,16 @@ const ENTRIES = 1_024;
 const ELEMENTS = 4_096;
 
 /**
- * Fields in which zero means that the client gives no value. Some clients send zero for each field that their users left empty. In all
- * other fields, zero is a number like any other, and is refused if it is out of bounds.
+ * Fields in which zero means that the client gives no value: the time limit, and the numbers of a machine that a VM config can give, too.
+ * Some clients send zero for each of these fields that their users left empty. In all other fields, zero is a number like any other, and
+ * is refused if it is out of bounds.
  */
 const WITHOUT_ZERO: ReadonlySet<string> = new Set([
-  'cpu',
   'memory',
   'timeout',
-  'displayWidth',
-  'displayHeight',
-  'displayDPI',
+  ...VM_FIELD_ROWS.flatMap(({ type, isInConfig, http }) =>
+    type === 'integer' && isInConfig && http !== undefined ? [http] : [],
+  ),
 ]);
 
 /**

@@ -13,8 +13,8 @@ import { invalidField } from '../http/errors.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
-import { vmConfigItem } from '../../api/http/vmconfigitem.ts';
-import { vmConfigSpec } from '../../api/http/machinespec.ts';
+import { vmConfigItem } from '../../api/http/vmitem.ts';
+import { vmConfigSpec } from '../../api/http/vmspec.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/vmconfigs';
 const tags = ['VM configs'];

@@ -1,12 +1,14 @@
 import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { ZodObject } from 'zod';
+import type { VMField } from '../../api/v1alpha1/fields.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { vmKind } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { PUBLIC_KEYS } from '../fixtures/guestdata.ts';
 import { sharedCluster } from '../support/cluster.ts';
+import { sampleValues } from '../support/vmfields.ts';
 
 let cluster: Cluster;
 const namespace = `platform-api-${randomBytes(4).toString('hex')}`;
@@ -253,7 +255,9 @@ describe('an existing VM', () => {
   const other = 'other';
 
   /** Values of all immutable fields of the first VM. The second VM has other values or none. */
+  const isFixed = ({ isMutable }: VMField) => isMutable === undefined;
   const FIXED: Spec = {
+    ...sampleValues(isFixed, 0),
     configRef: { name: 'config' },
     image: 'any',
     imagePullSecrets: [{ name: 'secret' }],
@@ -277,6 +281,7 @@ describe('an existing VM', () => {
   /** The second VM has the fields that exclude fields of the first. */
   const FIXED_TOO: Spec = { iso: 'disc', userDataSecretRef: { name: 'secret', key: 'key' } };
   const CHANGED: Spec = {
+    ...sampleValues(isFixed, 1),
     configRef: { name: 'another' },
     image: 'another',
     iso: 'another',
@@ -300,6 +305,7 @@ describe('an existing VM', () => {
     deployTimeoutSeconds: 61,
   };
   const MAY_CHANGE = {
+    ...sampleValues(({ isMutable }) => isMutable === true, 1),
     cpu: 3,
     memory: '3Gi',
     diskSize: '11Gi',

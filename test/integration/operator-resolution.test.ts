@@ -72,7 +72,9 @@ describe('the values of a VM', () => {
       config: { name: 'desk', namespace: 'platform-default', generation: 1 },
     });
     expect(await machineOf(vms, 'layers')).toMatchObject({
-      display: { width: 2560, height: 1440, dpi: 96 },
+      displayWidth: 2560,
+      displayHeight: 1440,
+      displayDPI: 96,
       network: { mode: 'NAT' },
       vnc: { enabled: true },
     });

@@ -26,7 +26,8 @@ function platform(
 }
 
 function plan(vnc: boolean, display?: typeof FULL_HD): VmLaunchPlan {
-  const vm = { vnc: { enabled: vnc }, display } as Machine;
+  const { width: displayWidth, height: displayHeight, dpi: displayDPI } = display ?? {};
+  const vm = { vnc: { enabled: vnc }, displayWidth, displayHeight, displayDPI } as Machine;
   const network: GuestNetwork = { kind: 'user', macAddress: '', address: undefined, forwards: [] };
   return { guest: { vm, diskSizeBytes: undefined, iso: undefined }, cpu: 1, memoryBytes: 1, network };
 }

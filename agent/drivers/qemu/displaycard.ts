@@ -1,4 +1,5 @@
 /** Chooses the graphics card of a machine, makes its arguments for QEMU, and tells users which screen the guest has. */
+import { displayOf } from '../../../api/v1alpha1/machine.ts';
 import type { DisplayState, VmLaunchPlan } from '../driver.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
@@ -44,8 +45,8 @@ function sizeOf({ cpu, memoryBytes }: VmLaunchPlan, { accelerator }: Platform): 
 }
 
 function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Screen['card'] {
-  const { vnc, display: wanted } = plan.guest.vm;
-  if (!vnc.enabled && wanted === undefined) {
+  const { vm } = plan.guest;
+  if (!vm.vnc.enabled && displayOf(vm) === undefined) {
     return undefined;
   }
   if (architecture === 'arm64') {
@@ -63,7 +64,8 @@ function formerCard(plan: VmLaunchPlan, { architecture }: Platform): Screen['car
 }
 
 function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: Platform): Screen {
-  const { display, vnc } = plan.guest.vm;
+  const { vnc } = plan.guest.vm;
+  const display = displayOf(plan.guest.vm);
   if (display === undefined) {
     return { card, dbus: false };
   }

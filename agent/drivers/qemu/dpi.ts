@@ -4,7 +4,7 @@
  */
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import { displayBounds } from '../../../api/v1alpha1/display.ts';
+import { VM_FIELDS } from '../../../api/v1alpha1/fields.ts';
 import { Backoff } from '../../../base/backoff.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { rest } from '../../../base/time.ts';
@@ -291,7 +291,7 @@ function isSame(one: Size, other: Size): boolean {
  * Returns whether a graphical screen can have this size. A text screen has at most 400 lines of pixels, so the result is false for its size.
  */
 function isPossible({ width, height }: Size): boolean {
-  const { displayWidth, displayHeight } = displayBounds();
+  const { displayWidth, displayHeight } = VM_FIELDS;
   return (
     displayWidth.minimum <= width && width <= LARGEST && displayHeight.minimum <= height && height <= LARGEST
   );

@@ -2,7 +2,7 @@
  * Types and functions for the pull of an image's disk from a registry. All layouts of published disks use them. The code of each layout is
  * in a file of its own.
  */
-import { machineSchema } from '../../../api/v1alpha1/machine.ts';
+import { VM_FIELDS } from '../../../api/v1alpha1/fields.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
@@ -73,7 +73,7 @@ export type PlanPull = (
 ) => Promise<PullPlan | undefined>;
 
 /** Architectures that a VM can have. */
-const ARCHITECTURES: ReadonlySet<string> = new Set(machineSchema.shape.architecture.unwrap().options);
+const ARCHITECTURES: ReadonlySet<string> = new Set(VM_FIELDS.architecture.words);
 /** Values that tools for images write when no architecture was specified. */
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 

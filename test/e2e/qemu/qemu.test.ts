@@ -155,7 +155,9 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
         vm: {
           ...machine.plan.guest.vm,
           vnc: { enabled: true },
-          display: { width: 1280, height: 800, dpi: 96 },
+          displayWidth: 1280,
+          displayHeight: 800,
+          displayDPI: 96,
         },
       },
     };
@@ -186,8 +188,8 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
 
   it('gets the DPI of its screen without the rights of root, also from a restarted agent', async () => {
     const screen = folderOf(machine.host, 'c52dc9f5-4a5c-4c8e-a0bb-3c2a8bb7c0a1');
-    const display = { width: 2560, height: 1440, dpi: 144 };
-    const vm = { ...machine.plan.guest.vm, display };
+    const display = { displayWidth: 2560, displayHeight: 1440, displayDPI: 144 };
+    const vm = { ...machine.plan.guest.vm, ...display };
     const plan = { ...machine.plan, guest: { ...machine.plan.guest, diskSizeBytes: 1024 ** 2, vm } };
     const told = async () =>
       await waitFor('the agent to set the DPI', async () => {

@@ -19,8 +19,8 @@ describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (
   beforeAll(async () => {
     machine = await TestMachine.make({ runAs: OWN_USER });
     const path = await screenGuest();
-    const display = { width: 1600, height: 900, dpi: 144 };
-    const vm = { ...machine.plan.guest.vm, vnc: { enabled: true }, display };
+    const display = { displayWidth: 1600, displayHeight: 900, displayDPI: 144 };
+    const vm = { ...machine.plan.guest.vm, vnc: { enabled: true }, ...display };
     plan = { ...machine.plan, guest: { ...machine.plan.guest, vm } };
     const base = { path, digest: 'sha256:unused', format: 'qcow2', virtualSizeBytes: DISK_BYTES } as const;
     await machine.driver.create(machine.folder, plan, base);

@@ -1,0 +1,267 @@
+/**
+ * The table of the fields of a VM's spec. Each field has one row. The row gives its values, and says who carries the field: the VMConfig, the
+ * host's agent, the HTTP API and the command. The schemas of the kinds, the bodies and items of the HTTP API, the flags of the command, the
+ * layers of a deployment and the document for the agent are made from these rows. This file imports no schema, because a schema would slow
+ * the start of the `berth` command.
+ */
+
+/**
+ * Largest allowed DPI (dots per inch) of a display. The administrator chooses it at installation. The other bounds of a display cannot be
+ * chosen.
+ */
+export type DisplayDpiMaximum = 240 | 320;
+export const DEFAULT_DISPLAY_DPI_MAXIMUM: DisplayDpiMaximum = 240;
+
+/** Values of a field. */
+type Values =
+  /** An integer between two bounds, both included. The largest DPI is the only bound that an administrator chooses. */
+  | { readonly type: 'integer'; readonly minimum: number; readonly maximum: number | 'displayDPIMaximum' }
+  /** A text of 1 to `length` characters. */
+  | { readonly type: 'text'; readonly length: number; readonly pattern?: RegExp }
+  | { readonly type: 'choice'; readonly words: readonly [string, ...string[]] }
+  /** The name of an Image or ISO, or an OCI reference. */
+  | { readonly type: 'image' }
+  /** An RFC 3339 time. */
+  | { readonly type: 'time' }
+  /** The memory of the machine, as a quantity. */
+  | { readonly type: 'memory' }
+  /** The size of a disk, as a quantity. */
+  | { readonly type: 'disk' };
+
+/** Who carries a field. */
+interface Carriers {
+  /** A user can change the field after the creation of the VM. */
+  readonly isMutable?: true;
+  /** A VMConfig has the field, too. It gives the value to VMs that leave the field out. */
+  readonly isInConfig?: true;
+  /**
+   * The agent gets the field under the same name. A value that is fixed at the deployment is in the document `Machine`, and a value that
+   * can change is in the document `Desired`. A field that can change and comes from a VMConfig is in both, and `Desired` has precedence.
+   */
+  readonly isForHost?: true;
+  /** Value of the field if the guest has a display and nobody gives the value. Only fields of the display have it. */
+  readonly displayDefault?: number;
+}
+
+/** Names of a field outside the API of Kubernetes. */
+interface Names {
+  /** Name of the field in the HTTP API, if its values there are the same. */
+  readonly http?: string;
+  /** Flag of the command and its text, for fields whose values there are the same. */
+  readonly flag?: readonly [flag: string, text: string];
+}
+
+type Described = Values & { readonly description: string };
+/** A field whose schema is in vm.ts, because it has fields of its own or is a list. */
+interface Structured {
+  readonly type: 'structured';
+}
+
+/** One row of the table. */
+export type VMField = (Described | Structured) & Carriers & Names;
+
+const SECONDS_PER_DAY = 86_400;
+const MAXIMUM_SECONDS = 2_147_483_647;
+
+/** The fields of a VM's spec, in the order of the documentation. */
+export const VM_FIELDS = {
+  configRef: { type: 'structured' },
+  image: {
+    type: 'image',
+    description: 'Image for the disk.',
+    isInConfig: true,
+    http: 'image',
+    flag: ['-i, --image <image>', 'image for the disk'],
+  },
+  iso: {
+    type: 'image',
+    description: 'ISO for booting.',
+    isInConfig: true,
+    http: 'iso',
+    flag: ['--iso <image>', 'ISO for booting'],
+  },
+  imagePullSecrets: { type: 'structured', isInConfig: true },
+  architecture: {
+    type: 'choice',
+    description: 'Architecture of the processor: amd64 or arm64.',
+    words: ['amd64', 'arm64'],
+    isInConfig: true,
+    isForHost: true,
+  },
+  os: {
+    type: 'choice',
+    description: 'Operating system of the guest: MacOS, Linux or Windows.',
+    words: ['MacOS', 'Linux', 'Windows'],
+    isInConfig: true,
+    isForHost: true,
+  },
+  cpu: {
+    type: 'integer',
+    description: 'Number of virtual processors.',
+    minimum: 1,
+    maximum: 256,
+    isMutable: true,
+    isInConfig: true,
+    http: 'cpu',
+    flag: ['-c, --cpu <number>', 'number of virtual processors'],
+  },
+  memory: {
+    type: 'memory',
+    description: 'Memory of the machine, for example 4Gi.',
+    isMutable: true,
+    isInConfig: true,
+    flag: ['-m, --memory <size>', 'memory, for example 512Mi, 4Gi or 4G; a number without a unit is in GiB'],
+  },
+  diskSize: {
+    type: 'disk',
+    description: 'Size of the disk. The size of the image when omitted.',
+    isMutable: true,
+    isInConfig: true,
+  },
+  displayWidth: {
+    type: 'integer',
+    description:
+      'Width of the display in pixels. The guest has a screen if at least one display field is set, even if VNC is off. If this field is omitted but another display field is set, the width is 1920.',
+    minimum: 320,
+    maximum: 3840,
+    isInConfig: true,
+    isForHost: true,
+    displayDefault: 1920,
+    http: 'displayWidth',
+    flag: ['--display-width <pixels>', 'width of the display'],
+  },
+  displayHeight: {
+    type: 'integer',
+    description:
+      'Height of the display in pixels. If this field is omitted but another display field is set, the height is 1080.',
+    minimum: 480,
+    maximum: 2160,
+    isInConfig: true,
+    isForHost: true,
+    displayDefault: 1080,
+    http: 'displayHeight',
+    flag: ['--display-height <pixels>', 'height of the display'],
+  },
+  displayDPI: {
+    type: 'integer',
+    description:
+      'Dots per inch of the display. The host uses this value to compute the physical size of the screen for the guest. If a host cannot set this value, the condition DisplayReady gives the reason.',
+    minimum: 60,
+    maximum: 'displayDPIMaximum',
+    isInConfig: true,
+    isForHost: true,
+    displayDefault: 96,
+    http: 'displayDPI',
+    flag: ['--display-dpi <number>', 'dots per inch of the display'],
+  },
+  network: { type: 'structured', isInConfig: true },
+  ports: { type: 'structured', isInConfig: true },
+  vnc: { type: 'structured', isInConfig: true },
+  readiness: { type: 'structured', isInConfig: true },
+  sshAuthorizedKeys: { type: 'structured', isInConfig: true },
+  hardwareIdentity: {
+    type: 'choice',
+    description:
+      'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values.',
+    words: ['Consistent', 'Dynamic'],
+    isInConfig: true,
+  },
+  placement: { type: 'structured', isInConfig: true },
+  powerState: {
+    type: 'choice',
+    description: 'Desired state of the machine: Running (the default), Stopped or Suspended.',
+    words: ['Running', 'Stopped', 'Suspended'],
+    isMutable: true,
+  },
+  restartPolicy: {
+    type: 'choice',
+    description:
+      'Whether the machine starts again when the guest ends by itself: Never (the default), OnFailure or Always.',
+    words: ['Never', 'OnFailure', 'Always'],
+    isMutable: true,
+    isForHost: true,
+  },
+  restartRequestedAt: {
+    type: 'time',
+    description: 'Each change of this time restarts the machine once.',
+    isMutable: true,
+    isForHost: true,
+  },
+  revertRequestedAt: {
+    type: 'time',
+    description: 'Each change of this time resets the disk to its image once.',
+    isMutable: true,
+    isForHost: true,
+  },
+  serialNumber: {
+    type: 'text',
+    description: 'Serial number of the machine: 8 to 12 letters, digits and dashes.',
+    length: 12,
+    pattern: /^[-A-Za-z0-9]{8,12}$/,
+    http: 'systemSerial',
+    flag: ['--system-serial <text>', 'serial number of the machine'],
+  },
+  guestMetadata: { type: 'structured' },
+  userData: { type: 'structured' },
+  userDataSecretRef: { type: 'structured' },
+  deployTimeoutSeconds: {
+    type: 'integer',
+    description:
+      'Time limit for the deployment in seconds, from the choice of a host until the phase Running. 600 when omitted.',
+    minimum: 1,
+    maximum: SECONDS_PER_DAY,
+  },
+  activeDeadlineSeconds: {
+    type: 'integer',
+    description:
+      'Time limit in seconds, counted from the first run of the machine. After this time, the VM fails and its machine is removed.',
+    minimum: 1,
+    maximum: MAXIMUM_SECONDS,
+    isMutable: true,
+    http: 'activeDeadlineSeconds',
+    flag: [
+      '--active-deadline-seconds <seconds>',
+      'seconds from the first run until the VM fails and its machine is removed',
+    ],
+  },
+  ttlSecondsAfterFinished: {
+    type: 'integer',
+    description: 'Seconds from the end or failure of the VM until it is deleted.',
+    minimum: 0,
+    maximum: MAXIMUM_SECONDS,
+    isMutable: true,
+    http: 'ttlSecondsAfterFinished',
+    flag: [
+      '--ttl-seconds-after-finished <seconds>',
+      'seconds from the end or failure of the VM until it is deleted',
+    ],
+  },
+} as const satisfies Readonly<Record<string, VMField>>;
+
+type Table = typeof VM_FIELDS;
+export type VMFieldName = keyof Table;
+/** Names of the fields whose rows have all of these properties. */
+export type FieldsWith<Row> = {
+  [Name in VMFieldName]: Table[Name] extends Row ? Name : never;
+}[VMFieldName];
+/** TypeScript type of the values of a field that is not structured. */
+export type ValueOf<Name extends VMFieldName> = Table[Name] extends { type: 'integer' }
+  ? number
+  : Table[Name] extends { words: readonly (infer Word)[] }
+    ? Word
+    : Table[Name] extends { type: 'memory' | 'disk' }
+      ? number | string
+      : string;
+
+/** The rows of the table in their order, each with the name of its field. */
+export const VM_FIELD_ROWS: readonly (VMField & { readonly name: VMFieldName })[] = Object.entries<VMField>(
+  VM_FIELDS,
+).map(([name, row]) => ({ ...row, name: name as VMFieldName }));
+
+/** Returns the smallest and the largest allowed value of an integer. */
+export function boundsOf(
+  { minimum, maximum }: VMField & { type: 'integer' },
+  dpiMaximum: DisplayDpiMaximum,
+): { minimum: number; maximum: number } {
+  return { minimum, maximum: maximum === 'displayDPIMaximum' ? dpiMaximum : maximum };
+}
