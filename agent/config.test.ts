@@ -5,8 +5,6 @@ import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { ConfigError } from '../base/config.ts';
 import { loadConfig } from './config.ts';
 import { folderMistakes } from './folders.ts';
-import { createKey, selfSigned } from '../kube/certificates/certificate.ts';
-import { identityFiles, writePair } from './identity/certificates.ts';
 import { rememberOwner } from './owner.ts';
 
 let directory: string;
@@ -253,17 +251,6 @@ describe('a host with machines, which the agent would remove with their disks if
     mkdirSync(join(data, 'pods'));
     expect(mistakes(LEAST)).toEqual([]);
     writeFileSync(join(data, 'pods', 'uid.json'), '{');
-    expect(mistakes(LEAST)).toEqual([`nodeName: ${data} has machines of Node mac9. As Node mac1, ${remedy}`]);
-    expect(mistakes(LEAST.replace('mac1', 'mac9'))).toEqual([]);
-  });
-
-  test('keeps the name in its certificate, if an earlier agent stored no other', async () => {
-    const data = join(directory, 'data');
-    const key = await createKey();
-    const certificate = await selfSigned({ key, commonName: 'system:node:mac9', days: 1 });
-    writePair(identityFiles(data).client, { certificate, key: key.pem });
-    mkdirSync(join(data, 'pods'));
-    writeFileSync(join(data, 'pods', 'uid.json'), '{}');
     expect(mistakes(LEAST)).toEqual([`nodeName: ${data} has machines of Node mac9. As Node mac1, ${remedy}`]);
     expect(mistakes(LEAST.replace('mac1', 'mac9'))).toEqual([]);
   });

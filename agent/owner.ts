@@ -1,12 +1,10 @@
 /** Checks that the machines in the data directory belong to the configured Node, and that the agent sees their Pods. */
-import { X509Certificate } from 'node:crypto';
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import * as z from 'zod';
 import { parseDocument } from '../api/v1alpha1/machine.ts';
 import { isMissing, undefinedIfSync } from '../base/errors.ts';
 import { writeWholeSync } from '../base/files.ts';
-import { identityFiles, nodeNameIn, readPair } from './identity/certificates.ts';
 
 /** Part of the record of a machine. */
 const recordSchema = z.looseObject({ key: z.string() });
@@ -46,11 +44,9 @@ export function ownerMistakes({ nodeName, namespace, dataDirectory }: Owner): st
   ];
 }
 
-/** Returns the name of the Node at the last start. Earlier agents stored it only in the client certificate. */
+/** Returns the name of the Node at the last start. */
 function storedName(dataDirectory: string): string | undefined {
-  const name = undefinedIfSync(isMissing, () => readFileSync(ownerFile(dataDirectory), 'utf8'));
-  const pair = name === undefined ? readPair(identityFiles(dataDirectory).client) : undefined;
-  return name ?? (pair && nodeNameIn(new X509Certificate(pair.certificate)));
+  return undefinedIfSync(isMissing, () => readFileSync(ownerFile(dataDirectory), 'utf8'));
 }
 
 function ownerFile(dataDirectory: string): string {

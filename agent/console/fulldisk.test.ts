@@ -18,10 +18,7 @@ let logged: string[];
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-console-'));
   logged = [];
-  store = new ConsoleStore(folder, {
-    log: 'serial',
-    logger: pino({}, { write: (line) => logged.push(line) }),
-  });
+  store = open('machine');
 });
 
 afterEach(async () => {
@@ -29,6 +26,10 @@ afterEach(async () => {
   vi.resetAllMocks();
   await rm(folder, { recursive: true });
 });
+
+function open(of: 'machine' | 'task'): ConsoleStore {
+  return new ConsoleStore(folder, { of, logger: pino({}, { write: (line) => logged.push(line) }) });
+}
 
 /** Fills the disk: only the first half of a text still finds room. */
 function fillDisk(): void {
@@ -93,21 +94,22 @@ it('tells a full disk once, and again when the disk is full the next time', asyn
   expect(logged).toHaveLength(2);
 });
 
-it.each(['serial.log', 'serial.0.log'])(
-  'has each line of %s once if only the store had room',
-  async (file) => {
-    const stored: string[] = [];
-    for (const change of [freeDisk, fillDiskBesideStore, fillDisk, freeDisk]) {
-      change();
-      appendFileSync(join(folder, file), `${change.name}\n`);
-      await read();
-      stored.push(await read());
-    }
-    const [first, second] = ['freeDisk\n', 'fillDiskBesideStore\n'];
-    expect(stored).toEqual([first, first + second, first + second, `${first}${second}fillDisk\n${first}`]);
-    expect(logged).toHaveLength(1);
-  },
-);
+it.each([
+  ['task', 'serial.log'],
+  ['machine', 'serial.0.log'],
+] as const)('has each line of a %s once if only the store had room', async (of, file) => {
+  store = open(of);
+  const stored: string[] = [];
+  for (const change of [freeDisk, fillDiskBesideStore, fillDisk, freeDisk]) {
+    change();
+    appendFileSync(join(folder, file), `${change.name}\n`);
+    await read();
+    stored.push(await read());
+  }
+  const [first, second] = ['freeDisk\n', 'fillDiskBesideStore\n'];
+  expect(stored).toEqual([first, first + second, first + second, `${first}${second}fillDisk\n${first}`]);
+  expect(logged).toHaveLength(1);
+});
 
 it('loses no output if a file cannot be opened in the middle of a long output', async () => {
   const lines = 'a line of the guest\n'.repeat(2_000);

@@ -1,7 +1,6 @@
 /**
  * Reads the bytes of a console as the guest or the task printed them. The log writer stores the bytes of a machine's console in several
- * files. A task (the work of a Job) appends its bytes to a single file. A hypervisor that an earlier version of the agent started also
- * appends to a single file.
+ * files. A task (the work of a Job) appends its bytes to a single file.
  */
 import {
   closeSync,
@@ -13,13 +12,12 @@ import {
   readFileSync,
   readSync,
   renameSync,
-  rmSync,
   statSync,
   writeFileSync,
 } from 'node:fs';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { isMissing, undefinedIfSync } from '../../base/errors.ts';
-import { appendedLog, listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
+import { listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
 /**
  * Subfolder of the machine's or task's folder. The subfolder contains the console's store, and the position up to which the console was
@@ -32,6 +30,8 @@ export const CONSOLE_FOLDER = 'console';
  * store has the same size limit and could not keep them.
  */
 const BACKLOG_BYTES = 2 * SEGMENT_BYTES;
+/** Name of the file in a task's folder to which the task appends its lines. */
+export const TASK_LOG = 'serial.log';
 /** Size in bytes at which a console's single file is emptied, if all its bytes have been read. */
 const RAW_LIMIT_BYTES = 1024 * 1024;
 
@@ -42,7 +42,7 @@ export interface RawPiece {
 }
 
 /** Source of a console's bytes. The position of the last commit is kept in a file, so that an agent that has restarted continues there. */
-interface Source {
+export interface ConsoleInput {
   /** Returns the next bytes, at most `length`. The result has no bytes when all bytes have been read. */
   next: (length: number) => RawPiece;
   /**
@@ -56,50 +56,9 @@ interface Source {
 
 const NOTHING: RawPiece = { lost: 0, bytes: Buffer.alloc(0) };
 
-export class ConsoleInput implements Source {
-  readonly #folder: string;
-  readonly #log: LogName;
-  readonly #appended: AppendedFile;
-  readonly #segments: Segments;
-
-  constructor(folder: string, log: LogName) {
-    this.#folder = folder;
-    this.#log = log;
-    this.#appended = new AppendedFile(folder, log);
-    this.#segments = new Segments(folder, log);
-  }
-
-  next(length: number): RawPiece {
-    if (this.#appended.exists()) {
-      const piece = this.#appended.next(length);
-      if (piece.bytes.length > 0 || listSegments(this.#folder, this.#log).length === 0) {
-        return piece;
-      }
-      // An earlier version of the agent created the single file. All its bytes have been read. The machine has since started with a log
-      // writer, so no process writes to the single file any more. So the agent removes the file.
-      this.#appended.remove();
-    }
-    return this.#segments.next(length);
-  }
-
-  commit(pending: number): void {
-    mkdirSync(join(this.#folder, CONSOLE_FOLDER), { recursive: true, mode: 0o700 });
-    if (this.#appended.exists()) {
-      this.#appended.commit(pending);
-    } else {
-      this.#segments.commit(pending);
-    }
-  }
-
-  rewind(): void {
-    this.#appended.rewind();
-    this.#segments.rewind();
-  }
-}
-
 /**
  * Reads the bytes that the log writer stores after the creation of this object. This object has its own position in the log, so it does not
- * change the position that {@link ConsoleInput} has committed.
+ * change the position that the machine's {@link Segments} have committed.
  */
 export class ConsoleTail {
   readonly #segments: Segments;
@@ -114,7 +73,8 @@ export class ConsoleTail {
   }
 }
 
-class Segments implements Source {
+/** Console of a machine: the files of its log writer. */
+export class Segments implements ConsoleInput {
   readonly #folder: string;
   readonly #log: LogName;
   readonly #file: string;
@@ -155,9 +115,7 @@ class Segments implements Source {
     if (this.#position === undefined) {
       return;
     }
-    // `pending` can be larger than the position. Some of the pending bytes can come from the single file that was read before the log
-    // writer's files.
-    this.#committed = Math.max(0, this.#position - pending);
+    this.#committed = this.#position - pending;
     if (this.#committed !== this.#saved) {
       savePosition(this.#file, this.#committed);
       this.#saved = this.#committed;
@@ -177,33 +135,23 @@ class Segments implements Source {
   }
 }
 
-/**
- * Log of a console in a single file, to which no log writer writes. Each task has such a file. A machine that an earlier version of the
- * agent started also has one until its next start. The file grows without a limit until this reader empties it.
- */
-class AppendedFile implements Source {
+/** Console of a task: a single file, to which no log writer writes. It grows without a limit until this reader empties it. */
+export class AppendedFile implements ConsoleInput {
   readonly #raw: string;
   readonly #file: string;
   #position: number | undefined;
   /** Position of the last commit. The file has an earlier one if it could not be written. */
   #committed: number | undefined;
 
-  constructor(folder: string, log: LogName) {
-    this.#raw = join(folder, appendedLog(log));
+  constructor(folder: string) {
+    this.#raw = join(folder, TASK_LOG);
     this.#file = join(folder, CONSOLE_FOLDER, 'offset');
   }
 
-  exists(): boolean {
-    return existsSync(this.#raw);
-  }
-
-  remove(): void {
-    for (const path of [this.#raw, this.#file]) {
-      rmSync(path, { force: true });
-    }
-  }
-
   next(length: number): RawPiece {
+    if (!existsSync(this.#raw)) {
+      return NOTHING;
+    }
     const size = sizeOf(this.#raw);
     this.#position ??= positionIn(this.#file);
     // If the file is shorter than the part that was already read, it is a new file. Reading then begins at its start.
@@ -275,6 +223,7 @@ export function readPiece(path: string, offset: number, length: number): Buffer 
 
 /** Writes a position to a temporary file, which then replaces `file`. So if the disk is full, the old position stays. */
 function savePosition(file: string, position: number): void {
+  mkdirSync(dirname(file), { recursive: true, mode: 0o700 });
   writeFileSync(`${file}.tmp`, String(position), { mode: 0o600 });
   renameSync(`${file}.tmp`, file);
 }

@@ -156,22 +156,11 @@ export async function logWriterPid(folder: string): Promise<number | undefined> 
   return pid === undefined ? undefined : Number(pid);
 }
 
-/**
- * Removes the output of the hypervisor's last start. Also removes the single file that an earlier version of the agent used for this
- * output.
- */
+/** Removes the output of the hypervisor's last start. */
 export async function forgetLastWords(folder: string): Promise<void> {
   const segments = listSegments(folder, 'hypervisor').map(({ path }) => path);
-  const files = [...segments, join(folder, appendedLog('hypervisor')), join(folder, LOGGING)];
+  const files = [...segments, join(folder, LOGGING)];
   await Promise.all(files.map(async (path) => await rm(path, { force: true })));
-}
-
-/**
- * Returns the name of a log that is a single file. Tasks have such a log. Machines that an earlier version of the agent started have such a
- * log too.
- */
-export function appendedLog(log: LogName): string {
-  return `${log}.log`;
 }
 
 /** Returns the name of one file of a log. `start` is the position of the file's first byte in the log. */

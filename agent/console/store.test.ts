@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { ConsoleStore } from './store.ts';
+import { TASK_LOG } from './input.ts';
 import { STORE_FILES } from './records.ts';
 import type { ConsoleReadOptions } from './text.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
@@ -13,13 +14,13 @@ const MEBIBYTE = 1024 * 1024;
 /** Upper bound in bytes for the text that a slow follower gets. This bound is above the limit of the follower's queue, 256 KiB. */
 const FOLLOWER_BYTES = 300 * 1024;
 
-/** Appends bytes in the same way as a task, or as a hypervisor that an agent without log writers started. */
-function appendToOneFile(folder: string, bytes: string | Buffer): void {
-  appendFileSync(join(folder, 'serial.log'), bytes);
+/** Appends bytes in the same way as a task. */
+function appendAsTask(folder: string, bytes: string | Buffer): void {
+  appendFileSync(join(folder, TASK_LOG), bytes);
 }
 
-/** Appends bytes in the same way as the log writer. */
-function appendToSegments(folder: string, bytes: string | Buffer): void {
+/** Appends bytes in the same way as the log writer of a machine. */
+function appendAsMachine(folder: string, bytes: string | Buffer): void {
   const last = listSegments(folder, 'serial').at(-1) ?? { start: 0, path: join(folder, 'serial.0.log') };
   const size = statSync(last.path, { throwIfNoEntry: false })?.size ?? 0;
   const isFull = size + bytes.length > SEGMENT_BYTES;
@@ -30,9 +31,9 @@ function appendToSegments(folder: string, bytes: string | Buffer): void {
 }
 
 describe.each([
-  ['of one file', appendToOneFile],
-  ['of the log writer', appendToSegments],
-])('the console %s', (_, append) => {
+  ['task', appendAsTask],
+  ['machine', appendAsMachine],
+] as const)('the console of a %s', (of, append) => {
   let folder: string;
   let now: Date;
   let store: ConsoleStore;
@@ -49,7 +50,7 @@ describe.each([
   });
 
   function open(): ConsoleStore {
-    return new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }), clock: () => now });
+    return new ConsoleStore(folder, { of, logger: pino({ level: 'silent' }), clock: () => now });
   }
 
   function guestWrites(bytes: string | Buffer): void {
@@ -174,8 +175,8 @@ describe.each([
     }
     guestWrites('the end\n');
     expect(await read({ tailLines: 1 })).toBe('the end\n');
-    if (append === appendToOneFile) {
-      expect(await bytesOf('serial.log')).toBeLessThanOrEqual(MEBIBYTE);
+    if (of === 'task') {
+      expect(await bytesOf(TASK_LOG)).toBeLessThanOrEqual(MEBIBYTE);
     }
     const files = await readdir(join(folder, 'console'));
     expect(files).toHaveLength(3);
@@ -247,7 +248,7 @@ describe.each([
   });
 });
 
-describe('the console of the log writer, and agents that come and go', () => {
+describe('the console, and agents that come and go', () => {
   const now = new Date('2026-01-01T00:00:00.000Z');
   let folder: string;
   let store: ConsoleStore;
@@ -263,8 +264,8 @@ describe('the console of the log writer, and agents that come and go', () => {
   });
 
   /** Opens a second store. The first store is not closed, as after a kill of the agent. */
-  function anotherAgent(): ConsoleStore {
-    return new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }), clock: () => now });
+  function anotherAgent(of: 'task' | 'machine' = 'machine'): ConsoleStore {
+    return new ConsoleStore(folder, { of, logger: pino({ level: 'silent' }), clock: () => now });
   }
 
   async function read(): Promise<string> {
@@ -276,15 +277,15 @@ describe('the console of the log writer, and agents that come and go', () => {
   }
 
   it('a follower gets a prompt that stands still as a line, because kubectl prints whole lines only', async () => {
-    store = new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }) });
+    store = new ConsoleStore(folder, { of: 'machine', logger: pino({ level: 'silent' }) });
     store.start();
-    appendToSegments(folder, 'boot\nlogin: ');
+    appendAsMachine(folder, 'boot\nlogin: ');
     const stop = new AbortController();
     let text = '';
     for await (const piece of store.read({ follow: true, tailLines: 2, signal: stop.signal })) {
       text += piece;
       if (text.endsWith('login: \n')) {
-        appendToSegments(folder, 'root\n');
+        appendAsMachine(folder, 'root\n');
       } else if (text.endsWith('root\n')) {
         stop.abort();
       }
@@ -295,25 +296,27 @@ describe('the console of the log writer, and agents that come and go', () => {
   });
 
   it.each([
-    ['of one file', appendToOneFile],
-    ['of the log writer', appendToSegments],
-  ])('a line %s in the middle of which the agent was killed is whole', async (_, append) => {
+    ['task', appendAsTask],
+    ['machine', appendAsMachine],
+  ] as const)('a line of a %s in the middle of which the agent was killed is whole', async (of, append) => {
+    store = anotherAgent(of);
     append(folder, 'one\ntw');
     expect(await read()).toBe('one\n');
-    store = anotherAgent();
+    store = anotherAgent(of);
     append(folder, 'o\n');
     expect(await read()).toBe('one\ntwo\n');
   });
 
   it.each([
-    ['of one file', appendToOneFile, 'offset'],
-    ['of the log writer', appendToSegments, 'position'],
-  ])(
-    'the console %s continues after a crash of the host that damaged its position',
-    async (_, append, file) => {
+    ['task', appendAsTask, 'offset'],
+    ['machine', appendAsMachine, 'position'],
+  ] as const)(
+    'the console of a %s continues after a crash of the host that damaged its position',
+    async (of, append, file) => {
+      store = anotherAgent(of);
       append(folder, 'one\n');
       await read();
-      store = anotherAgent();
+      store = anotherAgent(of);
       await writeFile(join(folder, 'console', file), '\0\0\0');
       append(folder, 'two\n');
       expect(await read()).toBe('one\none\ntwo\n');
@@ -321,12 +324,12 @@ describe('the console of the log writer, and agents that come and go', () => {
   );
 
   it('reports the size of output that was lost while no agent ran, and shows the newest', async () => {
-    appendToSegments(folder, 'one\nbegun');
+    appendAsMachine(folder, 'one\nbegun');
     await read();
     store = anotherAgent();
     const line = `${'x'.repeat(1023)}\n`;
     for (let number = 0; number < 12 * 1024; number += 1) {
-      appendToSegments(folder, line);
+      appendAsMachine(folder, line);
     }
     const [first] = listSegments(folder, 'serial');
     const lines = (await read()).split('\n');
@@ -339,7 +342,7 @@ describe('the console of the log writer, and agents that come and go', () => {
   it('goes on after a file that a crash of the host cut short', async () => {
     const half = 'x'.repeat(SEGMENT_BYTES / 2 - 1);
     for (const text of ['1', '2', '3']) {
-      appendToSegments(folder, `${text}${half.slice(1)}\n`);
+      appendAsMachine(folder, `${text}${half.slice(1)}\n`);
     }
     const [first, second] = listSegments(folder, 'serial');
     truncateSync(first?.path ?? '', 1);
@@ -347,23 +350,13 @@ describe('the console of the log writer, and agents that come and go', () => {
     expect(await read()).toMatch(/^1\n\[4194303 bytes .*\n3x+\n$/);
   });
 
-  it('reads first the output from before the log writer, then that of the log writer, and removes the one file', async () => {
-    appendToOneFile(folder, 'one\n');
-    expect(await read()).toBe('one\n');
-    appendToOneFile(folder, 'two\n');
-    appendToSegments(folder, 'three\n');
-    expect(await read()).toBe('one\ntwo\nthree\n');
-    expect((await readdir(folder)).sort()).toEqual(['console', 'serial.0.log']);
-    expect((await readdir(join(folder, 'console'))).sort()).toEqual(['current', 'position']);
-  });
-
   it('goes on at the end of a file that a crash of the host cut short after it was read', async () => {
-    appendToSegments(folder, 'one\ntwo\n');
+    appendAsMachine(folder, 'one\ntwo\n');
     await read();
     truncateSync(join(folder, 'serial.0.log'), 'one\n'.length);
     store = anotherAgent();
     await read();
-    appendToSegments(folder, 'three\n');
+    appendAsMachine(folder, 'three\n');
     expect(await read()).toBe('one\ntwo\nthree\n');
   });
 });

@@ -11,11 +11,10 @@ import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Logger } from 'pino';
 import { isOfSystem, undefinedIfSync } from '../../base/errors.ts';
-import { CONSOLE_FOLDER, ConsoleInput, sizeOf } from './input.ts';
+import { AppendedFile, CONSOLE_FOLDER, type ConsoleInput, Segments, sizeOf } from './input.ts';
 import { ConsoleLines, type ConsoleRecord, consoleTurns, StoredRecords } from './records.ts';
 import { type ConsoleReadOptions, ConsoleText } from './text.ts';
 import { Follower, type StoreEvents } from './follower.ts';
-import type { LogName } from './logwriter.ts';
 
 /** Limit of one file of the store, in bytes. The store keeps two files, the current file and the previous file. */
 const STORE_FILE_BYTES = 4 * 1024 * 1024;
@@ -46,7 +45,8 @@ export interface ConsoleLog {
 }
 
 export interface ConsoleOptions {
-  log: LogName;
+  /** Who prints: a machine has a log writer, and a task appends to a file. */
+  of: 'machine' | 'task';
   logger: Logger;
   clock?: () => Date;
 }
@@ -65,10 +65,10 @@ export class ConsoleStore implements ConsoleLog {
   #isFailing = false;
 
   /**
-   * Creates the store of a console. `folder` is the folder of the machine or task. `log` is the log to which the guest or the task prints.
+   * Creates the store of a console. `folder` is the folder of the machine or task.
    */
-  constructor(folder: string, { log, logger, clock = () => new Date() }: ConsoleOptions) {
-    this.#input = new ConsoleInput(folder, log);
+  constructor(folder: string, { of, logger, clock = () => new Date() }: ConsoleOptions) {
+    this.#input = of === 'task' ? new AppendedFile(folder) : new Segments(folder, 'serial');
     this.#folder = join(folder, CONSOLE_FOLDER);
     this.#logger = logger;
     this.#clock = clock;

@@ -1,7 +1,6 @@
 /** Reads the last part of a machine's log. Messages about the end of the machine's process contain this part. */
-import { join } from 'node:path';
 import { readPiece, sizeOf } from './input.ts';
-import { appendedLog, listSegments, type LogName, logsWritten } from './logwriter.ts';
+import { listSegments, type LogName, logsWritten } from './logwriter.ts';
 
 /**
  * Returns the last bytes of a log as text. The text begins at the position `from` or later, and has at most `limitBytes`. Call this function
@@ -9,9 +8,7 @@ import { appendedLog, listSegments, type LogName, logsWritten } from './logwrite
  */
 export async function logTail(folder: string, log: LogName, limitBytes: number, from = 0): Promise<string> {
   await logsWritten(folder);
-  const segments = listSegments(folder, log);
-  const files = segments.length > 0 ? segments : [{ start: 0, path: join(folder, appendedLog(log)) }];
-  const tails = files.map(({ start, path }) => {
+  const tails = listSegments(folder, log).map(({ start, path }) => {
     const size = sizeOf(path);
     const begin = Math.max(0, from - start, size - limitBytes);
     return readPiece(path, begin, Math.max(0, size - begin));

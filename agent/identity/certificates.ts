@@ -81,7 +81,7 @@ export function nodeUser(nodeName: string): string {
 }
 
 /** Returns the name of the Node to which a certificate belongs. The result is undefined if it belongs to no Node. */
-export function nodeNameIn({ subject }: Pick<X509Certificate, 'subject'>): string | undefined {
+function nodeNameIn({ subject }: Pick<X509Certificate, 'subject'>): string | undefined {
   return /^CN=system:node:(.+)$/m.exec(subject)?.[1];
 }
 

@@ -111,7 +111,7 @@ describe('the condition of user data', () => {
   const running = { startedWith: { cpu: 1, memoryBytes: 1 } };
 
   it.each([
-    ['is absent for a VM without user data', {}, { ...running, seeded: true }, undefined, []],
+    ['is absent for a VM without user data', {}, running, undefined, []],
     ['is absent before the first try', { userData: 'x' }, {}, undefined, []],
     [
       'is False while the Secret is missing',
@@ -137,18 +137,17 @@ describe('the condition of user data', () => {
     [
       'is True once the guest has it',
       { userData: 'x' },
-      { ...running, seeded: true },
+      running,
       undefined,
       ['True Delivered'],
     ],
     [
       'tells that the guest may ignore it',
       { userData: 'x' },
-      { ...running, seeded: true, seedNotice: 'why' },
+      { ...running, seedNotice: 'why' },
       undefined,
       ['True DeliveredWithNotice'],
     ],
-    ['is absent if an earlier agent started the machine', { userData: 'x' }, running, undefined, []],
   ])('%s', (_, machine, record, trouble, expected) => {
     const { record: made } = runtimeOf(machine);
     const conditions = userDataConditions({ record: { ...made, ...record }, trouble });

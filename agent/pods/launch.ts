@@ -57,7 +57,7 @@ export async function prepareStart(host: Host, runtime: Runtime, operation: Oper
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
   const plan = { ...launchPlan(host, record, operation, network), seed, vnc };
-  return { plan, change: { startedWith: sizeOf(plan, record), seeded: seed !== undefined, seedNotice } };
+  return { plan, change: { startedWith: sizeOf(plan, record), seedNotice } };
 }
 
 /**

@@ -53,7 +53,7 @@ export interface MachineEnd {
 export interface StartedSize {
   cpu: number;
   memoryBytes: number;
-  /** Disk size in bytes. Undefined if the machine has no disk, or if an earlier release of the agent started the machine. */
+  /** Disk size in bytes. Undefined if the machine has no disk. */
   diskSizeBytes?: number;
 }
 
@@ -109,8 +109,6 @@ export interface MachineRecord {
   killed: boolean;
   /** Size of a machine that runs or is suspended. This size can differ from `claim`, which has the size for the next start. */
   startedWith: StartedSize | undefined;
-  /** Whether the last start gave the guest a seed. Undefined if an earlier release of the agent started the machine. */
-  seeded?: boolean;
   /** Text that tells why the guest may ignore the user data of the last start. Undefined if nothing is wrong with it. */
   seedNotice?: string | undefined;
   end: MachineEnd | undefined;

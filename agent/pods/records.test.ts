@@ -44,15 +44,6 @@ describe('records of machines', () => {
     expect(readdirSync(directory)).toEqual(['a.json']);
   });
 
-  it('of an agent that wrote no version, counted no disk, and had one driver only, are read', () => {
-    const record = saved('a');
-    const { diskBytes: _, ...claim } = CLAIM;
-    writeFileSync(fileOf('a'), JSON.stringify({ ...record, driver: undefined, claim }));
-    const records = new RecordStore(directory);
-    expect(records.damaged).toEqual([]);
-    expect(written(records.get('a') as MachineRecord)).toEqual(written(record));
-  });
-
   it.each([
     ['an empty file, as a host leaves it that lost its power', () => '', /JSON/],
     ['half a file', (text: string) => text.slice(0, text.length / 2), /JSON/],

@@ -25,28 +25,24 @@ export interface DamagedRecord {
 }
 
 /**
- * Schema of a record's fields. All releases of the agent write the required fields. The content of `machine`, `emulator` and `base` is not
+ * Schema of a record's fields. The content of `machine`, `emulator` and `base` is not
  * validated again, because the agent accepted it when it wrote the record. If a rule has become stricter since then, the old record must
  * stay readable, because a machine with an unreadable record fails.
  */
 const recordSchema = z.looseObject({
-  /** Absent if an early release of the agent wrote the file. */
-  version: z.literal(VERSION).optional(),
+  version: z.literal(VERSION),
   uid: z.string().min(1),
   podUid: z.string().min(1).optional(),
   key: z.string().min(1),
-  /** Absent if an early release of the agent wrote the file. That release had only one driver. */
-  driver: z.string().min(1).default('qemu'),
+  driver: z.string().min(1),
   claim: z.object({
     slots: z.number(),
     cpuMillis: z.number(),
     memoryBytes: z.number(),
-    /** Absent if an early release of the agent wrote the file. At that time, Pods did not request disk space. */
-    diskBytes: z.number().default(0),
+    diskBytes: z.number(),
     ports: z.array(z.string()),
   }),
-  /** Absent if an early release of the agent wrote the file. That release chose no ports. */
-  automaticPorts: z.array(machinePortSchema).default([]),
+  automaticPorts: z.array(machinePortSchema),
   machine: z.looseObject({}).optional(),
   emulator: z.looseObject({}).optional(),
   base: z.looseObject({ path: z.string() }).optional(),

@@ -416,7 +416,7 @@ export function userDataConditions({
   record,
   trouble,
 }: Pick<Runtime, 'record' | 'trouble'>): SaidCondition<Reason>[] {
-  const { machine, seeded, seedNotice, startedWith } = record;
+  const { machine, seedNotice, startedWith } = record;
   if (machine === undefined || !hasUserData(machine)) {
     return [];
   }
@@ -424,7 +424,7 @@ export function userDataConditions({
   if (record.created && trouble !== undefined && isOfUserData(trouble.reason)) {
     return [condition(USER_DATA_CONDITION, false, trouble.reason, trouble.message)];
   }
-  if (seeded !== true || startedWith === undefined) {
+  if (startedWith === undefined) {
     return [];
   }
   const reason = seedNotice === undefined ? 'Delivered' : 'DeliveredWithNotice';

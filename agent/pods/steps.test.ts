@@ -59,6 +59,7 @@ function newVm(told: string[] = []) {
     hardware: { macAddress: '' },
     ports: [],
     automaticPorts: [{ purpose: 'vnc', protocol: 'TCP', guestPort: 0 }],
+    sshAuthorizedKeys: [],
   } as unknown as Machine;
   const record = newRecord({ uid: 'pod', key: 'platform-ci/x', driver: 'qemu', machine, claim: CLAIM });
   const operation = {

@@ -8,10 +8,7 @@ import { PS_ENVIRONMENT, startTimeIn } from './process.ts';
 
 interface Holder {
   pid: number;
-  /**
-   * Start time of the process. It distinguishes the process from a later process with the same pid. The text is empty if an earlier release
-   * of the agent wrote it on a host without /proc.
-   */
+  /** Start time of the process. It distinguishes the process from a later process with the same pid. */
   startTime: string;
 }
 
@@ -89,10 +86,6 @@ function isAlive(holder: Holder): boolean {
     if (describe(holder.pid).startTime === '') {
       return true;
     }
-  }
-  // Without a start time, the process can be the agent or another one. Two agents would do more harm than an agent that does not start.
-  if (holder.startTime === '') {
-    return true;
   }
   return describe(holder.pid).startTime === holder.startTime;
 }

@@ -75,27 +75,17 @@ export function fieldsOf(text: string): string[] {
   return text.slice(text.lastIndexOf(')') + 2).split(' ');
 }
 
-async function startTimeFromPs(
-  pid: number,
-  environment: NodeJS.ProcessEnv = PS_ENVIRONMENT,
-): Promise<string | undefined> {
+async function startTimeFromPs(pid: number): Promise<string | undefined> {
   // The exit code 1 of ps is not an error: it means that no such process exists.
   const isNone = (error: unknown): boolean => error instanceof ProgramError && error.exitCode === 1;
-  const options = { ...PROGRAM, environment };
+  const options = { ...PROGRAM, environment: PS_ENVIRONMENT };
   const text = await undefinedIf(isNone, run('ps', ['-o', 'lstart=', '-p', String(pid)], options));
   return text?.trim() || undefined;
 }
 
 export async function isAlive({ pid, startTime, bootId }: ProcessIdentity): Promise<boolean> {
   const now = await identify(pid);
-  if (now === undefined || now.bootId !== bootId) {
-    return false;
-  }
-  if (now.startTime === startTime || process.platform === 'linux') {
-    return now.startTime === startTime;
-  }
-  // Earlier releases of the agent wrote the start time in the time zone of the host.
-  return (await startTimeFromPs(pid, process.env)) === startTime;
+  return now !== undefined && now.bootId === bootId && now.startTime === startTime;
 }
 
 /** Waits for the end of a process. Returns false if the process is alive at the deadline. */

@@ -52,7 +52,7 @@ export interface StartFacts {
 
 /** Makes the documents for one start of a machine. */
 export function makeDocuments(machine: Machine, facts: StartFacts): SeedDocuments {
-  const keys = machine.sshAuthorizedKeys ?? [];
+  const keys = machine.sshAuthorizedKeys;
   const values = { ...machine.guestMetadata, ...standardValues(machine, facts) };
   return {
     userData: facts.userData,

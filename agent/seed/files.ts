@@ -29,9 +29,6 @@ const LABEL = 'cidata';
  */
 export function hasSeed(machine: Machine): boolean {
   const { image, userData, userDataSecretRef, guestMetadata, sshAuthorizedKeys } = machine;
-  if (sshAuthorizedKeys === undefined) {
-    return false;
-  }
   const isGiven = userData !== undefined || userDataSecretRef !== undefined || sshAuthorizedKeys.length > 0;
   return image !== undefined || isGiven || Object.keys(guestMetadata).length > 0;
 }

@@ -114,7 +114,6 @@ describe('the files of a seed', () => {
     ['an ISO alone, and a key', { image: undefined, sshAuthorizedKeys: [KEY] }, true],
     ['an ISO alone, and a value', { image: undefined, guestMetadata: { a: '' } }, true],
     ['an ISO alone, and user data', { image: undefined, userData: 'x' }, true],
-    ['a document of an operator that knows no seeds', { sshAuthorizedKeys: undefined, userData: 'x' }, false],
   ])('for a machine with %s', (_, change, expected) => {
     expect(hasSeed(machine(change as Partial<Machine>))).toBe(expected);
   });

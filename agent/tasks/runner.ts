@@ -11,7 +11,7 @@ import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { type Reason, reasonIn, retryAfterOf, waitAsked } from '../../api/v1alpha1/reasons.ts';
 import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
-import { appendedLog } from '../console/logwriter.ts';
+import { TASK_LOG } from '../console/input.ts';
 import { messageOf } from '../../base/errors.ts';
 import { Turns } from '../turns.ts';
 import { timestamp } from '../../base/time.ts';
@@ -125,7 +125,7 @@ export class TaskRunner {
     if (!existsSync(folder)) {
       return undefined;
     }
-    const console = new ConsoleStore(folder, { log: 'serial', logger });
+    const console = new ConsoleStore(folder, { of: 'task', logger });
     console.close();
     return console;
   }
@@ -145,12 +145,12 @@ export class TaskRunner {
       key,
       abort: new AbortController(),
       leave: new AbortController(),
-      console: new ConsoleStore(folder, { log: 'serial', logger }),
+      console: new ConsoleStore(folder, { of: 'task', logger }),
       take: () => false,
     };
     const log = (line: string): void => {
       try {
-        appendFileSync(join(folder, appendedLog('serial')), `${line}\n`, { mode: 0o600 });
+        appendFileSync(join(folder, TASK_LOG), `${line}\n`, { mode: 0o600 });
       } catch (error) {
         // The line cannot be written, for example because the disk is full. The task continues, because it does not need the log: its
         // result is in the status of its Pod.

@@ -119,23 +119,16 @@ export const machineSchema = z.object({
   diskSizeBytes: z.number().int().optional(),
   network: z.object({ mode: z.enum(['NAT', 'Bridge']) }),
   ports: z.array(machinePortSchema),
-  /**
-   * Ports of the guest for which the agent chooses host ports. The field is absent if an earlier release of the operator wrote the
-   * document.
-   */
-  automaticPorts: z.array(automaticPortSchema).max(MAXIMUM_AUTOMATIC_PORTS).optional(),
+  /** Ports of the guest for which the agent chooses host ports. */
+  automaticPorts: z.array(automaticPortSchema).max(MAXIMUM_AUTOMATIC_PORTS),
   vnc: z.object({ enabled: z.boolean() }),
   readiness: z.object({ type: z.enum(['None', 'GuestAgent', 'Port']), port: z.number().int().optional() }),
   hardware: z.object({ uuid: z.string(), serialNumber: z.string(), macAddress: z.string() }),
   guestMetadata: z.record(z.string(), z.string()),
   userData: z.string().optional(),
   userDataSecretRef: z.object({ name: z.string(), key: z.string() }).optional(),
-  /**
-   * OpenSSH public keys for the guest. The field is absent if an earlier release of the operator wrote the document. Without this field,
-   * the machine gets no seed disk (the disk with the data for the guest). With a new seed disk, a guest that has already booted would act
-   * as at its first boot.
-   */
-  sshAuthorizedKeys: z.array(z.string()).optional(),
+  /** OpenSSH public keys for the guest. */
+  sshAuthorizedKeys: z.array(z.string()),
 });
 export type Machine = z.infer<typeof machineSchema>;
 
@@ -241,7 +234,7 @@ export const machineReportSchema = z.object({
   /**
    * Number of times that the VM's machine was stopped or suspended, or ended by itself and stayed off. A restart does not count. If the
    * number is larger than in an earlier report, the VM was stopped between the two reports, even if it runs again. The number is absent for
-   * emulators, and in reports of earlier agents.
+   * emulators.
    */
   stops: reported(z.number().int().min(0).max(Number.MAX_SAFE_INTEGER)),
   /** Values with which the running machine was started. They can differ from {@link Desired} until the next start. */

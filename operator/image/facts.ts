@@ -3,7 +3,7 @@
  * of a failure is one of them: `REASON: MESSAGE`. All functions are pure.
  */
 import { timestamp } from '../../base/time.ts';
-import { describeSource, describeUrl } from '../../api/v1alpha1/describe.ts';
+import { describeSource } from '../../api/v1alpha1/describe.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -72,17 +72,9 @@ function factsOf({ status = {} }: Image | ISO): ImageFacts {
 
 /** Returns the current facts. If nothing new happened, the result equals the facts in the status. */
 export function gatherFacts(observed: ObservedImage): ImageFacts {
-  const known = withoutCredentials(factsOf(observed.object), observed.object);
+  const known = factsOf(observed.object);
   const made = known.content === undefined ? { ...known, ...firstContent(observed) } : known;
   return { ...made, ...committed(observed, made), ...pushed(observed, made), ...downloaded(observed, made) };
-}
-
-/** Removes credentials from `origin`, because an earlier version of the operator stored the whole address there. */
-function withoutCredentials(facts: ImageFacts, { spec: { source } }: Image | ISO): ImageFacts {
-  const { origin } = facts;
-  return origin !== undefined && origin === source.http?.url
-    ? { ...facts, origin: describeUrl(origin) }
-    : facts;
 }
 
 function firstContent(observed: ObservedImage): Partial<ImageFacts> {

@@ -45,10 +45,12 @@ function machinePod(source: MachineImageSource, phase: 'Pending' | 'Running' = '
     imageFormat: 'Auto',
     network: { mode: 'NAT' },
     ports: [],
+    automaticPorts: [],
     vnc: { enabled: false },
     readiness: { type: 'None' },
     hardware: { uuid: '', serialNumber: '', macAddress: '' },
     guestMetadata: {},
+    sshAuthorizedKeys: [],
   };
   return {
     apiVersion: 'v1',

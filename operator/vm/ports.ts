@@ -79,7 +79,7 @@ export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
  * reports the chosen ports in the order of `automaticPorts`.
  */
 export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[] {
-  const { ports, automaticPorts: asked = [] } = machine;
+  const { ports, automaticPorts: asked } = machine;
   const { endpoints: chosen = [] } = report;
   const fixed = ports.map(({ name, protocol, hostPort, guestPort }) => ({
     name,

@@ -290,8 +290,8 @@ describe('the machine in the status', () => {
     expect(statusOf('Stopped', { spec: { diskSize: '1Gi' }, last }).resources?.diskSize).toBe('8Gi');
   });
 
-  it('a VM without a Pod has a name of its image, also in the status of an earlier release', () => {
-    const vm = { status: { image: { reference: REFERENCE } } };
+  it('a VM without a Pod keeps the name of its image', () => {
+    const vm = { status: { image: { name: 'team/fedora:40', reference: REFERENCE } } };
     expect(machineStatus({ vm } as unknown as Observed, 'Failed').image).toMatchObject({
       name: 'team/fedora:40',
     });

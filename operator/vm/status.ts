@@ -302,9 +302,7 @@ export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VM
 
 function keptStatus(last: VMStatus): Partial<VMStatus> {
   const { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime } = last;
-  // Earlier releases wrote no image name into the status. The name is added here, because `kubectl get` shows it.
-  const named = image && { name: shortImageName(image.reference ?? ''), ...image };
-  return { image: named, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
+  return { image, config, hardwareUUID, serialNumber, resources, accelerator, startTime };
 }
 
 function progress(phase: VMPhase, { progressPercent, bytesPerSecond }: MachineReport): string | undefined {

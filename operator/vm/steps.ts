@@ -276,7 +276,7 @@ export function ensureVncSecret(observed: Observed, { failure }: Facts): StepRes
   const { pod } = observed;
   const isMissed = pod !== undefined && waitingState(pod).reason === 'VNCSecretNotFound';
   const isAsked =
-    isMissed && machineOf(pod)?.automaticPorts?.some(({ purpose }) => purpose === 'vnc') === true;
+    isMissed && machineOf(pod)?.automaticPorts.some(({ purpose }) => purpose === 'vnc') === true;
   return isAsked && failure === undefined
     ? requeueAfter(RECHECK_MILLISECONDS, createVncSecret(observed))
     : NOTHING;

@@ -86,10 +86,12 @@ function planFor(uid: string): VmPlan {
         imageFormat: 'Raw',
         network: { mode: 'NAT' },
         ports: [],
+        automaticPorts: [],
         vnc: { enabled: false },
         readiness: { type: 'None' },
         hardware: { uuid: uid, serialNumber: 'BERTH00001', macAddress: '52:54:00:12:34:56' },
         guestMetadata: {},
+        sshAuthorizedKeys: [],
       },
     },
   };

@@ -25,7 +25,7 @@ export interface LogReads {
 /** Lets `readers` clients read the last line of 8 MiB of empty lines at the same time. */
 export async function measureLogReads(parent: string, readers: number): Promise<LogReads> {
   const folder = await mkdtemp(join(parent, 'berth-bench-logs-'));
-  const store = new ConsoleStore(folder, { log: 'serial', logger: pino({ level: 'silent' }) });
+  const store = new ConsoleStore(folder, { of: 'task', logger: pino({ level: 'silent' }) });
   try {
     await mkdir(join(folder, 'console'));
     for (const name of STORE_FILES) {

@@ -195,17 +195,4 @@ describe('a file of a web server on a host', () => {
     }
     expect([owner.requests(), other.requests()]).toEqual([1, 1]);
   });
-
-  it('is fetched again if an earlier agent stored it without its address', async (context) => {
-    const owner = await serve((_request, response) => response.end(content));
-    await ensure(store, from(owner.url), 'machine/owner');
-    const file = join(data, 'images', 'file', sha256, 'image.json');
-    const { urls, ...earlier } = JSON.parse(await readFile(file, 'utf8')) as { urls: string[] };
-    expect(urls).toHaveLength(1);
-    await writeFile(file, JSON.stringify(earlier));
-    store = await openAgain();
-    expect(await ask(context, 'an image of an earlier agent', from(owner.url))).toBe('an image');
-    expect(owner.requests()).toBe(2);
-    expect(await readFile(file, 'utf8')).not.toContain(owner.url);
-  });
 });

@@ -185,7 +185,7 @@ export class EmulatorDriver implements DriverOfEmulators {
     }
     const made = {
       process: new EmulatorProcess(folder, this.#context),
-      console: new ConsoleStore(folder.path, { log: 'serial', logger: this.#context.logger }),
+      console: new ConsoleStore(folder.path, { of: 'machine', logger: this.#context.logger }),
     };
     this.#held.set(folder.uid, made);
     return made;

@@ -21,27 +21,17 @@ type Launched = NonNullable<MachineFile['launched']>;
 
 /** Returns the content of the field `launched` in the state file of a machine that starts. For a resume, use {@link resumedWith}. */
 export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
-  const { runAs, seed } = plan;
+  const { cpu, memoryBytes, runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);
-  return { ...sizeOf(plan, platform), runAs, seed, screen };
+  return { cpu, memoryBytes, accelerator: platform.accelerator, runAs, seed, screen };
 }
 
 /**
  * Returns the content of the field `launched` in the state file of a machine that resumes. The content keeps the graphics card from the
  * machine's start, because the resumed guest expects this card. This also holds after an upgrade of the agent or of QEMU.
  */
-export function resumedWith(
-  launched: Launched | undefined,
-  plan: VmLaunchPlan,
-  platform: Platform,
-): Launched {
-  const card = launched?.screen === undefined ? formerCard(plan, platform) : launched.screen.card;
-  const screen = screenWith(card, plan, platform);
-  return { ...(launched ?? sizeOf(plan, platform)), runAs: plan.runAs, screen };
-}
-
-function sizeOf({ cpu, memoryBytes }: VmLaunchPlan, { accelerator }: Platform): Launched {
-  return { cpu, memoryBytes, accelerator };
+export function resumedWith(launched: Launched, plan: VmLaunchPlan, platform: Platform): Launched {
+  return { ...launched, runAs: plan.runAs, screen: screenWith(launched.screen.card, plan, platform) };
 }
 
 function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Screen['card'] {
@@ -53,14 +43,6 @@ function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Scree
     return 'virtio-gpu-pci';
   }
   return display.virtioVga ? 'virtio-vga' : 'VGA';
-}
-
-/** Returns the graphics card that early releases of the agent gave to a machine. The state files of these releases do not name the card. */
-function formerCard(plan: VmLaunchPlan, { architecture }: Platform): Screen['card'] {
-  if (!plan.guest.vm.vnc.enabled) {
-    return undefined;
-  }
-  return architecture === 'amd64' ? 'VGA' : 'virtio-gpu-pci';
 }
 
 function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: Platform): Screen {

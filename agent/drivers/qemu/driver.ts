@@ -283,7 +283,7 @@ export class QemuDriver implements DriverOfVMs {
     const made = {
       machine,
       copies: new DiskCopies(folder, machine, this.#context),
-      console: new ConsoleStore(folder.path, { log: 'serial', logger }),
+      console: new ConsoleStore(folder.path, { of: 'machine', logger }),
       streams: new MachineStreams(folder, machine, logger),
       guest: new MachineGuest(machine, logger),
       dpi: new DisplayDpi(folder, machine, this.#context),

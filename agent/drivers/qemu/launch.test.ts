@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, test, vi } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
-import { appendedLog } from '../../console/logwriter.ts';
+import { segmentName } from '../../console/logwriter.ts';
 import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { launch } from '../launch.ts';
@@ -66,7 +66,7 @@ afterEach(async () => {
 const UNREADABLE = "Could not open 'disk.qcow2': Permission denied";
 
 test('the last words of a hypervisor show why it did not start', async () => {
-  await writeFile(join(folder, appendedLog('hypervisor')), `${UNREADABLE}\n`);
+  await writeFile(join(folder, segmentName('hypervisor', 0)), `${UNREADABLE}\n`);
   const message = `The hypervisor ended with code 1: ${UNREADABLE}`;
   expect(await startError(folder, 'The hypervisor ended with code 1')).toMatchObject({
     reason: 'DiskInvalid',

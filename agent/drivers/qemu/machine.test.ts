@@ -48,7 +48,7 @@ beforeEach(async () => {
     version: 1,
     architecture: 'amd64',
     machineType: 'pc',
-    launched: { cpu: 1, memoryBytes: 2 ** 28, accelerator: 'tcg' },
+    launched: { cpu: 1, memoryBytes: 2 ** 28, accelerator: 'tcg', screen: { dbus: false } },
     intent: 'run',
     process: identity,
     live: true,

@@ -102,7 +102,7 @@ export class QemuMachine {
     // memory.
     const begun = await this.state.change(({ launched }) => ({
       ...BEGUN,
-      launched: resumedWith(launched, plan, platform),
+      launched: launched && resumedWith(launched, plan, platform),
     }));
     try {
       const qmp = await this.#bringUp(plan, platform, true);

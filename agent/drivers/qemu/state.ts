@@ -69,15 +69,11 @@ const stateSchema = z.object({
       cpu: z.number().int(),
       memoryBytes: z.number().int(),
       accelerator: z.enum(['kvm', 'hvf', 'tcg']),
-      /**
-       * Linux user of the process. Absent if the agent that started the process was not root, or was an early release with one user for all
-       * machines.
-       */
+      /** Linux user of the process. Absent if the agent that started the process was not root. */
       runAs: runAsSchema.optional(),
       /** Files of the machine's seed, relative to the machine's folder. Absent if the machine was started without a seed. */
       seed: z.object({ disk: z.string(), ignition: z.string().optional() }).optional(),
-      /** Screen of the machine. Absent if an early release of the agent started the machine. */
-      screen: screenSchema.optional(),
+      screen: screenSchema,
     })
     .optional(),
   /** State that the agent wants for the machine. `run` means that the agent has begun a start, and has requested no end since then. */

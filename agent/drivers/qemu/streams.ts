@@ -31,8 +31,7 @@ const ATTEMPTS = 3;
 /** Limit of the text of QEMU's error. Normally this text is one sentence. */
 const ERROR_LIMIT_CHARACTERS = 300;
 
-const NO_CONSOLE =
-  'This console accepts no input, because an earlier release of the agent started the machine. Restart the machine';
+const NOT_RUNNING = 'The machine is not running';
 const BUSY =
   'Another user types into this console. To read the output only, attach without input. To send input, wait until the other user has left';
 const NO_SCREEN = 'This machine has no screen. Set vnc.enabled to true, and restart the machine';
@@ -89,7 +88,7 @@ export class MachineStreams {
     };
     const terminal = connectTerminal(this.#folder.path, isRunning);
     if (terminal === undefined) {
-      throw new StreamRefused(NO_CONSOLE);
+      throw new StreamRefused(NOT_RUNNING);
     }
     return terminal;
   }
@@ -97,7 +96,7 @@ export class MachineStreams {
   async #requireProcess(): Promise<ProcessIdentity> {
     const identity = await this.#machine.process();
     if (identity === undefined) {
-      throw new StreamRefused('The machine is not running');
+      throw new StreamRefused(NOT_RUNNING);
     }
     return identity;
   }
@@ -130,7 +129,7 @@ class PortForwards {
       const qmp = await this.#qmp();
       const owner = this.#process;
       if (owner === undefined || qmp === undefined) {
-        throw new StreamRefused('The machine is not running');
+        throw new StreamRefused(NOT_RUNNING);
       }
       if (this.#open.size >= FORWARDS) {
         throw new StreamRefused(

@@ -57,14 +57,12 @@ const metadataSchema = z.object({
    * check.
    */
   repositories: z.array(z.object({ name: z.string(), open: z.boolean(), digests: z.array(z.string()) })),
-  /**
-   * SHA-256 of each URL from which the file was fetched. Empty by default, because earlier releases of the agent did not write this field.
-   */
-  urls: z.array(z.string()).default([]),
+  /** SHA-256 of each URL from which the file was fetched. */
+  urls: z.array(z.string()),
   /** ImageCacheEntries that need the image on this host. */
   entries: z.array(z.string()),
   /** Namespaces whose Pods asked for the image. The image counts in the share of each of them. */
-  tenants: z.array(z.string()).default([]),
+  tenants: z.array(z.string()),
 });
 export type Metadata = z.infer<typeof metadataSchema>;
 

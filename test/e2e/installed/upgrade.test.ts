@@ -1,5 +1,5 @@
 /** An upgrade from an earlier commit while VMs run: the operator first, then the hosts. */
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pino } from 'pino';
@@ -14,16 +14,10 @@ import { buildEarlier, EARLIER_TAG, type Earlier, whyNoEarlier } from './earlier
 import { BOOT, Installed, SET_UP_MILLISECONDS, VALUES } from '../../worlds/installed.ts';
 import { unless } from '../../support/unless.ts';
 
-const ROOT = join(import.meta.dirname, '..', '..', '..');
+const TAG = { tag: EARLIER_TAG };
 const PORTS = { one: 8080, two: 8081 };
 /** Names of VMs that run during the whole upgrade. */
 const NAMES = Object.keys(PORTS) as (keyof typeof PORTS)[];
-/**
- * Values for earlier agents, which refuse a configuration file with `clusterCIDRs`. They start again at once, with the same image. The test
- * of their upgrade replaces one after the other.
- */
-const OF_EARLIER_AGENTS = { clusterCIDRs: [], guestsMayReachCluster: true, maxUnavailable: 2 };
-
 const unfit = whyNoNodes() ?? (await whyNoEarlier());
 
 describe('helm upgrade', unless(unfit), () => {
@@ -57,17 +51,10 @@ describe('helm upgrade', unless(unfit), () => {
     await rm(folder, { recursive: true, force: true });
   });
 
-  /** Returns values with the earlier images, without values that the earlier chart does not know. */
-  function earlierImages(): object {
-    const tag = { tag: EARLIER_TAG };
-    const { clusterCIDRs: _, ...agent } = VALUES.agent;
-    return { ...images(tag, tag), agent: { ...agent, image: { ...agent.image, ...tag } } };
-  }
-
-  const images = (operator: object, agent: object, values: object = {}): object => ({
+  const images = (operator: object, agent: object): object => ({
     ...VALUES,
     operator: { image: { ...VALUES.operator.image, ...operator } },
-    agent: { ...VALUES.agent, ...values, image: { ...VALUES.agent.image, ...agent } },
+    agent: { ...VALUES.agent, image: { ...VALUES.agent.image, ...agent } },
   });
 
   async function watch(): Promise<void> {
@@ -98,19 +85,8 @@ describe('helm upgrade', unless(unfit), () => {
     errors.push(...(await berth.said()).filter(isError));
   }
 
-  /** Marks hosts that joined earlier, with the commands of the documentation. */
-  async function markHosts(): Promise<void> {
-    const text = await readFile(join(ROOT, 'docs', 'operate', 'upgrade.md'), 'utf8');
-    const [, list = '', mark = ''] =
-      /```sh\n(kubectl get nodes -l .*)\n(kubectl label nodes .*)\n```/.exec(text) ?? [];
-    const words = (command: string): string[] => command.replaceAll("'", '').split(' ').slice(1);
-    const { stdout } = await berth.cluster.kubectl([...words(list), '--output=name']);
-    expect(stdout.trim().split('\n')).toEqual(['node/node1-berth', 'node/node2-berth']);
-    await berth.cluster.kubectl(words(mark));
-  }
-
   test('the earlier version is installed, and VMs run', async () => {
-    await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], earlierImages());
+    await berth.helm(['install', 'berth', earlier.chart, '--create-namespace'], images(TAG, TAG));
     await berth.rolledOut();
     await berth.createGuestImage('guest');
     for (const name of NAMES) {
@@ -126,9 +102,8 @@ describe('helm upgrade', unless(unfit), () => {
   });
 
   test('the operator is upgraded: VMs run on, and agents one version behind run new VMs', async () => {
-    await berth.helm(['upgrade', 'berth', CHART], images({}, { tag: EARLIER_TAG }, OF_EARLIER_AGENTS));
+    await berth.helm(['upgrade', 'berth', CHART], images({}, TAG));
     await berth.rolledOut();
-    await markHosts();
     await runOn();
     await berth.createVM('between', 'guest', 8082);
     await berth.vms.waitForCondition('between', 'Ready', { status: 'True' }, BOOT);
