@@ -134,13 +134,7 @@ describe('the condition of user data', () => {
       { ...trouble, reason: 'PortTaken' as const },
       [],
     ],
-    [
-      'is True once the guest has it',
-      { userData: 'x' },
-      running,
-      undefined,
-      ['True Delivered'],
-    ],
+    ['is True once the guest has it', { userData: 'x' }, running, undefined, ['True Delivered']],
     [
       'tells that the guest may ignore it',
       { userData: 'x' },
