@@ -1,5 +1,6 @@
 /** Changes hosts: moves them between namespaces, and adds and removes their tags. */
-import { hasEnded, type HostNode, type HostPod, tagsOf } from '../api/http/host.ts';
+import { hasEnded, type HostNode, type HostPod } from '../api/http/host.ts';
+import { tagsOf } from '../api/v1alpha1/hosts.ts';
 import { DEDICATED_KEY, TAG_LABEL_PREFIX, WORKLOAD_LABEL } from '../api/v1alpha1/names.ts';
 import { type KubeClient, UNINTERRUPTED } from '../kube/client.ts';
 import { type Node, PODS } from '../kube/core.ts';

@@ -164,12 +164,13 @@ it('speaks plain HTTP if the configuration says so', async () => {
 
 it('tells only users who may create VMs whether a host exists', async () => {
   know();
-  const exists = vi.spyOn(own.hosts, 'exists');
+  const host = { metadata: { name: 'absent' } } as ReturnType<typeof own.hosts.of>[number];
+  const hosts = vi.spyOn(own.hosts, 'of');
   const rights = vi.spyOn(own.rights, 'require');
   const payload = { image: 'image', node: 'absent' };
   const call = { method: 'POST', url: `${NAMESPACE}/vms`, headers: TOKEN, payload } as const;
   for (const isThere of [true, false]) {
-    exists.mockReturnValue(isThere);
+    hosts.mockReturnValue(isThere ? [host] : []);
     rights.mockRejectedValueOnce(new StatusError(403, 'forbidden'));
     expect((await app.inject(call)).json()).toMatchObject({ code: 403, message: 'forbidden' });
   }

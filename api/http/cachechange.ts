@@ -4,7 +4,8 @@ import { isDeepStrictEqual } from 'node:util';
 import { type CacheTargets, referenceOf } from '../v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, ImageCacheEntrySpec } from '../v1alpha1/imagecacheentry.ts';
 import { type Host, isEmpty, withHosts, withinLimit, withoutHosts, withoutNames } from './cachehosts.ts';
-import { type HostNode, tagsOf } from './host.ts';
+import { tagsOf } from '../v1alpha1/hosts.ts';
+import type { HostNode } from './host.ts';
 import type { CacheResult, CacheSelection } from './imagecache.ts';
 
 type Item = CacheResult['items'][number];

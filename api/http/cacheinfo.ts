@@ -2,7 +2,8 @@
 import { cachedObjectName, targetTest } from '../v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, NodeCacheState } from '../v1alpha1/imagecacheentry.ts';
 import { readReference, repositoryName } from '../v1alpha1/reference.ts';
-import { type CachedContent, type HostNode, tagsOf } from './host.ts';
+import { tagsOf } from '../v1alpha1/hosts.ts';
+import type { CachedContent, HostNode } from './host.ts';
 import type { CacheInfo, CacheList } from './imagecache.ts';
 import { gigabytes } from './nodeitem.ts';
 

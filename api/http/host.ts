@@ -1,5 +1,5 @@
 /** Reads facts about hosts from their Nodes and from the Pods on these Nodes, for the HTTP API and the `berth` command. */
-import { DEDICATED_KEY, HOST_MARK, HOST_VALUE, TAG_LABEL_PREFIX, WORKLOAD_LABEL } from '../v1alpha1/names.ts';
+import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../v1alpha1/names.ts';
 
 /** The fields of a Node that the code in this folder uses. */
 export interface HostNode {
@@ -38,19 +38,6 @@ export interface HostPod {
 export const HOSTS_SELECTOR = `${HOST_MARK}=${HOST_VALUE}`;
 /** Label selector of the Pods of machines and tasks. */
 export const WORKLOADS_SELECTOR = WORKLOAD_LABEL;
-
-/** Returns the namespace of a host. A host that is not dedicated to a namespace belongs to the default namespace. */
-export function namespaceOfHost({ metadata }: HostNode, defaultNamespace: string): string {
-  return metadata.labels?.[DEDICATED_KEY] ?? defaultNamespace;
-}
-
-/** Returns the names of the tags of a host, in alphabetical order. */
-export function tagsOf({ metadata: { labels = {} } }: HostNode): string[] {
-  return Object.keys(labels)
-    .filter((label) => label.startsWith(TAG_LABEL_PREFIX))
-    .map((label) => label.slice(TAG_LABEL_PREFIX.length))
-    .toSorted();
-}
 
 /** Reports whether a Pod has ended. A Pod that has ended uses no CPU, memory or disk of its host. */
 export function hasEnded({ status }: HostPod): boolean {

@@ -2,7 +2,8 @@
 import { SLOT_RESOURCE } from '../v1alpha1/names.ts';
 import { bytesIn } from '../v1alpha1/quantity.ts';
 import { agentVersion } from '../v1alpha1/version.ts';
-import { hasEnded, type HostNode, type HostPod, tagsOf } from './host.ts';
+import { tagsOf } from '../v1alpha1/hosts.ts';
+import { hasEnded, type HostNode, type HostPod } from './host.ts';
 import type { NodeItem } from './node.ts';
 
 const GIGABYTE = 1_000_000_000;

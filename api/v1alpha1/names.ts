@@ -42,6 +42,11 @@ export const NAT_TAINT = 'berth.dev/nat-unready';
  * only together with {@link ONLY_NAMESPACE_LABEL}.
  */
 export const DEDICATED_KEY = 'berth.node-restriction.kubernetes.io/namespace';
+/**
+ * Label of a Namespace. With the value `Strict`, VMs of the namespace run only on hosts that are dedicated to it. With the value `Shared`,
+ * they also run on hosts that are dedicated to no namespace. Without the label, a namespace with hosts of its own counts as `Strict`.
+ */
+export const DEDICATION_LABEL = 'berth.dev/dedication';
 /** Label of a host that sees only the Pods of one namespace, because it joined without a certificate. Its value is the namespace. */
 export const ONLY_NAMESPACE_LABEL = 'berth.dev/only-namespace';
 

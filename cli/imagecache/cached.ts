@@ -13,7 +13,7 @@ import type { Node } from '../../kube/core.ts';
 import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { directOrAsked, namespacePath } from '../httpapi.ts';
-import { allHosts, hostsOf } from '../node/hosts.ts';
+import { readHosts } from '../node/hosts.ts';
 import { printable } from '../text.ts';
 
 export type InfoItem = CacheInfo['items'][number];
@@ -21,16 +21,18 @@ export type InfoItem = CacheInfo['items'][number];
 interface Cache {
   /** Hosts of all namespaces. */
   readonly hosts: readonly Node[];
+  /** Hosts of the namespace. */
+  readonly own: readonly Node[];
   readonly entries: readonly ImageCacheEntry[];
 }
 
 /** Returns all hosts and all ImageCacheEntries. @throws ApiError when the user may not read Nodes or ImageCacheEntries. */
 export async function readCache(cluster: Cluster, signal: AbortSignal): Promise<Cache> {
-  const [hosts, { items: entries }] = await Promise.all([
-    allHosts(cluster, signal),
+  const [{ all: hosts, own }, { items: entries }] = await Promise.all([
+    readHosts(cluster, signal),
     cluster.client.list(IMAGE_CACHE_ENTRIES, { signal }),
   ]);
-  return { hosts, entries };
+  return { hosts, own, entries };
 }
 
 /**
@@ -76,8 +78,7 @@ export async function readInfo(cluster: Cluster, image: string, signal: AbortSig
   );
 }
 
-function infoOf({ hosts, entries }: Cache, image: string, namespace: string): InfoItem[] {
-  const own = hostsOf(hosts, namespace);
+function infoOf({ own, entries }: Cache, image: string, namespace: string): InfoItem[] {
   const entryOf = (reference: string) => entryFor(entries, reference);
   const reference = referenceIn(image);
   return reference === undefined

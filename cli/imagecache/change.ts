@@ -19,7 +19,7 @@ import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { directOrAsked, namespacePath, type Server } from '../httpapi.ts';
 import { IMAGE_KIND } from '../image/kind.ts';
-import { hostNotFound, hostsOf, meantHost } from '../node/hosts.ts';
+import { hostNotFound, meantHost } from '../node/hosts.ts';
 import { findNamed } from '../objects/named.ts';
 import { print, printDone } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
@@ -95,8 +95,7 @@ async function changeDirectly(
   signal: AbortSignal,
 ): Promise<readonly Item[]> {
   for (let attempt = 1; attempt <= ATTEMPTS; attempt += 1) {
-    const { hosts, entries } = await readCache(cluster, signal);
-    const own = hostsOf(hosts, cluster.namespace);
+    const { hosts, own, entries } = await readCache(cluster, signal);
     const source = sourceOf(change, entries, cluster.namespace);
     const reference = referenceOf({ spec: source });
     // If the image has no entry yet, the name of its new entry is computed from the name of the image. The entry of another image might

@@ -7,7 +7,7 @@ import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { directOrAsked, namespacePath } from '../httpapi.ts';
 import { IMAGE_KIND } from '../image/kind.ts';
-import { allHosts, hostsOf } from '../node/hosts.ts';
+import { readHosts } from '../node/hosts.ts';
 import { findNamed, forEachName } from '../objects/named.ts';
 import { type Column, print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
@@ -69,7 +69,7 @@ async function readList(cluster: Cluster, signal: AbortSignal): Promise<ListItem
   return await directOrAsked(
     cluster,
     signal,
-    async () => listItems(hostsOf(await allHosts(cluster, signal), namespace), namespace, DEFAULT_NAMESPACE),
+    async () => listItems((await readHosts(cluster, signal)).own, namespace, DEFAULT_NAMESPACE),
     async (server) => {
       const path = namespacePath(namespace, 'cache', 'images');
       return ((await server({ method: 'GET', path })) as CacheList).items;

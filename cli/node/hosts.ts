@@ -1,10 +1,11 @@
 /** Reads and changes the hosts of a namespace. */
 import type { HostAccess } from '../../actions/nodes.ts';
-import { HOSTS_SELECTOR, type HostNode, namespaceOfHost } from '../../api/http/host.ts';
+import { HOSTS_SELECTOR } from '../../api/http/host.ts';
+import { hostsOf, ownerOfHost } from '../../api/v1alpha1/hosts.ts';
 import { DEFAULT_NAMESPACE, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { undefinedIf } from '../../base/errors.ts';
-import { type Node, NODES } from '../../kube/core.ts';
+import { NAMESPACES, type Node, NODES } from '../../kube/core.ts';
 import { ApiError, isNotFound } from '../../kube/errors.ts';
 import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
@@ -12,15 +13,25 @@ import { similarTo } from '../../base/similar.ts';
 import { printable } from '../text.ts';
 
 /** Returns the Nodes of all hosts. @throws ApiError when the user may not read Nodes. */
-export async function allHosts({ client }: Cluster, signal: AbortSignal): Promise<readonly Node[]> {
+async function allHosts({ client }: Cluster, signal: AbortSignal): Promise<readonly Node[]> {
   return (await client.list(NODES, { labelSelector: HOSTS_SELECTOR, signal })).items;
 }
 
-/** Returns the hosts that belong to the namespace, in the order of their names. */
-export function hostsOf<T extends HostNode>(hosts: readonly T[], namespace: string): readonly T[] {
-  return hosts
-    .filter((host) => namespaceOfHost(host, DEFAULT_NAMESPACE) === namespace)
-    .toSorted((one, other) => (one.metadata.name < other.metadata.name ? -1 : 1));
+/** Hosts of the cluster. */
+interface KnownHosts {
+  readonly all: readonly Node[];
+  /** Hosts that VMs of the namespace of the command can run on, in the order of their names. */
+  readonly own: readonly Node[];
+}
+
+/** Returns the hosts of all namespaces and those of the command's namespace. @throws ApiError when the user may not read Nodes. */
+export async function readHosts(cluster: Cluster, signal: AbortSignal): Promise<KnownHosts> {
+  const { client, namespace: name } = cluster;
+  const [all, namespace] = await Promise.all([
+    allHosts(cluster, signal),
+    client.get(NAMESPACES, { name }, { signal }),
+  ]);
+  return { all, own: hostsOf(namespace, all) };
 }
 
 /**
@@ -84,7 +95,7 @@ function requiredHost(node: Node, namespace: string): Node {
   if (labels?.[HOST_MARK] !== HOST_VALUE) {
     throw hostNotFound(name, namespace, '. The Node is not a host of Berth');
   }
-  const owner = namespaceOfHost(node, DEFAULT_NAMESPACE);
+  const owner = ownerOfHost(node, DEFAULT_NAMESPACE);
   if (owner !== namespace) {
     throw hostNotFound(name, namespace, `. It belongs to namespace ${owner}: use --namespace ${owner}`);
   }
@@ -94,9 +105,10 @@ function requiredHost(node: Node, namespace: string): Node {
 async function suggestion({ client, namespace }: Cluster, name: string): Promise<string> {
   const pages = client.pages(NODES, { labelSelector: HOSTS_SELECTOR });
   const page = await undefinedIf((error) => error instanceof ApiError, pages.next());
-  const hosts = page?.done === false ? hostsOf(page.value.items, namespace) : [];
+  const hosts = page?.done === false ? page.value.items : [];
+  const own = hosts.filter((host) => ownerOfHost(host, DEFAULT_NAMESPACE) === namespace);
   return meantHost(
     name,
-    hosts.map(({ metadata }) => metadata.name),
+    own.map(({ metadata }) => metadata.name),
   );
 }

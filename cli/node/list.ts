@@ -2,6 +2,8 @@
 import { WORKLOADS_SELECTOR } from '../../api/http/host.ts';
 import type { NodeItem } from '../../api/http/node.ts';
 import { nodeItem } from '../../api/http/nodeitem.ts';
+import { ownerOfHost } from '../../api/v1alpha1/hosts.ts';
+import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import type { Globals } from '../globals.ts';
@@ -9,7 +11,7 @@ import { directOrAsked, namespacePath } from '../httpapi.ts';
 import { forEachName } from '../objects/named.ts';
 import { type Column, print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
-import { allHosts, hostNotFound, hostsOf } from './hosts.ts';
+import { hostNotFound, readHosts } from './hosts.ts';
 
 const COLUMNS: readonly Column<NodeItem>[] = [
   { header: 'NAME', value: ({ name }) => name },
@@ -38,7 +40,7 @@ export async function list(terminal: Terminal, globals: Globals, names: readonly
     const hosts = await directOrAsked(
       cluster,
       signal,
-      async () => await readHosts(cluster, signal),
+      async () => await readItems(cluster, signal),
       async (server) => {
         const answer = await server({ method: 'GET', path: namespacePath(namespace, 'nodes') });
         return (answer as { items: NodeItem[] }).items;
@@ -62,18 +64,18 @@ export async function list(terminal: Terminal, globals: Globals, names: readonly
   });
 }
 
-async function readHosts(cluster: Cluster, signal: AbortSignal): Promise<NodeItem[]> {
-  const { client, namespace } = cluster;
-  const [hosts, { items: pods }] = await Promise.all([
-    allHosts(cluster, signal),
+async function readItems(cluster: Cluster, signal: AbortSignal): Promise<NodeItem[]> {
+  const { client } = cluster;
+  const [{ own }, { items: pods }] = await Promise.all([
+    readHosts(cluster, signal),
     client.list(PODS, { labelSelector: WORKLOADS_SELECTOR, signal }),
   ]);
-  return hostsOf(hosts, namespace).map((host) => {
+  return own.map((host) => {
     const { name } = host.metadata;
     return nodeItem(
       host,
       pods.filter(({ spec }) => spec.nodeName === name),
-      namespace,
+      ownerOfHost(host, DEFAULT_NAMESPACE),
     );
   });
 }

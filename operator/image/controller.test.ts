@@ -55,7 +55,13 @@ async function statusAfter(
       return image;
     },
   };
-  const none = { vms: holding(), jobs: holding(), taskPods: holding() };
+  const none = {
+    vms: holding(),
+    jobs: holding(),
+    taskPods: holding(),
+    nodes: holding(),
+    namespaces: holding(),
+  };
   const options = {
     kind: 'Image',
     objects: holding(image),
@@ -153,6 +159,8 @@ async function commitOf(current: object) {
     vms: holding(vm),
     jobs: holding(),
     taskPods: holding(),
+    nodes: holding(),
+    namespaces: holding(),
     config: parseConfig({ imageStorage: { folder: true } }, 'test'),
     recorder: { event: () => undefined },
     consistency: new Consistency(),
@@ -200,6 +208,8 @@ it('the operator deletes an old Job after it has stored the result, and Kubernet
     vms: holding(),
     jobs: holding(),
     taskPods: holding(),
+    nodes: holding(),
+    namespaces: holding(),
     config: parseConfig({}, 'test'),
     recorder: { event: () => undefined },
     consistency: new Consistency(),
@@ -296,6 +306,8 @@ async function forgetting(refusal: ApiError, change: 'commit' | 'deletion') {
     vms: holding(),
     jobs: holding(commit),
     taskPods: holding(pod),
+    nodes: holding(),
+    namespaces: holding(),
     config: parseConfig({ imageStorage: { folder: true } }, 'test'),
     recorder: { event: (_object: object, { reason }: { reason: string }) => reasons.push(reason) },
     consistency: new Consistency(),

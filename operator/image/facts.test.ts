@@ -37,6 +37,7 @@ function observed(spec: ImageSpec, status: Image['status'] = {}, vm: VM | undefi
     vm: () => vm,
     deploying: [],
     credentials: [],
+    isDedicated: () => false,
     config: parseConfig({ imageStorage: { folder: true } }, 'test'),
     now: NOW,
   };

@@ -34,7 +34,13 @@ const EMPTY = { empty: { size: '1Gi' } };
 function copied(name: string, copyOf: { name: string; namespace?: string }, others: readonly Image[]) {
   const copy = image('platform-ci', name, { copyOf });
   const objects = holding([copy, ...others]);
-  const none = { vms: holding([]), jobs: holding([]), taskPods: holding([]) };
+  const none = {
+    vms: holding([]),
+    jobs: holding([]),
+    taskPods: holding([]),
+    nodes: holding([]),
+    namespaces: holding([]),
+  };
   const sources = { kind: 'Image' as const, objects, config, clock: () => 0, ...none };
   const { origin } = observeImage(sources as unknown as Parameters<typeof observeImage>[0], copy);
   const told = origin && imagesAffected({ kind: 'Image', objects, config }).byOrigin(origin);
@@ -90,7 +96,13 @@ describe('the deletion of an Image or ISO', () => {
   function awaited(kind: 'Image' | 'ISO', name: string): readonly string[] {
     const object = image('platform-ci', name, EMPTY);
     const deleted = { ...object, metadata: { ...object.metadata, deletionTimestamp: 'now' } };
-    const none = { jobs: holding([]), taskPods: holding([]), objects: holding([]) };
+    const none = {
+      jobs: holding([]),
+      taskPods: holding([]),
+      nodes: holding([]),
+      namespaces: holding([]),
+      objects: holding([]),
+    };
     const sources = { kind, config, clock: () => 0, vms: holding(vms), ...none };
     return observeImage(sources as unknown as Parameters<typeof observeImage>[0], deleted).deploying;
   }
@@ -121,7 +133,7 @@ describe('a change of a VM', () => {
     const objects = holding([image('platform-ci', 'saved', { fromVM: { name: 'builder' } })]);
     const told: string[] = [];
     const controller = { enqueue: (key: string) => told.push(key) } as unknown as Controller;
-    const none = { jobs: holding([]), taskPods: holding([]) };
+    const none = { jobs: holding([]), taskPods: holding([]), nodes: holding([]), namespaces: holding([]) };
     const options = { kind: 'Image', objects, vms, config, ...none };
     enqueueImages(controller, options as unknown as Parameters<typeof enqueueImages>[1]);
     told.length = 0;
@@ -136,7 +148,13 @@ describe('a Job that has ended, but whose Pod was removed', () => {
 
   /** Returns the Job that is created for the Image next. `jobs` are the existing Jobs, which have no Pods. */
   function nextJob(object: Image, jobs: readonly Job[]) {
-    const others = { vms: holding([]), taskPods: holding([]), objects: holding([object]) };
+    const others = {
+      vms: holding([]),
+      taskPods: holding([]),
+      nodes: holding([]),
+      namespaces: holding([]),
+      objects: holding([object]),
+    };
     const sources = { kind: 'Image', config, clock: () => 0, jobs: holding(jobs), ...others };
     return planImage(observeImage(sources as unknown as Parameters<typeof observeImage>[0], object))
       .createJob;

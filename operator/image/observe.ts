@@ -6,13 +6,14 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Job, Pod } from '../../kube/core.ts';
+import type { Job, Namespace, Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { jobOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { taskOf } from '../tasks/job.ts';
+import { onlyOwnHosts } from '../tasks/placement.ts';
 import { imageObjectName, originKeys } from './content.ts';
 import { checkedOutcome } from './report.ts';
 import type { Controller } from '../../kube/controller.ts';
@@ -45,6 +46,8 @@ export interface ObservedImage {
   readonly deploying: readonly string[];
   /** Credentials of the image's namespace for registries. They are not in a cache. The operator reads them when it must create a Job. */
   readonly credentials: readonly RegistryCredential[];
+  /** Returns whether tasks of the namespace run on its own hosts only. */
+  readonly isDedicated: () => boolean;
   readonly config: OperatorConfig;
   /** Current time in milliseconds since the epoch. */
   readonly now: number;
@@ -56,6 +59,8 @@ export interface ImageSources {
   readonly vms: Informer<VM>;
   readonly jobs: Informer<Job>;
   readonly taskPods: Informer<Pod>;
+  readonly nodes: Informer<Node>;
+  readonly namespaces: Informer<Namespace>;
   readonly config: OperatorConfig;
   readonly clock: () => number;
 }
@@ -87,6 +92,7 @@ export function observeImage(
             .filter((vm) => isDeploying(vm) && names(vm, kind, object))
             .map(({ metadata }) => metadata.name),
     credentials: [],
+    isDedicated: () => onlyOwnHosts(sources, namespace),
     config,
     now: clock(),
   };

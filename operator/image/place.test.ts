@@ -91,7 +91,14 @@ function observed(requestedAt: string, jobs: readonly ImageJob[]): ObservedImage
     spec: { source: { fromVM: { name: 'builder' } }, commit: { vmName: 'builder', requestedAt } },
     status: { content },
   };
-  const about = { origin: undefined, vm: () => undefined, deploying: [], credentials: [], now: 0 };
+  const about = {
+    origin: undefined,
+    vm: () => undefined,
+    deploying: [],
+    credentials: [],
+    isDedicated: () => false,
+    now: 0,
+  };
   return { object, kind: 'Image', jobs, config, ...about };
 }
 

@@ -21,6 +21,7 @@ const CREDENTIALS: RegistryCredential[] = [
 ];
 
 const START = Date.parse('2026-01-01T00:00:00Z');
+const IDLE = { deploying: [], isDedicated: () => false };
 const REPORT = { digest: `sha256:${'a'.repeat(64)}`, sizeBytes: 2 ** 30, storageBytes: 2 ** 20 };
 
 function image(spec: Partial<ImageSpec>): Image {
@@ -56,9 +57,8 @@ class World {
   }
 
   observed(): ObservedImage {
-    const { object, jobs, config, now, origin, credentials } = this;
     const vm = (name: string): VM | undefined => this.vms.find(({ metadata }) => metadata.name === name);
-    return { object, kind: 'Image', jobs, origin, vm, deploying: [], credentials, config, now };
+    return { ...IDLE, ...this, kind: 'Image', vm };
   }
 
   step(): void {

@@ -148,7 +148,7 @@ function jobName(uid: string, { type, requestedAt = '' }: ImageOperation, attemp
 }
 
 function buildJob(
-  { object, kind, config, credentials }: ObservedImage,
+  { object, kind, config, credentials, isDedicated }: ObservedImage,
   operation: ImageOperation,
   attempt: number,
 ): Unsaved<Job> {
@@ -175,6 +175,8 @@ function buildJob(
       nodeName,
       architecture: nodeName === undefined ? object.spec.architecture : undefined,
       dedicatedTo: namespace,
+      // Only one host has the disk of a VM, also if the namespace got hosts of its own after the VM's start.
+      isStrict: nodeName === undefined && isDedicated(),
     },
     // Only one host has the disk of a VM. Administrators cordon this host before they save the disk and shut the host down.
     tolerates: nodeName === undefined ? [] : ['cordon'],

@@ -33,6 +33,7 @@ function observed(spec: Partial<ImageSpec>, status: ImageStatus, jobs: ImageJob[
     vm,
     deploying: [],
     credentials: [],
+    isDedicated: () => false,
     config,
     now: START,
   };

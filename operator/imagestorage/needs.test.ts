@@ -30,7 +30,16 @@ function job(condition?: { type: string; reason?: string; message?: string }): J
   const observed = { object: IMAGE, kind: 'Image' as const, config: parseConfig({}, 'test') };
   const place = { type: 'folder' as const, path: 'platform-ci/golden.qcow2' };
   const made = removalRecord(
-    { ...observed, jobs: [], origin: undefined, vm: () => undefined, deploying: [], credentials: [], now: 0 },
+    {
+      ...observed,
+      jobs: [],
+      origin: undefined,
+      vm: () => undefined,
+      deploying: [],
+      credentials: [],
+      isDedicated: () => false,
+      now: 0,
+    },
     place,
   );
   const { metadata, spec } = made;

@@ -233,6 +233,7 @@ class World {
       vm: () => undefined,
       deploying: [],
       credentials: [],
+      isDedicated: () => false,
       config,
       now,
     };

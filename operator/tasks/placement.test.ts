@@ -19,6 +19,9 @@ it('a namespace may use hosts for everybody and its own hosts, and only the mark
     { matchExpressions: [mark, arch, { key: DEDICATED_KEY, operator: 'DoesNotExist' }] },
     { matchExpressions: [mark, arch, { key: DEDICATED_KEY, operator: 'In', values: ['platform-ci'] }] },
   ]);
+  expect(termsOf({ dedicatedTo: 'platform-ci', isStrict: true })).toEqual([
+    { matchExpressions: [mark, { key: DEDICATED_KEY, operator: 'In', values: ['platform-ci'] }] },
+  ]);
   expect(termsOf({ dedicatedTo: '*' })).toEqual([
     { matchExpressions: [mark, { key: 'berth.dev/only-namespace', operator: 'DoesNotExist' }] },
   ]);

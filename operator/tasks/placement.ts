@@ -3,6 +3,7 @@
  * tells which hosts a Pod can run on, by the rules of the scheduler, and counts the slots of hosts. VMs, emulators and cache Jobs use one
  * slot each.
  */
+import { isDedicated } from '../../api/v1alpha1/hosts.ts';
 import {
   DEDICATED_KEY,
   HOST_KEY,
@@ -13,6 +14,7 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import type {
   Job,
+  Namespace,
   Node,
   NodeAffinity,
   NodeSelectorRequirement,
@@ -22,6 +24,10 @@ import type {
   Taint,
   Toleration,
 } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import type { KubeObject } from '../../kube/objects.ts';
+
+type Cached<T extends KubeObject> = Pick<Informer<T>, 'cache'>;
 
 export interface Placement {
   /**
@@ -29,6 +35,8 @@ export interface Placement {
    * namespace. Hosts that see only their own namespace are left out.
    */
   readonly dedicatedTo: string;
+  /** Whether hosts that are dedicated to no namespace are left out. */
+  readonly isStrict?: boolean | undefined;
   readonly architecture?: 'amd64' | 'arm64' | undefined;
   /** Name of the only allowed host. If it is undefined, any host is allowed. */
   readonly nodeName?: string | undefined;
@@ -72,7 +80,7 @@ function hostTolerations({ dedicatedTo }: Placement): Toleration[] {
  * field `nodeName` is not used for this, because it would bypass the scheduler and the slots.
  */
 function nodeAffinity(placement: Placement): NodeAffinity {
-  const { architecture, dedicatedTo, required = [], preferred } = placement;
+  const { architecture, dedicatedTo, isStrict = false, required = [], preferred } = placement;
   const expressions: NodeSelectorRequirement[] = [
     { key: HOST_MARK, operator: 'In', values: [HOST_VALUE] },
     ...(architecture === undefined
@@ -84,7 +92,7 @@ function nodeAffinity(placement: Placement): NodeAffinity {
     dedicatedTo === '*'
       ? [[{ key: ONLY_NAMESPACE_LABEL, operator: 'DoesNotExist' }]]
       : [
-          [{ key: DEDICATED_KEY, operator: 'DoesNotExist' }],
+          ...(isStrict ? [] : [[{ key: DEDICATED_KEY, operator: 'DoesNotExist' as const }]]),
           [{ key: DEDICATED_KEY, operator: 'In', values: [dedicatedTo] }],
         ];
   const fields = nodeNameFields(placement);
@@ -114,6 +122,16 @@ function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelecto
     ...one,
     ...avoidedNodes.map((name) => ({ key: 'metadata.name', operator: 'NotIn' as const, values: [name] })),
   ];
+}
+
+/** Returns whether VMs and tasks of the namespace run on its own hosts only, according to the caches. */
+export function onlyOwnHosts(
+  { nodes, namespaces }: { readonly nodes: Cached<Node>; readonly namespaces: Cached<Namespace> },
+  namespace: string,
+): boolean {
+  const found = namespaces.cache.get(namespace) ?? { metadata: { name: namespace } };
+  const hosts = nodes.cache.list().filter(({ metadata }) => metadata.labels?.[HOST_MARK] === HOST_VALUE);
+  return isDedicated(found, hosts);
 }
 
 /** Index of Jobs by the only host that can do them. */

@@ -32,6 +32,7 @@ function podOf(vm: VM): Pod {
     now: NOW,
     hosts: () => [],
     startingHosts: () => [],
+    isDedicated: () => false,
   };
   const unknown = {
     ...UNBOUND,
@@ -44,7 +45,13 @@ function podOf(vm: VM): Pod {
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }
-  const { metadata, spec } = buildPod({ ...world, resolved, attempt: 1, avoidedNodes: [] });
+  const { metadata, spec } = buildPod({
+    ...world,
+    resolved,
+    attempt: 1,
+    avoidedNodes: [],
+    isDedicated: false,
+  });
   const container = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: true, restartCount: 0 };
   const state = { running: { startedAt: '2030-01-01T00:00:00Z' } };
   return {

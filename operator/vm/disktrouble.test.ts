@@ -48,6 +48,7 @@ function statusWith(disk: { reason: string; message: string } | undefined, spec:
     portHolder: () => undefined,
     hosts: () => [],
     startingHosts: () => [],
+    isDedicated: () => false,
     config: parseConfig({}, 'test'),
     now: 0,
     clusterUid: 'cluster',

@@ -20,6 +20,7 @@ import type { Adoptions } from '../host/adoptions.ts';
 import { type HostReach, isHost, reachOfNode, UNBOUND } from '../host/observe.ts';
 import { SERVERS_BY_NODE, startDeadline, withPower } from '../host/power.ts';
 import type { HostRecords } from '../host/records.ts';
+import { onlyOwnHosts } from '../tasks/placement.ts';
 import { podPorts, PODS_BY_PORT } from './podstate.ts';
 
 /** Number of random bytes for a hardware identity. They are enough for a UUID, a MAC address and a serial number. */
@@ -65,6 +66,8 @@ export interface Observed extends HostReach {
   readonly portHolder: (port: string) => string | undefined;
   /** Returns the Nodes of all Berth hosts. */
   readonly hosts: () => readonly Node[];
+  /** Returns whether the VMs of the namespace run on its own hosts only. */
+  readonly isDedicated: () => boolean;
   /** Returns the Nodes of the hosts that somebody has switched on, and that have not reported yet. */
   readonly startingHosts: () => readonly Node[];
   readonly config: OperatorConfig;
@@ -119,6 +122,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
     lookups: lookups(sources, vm.metadata.namespace ?? ''),
     portHolder: (port) => describeHolder(sources.pods.cache.byIndex(PODS_BY_PORT, port).find(isBound), vm),
     hosts: () => sources.nodes.cache.list().filter(isHost),
+    isDedicated: () => onlyOwnHosts(sources, vm.metadata.namespace ?? ''),
     startingHosts: () => startingHosts(sources),
     config: sources.config,
     now: sources.clock(),

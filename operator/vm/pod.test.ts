@@ -47,7 +47,16 @@ function podOf({
   }
   const random = (): string => String(deployments).repeat(64);
   const used = parseConfig(settings, 'test');
-  return buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config: used, clusterUid: cluster, random });
+  return buildPod({
+    vm,
+    resolved,
+    attempt: 1,
+    avoidedNodes: [],
+    isDedicated: false,
+    config: used,
+    clusterUid: cluster,
+    random,
+  });
 }
 
 function hardwareOf(deployment: Deployment) {

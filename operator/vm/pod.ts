@@ -45,6 +45,8 @@ export interface PodOptions {
   readonly attempt: number;
   /** Names of hosts on which an earlier attempt to start the VM failed. */
   readonly avoidedNodes: readonly string[];
+  /** Whether the VMs of the namespace run on its own hosts only. */
+  readonly isDedicated: boolean;
   readonly config: OperatorConfig;
   readonly clusterUid: string;
   /** Returns at least 64 hex digits, for `hardwareIdentity: Dynamic`. */
@@ -247,7 +249,7 @@ export const REBOOTING: readonly Toleration[] = [
   { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
 ];
 
-function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
+function placementOf({ vm, resolved, avoidedNodes, isDedicated }: PodOptions): Placement {
   const { architecture, placement } = resolved;
   const tag: NodeSelectorRequirement | undefined =
     placement.tag === undefined
@@ -256,6 +258,7 @@ function placementOf({ vm, resolved, avoidedNodes }: PodOptions): Placement {
   const isRequired = tag !== undefined && placement.tagPolicy === 'Required';
   return {
     dedicatedTo: vm.metadata.namespace ?? '',
+    isStrict: isDedicated,
     architecture,
     nodeName: placement.node,
     avoidedNodes,

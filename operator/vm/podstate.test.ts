@@ -123,6 +123,7 @@ const WORLD = {
   portHolder: () => 'platform-qa/other',
   hosts: () => [TAINTED],
   startingHosts: () => [],
+  isDedicated: () => false,
   config,
   now: NOW,
   clusterUid: 'cluster',
@@ -141,7 +142,14 @@ function podOf({ isBound, isDeleted, phase, state, conditions }: Sample): Pod {
   if (isUnresolved(resolved)) {
     throw new Error(resolved.message);
   }
-  const built = buildPod({ ...WORLD, vm: VIRTUAL_MACHINE, resolved, attempt: 1, avoidedNodes: [] });
+  const built = buildPod({
+    ...WORLD,
+    vm: VIRTUAL_MACHINE,
+    resolved,
+    attempt: 1,
+    avoidedNodes: [],
+    isDedicated: false,
+  });
   const { resources } = built.spec.containers[0] ?? {};
   const container = {
     name: MACHINE_CONTAINER,

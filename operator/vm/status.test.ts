@@ -245,7 +245,16 @@ describe('the machine in the status', () => {
       throw new Error(resolved.message);
     }
     const random = () => '0'.repeat(64);
-    const built = buildPod({ vm, resolved, attempt: 1, avoidedNodes: [], config, clusterUid: 'uid', random });
+    const built = buildPod({
+      vm,
+      resolved,
+      attempt: 1,
+      avoidedNodes: [],
+      isDedicated: false,
+      config,
+      clusterUid: 'uid',
+      random,
+    });
     const pod = {
       ...built,
       spec: { ...built.spec, containers: [...inserted, ...built.spec.containers] },

@@ -94,6 +94,7 @@ describe('the Secret with the VNC password', () => {
       vm,
       config,
       lookups: { credentials: () => undefined },
+      isDedicated: () => false,
       clusterUid: '',
       random: () => random.repeat(32),
     } as unknown as Observed;

@@ -330,7 +330,9 @@ export function deploy(observed: Observed, facts: Facts): StepResult {
     return { ...waitFor(resolved.message), blocked: blockedBy(resolved) };
   }
   const { attempt, avoidedNodes } = facts;
-  const built = buildPod({ vm, resolved, attempt, avoidedNodes, config, clusterUid, random });
+  const isDedicated = observed.isDedicated();
+  const options = { vm, resolved, attempt, avoidedNodes, isDedicated, config, clusterUid, random };
+  const built = buildPod(options);
   const secrets: Write[] = resolved.vncHostPort ? [createVncSecret(observed)] : [];
   const { ignoredEntries } = resolved;
   return {

@@ -5,6 +5,7 @@ import * as z from 'zod';
 import { nodeListSchema, nodeNamespaceSchema, nodeTagSchema } from '../../api/http/node.ts';
 import { nodeItem } from '../../api/http/nodeitem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
+import type { Node } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';
 import { invalidField } from '../http/errors.ts';
 import { isServed } from '../http/namespaces.ts';
@@ -27,7 +28,7 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
     {
       schema: {
         summary:
-          'List the hosts of a namespace. Hosts that are not dedicated to a namespace belong to the default namespace',
+          'List the hosts that VMs of a namespace can run on: its own and, unless it is dedicated to them, the shared ones',
         tags,
         params: namespaceParams,
         response: { 200: nodeListSchema },
@@ -35,8 +36,8 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
     },
     async ({ headers, params: { namespace } }) => {
       await rights.require(headers, { verb: 'list', resource: 'hosts', namespace });
-      const itemOf = (node: Parameters<typeof nodeItem>[0]) =>
-        nodeItem(node, watches.podsOn(node.metadata.name), namespace);
+      const itemOf = (node: Readonly<Node>) =>
+        nodeItem(node, watches.podsOn(node.metadata.name), hosts.namespaceOf(node));
       return { items: hosts.of(namespace).map(itemOf) };
     },
   );

@@ -1,5 +1,5 @@
-/** Finds the hosts that belong to a namespace. */
-import { namespaceOfHost } from '../../api/http/host.ts';
+/** Finds the hosts of a namespace. */
+import { hostsOf, ownerOfHost } from '../../api/v1alpha1/hosts.ts';
 import type { Namespace, Node } from '../../kube/core.ts';
 import { notFound, StatusError } from '../http/errors.ts';
 import type { Watches } from './watches.ts';
@@ -13,31 +13,37 @@ export class Hosts {
     this.#defaultNamespace = defaultNamespace;
   }
 
-  /** Returns the namespace to which the host belongs. */
+  /** Returns the namespace whose administrators change the host. */
   namespaceOf(node: Readonly<Node>): string {
-    return namespaceOfHost(node, this.#defaultNamespace);
-  }
-
-  /** Returns the hosts of the namespace, in the order of their names. @throws StatusError 404 when the namespace does not exist. */
-  of(namespace: string): readonly Readonly<Node>[] {
-    this.requireNamespace(namespace);
-    return this.#watches
-      .hosts()
-      .filter((node) => this.namespaceOf(node) === namespace)
-      .toSorted((a, b) => (a.metadata.name < b.metadata.name ? -1 : 1));
+    return ownerOfHost(node, this.#defaultNamespace);
   }
 
   /**
-   * Returns the host. A host of a deleted namespace is found, too, so that it can be moved to another namespace.
+   * Returns the hosts that VMs of the namespace can run on, in the order of their names.
    *
-   * @throws StatusError 404 when the host does not exist or belongs to another namespace.
+   * @throws StatusError 404 when the namespace does not exist.
+   */
+  of(namespace: string): readonly Readonly<Node>[] {
+    return hostsOf(this.requireNamespace(namespace), this.#watches.hosts());
+  }
+
+  /**
+   * Returns the host, to change it. A host of a deleted namespace is found, too, so that it can be moved to another namespace.
+   *
+   * @throws StatusError 404 when the host does not exist or is not for the namespace, and 403 when it is shared with other namespaces.
    */
   find(namespace: string, name: string): Readonly<Node> {
     const host = this.#watches.host(name);
     if (host !== undefined && this.namespaceOf(host) === namespace) {
       return host;
     }
-    this.requireNamespace(namespace);
+    if (this.of(namespace).some(({ metadata }) => metadata.name === name)) {
+      const owner = this.#defaultNamespace;
+      throw new StatusError(
+        403,
+        `Host ${name} is shared. Only administrators of namespace ${owner} change it`,
+      );
+    }
     throw hostNotFound(name);
   }
 
@@ -51,6 +57,13 @@ export class Hosts {
   /** Reports whether the host exists, in any namespace. */
   exists(name: string): boolean {
     return this.#watches.host(name) !== undefined;
+  }
+
+  /** Checks that VMs of the namespace can run on the host. @throws StatusError 404 when they cannot, or the host does not exist. */
+  requireUsable(namespace: string, name: string): void {
+    if (!this.of(namespace).some(({ metadata }) => metadata.name === name)) {
+      throw hostNotFound(name);
+    }
   }
 
   /** Checks that the namespace exists. @throws StatusError 404 when it does not. */

@@ -10,7 +10,6 @@ import type { App } from '../http/app.ts';
 import { listAs } from '../callers/list.ts';
 import { deleteAs, getAs } from '../callers/objects.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
-import { hostNotFound } from '../own/hosts.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
@@ -57,7 +56,7 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         query,
         params: { namespace },
       } = asked;
-      requireHost(own, asked.body.node);
+      requireHost(own, namespace, asked.body.node);
       const request = { caller: asked.fullCaller(), namespace, query, body: asked.body };
       // The framework keeps its own request until the answer is sent.
       asked.body = waitingBody(asked.body);
@@ -111,13 +110,13 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
 }
 
 /**
- * Refuses a VM whose only allowed host does not exist, because the VM would wait for this host forever. `host` is undefined if the request
- * names no host.
+ * Refuses a VM whose only allowed host does not exist or is not for the namespace, because the VM would wait for this host forever. `host`
+ * is undefined if the request names no host.
  *
- * @throws StatusError 404 when the host does not exist.
+ * @throws StatusError 404 when the VM cannot run on the host.
  */
-function requireHost({ hosts }: Services['own'], host: string | undefined): void {
-  if (host !== undefined && !hosts.exists(host)) {
-    throw hostNotFound(host);
+function requireHost({ hosts }: Services['own'], namespace: string, host: string | undefined): void {
+  if (host !== undefined) {
+    hosts.requireUsable(namespace, host);
   }
 }

@@ -93,6 +93,7 @@ export class VMModel {
       portHolder: () => undefined,
       hosts: () => [],
       startingHosts: () => [],
+      isDedicated: () => false,
       config,
       now: this.now,
       clusterUid: 'cluster',
