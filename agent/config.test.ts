@@ -3,8 +3,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { ConfigError } from '../base/config.ts';
-import { loadConfig } from './config.ts';
-import { folderMistakes } from './folders.ts';
+import { folderMistakes, loadConfig } from './config.ts';
 import { rememberOwner } from './owner.ts';
 
 let directory: string;

@@ -1,18 +1,17 @@
 /** The agent's configuration in one YAML file. The whole file is checked at start, so that a person sees every mistake at once. */
 import { isIP } from 'node:net';
-import { dirname, resolve } from 'node:path';
+import { basename, dirname, join, relative, resolve } from 'node:path';
+import { spawnSync } from 'node:child_process';
+import { realpathSync } from 'node:fs';
 import * as z from 'zod';
 import { checkConfig, ConfigError, readConfig } from '../base/config.ts';
-import { messageOf } from '../base/errors.ts';
+import { codeOf, isOfSystem, messageOf } from '../base/errors.ts';
 import { isHostName, SIGNER_NAME } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { hostPortsSchema, type PortRules } from '../api/v1alpha1/reservable.ts';
-import { type Environment, withDriver, withEnvironment } from './configdefaults.ts';
-import { folderMistakes } from './folders.ts';
-import { networkSchema } from './networkdriver.ts';
+import { clusterNetworks, networkSchema } from './networkdriver.ts';
 import { ownerMistakes } from './owner.ts';
 import { deniedRanges } from './network/portplan.ts';
-import { clusterNetworks } from './network/reach.ts';
 
 /** Shortest lifetime of a certificate, in seconds. The API server refuses a smaller `expirationSeconds` with status 422. */
 const SHORTEST_CERTIFICATE_SECONDS = 600;
@@ -267,4 +266,113 @@ function withAbsolutePaths(config: AgentConfig, folder: string): AgentConfig {
       })),
     },
   };
+}
+
+type Environment = Readonly<Record<string, string | undefined>>;
+
+/**
+ * Adds the Node's name and address from the environment variables. Dots in the name become dashes: Kubernetes allows dots in a Node's name,
+ * but Berth requires a DNS label.
+ */
+function withEnvironment(document: unknown, environment: Environment): unknown {
+  if (typeof document !== 'object' || Array.isArray(document)) {
+    return document;
+  }
+  const { BERTH_NODE_NAME: name, BERTH_ADDRESS: host } = environment;
+  return {
+    ...(name === undefined ? {} : { nodeName: name.replaceAll('.', '-') }),
+    ...(host === undefined ? {} : { address: host }),
+    ...document,
+  };
+}
+
+/**
+ * Sets the default network driver `user` if the agent does not run as root, because the driver `nat` needs root. There is no
+ * default for root: with `user`, guests can reach more than an administrator might expect.
+ */
+function withDriver(document: unknown, isRoot: boolean): unknown {
+  if (!isObject(document)) {
+    return document;
+  }
+  const { network = {} } = document;
+  return { ...document, network: isRoot || !isObject(network) ? network : { driver: 'user', ...network } };
+}
+
+function isObject(value: unknown): value is Record<string, unknown> {
+  return typeof value === 'object' && value !== null && !Array.isArray(value);
+}
+
+/**
+ * Time limit in milliseconds for the answer of a folder's file server. The limit is short, because the start of the agent waits for each
+ * folder.
+ */
+const ANSWER_MILLISECONDS = 5_000;
+
+interface Folders {
+  dataDirectory: string;
+  images: { sharedRoots: readonly string[]; storageFolder?: string | undefined };
+  emulator?: { sdk: string } | undefined;
+}
+
+/**
+ * Returns a message for each folder of `images.sharedRoots`, and for the Android SDK, if the folder overlaps with a folder of the agent.
+ * Every user can use files of the shared roots as images, and each emulator can read the SDK. But the agent's folders contain its keys and
+ * the disks of VMs, so others must not read them. The function follows symbolic links, except those to folders whose file server is down.
+ */
+export function folderMistakes(
+  { dataDirectory, images, emulator }: Folders,
+  answerMilliseconds = ANSWER_MILLISECONDS,
+): string[] {
+  const { sharedRoots, storageFolder } = images;
+  const own = { dataDirectory, ...(storageFolder && { 'images.storageFolder': storageFolder }) };
+  const known = new Map<string, string>();
+  const real = (path: string): string => {
+    const resolved = known.get(path) ?? (isSilent(path, answerMilliseconds) ? path : realPath(path));
+    known.set(path, resolved);
+    return resolved;
+  };
+  const mistakes = (setting: string, folder: string, consequence: string): string[] =>
+    Object.entries(own)
+      .filter(([, other]) => overlap(real(folder), real(other)))
+      .map(([name, other]) => `${setting}: ${folder} and ${name} (${other}) overlap. ${consequence}`);
+  const shared = 'Because of this, users who make Images could read files of the agent';
+  return [
+    ...sharedRoots.flatMap((root) => mistakes('images.sharedRoots', root, shared)),
+    ...(emulator === undefined
+      ? []
+      : mistakes('emulator.sdk', emulator.sdk, 'Because of this, emulators could read files of the agent')),
+  ];
+}
+
+function overlap(one: string, other: string): boolean {
+  return holds(one, other) || holds(other, one);
+}
+
+function holds(folder: string, path: string): boolean {
+  const way = relative(folder, path);
+  return way !== '..' && !way.startsWith('../');
+}
+
+/**
+ * Reports whether the file server of a folder does not answer in time. A program asks the server, because a call of Node.js for a folder of a
+ * dead server never returns, so the agent would not start.
+ */
+function isSilent(path: string, answerMilliseconds: number): boolean {
+  const limits = { timeout: answerMilliseconds, killSignal: 'SIGKILL', stdio: 'ignore' } as const;
+  return codeOf(spawnSync('stat', ['--file-system', '--', path], limits).error) === 'ETIMEDOUT';
+}
+
+/**
+ * Returns the path with symbolic links resolved. If the last part of the path does not exist, or its file server is faulty, only the part
+ * before it is resolved.
+ */
+function realPath(path: string): string {
+  try {
+    return realpathSync(path);
+  } catch (error) {
+    if (!isOfSystem(error) || dirname(path) === path) {
+      throw error;
+    }
+    return join(realPath(dirname(path)), basename(path));
+  }
 }

@@ -1,14 +1,46 @@
-/** The network section of the agent's configuration, and the driver that the section names. */
+/**
+ * The network section of the agent's configuration, and the driver that the section names. The section also names the networks that
+ * nftables rules block for guests.
+ */
+import { createHash } from 'node:crypto';
+import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
 import type { PortRules } from '../api/v1alpha1/reservable.ts';
-import { networkNames } from './network/names.ts';
 import type { MetadataPages } from './network/nat/metadata.ts';
 import { NatNetwork } from './network/nat/nat.ts';
 import type { Network } from './network/network.ts';
-import { forbiddenNetworks, reachSettings } from './network/reach.ts';
-import { UserGuard } from './network/user/guard.ts';
-import { UserNetwork } from './network/user/user.ts';
+import { UserGuard, UserNetwork } from './network/user.ts';
+
+/**
+ * Addresses of the metadata services of clouds, from which a host gets its identity and secrets. In this order: link-local (AWS, Google,
+ * Azure, Oracle and most others), Azure's WireServer, Alibaba, link-local over IPv6, AWS over IPv6, Google over IPv6.
+ */
+export const METADATA_NETWORKS = [
+  '169.254.0.0/16',
+  '168.63.129.16/32',
+  '100.100.100.200/32',
+  'fe80::/10',
+  'fd00:ec2::254/128',
+  'fd20:ce::254/128',
+];
+
+const networks = z.array(z.union([z.cidrv4(), z.cidrv6()])).max(256);
+
+/**
+ * Networks of the cluster's Pods, Services and Nodes. A person configures these networks, because the agent has no right to read them from
+ * the cluster. Guests cannot reach these networks. The agent pulls images from servers in these networks only if `images.registries` names
+ * the server.
+ */
+export const clusterNetworks = networks.meta({ examples: [['10.244.0.0/16', 'fd00:10:244::/56']] });
+
+/** Settings of the section `network` that apply to every driver. */
+const reachSettings = {
+  /** Networks that are blocked for guests. The default is the metadata services of clouds. A configured list replaces the whole default. */
+  guestsMayNotReach: networks
+    .default(METADATA_NETWORKS)
+    .meta({ examples: [['192.0.2.0/24', '2001:db8::/32']] }),
+};
 
 const subnet = z.cidrv4();
 const hostAddress = z.ipv4().optional();
@@ -136,4 +168,37 @@ function userGuard(
   }
   const forbidden = forbiddenNetworks({ ...settings, clusterCIDRs });
   return new UserGuard({ table, users: machineUsers, forbidden, resolvConf });
+}
+
+/** Number of hexadecimal digits that distinguish the networks of one host. */
+const ID_LENGTH = 8;
+
+interface NetworkNames {
+  /** Folder in which the network keeps its files. */
+  directory: string;
+  /** Folder for the files of dnsmasq, for the driver `nat`. */
+  runtimeDirectory: string;
+  /** Name of the nftables table (`inet`) of the guard, for the driver `user`. */
+  guardTable: string;
+}
+
+/** Returns the names for the agent with this data directory. No two agents share a data directory. */
+export function networkNames(dataDirectory: string): NetworkNames {
+  const directory = join(dataDirectory, 'network');
+  const id = createHash('sha256').update(directory).digest('hex').slice(0, ID_LENGTH);
+  return { directory, runtimeDirectory: `/run/berth-network-${id}`, guardTable: `berth-user-${id}` };
+}
+
+interface Reach {
+  guestsMayNotReach: readonly string[];
+  clusterCIDRs: readonly string[];
+}
+
+/** Returns all networks that are blocked for guests, separated by IP version as nftables needs them. */
+export function forbiddenNetworks({ guestsMayNotReach, clusterCIDRs }: Reach): {
+  ipv4: string[];
+  ipv6: string[];
+} {
+  const all = [...new Set([...guestsMayNotReach, ...clusterCIDRs])];
+  return { ipv4: all.filter((one) => !one.includes(':')), ipv6: all.filter((one) => one.includes(':')) };
 }

@@ -9,7 +9,7 @@ import { EmulatorDriver } from './drivers/emulator/driver.ts';
 import { QemuDriver } from './drivers/qemu/driver.ts';
 import { HostImageStore } from './images/store.ts';
 import { Publisher } from './images/publisher.ts';
-import { seedPages } from './seed/documents.ts';
+import { seedPages } from './seed/seed.ts';
 import { RecordStore } from './pods/records.ts';
 import { hostFile, ownRoot } from './processes/ownroot.ts';
 import { hypervisorUsers, machineUsers } from './processes/users.ts';

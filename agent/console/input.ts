@@ -17,7 +17,7 @@ import {
 } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { isMissing, undefinedIfSync } from '../../base/errors.ts';
-import { listSegments, type LogName, SEGMENT_BYTES, type Segment } from './logwriter.ts';
+import { listSegments, type LogName, logsWritten, SEGMENT_BYTES, type Segment } from './logwriter.ts';
 
 /**
  * Subfolder of the machine's or task's folder. The subfolder contains the console's store, and the position up to which the console was
@@ -246,4 +246,18 @@ export function logEnd(folder: string, log: LogName): number {
 /** Returns the size of a file in bytes; 0 if the file does not exist. */
 export function sizeOf(path: string): number {
   return statSync(path, { throwIfNoEntry: false })?.size ?? 0;
+}
+
+/**
+ * Returns the last bytes of a log as text. The text begins at the position `from` or later, and has at most `limitBytes`. Call this function
+ * when the hypervisor has ended. The function waits until the log writer has ended too.
+ */
+export async function logTail(folder: string, log: LogName, limitBytes: number, from = 0): Promise<string> {
+  await logsWritten(folder);
+  const tails = listSegments(folder, log).map(({ start, path }) => {
+    const size = sizeOf(path);
+    const begin = Math.max(0, from - start, size - limitBytes);
+    return readPiece(path, begin, Math.max(0, size - begin));
+  });
+  return Buffer.concat(tails).subarray(-limitBytes).toString('utf8');
 }

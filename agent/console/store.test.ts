@@ -6,8 +6,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { ConsoleStore } from './store.ts';
 import { TASK_LOG } from './input.ts';
-import { STORE_FILES } from './records.ts';
-import type { ConsoleReadOptions } from './text.ts';
+import { type ConsoleReadOptions, STORE_FILES } from './records.ts';
 import { listSegments, SEGMENT_BYTES, segmentName } from './logwriter.ts';
 
 const MEBIBYTE = 1024 * 1024;

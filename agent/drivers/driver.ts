@@ -6,7 +6,7 @@ import type { RunAs } from '../../base/exec.ts';
 import type { ConsoleLog } from '../console/store.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
-import type { SeedFiles } from '../seed/files.ts';
+import type { SeedFiles } from '../seed/seed.ts';
 
 /** State of a machine whose hypervisor runs. */
 export interface RunningState {

@@ -16,11 +16,10 @@ import { createServer, holdOpen, listen, reply, type RunningServer } from '../..
 import { acceptUpgrades, type Upgrade } from '../../kube/serving/upgrades.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { OpenLimit } from './limit.ts';
-import { type LogSource, parseLogRequest } from './logs.ts';
+import { type LogSource, parseLogRequest, type StreamTargets, type Transfers } from './targets.ts';
 import { RESOURCE_CONTENT_TYPE, type ResourceMetrics } from './resources.ts';
 import { isStreamKind } from './streams/streamrequest.ts';
 import { StreamServer } from './streamserver.ts';
-import type { StreamTargets, Transfers } from './targets.ts';
 
 /** Time between two reads of the file with the authorities of callers. A kubelet reads its file as often. */
 const LOOK_MILLISECONDS = 60_000;

@@ -12,8 +12,7 @@ import { rest } from '../../base/time.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import type { Upgrade } from '../../kube/serving/upgrades.ts';
 import { StreamRefused } from '../drivers/driver.ts';
-import { attach } from './streams/attach.ts';
-import { execute } from './streams/exec.ts';
+import { attach, execute, type StreamTarget } from './streams/exec.ts';
 import { CommandMemory, OpenLimit } from './limit.ts';
 import { forward } from './streams/portforward.ts';
 import {
@@ -26,7 +25,6 @@ import type { Session, SessionLimits } from './streams/session.ts';
 import { ProtocolError } from './streams/spdy/frames.ts';
 import * as spdy from './streams/spdy/sessions.ts';
 import * as websocket from './streams/websocket.ts';
-import type { StreamTarget } from './streams/target.ts';
 import type { StreamTargets, Transfers } from './targets.ts';
 
 /**

@@ -1,21 +1,21 @@
 /**
  * Keeps this host's Node in the cluster up to date. A missing Node is created. If another program overwrites the Node, the agent writes it
- * again.
+ * again. The status also tells whether the disk of this host has room, and the version of the API server, which limits the version that the
+ * Node reports.
  */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { pause, timestamp } from '../../base/time.ts';
+import * as z from 'zod';
+import { pause, rest, timestamp } from '../../base/time.ts';
 import { AGENT_NAME } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { Controller, type Result } from '../../kube/controller.ts';
 import { type Node, NODES } from '../../kube/core.ts';
-import { isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
+import { ApiError, isAlreadyExists, isConflict, isNotFound } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
-import { freeDisk } from '../disks/freedisk.ts';
-import { DiskPressureLook } from './diskpressure.ts';
+import { freeDisk, type FreeDisk, isDiskPressed } from '../disks/freedisk.ts';
 import type { HostFacts } from './facts.ts';
-import { ServerVersionLook } from './serverversion.ts';
 import {
   type HostState,
   labelsDiffer,
@@ -26,6 +26,7 @@ import {
   staleLabels,
   statusDiffers,
 } from './node.ts';
+import { messageOf } from '../../base/errors.ts';
 
 /** Time between two checks of the disk and of the heartbeat's age, in milliseconds. */
 const LOOK_MILLISECONDS = 30_000;
@@ -178,5 +179,112 @@ export class NodeKeeper {
   #wrote(node: Node): void {
     const { name, resourceVersion = '' } = node.metadata;
     this.#consistency.wrote(name, this.informer, resourceVersion);
+  }
+}
+
+/**
+ * Time limit for the answer of the disk. A disk answers within milliseconds. The limit is necessary, because a broken disk, or one on a dead
+ * file server, can fail to answer for ever. The agent still renews its Lease then, so the cluster would place VMs on this host.
+ */
+const DISK_ANSWER_MILLISECONDS = 10_000;
+
+interface DiskPressure {
+  diskPressure: boolean;
+  /** Why the free space is unknown, in words for the Node. A host whose free space is unknown has disk pressure. Undefined if it is known. */
+  diskFault: string | undefined;
+}
+
+interface DiskPressureOptions {
+  minimumFree: number;
+  free: () => Promise<FreeDisk>;
+  answerMilliseconds?: number;
+}
+
+/** Finds out whether the disk of this host is so full, or so broken, that the host must get no new VMs. */
+export class DiskPressureLook {
+  readonly #options: DiskPressureOptions;
+  /** The read that is under way. No second read begins before this read has ended, even if the disk does not answer. */
+  #asked: Promise<FreeDisk> | undefined;
+  /** Whether the disk was too full when it last answered. A fault must not count here, because after it the host would need more free space. */
+  #wasFull = false;
+
+  constructor(options: DiskPressureOptions) {
+    this.#options = options;
+  }
+
+  /** Reads the free space of the disk. Never rejects. */
+  async look(): Promise<DiskPressure> {
+    const { minimumFree, free } = this.#options;
+    this.#asked ??= free().finally(() => {
+      this.#asked = undefined;
+    });
+    try {
+      this.#wasFull = isDiskPressed(await this.#inTime(this.#asked), minimumFree, this.#wasFull);
+      return { diskPressure: this.#wasFull, diskFault: undefined };
+    } catch (error) {
+      const diskFault = `The host takes no new VMs, because the free space of its disk is unknown: ${messageOf(error)}`;
+      return { diskPressure: true, diskFault };
+    }
+  }
+
+  /** Resolves like `asked`. @throws Error when the disk does not answer in time. */
+  async #inTime(asked: Promise<FreeDisk>): Promise<FreeDisk> {
+    const { answerMilliseconds = DISK_ANSWER_MILLISECONDS } = this.#options;
+    const answered = new AbortController();
+    const limit = rest(answerMilliseconds, answered.signal).then(() => {
+      throw new Error(`the disk does not answer within ${answerMilliseconds / 1000} s`);
+    });
+    // The race ignores a limit that comes after the answer, and this line handles its error.
+    limit.catch(() => undefined);
+    try {
+      return await Promise.race([asked, limit]);
+    } finally {
+      answered.abort();
+    }
+  }
+}
+
+/** Time in milliseconds between two questions. An upgrade of the control plane takes longer. */
+const VERSION_LOOK_MILLISECONDS = 5 * 60_000;
+
+const answerSchema = z.object({ gitVersion: z.string().max(128) });
+
+interface ServerVersionOptions {
+  readonly client: KubeClient;
+  /** Returns the current time in milliseconds since the epoch. */
+  readonly clock: () => number;
+  readonly logger: Logger;
+}
+
+/** Finds out the version of the API server. */
+export class ServerVersionLook {
+  readonly #options: ServerVersionOptions;
+  #version: string | undefined;
+  #askAt = 0;
+
+  constructor(options: ServerVersionOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * Returns the version of the API server, or undefined if the API server does not tell it.
+   * @throws Error when the API server cannot be reached
+   */
+  async look(): Promise<string | undefined> {
+    const { client, clock, logger } = this.#options;
+    if (clock() < this.#askAt) {
+      return this.#version;
+    }
+    try {
+      this.#version = answerSchema.parse((await client.call('GET', '/version')).body).gitVersion;
+    } catch (error) {
+      // An administrator can forbid this question. The Node then reports the version of this release.
+      if (!(error instanceof ApiError || error instanceof z.ZodError)) {
+        throw error;
+      }
+      logger.warn({ err: error }, 'The API server does not tell its version');
+    }
+    this.#askAt = clock() + VERSION_LOOK_MILLISECONDS;
+    return this.#version;
   }
 }

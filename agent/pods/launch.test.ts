@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { describe, expect, it, onTestFinished, test } from 'vitest';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { seedDocuments } from '../seed/documents.ts';
+import { seedDocuments } from '../seed/seed.ts';
 import type { Host } from './host.ts';
 import { machinePlan, prepareSeed, prepareVnc } from './launch.ts';
 import { newRecord, newRuntime, type Operation, type Runtime } from './machine.ts';

@@ -16,9 +16,16 @@ import { formatOf } from '../images/local/inspect.ts';
 import { requireAnswer } from '../images/sources/file.ts';
 import type { GuestNetwork } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';
-import { makeDocuments, seedDocuments, writeSeedDocuments } from '../seed/documents.ts';
-import { hasSeed, type SeedFiles, writeSeedFiles } from '../seed/files.ts';
-import { userDataNotice, withoutByteOrderMark } from '../seed/format.ts';
+import {
+  hasSeed,
+  makeDocuments,
+  seedDocuments,
+  type SeedFiles,
+  userDataNotice,
+  withoutByteOrderMark,
+  writeSeedDocuments,
+  writeSeedFiles,
+} from '../seed/seed.ts';
 import { grantedSize } from './admission.ts';
 import { type Host, type MachineHost, machineOf } from './host.ts';
 import { type MachineRecord, needed, type Operation, type Runtime, type StartedSize } from './machine.ts';

@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises';
 import { cpus, freemem, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { run } from '../../base/exec.ts';
-import { findHierarchies, type Hierarchy, machineGroup, ROOTS, textOf } from './hierarchies.ts';
+import { findHierarchies, type Hierarchy, machineGroup, ROOTS, textOf } from './cgroup.ts';
 import { fieldsOf, processFiles, PS_ENVIRONMENT } from './process.ts';
 
 export interface Usage {

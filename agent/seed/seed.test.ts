@@ -1,10 +1,22 @@
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { describe, expect, it, onTestFinished } from 'vitest';
+import { mkdir, mkdtemp, rm } from 'node:fs/promises';
+import { describe, expect, it, onTestFinished, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import { makeDocuments, seedDocuments, writeSeedDocuments } from './documents.ts';
-import { hasSeed, writeSeedFiles } from './files.ts';
+import {
+  hasSeed,
+  isIgnition,
+  makeDocuments,
+  seedDocuments,
+  type SeedDocuments,
+  seedPage,
+  seedPages,
+  userDataNotice,
+  withoutByteOrderMark,
+  writeSeedDocuments,
+  writeSeedFiles,
+} from './seed.ts';
 
 const KEY = 'ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGIFp8kYzcPkhAjLZMrgeG3WyGFIcpCSSmFuKNzyOmXd me@desk';
 const FACTS = { host: 'rack1-7', cpu: 2, memoryBytes: 2 ** 32, userData: undefined };
@@ -117,4 +129,133 @@ describe('the files of a seed', () => {
   ])('for a machine with %s', (_, change, expected) => {
     expect(hasSeed(machine(change as Partial<Machine>))).toBe(expected);
   });
+});
+
+const SEED: SeedDocuments = {
+  userData: '#cloud-config\n{}',
+  metaData: '{"instance-id":"i-1"}',
+  vendorData: '#cloud-config\n{"ssh_authorized_keys":[]}',
+  values: { name: 'desk', id: 'i-1', 'team.example_com-x': 'a\nb' },
+};
+
+test.each([
+  ['/user-data', SEED.userData],
+  ['/meta-data', SEED.metaData],
+  ['/vendor-data', SEED.vendorData],
+  ['/metadata/', 'id\nname\nteam.example_com-x\n'],
+  ['/metadata/name', 'desk'],
+  ['/metadata/team.example_com-x', 'a\nb'],
+])('the page %s has exactly the text of the seed', (path, text) => {
+  expect(seedPage(SEED, path)).toBe(text);
+});
+
+test.each([
+  '/',
+  '/metadata',
+  '/metadata/other',
+  '/metadata/name/',
+  '/metadata//name',
+  '/metadata/__proto__',
+  '/metadata/constructor',
+  '/network-config',
+  '/seed.json',
+  '/user-data/',
+])('there is no page %s', (path) => {
+  expect(seedPage(SEED, path)).toBeUndefined();
+});
+
+test('a guest without user data gets empty files, because cloud-init requires them', () => {
+  const { metaData, values } = SEED;
+  expect(seedPage({ metaData, values }, '/user-data')).toBe('');
+  expect(seedPage({ metaData, values }, '/vendor-data')).toBe('');
+});
+
+test('pages are those of the machine with the uid, and a machine without a seed has none', async () => {
+  const machines = await mkdtemp(join(tmpdir(), 'berth-seed-'));
+  try {
+    for (const uid of ['a', 'b']) {
+      await mkdir(join(machines, uid));
+      await writeSeedDocuments(join(machines, uid), { ...SEED, values: { name: `desk-${uid}` } });
+    }
+    await mkdir(join(machines, 'c'));
+    const page = seedPages(machines);
+    expect(await page('a', '/metadata/name')).toBe('desk-a');
+    expect(await page('b', '/metadata/name')).toBe('desk-b');
+    expect(await page('c', '/user-data')).toBeUndefined();
+    expect(await page('unknown', '/user-data')).toBeUndefined();
+  } finally {
+    await rm(machines, { recursive: true });
+  }
+});
+
+const IGNITION = '{"ignition":{"version":"3.4.0"}}';
+
+test.each([
+  '#cloud-config\npackages: [git]\n',
+  '#cloud-config\r\npackages: [git]\r\n',
+  '#Cloud-Config\n',
+  '#cloud-config-archive\n- content: x\n',
+  '#cloud-config-jsonp\n[]',
+  '#!/bin/sh\necho\n',
+  '#!/bin/sh',
+  '#include\nhttps://example.com\n',
+  '#include-once https://example.com',
+  '#cloud-boothook\n',
+  '#part-handler\n',
+  '## template: jinja\n#cloud-config\n',
+  'Content-Type: multipart/mixed; boundary="x"\nMIME-Version: 1.0\n',
+  'MIME-Version: 1.0\nContent-Type: multipart/mixed; boundary="x"\n',
+  'From nobody Mon Jan  1 00:00:00 2024\nContent-Type: multipart/mixed\nMIME-Version: 1.0\n',
+  '#ps1_sysnative\r\nWrite-Host\r\n',
+  '#ps1\n',
+  'rem cmd\r\ndir\r\n',
+  '<powershell>x</powershell>',
+  IGNITION,
+  ` \n${IGNITION}`,
+])('the user data %j is read by guests', (userData) => {
+  expect(userDataNotice(userData)).toBeUndefined();
+});
+
+test.each([
+  ['\n#cloud-config\n', 'because it is empty: remove the empty lines before it'],
+  ['\r\n\r\n#!/bin/sh\n', 'because it is empty: remove the empty lines before it'],
+  ['  \n#cloud-config\n', 'because it is empty: remove the empty lines before it'],
+  [' #cloud-config\n', 'because it begins with a space: remove it'],
+  ['\t#!/bin/sh\n', 'because it begins with a space: remove it'],
+  ['\u00A0#cloud-config\n', 'because it begins with a space: remove it'],
+  ['\u200B#cloud-config\n', 'because it begins with a space: remove it'],
+  ['\uFEFF\uFEFF#cloud-config\n', 'because it begins with a space: remove it'],
+  ['# cloud-config\n', 'because there is a space after #: remove it'],
+  ['#\0c\0l\0o\0u\0d\0-\0c\0o\0n\0f\0i\0g\0', 'because it is UTF-16: write it as UTF-8'],
+  ['   \n \n', 'because it is empty'],
+  [
+    Buffer.from('#cloud-config\npackages: [git]\n').toString('base64'),
+    'because it is base64: write the decoded text',
+  ],
+  ['packages: [git]\n', 'reads. cloud-init reads'],
+  ['---\n#cloud-config\n', 'reads. cloud-init reads'],
+  ['#cloudconfig\n', 'reads. cloud-init reads'],
+  ['variant: fcos\nversion: 1.5.0\n', 'reads. cloud-init reads'],
+  ['{"ignition":{}}', 'reads. cloud-init reads'],
+  ['{"ignition":{"version":"3.4.0"}', 'reads. cloud-init reads'],
+])('the user data %j may be ignored', (userData, words) => {
+  const notice = userDataNotice(userData);
+  expect(notice).toContain('Its first line is none that cloud-init or Ignition reads');
+  expect(notice).toContain(words);
+  expect(notice).not.toContain('packages');
+});
+
+test('a script whose first line ends with a carriage return is told', () => {
+  expect(userDataNotice('#!/bin/sh\r\necho\r\n')).toContain('ends with a carriage return');
+});
+
+test('a byte order mark is removed, and its removal is told', () => {
+  for (const text of ['#cloud-config\r\n', IGNITION]) {
+    expect(withoutByteOrderMark(`\uFEFF${text}`)).toBe(text);
+    expect(userDataNotice(`\uFEFF${text}`)).toBe('The byte order mark at its beginning was removed');
+    expect(isIgnition(withoutByteOrderMark(`\uFEFF${text}`))).toBe(text === IGNITION);
+  }
+  expect(userDataNotice('\uFEFFpackages: [git]\n')).toMatch(
+    /^The byte order mark .*removed\. Its first line is none/,
+  );
 });

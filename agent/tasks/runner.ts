@@ -13,7 +13,7 @@ import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
 import { TASK_LOG } from '../console/input.ts';
 import { messageOf } from '../../base/errors.ts';
-import { Turns } from '../turns.ts';
+import { Turns } from '../disks/turns.ts';
 import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
 import { condition, emptyContainer, frame, lastWords, stamp, waiting } from '../../kube/podstatus.ts';

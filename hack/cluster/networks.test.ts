@@ -2,7 +2,7 @@ import { chmod, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { networkNames } from '../../agent/network/names.ts';
+import { networkNames } from '../../agent/networkdriver.ts';
 import { removeNetworks } from './networks.ts';
 
 let root: string;

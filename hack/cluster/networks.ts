@@ -1,8 +1,8 @@
 /** Removes what the networks of killed agents leave on this machine. */
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import { networkNames } from '../../agent/network/names.ts';
-import { removal } from '../../agent/network/user/guard.ts';
+import { networkNames } from '../../agent/networkdriver.ts';
+import { removal } from '../../agent/network/user.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { ProgramError, run } from '../../base/exec.ts';
 import { listFolders } from '../../base/files.ts';

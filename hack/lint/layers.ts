@@ -89,12 +89,12 @@ export const ORDER: Readonly<Record<string, string>> = {
     'config < objects < tasks roles < image host < vm < server imagecache imagestorage certificates emulator foreignpods < .',
   'operator/server': 'drivers < . < demand',
   agent:
-    'turns.ts < disks processes seed adb < console network < drivers images < tasks < pods node identity < kubelet < .',
+    'disks processes seed adb < console network < drivers images < tasks < pods node identity < kubelet < .',
   'agent/drivers': '. < qemu emulator',
   'agent/images': 'oci < layouts < local < sources < .',
   'agent/kubelet': 'streams < .',
   'agent/kubelet/streams': '. < spdy < finish.test.ts',
-  'agent/network': '. < nat < user',
+  'agent/network': '. < nat',
 };
 
 /** Helpers from above that unit tests may import, because a second copy of them would test nothing. */

@@ -84,7 +84,7 @@ const TRUSTED_JSON = new Map([
   ['agent/network/nat/attachments.ts', 'this agent, in its own folder'],
   ['agent/pods/records.ts', 'this agent, in its own folder'],
   ['agent/processes/lock.ts', 'an agent of this host'],
-  ['agent/network/nat/observe.ts', 'the program ip'],
+  ['agent/network/nat/devices.ts', 'the program ip'],
   ['agent/network/nftables.ts', 'the program nft'],
   ['server/http/openapi.ts', 'this server'],
   ['cli/login/session.ts', 'this command, in the folder of its user'],

@@ -4,7 +4,7 @@
  */
 import * as z from 'zod';
 import { configSchema as agentConfig } from '../../agent/config.ts';
-import { clusterNetworks } from '../../agent/network/reach.ts';
+import { clusterNetworks } from '../../agent/networkdriver.ts';
 import { configSchema as operatorConfig } from '../../operator/config/config.ts';
 import { configSchema as serverConfig } from '../../server/config.ts';
 

@@ -58,7 +58,7 @@ async function untilPrinted(folder: string): Promise<void> {
 describe('a console of 8 MiB and its readers', () => {
   const NODE = 'log-host';
   const FENCE_SECONDS = 20;
-  /** Largest number of readers of one Pod, as in `agent/kubelet/logs.ts`. */
+  /** Largest number of readers of one Pod, as in `agent/kubelet/targets.ts`. */
   const POD_READERS = 16;
   const FOLLOWERS = 50;
   const TAILS = 200;

@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { networkArguments } from '../../agent/drivers/qemu/arguments.ts';
-import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/network/reach.ts';
+import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/networkdriver.ts';
 import { FrameGuest } from '../worlds/frameguest.ts';
 import {
   CLUSTER_NETWORKS,

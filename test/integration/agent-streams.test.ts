@@ -9,7 +9,7 @@ import { type Duplex, PassThrough } from 'node:stream';
 import { promisify } from 'node:util';
 import { Attach, Exec, KubeConfig, PortForward as WebSocketPortForward } from '@kubernetes/client-node';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { SharedConsole } from '../../agent/console/shared.ts';
+import { SharedConsole } from '../../agent/console/terminal.ts';
 import { type GuestCommand, StreamRefused } from '../../agent/drivers/driver.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';

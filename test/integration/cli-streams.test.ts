@@ -6,7 +6,7 @@ import { type AddressInfo, connect, createServer, type Server } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import type { ConsoleReadOptions } from '../../agent/console/text.ts';
+import type { ConsoleReadOptions } from '../../agent/console/records.ts';
 import type { GuestCommand } from '../../agent/drivers/driver.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';

@@ -2,7 +2,7 @@
 import { EventEmitter, once } from 'node:events';
 import type { Duplex } from 'node:stream';
 import { constants, createDeflate } from 'node:zlib';
-import { SPDY_DICTIONARY } from '../../agent/kubelet/streams/spdy/dictionary.ts';
+import { SPDY_DICTIONARY } from '../../agent/kubelet/streams/spdy/frames.ts';
 
 /** Types of control frames. */
 export const FRAME = { synStream: 1, synReply: 2, reset: 3, settings: 4, ping: 6, goAway: 7, headers: 8 };

@@ -12,12 +12,11 @@ import { createServer as createHttpServer, type IncomingMessage, request as http
 import { connect, isIPv4 } from 'node:net';
 import { text } from 'node:stream/consumers';
 import { pino } from 'pino';
-import { seedPages } from '../../agent/seed/documents.ts';
+import { seedPages } from '../../agent/seed/seed.ts';
 import type { NatOptions } from '../../agent/network/nat/layout.ts';
 import { NatNetwork } from '../../agent/network/nat/nat.ts';
 import type { AttachOptions, NamespaceOptions, Network } from '../../agent/network/network.ts';
-import { UserGuard, type UserGuardOptions } from '../../agent/network/user/guard.ts';
-import { UserNetwork } from '../../agent/network/user/user.ts';
+import { UserGuard, type UserGuardOptions, UserNetwork } from '../../agent/network/user.ts';
 import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
 import { run } from '../../base/exec.ts';
 

@@ -25,7 +25,7 @@ import {
   type PortForward,
   StreamRefused,
 } from '../../agent/drivers/driver.ts';
-import { SharedConsole } from '../../agent/console/shared.ts';
+import { SharedConsole } from '../../agent/console/terminal.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { EnsureOptions, ImageStore } from '../../agent/images/store.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';

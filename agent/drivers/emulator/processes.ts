@@ -7,7 +7,7 @@ import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { hasCode, undefinedIfSync } from '../../../base/errors.ts';
 import { pause } from '../../../base/time.ts';
 import { logsWritten, logWriterPid, withLogWriter } from '../../console/logwriter.ts';
-import { logTail } from '../../console/tail.ts';
+import { logTail } from '../../console/input.ts';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { identify, isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { EmulatorLaunchPlan, MachineFolder } from '../driver.ts';

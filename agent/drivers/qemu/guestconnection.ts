@@ -8,7 +8,7 @@ import type { Socket } from 'node:net';
 import * as z from 'zod';
 import { JsonCheck, JsonError, type JsonLimits } from '../../../base/json.ts';
 import { ByteCollector } from '../../../base/lines.ts';
-import { connectTo, withSocketPath } from '../../processes/socket.ts';
+import { connectTo, withSocketPath } from '../../processes/process.ts';
 import { FILES } from './state.ts';
 
 const NEWLINE = 0x0a;

@@ -8,7 +8,7 @@ import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { run, type RunAs } from '../../../base/exec.ts';
 import { withLogWriter } from '../../console/logwriter.ts';
-import { logTail } from '../../console/tail.ts';
+import { logTail } from '../../console/input.ts';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import type { MachineFolder, VmLaunchPlan } from '../driver.ts';

@@ -10,7 +10,7 @@ import * as z from 'zod';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { sync } from '../../../base/files.ts';
 import { pause } from '../../../base/time.ts';
-import { connectTo, withSocketPath } from '../../processes/socket.ts';
+import { connectTo, withSocketPath } from '../../processes/process.ts';
 import { ERROR_LIMIT_CHARACTERS, type QmpConnection } from './qmp.ts';
 import { FILES } from './state.ts';
 

@@ -9,7 +9,7 @@ import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { type JsonLimits, parseJson } from '../../../base/json.ts';
 import { readLines } from '../../../base/lines.ts';
 import { pause } from '../../../base/time.ts';
-import { connectTo, withSocketPath } from '../../processes/socket.ts';
+import { connectTo, withSocketPath } from '../../processes/process.ts';
 
 /**
  * The agent reads at most this number of items of a list. A guest with many containers has a few dozen network interfaces, and QEMU has

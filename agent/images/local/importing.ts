@@ -7,7 +7,7 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/concurrency.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
-import { Turns } from '../../turns.ts';
+import { Turns } from '../../disks/turns.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
 import type { Catalog, Stored } from './catalog.ts';
 import { type ImageFormat, inspectImage } from './inspect.ts';

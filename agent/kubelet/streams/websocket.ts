@@ -2,7 +2,6 @@
 import { type WebSocket, WebSocketServer } from 'ws';
 import { HttpError } from '../../../kube/serving/httperror.ts';
 import type { Upgrade } from '../../../kube/serving/upgrades.ts';
-import { ReceivingStream } from './received.ts';
 import {
   chooseProtocol,
   ClientGoneError,
@@ -11,6 +10,7 @@ import {
   endStreams,
   parsePortNumber,
   type PortConnection,
+  ReceivingStream,
   type Session,
   SessionEnd,
   type SessionLimits,

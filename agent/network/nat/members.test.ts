@@ -3,7 +3,7 @@ import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
-import type { Link } from './observe.ts';
+import type { Link } from './devices.ts';
 import type { Repair } from './plan.ts';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import { Members, TapWatch } from './members.ts';

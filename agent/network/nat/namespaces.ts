@@ -1,5 +1,5 @@
 /**
- * Reads, creates and configures the network namespaces of programs in the kernel. As with `ip netns`, each namespace is mounted on a file,
+ * Plans, creates and configures the network namespaces of programs in the kernel, and their connections to this host. As with `ip netns`, each namespace is mounted on a file,
  * so that it exists even without a process. The files are in the data directory, where a new container of the agent finds them.
  */
 import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
@@ -8,17 +8,19 @@ import { isMissing, messageOf, undefinedIf } from '../../../base/errors.ts';
 import { run } from '../commands.ts';
 import { fingerprint, parseRuleset } from '../nftables.ts';
 import type { NamespaceAttachment } from './attachments.ts';
-import { deleteDevice } from './devices.ts';
+import {
+  deleteDevice,
+  type DeviceRepair,
+  type Link,
+  type Links,
+  parseLinks,
+  parseRoutes,
+  planWithoutIPv6,
+  readRoutes,
+  type Route,
+} from './devices.ts';
 import { formatSubnet } from './ipv4.ts';
 import { type Layout, namespaceMacs, namespacePath } from './layout.ts';
-import {
-  type Inside,
-  insideCommands,
-  type NamespaceRepair,
-  type NamespacesObserved,
-} from './namespaceplan.ts';
-import { insideScript } from './namespacerules.ts';
-import { type Links, parseLinks, parseRoutes, readRoutes } from './observe.ts';
 
 /**
  * Largest number of mounts that are removed from one file. A file normally has one mount. Each program that mounts something over the file
@@ -225,4 +227,234 @@ function loopbackSwitch(device: string): string {
 
 function ipv6Switch(device: string): string {
   return `/proc/sys/net/ipv6/conf/${device}/disable_ipv6`;
+}
+
+/**
+ * Returns the script with the rules in a network namespace. In the namespace, the kernel tracks only connections to the exposed port. The
+ * tracking of other connections would need kernel memory without a limit, because the limits on the host do not apply in the namespace.
+ * Only Berth uses the namespace, so the script replaces all rules in the namespace.
+ */
+export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
+  return `flush ruleset
+table inet ${layout.table} {
+  chain received {
+    type filter hook prerouting priority raw; policy accept;
+    iifname "lo" notrack accept
+    meta nfproto ipv6 drop
+    ip daddr != ${address} drop
+    tcp dport ${exposedPort} accept
+    notrack
+  }
+  chain sent {
+    type filter hook output priority raw; policy accept;
+    oifname != "lo" ip saddr 127.0.0.1 tcp sport ${exposedPort} accept
+    notrack
+  }
+  chain expose {
+    type nat hook prerouting priority dstnat; policy accept;
+    iifname "${device}" ip daddr ${address} tcp dport ${exposedPort} dnat ip to 127.0.0.1:${exposedPort}
+  }
+  chain input {
+    type filter hook input priority filter; policy drop;
+    iifname "lo" accept
+    ct status dnat accept
+    tcp flags & (fin | syn | rst | ack) == syn drop
+    ct state untracked accept
+  }
+  chain forward {
+    type filter hook forward priority filter; policy drop;
+  }
+}
+`;
+}
+
+/** Contents of a network namespace. */
+export interface Inside {
+  links: Links;
+  routes: readonly Route[];
+  /** Whether the kernel accepts packets to the loopback address that arrive on the device of the network namespace. */
+  leadsToLoopback: boolean;
+  /** Whether the network namespace contains exactly the rules that were loaded for this attachment. */
+  rulesCurrent: boolean;
+}
+
+export interface NamespacesObserved {
+  /**
+   * Contents of the network namespaces. The key is the name of the namespace's file. The value is undefined if no namespace is mounted on
+   * the file, or if no attached program has this namespace.
+   */
+  files: ReadonlyMap<string, Inside | undefined>;
+  /**
+   * Reasons why network namespaces could not be read. The key is the name of the namespace's file. An unreadable namespace is not changed,
+   * because a program might use it.
+   */
+  unreadable: ReadonlyMap<string, string>;
+  /** Routes of this host to addresses of network namespaces. */
+  routes: readonly Route[];
+}
+
+/**
+ * Repair of a network namespace. `device` is the name of the namespace's file and of two connected devices: one on the host, and one in the
+ * namespace. A single command configures the whole host side or the whole namespace side, because starting a command takes longer than all
+ * settings together. `missing` describes the missing settings, for messages to users.
+ */
+export type NamespaceRepair =
+  | { kind: 'createNamespace'; device: string }
+  | { kind: 'removeNamespace'; device: string }
+  | { kind: 'createPair'; device: string }
+  | { kind: 'configureOutside'; device: string; address: string; missing: readonly string[] }
+  | { kind: 'configureInside'; device: string; address: string; missing: readonly string[] }
+  | { kind: 'loadInsideRules'; device: string };
+
+const LOOPBACK = 'lo';
+const NEW_NAMESPACE: Inside = { links: new Map(), routes: [], leadsToLoopback: false, rulesCurrent: false };
+
+/** Returns the repairs of all network namespaces in the order in which they must be done. */
+export function planNamespaces(
+  layout: Layout,
+  wanted: readonly NamespaceAttachment[],
+  links: Links,
+  observed: NamespacesObserved,
+): (NamespaceRepair | DeviceRepair)[] {
+  const devices = new Set(wanted.map(({ device }) => device));
+  const strays = [...observed.files.keys()].filter((file) => !devices.has(file));
+  return [
+    ...strays.map((device) => ({ kind: 'removeNamespace', device }) as const),
+    ...wanted
+      .filter(({ device }) => !observed.unreadable.has(device))
+      .flatMap((one) => planNamespace(layout, one, links, observed)),
+  ];
+}
+
+/** Plans the repairs of one network namespace. If the namespace is missing, the plan also contains the repairs of its contents. */
+function planNamespace(
+  layout: Layout,
+  { device, address }: NamespaceAttachment,
+  links: Links,
+  observed: NamespacesObserved,
+): (NamespaceRepair | DeviceRepair)[] {
+  const found = observed.files.get(device);
+  const inside = found ?? NEW_NAMESPACE;
+  const isPaired = arePaired(links.get(device), inside.links.get(device));
+  // If the devices are not paired with each other, their properties do not matter, because new devices replace them.
+  const [outer, inner] = isPaired ? [links.get(device), inside.links.get(device)] : [];
+  const outerMissing = missingOutside(layout, { device, address }, outer, observed.routes);
+  const innerMissing = missingInside(layout, { device, address }, inner, inside);
+  return [
+    ...(found === undefined ? [{ kind: 'createNamespace', device } as const] : []),
+    ...(isPaired ? [] : [{ kind: 'createPair', device } as const]),
+    ...planWithoutIPv6(device, outer),
+    ...planSide({ kind: 'configureOutside', device, address, missing: outerMissing }),
+    ...planSide({ kind: 'configureInside', device, address, missing: innerMissing }),
+    ...(inside.rulesCurrent ? [] : [{ kind: 'loadInsideRules', device } as const]),
+  ];
+}
+
+function planSide(repair: Extract<NamespaceRepair, { missing: readonly string[] }>): NamespaceRepair[] {
+  return repair.missing.length === 0 ? [] : [repair];
+}
+
+/** Returns whether both devices are the ends of one veth pair. */
+function arePaired(outside: Link | undefined, inside: Link | undefined): boolean {
+  return (
+    outside?.kind === 'veth' &&
+    inside?.kind === 'veth' &&
+    outside.peer === inside.index &&
+    inside.peer === outside.index
+  );
+}
+
+interface Connection {
+  device: string;
+  address: string;
+}
+
+function missingOutside(
+  { namespaces }: Layout,
+  { device, address }: Connection,
+  link: Link | undefined,
+  routes: readonly Route[],
+): string[] {
+  const isUp = link?.up === true;
+  return falseIn({
+    [`the address ${namespaces.gateway}/32`]: hasAddress(link, namespaces.gateway),
+    'the state "up"': isUp,
+    // While the device is down, the route counts as missing, because the kernel removes the route when the device goes down.
+    [`the route to ${address}`]: isUp && routes.some(({ dst, dev }) => dst === address && dev === device),
+  });
+}
+
+function missingInside(
+  layout: Layout,
+  { device, address }: Connection,
+  link: Link | undefined,
+  { links, routes, leadsToLoopback }: Inside,
+): string[] {
+  const isUp = link?.up === true;
+  return falseIn({
+    'an active loopback device': links.get(LOOPBACK)?.up === true,
+    'a device without IPv6': link?.ipv6 !== true,
+    [`the address ${address}`]: hasAddress(link, address),
+    'an active device': isUp,
+    'its routes': isUp && isRouted(layout, device, routes),
+    'the forwarding to its loopback address': link !== undefined && leadsToLoopback,
+  });
+}
+
+function falseIn(parts: Readonly<Record<string, boolean>>): string[] {
+  return Object.entries(parts).flatMap(([part, isRight]) => (isRight ? [] : [part]));
+}
+
+function hasAddress(link: Link | undefined, address: string): boolean {
+  return link?.addresses.includes(`${address}/32`) === true;
+}
+
+function isRouted({ namespaces }: Layout, device: string, routes: readonly Route[]): boolean {
+  const { gateway } = namespaces;
+  const isThere = (dst: string, via?: string) =>
+    routes.some((one) => one.dst === dst && one.gateway === via && one.dev === device);
+  return isThere(gateway) && isThere('default', gateway);
+}
+
+/** Returns the `ip` commands that configure the host side of a network namespace: the host's device, and the route to the namespace. */
+export function outsideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
+  return [
+    `address replace ${namespaces.gateway}/32 dev ${device}`,
+    `link set ${device} up`,
+    `route replace ${address}/32 dev ${device}`,
+  ];
+}
+
+/** Returns the `ip` commands that configure a network namespace. The caller must run these commands in the namespace. */
+export function insideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
+  return [
+    `link set ${LOOPBACK} up`,
+    `address replace ${address}/32 dev ${device}`,
+    `link set ${device} up`,
+    `route replace ${namespaces.gateway}/32 dev ${device}`,
+    `route replace default via ${namespaces.gateway} dev ${device}`,
+  ];
+}
+
+/** Sentences for users. Each sentence says why a repair is necessary. */
+const DIFFERENCES: {
+  [K in NamespaceRepair['kind']]: (repair: Extract<NamespaceRepair, { kind: K }>) => string;
+} = {
+  createNamespace: ({ device }) => `Network namespace ${device} was missing`,
+  removeNamespace: ({ device }) => `Network namespace ${device} was left over`,
+  createPair: ({ device }) => `Network namespace ${device} was not connected to this host`,
+  configureOutside: ({ device, missing }) => `Device ${device} did not have ${missing.join(', ')}`,
+  configureInside: ({ device, missing }) => `Network namespace ${device} did not have ${missing.join(', ')}`,
+  loadInsideRules: ({ device }) =>
+    `The nftables rules in network namespace ${device} were missing or changed`,
+};
+
+/** Returns whether a repair concerns a network namespace, and not a device or rule of this host. */
+export function isOfNamespace(repair: { kind: string }): repair is NamespaceRepair {
+  return repair.kind in DIFFERENCES;
+}
+
+/** Returns a sentence for users that says why the repair is necessary, for example that a device was missing. */
+export function describeNamespaceDifference(repair: NamespaceRepair): string {
+  return (DIFFERENCES[repair.kind] as (repair: NamespaceRepair) => string)(repair);
 }

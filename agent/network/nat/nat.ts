@@ -5,7 +5,7 @@
  * Files contain the wanted state, and the kernel has the actual state. {@link NatNetwork.check} compares both states, and repairs the state
  * in the kernel.
  */
-import { mkdir } from 'node:fs/promises';
+import { access, constants, mkdir } from 'node:fs/promises';
 import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
@@ -20,10 +20,9 @@ import {
   normaliseMacAddress,
 } from '../network.ts';
 import { Serial } from '../../../base/concurrency.ts';
-import { isUsable, type PortChecks, requireUsable } from '../hostports.ts';
-import { PortWatch } from '../portwatch.ts';
+import { isUsable, type PortChecks, PortWatch, requireUsable } from '../hostports.ts';
 import type { Attachment, NamespaceAttachment } from './attachments.ts';
-import { forgetFormer } from './connections.ts';
+import { deviceOf, forgetFormer, Members, TapWatch } from './members.ts';
 import {
   chooseAddress,
   chooseNamespaceAddress,
@@ -36,14 +35,13 @@ import {
 } from './layout.ts';
 import { Dnsmasq } from './dnsmasq.ts';
 import { foreignTables } from './foreignrules.ts';
-import { deviceOf, Members, TapWatch } from './members.ts';
 import { type MetadataPages, MetadataServer } from './metadata.ts';
-import type { Links } from './observe.ts';
+import type { Links } from './devices.ts';
 import { PublishedPorts } from './publishedports.ts';
 import { describeDifference, findOverlap, foreignDevices, requireOwnDevices } from './plan.ts';
-import { requireHost } from './requirements.ts';
 import { detachFault, Refusals, reportOn } from './report.ts';
 import { type Convergence, NatState } from './state.ts';
+import { findProgram } from '../../../base/exec.ts';
 
 export class NatNetwork implements Network {
   readonly name = 'nat';
@@ -295,5 +293,47 @@ export class NatNetwork implements Network {
     const address = this.#options.hostAddress ?? '0.0.0.0';
     const whyPublished = (port: MachinePort) => this.#published.faultOf(port);
     return { rules: this.#options.ports, address, reserved, whyPublished };
+  }
+}
+
+/** Required programs, with their Debian packages. */
+const PROGRAMS: Record<string, string> = {
+  ip: 'iproute2',
+  nft: 'nftables',
+  conntrack: 'conntrack',
+  dnsmasq: 'dnsmasq-base',
+  unshare: 'util-linux',
+  nsenter: 'util-linux',
+  umount: 'mount',
+};
+
+const TUN_DEVICE = '/dev/net/tun';
+
+async function isThere(path: string, mode: number): Promise<boolean> {
+  return await access(path, mode).then(
+    () => true,
+    () => false,
+  );
+}
+
+/** Checks all requirements on the host. @throws ReasonedError `NetworkUnavailable` with all missing requirements when some are missing. */
+async function requireHost(): Promise<void> {
+  const missing: string[] = [];
+  if (process.geteuid?.() !== 0) {
+    missing.push('the rights of root');
+  }
+  for (const [program, packageName] of Object.entries(PROGRAMS)) {
+    if ((await findProgram(program)) === undefined) {
+      missing.push(`${program} (package ${packageName})`);
+    }
+  }
+  if (!(await isThere(TUN_DEVICE, constants.R_OK + constants.W_OK))) {
+    missing.push(`the device ${TUN_DEVICE}`);
+  }
+  if (missing.length > 0) {
+    throw new ReasonedError(
+      'NetworkUnavailable',
+      `The network driver nat needs ${missing.join(', ')} on this host`,
+    );
   }
 }

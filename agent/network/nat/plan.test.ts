@@ -3,8 +3,8 @@ import { expect, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { Attachment, Wanted } from './attachments.ts';
 import { chooseAddress, type Layout, tapName } from './layout.ts';
-import { isOfNamespace, type NamespaceRepair } from './namespaceplan.ts';
-import type { Link } from './observe.ts';
+import { isOfNamespace, type NamespaceRepair } from './namespaces.ts';
+import type { Link } from './devices.ts';
 import {
   findOverlap,
   foreignDevices,

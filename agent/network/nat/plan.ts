@@ -1,8 +1,14 @@
 /** Plans the repairs that bring the NAT network from its actual to its wanted state. All functions are pure. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Attachment, Wanted } from './attachments.ts';
-import { type DeviceRepair, planAddressed, planWithoutIPv6 } from './deviceplan.ts';
-import { isSubnetRouted } from './guestroutes.ts';
+import {
+  type DeviceRepair,
+  type Link,
+  type Links,
+  planAddressed,
+  planWithoutIPv6,
+  type Route,
+} from './devices.ts';
 import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
 import type { Layout } from './layout.ts';
 import {
@@ -12,8 +18,7 @@ import {
   type NamespacesObserved,
   outsideCommands,
   planNamespaces,
-} from './namespaceplan.ts';
-import type { Link, Links, Route } from './observe.ts';
+} from './namespaces.ts';
 
 export interface Observed {
   links: Links;
@@ -110,6 +115,11 @@ function devicesOf({ bridge, probe }: Layout, repair: Repair): string[] {
     default:
       return 'device' in repair ? [repair.device] : [];
   }
+}
+
+/** Returns whether one of the routes leads to the bridge for all guests. */
+function isSubnetRouted({ bridge, subnet }: Layout, routes: readonly Route[]): boolean {
+  return routes.some(({ dst, dev }) => dst === formatSubnet(subnet) && dev === bridge);
 }
 
 function planBridge(layout: Layout, { links, guestRoutes }: Observed): Repair[] {

@@ -8,14 +8,16 @@
  * - dhcp: inner asks every DHCP server for an address, and dnsmasq offers the address that inner has.
  */
 import { randomBytes, randomInt } from 'node:crypto';
-import type { RemoteInfo, Socket } from 'node:dgram';
+import { type RemoteInfo, Socket } from 'node:dgram';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { deleteDevice } from './devices.ts';
 import { PROBE_NAME } from './dnsmasq.ts';
-import { addressAt } from './ipv4.ts';
+import { addressAt, toNumber } from './ipv4.ts';
 import type { Layout } from './layout.ts';
-import { openEndpoint } from './probeend.ts';
-import { dhcpDiscover, dnsQuery, isDhcpOffer, isDnsAnswer } from './probepackets.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
+import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { ip, run } from '../commands.ts';
 
 /**
  * Time after which a test packet counts as lost. The time is short, because a test packet never leaves the host. On a busy host a packet
@@ -233,4 +235,148 @@ export class Probe {
       socket.unref();
     }
   }
+}
+
+/** Returns a DNS query for the IPv4 address of a name. */
+function dnsQuery(id: number, name: string): Buffer {
+  const labels = name.split('.').map((label) => Buffer.from([label.length, ...Buffer.from(label)]));
+  const header = Buffer.alloc(12);
+  header.writeUInt16BE(id, 0);
+  header.writeUInt16BE(0x0100, 2); // recursion desired
+  header.writeUInt16BE(1, 4); // one question
+  return Buffer.concat([header, ...labels, Buffer.from([0, 0, 1, 0, 1])]); // type A, class IN
+}
+
+/** Returns whether the payload answers this query without an error and with at least one record. */
+function isDnsAnswer(payload: Buffer, query: Buffer): boolean {
+  if (payload.length < 12 || payload.readUInt16BE(0) !== query.readUInt16BE(0)) {
+    return false;
+  }
+  const flags = payload.readUInt16BE(2);
+  return (flags & 0x8000) !== 0 && (flags & 0x000f) === 0 && payload.readUInt16BE(6) > 0;
+}
+
+/** Offsets of fields in a DHCP message, and the number that begins its options (RFC 2131). */
+const DHCP_FIELDS = { transaction: 4, yourAddress: 16, clientMac: 28, options: 236, cookie: 0x63825363 };
+/** Smallest length of a BOOTP message. Some servers ignore shorter messages (RFC 1542). */
+const DHCP_BYTES = 300;
+
+/** Returns the first DHCP message of a guest, which asks every server for an address. */
+function dhcpDiscover(transaction: number, macAddress: string): Buffer {
+  const message = Buffer.alloc(DHCP_BYTES);
+  message.set([1, 1, 6, 0]); // request, Ethernet, length of a MAC address, no hops
+  message.writeUInt32BE(transaction, DHCP_FIELDS.transaction);
+  message.set(Buffer.from(macAddress.replaceAll(':', ''), 'hex'), DHCP_FIELDS.clientMac);
+  message.writeUInt32BE(DHCP_FIELDS.cookie, DHCP_FIELDS.options);
+  message.set([53, 1, 1, 255], DHCP_FIELDS.options + 4); // message type DISCOVER, end of the options
+  return message;
+}
+
+/** Returns whether the payload offers this address in answer to the message. */
+function isDhcpOffer(payload: Buffer, discover: Buffer, address: string): boolean {
+  return (
+    payload.length > DHCP_FIELDS.options &&
+    payload[0] === 2 && // answer
+    payload.readUInt32BE(DHCP_FIELDS.transaction) === discover.readUInt32BE(DHCP_FIELDS.transaction) &&
+    payload.readUInt32BE(DHCP_FIELDS.yourAddress) === toNumber(address)
+  );
+}
+
+/** Time limit for the child process that opens the sockets. The child process needs less than a second, even on a busy host. */
+const HANDOVER_TIMEOUT_MILLISECONDS = 10_000;
+
+const CHILD_SCRIPT = `
+const { createSocket } = require('node:dgram');
+process.on('disconnect', () => process.exit());
+for (const [index, port] of process.argv.slice(1).entries()) {
+  const socket = createSocket('udp4');
+  socket.bind(Number(port), () => process.send(index, socket));
+}
+`;
+
+interface EndpointOptions {
+  /** UDP ports of the sockets. */
+  ports: readonly number[];
+  /** Name of the device to which this end of the probe is connected. The device is in the network namespace of this process. */
+  device: string;
+  /**
+   * Lines for `ip -batch` that configure this end of the probe in its own network namespace. The device of this end has the name `eth0`
+   * there.
+   */
+  configuration: string[];
+  macAddress?: string;
+}
+
+/**
+ * Creates one end of the probe: an unnamed network namespace with one device and UDP sockets. A short-lived child process in the namespace
+ * creates the sockets and passes them to this process. Afterwards, this process can send and receive in that namespace without a child
+ * process. The namespace exists as long as a socket, so nothing remains when the agent dies. The peer of the namespace's device is
+ * in the namespace of this process. This function does not bring the peer up. Returns the sockets by their ports.
+ *
+ * @throws ReasonedError `NetworkUnavailable` when the child does not pass the sockets; ProgramError when a network command fails.
+ */
+async function openEndpoint(options: EndpointOptions): Promise<Map<number, Socket>> {
+  const ports = options.ports.map(String);
+  const child = spawn('unshare', ['--net', process.execPath, '--eval', CHILD_SCRIPT, ...ports], {
+    stdio: ['ignore', 'ignore', 'inherit', 'ipc'],
+    // NODE_OPTIONS is not passed on, because the agent's options for Node.js are not meant for its child.
+    env: { PATH: process.env['PATH'] },
+  });
+  const ended = once(child, 'exit');
+  const sockets = new Map<number, Socket>();
+  try {
+    await handOver(child, sockets, options.ports);
+    const mac = options.macAddress === undefined ? '' : ` address ${options.macAddress}`;
+    await ip([`link add ${options.device} type veth peer name eth0${mac} netns ${child.pid}`]);
+    const inside = ['link set lo up', 'link set eth0 up', ...options.configuration].join('\n');
+    await run('nsenter', [`--net=/proc/${child.pid}/ns/net`, 'ip', '-batch', '-'], `${inside}\n`);
+    return sockets;
+  } catch (error) {
+    // Open sockets would keep the network namespace. Therefore the agent also closes sockets that arrive later.
+    sockets.forEach((socket) => socket.close());
+    child.on('message', (_index, handle) => {
+      if (handle instanceof Socket) {
+        handle.close();
+      }
+    });
+    throw error;
+  } finally {
+    child.kill('SIGKILL');
+    await ended;
+  }
+}
+
+/** Adds the sockets of the child to `sockets`, and resolves after the last one. */
+function handOver(
+  child: ChildProcess,
+  sockets: Map<number, Socket>,
+  ports: readonly number[],
+): Promise<void> {
+  return new Promise((resolve, reject) => {
+    const fail = (why: string, cause?: unknown) =>
+      reject(
+        new ReasonedError(
+          'NetworkUnavailable',
+          `The agent could not create one end of the network probe: ${why}`,
+          { cause },
+        ),
+      );
+    const timer = setTimeout(() => fail('unshare did not answer in time'), HANDOVER_TIMEOUT_MILLISECONDS);
+    child.once('error', (error) => fail(error.message, error));
+    child.once('exit', (code) =>
+      fail(`unshare ended with code ${code}; the agent needs the right to create network namespaces`),
+    );
+    child.on('message', (index, handle) => {
+      const port = ports[Number(index)];
+      if (port === undefined || !(handle instanceof Socket)) {
+        fail('unshare did not send a socket');
+        return;
+      }
+      sockets.set(port, handle);
+      if (sockets.size === ports.length) {
+        clearTimeout(timer);
+        resolve();
+      }
+    });
+  });
 }

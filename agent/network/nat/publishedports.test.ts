@@ -1,7 +1,7 @@
 import { expect, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { RulesetEntry } from '../nftables.ts';
-import type { Link } from './observe.ts';
+import type { Link } from './devices.ts';
 import { PublishedPorts } from './publishedports.ts';
 
 const HOST = '192.0.2.1';

@@ -17,7 +17,7 @@ import {
   verdictOf,
 } from './foreignrules.ts';
 import type { Layout } from './layout.ts';
-import type { Links } from './observe.ts';
+import type { Links } from './devices.ts';
 import { ownDevices } from './plan.ts';
 import { matchExpression, type Packet } from './rulematch.ts';
 

@@ -2,7 +2,7 @@ import { expect, test } from 'vitest';
 import type { Attachment } from './attachments.ts';
 import { foreignTables } from './foreignrules.ts';
 import type { Layout } from './layout.ts';
-import type { Link } from './observe.ts';
+import type { Link } from './devices.ts';
 import type { Repair } from './plan.ts';
 import { detachFault, type Evidence, Failures, reportOn } from './report.ts';
 

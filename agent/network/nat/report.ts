@@ -8,10 +8,10 @@ import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
 import { chainsStopping, chainsStoppingInput, type ForeignTables, type Subject } from './foreignrules.ts';
-import { misrouting } from './guestroutes.ts';
+import { isInOneNetwork } from './ipv4.ts';
 import { type Layout, namespaceMacs } from './layout.ts';
 import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
-import type { Links, Route } from './observe.ts';
+import type { Links, Route } from './devices.ts';
 import { HOST_PORTS, PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
 
@@ -86,6 +86,35 @@ function guest(one: Attachment, layout: Layout, evidence: Evidence): Member {
   const lost = `The tap ${one.tap} of the running machine was deleted; restart the machine`;
   const fault = evidence.lostTaps.has(one.tap) ? lost : misrouting(layout, one.address, evidence);
   return { ...one, port: one.tap, bridge, what: 'guest', fault };
+}
+
+/**
+ * Returns a message if the host sends packets for a guest's address elsewhere. The cause is a smaller network that contains the address:
+ * another device has such a network, or a route leads to it, for example from a VPN. `findOverlap` in plan.ts finds networks of devices
+ * only when the agent starts.
+ */
+function misrouting(
+  layout: Layout,
+  address: string,
+  { links, guestRoutes }: { links: Links; guestRoutes: readonly Route[] },
+): string | undefined {
+  const holds = (network: string): boolean => {
+    const [host = '', length = '32'] = network.split('/');
+    const prefix = Number(length);
+    return prefix > layout.subnet.prefix && isInOneNetwork(host, address, prefix);
+  };
+  for (const [name, link] of links) {
+    const network = link.addresses.find(holds);
+    if (name !== layout.bridge && network !== undefined) {
+      const cause = `Device ${name} has the network ${network}, so the host sends packets for ${address} there`;
+      return `${cause}; remove this network, or choose another network.subnet`;
+    }
+  }
+  const route = guestRoutes.find(({ dst, dev }) => dev !== layout.bridge && holds(dst));
+  return (
+    route &&
+    `The route to ${route.dst} leads packets for ${address} to ${route.dev === '' ? 'no device' : `device ${route.dev}`}; remove this route, or choose another network.subnet`
+  );
 }
 
 function program(one: NamespaceAttachment, { lostNamespaces, failedNamespaces }: Evidence): Member {

@@ -4,14 +4,20 @@ import { isDeepStrictEqual } from 'node:util';
 import { messageOf } from '../../../base/errors.ts';
 import type { Wanted } from './attachments.ts';
 import { ip, run } from '../commands.ts';
-import { deleteDevice, disableIPv6 } from './devices.ts';
+import {
+  deleteDevice,
+  disableIPv6,
+  forwardingSwitch,
+  readClosedUplinks,
+  readForwarding,
+  readLinks,
+  readRoutes,
+} from './devices.ts';
 import type { Dnsmasq } from './dnsmasq.ts';
 import { formatSubnet } from './ipv4.ts';
 import { type Layout, METADATA, namespacesTable } from './layout.ts';
 import type { MetadataServer } from './metadata.ts';
-import { isOfNamespace } from './namespaceplan.ts';
-import { Namespaces } from './namespaces.ts';
-import { forwardingSwitch, readClosedUplinks, readForwarding, readLinks, readRoutes } from './observe.ts';
+import { isOfNamespace, Namespaces } from './namespaces.ts';
 import { fingerprint, namesIn, readRuleset, type RulesetEntry } from '../nftables.ts';
 import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';

@@ -2,7 +2,7 @@
 import { mkdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { writeSeedDocuments } from '../../../agent/seed/documents.ts';
+import { writeSeedDocuments } from '../../../agent/seed/seed.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { FrameGuest, tapBackend } from '../../worlds/frameguest.ts';
 import {

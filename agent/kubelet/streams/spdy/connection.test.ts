@@ -7,10 +7,8 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { deflateSync } from 'node:zlib';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { FIN, FRAME, SpdyClient } from '../../../../test/wires/spdyclient.ts';
-import { SpdyConnection } from './connection.ts';
-import { SPDY_DICTIONARY } from './dictionary.ts';
-import { ProtocolError } from './frames.ts';
-import type { SpdyStream } from './stream.ts';
+import { SpdyConnection, type SpdyStream } from './connection.ts';
+import { ProtocolError, SPDY_DICTIONARY } from './frames.ts';
 
 const STREAMS = 4;
 const MEBIBYTE = 1024 * 1024;

@@ -1,5 +1,36 @@
-/** The frames of SPDY/3.1 that the API server sends and understands. */
-import { SPDY_DICTIONARY, uint32 } from './dictionary.ts';
+/** The frames of SPDY/3.1 that the API server sends and understands, and the compressed headers of their streams. */
+import { constants, createInflate } from 'node:zlib';
+
+/** Words of the dictionary. In the dictionary, the length of each word comes before the word, as in a block of headers. */
+const WORDS = (
+  'options,head,post,put,delete,trace,accept,accept-charset,accept-encoding,accept-language,' +
+  'accept-ranges,age,allow,authorization,cache-control,connection,content-base,content-encoding,' +
+  'content-language,content-length,content-location,content-md5,content-range,content-type,date,' +
+  'etag,expect,expires,from,host,if-match,if-modified-since,if-none-match,if-range,' +
+  'if-unmodified-since,last-modified,location,max-forwards,pragma,proxy-authenticate,' +
+  'proxy-authorization,range,referer,retry-after,server,te,trailer,transfer-encoding,upgrade,' +
+  'user-agent,vary,via,warning,www-authenticate,method,get,status,200 OK,version,HTTP/1.1,url,' +
+  'public,set-cookie,keep-alive,origin'
+).split(',');
+
+const REST =
+  '100101201202205206300302303304305306307402405406407408409410411412413414415416417502504505' +
+  '203 Non-Authoritative Information204 No Content301 Moved Permanently400 Bad Request401 Unauthorized' +
+  '403 Forbidden404 Not Found500 Internal Server Error501 Not Implemented503 Service Unavailable' +
+  'Jan Feb Mar Apr May Jun Jul Aug Sept Oct Nov Dec 00:00:00 Mon, Tue, Wed, Thu, Fri, Sat, Sun, GMT' +
+  'chunked,text/html,image/png,image/jpg,image/gif,application/xml,application/xhtml+xml,text/plain,' +
+  'text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.';
+
+export const SPDY_DICTIONARY = Buffer.concat([
+  ...WORDS.flatMap((word) => [uint32(word.length), Buffer.from(word)]),
+  Buffer.from(REST),
+]);
+
+function uint32(value: number): Buffer {
+  const bytes = Buffer.alloc(4);
+  bytes.writeUInt32BE(value);
+  return bytes;
+}
 
 /** Error that is thrown when the peer breaks the protocol. After such an error, the connection ends. */
 export class ProtocolError extends Error {
@@ -95,4 +126,91 @@ function adler32(bytes: Buffer): number {
     b = (b + a) % 65_521;
   }
   return b * 65_536 + a;
+}
+
+/** Limit of one block of headers after it is unpacked, in bytes. Real clients send three short headers. A larger block is an attack. */
+const HEADER_BYTES = 16 * 1024;
+
+export type Headers = ReadonlyMap<string, string>;
+
+/** Unpacks the blocks of headers of one connection. A block refers to earlier blocks, so every block is unpacked, in order of arrival. */
+export class HeaderReader {
+  readonly #inflate = createInflate({ dictionary: SPDY_DICTIONARY, flush: constants.Z_SYNC_FLUSH });
+  #pieces: Buffer[] = [];
+  #bytes = 0;
+  #error: Error | undefined;
+
+  constructor() {
+    this.#inflate.on('readable', () => this.#collect());
+    this.#inflate.on('error', (error) => {
+      this.#error ??= new ProtocolError(`the headers cannot be unpacked: ${error.message}`);
+    });
+  }
+
+  /** Returns the headers of a block, with names in lower case. @throws ProtocolError when the block is invalid or too long. */
+  async read(block: Buffer): Promise<Headers> {
+    this.#pieces = [];
+    this.#bytes = 0;
+    const { promise, resolve } = Promise.withResolvers<void>();
+    this.#inflate.once('close', resolve);
+    this.#inflate.write(block, () => resolve());
+    await promise;
+    this.#inflate.off('close', resolve);
+    this.#collect();
+    if (this.#error !== undefined) {
+      throw this.#error;
+    }
+    return parseHeaders(Buffer.concat(this.#pieces));
+  }
+
+  close(): void {
+    this.#inflate.destroy();
+  }
+
+  #collect(): void {
+    for (;;) {
+      const piece = this.#inflate.read() as Buffer | null;
+      if (piece === null || this.#error !== undefined) {
+        return;
+      }
+      this.#bytes += piece.length;
+      if (this.#bytes > HEADER_BYTES) {
+        this.#error = new ProtocolError(`the headers of a stream have more than ${HEADER_BYTES} bytes`);
+        this.#inflate.destroy();
+        return;
+      }
+      this.#pieces.push(piece);
+    }
+  }
+}
+
+/**
+ * Parses a block: first the number of headers, then the name and the value of each header. Each name and each value is
+ * preceded by its length. @throws ProtocolError when the lengths do not match the size of the block.
+ */
+function parseHeaders(block: Buffer): Headers {
+  let at = 0;
+  const number = (): number => {
+    if (at + 4 > block.length) {
+      throw new ProtocolError('the headers of a stream end too early');
+    }
+    at += 4;
+    return block.readUInt32BE(at - 4);
+  };
+  const text = (): string => {
+    const length = number();
+    if (length > block.length - at) {
+      throw new ProtocolError('the headers of a stream end too early');
+    }
+    at += length;
+    return block.toString('latin1', at - length, at);
+  };
+  const headers = new Map<string, string>();
+  for (let left = number(); left > 0; left -= 1) {
+    headers.set(text().toLowerCase(), text());
+  }
+  if (at !== block.length) {
+    throw new ProtocolError('the headers of a stream are followed by other bytes');
+  }
+  return headers;
 }

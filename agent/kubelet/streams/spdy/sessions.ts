@@ -17,8 +17,7 @@ import {
   endStreams,
   untilEnd,
 } from '../session.ts';
-import { SpdyConnection } from './connection.ts';
-import type { SpdyStream } from './stream.ts';
+import { SpdyConnection, type SpdyStream } from './connection.ts';
 
 const PORT_PROTOCOL = 'portforward.k8s.io';
 /** Time in which a client must open the streams that it has announced. A kubelet has the same limit. */

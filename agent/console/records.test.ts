@@ -1,7 +1,6 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
-import type { ConsoleRecord } from './records.ts';
-import { ConsoleText } from './text.ts';
+import { type ConsoleRecord, ConsoleText } from './records.ts';
 
 const TIME = '2026-01-01T00:00:00.000Z';
 const LATER = '2026-01-01T00:01:00.000Z';

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { uplinksIn } from './observe.ts';
+import { uplinksIn } from './devices.ts';
 
 /** Returns a line of /proc/net/route. */
 function route(device: string, metric: number, target = '00000000', mask = '00000000'): string {

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Pod } from '../../kube/core.ts';
-import { ownPod, podsIn } from './lookup.ts';
+import { ownPod, podsIn } from './targets.ts';
 
 const ASKED = { namespace: 'platform-ci', pod: 'vm', container: undefined };
 

@@ -2,8 +2,8 @@ import { mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it } from 'vitest';
+import { logTail } from './input.ts';
 import { segmentName } from './logwriter.ts';
-import { logTail } from './tail.ts';
 
 it('the last part of a log over two files has at most the given number of bytes, also with characters of several bytes', async () => {
   const folder = await mkdtemp(join(tmpdir(), 'berth-tail-'));

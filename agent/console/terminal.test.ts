@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { type Duplex, duplexPair, PassThrough } from 'node:stream';
 import { expect, test } from 'vitest';
-import { SharedConsole } from './shared.ts';
+import { SharedConsole } from './terminal.ts';
 
 const BACKLOG_BYTES = 1024 * 1024;
 

@@ -3,8 +3,8 @@ import { expect, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { NamespaceAttachment } from './attachments.ts';
 import { chooseNamespaceAddress, namespaceDevice } from './layout.ts';
-import { type Inside, insideCommands, planNamespaces } from './namespaceplan.ts';
-import type { Link, Route } from './observe.ts';
+import { type Inside, insideCommands, planNamespaces } from './namespaces.ts';
+import type { Link, Route } from './devices.ts';
 
 const layout = natLayout({
   subnet: '10.213.0.0/20',
