@@ -6,9 +6,8 @@
 import { copyFile, mkdir, rename } from 'node:fs/promises';
 import { join, relative } from 'node:path';
 import { parseArgs } from 'node:util';
-import { makeExecutable } from './cli/executable.ts';
+import { makeExecutable, makePackage } from './cli/executable.ts';
 import { ownPlatform, PLATFORMS, type Platform } from './cli/nodes.ts';
-import { makePackage } from './cli/package.ts';
 import { runCommand } from './command.ts';
 
 const ROOT = join(import.meta.dirname, '..');

@@ -10,16 +10,20 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { VM_PHASES } from '../api/v1alpha1/phases.ts';
 import { runCommand } from './command.ts';
-import { configurationPage } from './docs/configuration.ts';
-import { drawSvg, lifecycleDot } from './docs/diagrams.ts';
-import { changelogFeed } from './docs/feed.ts';
+import {
+  changelogFeed,
+  configurationPage,
+  drawSvg,
+  foldersTable,
+  kindsPage,
+  layersTable,
+  lifecycleDot,
+  metricsPage,
+  reasonsPage,
+  valuesPage,
+} from './docs/pages.ts';
 import { httpRightsPage } from './docs/httprights.ts';
-import { kindsPage } from './docs/kinds.ts';
-import { metricsPage } from './docs/metrics.ts';
-import { reasonsPage } from './docs/reasons.ts';
-import { foldersTable, layersTable } from './docs/layers.ts';
 import { between, table } from './docs/table.ts';
-import { valuesPage } from './docs/values.ts';
 
 const ROOT = join(import.meta.dirname, '..');
 const ARCHITECTURE = 'docs/develop/architecture.md';

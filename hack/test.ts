@@ -13,8 +13,7 @@ import { USED_RIGHTS_FOLDER } from './cluster/usedrights.ts';
 import { guestImage } from './guest.ts';
 import { prepareBase } from './images.ts';
 import type { HistoryCount, TestOutcome } from './vitest/reporter.ts';
-import { filesToRetry, LAST_RETRY_SECONDS, type RetriedSummary, withRetry } from './vitest/retries.ts';
-import { runVitest } from './vitest/run.ts';
+import { filesToRetry, LAST_RETRY_SECONDS, type RetriedSummary, runVitest, withRetry } from './vitest/run.ts';
 import { runStages, type Stage } from './vitest/stages.ts';
 import { describeError, runCommand } from './command.ts';
 

@@ -1,5 +1,8 @@
-/** Bundles the command `berth` into one file for Node.js. The executables and the npm package are made from it. */
-import { chmod, rename } from 'node:fs/promises';
+/**
+ * Bundles the command `berth` into one file for Node.js, and collects the licences of the packages in it. Each copy of the bundle must
+ * include them. The executables and the npm package are made from it.
+ */
+import { chmod, readdir, readFile, rename } from 'node:fs/promises';
 import { join } from 'node:path';
 import { build } from 'esbuild';
 import { replacing } from '../bundle.ts';
@@ -42,4 +45,38 @@ export async function bundleCommand(folder: string): Promise<CommandBundle> {
   await rename(`${path}.cjs`, path);
   await chmod(path, 0o755);
   return { path, inputs: Object.keys(metafile.inputs) };
+}
+
+const PACKAGE = /^(.*node_modules\/(?:@[^/]+\/)?[^/]+)\//;
+const LICENSE_FILE = /^(licen[cs]e|notice)/i;
+
+/**
+ * Returns the licence of Berth and the licences of the packages. `inputs` are paths of bundled files. `others` are paths of more licences.
+ */
+export async function licenses(inputs: readonly string[], ...others: readonly string[]): Promise<string> {
+  const packages = inputs.map((input) => PACKAGE.exec(input)?.[1]).filter((path) => path !== undefined);
+  const texts = await Promise.all([...new Set(packages)].sort().map(licenseOf));
+  const own = await Promise.all(
+    [join(ROOT, 'LICENSE'), ...others].map(async (path) => await readFile(path, 'utf8')),
+  );
+  return [...own, ...texts].join(`\n${'-'.repeat(80)}\n\n`);
+}
+
+/** Returns the licence of the package in the folder. @throws Error when it has none. */
+async function licenseOf(folder: string): Promise<string> {
+  const path = join(ROOT, folder);
+  const files = (await readdir(path)).filter((file) => LICENSE_FILE.test(file));
+  const manifest = JSON.parse(await readFile(join(path, 'package.json'), 'utf8')) as PackageManifest;
+  const { name, version, license } = manifest;
+  if (files.length === 0 && license === undefined) {
+    throw new Error(`${folder} has no licence`);
+  }
+  const texts = await Promise.all(files.map(async (file) => await readFile(join(path, file), 'utf8')));
+  return [`${name} ${version} (${license})\n`, ...texts].join('\n');
+}
+
+interface PackageManifest {
+  readonly name: string;
+  readonly version: string;
+  readonly license?: string;
 }

@@ -3,7 +3,7 @@ import { readFileSync, writeFileSync } from 'node:fs';
 import { Agent, get } from 'node:https';
 import { join } from 'node:path';
 import { waitFor } from '../wait.ts';
-import { launch } from './launch.ts';
+import { launch } from './providers/provider.ts';
 import { FRONT_PROXY, type NodeIdentity, writeCredentials } from './pki.ts';
 import { freePorts } from './ports.ts';
 import { isAlive, readRecord } from './processes.ts';

@@ -3,13 +3,11 @@ import { existsSync } from 'node:fs';
 import { mkdir, readdir, rm, rmdir } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
-import { Cluster } from './cluster.ts';
-import { removeGroups } from './controlgroups.ts';
+import { Cluster, type ClusterOptions } from './cluster.ts';
+import { removeGroups, removeNetworks, unmountBelow } from './leftovers.ts';
 import { startControlPlane } from './controlplane.ts';
 import { install, uninstall } from './install.ts';
 import { kubectlFor } from './kubectl.ts';
-import { unmountBelow } from './mounts.ts';
-import { removeNetworks } from './networks.ts';
 import { bringUpNodes, type NodeCluster, type NodeClusterOptions } from './nodes/cluster.ts';
 import { removeNamespaces } from './nodes/network.ts';
 import {
@@ -20,8 +18,7 @@ import {
   startTimeOf,
   stopProcess,
 } from './processes.ts';
-import { copyKubeconfig } from './providers/existing.ts';
-import { chooseProvider, type Provider } from './providers/provider.ts';
+import { chooseProvider, copyKubeconfig, type Provider } from './providers/provider.ts';
 import {
   CLUSTERS,
   type ClusterState,
@@ -32,14 +29,13 @@ import {
   writeState,
 } from './state.ts';
 import { resolveTools, type Tools } from './toolchain/toolchain.ts';
-import type { ClusterOptions } from './types.ts';
 import { keepUsedRights } from './usedrights.ts';
 
 export type { NodeCluster } from './nodes/cluster.ts';
 export type { ClusterNode } from './nodes/node.ts';
-export type { OperatorProcess } from './operator.ts';
+export type { OperatorProcess } from './program.ts';
 export type { Cluster } from './cluster.ts';
-export type { ClusterOptions } from './types.ts';
+export type { ClusterOptions } from './cluster.ts';
 
 const ENDING_SIGNALS = [
   ['SIGHUP', 129],

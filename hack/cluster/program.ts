@@ -1,4 +1,7 @@
-/** Runs one of our programs in its own process, outside the cluster. */
+/**
+ * Runs our programs in their own processes, outside the cluster: the operator with the rights of its ServiceAccount, and the HTTP API, whose
+ * callers bring their own tokens.
+ */
 import { existsSync, writeFileSync } from 'node:fs';
 import { get } from 'node:http';
 import { join } from 'node:path';
@@ -6,8 +9,11 @@ import { stringify } from 'yaml';
 import { FROM_SOURCES } from '../cache.ts';
 import { waitFor } from '../wait.ts';
 import { isAlive, type ProcessRecord, signalProcess, startProcess, stopProcess } from './processes.ts';
+import { freePorts } from './ports.ts';
+import { createKey } from '../../kube/certificates/certificate.ts';
+import { createAuthority, issue } from './authority.ts';
 
-export interface ProgramProcess {
+interface ProgramProcess {
   readonly pid: number;
   readonly metricsUrl: string;
   readonly healthUrl: string;
@@ -45,7 +51,7 @@ const EXIT_POLL_MILLISECONDS = 25;
 const EXIT_WAIT_MILLISECONDS = 24 * 3_600_000;
 
 /** Starts a program and resolves when it reports that it is ready. */
-export async function startProgram(directory: string, start: ProgramStart): Promise<ProgramProcess> {
+async function startProgram(directory: string, start: ProgramStart): Promise<ProgramProcess> {
   const { name, kubeconfig, environment, bundle = false } = start;
   const config = join(directory, `${name}.yaml`);
   writeFileSync(config, stringify(start.config));
@@ -131,4 +137,110 @@ class RunningProgram implements ProgramProcess {
   async stop(): Promise<void> {
     await stopProcess(this.#directory, this.#record);
   }
+}
+
+export interface OperatorOptions {
+  config?: Record<string, unknown>;
+  /** Name of the operator's files. A second replica needs another name. */
+  name?: string;
+  environment?: Record<string, string>;
+  /** Whether to run `dist/operator.js`, which `make bundle` writes. */
+  bundle?: boolean;
+}
+
+export type OperatorProcess = ProgramProcess;
+
+/** Starts an operator and resolves when it reports that it is ready. */
+export async function startOperator(
+  directory: string,
+  kubeconfig: string,
+  { config, name = 'operator', environment, bundle }: OperatorOptions = {},
+): Promise<OperatorProcess> {
+  const [metricsPort, healthPort] = (await freePorts(2)) as [number, number];
+  return await startProgram(directory, {
+    program: 'operator',
+    name,
+    kubeconfig,
+    config: {
+      ...config,
+      // Agents of tests have loopback addresses.
+      hosts: { addressCIDRs: ['127.0.0.0/8', '10.0.0.0/8'], ...section(config, 'hosts') },
+      metrics: { address: `127.0.0.1:${metricsPort}`, ...section(config, 'metrics') },
+      health: { address: `127.0.0.1:${healthPort}`, ...section(config, 'health') },
+    },
+    metricsPort,
+    healthPort,
+    environment,
+    bundle,
+  });
+}
+
+/** Returns a section of a configuration, or an empty one. */
+function section(config: Record<string, unknown> | undefined, key: string): object {
+  const value = config?.[key];
+  return typeof value === 'object' && value !== null ? value : {};
+}
+
+export interface ServerOptions {
+  config?: Record<string, unknown>;
+  /** Name of the server's files. A second replica needs another name. */
+  name?: string;
+  environment?: Record<string, string>;
+  /** Whether to run `dist/server.js`, which `make bundle` writes. */
+  bundle?: boolean;
+}
+
+export interface ServerProcess {
+  /** Base address, `https://127.0.0.1:PORT`. */
+  readonly url: string;
+  /** Base address of the power API. It listens only if the configuration enables it. */
+  readonly powerUrl: string;
+  /** Certificate of the authority that signed the server's certificate, as PEM. */
+  readonly authority: string;
+  readonly process: ProgramProcess;
+}
+
+/** Starts the server and resolves when it reports that it is ready. */
+export async function startServer(
+  directory: string,
+  kubeconfig: string,
+  { config, name = 'server', environment, bundle }: ServerOptions = {},
+): Promise<ServerProcess> {
+  const [port, powerPort, metricsPort, healthPort] = (await freePorts(4)) as [number, number, number, number];
+  const authority = await createAuthority('berth-server-authority');
+  const key = await createKey();
+  const certificate = await issue(authority, {
+    commonName: 'berth-server',
+    key,
+    ipAddresses: ['127.0.0.1'],
+    usages: ['server'],
+  });
+  const files = {
+    certificateFile: join(directory, `${name}.crt`),
+    keyFile: join(directory, `${name}.key`),
+  };
+  writeFileSync(files.certificateFile, certificate);
+  writeFileSync(files.keyFile, key.pem, { mode: 0o600 });
+  const process = await startProgram(directory, {
+    program: 'server',
+    name,
+    kubeconfig,
+    config: {
+      ...config,
+      http: { address: `127.0.0.1:${port}`, ...files, ...section(config, 'http') },
+      power: { address: `127.0.0.1:${powerPort}`, ...section(config, 'power') },
+      metrics: { address: `127.0.0.1:${metricsPort}`, ...section(config, 'metrics') },
+      health: { address: `127.0.0.1:${healthPort}`, ...section(config, 'health') },
+    },
+    metricsPort,
+    healthPort,
+    environment,
+    bundle,
+  });
+  return {
+    url: `https://127.0.0.1:${port}`,
+    powerUrl: `https://127.0.0.1:${powerPort}`,
+    authority: authority.certificate,
+    process,
+  };
 }

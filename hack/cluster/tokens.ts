@@ -3,7 +3,18 @@
  * token while the harness's process lives. The process of `make cluster-up` ends at once, so its clusters get a token with a long validity.
  */
 import type { KubeClient } from '../../kube/client.ts';
-import { requestToken } from './serviceaccounts.ts';
+import { requestToken as request } from '../../kube/accounttoken.ts';
+
+export { SERVICE_ACCOUNTS } from '../../kube/core.ts';
+
+/** Returns a token of the account that is valid for this number of seconds, at least 600. @throws ApiError when the API server refuses. */
+export async function requestToken(
+  client: KubeClient,
+  account: { namespace: string; name: string },
+  expirationSeconds: number,
+): Promise<string> {
+  return (await request(client, account, expirationSeconds)).token;
+}
 
 const NAMESPACE = 'berth-system';
 /** Validity of a token that is renewed, the same as that of a Pod's projected token. */

@@ -1,11 +1,7 @@
 import { expect, test } from 'vitest';
-import { configurationPage } from './configuration.ts';
-import { drawSvg, lifecycleDot } from './diagrams.ts';
-import { changelogFeed } from './feed.ts';
+import { changelogFeed, configurationPage, drawSvg, kindsPage, lifecycleDot, valuesPage } from './pages.ts';
 import { HTTP_RIGHTS, httpRightsPage } from './httprights.ts';
-import { kindsPage } from './kinds.ts';
 import { between, fieldsOf, table, typeOf } from './table.ts';
-import { valuesPage } from './values.ts';
 
 test('a schema is described by field, with the constants of alternatives together', () => {
   const schema = {

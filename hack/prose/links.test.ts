@@ -2,7 +2,7 @@
 import { existsSync, globSync, readFileSync } from 'node:fs';
 import { dirname, join, normalize } from 'node:path';
 import { expect, test } from 'vitest';
-import { anchorOf, readPage } from './markdown.ts';
+import { anchorOf, readPage } from './rules.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const PAGES = globSync(['*.md', 'docs/**/*.md'], { cwd: ROOT });

@@ -4,8 +4,8 @@
  */
 import { bundle } from '../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import { pathOf } from '../../kube/objects.ts';

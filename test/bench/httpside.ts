@@ -1,7 +1,7 @@
 /** One side of the measurement of the HTTP API: the client's connections to the API server or to the HTTP API, with the same requests. */
 import { Pool } from 'undici';
 import { CREATED_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import type { Connection } from '../../kube/credentials.ts';
 import { pathOf } from '../../kube/objects.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';

@@ -7,7 +7,7 @@ import { readdir, writeFile } from 'node:fs/promises';
 import { delimiter, join } from 'node:path';
 import { begin, stopCluster } from '../../hack/cluster/index.ts';
 import { isAlive, type ProcessRecord, startProcess } from '../../hack/cluster/processes.ts';
-import { HIERARCHIES, removeGroup } from '../../hack/cluster/controlgroups.ts';
+import { HIERARCHIES, removeGroup } from '../../hack/cluster/leftovers.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { FOLDERS, ping } from './host.ts';
 

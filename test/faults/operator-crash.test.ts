@@ -8,7 +8,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { startOperator } from '../../hack/cluster/operator.ts';
+import { startOperator } from '../../hack/cluster/program.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { ApiProxy, type Write } from '../wires/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';

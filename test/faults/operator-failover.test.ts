@@ -6,7 +6,7 @@ import type { ServerStatus } from '../../api/v1alpha1/server.ts';
 import { timestamp } from '../../base/time.ts';
 import { LEASES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { startOperator } from '../../hack/cluster/operator.ts';
+import { startOperator } from '../../hack/cluster/program.ts';
 import { ApiProxy, type Write } from '../wires/apiproxy.ts';
 import { faultsIn } from '../support/operatorlog.ts';
 import { numbered, VMs } from '../fixtures/vms.ts';

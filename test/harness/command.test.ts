@@ -3,9 +3,8 @@ import { copyFileSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, utimesSync }
 import { dirname, join } from 'node:path';
 import { tmpdir } from 'node:os';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
-import { type Executable, makeExecutable } from '../../hack/cli/executable.ts';
+import { type Executable, makeExecutable, makePackage } from '../../hack/cli/executable.ts';
 import { ownPlatform } from '../../hack/cli/nodes.ts';
-import { makePackage } from '../../hack/cli/package.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { HOST_KEY, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { VM_CONFIGS } from '../../api/v1alpha1/resources.ts';

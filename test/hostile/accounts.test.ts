@@ -22,7 +22,7 @@ import { unlessMissing } from '../../kube/errors.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import { microTime } from '../../base/time.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { VMs } from '../fixtures/vms.ts';
 import {

@@ -15,7 +15,7 @@ import {
 } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { agentToken, createAgentPod } from '../worlds/accounthost.ts';
 import { waitFor } from '../../hack/wait.ts';

@@ -5,7 +5,7 @@ import * as fc from 'fast-check';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import type { HTTPClient } from '../wires/httpapi.ts';

@@ -16,7 +16,7 @@ import { SUBJECT_ACCESS_REVIEWS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { type Authority, createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NODE = 'served';

@@ -3,7 +3,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { stringify } from 'yaml';
 import { authenticationConfiguration } from '../../hack/authentication.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { requestToken } from '../../hack/cluster/serviceaccounts.ts';
+import { requestToken } from '../../hack/cluster/tokens.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';

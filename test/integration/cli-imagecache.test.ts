@@ -6,7 +6,7 @@ import { isDeepStrictEqual } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { Cluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';

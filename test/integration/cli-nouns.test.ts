@@ -9,7 +9,7 @@ import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import { VERSION } from '../../api/v1alpha1/version.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { SECRETS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';

@@ -6,7 +6,7 @@ import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from
 import { parse, stringify } from 'yaml';
 import { authenticationConfiguration } from '../../hack/authentication.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { BerthCommand, type CommandOptions, type CommandResult } from '../wires/berth.ts';
 import { CLIENT, IdentityProvider, OTHER_CLIENT } from '../worlds/provider.ts';

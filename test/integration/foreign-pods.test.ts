@@ -5,8 +5,7 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import { ensureKwok } from '../../hack/cluster/kwok.ts';
-import { untilSimulated } from '../../hack/cluster/simulation.ts';
+import { ensureKwok, untilSimulated } from '../../hack/cluster/simulation.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { EVENTS, NODES, type Pod, PODS } from '../../kube/core.ts';
 import { TestHost } from '../worlds/agenthost.ts';

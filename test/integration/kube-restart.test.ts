@@ -13,7 +13,7 @@ import { createMetrics } from '../../kube/metrics.ts';
 import { Transport } from '../../kube/transport.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { issue } from '../../hack/cluster/authority.ts';
-import { requestToken } from '../../hack/cluster/serviceaccounts.ts';
+import { requestToken } from '../../hack/cluster/tokens.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const namespace = 'default';

@@ -25,7 +25,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import { ApiProxy } from '../wires/apiproxy.ts';
 import { createAuthority, issue } from '../../hack/cluster/authority.ts';
 import { sharedCluster } from '../support/cluster.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const namespace = `kube-serving-${randomBytes(4).toString('hex')}`;

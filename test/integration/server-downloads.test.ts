@@ -11,7 +11,7 @@ import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { EnsureOptions } from '../../agent/images/store.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { type Job, JOBS, PODS } from '../../kube/core.ts';
 import type { KubeObject } from '../../kube/objects.ts';

@@ -4,7 +4,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { accountToken } from '../support/members.ts';

@@ -8,7 +8,7 @@ import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { authenticationConfiguration } from '../../hack/authentication.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
 import { clockBehind } from '../support/clockbehind.ts';

@@ -7,7 +7,7 @@ import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { createKey, selfSigned } from '../../kube/certificates/certificate.ts';
 import { NODES, PODS } from '../../kube/core.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { sharedCluster } from '../support/cluster.ts';

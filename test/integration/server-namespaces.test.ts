@@ -4,7 +4,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { NAMESPACES, NODES, ROLE_BINDINGS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { sharedCluster } from '../support/cluster.ts';

@@ -3,7 +3,7 @@ import { afterAll, beforeAll, expect, it } from 'vitest';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { ServerSpec } from '../../api/v1alpha1/server.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { accountToken } from '../support/members.ts';

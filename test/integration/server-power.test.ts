@@ -5,7 +5,7 @@ import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
 import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { LEASES } from '../../kube/core.ts';

@@ -15,7 +15,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { TRANSFER_PROTOCOL } from '../../api/v1alpha1/transfer.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { JOBS, PODS, SECRETS } from '../../kube/core.ts';
 import { loadConnection } from '../../kube/credentials.ts';

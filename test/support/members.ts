@@ -1,6 +1,6 @@
 /** ServiceAccounts with roles, whose tokens tests send to the HTTP API. */
 import type { Cluster } from '../../hack/cluster/index.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
 
 const TOKEN_SECONDS = 3600;
 

@@ -1,7 +1,7 @@
 /** Calls the HTTP API as clients do, with a bearer token and the authority of the server's certificate. */
 import { Readable } from 'node:stream';
 import { Agent, type Dispatcher, request } from 'undici';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 
 export interface HTTPAnswer {
   readonly status: number;

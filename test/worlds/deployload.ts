@@ -1,7 +1,7 @@
 /** Many deployments over the HTTP API that all wait at the same time, on simulated hosts. */
 import { startCluster, type Cluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/serviceaccounts.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../hack/cluster/tokens.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { peakMegabytes } from '../bench/measure.ts';
 import { IMAGE, numbered } from '../fixtures/vms.ts';

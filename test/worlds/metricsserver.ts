@@ -5,7 +5,7 @@ import type { Cluster } from '../../hack/cluster/index.ts';
 import { writeKubeconfig } from '../../hack/cluster/kubeconfig.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { type ProcessRecord, startProcess, stopProcess } from '../../hack/cluster/processes.ts';
-import { requestToken } from '../../hack/cluster/serviceaccounts.ts';
+import { requestToken } from '../../hack/cluster/tokens.ts';
 import { resolveMetricsTools } from '../../hack/cluster/toolchain/toolchain.ts';
 
 const NAME = 'metrics-server';

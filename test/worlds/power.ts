@@ -7,7 +7,7 @@ import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { ServerSpec } from '../../api/v1alpha1/server.ts';
 import { SERVER_USERS_SECRET } from '../../api/v1alpha1/serverusers.ts';
 import type { Cluster } from '../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { NAMESPACES, SECRETS } from '../../kube/core.ts';
 import { HTTPClient } from '../wires/httpapi.ts';
 import { PowerStandIn } from './powerstandin.ts';

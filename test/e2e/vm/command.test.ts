@@ -8,7 +8,7 @@ import { VM_CONFIGS } from '../../../api/v1alpha1/resources.ts';
 import type { VMConfig } from '../../../api/v1alpha1/vmconfig.ts';
 import { run } from '../../../base/exec.ts';
 import { authenticationConfiguration } from '../../../hack/authentication.ts';
-import type { ServerProcess } from '../../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../../hack/cluster/program.ts';
 import { makeKey } from '../../../hack/login.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { BerthCommand, type CommandResult } from '../../wires/berth.ts';

@@ -2,7 +2,7 @@
 import type { KubeClient } from '../../../kube/client.ts';
 import type { Method } from '../../../kube/transport.ts';
 import type { Cluster } from '../../../hack/cluster/index.ts';
-import { requestToken } from '../../../hack/cluster/serviceaccounts.ts';
+import { requestToken } from '../../../hack/cluster/tokens.ts';
 import { clientOf } from './identities.ts';
 
 /** Lifetime of tokens, which is longer than any test. */

@@ -3,7 +3,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { ProgramError, start, type StartOptions } from '../../../base/exec.ts';
-import type { ServerProcess } from '../../../hack/cluster/server.ts';
+import type { ServerProcess } from '../../../hack/cluster/program.ts';
 import { pythonWith } from '../../../hack/python/install.ts';
 import { HOSTILE_SEED } from './attempts.ts';
 

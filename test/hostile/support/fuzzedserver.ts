@@ -4,8 +4,8 @@
  */
 import { expect, type TestContext } from 'vitest';
 import { type Cluster, startCluster } from '../../../hack/cluster/index.ts';
-import type { ServerProcess } from '../../../hack/cluster/server.ts';
-import { requestToken, SERVICE_ACCOUNTS } from '../../../hack/cluster/serviceaccounts.ts';
+import type { ServerProcess } from '../../../hack/cluster/program.ts';
+import { requestToken, SERVICE_ACCOUNTS } from '../../../hack/cluster/tokens.ts';
 import { pythonWith } from '../../../hack/python/install.ts';
 import { IMAGE } from '../../fixtures/vms.ts';
 import { allowMetrics, readMetrics } from '../../support/operatorlog.ts';

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import { emptySummary } from './reporter.ts';
-import { filesToRetry, RETRIED_FILES, withRetry } from './retries.ts';
+import { filesToRetry, RETRIED_FILES, withRetry } from './run.ts';
 
 function failedTest(file: string, test = 'works') {
   return { name: `${file} > ${test}`, reason: `the reason of ${test}` };

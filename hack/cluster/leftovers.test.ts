@@ -3,7 +3,7 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { networkNames } from '../../agent/networkdriver.ts';
-import { removeNetworks } from './networks.ts';
+import { removeNetworks } from './leftovers.ts';
 
 let root: string;
 let directory: string;
