@@ -25,9 +25,10 @@ import type {
   StopOptions,
 } from '../driver.ts';
 import type { DriverOfEmulators } from '../hostdrivers.ts';
+import type { ProcessContext } from '../machineprocess.ts';
 import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
 import { makeFiles, newState, removeFiles, STATE_FILE } from './files.ts';
-import { type EmulatorContext, EmulatorProcess } from './machine.ts';
+import { EmulatorProcess } from './machine.ts';
 import { accelerationGroups, type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 
 /** Largest number of system images that a message names. */
@@ -59,7 +60,7 @@ export class EmulatorDriver implements DriverOfEmulators {
   readonly name = 'emulator';
   readonly #root: string;
   readonly #sdk: SdkOptions;
-  readonly #context: EmulatorContext;
+  readonly #context: ProcessContext;
   readonly #held = new Map<string, Held>();
   readonly #handlers: ((uid: string) => void)[] = [];
 

@@ -1,9 +1,8 @@
 /**
  * Starts the processes of an emulator in its network namespace, as the machine's own user. Also sends signals to these processes, ends them,
- * and makes messages for users about their end.
+ * and finds the lines of their log that tell why they have ended.
  */
 import { EMULATOR_MEMORY_OVERHEAD_BYTES } from '../../../api/v1alpha1/emulatormachine.ts';
-import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { hasCode, undefinedIfSync } from '../../../base/errors.ts';
 import { pause } from '../../../base/time.ts';
 import { logsWritten, logWriterPid, withLogWriter } from '../../console/logwriter.ts';
@@ -11,8 +10,8 @@ import { logTail } from '../../console/input.ts';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { identify, isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { EmulatorLaunchPlan, MachineFolder } from '../driver.ts';
-import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
-import { type ExitStatus, launch, type Launched } from '../launch.ts';
+import { launch, type Launched } from '../launch.ts';
+import type { StartReasons } from '../machineprocess.ts';
 import { commandLine, environment, FOLDERS, words } from './arguments.ts';
 import { MACHINE_PLACE } from './files.ts';
 
@@ -212,8 +211,8 @@ const TAIL_BYTES = 64 * 1024;
  * Limits of the log lines in a message: the number of characters, and the number of lines. With these limits, the lines and other text fit
  * into the message of a Pod's container, which can have at most 4096 characters.
  */
-const WORDS_CHARACTERS = 2048;
-const WORDS_LINES = 12;
+const SHOWN_CHARACTERS = 2048;
+const PROBLEM_LINES = 12;
 /** Largest number of log lines in a message if no line of the log names an error. */
 const OTHER_LINES = 4;
 
@@ -230,42 +229,31 @@ const KEY = /adb[\w.-]*key|PRIVATE KEY|QAAAA[A-Za-z0-9+/]{16}/i;
 const UNPRINTABLE = /[^\x20-\x7e\u00a0-\uffff]/g;
 
 /** Returns the lines of an emulator's output that explain best why the emulator ended. */
-export function choose(output: string): string {
+export function chooseLines(output: string): string {
   const lines = output
     .split('\n')
     .map((line) => line.replaceAll(UNPRINTABLE, ' ').trim().slice(0, LINE_CHARACTERS))
     .filter((line) => line !== '' && !KEY.test(line));
-  const problems = lines.filter((line) => PROBLEM.test(line)).slice(-WORDS_LINES);
-  const words = problems.length > 0 ? problems : lines.slice(-OTHER_LINES);
-  return words.join('\n').slice(-WORDS_CHARACTERS);
+  const problems = lines.filter((line) => PROBLEM.test(line)).slice(-PROBLEM_LINES);
+  const shown = problems.length > 0 ? problems : lines.slice(-OTHER_LINES);
+  return shown.join('\n').slice(-SHOWN_CHARACTERS);
 }
 
 /**
  * Returns the lines that explain best why the emulator ended, from its output since its last start. `from` is the log position at which
  * this output begins. Call this function when the emulator has ended.
  */
-async function lastWords(folder: string, from: number): Promise<string> {
+export async function emulatorLog(folder: string, from: number): Promise<string> {
   // The emulator writes to the log `serial`. The programs that start the emulator write to the log `hypervisor`.
   const [own, starter] = await Promise.all([
     logTail(folder, 'serial', TAIL_BYTES, from),
     logTail(folder, 'hypervisor', TAIL_BYTES),
   ]);
-  return choose(`${starter}\n${own}`);
+  return chooseLines(`${starter}\n${own}`);
 }
 
-export const OUT_OF_MEMORY =
-  'The emulator reached the memory limit of its machine, and the kernel of the host ended it';
-
-export function describeExit(status: ExitStatus | undefined): string {
-  return describe('The emulator', status);
-}
-
-/** Returns the text `what`, followed by the last lines of the emulator's log. */
-export async function exitMessage(folder: string, from: number, what: string): Promise<string> {
-  return withWords(what, await lastWords(folder, from));
-}
-
-const REASONS: StartReasons = [
+/** Patterns of the emulator's error messages, each with the reason of the failed start. */
+export const START_REASONS: StartReasons = [
   [
     /requires hardware acceleration|acceleration is not|KVM (is )?required|\/dev\/kvm/i,
     'AccelerationMissing',
@@ -277,8 +265,3 @@ const REASONS: StartReasons = [
   ],
   [/cannot allocate memory|cannot set up guest memory/i, 'OutOfMemory'],
 ];
-
-/** Returns the error of a failed start, which {@link startErrorOf} makes from `what` and the last lines of the emulator's log. */
-export async function startError(folder: string, from: number, what: string): Promise<ReasonedError> {
-  return startErrorOf(what, await lastWords(folder, from), REASONS);
-}

@@ -4,8 +4,7 @@
  */
 import type { ProcessIdentity } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
-import type { ExitStatus } from '../launch.ts';
-import { ProcessWatch } from '../processwatch.ts';
+import { ProcessWatch } from '../machineprocess.ts';
 import { GuestAgent } from './guestagent.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
 import { FILES } from './state.ts';
@@ -29,9 +28,8 @@ export interface HypervisorHandlers {
   onExit: () => void;
 }
 
-export class Hypervisor {
+export class Hypervisor extends ProcessWatch {
   readonly folder: MachineFolder;
-  readonly identity: ProcessIdentity;
   readonly guestAgent: GuestAgent;
   /**
    * Whether QEMU reported that it ends because of a signal. The run state does not show this, because it is `shutdown` after a signal and
@@ -44,24 +42,12 @@ export class Hypervisor {
   #poweredOff = false;
   #nextStop = 0;
   readonly #handlers: HypervisorHandlers;
-  readonly #watch: ProcessWatch;
 
   constructor(folder: MachineFolder, identity: ProcessIdentity, handlers: HypervisorHandlers) {
+    super(identity, handlers.onExit);
     this.folder = folder;
-    this.identity = identity;
     this.guestAgent = new GuestAgent(folder.path);
     this.#handlers = handlers;
-    this.#watch = new ProcessWatch(identity, () => handlers.onExit());
-  }
-
-  /** Watches a process that this agent started. `exited` resolves with the process's exit status. */
-  watch(exited: Promise<ExitStatus>): void {
-    this.#watch.watch(exited);
-  }
-
-  /** Stops watching the process, because the caller will end the process and record its end. */
-  expectExit(): void {
-    this.#watch.expectExit();
   }
 
   /** Records that the guest powered off. Returns true only at the first call, because a hypervisor can report a power-off many times. */
@@ -84,11 +70,6 @@ export class Hypervisor {
     return true;
   }
 
-  /** Returns the exit status of an ended process; undefined for a process that the agent started before its restart. */
-  async exitStatus(): Promise<ExitStatus | undefined> {
-    return await this.#watch.exitStatus();
-  }
-
   /**
    * Returns the connection to QEMU. If the connection was lost, the function connects again. @throws QmpError when QEMU does not answer.
    */
@@ -104,9 +85,9 @@ export class Hypervisor {
     }
   }
 
-  close(): void {
+  override close(): void {
+    super.close();
     this.#closed = true;
-    this.#watch.expectExit();
     this.#qmp?.close();
     this.guestAgent.close();
   }
@@ -119,7 +100,7 @@ export class Hypervisor {
     }
     qmp.on('event', (event) => this.#handlers.onEvent(event));
     // The closed connection usually means that the process is about to end. Therefore it is checked now, before the next regular check.
-    qmp.on('close', () => this.#watch.check());
+    qmp.on('close', () => this.check());
     this.#qmp = qmp;
     return qmp;
   }

@@ -7,8 +7,9 @@ import { segmentName } from '../../console/logwriter.ts';
 import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { launch } from '../launch.ts';
+import { startErrorOf } from '../machineprocess.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
-import { launchMachine, startError } from './launch.ts';
+import { hypervisorLog, launchMachine, START_REASONS } from './launch.ts';
 import type { Platform } from './platform.ts';
 import type { MachineFile } from './state.ts';
 
@@ -56,7 +57,7 @@ it('a suspended machine resumes with the accelerator of its start, because its m
 let folder: string;
 
 beforeEach(async () => {
-  folder = await mkdtemp(join(tmpdir(), 'berth-lastwords-'));
+  folder = await mkdtemp(join(tmpdir(), 'berth-log-'));
 });
 
 afterEach(async () => {
@@ -65,17 +66,19 @@ afterEach(async () => {
 
 const UNREADABLE = "Could not open 'disk.qcow2': Permission denied";
 
-test('the last words of a hypervisor show why it did not start', async () => {
+test('the last lines of the log of a hypervisor show why it did not start', async () => {
   await writeFile(join(folder, segmentName('hypervisor', 0)), `${UNREADABLE}\n`);
   const message = `The hypervisor ended with code 1: ${UNREADABLE}`;
-  expect(await startError(folder, 'The hypervisor ended with code 1')).toMatchObject({
+  const error = startErrorOf('The hypervisor ended with code 1', await hypervisorLog(folder), START_REASONS);
+  expect(error).toMatchObject({
     reason: 'DiskInvalid',
     message,
   });
 });
 
 test('an answer of a hypervisor to a command does not make a failed start final', async () => {
-  expect(await startError(folder, UNREADABLE)).toMatchObject({
+  const error = startErrorOf(UNREADABLE, await hypervisorLog(folder), START_REASONS);
+  expect(error).toMatchObject({
     reason: 'StartFailed',
     message: UNREADABLE,
   });

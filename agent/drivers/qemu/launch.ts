@@ -1,28 +1,23 @@
 /**
- * Starts a QEMU process, which continues to run when the agent ends. Also makes messages for users about the end of the process, from its
- * exit status and the last lines of its log.
+ * Starts a QEMU process, which continues to run when the agent ends. Also finds the lines of its log that tell why the process has ended.
  */
 import { join } from 'node:path';
-import type { Logger } from 'pino';
-import type { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { run, type RunAs } from '../../../base/exec.ts';
 import { withLogWriter } from '../../console/logwriter.ts';
 import { logTail } from '../../console/input.ts';
-import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
+import type { MachineLimits } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
-import { describeExit as describe, startErrorOf, type StartReasons, withWords } from '../exits.ts';
-import { type ExitStatus, launch, type Launched } from '../launch.ts';
+import { launch, type Launched } from '../launch.ts';
+import type { ProcessContext, StartReasons } from '../machineprocess.ts';
 import { commandLine } from './arguments.ts';
 import { giveDisk, requireOwnData } from './files.ts';
 import type { Platform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
-/** Objects and settings that all machines of one driver share. */
-export interface MachineContext {
-  logger: Logger;
-  cgroups: MachineCgroups;
+/** Objects and settings that all machines of this driver share. */
+export interface MachineContext extends ProcessContext {
   /** Root directory of the machines' processes, if they do not share the agent's root directory. */
   ownRoot: OwnRoot | undefined;
   /** Whether the agent is root. If true, QEMU starts as root, and changes to another user when it has opened its files and sockets. */
@@ -32,12 +27,6 @@ export interface MachineContext {
    * image.
    */
   readers: number | undefined;
-  changed: (uid: string) => void;
-  /**
-   * Begins to store the console of a running machine, and to set the DPI of its screen. `found` means that the machine
-   * was already running when the agent restarted.
-   */
-  follow: (folder: MachineFolder, how: 'started' | 'found') => void;
 }
 
 /**
@@ -159,7 +148,7 @@ const TAIL_LINES = 12;
 const TIMESTAMP = /^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z /;
 
 /** Returns the last lines of the hypervisor's output; empty if there is no output. Call this function when the hypervisor has ended. */
-async function lastWords(folder: string): Promise<string> {
+export async function hypervisorLog(folder: string): Promise<string> {
   const tail = await logTail(folder, 'hypervisor', TAIL_BYTES);
   return tail
     .split('\n')
@@ -169,28 +158,15 @@ async function lastWords(folder: string): Promise<string> {
     .join('\n');
 }
 
-/** Message about a hypervisor that reached its memory limit. The limit is the guest's memory plus the memory that QEMU itself needs. */
-export const OUT_OF_MEMORY =
-  'The hypervisor reached the memory limit of its machine, and the kernel of the host ended it';
-
-export function describeExit(status: ExitStatus | undefined): string {
-  return describe('The hypervisor', status);
-}
-
 const SIGNAL = /terminating on signal \d+/;
 
 /** Returns whether the log of an ended hypervisor says that a signal ended it. */
 export async function wasEndedBySignal(folder: string): Promise<boolean> {
-  return SIGNAL.test(await lastWords(folder));
-}
-
-/** Returns the text `what`, followed by the last lines of the hypervisor's log. */
-export async function exitMessage(folder: string, what: string): Promise<string> {
-  return withWords(what, await lastWords(folder));
+  return SIGNAL.test(await hypervisorLog(folder));
 }
 
 /** Patterns of QEMU's error messages, each with the reason of the failed start. They match the messages of QEMU 7.2 to 10. */
-const REASONS: StartReasons = [
+export const START_REASONS: StartReasons = [
   [/Could not set up host forwarding rule|Address already in use/, 'PortTaken'],
   [/Cannot allocate memory|cannot set up guest memory/, 'OutOfMemory'],
   [
@@ -198,8 +174,3 @@ const REASONS: StartReasons = [
     'DiskInvalid',
   ],
 ];
-
-/** Returns the error of a failed start, which {@link startErrorOf} makes from `what` and the last lines of the hypervisor's log. */
-export async function startError(folder: string, what: string): Promise<ReasonedError> {
-  return startErrorOf(what, await lastWords(folder), REASONS);
-}

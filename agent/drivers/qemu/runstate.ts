@@ -6,12 +6,13 @@
 import type { Logger } from 'pino';
 import { isAlive, killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
 import type { RunningState, StopOptions } from '../driver.ts';
+import { withLog } from '../machineprocess.ts';
 import { hasGuestAgent, shutDown } from './guestagent.ts';
 import type { Hypervisor } from './hypervisor.ts';
-import { exitMessage, wasEndedBySignal } from './launch.ts';
+import { hypervisorLog, wasEndedBySignal } from './launch.ts';
 import { forgetMemory } from './memory.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
-import type { MachineFile, StateChange, StateFile } from './state.ts';
+import type { MachineFile, StateFile } from './state.ts';
 
 /** QEMU's run state after the command `stop` has paused the guest. */
 const PAUSED = 'paused';
@@ -233,7 +234,7 @@ async function endCrashed(
   // Without this call, the handler of the process's exit would record the end first, with a message that does not name the cause.
   hypervisor.expectExit();
   await quit(hypervisor, logger);
-  const message = await exitMessage(hypervisor.folder.path, crash);
+  const message = withLog(crash, await hypervisorLog(hypervisor.folder.path));
   await recordEnd(file, { reason: 'Crashed', message });
 }
 
@@ -268,19 +269,6 @@ export async function guestPoweredOff(file: StateFile): Promise<void> {
 
 async function recordEnd(file: StateFile, end: NonNullable<MachineFile['end']>): Promise<void> {
   await file.change(({ intent, live }) => (live && intent === 'run' ? { end } : {}));
-}
-
-/**
- * Returns the change to write into the state file after the machine's process has ended. If nobody requested the end, the end is a crash,
- * and `message` describes the crash.
- */
-export function processEnded(known: MachineFile, message: string): StateChange {
-  if (!known.live) {
-    return {};
-  }
-  const crashed = known.intent === 'run' && known.end === undefined && !known.suspended;
-  const end = crashed ? { end: { reason: 'Crashed' as const, message } } : {};
-  return { live: false, paused: false, process: undefined, ...end };
 }
 
 interface Inspected {

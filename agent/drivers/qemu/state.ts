@@ -7,7 +7,6 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { listFolders, writeWhole } from '../../../base/files.ts';
 import type { FoundMachine } from '../driver.ts';
 import {
-  type Change,
   endSchema,
   processSchema,
   readParsed,
@@ -134,8 +133,6 @@ export async function findMachines(root: string, logger: Logger): Promise<FoundM
     }),
   );
 }
-
-export type StateChange = Change<MachineFile>;
 
 /** A machine's state file. */
 export class StateFile extends AnyStateFile<MachineFile> {

@@ -11,7 +11,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, test } from 'vitest';
 import { askBooted } from '../../../agent/drivers/emulator/adb.ts';
 import { AVD_NAME, CONSOLE_PORT } from '../../../agent/drivers/emulator/arguments.ts';
-import { choose } from '../../../agent/drivers/emulator/processes.ts';
+import { chooseLines } from '../../../agent/drivers/emulator/processes.ts';
 import { imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
 import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulatordefaults.ts';
 import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
@@ -81,7 +81,7 @@ describe(`${NAME}: before a start`, () => {
     });
     const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
-    expect(choose(output)).toContain('AVD system path');
+    expect(chooseLines(output)).toContain('AVD system path');
   });
 
   test('ANDROID_HOME counts only with the folders platforms and platform-tools', async () => {
@@ -96,7 +96,7 @@ describe(`${NAME}: before a start`, () => {
     await mkdir(join(other, 'platform-tools'));
     const { code, output } = await home.run(home.options(), variables);
     expect(code).toBe(1);
-    expect(choose(output)).toContain('AVD system path');
+    expect(chooseLines(output)).toContain('AVD system path');
   });
 
   test('an AVD of another architecture ends it with code 1', async () => {
@@ -114,7 +114,7 @@ describe(`${NAME}: before a start`, () => {
     await once(taker, 'listening');
     const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
-    expect(choose(output)).toContain('too many emulator instances are running on this machine');
+    expect(chooseLines(output)).toContain('too many emulator instances are running on this machine');
   });
 });
 
@@ -174,7 +174,7 @@ describe(`${NAME}: while it runs`, () => {
   test('a second emulator of the AVD ends with code 1', async () => {
     const { code, output } = await home.run(home.options());
     expect(code).toBe(1);
-    expect(choose(output)).toContain('Running multiple emulators with the same AVD');
+    expect(chooseLines(output)).toContain('Running multiple emulators with the same AVD');
   });
 
   test(
@@ -243,7 +243,7 @@ if (!IS_REAL) {
       await giveCue(home.avd, cue);
       const { code, output } = await home.run(home.options());
       expect(code).toBe(1);
-      expect(choose(output)).toContain(words);
+      expect(chooseLines(output)).toContain(words);
     });
 
     test('asks for a key, or boots only when the cue is taken back', async () => {

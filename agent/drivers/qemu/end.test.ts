@@ -20,7 +20,7 @@ let peer: ScriptedPeer;
 let driver: QemuDriver;
 
 beforeEach(() => {
-  directory = mkdtempSync(join(tmpdir(), 'berth-settle-'));
+  directory = mkdtempSync(join(tmpdir(), 'berth-end-'));
   hypervisor = spawn('sleep', ['60']);
   driver = new QemuDriver({ dataDirectory: directory, logger: pino({ level: 'silent' }) });
 });
