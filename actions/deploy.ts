@@ -4,7 +4,7 @@
  * nobody might know the name of the VM.
  */
 import { conditionOf } from '../api/http/conditions.ts';
-import type { VMDeployQuery } from '../api/http/vmdeploy.ts';
+import type { VMDeployQuery } from '../api/http/vm.ts';
 import { statusOfPhase } from '../api/http/vmitem.ts';
 import { ANSWER_BY_ANNOTATION } from '../api/v1alpha1/names.ts';
 import type { Reason } from '../api/v1alpha1/reasons.ts';

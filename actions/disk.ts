@@ -1,7 +1,7 @@
 /** Saves, pushes, commits and enlarges the disk of a VM: makes the objects that request the work from the host of the VM. */
-import { PUSH_NAME } from '../api/http/pushitem.ts';
+import { PUSH_NAME } from '../api/http/imageitem.ts';
 import type { Image, ImageSpec } from '../api/v1alpha1/image.ts';
-import { isObjectName } from '../api/v1alpha1/objectname.ts';
+import { isObjectName } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { isImageReference } from '../api/v1alpha1/reference.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';

@@ -1,7 +1,7 @@
 /** Deploys an Android emulator beside a running VM: turns the request into an Emulator, and waits until Android has booted. */
 import type { EmulatorRequest } from '../api/http/emulator.ts';
 import type { Emulator } from '../api/v1alpha1/emulator.ts';
-import { EMULATOR_DEFAULTS } from '../api/v1alpha1/emulatordefaults.ts';
+import { EMULATOR_DEFAULTS } from '../api/v1alpha1/fields.ts';
 import { EMULATORS } from '../api/v1alpha1/resources.ts';
 import type { VM } from '../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../kube/client.ts';

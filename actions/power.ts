@@ -3,7 +3,7 @@
  * this file lists the fields that it changes, and the phases in which it is refused.
  */
 import { conditionOf } from '../api/http/conditions.ts';
-import type { Command } from '../api/http/vmaction.ts';
+import type { Command } from '../api/http/vm.ts';
 import type { VMPhase } from '../api/v1alpha1/phases.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
 import type { VM, VMSpec } from '../api/v1alpha1/vm.ts';

@@ -2,7 +2,7 @@
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import { awaitedOn } from '../api/v1alpha1/awaited.ts';
+import { awaitedOn } from '../api/v1alpha1/machine.ts';
 import { AGENT_NAME, SLOT_RESOURCE } from '../api/v1alpha1/names.ts';
 import type { SaidReason } from '../api/v1alpha1/reasons.ts';
 import { keepReserve } from '../base/files.ts';

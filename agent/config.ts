@@ -8,7 +8,7 @@ import { checkConfig, ConfigError, readConfig } from '../base/config.ts';
 import { codeOf, isOfSystem, messageOf } from '../base/errors.ts';
 import { isHostName, SIGNER_NAME } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
-import { hostPortsSchema, type PortRules } from '../api/v1alpha1/reservable.ts';
+import { hostPortsSchema, type PortRules } from '../api/v1alpha1/ports.ts';
 import { clusterNetworks, networkSchema } from './networkdriver.ts';
 import { ownerMistakes } from './owner.ts';
 import { deniedRanges } from './network/portplan.ts';

@@ -6,7 +6,7 @@ import { createHash } from 'node:crypto';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import * as z from 'zod';
-import type { PortRules } from '../api/v1alpha1/reservable.ts';
+import type { PortRules } from '../api/v1alpha1/ports.ts';
 import type { MetadataPages } from './network/nat/metadata.ts';
 import { NatNetwork } from './network/nat/nat.ts';
 import type { Network } from './network/network.ts';

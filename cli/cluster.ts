@@ -5,9 +5,8 @@
 import { causeOfRefusal } from '../api/http/refusedtoken.ts';
 import { unlessAborted } from '../base/time.ts';
 import { codeOf, messageOf, undefinedIf } from '../base/errors.ts';
-import { aliasNames } from '../api/http/namespacealias.ts';
-import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../api/v1alpha1/names.ts';
-import { isObjectName } from '../api/v1alpha1/objectname.ts';
+import { aliasNames } from '../api/http/namespaceitem.ts';
+import { DEFAULT_NAMESPACE, isObjectName, NAMESPACE_PREFIX } from '../api/v1alpha1/names.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';

@@ -6,9 +6,8 @@ import { createSocket } from 'node:dgram';
 import { createServer, isIPv4 } from 'node:net';
 import { open } from 'node:fs/promises';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
-import { portName } from '../../api/v1alpha1/ports.ts';
+import { portName, type PortRules, whyDenied, whyNotReservable } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { type PortRules, whyDenied, whyNotReservable } from '../../api/v1alpha1/reservable.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
 
 function bindTcp(address: string, port: number): Promise<void> {

@@ -3,9 +3,8 @@
  * sequences of events and check that no port belongs to two machines.
  */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
-import { portName } from '../../api/v1alpha1/ports.ts';
+import { bounds, portName, type PortRanges, type PortRules, whyDenied } from '../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import { bounds, type PortRanges, type PortRules, whyDenied } from '../../api/v1alpha1/reservable.ts';
 
 /**
  * Facts for the choice of host ports. `kept` are the host ports that were chosen for the machine before. `isHeld` takes the name of a host

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { type AddressInfo, createServer } from 'node:net';
 import { expect, test } from 'vitest';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
-import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
+import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
 import { UserNetwork, type UserNetworkOptions } from './user.ts';
 
 const MAC = '52:54:00:12:34:56';

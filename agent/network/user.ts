@@ -10,7 +10,7 @@ import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';
 import type { MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import type { PortRules } from '../../api/v1alpha1/reservable.ts';
+import type { PortRules } from '../../api/v1alpha1/ports.ts';
 import {
   type AttachOptions,
   type GuestNetwork,

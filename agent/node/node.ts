@@ -14,7 +14,7 @@ import {
   SYSTEM_IMAGE_LABEL_PREFIX,
   TAG_LABEL_PREFIX,
 } from '../../api/v1alpha1/names.ts';
-import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
+import { IMAGES_LISTED } from '../../api/v1alpha1/reference.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import { TASK_CPU_MILLIS, TASK_MEMORY_BYTES } from '../../api/v1alpha1/task.ts';

@@ -7,7 +7,7 @@ import type { Logger } from 'pino';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
-import type { PortRanges } from '../../api/v1alpha1/reservable.ts';
+import type { PortRanges } from '../../api/v1alpha1/ports.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { EventText } from '../../kube/events.ts';
 import type { KubeObject } from '../../kube/objects.ts';

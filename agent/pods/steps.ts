@@ -2,7 +2,7 @@
  * Implements each long step of a machine as a function. The function first saves its intent, then changes the host, and then saves the
  * result.
  */
-import { describeSource } from '../../api/v1alpha1/describe.ts';
+import { describeSource } from '../../api/v1alpha1/source.ts';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';

@@ -1,5 +1,5 @@
 /** Does the work of each type of task (`cache`, `import`, `push` and others) on this host. */
-import { describeSource } from '../../api/v1alpha1/describe.ts';
+import { describeSource } from '../../api/v1alpha1/source.ts';
 import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';

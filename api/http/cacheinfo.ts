@@ -3,9 +3,8 @@ import { cachedObjectName, targetTest } from '../v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, NodeCacheState } from '../v1alpha1/imagecacheentry.ts';
 import { readReference, repositoryName } from '../v1alpha1/reference.ts';
 import { tagsOf } from '../v1alpha1/hosts.ts';
-import type { CachedContent, HostNode } from './host.ts';
+import { type CachedContent, gigabytes, type HostNode } from './host.ts';
 import type { CacheInfo, CacheList } from './imagecache.ts';
-import { gigabytes } from './nodeitem.ts';
 
 type InfoItem = CacheInfo['items'][number];
 type ListItem = CacheList['items'][number];

@@ -2,7 +2,7 @@
 import * as z from 'zod';
 import { ANDROID_NAME, EMULATOR_DEVICES } from '../v1alpha1/emulatormachine.ts';
 import { choice, LABEL, text } from '../v1alpha1/schema.ts';
-import { sameField, whole } from './fields.ts';
+import { sameField, whole } from './request.ts';
 
 const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
 

@@ -1,6 +1,6 @@
 /** Turns an Emulator into the item that the HTTP API and the `berth` command show. */
 import type { Emulator } from '../v1alpha1/emulator.ts';
-import { EMULATOR_DEFAULTS } from '../v1alpha1/emulatordefaults.ts';
+import { EMULATOR_DEFAULTS } from '../v1alpha1/fields.ts';
 import { notReadyMessage } from './conditions.ts';
 import type { EmulatorItem } from './emulator.ts';
 

@@ -1,10 +1,9 @@
 /** Images and ISOs as the HTTP API shows and accepts them. */
 import * as z from 'zod';
-import { diskQuantity } from '../v1alpha1/sizes.ts';
-import { objectName } from '../v1alpha1/schema.ts';
+import { diskQuantity, objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
-import { sameField } from './fields.ts';
+import { sameField } from './request.ts';
 
 /** Image or ISO. The architecture and the description are empty texts if nobody gave them, because clients always read both fields. */
 export const imageItemSchema = z

@@ -1,7 +1,7 @@
 /** The cache of images on hosts, as the HTTP API shows and changes it. */
 import * as z from 'zod';
 import { IMAGE_NAME_LENGTH } from '../v1alpha1/reference.ts';
-import { sameField } from './fields.ts';
+import { sameField } from './request.ts';
 
 /** Largest number of hosts or tags in a request. An ImageCacheEntry has the same limit. */
 const NAMES = 4096;

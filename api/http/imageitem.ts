@@ -1,9 +1,13 @@
-/** Turns an Image or an ISO into the item that the HTTP API and the `berth` command show. */
+/**
+ * Makes the items of Images, ISOs and pushes that the HTTP API and the `berth` command show, and the specs of new Images and ISOs. Each push
+ * is stored as an Image object. The operator deletes this Image an hour after the push has ended.
+ */
 import type { ImageItem } from './image.ts';
 import type { Image } from '../v1alpha1/image.ts';
 import type { ISO } from '../v1alpha1/iso.ts';
-import type { ApiObject } from '../v1alpha1/metadata.ts';
+import type { ApiObject } from '../v1alpha1/kind.ts';
 import { notReadyMessage } from './conditions.ts';
+import type { Push } from './vm.ts';
 
 /** The spec fields that an Image and an ISO have in common. */
 export type StoredSpec = Pick<
@@ -45,4 +49,75 @@ function errorOf(state: ImageItem['state'], status: StoredStatus): string | unde
   }
   const { lastCommit } = status;
   return lastCommit?.result === 'Failed' ? lastCommit.message : undefined;
+}
+
+/**
+ * Returns the spec of a copy in `namespace`. The copy has the description of the original if no other is given. If the original is in
+ * another namespace, the copy has no pull secrets, because those Secrets do not exist in `namespace`.
+ */
+export function copySpec(
+  { metadata, spec }: Stored,
+  namespace: string,
+  description?: string,
+): Stored['spec'] {
+  const { architecture, os, format, imagePullSecrets } = spec;
+  return {
+    description: description ?? spec.description,
+    source: { copyOf: { name: metadata.name, namespace: metadata.namespace } },
+    architecture,
+    os,
+    format,
+    imagePullSecrets: metadata.namespace === namespace ? imagePullSecrets : undefined,
+  };
+}
+
+interface Wanted {
+  /** Size of the disk, as a quantity. */
+  readonly size: string | number;
+  readonly description?: string | undefined;
+  readonly type?: Image['spec']['architecture'];
+}
+
+/** Returns the spec of an Image with an empty disk. */
+export function emptySpec({ size, description, type: architecture }: Wanted): Image['spec'] {
+  return { description, architecture, source: { empty: { size } } };
+}
+
+/** Prefix of the name of each push. */
+export const PUSH_NAME = 'vm-push-';
+
+/** Reports whether the Image represents a push of a VM's disk to a registry. */
+export function isPush({ metadata, spec }: Image): boolean {
+  return metadata.name.startsWith(PUSH_NAME) && spec.push !== undefined && spec.source.fromVM !== undefined;
+}
+
+export function pushItem({ metadata, spec, status = {} }: Image): Push {
+  const { reference = '', requestedAt } = spec.push ?? {};
+  const { lastPush } = status;
+  const last = lastPush?.requestedAt === requestedAt ? lastPush : undefined;
+  return {
+    jobName: metadata.name,
+    image: reference,
+    status: statusOf(last?.result, status),
+    progressPercent: status.progressPercent,
+    message: last?.message || notReadyMessage({ status }),
+  };
+}
+
+/**
+ * Returns the status of the push. A push first copies the disk. If a copy fails and the operator will copy the disk again, the push is
+ * Pending, because clients take Failed for the end. If the Image is finished but has no result of the push, the push has failed. The cause
+ * can be that the VM was deleted before the copy.
+ */
+function statusOf(
+  result: string | undefined,
+  { phase = 'Pending', finishedTime }: NonNullable<Image['status']>,
+): Push['status'] {
+  if (result === 'Succeeded' || result === 'Failed') {
+    return result;
+  }
+  if (finishedTime !== undefined) {
+    return 'Failed';
+  }
+  return phase === 'Failed' || phase === 'Pending' ? 'Pending' : 'Running';
 }

@@ -1,7 +1,7 @@
 /** Hosts as the HTTP API shows them. */
 import * as z from 'zod';
 import { namespaceName } from '../v1alpha1/schema.ts';
-import { TAG, TAG_FORM, TAG_LENGTH } from '../v1alpha1/tag.ts';
+import { TAG, TAG_FORM, TAG_LENGTH } from '../v1alpha1/names.ts';
 
 const memory = z
   .string()

@@ -1,6 +1,6 @@
 /** Service accounts and their tokens, as the HTTP API shows and makes them. */
 import * as z from 'zod';
-import { whole } from './fields.ts';
+import { whole } from './request.ts';
 
 /** Shortest and longest lifetime of a token in seconds. The API server has the same bounds. */
 const LIFE_MINIMUM = 600;

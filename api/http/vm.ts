@@ -1,5 +1,112 @@
-/** VMs as the HTTP API shows them. */
+/** VMs in the HTTP API: their items, and the requests that deploy and change them. VM configs share the fields of the machine. */
 import * as z from 'zod';
+import { NEW_IMAGE_NAME_LENGTH, TAG, TAG_LENGTH } from '../v1alpha1/names.ts';
+import { objectName, text } from '../v1alpha1/schema.ts';
+import { descriptionSchema } from '../v1alpha1/source.ts';
+import { fieldSchema, imageName } from '../v1alpha1/template.ts';
+import { decimal, sameField, whole } from './request.ts';
+import {
+  boundsOf,
+  type DisplayDpiMaximum,
+  type FieldsWith,
+  type ValueOf,
+  VM_FIELD_ROWS,
+  type VM_FIELDS,
+} from '../v1alpha1/fields.ts';
+
+/** Bounds of memory in GiB. The minimum is 0.1, because clients offer steps of 0.1 GiB. The kinds VM and VMConfig have the same maximum. */
+const MEMORY = { minimum: 0.1, maximum: 16_384 };
+
+/**
+ * The only fields that are accepted without effect. Clients of another platform send them even if their users chose nothing: the Jenkins
+ * plug-in sends `netBoost` with each VM and VM config, and its older templates send `legacyIO` with each VM. On that platform, the fields
+ * choose drivers of the hypervisor, which the hosts of Berth choose by themselves.
+ */
+const WITHOUT_EFFECT = {
+  netBoost: z.boolean().optional().meta({ description: 'Without effect.' }),
+  legacyIO: z.boolean().optional().meta({ description: 'Without effect.' }),
+};
+
+type HttpField = FieldsWith<{ http: string }>;
+type ConfigField = HttpField & FieldsWith<{ isInConfig: true }>;
+/** Fields of a request for these fields of a VM. */
+type HttpShape<Name extends HttpField> = {
+  [Field in Name as (typeof VM_FIELDS)[Field]['http']]: z.ZodOptional<z.ZodType<ValueOf<Field>>>;
+};
+
+/**
+ * Returns the schemas of the fields that have the same values in a request and in a VM: those that a VMConfig has, too, or those of the VM
+ * alone.
+ */
+function sameFields(isInConfig: true | undefined, dpiMaximum: DisplayDpiMaximum): object {
+  const rows = VM_FIELD_ROWS.filter((row) => row.http !== undefined && row.isInConfig === isInConfig);
+  return Object.fromEntries(rows.map((row) => [row.http, valueSchema(row, dpiMaximum).optional()]));
+}
+
+/** Returns the schemas of the fields that have the same values in the item of a VM config and in the VMConfig. */
+export function configItemFields() {
+  const rows = VM_FIELD_ROWS.filter(({ http, isInConfig }) => http !== undefined && isInConfig);
+  return Object.fromEntries(
+    rows.map(({ http, type }) => [http, (type === 'integer' ? z.int() : z.string()).optional()]),
+  ) as unknown as HttpShape<ConfigField>;
+}
+
+function valueSchema(row: (typeof VM_FIELD_ROWS)[number], dpiMaximum: DisplayDpiMaximum): z.ZodType {
+  if (row.type !== 'integer') {
+    return fieldSchema(row, dpiMaximum);
+  }
+  const { minimum, maximum } = boundsOf(row, dpiMaximum);
+  return whole(minimum, maximum).meta({ description: row.description });
+}
+
+/** Returns the schemas of the fields that belong to a single VM, and have the same values in a request and in the VM. */
+export function vmRequestFields(dpiMaximum: DisplayDpiMaximum) {
+  return sameFields(undefined, dpiMaximum) as HttpShape<Exclude<HttpField, ConfigField>>;
+}
+
+/** Returns the schemas of the machine's fields in a request. `dpiMaximum` is the largest allowed DPI of the display. */
+export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
+  return {
+    ...(sameFields(true, dpiMaximum) as HttpShape<ConfigField>),
+    memory: decimal(MEMORY.minimum, MEMORY.maximum).optional().meta({ description: 'Memory in GiB.' }),
+    node: objectName('The only allowed host.').optional(),
+    tag: text('Tag of the wanted hosts.', TAG_LENGTH, TAG).optional(),
+    tagRequired: z
+      .boolean()
+      .optional()
+      .meta({ description: 'Whether only hosts with the tag are used. False when omitted.' }),
+    scheduler: z.enum(['default', 'default-scheduler', 'most-allocated']).optional().meta({
+      description:
+        'Rule for the choice of the host. `default` and `default-scheduler` spread the machines over the hosts. `most-allocated` fills one host after the other.',
+    }),
+    vncConsole: z
+      .boolean()
+      .optional()
+      .meta({ description: 'Whether the display is served over VNC. True when omitted.' }),
+    ...WITHOUT_EFFECT,
+    gpuPassthrough: z
+      .literal(false, { error: 'GPU passthrough is not offered' })
+      .optional()
+      .meta({ description: 'Only false is accepted.' }),
+  };
+}
+
+/** TypeScript type of the fields of a request. */
+export type MachineRequest = z.infer<z.ZodObject<ReturnType<typeof machineRequestFields>>>;
+
+/** Returns false if a request names both an image and an ISO. */
+export function isOneSource({ image, iso }: Pick<MachineRequest, 'image' | 'iso'>): boolean {
+  return image === undefined || iso === undefined;
+}
+
+export const ONE_SOURCE = { error: 'at most one of image and iso may be given', path: ['iso'] };
+
+/** Returns false if a request asks for hosts with its tag only, but names no tag. */
+export function hasRequiredTag({ tag, tagRequired }: Pick<MachineRequest, 'tag' | 'tagRequired'>): boolean {
+  return tagRequired !== true || tag !== undefined;
+}
+
+export const NEEDS_TAG = { error: 'may be true only if tag is given', path: ['tagRequired'] };
 
 /** VM in a list. An unknown port is absent and never 0, because clients would take 0 for a port. */
 export const vmItemSchema = z
@@ -31,3 +138,180 @@ export const vmItemSchema = z
 export type VMItem = z.infer<typeof vmItemSchema>;
 
 export const vmListSchema = z.object({ items: z.array(vmItemSchema), continue: z.string().optional() });
+
+/** Largest disk in GB. */
+const DISK_MAXIMUM = 1_000_000;
+
+const COMMANDS = ['start', 'stop', 'suspend', 'resume', 'revert'] as const;
+export type Command = (typeof COMMANDS)[number];
+
+const commandSchema = z.enum(COMMANDS);
+
+/** Body with a command. Clients send the command under one of three keys. */
+export const execBody = z
+  .object({
+    command: commandSchema.optional(),
+    action: commandSchema.optional().meta({ description: 'Another name of the field `command`.' }),
+    operation: commandSchema.optional().meta({ description: 'Another name of the field `command`.' }),
+  })
+  .refine(({ command, action, operation }) => (command ?? action ?? operation) !== undefined, {
+    error: 'is required',
+    path: ['command'],
+  })
+  .refine(...sameField('command', 'action', 'operation'));
+
+export const execParams = { command: commandSchema };
+
+export const saveBody = z.object({
+  imageName: objectName('Name of the new image.').max(NEW_IMAGE_NAME_LENGTH),
+  description: descriptionSchema.optional(),
+});
+
+export const commitBody = z.object({ description: descriptionSchema.optional() });
+
+export const pushBody = z.object({ imageReference: imageName('Target of the push.') });
+
+export const pushStartedSchema = z.object({
+  jobName: z.string().meta({ description: 'Name of the push.' }),
+});
+
+export const resizeBody = z.object({
+  size: whole(1, DISK_MAXIMUM).meta({ description: 'Size of the disk in GB. A disk can only grow.' }),
+});
+
+export const pushSchema = z
+  .object({
+    jobName: z.string(),
+    image: z.string().meta({ description: 'Target of the push.' }),
+    status: z.enum(['Pending', 'Running', 'Succeeded', 'Failed']),
+    progressPercent: z.int().optional(),
+    message: z.string().optional(),
+  })
+  .meta({ id: 'Push' });
+export type Push = z.infer<typeof pushSchema>;
+
+export const pushListSchema = z.object({ items: z.array(pushSchema) });
+
+export const deleteQuery = z.object({
+  wait: z
+    .enum(['true', 'false'])
+    .default('false')
+    .meta({ description: 'If true, the server answers only after the VM is completely removed.' }),
+});
+
+/** Largest time limit of a deployment, in minutes. */
+const TIMEOUT_MAXIMUM = 1_440;
+/** Largest number of metadata values for the guest. The VM kind has the same limit. */
+const METADATA_ENTRIES = 64;
+/** Largest number of labels in a request. The item of a VM shows at most this number of labels. */
+const LABELS = 64;
+/** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
+const PORTS_LENGTH = 1_088;
+const NAME_LENGTH = 63;
+/** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters to this name. */
+const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
+const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
+/**
+ * Pattern of reserved ports in a request. A request must give the host port, although the VM kind does not require it. The API server
+ * checks the port numbers.
+ */
+const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
+
+const metadataSchema = z
+  .union([
+    z.object({
+      items: z.array(z.object({ key: z.string(), value: z.string() })).max(METADATA_ENTRIES),
+    }),
+    z.record(z.string(), z.string()),
+  ])
+  .meta({
+    description: `Metadata values for the guest: a map, or a list of items. At most ${METADATA_ENTRIES} values.`,
+  });
+export type Metadata = z.infer<typeof metadataSchema>;
+
+/** Returns the schema of the body of a deployment request. `dpiMaximum` is the largest allowed DPI of the display. */
+export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
+  return z
+    .object({
+      ...machineRequestFields(dpiMaximum),
+      ...vmRequestFields(dpiMaximum),
+      vmConfig: objectName('VM config that gives the values of omitted fields.').optional(),
+      name: text('Name of the VM. When omitted, a name is generated.', NAME_LENGTH, VM_NAME).optional(),
+      shouldGenerateName: z
+        .boolean()
+        .optional()
+        .meta({ description: 'Whether the server adds a dash and 5 characters to the name.' }),
+      reservedPorts: text(
+        'Reserved ports, separated by commas. Each has the form HOST:GUEST, optionally with /tcp or /udp.',
+        PORTS_LENGTH,
+        RESERVED_PORTS,
+      ).optional(),
+      timeout: whole(1, TIMEOUT_MAXIMUM)
+        .optional()
+        .meta({ description: 'Minutes to wait until the VM runs. 10 when omitted.' }),
+      vmMetadata: metadataSchema.optional(),
+      vm_metadata: metadataSchema.optional(),
+      customVMMetadata: metadataSchema.optional(),
+      labels: z
+        .record(z.string(), z.string())
+        .refine((labels) => Object.keys(labels).length <= LABELS, {
+          error: `must have at most ${LABELS} labels`,
+        })
+        .optional()
+        .meta({ description: `Labels of the VM, at most ${LABELS}.`, maxProperties: LABELS }),
+    })
+    .refine(isOneSource, ONE_SOURCE)
+    .refine(hasRequiredTag, NEEDS_TAG)
+    .refine(
+      ({ image, iso, vmConfig }) => image !== undefined || iso !== undefined || vmConfig !== undefined,
+      { error: 'at least one of image, iso and vmConfig must be given', path: ['image'] },
+    )
+    .refine(
+      ({ name = '', shouldGenerateName }) =>
+        shouldGenerateName !== true || name.length <= GENERATED_NAME_LENGTH,
+      {
+        error: `must have at most ${GENERATED_NAME_LENGTH} characters if shouldGenerateName is true`,
+        path: ['name'],
+      },
+    );
+}
+export type VMDeployBody = z.infer<ReturnType<typeof vmDeployBody>>;
+
+export const vmDeployQuery = z
+  .object({
+    wait: z
+      .enum(['true', 'false'])
+      .default('true')
+      .meta({ description: 'If false, the server answers 202 as soon as the VM exists.' }),
+    waitFor: z.enum(['running', 'ready']).default('running').meta({
+      description:
+        'running: the server answers when the VM runs. ready: the server answers when the VM is Ready. If wait is false, ready is refused.',
+    }),
+    whenFull: z.enum(['wait', 'fail']).optional().meta({
+      description:
+        'Behaviour when no host has room for the VM. fail: the server answers 503. wait (the default): the VM waits for room. If wait is false, fail is refused.',
+    }),
+  })
+  .refine(({ wait, waitFor }) => wait === 'true' || waitFor === 'running', {
+    error: 'must not be ready if wait is false, because the answer does not wait for the VM',
+    path: ['waitFor'],
+  })
+  .refine(({ wait, whenFull }) => wait === 'true' || whenFull !== 'fail', {
+    error: 'must not be fail if wait is false, because the answer does not wait for a host',
+    path: ['whenFull'],
+  });
+export type VMDeployQuery = z.infer<typeof vmDeployQuery>;
+
+export const deployedVMSchema = z
+  .object({
+    name: z.string(),
+    node: z.string().optional(),
+    memory: z.string().optional().meta({ description: 'Memory with two decimals, for example 4.80Gi.' }),
+    ip: z.string().optional(),
+    ssh: z.int().optional(),
+    vnc: z.int().optional(),
+    screenshare: z.int().optional(),
+    status: z.string(),
+  })
+  .meta({ id: 'DeployedVM' });
+export type DeployedVM = z.infer<typeof deployedVMSchema>;

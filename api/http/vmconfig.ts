@@ -11,7 +11,7 @@ import {
   NEEDS_TAG,
   ONE_SOURCE,
   vmRequestFields,
-} from './machine.ts';
+} from './vm.ts';
 
 /** VM config. Optional fields are absent if the VMConfig does not set them. */
 export const vmConfigItemSchema = z

@@ -1,7 +1,6 @@
 /** Turns VMs and VMConfigs into the items that the HTTP API and the `berth` command show. */
-import type { VMItem } from './vm.ts';
+import type { DeployedVM, VMItem } from './vm.ts';
 import type { VMConfigItem } from './vmconfig.ts';
-import type { DeployedVM } from './vmdeploy.ts';
 import { CREATED_BY_ANNOTATION } from '../v1alpha1/names.ts';
 import type { VMPhase } from '../v1alpha1/phases.ts';
 import { shortImageName } from '../v1alpha1/reference.ts';

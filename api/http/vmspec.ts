@@ -4,9 +4,8 @@ import { ANSWER_BY_ANNOTATION } from '../v1alpha1/names.ts';
 import { quantityOf } from '../v1alpha1/quantity.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../v1alpha1/vmconfig.ts';
-import type { MachineRequest } from './machine.ts';
+import type { MachineRequest, Metadata, VMDeployBody } from './vm.ts';
 import type { VMConfigItem } from './vmconfig.ts';
-import type { Metadata, VMDeployBody } from './vmdeploy.ts';
 
 /** VM that is about to be created. */
 interface UnsavedVM {

@@ -3,7 +3,7 @@
  * name the same image, this code also decides which of them has an effect.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
-import type { ObjectMeta } from './metadata.ts';
+import type { ObjectMeta } from './kind.ts';
 import { CACHE_FINALIZER } from './names.ts';
 import { normaliseImageName } from './reference.ts';
 

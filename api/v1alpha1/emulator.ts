@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import {
   AGE_COLUMN,
+  type ApiObject,
   column,
   conditionColumn,
   type KindContent,
@@ -11,9 +12,18 @@ import {
   wide,
 } from './kind.ts';
 import { ANDROID_NAME, EMULATOR_DEVICES } from './emulatormachine.ts';
-import type { ApiObject } from './metadata.ts';
-import { memoryQuantity } from './sizes.ts';
-import { choice, count, documented, immutable, integer, LABEL, report, text, timestamp } from './schema.ts';
+import {
+  choice,
+  count,
+  documented,
+  immutable,
+  integer,
+  LABEL,
+  memoryQuantity,
+  report,
+  text,
+  timestamp,
+} from './schema.ts';
 
 const SECONDS_PER_DAY = 86_400;
 

@@ -265,3 +265,15 @@ export function boundsOf(
 ): { minimum: number; maximum: number } {
   return { minimum, maximum: maximum === 'displayDPIMaximum' ? dpiMaximum : maximum };
 }
+
+/** Defaults of the fields of an emulator's spec. */
+export const EMULATOR_DEFAULTS = {
+  platform: 'android-36',
+  device: 'pixel_9',
+  imageType: 'google_apis',
+  cpu: 2,
+  memory: '4Gi',
+  exposure: 'PairedVM',
+  whenVMStops: 'Stop',
+  deployTimeoutSeconds: 600,
+} as const;

@@ -1,10 +1,18 @@
 /** Image: a disk that VMs are made from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import type { KindContent } from './kind.ts';
-import type { ApiObject } from './metadata.ts';
-import { diskQuantity } from './sizes.ts';
-import { choice, documented, integer, objectName, oneOf, report, text, timestamp } from './schema.ts';
+import type { ApiObject, KindContent } from './kind.ts';
+import {
+  choice,
+  diskQuantity,
+  documented,
+  integer,
+  objectName,
+  oneOf,
+  report,
+  text,
+  timestamp,
+} from './schema.ts';
 import {
   descriptionSchema,
   downloadSchema,

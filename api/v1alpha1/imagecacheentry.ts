@@ -1,9 +1,8 @@
 /** ImageCacheEntry: keeps one image on chosen hosts, so that VMs with this image start there without a pull. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import { AGE_COLUMN, column, conditionColumn, type KindContent, wide } from './kind.ts';
-import type { ApiObject } from './metadata.ts';
-import { CACHE_NODES_LIMIT } from './names.ts';
+import { AGE_COLUMN, type ApiObject, column, conditionColumn, type KindContent, wide } from './kind.ts';
+import { CACHE_NODES_LIMIT, TAG, TAG_LENGTH } from './names.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import {
   count,
@@ -16,7 +15,6 @@ import {
   text,
   timestamp,
 } from './schema.ts';
-import { TAG, TAG_LENGTH } from './tag.ts';
 
 function tagNames(description: string) {
   return z

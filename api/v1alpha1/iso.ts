@@ -1,8 +1,7 @@
 /** ISO: an optical disc that VMs boot from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import type { KindContent } from './kind.ts';
-import type { ApiObject } from './metadata.ts';
+import type { ApiObject, KindContent } from './kind.ts';
 import { documented, oneOf } from './schema.ts';
 import {
   descriptionSchema,

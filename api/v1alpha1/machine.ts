@@ -2,12 +2,14 @@
  * The contract between the operator and the agent of a host. The operator writes a Pod with two annotations. `berth.dev/machine` contains a
  * {@link Machine}, in which all values are resolved. This annotation never changes. `berth.dev/desired` contains a {@link Desired}. It is
  * the only annotation that the operator changes. Changes of cpu and memory also use the Pod's subresource `resize`. The agent answers only
- * in the Pod's status.
+ * in the Pod's status. The annotation `berth.dev/awaited-pods` of the Node lists the VMs on this host that are about to get a new Pod, because
+ * somebody deleted their Pod by force. The host keeps their machines until the Pods are there.
  */
 import * as z from 'zod';
 import { undefinedIfSync } from '../../base/errors.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
-import { type FieldsWith, VM_FIELD_ROWS, VM_FIELDS, type VMField, type ValueOf } from './fields.ts';
+import { type FieldsWith, type ValueOf, VM_FIELD_ROWS, VM_FIELDS, type VMField } from './fields.ts';
+import { AWAITED_ANNOTATION } from './names.ts';
 
 /** Version of the annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
@@ -289,4 +291,27 @@ const DOCUMENT_LIMITS: JsonLimits = { bytes: 1024 * 1024, items: 8_192 };
 export function parseDocument(text: string | undefined): unknown {
   const isRefused = (error: unknown): boolean => error instanceof JsonError;
   return text === undefined ? undefined : undefinedIfSync(isRefused, () => parseJson(text, DOCUMENT_LIMITS));
+}
+
+const awaitedSchema = z.record(
+  z.string(),
+  z.object({
+    /** Key of the VM: `namespace/name`. */
+    vm: z.string().regex(/^[^/]+\/[^/]+$/),
+    /** Time when the operator began to wait, in RFC 3339. */
+    since: z.iso.datetime(),
+  }),
+);
+
+/** VMs that are about to get a new Pod. The key is the uid of the VM. */
+export type Awaited = Readonly<z.infer<typeof awaitedSchema>>;
+
+/** Returns the awaited VMs of a host. The result is empty if the annotation is missing or cannot be read. */
+export function awaitedOn(node: { metadata: { annotations?: Record<string, string> } } | undefined): Awaited {
+  return awaitedSchema.safeParse(parseDocument(node?.metadata.annotations?.[AWAITED_ANNOTATION])).data ?? {};
+}
+
+/** Returns the value of the annotation. It is null, which removes the annotation, if no VM is awaited. */
+export function awaitedText(awaited: Awaited): string | null {
+  return Object.keys(awaited).length === 0 ? null : JSON.stringify(awaited);
 }

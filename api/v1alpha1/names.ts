@@ -254,3 +254,25 @@ export const SIGNER_NAME = /^[a-z0-9.-]{1,253}\/[a-zA-Z0-9._:-]{1,253}$/;
 export function isHostName(name: string): boolean {
   return name.length <= HOST_NAME_MAXIMUM && HOST_NAME.test(name);
 }
+
+/** Checks names. Names of most Kubernetes objects are RFC 1123 subdomains. */
+export const SUBDOMAIN = /^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$/;
+export const OBJECT_NAME_LENGTH = 253;
+/** Longest name of a new image. */
+export const NEW_IMAGE_NAME_LENGTH = 63;
+
+/** Reports whether this name is valid for the objects of most kinds. */
+export function isObjectName(name: string): boolean {
+  return name.length <= OBJECT_NAME_LENGTH && SUBDOMAIN.test(name);
+}
+
+/** Pattern of a tag, which is the name part of a label key: letters, digits, dashes, dots and underscores. */
+export const TAG = /^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$/;
+/** Longest tag in characters. Kubernetes has this limit for the name part of a label key. */
+export const TAG_LENGTH = 63;
+/** Message about a wrong tag. The message follows the name of the field. */
+export const TAG_FORM = `must be 1 to ${TAG_LENGTH} letters, digits, "-", "_" and ".", with a letter or digit at both ends`;
+
+export function isTag(text: string): boolean {
+  return text.length <= TAG_LENGTH && TAG.test(text);
+}

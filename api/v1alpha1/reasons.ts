@@ -4,16 +4,11 @@
  * file.
  */
 import { reasonOf } from '../../base/errors.ts';
-import { CACHE_REASONS } from './reasons/cache.ts';
-import { EMULATOR_REASONS } from './reasons/emulator.ts';
-import { FAILURES } from './reasons/failures.ts';
-import { FAULTS, REFUSALS } from './reasons/faults.ts';
-import { HOST_REASONS } from './reasons/host.ts';
-import { FETCH_REASONS } from './reasons/fetch.ts';
-import { IMAGE_REASONS } from './reasons/image.ts';
-import { ROLE_REASONS } from './reasons/roles.ts';
+import { CACHE_REASONS, FETCH_REASONS, IMAGE_REASONS } from './reasons/image.ts';
+import { EMULATOR_REASONS, STATES } from './reasons/states.ts';
+import { FAILURES, FAULTS, REFUSALS } from './reasons/failures.ts';
+import { HOST_REASONS, ROLE_REASONS } from './reasons/host.ts';
 import { SERVER_REASONS } from './reasons/server.ts';
-import { STATES } from './reasons/states.ts';
 
 /** Kinds whose objects have reasons. ISOs are not listed, because an ISO has the reasons of an Image. */
 export type ReasonKind =

@@ -4,6 +4,7 @@ import {
   apiHost,
   isImageReference,
   join,
+  listedImages,
   normaliseImageName,
   parseReference,
   readReference,
@@ -155,4 +156,14 @@ it('reads the same parts without throwing, or says why there are none', () => {
 
 it('names a repository without tag and digest', () => {
   expect(repositoryName(parseReference(`localhost:5000/a/b:1@${DIGEST}`))).toBe('localhost:5000/a/b');
+});
+
+it('leaves out the images and names of a host that lists more than agents list', () => {
+  const many = Array.from({ length: 10_000 }, (_, index) => `registry.example/guest:${index}`);
+  expect(listedImages(many.map((name) => ({ names: [name] })))).toHaveLength(200);
+  expect(listedImages([{ names: many }])).toEqual([{ names: many.slice(0, 256) }]);
+  const [first] = many;
+  expect(listedImages([{ names: ['a'.repeat(100_000), String(first)], sizeBytes: 1 }])).toEqual([
+    { names: [first], sizeBytes: 1 },
+  ]);
 });

@@ -1,4 +1,4 @@
-/** Normalizes and checks references of images, and splits them into their parts. */
+/** Normalizes and checks references of images, splits them into their parts, and bounds the images in the status of a Node. */
 import { ReasonedError } from './reasons.ts';
 
 /** Largest length of a reference or name, in characters. */
@@ -177,4 +177,29 @@ export function join(name: string, tagOrDigest: string): string {
 /** Returns the host of a registry's API, and the port if the registry has a port. */
 export function apiHost(registry: string): string {
   return API_HOSTS[registry] ?? registry;
+}
+
+/**
+ * Largest number of images in the Node's status. A list of this length has about 50 KiB. The agent limits the names of each image, so that
+ * users cannot make the list too large. A kubelet lists 50 images, but that limit could leave out an image of an ImageCacheEntry.
+ */
+export const IMAGES_LISTED = 200;
+/** Largest number of names of one image. More names for the same content come from a mistake or an attack. */
+const NAMES_LISTED = 256;
+/** Largest length of a name in characters. It is enough for the longest reference with a digest. */
+const NAME_LENGTH = 2 * IMAGE_NAME_LENGTH;
+
+interface Listed {
+  /** The API server writes null if the host reported the image without names. */
+  readonly names: readonly string[] | null;
+}
+
+/** Returns the images with their names. Leaves out images and names beyond the bounds. */
+export function listedImages<Image extends Listed>(
+  images: readonly Image[] = [],
+): (Image & { names: string[] })[] {
+  return images.slice(0, IMAGES_LISTED).map((image) => ({
+    ...image,
+    names: (image.names ?? []).slice(0, NAMES_LISTED).filter(({ length }) => length <= NAME_LENGTH),
+  }));
 }

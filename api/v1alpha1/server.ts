@@ -1,8 +1,7 @@
 /** Server: the power of one physical server, which can be a host of machines. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import { AGE_COLUMN, column, conditionColumn, type KindContent, wide } from './kind.ts';
-import type { ApiObject } from './metadata.ts';
+import { AGE_COLUMN, type ApiObject, column, conditionColumn, type KindContent, wide } from './kind.ts';
 import { choice, documented, integer, objectName, oneOf, report, text, timestamp } from './schema.ts';
 
 /** Largest number of addresses of one Server. */

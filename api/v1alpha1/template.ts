@@ -17,19 +17,20 @@ import {
 } from './guestdata.ts';
 import { IMAGE_NAME_LENGTH } from './reference.ts';
 import { portsSchema } from './ports.ts';
-import { diskQuantity, memoryQuantity } from './sizes.ts';
 import {
   type CelRule,
   choice,
+  diskQuantity,
   documented,
   integer,
+  memoryQuantity,
   namespaceName,
   objectName,
   oneOf,
   text,
   timestamp,
 } from './schema.ts';
-import { TAG, TAG_LENGTH } from './tag.ts';
+import { TAG, TAG_LENGTH } from './names.ts';
 
 const IMAGE_NAME = /^[A-Za-z0-9][-A-Za-z0-9._:/@+]*$/;
 

@@ -2,7 +2,7 @@ import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { parsePort, portName, portsSchema } from './ports.ts';
 import { formatQuantity, parseQuantity } from './quantity.ts';
-import { memoryQuantity } from './sizes.ts';
+import { memoryQuantity } from './schema.ts';
 import { vmShape } from './template.ts';
 
 const port = fc.integer({ min: 1, max: 65_535 });

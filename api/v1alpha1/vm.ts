@@ -3,6 +3,7 @@ import * as z from 'zod';
 import { type DisplayDpiMaximum, VM_FIELD_ROWS } from './fields.ts';
 import {
   AGE_COLUMN,
+  type ApiObject,
   column,
   conditionColumn,
   type KindContent,
@@ -10,9 +11,7 @@ import {
   PHASE_COLUMN,
   wide,
 } from './kind.ts';
-import type { ApiObject } from './metadata.ts';
-import { atLeast } from './sizes.ts';
-import { type CelRule, documented, immutable } from './schema.ts';
+import { atLeast, type CelRule, documented, immutable } from './schema.ts';
 import { IMAGE_OR_ISO, PORTS_NEED_NAT, vmShape } from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
 

@@ -1,8 +1,7 @@
 /** VMConfig: values that many VMs share. If a VM sets the same field, the value of the VM is used. */
 import * as z from 'zod';
 import type { DisplayDpiMaximum } from './fields.ts';
-import { AGE_COLUMN, column, type KindContent, nameRule, wide } from './kind.ts';
-import type { ApiObject } from './metadata.ts';
+import { AGE_COLUMN, type ApiObject, column, type KindContent, nameRule, wide } from './kind.ts';
 import { documented } from './schema.ts';
 import { configShape, IMAGE_OR_ISO, PORTS_NEED_NAT } from './template.ts';
 

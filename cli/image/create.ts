@@ -1,6 +1,5 @@
 /** Creates Images and ISOs, from flags or from a file. */
-import { copySpec, emptySpec } from '../../api/http/imagespec.ts';
-import type { Stored } from '../../api/http/imageitem.ts';
+import { copySpec, emptySpec, type Stored } from '../../api/http/imageitem.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';

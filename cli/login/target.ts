@@ -1,6 +1,6 @@
 /** Finds the cluster and its identity provider from the flags, the HTTP API or the kubeconfig. */
 import { readFile } from 'node:fs/promises';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { isObjectName } from '../../api/v1alpha1/names.ts';
 import { messageOf } from '../../base/errors.ts';
 import { type JsonLimits, parseJson } from '../../base/json.ts';
 import type { Connection } from '../../kube/credentials.ts';

@@ -5,10 +5,10 @@ import { namespaceItem, namespaceLabels, ownNamespace, stillUsed } from '../../a
 import {
   DEDICATED_KEY,
   DEFAULT_NAMESPACE,
+  isObjectName,
   NAMESPACE_PREFIX,
   SYSTEM_NAMESPACE,
 } from '../../api/v1alpha1/names.ts';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { NAMESPACES, NODES } from '../../kube/core.ts';
 import { deleteExisting } from '../../kube/client.ts';

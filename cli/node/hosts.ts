@@ -2,8 +2,7 @@
 import type { HostAccess } from '../../actions/nodes.ts';
 import { HOSTS_SELECTOR } from '../../api/http/host.ts';
 import { hostsOf, ownerOfHost } from '../../api/v1alpha1/hosts.ts';
-import { DEFAULT_NAMESPACE, HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { DEFAULT_NAMESPACE, HOST_MARK, HOST_VALUE, isObjectName } from '../../api/v1alpha1/names.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { NAMESPACES, type Node, NODES } from '../../kube/core.ts';
 import { ApiError, isNotFound } from '../../kube/errors.ts';

@@ -1,7 +1,6 @@
 /** Lists the hosts of a namespace. */
-import { WORKLOADS_SELECTOR } from '../../api/http/host.ts';
+import { nodeItem, WORKLOADS_SELECTOR } from '../../api/http/host.ts';
 import type { NodeItem } from '../../api/http/node.ts';
-import { nodeItem } from '../../api/http/nodeitem.ts';
 import { ownerOfHost } from '../../api/v1alpha1/hosts.ts';
 import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { PODS } from '../../kube/core.ts';

@@ -1,7 +1,6 @@
 /** Gives hosts to namespaces. */
 import { dedicate } from '../../actions/nodes.ts';
-import { DEFAULT_NAMESPACE, NAMESPACE_PREFIX } from '../../api/v1alpha1/names.ts';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { DEFAULT_NAMESPACE, isObjectName, NAMESPACE_PREFIX } from '../../api/v1alpha1/names.ts';
 import { NAMESPACES } from '../../kube/core.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { type Cluster, withCluster } from '../cluster.ts';

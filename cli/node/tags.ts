@@ -1,7 +1,7 @@
 /** Adds and removes tags of hosts. */
 import { ActionError } from '../../actions/error.ts';
 import { changeTag as changeTagOf, type TagChange } from '../../actions/nodes.ts';
-import { isTag, TAG_FORM } from '../../api/v1alpha1/tag.ts';
+import { isTag, TAG_FORM } from '../../api/v1alpha1/names.ts';
 import { withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';

@@ -1,6 +1,6 @@
 /** Flags for the fields of a VM and of a VM config, from the table of the fields. */
 import { type Command, Option } from 'commander';
-import type { MachineRequest } from '../../api/http/machine.ts';
+import type { MachineRequest } from '../../api/http/vm.ts';
 import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { BooleanFlag, memoryIn, wholeNumber } from '../flags.ts';

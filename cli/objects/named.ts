@@ -1,6 +1,5 @@
 /** Works on objects that the user names. */
-import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { DEFAULT_NAMESPACE, isObjectName } from '../../api/v1alpha1/names.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { ApiError, isForbidden, isNotFound } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';

@@ -1,6 +1,5 @@
 /** Lists, creates and deletes service accounts. A new service account gets the role dev in its namespace. */
-import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { DEV_ROLE, isObjectName } from '../../api/v1alpha1/names.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';
 import { type AccountRef, createMember, deleteMember } from '../../kube/members.ts';
 import { clientForChange, withCluster } from '../cluster.ts';

@@ -1,5 +1,5 @@
 /** Turns the flags of a deployment into a VM, with the code that the HTTP API also uses for the body of a request. */
-import type { VMDeployBody } from '../../api/http/vmdeploy.ts';
+import type { VMDeployBody } from '../../api/http/vm.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { inFlags as withFlags } from '../objects/invalid.ts';

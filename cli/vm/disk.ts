@@ -1,6 +1,6 @@
 /** Works with the disks of VMs: saves them as images, commits them, pushes them, and resizes them. */
 import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';
-import { pushItem } from '../../api/http/pushitem.ts';
+import { pushItem } from '../../api/http/imageitem.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import { type Cluster, withCluster } from '../cluster.ts';

@@ -15,7 +15,7 @@ import {
   SYSTEM_NAMESPACE,
 } from '../../api/v1alpha1/names.ts';
 import { bytesIn } from '../../api/v1alpha1/quantity.ts';
-import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
+import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
 
 const quantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);

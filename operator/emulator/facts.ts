@@ -13,7 +13,7 @@ import { hasEnded, machineCondition, terminated } from '../vm/podstate.ts';
 import { type Observed, resolveSpec } from './observe.ts';
 import { pairingOf } from './pairing.ts';
 import { classOf, type RefusalReason } from '../../api/v1alpha1/reasons.ts';
-import { REFUSALS } from '../../api/v1alpha1/reasons/faults.ts';
+import { REFUSALS } from '../../api/v1alpha1/reasons/failures.ts';
 
 export type Failure = NonNullable<EmulatorStatus['failure']>;
 

@@ -11,7 +11,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { type HostReach, isHost, PODS_BY_NODE } from '../host/observe.ts';
 import { asksForSlot, holdsSlot } from '../tasks/placement.ts';
 import { reachOf, type Sources as VMSources } from '../vm/observe.ts';
-import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulatordefaults.ts';
+import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/fields.ts';
 
 /** The state that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
 export interface Observed extends HostReach {

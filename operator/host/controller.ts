@@ -6,7 +6,7 @@
 import type { Logger } from 'pino';
 import { LRUCache } from 'lru-cache';
 import { timestamp } from '../../base/time.ts';
-import { type Awaited, awaitedOn } from '../../api/v1alpha1/awaited.ts';
+import { type Awaited, awaitedOn } from '../../api/v1alpha1/machine.ts';
 import {
   ADOPTS_ANNOTATION,
   GIVEN_UP_ANNOTATION,

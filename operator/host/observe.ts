@@ -8,7 +8,7 @@ import {
   NAT_READY_CONDITION,
   VERSION_SKEW_CONDITION,
 } from '../../api/v1alpha1/names.ts';
-import { listedImages } from '../../api/v1alpha1/listedimages.ts';
+import { listedImages } from '../../api/v1alpha1/reference.ts';
 import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';

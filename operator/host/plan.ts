@@ -1,5 +1,5 @@
 /** Computes the slots on a host's Node, and the taints that follow from the host's state. All functions are pure. */
-import { type Awaited, awaitedOn, awaitedText } from '../../api/v1alpha1/awaited.ts';
+import { type Awaited, awaitedOn, awaitedText } from '../../api/v1alpha1/machine.ts';
 import {
   ADOPTING_TAINT,
   AWAITED_ANNOTATION,

@@ -17,7 +17,7 @@ import {
   HOST_VALUE,
   TAG_LABEL_PREFIX,
 } from '../../api/v1alpha1/names.ts';
-import { parseDocument } from '../../api/v1alpha1/machine.ts';
+import { type Awaited, awaitedOn, awaitedText, parseDocument } from '../../api/v1alpha1/machine.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { patchOrCreate } from '../../kube/configmapdata.ts';
 import { Consistency } from '../../kube/consistency.ts';
@@ -27,7 +27,6 @@ import { keyOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { FIELD_MANAGER } from '../objects/writer.ts';
 import { isOurTaint } from './plan.ts';
-import { type Awaited, awaitedOn, awaitedText } from '../../api/v1alpha1/awaited.ts';
 
 /**
  * Largest record in characters of JSON. The labels for tags can come from the host itself. Without a limit, one hostile host could fill the

@@ -1,6 +1,6 @@
 /** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list this content. */
 import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
-import { mayHoldCredentials } from '../../api/v1alpha1/describe.ts';
+import { mayHoldCredentials } from '../../api/v1alpha1/source.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';

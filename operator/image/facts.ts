@@ -3,7 +3,7 @@
  * of a failure is one of them: `REASON: MESSAGE`. All functions are pure.
  */
 import { timestamp } from '../../base/time.ts';
-import { describeSource } from '../../api/v1alpha1/describe.ts';
+import { describeSource, FAILURE_TEXT_LENGTH } from '../../api/v1alpha1/source.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
@@ -14,7 +14,6 @@ import type { Job } from '../../kube/core.ts';
 import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
 import type { ImageJob, ImageOperationType, ObservedImage } from './observe.ts';
-import { FAILURE_TEXT_LENGTH } from '../../api/v1alpha1/source.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 
 interface Failure<Word extends string = string> {

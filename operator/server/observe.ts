@@ -12,7 +12,7 @@ import type { Informer } from '../../kube/informer.ts';
 import { SERVERS_BY_NODE } from '../host/power.ts';
 import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import type { Power, PowerError } from './drivers/driver.ts';
-import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
+import { awaitedOn } from '../../api/v1alpha1/machine.ts';
 import { CORDONED_FOR_ANNOTATION, EMULATOR_UID_LABEL, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { desiredOf, hasEnded, isMachineOff } from '../vm/podstate.ts';
 import type { Controller } from '../../kube/controller.ts';

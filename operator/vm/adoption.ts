@@ -3,7 +3,7 @@
  * no host, although the machine of the Pod runs. The operator then creates the next Pod of this machine on the same host. A deletion with a
  * grace period is an order, and ends the guest.
  */
-import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
+import { awaitedOn } from '../../api/v1alpha1/machine.ts';
 import { ADOPTS_ANNOTATION, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Pod, PodSpec } from '../../kube/core.ts';
 import { isForced, type Unsaved } from '../../kube/objects.ts';

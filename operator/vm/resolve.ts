@@ -10,7 +10,7 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
-import { whyNotReservable } from '../../api/v1alpha1/reservable.ts';
+import { whyNotReservable } from '../../api/v1alpha1/ports.ts';
 import { contentOf, showsCredentials } from '../image/content.ts';
 import { type ImageAccess, resolveAccess } from '../objects/registries.ts';
 import type { Observed } from './observe.ts';

@@ -18,7 +18,7 @@ import {
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { answerBy, finishedAndDue } from './deadlines.ts';
 import { isAbandoned, isReleasable, toRemember } from './abandoned.ts';
-import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
+import { awaitedOn, type Desired } from '../../api/v1alpha1/machine.ts';
 import { isHost, isReady } from '../host/observe.ts';
 import { mustContinue } from './adoption.ts';
 import { buildDesired, buildPod, TERMINATION_GRACE_SECONDS } from './pod.ts';
@@ -34,7 +34,6 @@ import {
 } from './podstate.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { podSize, standingRefusal, wantedSize } from './size.ts';
-import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 

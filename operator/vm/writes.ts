@@ -1,5 +1,5 @@
 /** Sends the requests with which the reconcile of a VM changes objects. The VM and its Pod have the same key, `namespace/name`. */
-import { awaitedOn } from '../../api/v1alpha1/awaited.ts';
+import { awaitedOn } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,
   GIVEN_UP_ANNOTATION,

@@ -2,7 +2,7 @@
  * Lists objects with the rights of the caller. As soon as an object has been read, it is replaced with its item for the answer. An object
  * can be much larger than its item.
  */
-import type { ListQuery } from '../../api/http/list.ts';
+import type { ListQuery } from '../../api/http/request.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { type KubeClient, query } from '../../kube/client.ts';
 import { isForbidden } from '../../kube/errors.ts';

@@ -1,7 +1,6 @@
 /** Reads, creates and deletes objects with the rights of the caller. */
 import { createBy } from '../../actions/objects.ts';
-import { GROUP } from '../../api/v1alpha1/names.ts';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { GROUP, isObjectName } from '../../api/v1alpha1/names.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { deleteExisting, type KubeClient } from '../../kube/client.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';

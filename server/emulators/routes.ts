@@ -3,7 +3,7 @@ import { inNamespace } from '../own/rights.ts';
 import { emulatorItemSchema, emulatorListSchema, emulatorRequestSchema } from '../../api/http/emulator.ts';
 import { emulatorItem } from '../../api/http/emulatoritem.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
-import { listQuerySchema } from '../../api/http/list.ts';
+import { listQuerySchema } from '../../api/http/request.ts';
 import { listAs } from '../callers/list.ts';
 import { deleteAs, getAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';

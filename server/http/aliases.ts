@@ -4,7 +4,7 @@
  */
 import type { FastifyRequest } from 'fastify';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
-import { aliasNames } from '../../api/http/namespacealias.ts';
+import { aliasNames } from '../../api/http/namespaceitem.ts';
 import type { ServerConfig } from '../config.ts';
 import type { App } from './app.ts';
 import { NAMESPACES_PATH } from './params.ts';

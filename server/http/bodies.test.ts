@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import * as z from 'zod';
 import { subjectsSchema } from '../../api/http/rolebinding.ts';
-import { vmDeployBody } from '../../api/http/vmdeploy.ts';
+import { vmDeployBody } from '../../api/http/vm.ts';
 import { normalizeBody } from './bodies.ts';
 import type { StatusError } from './errors.ts';
 

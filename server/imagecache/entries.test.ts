@@ -1,6 +1,6 @@
 import { expect, it, vi } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
+import { IMAGES_LISTED } from '../../api/v1alpha1/reference.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Watches } from '../own/watches.ts';
 import { Entries } from './entries.ts';

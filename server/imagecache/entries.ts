@@ -12,7 +12,7 @@ import {
 import { isEmpty } from '../../api/http/cachehosts.ts';
 import { type CacheTargets, keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { IMAGES_LISTED } from '../../api/v1alpha1/listedimages.ts';
+import { IMAGES_LISTED } from '../../api/v1alpha1/reference.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
 import { StatusError } from '../http/errors.ts';

@@ -5,7 +5,7 @@
 import type { CachedSource } from '../../api/http/cachechange.ts';
 import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
 import { isImageReference, normaliseImageName, readReference } from '../../api/v1alpha1/reference.ts';
-import { isObjectName } from '../../api/v1alpha1/objectname.ts';
+import { isObjectName } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { findAs } from '../callers/objects.ts';
 import { invalidField, notFound } from '../http/errors.ts';

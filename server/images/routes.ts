@@ -11,7 +11,7 @@ import {
   imageListSchema,
   nameIn,
 } from '../../api/http/image.ts';
-import { sharedListQuerySchema } from '../../api/http/list.ts';
+import { sharedListQuerySchema } from '../../api/http/request.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Resource } from '../../kube/objects.ts';
 import { listWithShared } from '../callers/list.ts';
@@ -20,9 +20,7 @@ import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
-import { isPush } from '../../api/http/pushitem.ts';
-import { imageItem, type Stored } from '../../api/http/imageitem.ts';
-import { copySpec, emptySpec } from '../../api/http/imagespec.ts';
+import { copySpec, emptySpec, imageItem, isPush, type Stored } from '../../api/http/imageitem.ts';
 import { addTransferRoutes } from './transfers.ts';
 
 /** Type of the objects. `one` is the word that the summaries of routes use for an object of this type. */

@@ -3,7 +3,7 @@ import { changeTag, dedicate } from '../../actions/nodes.ts';
 import { inNamespace } from '../own/rights.ts';
 import * as z from 'zod';
 import { nodeListSchema, nodeNamespaceSchema, nodeTagSchema } from '../../api/http/node.ts';
-import { nodeItem } from '../../api/http/nodeitem.ts';
+import { nodeItem } from '../../api/http/host.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Node } from '../../kube/core.ts';
 import type { App } from '../http/app.ts';

@@ -2,7 +2,7 @@
 import type { Logger } from 'pino';
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { listedImages } from '../../api/v1alpha1/listedimages.ts';
+import { listedImages } from '../../api/v1alpha1/reference.ts';
 import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import { keepFields } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';

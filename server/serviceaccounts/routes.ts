@@ -8,7 +8,7 @@ import {
   tokenRequestSchema,
   tokenSchema,
 } from '../../api/http/serviceaccount.ts';
-import { listQuerySchema } from '../../api/http/list.ts';
+import { listQuerySchema } from '../../api/http/request.ts';
 import { DEV_ROLE } from '../../api/v1alpha1/names.ts';
 import { requestToken } from '../../kube/accounttoken.ts';
 import { SERVICE_ACCOUNTS } from '../../kube/core.ts';

@@ -3,7 +3,7 @@
  * them.
  */
 import { inNamespace } from '../own/rights.ts';
-import { sharedListQuerySchema } from '../../api/http/list.ts';
+import { sharedListQuerySchema } from '../../api/http/request.ts';
 import { success, statusSchema } from '../../api/http/status.ts';
 import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../../api/http/vmconfig.ts';
 import { listWithShared } from '../callers/list.ts';

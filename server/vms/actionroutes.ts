@@ -10,7 +10,7 @@ import {
   pushStartedSchema,
   resizeBody,
   saveBody,
-} from '../../api/http/vmaction.ts';
+} from '../../api/http/vm.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { listAs } from '../callers/list.ts';
@@ -19,10 +19,10 @@ import type { App } from '../http/app.ts';
 import { notFound } from '../http/errors.ts';
 import { namespaceParams, objectParams } from '../http/params.ts';
 import { IMAGES, VMS } from '../../api/v1alpha1/resources.ts';
-import { isPush, pushItem } from '../../api/http/pushitem.ts';
+import { isPush, pushItem } from '../../api/http/imageitem.ts';
 import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';
 import { requestPower } from '../../actions/power.ts';
-import type { Command } from '../../api/http/vmaction.ts';
+import type { Command } from '../../api/http/vm.ts';
 import type { CallerClient } from '../callers/caller.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';

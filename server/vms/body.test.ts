@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { vmDeployBody, vmDeployQuery } from '../../api/http/vmdeploy.ts';
+import { vmDeployBody, vmDeployQuery } from '../../api/http/vm.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { normalizeBody } from '../http/bodies.ts';
 import { vmOf } from '../../api/http/vmspec.ts';

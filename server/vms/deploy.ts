@@ -7,7 +7,7 @@ import type { ServerResponse } from 'node:http';
 import type { Logger } from 'pino';
 import { answerByIn, discard, keep, lateMessage, untilDeployed } from '../../actions/deploy.ts';
 import { ActionError } from '../../actions/error.ts';
-import type { VMDeployBody, VMDeployQuery } from '../../api/http/vmdeploy.ts';
+import type { VMDeployBody, VMDeployQuery } from '../../api/http/vm.ts';
 import { isNamed, timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';

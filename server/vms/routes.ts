@@ -1,11 +1,16 @@
 /** Routes for the VMs of a namespace. */
 import { inNamespace } from '../own/rights.ts';
-import { listQuerySchema } from '../../api/http/list.ts';
-import { vmItemSchema, vmListSchema } from '../../api/http/vm.ts';
+import { listQuerySchema } from '../../api/http/request.ts';
+import {
+  deleteQuery,
+  deployedVMSchema,
+  vmDeployBody,
+  vmDeployQuery,
+  vmItemSchema,
+  vmListSchema,
+} from '../../api/http/vm.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
-import { deleteQuery } from '../../api/http/vmaction.ts';
-import { deployedVMSchema, vmDeployBody, vmDeployQuery } from '../../api/http/vmdeploy.ts';
 import type { App } from '../http/app.ts';
 import { listAs } from '../callers/list.ts';
 import { deleteAs, getAs } from '../callers/objects.ts';

@@ -26,7 +26,7 @@ import { NATIVE } from '../../agent/drivers/emulator/sdk.ts';
 import type { NatOptions } from '../../agent/network/nat/layout.ts';
 import { NatNetwork } from '../../agent/network/nat/nat.ts';
 import type { NamespaceNetwork } from '../../agent/network/network.ts';
-import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/emulatordefaults.ts';
+import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/fields.ts';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
 import { waitFor } from '../../hack/wait.ts';

@@ -9,7 +9,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { codeOf } from '../../base/errors.ts';
 import { forbiddenNetworks, METADATA_NETWORKS } from '../../agent/networkdriver.ts';
-import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
+import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
 import type { NatOptions } from '../../agent/network/nat/layout.ts';
 import type { Answer, actions, Request } from './natworker.ts';
 

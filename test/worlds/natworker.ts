@@ -17,7 +17,7 @@ import type { NatOptions } from '../../agent/network/nat/layout.ts';
 import { NatNetwork } from '../../agent/network/nat/nat.ts';
 import type { AttachOptions, NamespaceOptions, Network } from '../../agent/network/network.ts';
 import { UserGuard, type UserGuardOptions, UserNetwork } from '../../agent/network/user.ts';
-import { portRulesSchema } from '../../api/v1alpha1/reservable.ts';
+import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
 import { run } from '../../base/exec.ts';
 
 /** Default time limit for a page, in milliseconds. It is long, because the machine may be busy. */

@@ -1,6 +1,6 @@
 /** Histories of a VM: everybody else than the operator acts on the model of the VM. */
 import { ADOPTS_ANNOTATION, AWAITED_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
-import { awaitedOn, awaitedText } from '../../api/v1alpha1/awaited.ts';
+import { awaitedOn, awaitedText } from '../../api/v1alpha1/machine.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { containerState, desiredOf, hasRun, terminated } from '../../operator/vm/podstate.ts';
 

@@ -13,8 +13,7 @@ import {
   POD_FINALIZER,
   VM_FINALIZER,
 } from '../../api/v1alpha1/names.ts';
-import { awaitedOn, awaitedText } from '../../api/v1alpha1/awaited.ts';
-import { desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { awaitedOn, awaitedText, desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { parseConfig } from '../../operator/config/config.ts';

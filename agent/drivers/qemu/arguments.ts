@@ -1,7 +1,7 @@
 /**
  * Builds QEMU's command line for a machine. The command runs without a shell, so untrusted values are quoted only for QEMU's own parser.
  */
-import { VNC_FIRST_PORT } from '../../../api/v1alpha1/reservable.ts';
+import { VNC_FIRST_PORT } from '../../../api/v1alpha1/ports.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { VmLaunchPlan } from '../driver.ts';

@@ -7,7 +7,7 @@ import { Serial } from '../../../base/concurrency.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
 import type { BaseImage } from '../../disks/disk.ts';
-import { IMAGES_LISTED } from '../../../api/v1alpha1/listedimages.ts';
+import { IMAGES_LISTED } from '../../../api/v1alpha1/reference.ts';
 
 const ENTRY = 'entry/';
 /** An image keeps at most this number of names. More names for the same content come from a mistake or an attack. */

@@ -8,7 +8,7 @@ import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open, readFile, rename, rm, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import * as z from 'zod';
-import { describeUrl } from '../../../api/v1alpha1/describe.ts';
+import { describeUrl } from '../../../api/v1alpha1/source.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
 import { compressionOf, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';

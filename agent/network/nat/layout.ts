@@ -1,7 +1,7 @@
 /** Derives all names and addresses of a NAT network from its options. All functions are pure. */
 import { createHash } from 'node:crypto';
 import { join } from 'node:path';
-import type { PortRules } from '../../../api/v1alpha1/reservable.ts';
+import type { PortRules } from '../../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { addressAt, parseSubnet, type Subnet, sizeOf } from './ipv4.ts';
 

@@ -1,4 +1,4 @@
-/** Reasons in the conditions and Events of hosts' Nodes, and in the certificate requests of hosts. */
+/** Reasons in the conditions and Events of hosts' Nodes, in the certificate requests of hosts, and of RoleBindings. */
 
 const DENIED = { CertificateSigningRequest: ['Denied'] } as const;
 
@@ -187,5 +187,16 @@ export const HOST_REASONS = {
     by: 'operator',
     says: 'The names of two Nodes of kubelets differ only in dots and hyphens, so their hosts would have the same name',
     todo: 'Rename one of the Nodes, or take it out of agent.nodeSelector and delete it',
+  },
+} as const;
+
+/** Reasons of the RoleBindings that the operator manages in served namespaces. */
+export const ROLE_REASONS = {
+  OtherRoleBound: {
+    seen: { RoleBinding: ['Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The RoleBinding does not bind the role that has its name, so the operator does not change the RoleBinding',
+    todo: 'Delete the RoleBinding. The operator creates it again',
   },
 } as const;

@@ -1,6 +1,36 @@
-/** Reasons of Images and ISOs, and of the tasks that hosts do for them. */
+/** Reasons of Images, ISOs and ImageCacheEntries, of the tasks that hosts do for them, and of hosts that cannot fetch an image. */
 
-import { FETCH } from './fetch.ts';
+/** Places where a reason appears when a host cannot fetch an image for a VM, an Image or the cache. */
+const FETCH = {
+  VM: ['ImageReady', 'Ready', 'Stalled', 'Event'],
+  Image: ['Ready', 'Stalled', 'Event'],
+  ImageCacheEntry: ['status.nodes'],
+  Pod: ['waiting', 'terminated', 'Event'],
+} as const;
+
+export const FETCH_REASONS = {
+  ImageFetchFailed: {
+    seen: FETCH,
+    class: 'passing',
+    by: 'agent',
+    says: 'The server does not answer, or the transfer was interrupted and could not be resumed',
+    todo: 'Read the condition’s message, and check that the host reaches the server',
+  },
+  TooSlow: {
+    seen: FETCH,
+    class: 'passing',
+    by: 'agent',
+    says: 'The source sent fewer than 16 KiB per second for five minutes. The next attempt continues the fetch',
+    todo: 'Find out why the source is slow, or use a faster one',
+  },
+  DiskFull: {
+    seen: FETCH,
+    class: 'passing',
+    by: 'agent',
+    says: 'The host has too little disk space for the image. The condition’s message contains the needed bytes, and the agent’s log the free ones',
+    todo: 'Free space on the disk of the host, or add a larger disk',
+  },
+} as const;
 
 /** Places where a reason appears if a task failed on its host. */
 const TASK = { Image: ['Ready', 'Committed', 'Pushed', 'Event'], Pod: ['terminated'] } as const;
@@ -274,5 +304,105 @@ export const IMAGE_REASONS = {
     by: 'operator',
     says: 'The image storage kept content that no image needs, although the operator tried to remove it',
     todo: 'Allow deletion in the registry, or remove the content that the message names',
+  },
+} as const;
+
+export const CACHE_REASONS = {
+  Accepted: {
+    seen: { ImageCacheEntry: ['Accepted'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Hosts keep the image for this entry. Other entries with the same image have no effect',
+  },
+  DuplicateOf: {
+    seen: { ImageCacheEntry: ['Accepted', 'Ready', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Another entry for the same image already exists. This entry has no effect until the other entry is deleted',
+    todo: 'Delete one of the two entries',
+  },
+  Caching: {
+    seen: { ImageCacheEntry: ['Ready', 'Reconciling'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Hosts are fetching the image. The message of the condition Ready contains the number of hosts',
+  },
+  Removing: {
+    seen: { ImageCacheEntry: ['Ready', 'Reconciling'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Hosts are removing the image that they keep for the entry',
+  },
+  Cached: {
+    seen: { ImageCacheEntry: ['Ready', 'Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The image is on all hosts that should have it',
+  },
+  NoHosts: {
+    seen: { ImageCacheEntry: ['Ready'] },
+    class: 'state',
+    by: 'operator',
+    says: 'No host matches the targets of the entry',
+  },
+  CacheFailed: {
+    seen: { ImageCacheEntry: ['Ready'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'Some hosts failed to fetch the image and try again',
+    todo: 'Read status.nodes for the cause on each host',
+  },
+  CachingFailed: {
+    seen: { ImageCacheEntry: ['Event'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'A host failed to fetch the image and tries again',
+    todo: 'Read the message of the Event',
+  },
+  RemovingFailed: {
+    seen: { ImageCacheEntry: ['Event'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'A host failed to remove the image and tries again',
+    todo: 'Read the message of the Event',
+  },
+  Outdated: {
+    seen: { ImageCacheEntry: ['Ready', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Some hosts have an older version of the image than other hosts',
+    todo: 'Set spec.refreshRequestedAt to fetch the newer image',
+  },
+  TaskQueued: {
+    seen: { Pod: ['waiting', 'Ready'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The task is waiting for other work of its host',
+  },
+  Completed: { seen: { Pod: ['terminated'] }, class: 'state', by: 'agent', says: 'The task is done' },
+  PodCompleted: {
+    seen: { Pod: ['Ready'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The Pod of the task has ended',
+  },
+  waiting: {
+    seen: { Pod: ['berth.dev/Task'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The task is waiting for other work of its host',
+  },
+  running: {
+    seen: { Pod: ['berth.dev/Task'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The host is doing the task',
+  },
+  succeeded: { seen: { Pod: ['berth.dev/Task'] }, class: 'state', by: 'agent', says: 'The task is done' },
+  failed: {
+    seen: { Pod: ['berth.dev/Task'] },
+    class: 'state',
+    by: 'agent',
+    says: 'The task failed. The state of the container contains the cause',
   },
 } as const;

@@ -1,5 +1,5 @@
 /** Says on one page why a VM is not running. It reads only objects that the user may read. */
-import { isObjectName } from '../../../api/v1alpha1/objectname.ts';
+import { isObjectName } from '../../../api/v1alpha1/names.ts';
 import { isImageReference } from '../../../api/v1alpha1/reference.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import { undefinedIf } from '../../../base/errors.ts';

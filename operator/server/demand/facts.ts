@@ -1,5 +1,5 @@
 /** Gathers what power by demand must know: the VMs that wait, and for each host its state and its failed starts. */
-import { awaitedOn } from '../../../api/v1alpha1/awaited.ts';
+import { awaitedOn } from '../../../api/v1alpha1/machine.ts';
 import type { LastAction, PowerRequest, Server } from '../../../api/v1alpha1/server.ts';
 import { waitAfter } from '../../../base/backoff.ts';
 import type { Job, Node, Pod } from '../../../kube/core.ts';

@@ -13,7 +13,7 @@ import { askBooted } from '../../../agent/drivers/emulator/adb.ts';
 import { AVD_NAME, CONSOLE_PORT } from '../../../agent/drivers/emulator/arguments.ts';
 import { chooseLines } from '../../../agent/drivers/emulator/processes.ts';
 import { imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
-import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulatordefaults.ts';
+import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/fields.ts';
 import { ADB_PORT } from '../../../api/v1alpha1/names.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { ConsoleClient } from '../../standins/emulator/consoleclient.ts';

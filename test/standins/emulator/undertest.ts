@@ -19,7 +19,7 @@ import {
 } from '../../../agent/drivers/emulator/arguments.ts';
 import { prepareStart } from '../../../agent/drivers/emulator/files.ts';
 import { type Architecture, imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
-import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/emulatordefaults.ts';
+import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/fields.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { makeSdk } from './sdk.ts';
 

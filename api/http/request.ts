@@ -1,4 +1,4 @@
-/** Schemas of numbers in request bodies, and the check of fields that have several names. */
+/** Schemas that many requests share: queries of lists, numbers in bodies, and the check of fields that have several names. */
 import * as z from 'zod';
 
 /**
@@ -27,3 +27,14 @@ export function decimal(minimum: number, maximum: number) {
   const error = `must be from ${minimum} to ${maximum}`;
   return z.number().min(minimum, { error }).max(maximum, { error });
 }
+
+/** Query of each list. Its parameters are those of lists in Kubernetes. */
+export const listQuerySchema = z.object({
+  labelSelector: z.string().max(1024).optional(),
+  limit: z.coerce.number().int().min(1).max(500).optional(),
+  continue: z.string().max(4096).optional(),
+});
+export type ListQuery = z.infer<typeof listQuerySchema>;
+
+/** Query of each list that combines the objects of two namespaces. Such a list has no pages. */
+export const sharedListQuerySchema = listQuerySchema.pick({ labelSelector: true });

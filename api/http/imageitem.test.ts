@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Image } from '../v1alpha1/image.ts';
-import { isPush, pushItem } from './pushitem.ts';
+import { isPush, pushItem } from './imageitem.ts';
 
 const REQUESTED = '2026-11-23T12:00:00.000Z';
 const SPEC = {

@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { portRulesSchema, whyNotReservable } from './reservable.ts';
+import { portRulesSchema, whyNotReservable } from './ports.ts';
 
 test.each([22, 1023, 2379, 2380, 6443, 10_250, 10_255, 10_259, 10_350, 30_000, 32_767])(
   'nobody may reserve %i of a host unless the settings say so',

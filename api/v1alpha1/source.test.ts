@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { describeSource, describeUrl, mayHoldCredentials } from './describe.ts';
+import { describeSource, describeUrl, mayHoldCredentials } from './source.ts';
 
 describe('a URL in texts for people', () => {
   it.each([

@@ -1,7 +1,6 @@
 import { expect, it } from 'vitest';
-import type { HostNode, HostPod } from './host.ts';
+import { type HostNode, type HostPod, nodeItem } from './host.ts';
 import { nodeItemSchema } from './node.ts';
-import { nodeItem } from './nodeitem.ts';
 
 const NODE: HostNode = {
   metadata: { name: 'host-1', labels: { 'tag.berth.dev/fast': '', 'tag.berth.dev/ci': '', other: 'label' } },
