@@ -17,7 +17,7 @@ import type { Transport } from '../kube/transport.ts';
 import { CommandError, EXIT, explained } from './errors.ts';
 import type { Globals } from './globals.ts';
 import type { Servers } from './httpapi.ts';
-import { readSettings, type Settings } from './config/settingsfile.ts';
+import { readSettings, type Settings } from './settingsfile.ts';
 import type { Terminal } from './terminal.ts';
 
 export interface Cluster extends Servers {

@@ -3,7 +3,6 @@
  * find the names of objects, a script runs a command such as `vm list`.
  */
 import type { Command } from 'commander';
-import type { ShellName } from './shells.ts';
 
 /** Word that the completion offers as the next word of a command line. */
 interface Word {
@@ -276,3 +275,7 @@ end`;
 function quoted(text: string): string {
   return `'${text.replaceAll("'", `'\\''`)}'`;
 }
+
+/** Shells for which the command can write a completion script. */
+export const SHELLS = ['bash', 'zsh', 'fish'] as const;
+export type ShellName = (typeof SHELLS)[number];

@@ -9,8 +9,8 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { DEV_ROLE } from '../api/v1alpha1/names.ts';
 import type { Globals } from './globals.ts';
 import { Interrupted } from './errors.ts';
-import { add } from './registry/credentials.ts';
-import { create, remove } from './serviceaccount/accounts.ts';
+import { add } from './registry.ts';
+import { create, remove } from './serviceaccount.ts';
 import type { Terminal } from './terminal.ts';
 
 const CONFIG_MAP = '/api/v1/namespaces/n/configmaps';

@@ -2,8 +2,7 @@
 import { on } from 'node:events';
 import { addAbortSignal } from 'node:stream';
 import { CommandError, EXIT, Interrupted } from './errors.ts';
-import { RawMode } from './rawmode.ts';
-import type { Terminal } from './terminal.ts';
+import { RawMode, type Terminal } from './terminal.ts';
 
 /** Longest password in characters, as in the HTTP API. */
 const PASSWORD_CHARACTERS = 16_384;

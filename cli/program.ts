@@ -7,8 +7,7 @@ import { VERSION } from '../api/v1alpha1/version.ts';
 import { CommandError, described, EXIT, ProgramEnded, withLogin } from './errors.ts';
 import { withBooleans } from './flags.ts';
 import { addGlobals, type Globals } from './globals.ts';
-import { type ShellName, SHELLS } from './shells.ts';
-import { addSupportBundle } from './support/command.ts';
+import { type ShellName, SHELLS } from './completion.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
@@ -33,21 +32,21 @@ const NOUNS: readonly Noun[] = [
     alias: 'vm-config',
     description: 'Values that VMs share',
     addVerbs: async (noun, terminal) => {
-      (await import('./vmconfig/commands.ts')).addVMConfigCommands(noun, terminal);
+      (await import('./vmconfig.ts')).addVMConfigCommands(noun, terminal);
     },
   },
   {
     name: 'image',
     description: 'Images for disks',
     addVerbs: async (noun, terminal) => {
-      (await import('./image/commands.ts')).addImageCommands(noun, terminal);
+      (await import('./image.ts')).addImageCommands(noun, terminal);
     },
   },
   {
     name: 'iso',
     description: 'ISOs for booting',
     addVerbs: async (noun, terminal) => {
-      (await import('./image/commands.ts')).addISOCommands(noun, terminal);
+      (await import('./image.ts')).addISOCommands(noun, terminal);
     },
   },
   {
@@ -89,63 +88,63 @@ const NOUNS: readonly Noun[] = [
     name: 'node',
     description: 'Hosts',
     addVerbs: async (noun, terminal) => {
-      (await import('./node/commands.ts')).addNodeCommands(noun, terminal);
+      (await import('./node.ts')).addNodeCommands(noun, terminal);
     },
   },
   {
     name: 'server',
     description: 'Power of the physical servers',
     addVerbs: async (noun, terminal) => {
-      (await import('./server/commands.ts')).addServerCommands(noun, terminal);
+      (await import('./server.ts')).addServerCommands(noun, terminal);
     },
   },
   {
     name: 'emulator',
     description: 'Android emulators beside VMs',
     addVerbs: async (noun, terminal) => {
-      (await import('./emulator/commands.ts')).addEmulatorCommands(noun, terminal);
+      (await import('./emulator.ts')).addEmulatorCommands(noun, terminal);
     },
   },
   {
     name: 'emulator-config',
     description: 'Values that emulators share (not supported)',
     addVerbs: async (noun, terminal) => {
-      (await import('./emulator/commands.ts')).addEmulatorConfigCommands(noun, terminal);
+      (await import('./emulator.ts')).addEmulatorConfigCommands(noun, terminal);
     },
   },
   {
     name: 'namespace',
     description: 'Namespaces of VMs',
     addVerbs: async (noun, terminal) => {
-      (await import('./namespace/commands.ts')).addNamespaceCommands(noun, terminal);
+      (await import('./namespace.ts')).addNamespaceCommands(noun, terminal);
     },
   },
   {
     name: 'serviceaccount',
     description: 'Accounts of programs, and their tokens',
     addVerbs: async (noun, terminal) => {
-      (await import('./serviceaccount/commands.ts')).addServiceAccountCommands(noun, terminal);
+      (await import('./serviceaccount.ts')).addServiceAccountCommands(noun, terminal);
     },
   },
   {
     name: 'rolebinding',
     description: 'Members of a namespace',
     addVerbs: async (noun, terminal) => {
-      (await import('./rolebinding/commands.ts')).addRoleBindingCommands(noun, terminal);
+      (await import('./rolebinding.ts')).addRoleBindingCommands(noun, terminal);
     },
   },
   {
     name: 'registry',
     description: 'Credentials for registries',
     addVerbs: async (noun, terminal) => {
-      (await import('./registry/commands.ts')).addRegistryCommands(noun, terminal);
+      (await import('./registry.ts')).addRegistryCommands(noun, terminal);
     },
   },
   {
     name: 'config',
     description: 'Settings of this command',
     addVerbs: async (noun, terminal) => {
-      (await import('./config/commands.ts')).addConfigCommands(noun, terminal);
+      (await import('./config.ts')).addConfigCommands(noun, terminal);
     },
   },
 ];
@@ -225,7 +224,7 @@ function addVersion(program: Command, terminal: Terminal): void {
     .command('version')
     .description('Show the versions of this command and of the cluster')
     .action(async (_options, command: Command) => {
-      const { showVersions } = await import('./version.ts');
+      const { showVersions } = await import('./versions.ts');
       await showVersions(terminal, command.optsWithGlobals<Globals>());
     });
 }
@@ -257,5 +256,16 @@ function addCompletion(program: Command, terminal: Terminal): void {
       }
       const { completionScript } = await import('./completion.ts');
       terminal.out(completionScript(name, await createProgram(terminal, () => true)));
+    });
+}
+
+function addSupportBundle(program: Command, terminal: Terminal): void {
+  program
+    .command('support-bundle')
+    .description('Write objects, Events, logs and metrics into one archive, without secrets')
+    .option('--file <path>', 'new file for the archive (default: berth-support-TIME.tar.gz)')
+    .action(async (flags: { file?: string }, command: Command) => {
+      const { supportBundle } = await import('./support/bundle.ts');
+      await supportBundle(terminal, command.optsWithGlobals<Globals>(), flags);
     });
 }

@@ -4,7 +4,7 @@
  */
 import { mkdir, stat, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { undefinedIf, isMissing } from '../base/errors.ts';
+import { isMissing, undefinedIf } from '../base/errors.ts';
 import { homeFolder } from '../base/files.ts';
 import { HOST_KEY, HOST_VALUE } from '../api/v1alpha1/names.ts';
 import { agentVersion, VERSION } from '../api/v1alpha1/version.ts';
@@ -14,10 +14,13 @@ import { NODES } from '../kube/core.ts';
 import { type KubeObject, namespaced } from '../kube/objects.ts';
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { NodeItem } from '../api/http/node.ts';
-import { CommandError, described } from './errors.ts';
+import { CommandError, described, Interrupted, withLogin } from './errors.ts';
 import { CLUSTER_INFO, directOrAsked, namespacePath, type Servers } from './httpapi.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
+import { withCluster } from './cluster.ts';
+import type { Globals } from './globals.ts';
+import { print } from './output.ts';
 
 const COMPONENT = 'app.kubernetes.io/component';
 /** Names of Berth's parts that run as Deployments, as in the labels of the Deployments. */
@@ -59,7 +62,7 @@ export interface Versions {
  *
  * @throws ApiError with status 401; errors of the connection.
  */
-export async function versionsOf(cluster: Asked, signal: AbortSignal): Promise<Versions> {
+async function versionsOf(cluster: Asked, signal: AbortSignal): Promise<Versions> {
   const { client, namespace } = cluster;
   const problems: string[] = [];
   const orNone = async (what: string, versions: Promise<Version[]>) => {
@@ -154,5 +157,46 @@ export async function remind({ environment, err, signal }: Terminal, cluster: As
   const warning = warningOf(found?.versions ?? []);
   if (warning !== undefined) {
     err(`${warning}\n`);
+  }
+}
+
+/**
+ * Time limit for reading the versions in the cluster. The limit is short, so that users soon see the version of this command even if the
+ * cluster does not answer.
+ */
+const LIMIT_MILLISECONDS = 5_000;
+
+/**
+ * Writes the versions. If the cluster does not answer, writes only the version of this command. In the table formats, also writes to the
+ * standard error why versions are missing.
+ */
+export async function showVersions(terminal: Terminal, globals: Globals): Promise<void> {
+  const { versions, problems } = await readVersions(terminal, globals);
+  await print<Version>(terminal, globals.output, {
+    rows: [{ name: 'berth', version: VERSION }, ...versions],
+    columns: [
+      { header: 'COMPONENT', value: ({ name }) => name },
+      { header: 'VERSION', value: ({ version }) => version },
+      { header: 'HOSTS', value: ({ hosts }) => hosts },
+    ],
+    itemOf: (row) => row,
+  });
+  if (globals.output === 'table' || globals.output === 'wide') {
+    terminal.err(problems.map((problem) => `${withLogin(problem, terminal.name)}\n`).join(''));
+  }
+}
+
+async function readVersions(terminal: Terminal, globals: Globals): Promise<Versions> {
+  const signal = AbortSignal.any([terminal.signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]);
+  try {
+    return await withCluster(terminal, globals, async (cluster) => await versionsOf(cluster, signal));
+  } catch (error) {
+    if (error instanceof Interrupted) {
+      throw error;
+    }
+    return {
+      versions: [],
+      problems: [`The versions of the cluster are not known: ${described(error).message}`],
+    };
   }
 }

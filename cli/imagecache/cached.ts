@@ -13,7 +13,7 @@ import type { Node } from '../../kube/core.ts';
 import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { directOrAsked, namespacePath } from '../httpapi.ts';
-import { readHosts } from '../node/hosts.ts';
+import { readHosts } from '../node.ts';
 import { printable } from '../text.ts';
 
 export type InfoItem = CacheInfo['items'][number];

@@ -1,7 +1,7 @@
 /** Reads the selection of hosts for a change of the cache. */
 import { isOneSelection } from '../../api/http/cachechange.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { requireTag } from '../node/tags.ts';
+import { requireTag } from '../node.ts';
 
 /** Flags that select hosts. */
 export interface Selection {

@@ -2,7 +2,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';
-import { API_URL_FORM, apiURLIn } from '../config/settingsfile.ts';
+import { API_URL_FORM, apiURLIn } from '../settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import type { LoginFlags } from './login.ts';
 import type { TargetFlags } from './target.ts';
@@ -23,7 +23,7 @@ export function addLogin(command: Command, terminal: Terminal): void {
 
 export function addLogout(command: Command, terminal: Terminal): void {
   command.action(async () => {
-    const { logout } = await import('./logout.ts');
+    const { logout } = await import('./token.ts');
     await logout(terminal, command.optsWithGlobals<Globals>());
   });
 }

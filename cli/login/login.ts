@@ -1,19 +1,20 @@
 /** Signs in at the identity provider of the cluster. */
-import { CommandError, EXIT } from '../errors.ts';
+import { access, constants } from 'node:fs/promises';
+import { isSea } from 'node:sea';
+import { CommandError, EXIT, explained } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { print } from '../output.ts';
-import { readSettings } from '../config/settingsfile.ts';
+import { readSettings } from '../settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
-import { browserCommand, opener } from './browser.ts';
-import { signInByBrowser, signInByDevice } from './flows.ts';
+import { browserCommand, opener, signInByBrowser, signInByDevice } from './flows.ts';
 import { changeKubeconfig, type ContextEntries, readKubeconfig, SESSION_FLAG } from './kubeconfig.ts';
-import { type Place, placeOf } from './place.ts';
+import { type Place, placeOf, replaceSession, sessionFields, sessionFile, type Tokens } from './session.ts';
 import { type Address, type OpenIDProvider, scopesFor, withProvider } from './provider.ts';
-import { userOf } from './review.ts';
-import { selfCommand } from './self.ts';
-import { replaceSession, sessionFields, sessionFile, type Tokens } from './session.ts';
 import { type ServerAddress, type Target, type TargetFlags, targetOf } from './target.ts';
+import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
+import { VERSION } from '../../api/v1alpha1/version.ts';
+import { apiErrorFrom } from '../../kube/errors.ts';
 
 export interface LoginFlags extends TargetFlags {
   /** Whether to show a code instead of opening a browser. */
@@ -129,4 +130,71 @@ async function reportUser(
     columns: [],
     itemOf: (row) => row,
   });
+}
+
+const PATH = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
+
+/**
+ * Returns the name of the token's user. `signIn` is the identity provider that gave the token.
+ *
+ * @throws CommandError that names the next step, when the API server refuses the token or does not answer; ApiError.
+ */
+async function userOf(
+  address: ServerAddress,
+  token: string,
+  signIn: SignIn,
+  signal: AbortSignal,
+): Promise<string> {
+  const [{ Transport }, { Registry }] = await Promise.all([
+    import('../../kube/transport.ts'),
+    import('prom-client'),
+  ]);
+  const { server, certificateAuthority, serverName } = address;
+  const connection = { server, certificateAuthority, serverName, token };
+  const transport = new Transport(connection, { metrics: new Registry(), userAgent: `berth/${VERSION}` });
+  try {
+    const review = { apiVersion: 'authentication.k8s.io/v1', kind: 'SelfSubjectReview' };
+    const { status, body } = await transport.request({ method: 'POST', path: PATH, body: review, signal });
+    if (status === 401) {
+      const cause = causeOfRefusal(token, signIn) ?? UNKNOWN_CAUSE;
+      throw new CommandError(
+        `Unauthorized: the API server ${server} refuses your token. ${cause}`,
+        EXIT.denied,
+      );
+    }
+    if (status !== 201) {
+      throw apiErrorFrom(body, status);
+    }
+    return nameIn(body);
+  } catch (error) {
+    throw explained(error, `API server ${server}`, 'the kubeconfig');
+  } finally {
+    await transport.close();
+  }
+}
+
+/** Next step for the user if the token does not show why the API server refused it. */
+const UNKNOWN_CAUSE =
+  'Ask an admin to compare issuer, client ID and groups of the identity provider with the configuration of the API server';
+
+function nameIn(review: unknown): string {
+  const { status } = review as { status?: { userInfo?: { username?: unknown } } };
+  const name = status?.userInfo?.username;
+  return typeof name === 'string' ? name : '';
+}
+
+/**
+ * Returns the program and its first arguments. If the script of this command is executable, the program is the script and not Node.js. An
+ * update of Node.js can change the path of Node.js, but not the path of the script.
+ */
+async function selfCommand(): Promise<readonly [string, ...string[]]> {
+  const [, file = ''] = process.argv;
+  if (isSea()) {
+    return [process.execPath];
+  }
+  const isProgram = await access(file, constants.X_OK).then(
+    () => true,
+    () => false,
+  );
+  return isProgram ? [file] : [process.execPath, file];
 }

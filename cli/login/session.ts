@@ -1,13 +1,15 @@
 /** Stores the tokens of a sign-in in a file that only its owner can read. These tokens are never in the kubeconfig. */
 import { createHash } from 'node:crypto';
 import { mkdir, readFile, rm } from 'node:fs/promises';
-import { dirname, join } from 'node:path';
+import { dirname, join, resolve } from 'node:path';
+import { existsSync } from 'node:fs';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
-import { withFileLock, writeWhole } from '../../base/files.ts';
+import { homeFolder, withFileLock, writeWhole } from '../../base/files.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { settingsFile } from '../config/settingsfile.ts';
+import { type Settings, settingsFile } from '../settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
-import type { Place } from './place.ts';
+import { kubeconfigsIn } from '../../kube/credentials.ts';
+import type { Globals } from '../globals.ts';
 
 /**
  * Age after which the lock of a session counts as left behind by a killed process. A running process holds the lock for a shorter time. It
@@ -128,4 +130,30 @@ function sessionIn(text: string): Session | undefined {
     (text) => typeof text === 'string',
   );
   return areTexts && typeof end === 'number' ? (session as Session) : undefined;
+}
+
+/** Name of the context if neither a flag nor the settings name a context. */
+const CONTEXT = 'berth';
+
+export interface Place {
+  /** Path of the kubeconfig. The file might not exist yet. */
+  readonly file: string;
+  readonly context: string;
+}
+
+/**
+ * Returns the name of the context, and the path of its kubeconfig. If no flag names the kubeconfig, it is the file that kubectl would
+ * change. This is the first file in `KUBECONFIG` that exists, or the last file if none exists. An empty flag counts as absent.
+ */
+export function placeOf(
+  { environment }: Pick<Terminal, 'environment'>,
+  { kubeconfig, context }: Pick<Globals, 'kubeconfig' | 'context'>,
+  settings: Settings,
+): Place {
+  const files = kubeconfigsIn(environment);
+  const named = kubeconfig || (files.find((file) => existsSync(file)) ?? files.at(-1));
+  return {
+    file: resolve(named ?? join(homeFolder(environment), '.kube', 'config')),
+    context: context || (settings.context ?? CONTEXT),
+  };
 }

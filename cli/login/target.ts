@@ -5,11 +5,11 @@ import { messageOf } from '../../base/errors.ts';
 import { type JsonLimits, parseJson } from '../../base/json.ts';
 import type { Connection } from '../../kube/credentials.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import type { Settings } from '../config/settingsfile.ts';
+import type { Settings } from '../settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { fetchFrom } from './https.ts';
 import { readKubeconfig } from './kubeconfig.ts';
-import type { Place } from './place.ts';
+import type { Place } from './session.ts';
 
 /** Scopes that are used if the HTTP API names no scopes. The API server needs the claims that these scopes add to the ID token. */
 const SCOPES = ['openid', 'email', 'groups'];

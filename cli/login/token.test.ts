@@ -6,9 +6,8 @@ import { Readable } from 'node:stream';
 import { setImmediate as turn } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from '../errors.ts';
-import { logout } from './logout.ts';
+import { logout, setToken } from './token.ts';
 import { sessionFile, withSessionLock } from './session.ts';
-import { setToken } from './token.ts';
 
 let folder: string;
 let kubeconfig: string;

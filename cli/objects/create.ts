@@ -1,9 +1,20 @@
-/** Creates objects in the name of the user. */
+/** Creates objects in the name of the user, from flags or from a file. */
+import { createReadStream } from 'node:fs';
+import { addAbortSignal } from 'node:stream';
+import type { Command } from 'commander';
 import { createBy } from '../../actions/objects.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 import { UNINTERRUPTED } from '../../kube/client.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
-import type { Cluster } from '../cluster.ts';
+import { type Cluster, withCluster } from '../cluster.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+import { type Kind, report } from './kind.ts';
+import { forEachName } from './named.ts';
+import { ApiError } from '../../kube/errors.ts';
 
 /**
  * Creates the object, and returns the version that the API server stored. When `signal` aborts, the request that creates the object is not sent. If this request is already sent, the function waits
@@ -21,4 +32,195 @@ export async function createNamed<T extends KubeObject>(
   signal.throwIfAborted();
   const username = status?.userInfo?.username ?? '';
   return await createBy(client, username, type, object, { signal: UNINTERRUPTED });
+}
+
+export interface FileFlag {
+  /** Path of the file, or `-` for the standard input. */
+  readonly filename?: string;
+}
+
+export function addFileFlag(command: Command): Command {
+  return command.option(
+    '-f, --filename <file>',
+    'file with the objects as YAML or JSON; - is the standard input',
+  );
+}
+
+/**
+ * Returns the file if the flags name one. Otherwise the result is undefined.
+ *
+ * @throws CommandError when the flags name a file, but the command line also contains a name or other flags.
+ */
+export function fileIn(name: string | undefined, { filename, ...flags }: FileFlag): string | undefined {
+  if (filename === undefined) {
+    return undefined;
+  }
+  if (name !== undefined || Object.keys(flags).length > 0) {
+    throw new CommandError(
+      'Use -f without a name and without other flags. The file must contain all values',
+      EXIT.usage,
+    );
+  }
+  return filename;
+}
+
+/** Longest file in bytes. The API server refuses longer requests. */
+const LENGTH = 3 * 1024 * 1024;
+
+/**
+ * Creates all objects of the file at the same time. If the file has a mistake, creates no object.
+ *
+ * @throws CommandError for a mistake in the file; ApiError; the signal's reason when the signal aborts.
+ */
+export async function createFromFile<T extends KubeObject>(
+  terminal: Terminal,
+  globals: Globals,
+  kind: Kind<T>,
+  file: string,
+): Promise<void> {
+  const objects = await objectsIn(file, kind, terminal.signal);
+  await withCluster(terminal, globals, async (cluster) => {
+    const placed = objects.map((object) => placedIn(object, globals, cluster));
+    const { done, rethrow } = await forEachName(
+      placed,
+      async (object) => await createNamed(cluster, kind.type, object, { signal: terminal.signal }),
+    );
+    await report(terminal, globals, { kind, objects: done, sentence: createdSentence(kind) });
+    rethrow();
+  });
+}
+
+/** Returns a function that takes the name of a new object. The function returns a sentence that reports the creation of the object. */
+export function createdSentence({ noun }: { readonly noun: string }): (name: string) => string {
+  return (name) => `Successfully created ${noun} ${name}`;
+}
+
+async function objectsIn<T extends KubeObject>(
+  file: string,
+  { type }: Kind<T>,
+  signal: AbortSignal,
+): Promise<Unsaved<T>[]> {
+  const { parseAllDocuments } = await import('yaml');
+  const documents = [...parseAllDocuments(await textOf(file, signal))].filter(
+    ({ contents }) => contents !== null,
+  );
+  if (documents.length === 0) {
+    throw new CommandError(`${file} has no object`, EXIT.usage);
+  }
+  return documents.map((document, index) => {
+    const [error] = document.errors;
+    const object = error === undefined ? (document.toJS() as unknown) : undefined;
+    const mistake = error?.message ?? mistakeIn(object, type);
+    if (mistake !== undefined) {
+      throw new CommandError(`${file}: object ${index + 1}: ${mistake}`, EXIT.usage);
+    }
+    return object as Unsaved<T>;
+  });
+}
+
+/**
+ * Returns the mistake in an object of a file. If the result is undefined, this function found no mistake, and the API server checks the
+ * remaining fields.
+ */
+function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefined {
+  const { apiVersion, kind, metadata } = (object ?? {}) as Partial<KubeObject>;
+  if (apiVersion !== type.apiVersion || kind !== type.kind) {
+    const found = printable(`${String(kind)} of ${String(apiVersion)}`);
+    return `the object is ${found}, but must be ${type.kind} of ${type.apiVersion}`;
+  }
+  const { name, generateName, namespace = '' }: Record<string, unknown> = { ...metadata };
+  return typeof (name ?? generateName) === 'string' && typeof namespace === 'string'
+    ? undefined
+    : 'metadata needs a name or a generateName, and metadata.namespace must be a text';
+}
+
+/** Returns the text of the file. @throws CommandError when the file cannot be read; the signal's reason when the signal aborts. */
+async function textOf(file: string, signal: AbortSignal): Promise<string> {
+  // The user can interrupt a command whose standard input never ends, for example if the input is the user's terminal.
+  const stream = addAbortSignal(signal, file === '-' ? process.stdin : createReadStream(file));
+  const pieces: Buffer[] = [];
+  let length = 0;
+  const read = async () => {
+    for await (const piece of stream) {
+      pieces.push(Buffer.from(piece as Buffer));
+      length += pieces.at(-1)?.length ?? 0;
+      if (length > LENGTH) {
+        throw new CommandError(`${file} is longer than ${LENGTH} bytes`, EXIT.usage);
+      }
+    }
+    return Buffer.concat(pieces).toString('utf8');
+  };
+  try {
+    const text = await undefinedIf(isMissing, read());
+    if (text !== undefined) {
+      return text;
+    }
+  } catch (error) {
+    signal.throwIfAborted();
+    throw error instanceof CommandError
+      ? error
+      : new CommandError(`${file}: ${messageOf(error)}`, EXIT.usage);
+  }
+  throw new CommandError(`The file ${file} does not exist`, EXIT.usage);
+}
+
+/**
+ * Returns the object with its namespace. As in kubectl, the object and the flag `--namespace` must not name different namespaces.
+ *
+ * @throws CommandError when they name different namespaces.
+ */
+function placedIn<T extends KubeObject>(
+  object: Unsaved<T>,
+  globals: Globals,
+  { namespace }: Cluster,
+): Unsaved<T> {
+  const { metadata } = object;
+  // As in kubectl, an empty namespace counts as absent.
+  const own = metadata.namespace || namespace;
+  if (globals.namespace && own !== namespace) {
+    throw new CommandError(
+      `The file has an object of namespace ${printable(own)}, but --namespace is ${namespace}`,
+      EXIT.usage,
+    );
+  }
+  return { ...object, metadata: { ...metadata, namespace: own } };
+}
+
+interface Refused {
+  readonly field: string;
+  readonly message: string;
+}
+
+/**
+ * Returns the error for the user. If the API server refused fields, the message names the flags for these fields. Returns other errors
+ * unchanged.
+ */
+export function inFlags(error: unknown, flagByField: Readonly<Record<string, string>>): unknown {
+  const lines = refusedIn(error).map(({ field, message }) => {
+    const flag = flagByField[field.replace(/\[.*$/, '')] ?? field;
+    return printable(`${flag}: ${message.replaceAll(`${field} in body `, '')}`);
+  });
+  return lines.length === 0 ? error : new CommandError(lines.join('\n'));
+}
+
+function refusedIn(error: unknown): Refused[] {
+  if (!(error instanceof ApiError)) {
+    return [];
+  }
+  const { status, details } = error;
+  if (status !== 422) {
+    return status === 400 ? unknownIn(error.message) : [];
+  }
+  const { causes = [] } = (details ?? {}) as { causes?: Partial<Refused>[] };
+  return causes.map(({ field = '', message = '' }) => ({ field, message }));
+}
+
+/**
+ * Returns the fields that the API server does not know. The API server names these fields only in the text of the message, and not in its
+ * list of causes.
+ */
+function unknownIn(text: string): Refused[] {
+  const message =
+    'the cluster does not have this field, because its release of Berth is older than this command';
+  return [...text.matchAll(/unknown field "([^"]+)"/g)].map(([, field = '']) => ({ field, message }));
 }

@@ -1,6 +1,6 @@
-/** Yields the versions of an object for commands that wait. */
+/** Follows the versions of an object until it reaches a goal. */
 import { follow } from '../../kube/follow.ts';
-import type { KubeObject, Resource } from '../../kube/objects.ts';
+import type { Condition, KubeObject, Resource } from '../../kube/objects.ts';
 import type { Cluster } from '../cluster.ts';
 
 /**
@@ -21,4 +21,39 @@ export async function* versionsFrom<T extends KubeObject>(
   } finally {
     await versions.return(undefined);
   }
+}
+
+export interface ConditionGoal {
+  readonly state: 'condition';
+  readonly type: string;
+  readonly status: string;
+}
+
+const CONDITION = /^condition=([A-Za-z][A-Za-z0-9./-]{0,315})(?:=(true|false|unknown))?$/i;
+
+/** Reads `condition=TYPE` or `condition=TYPE=STATUS`. The result is undefined if the text has another form. */
+export function conditionGoalIn(text: string): ConditionGoal | undefined {
+  const [, type, status = 'True'] = CONDITION.exec(text) ?? [];
+  return type === undefined ? undefined : { state: 'condition', type, status: capitalized(status) };
+}
+
+/** As in kubectl, the case of letters in the type does not matter, and a condition of an earlier generation does not count. */
+export function hasCondition(
+  {
+    metadata: { generation },
+    status,
+  }: Pick<KubeObject, 'metadata'> & {
+    readonly status?: { readonly conditions?: readonly Condition[] | undefined };
+  },
+  wanted: ConditionGoal,
+): boolean {
+  const type = wanted.type.toLowerCase();
+  const condition = status?.conditions?.find((one) => one.type.toLowerCase() === type);
+  // A VM that was stopped is Ready until the operator has seen its start.
+  const isCurrent = (condition?.observedGeneration ?? generation) === generation;
+  return isCurrent && condition?.status === wanted.status;
+}
+
+function capitalized(word: string): string {
+  return word.charAt(0).toUpperCase() + word.slice(1).toLowerCase();
 }

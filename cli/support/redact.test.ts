@@ -1,7 +1,7 @@
 import { execFileSync } from 'node:child_process';
 import { expect, it } from 'vitest';
 import { REMOVED, Redactor } from './redact.ts';
-import { tarOf } from './tar.ts';
+import { tarOf } from './bundle.ts';
 
 const JWT = 'eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJhIn0.c2lnbmF0dXJl';
 /** Objects with a secret in each place in which a user could put one. Most secrets have the form `plantNNxx`. */

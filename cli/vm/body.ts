@@ -2,7 +2,7 @@
 import type { VMDeployBody } from '../../api/http/vm.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { inFlags as withFlags } from '../objects/invalid.ts';
+import { inFlags as withFlags } from '../objects/create.ts';
 import {
   FLAG_BY_MACHINE_FIELD,
   flagByField,

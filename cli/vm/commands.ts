@@ -1,17 +1,21 @@
-/** The verbs of `vm`. The code of a verb is imported when the verb runs. */
-import type { Command } from 'commander';
-import type { PowerCommand } from '../../actions/power.ts';
-import { BooleanFlag, listIn, pairsIn, wholeNumber } from '../flags.ts';
+/** The verbs of `vm`. A verb with much code loads it when it runs. */
+import { type Command, InvalidArgumentError, Option } from 'commander';
+import { type PowerCommand, requestPower } from '../../actions/power.ts';
+import { BooleanFlag, diskSizeIn, listIn, pairIn, pairsIn, type PortPair, wholeNumber } from '../flags.ts';
 import type { Globals } from '../globals.ts';
-import { addFileFlag } from '../objects/fileflag.ts';
+import { addFileFlag } from '../objects/create.ts';
 import { addMachineFlags, addOwnFlags } from '../objects/machineflags.ts';
 import { addCommonVerbs } from '../objects/verbs.ts';
 import type { Terminal } from '../terminal.ts';
 import type { DeployFlags } from './body.ts';
-import { addDiagnosisVerbs } from './diagnosisverbs.ts';
-import { addDiskVerbs } from './diskverbs.ts';
 import { VM_KIND } from './kind.ts';
-import { addStreamCommands } from './streamcommands.ts';
+import { durationIn } from '../duration.ts';
+import { CommandError, EXIT } from '../errors.ts';
+import type { LogFlags } from './logs.ts';
+import { withCluster } from '../cluster.ts';
+import { report } from '../objects/kind.ts';
+import { forEachName, getNamed } from '../objects/named.ts';
+import { type Goal, goalIn, wait } from './wait.ts';
 
 const POWER: readonly (readonly [PowerCommand, string])[] = [
   ['start', 'Start VMs'],
@@ -46,7 +50,6 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
       .description(description)
       .argument('<names...>', 'names of the VMs')
       .action(async (names: string[], _options, command: Command) => {
-        const { power } = await import('./power.ts');
         await power(terminal, command.optsWithGlobals<Globals>(), { names, word });
       });
   }
@@ -67,4 +70,212 @@ function addDeployFlags(command: Command): Command {
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', pairsIn)
     .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber);
   return addOwnFlags(command);
+}
+
+/** Default time limit for a copy of a disk. It is long enough for about 100 GB in a slow network. */
+const WORK_MILLISECONDS = 3_600_000;
+
+interface WorkFlags {
+  readonly wait?: boolean;
+  readonly timeout?: number;
+  readonly description?: string;
+}
+
+export function addDiskVerbs(noun: Command, terminal: Terminal): void {
+  addWorkFlags(noun.command('save').description('Save the disk of a VM as a new image'))
+    .argument('<name>', 'name of the VM')
+    .argument('<image>', 'name of the new image')
+    .option('-d, --description <text>', 'description of the image')
+    .action(async (name: string, imageName: string, flags: WorkFlags, command: Command) => {
+      const { save } = await import('./disk.ts');
+      await save(terminal, command.optsWithGlobals<Globals>(), { name, imageName, ...workOf(flags) });
+    });
+  addWorkFlags(noun.command('commit').description('Save the disk of a VM as the new content of its image'))
+    .argument('<name>', 'name of the VM')
+    .option('-d, --description <text>', 'new description of the image')
+    .action(async (name: string, flags: WorkFlags, command: Command) => {
+      const { commit } = await import('./disk.ts');
+      await commit(terminal, command.optsWithGlobals<Globals>(), { name, ...workOf(flags) });
+    });
+  addWorkFlags(noun.command('push').description('Push the disk of a VM to a registry'))
+    .argument('<name>', 'name of the VM')
+    .argument('<reference>', 'target, for example registry.example/team/image:1')
+    .action(async (name: string, reference: string, flags: WorkFlags, command: Command) => {
+      const { push } = await import('./disk.ts');
+      await push(terminal, command.optsWithGlobals<Globals>(), { name, reference, ...workOf(flags) });
+    });
+  noun
+    .command('resize')
+    .description('Enlarge the disk of a VM')
+    .argument('<name>', 'name of the VM')
+    .argument('<size>', 'new size, for example 120G or 100Gi; a number without a unit is in GB', diskSizeIn)
+    .action(async (name: string, size: string, _flags: object, command: Command) => {
+      const { resize } = await import('./disk.ts');
+      await resize(terminal, command.optsWithGlobals<Globals>(), { name, size });
+    });
+}
+
+function addWorkFlags(command: Command): Command {
+  return command
+    .addOption(new BooleanFlag('--wait', 'whether to wait for the end of the work (default: true)'))
+    .option('--timeout <time>', 'longest wait, for example 90s or 10m (default: 1h)', durationIn);
+}
+
+function workOf({ wait = true, timeout = WORK_MILLISECONDS, description }: WorkFlags) {
+  return { wait, timeout, description };
+}
+
+const SECONDS: Readonly<Record<string, number>> = { s: 1, m: 60, h: 3_600, d: 86_400 };
+
+export function addStreamCommands(noun: Command, terminal: Terminal): void {
+  noun
+    .command('exec')
+    .description('Run a command in a VM with the guest agent, and end with the exit code of the command')
+    .argument('<name>', 'name of the VM')
+    .argument('<command...>', 'command after --, with its arguments')
+    .addOption(new BooleanFlag('-i, --stdin', 'let the command read the standard input'))
+    .addOption(new BooleanFlag('-t, --tty', 'connect the command to this terminal'))
+    .action(async (name: string, words: string[], flags: SessionFlags, command: Command) => {
+      const { exec } = await import('./exec.ts');
+      const { stdin = false, tty = false } = flags;
+      await exec(terminal, command.optsWithGlobals<Globals>(), { name, command: words, stdin, tty });
+    });
+  noun
+    .command('console')
+    .description('Connect to the serial console of a VM. Press Ctrl+] to leave the console')
+    .argument('<name>', 'name of the VM')
+    .addOption(new BooleanFlag('-i, --stdin', 'send the standard input even if it is not a terminal'))
+    .action(async (name: string, { stdin = false }: SessionFlags, command: Command) => {
+      const { connectConsole } = await import('./exec.ts');
+      await connectConsole(terminal, command.optsWithGlobals<Globals>(), { name, stdin });
+    });
+  addLogs(noun, terminal);
+  addPortForward(noun, terminal);
+  addSSH(noun, terminal);
+  noun
+    .command('vnc')
+    .description('Show the screen of a VM in a viewer')
+    .argument('<name>', 'name of the VM')
+    .action(async (name: string, _flags: object, command: Command) => {
+      const { vnc } = await import('./portforward.ts');
+      await vnc(terminal, command.optsWithGlobals<Globals>(), name);
+    });
+}
+
+interface SessionFlags {
+  readonly stdin?: boolean;
+  readonly tty?: boolean;
+}
+
+function addLogs(noun: Command, terminal: Terminal): void {
+  noun
+    .command('logs')
+    .description('Show the text that a VM writes to its serial console')
+    .argument('<name>', 'name of the VM')
+    .addOption(new BooleanFlag('-f, --follow', 'continue with the text that the VM writes later'))
+    .option('--tail <lines>', 'only the last lines', wholeNumber)
+    .option(
+      '--since <time>',
+      'only lines that are at most this old, for example 90s, 5m, 2h or 1d',
+      secondsIn,
+    )
+    .action(async (name: string, flags: LogFlags, command: Command) => {
+      const { logs } = await import('./logs.ts');
+      await logs(terminal, command.optsWithGlobals<Globals>(), { name, flags });
+    });
+}
+
+function addPortForward(noun: Command, terminal: Terminal): void {
+  noun
+    .command('port-forward')
+    .description('Forward ports of this computer to ports of a VM')
+    .argument('<name>', 'name of the VM')
+    .argument(
+      '<ports...>',
+      'LOCAL:REMOTE, REMOTE, or :REMOTE for a free local port; for the screen, REMOTE is vnc',
+      pairIn,
+    )
+    .addOption(new BooleanFlag('--stdio', 'use the standard input and output instead of a local port'))
+    .action(
+      async (name: string, pairs: PortPair[], { stdio = false }: { stdio?: boolean }, command: Command) => {
+        const { forwardInput, portForward } = await import('./portforward.ts');
+        const globals = command.optsWithGlobals<Globals>();
+        const [{ remote: port } = { remote: 0 }, ...others] = pairs;
+        if (stdio && others.length > 0) {
+          throw new CommandError('With --stdio, give exactly one port', EXIT.usage);
+        }
+        await (stdio
+          ? forwardInput(terminal, globals, { name, port })
+          : portForward(terminal, globals, { name, pairs }));
+      },
+    );
+}
+
+function addSSH(noun: Command, terminal: Terminal): void {
+  noun
+    .command('ssh')
+    .description('Log in to a VM with the program ssh of this computer')
+    .argument('<name>', 'name of the VM')
+    .argument('[command...]', 'command after --, instead of a shell')
+    .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
+    .action(async (name: string, words: string[], { user }: { user?: string }, command: Command) => {
+      const { ssh } = await import('./ssh.ts');
+      await ssh(terminal, command.optsWithGlobals<Globals>(), { name, user, command: words });
+    });
+}
+
+/** Returns the number of seconds in a duration like `5m`. @throws InvalidArgumentError when the text has another form. */
+function secondsIn(text: string): number {
+  const [, count = '', unit = ''] = /^(\d{1,6})([smhd])$/.exec(text) ?? [];
+  const seconds = Number(count) * (SECONDS[unit] ?? 0);
+  if (seconds === 0) {
+    throw new InvalidArgumentError('It must be a duration such as 90s, 5m, 2h or 1d.');
+  }
+  return seconds;
+}
+
+export async function power(
+  terminal: Terminal,
+  globals: Globals,
+  { names, word }: { names: readonly string[]; word: PowerCommand },
+): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const { done: objects, rethrow } = await forEachName(
+      names,
+      async (name) =>
+        await requestPower(cluster.client, word, async () => await getNamed(cluster, VM_KIND, name, signal)),
+    );
+    const sentence = (name: string) => `Requested ${word} of vm ${name}`;
+    await report(terminal, globals, { kind: VM_KIND, objects, sentence });
+    rethrow();
+  });
+}
+
+/** Default time limit of a wait. A deployment of a VM has the same default. */
+const WAIT_MILLISECONDS = 600_000;
+
+export function addDiagnosisVerbs(noun: Command, terminal: Terminal): void {
+  noun
+    .command('wait')
+    .description('Wait until VMs reach a state')
+    .argument('<names...>', 'names of the VMs')
+    .addOption(
+      new Option('--for <state>', 'running, ready, stopped, suspended, deleted or condition=TYPE')
+        .argParser(goalIn)
+        .makeOptionMandatory(),
+    )
+    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', durationIn)
+    .action(async (names: string[], flags: { for: Goal; timeout?: number }, command: Command) => {
+      const { for: goal, timeout = WAIT_MILLISECONDS } = flags;
+      await wait(terminal, command.optsWithGlobals<Globals>(), { names, goal, timeout });
+    });
+  noun
+    .command('why')
+    .description('Say why a VM is not running, and what to do')
+    .argument('<name>', 'name of the VM')
+    .action(async (name: string, _flags: object, command: Command) => {
+      const { why } = await import('./why.ts');
+      await why(terminal, command.optsWithGlobals<Globals>(), name);
+    });
 }

@@ -8,7 +8,7 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { pause } from '../../base/time.ts';
 import { EXIT, Interrupted } from '../errors.ts';
-import { estimator } from '../remaining.ts';
+import { estimator } from '../progress.ts';
 import { deploy, lineOf } from './deploy.ts';
 
 const METADATA = { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' };

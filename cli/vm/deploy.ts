@@ -12,12 +12,10 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { createNamed } from '../objects/create.ts';
-import { type FileFlag, fileIn } from '../objects/fileflag.ts';
+import { createFromFile, createNamed, type FileFlag, fileIn } from '../objects/create.ts';
 import { listingOf } from '../objects/kind.ts';
 import { print } from '../output.ts';
-import { progressLine } from '../progress.ts';
-import { estimator } from '../remaining.ts';
+import { estimator, progressLine } from '../progress.ts';
 import type { Terminal } from '../terminal.ts';
 import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
@@ -38,7 +36,6 @@ export async function create(
 ): Promise<void> {
   const file = fileIn(name, flags);
   if (file !== undefined) {
-    const { createFromFile } = await import('../objects/fromfile.ts');
     await createFromFile(terminal, globals, VM_KIND, file);
     return;
   }

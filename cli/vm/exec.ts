@@ -1,9 +1,10 @@
-/** Runs a command in a VM through its guest agent. */
+/** Runs programs in VMs, and attaches to their consoles. */
+import { Transform } from 'node:stream';
 import { withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { runningVM, streamPath } from '../streams/machine.ts';
-import { runSession } from '../streams/session.ts';
+import { runningVM, streamPath } from './machine.ts';
+import { runSession } from './session.ts';
 import type { Terminal } from '../terminal.ts';
 
 interface Execution {
@@ -36,5 +37,54 @@ export async function exec(
       ['tty', tty],
     ]);
     await runSession(cluster, { name, path, tty, input }, signal);
+  });
+}
+
+/**
+ * The character of Ctrl+], with which the user leaves the console. The agent also ends the session when it receives this character. The
+ * command does not rely on the agent, because the user must be able to leave even when the connection hangs.
+ */
+const LEAVE = 0x1d;
+
+/**
+ * Shows the console until the user leaves it or the machine ends. If the standard input is not a terminal, it is sent to the console only
+ * if `stdin` is true.
+ */
+export async function connectConsole(
+  terminal: Terminal,
+  globals: Globals,
+  { name, stdin }: { name: string; stdin: boolean },
+): Promise<void> {
+  const { signal } = terminal;
+  // Without a terminal, Node.js does not set `isTTY`.
+  const { isTTY: tty = false } = process.stdin as { isTTY?: boolean };
+  const input = stdin || tty;
+  await withCluster(terminal, globals, async (cluster) => {
+    await runningVM(cluster, name, signal);
+    const path = streamPath(cluster, name, 'attach', [
+      ['stdin', input],
+      ['stdout', true],
+      ['stderr', false],
+      ['tty', tty],
+    ]);
+    await runSession(cluster, { name, path, tty, input, ...(tty && { leave: untilLeave }) }, signal);
+  });
+  if (tty) {
+    terminal.err(`\nLeft the console of VM ${name}\n`);
+  }
+}
+
+/** Returns a stream that passes on the typed characters until the user types Ctrl+]. Then it calls `leave`. */
+function untilLeave(leave: () => void): Transform {
+  return new Transform({
+    transform(chunk: Buffer, _, done) {
+      const end = chunk.indexOf(LEAVE);
+      if (end === -1) {
+        done(null, chunk);
+        return;
+      }
+      leave();
+      done();
+    },
   });
 }

@@ -8,7 +8,7 @@ import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { getNamed } from '../objects/named.ts';
-import { streamPath, withoutPod } from '../streams/machine.ts';
+import { streamPath, withoutPod } from './machine.ts';
 import type { Terminal } from '../terminal.ts';
 import { printableLines } from '../text.ts';
 import { VM_KIND } from './kind.ts';

@@ -1,15 +1,20 @@
-/** Forwards ports of this computer to ports of a VM. */
+/** Connects ports of this computer to ports of VMs, and opens viewers for their screens. */
 import { once } from 'node:events';
 import { type AddressInfo, createServer, type Server, type Socket } from 'node:net';
+import { type Readable, type Transform, Transform as TransformStream, type Writable } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
+import { spawn } from 'node:child_process';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT } from '../errors.ts';
+import type { PortPair } from '../flags.ts';
 import type { Globals } from '../globals.ts';
-import { runningVM } from '../streams/machine.ts';
-import { carry } from '../streams/ports.ts';
+import { runningVM, streamPath, withoutPod, wordsIn } from './machine.ts';
 import type { Terminal } from '../terminal.ts';
-import type { PortPair } from './portpair.ts';
+import { PORT_PROTOCOL } from '../../kube/channels.ts';
+import { printable } from '../text.ts';
+import { SCREEN_PORT } from '../../api/v1alpha1/names.ts';
 
 /** Address that only programs on this computer can reach. */
 const LOOPBACK = '127.0.0.1';
@@ -51,7 +56,7 @@ export async function forwardInput(
 }
 
 /** Ports of this computer that lead to one VM. */
-export class Forwards implements AsyncDisposable {
+class Forwards implements AsyncDisposable {
   readonly #terminal: Terminal;
   readonly #cluster: Cluster;
   readonly #vm: VM;
@@ -158,4 +163,171 @@ export class Forwards implements AsyncDisposable {
 /** Error after which no connection can work any more, so the forwarding of all ports ends. `cause` is the error for the user. */
 class FinalError extends Error {
   override readonly name = 'FinalError';
+}
+
+const CHANNEL = { data: 0, error: 1 } as const;
+/** Length in bytes of the port number at the beginning of each channel. */
+const PORT_BYTES = 2;
+/**
+ * Time without data after which a half-open connection ends. A connection is half-open if one end has closed its direction and the other
+ * end has not. The protocol cannot tell the guest that the caller has closed its direction, so the guest might never close its direction.
+ * Guests usually answer within this time.
+ */
+const HALF_OPEN_MILLISECONDS = 10_000;
+/** Close code that a WebSocket reports if the connection is lost before either end has closed it. */
+const LOST = 1006;
+
+interface Ends {
+  readonly from: Readable;
+  readonly to: Writable;
+}
+
+/**
+ * Carries the data of one connection until both ends have closed it.
+ *
+ * @throws CommandError with the message of the host, or when the connection is lost; ApiError; the signal's reason when the signal aborts.
+ */
+async function carry(
+  cluster: Cluster,
+  { name, port }: { name: string; port: number },
+  { from, to }: Ends,
+  signal: AbortSignal,
+): Promise<void> {
+  const path = streamPath(cluster, name, 'portforward', [['ports', port]]);
+  const numbers = Object.values(CHANNEL);
+  const request = { path, protocol: PORT_PROTOCOL, numbers, signal };
+  const channels = await cluster.watches.channels(request).catch((error: unknown) => {
+    throw withoutPod(error, name);
+  });
+  const data = channels.channel(CHANNEL.data);
+  let isOver = false;
+  const over = (): void => {
+    isOver = true;
+    channels.close();
+    from.destroy();
+  };
+  const timer = new HalfOpenTimer(over);
+  const words = wordsIn(channels.channel(CHANNEL.error), PORT_BYTES);
+  const sent = pipeline(from, data).finally(() => timer.start());
+  const received = pipeline(
+    data,
+    withoutPort(() => timer.used()),
+    to,
+  ).finally(() => {
+    // If `from` and `to` are the same socket, this code must not destroy the socket. Otherwise the program at the other end would lose data
+    // that it has not read yet.
+    if ((from as unknown) !== to) {
+      over();
+    }
+    timer.start();
+  });
+  const [up, down] = await Promise.allSettled([sent, received]);
+  timer.stop();
+  // If one direction failed, the program at the caller's end already sees the error. Therefore this function does not also report a lost
+  // connection.
+  isOver ||= up.status === 'rejected' || down.status === 'rejected';
+  channels.close();
+  const [{ code }, message] = await Promise.all([channels.ended, words]);
+  signal.throwIfAborted();
+  if (message !== '') {
+    throw new CommandError(printable(message));
+  }
+  if (code === LOST && !isOver) {
+    throw new CommandError(`The connection to VM ${name} was lost`, EXIT.noAnswer);
+  }
+}
+
+/** Ends a half-open connection after {@link HALF_OPEN_MILLISECONDS} without data. */
+class HalfOpenTimer {
+  readonly #over: () => void;
+  #timer: NodeJS.Timeout | undefined;
+
+  constructor(over: () => void) {
+    this.#over = over;
+  }
+
+  start(): void {
+    this.#timer ??= setTimeout(this.#over, HALF_OPEN_MILLISECONDS);
+  }
+
+  used(): void {
+    this.#timer?.refresh();
+  }
+
+  stop(): void {
+    clearTimeout(this.#timer);
+  }
+}
+
+/** Returns a stream that drops the port number at the beginning. It calls `onData` for each piece of data. */
+function withoutPort(onData: () => void = () => undefined): Transform {
+  let left = PORT_BYTES;
+  return new TransformStream({
+    transform(chunk: Buffer, _, done) {
+      const skipped = Math.min(left, chunk.length);
+      left -= skipped;
+      onData();
+      done(null, chunk.subarray(skipped));
+    },
+  });
+}
+
+interface Viewer {
+  readonly program: string;
+  readonly argument: (port: number) => string;
+  /** Whether the program runs until the user closes the viewer. */
+  readonly stays: boolean;
+}
+
+const address = (port: number): string => `vnc://127.0.0.1:${port}`;
+/** Viewers in the order in which they are tried. */
+const VIEWERS: readonly Viewer[] = [
+  // `vncviewer` reads a number after two colons as a port. It reads a number after one colon as the number of a display.
+  { program: 'vncviewer', argument: (port) => `127.0.0.1::${port}`, stays: true },
+  { program: 'remote-viewer', argument: address, stays: true },
+  { program: process.platform === 'darwin' ? 'open' : 'xdg-open', argument: address, stays: false },
+];
+
+/**
+ * Opens a viewer, and writes the address of the screen for other viewers. Resolves when the user closes the viewer or ends this command.
+ * Some programs only start a viewer, and then end at once. The end of such a program does not end this command.
+ */
+export async function vnc(terminal: Terminal, globals: Globals, name: string): Promise<void> {
+  await withCluster(terminal, globals, async (cluster) => {
+    const vm = await runningVM(cluster, name, terminal.signal);
+    await using forwards = new Forwards(terminal, cluster, vm);
+    const port = await forwards.open({ local: 0, remote: SCREEN_PORT });
+    terminal.out(`The screen of VM ${name} is at ${address(port)}\n`);
+    const viewer = hasScreen(terminal) ? await openViewer(port) : undefined;
+    if (viewer === undefined) {
+      terminal.err(
+        'No viewer was found. Open this address in a VNC viewer. Press Ctrl+C to end this command\n',
+      );
+    } else if (viewer.stays) {
+      void viewer.ended.then(() => forwards.end());
+    }
+    await forwards.ended();
+  });
+}
+
+/** Reports whether a viewer can show a window on this computer. */
+function hasScreen({ environment }: Terminal): boolean {
+  const { DISPLAY: x11 = '', WAYLAND_DISPLAY: wayland = '' } = environment;
+  return process.platform === 'darwin' || x11 + wayland !== '';
+}
+
+/** Starts the first viewer that exists. The viewer can run longer than this command. The result is undefined if no viewer exists. */
+async function openViewer(port: number): Promise<{ stays: boolean; ended: Promise<unknown> } | undefined> {
+  for (const { program, argument, stays } of VIEWERS) {
+    const child = spawn(program, [argument(port)], { stdio: 'ignore' });
+    try {
+      await once(child, 'spawn');
+      // With `unref`, this command can end before the viewer, for example after the VM was deleted.
+      child.unref();
+      return { stays, ended: once(child, 'exit') };
+    } catch {
+      // This viewer cannot be started, so the loop tries the next one.
+    }
+  }
+  return undefined;
 }

@@ -13,8 +13,8 @@ import { homeFolder } from '../../base/files.ts';
 import { withCluster } from '../cluster.ts';
 import { CommandError, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { readSettings } from '../config/settingsfile.ts';
-import { runningVM } from '../streams/machine.ts';
+import { readSettings } from '../settingsfile.ts';
+import { runningVM } from './machine.ts';
 import type { Terminal } from '../terminal.ts';
 
 /** Port of SSH in guests. */

@@ -6,8 +6,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { Format } from '../output.ts';
-import { goalIn } from './goal.ts';
-import { wait } from './wait.ts';
+import { goalIn, reached, wait, wordsOf } from './wait.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
 
 let folder: string;
 let server: Server;
@@ -69,4 +69,107 @@ it.each<[Format, string]>([
 it('writes no list if the wait for each VM has failed', async () => {
   await expect(waitFor('running', 'json')).rejects.toThrow(AggregateError);
   expect(written).toBe('');
+});
+
+function vm(status: object, spec: object = {}, metadata: object = {}): VM {
+  return { metadata: { name: 'mac', ...metadata }, spec, status } as VM;
+}
+
+const condition = (type: string, status: string, reason = 'Word') => ({
+  conditions: [{ type, status, reason, message: 'no image', lastTransitionTime: '' }],
+});
+const SHUT_DOWN = condition('Ready', 'False', 'GuestShutdown');
+const EARLY = '2026-11-23T12:00:00Z';
+const LATE = '2026-11-23T13:00:00Z';
+
+it.each([
+  ['running', { phase: 'Running' }, {}, 'yes'],
+  ['running', { phase: 'Stopping' }, {}, 'not yet'],
+  // The host has not yet acted on `vm start`.
+  ['running', { phase: 'Stopped', ...condition('Ready', 'False', 'Stopped') }, {}, 'not yet'],
+  ['running', { phase: 'Stopped', ...SHUT_DOWN }, { restartRequestedAt: LATE }, 'not yet'],
+  // The host starts the guest again by itself.
+  ['running', { phase: 'Stopped', ...SHUT_DOWN }, { restartPolicy: 'Always' }, 'not yet'],
+  ['running', { phase: 'Running' }, { restartRequestedAt: LATE }, 'not yet'],
+  ['running', { phase: 'Running', restartedAt: LATE }, { restartRequestedAt: LATE }, 'yes'],
+  ['running', { phase: 'Running', restartedAt: LATE }, { revertRequestedAt: LATE }, 'not yet'],
+  ['running', { phase: 'Running', revertedAt: EARLY }, { revertRequestedAt: LATE }, 'not yet'],
+  ['running', { phase: 'Running', revertedAt: LATE }, { revertRequestedAt: LATE }, 'yes'],
+  ['ready', { phase: 'Running' }, {}, 'not yet'],
+  ['ready', { phase: 'Running', ...condition('Ready', 'True') }, {}, 'yes'],
+  ['ready', { phase: 'Running', ...condition('Ready', 'True') }, { revertRequestedAt: LATE }, 'not yet'],
+  ['condition=NetworkReady=false', condition('NetworkReady', 'False'), {}, 'yes'],
+  ['condition=NetworkReady', condition('NetworkReady', 'False'), {}, 'not yet'],
+  // As in kubectl, the case of letters does not matter.
+  ['condition=networkready=FALSE', condition('NetworkReady', 'False'), {}, 'yes'],
+  ['stopped', { phase: 'Stopping' }, { powerState: 'Stopped' }, 'not yet'],
+  ['stopped', { phase: 'Stopped' }, { powerState: 'Stopped' }, 'yes'],
+  // The guest has shut down by itself.
+  ['stopped', { phase: 'Stopped', ...SHUT_DOWN }, {}, 'yes'],
+  // The host has not yet acted on `vm start`.
+  ['stopped', { phase: 'Stopped', ...condition('Ready', 'False', 'Stopped') }, {}, 'not yet'],
+  ['stopped', { phase: 'Stopped', ...SHUT_DOWN }, { restartRequestedAt: LATE }, 'not yet'],
+  ['suspended', { phase: 'Running' }, { powerState: 'Suspended' }, 'not yet'],
+  ['suspended', { phase: 'Suspended' }, { powerState: 'Suspended' }, 'yes'],
+  ['deleted', { phase: 'Running' }, {}, 'not yet'],
+] as const)('the goal %s with status %j and spec %j: %s', (goal, status, spec, result) => {
+  expect(reached(vm(status, spec), goalIn(goal))).toBe(result);
+});
+
+it.each([
+  [{ failure: { reason: 'StartFailed', message: 'no KVM', time: LATE } }, {}, {}, 'cannot run: no KVM'],
+  [condition('Stalled', 'True'), {}, {}, 'cannot run: no image'],
+  [
+    { phase: 'Stopped' },
+    { powerState: 'Stopped' },
+    {},
+    'has the powerState Stopped. Start the VM with `vm start`',
+  ],
+  [
+    { phase: 'Stopped', restartedAt: LATE, ...SHUT_DOWN },
+    { restartRequestedAt: LATE },
+    {},
+    'has powered itself off. Start the VM with `vm start`',
+  ],
+  [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
+])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {
+  expect(reached(vm(status, spec, metadata), goalIn('ready'))).toEqual({ failure: `VM mac ${failure}` });
+  expect(reached(vm(status, spec, metadata), goalIn('deleted'))).toBe('not yet');
+});
+
+it.each([
+  ['stopped', 'Suspended', 'Stop the VM with `vm stop`'],
+  ['suspended', 'Running', 'Suspend the VM with `vm suspend`'],
+  ['suspended', 'Stopped', 'Suspend the VM with `vm suspend`'],
+])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
+  expect(reached(vm({ phase: 'Running' }, { powerState }), goalIn(goal))).toEqual({
+    failure: `VM mac has the powerState ${powerState}. ${advice}`,
+  });
+});
+
+it('ends for a VM that cannot be suspended, because it is off', () => {
+  expect(reached(vm({ phase: 'Stopped' }, { powerState: 'Suspended' }), goalIn('suspended'))).toEqual({
+    failure:
+      'VM mac is Stopped, so it has no memory to save. Start the VM with `vm start`, and suspend it again',
+  });
+});
+
+it('refuses other goals', () => {
+  expect(wordsOf(goalIn('condition=Ready'))).toBe('at condition Ready=True');
+  for (const text of ['paused', 'condition=', 'condition=Ready=maybe', '']) {
+    expect(() => goalIn(text)).toThrow('running, ready, stopped, suspended, deleted');
+  }
+});
+
+it('a condition of an earlier generation does not count', () => {
+  const [ready] = condition('Ready', 'True', 'Stopped').conditions;
+  const status = { phase: 'Stopped', conditions: [{ ...ready, observedGeneration: 1 }] };
+  const at = (generation: number) => reached(vm(status, {}, { generation }), goalIn('condition=Ready'));
+  expect([at(1), at(2)]).toEqual(['yes', 'not yet']);
+});
+
+it('a guest that powered itself off is stopped, although its VM is Stalled', () => {
+  const [stalled] = condition('Stalled', 'True', 'GuestShutdown').conditions;
+  const off = { phase: 'Stopped', conditions: [...SHUT_DOWN.conditions, stalled] };
+  expect(reached(vm(off, {}), goalIn('stopped'))).toBe('yes');
 });

@@ -1,0 +1,100 @@
+/** The noun `config`: the settings of the command. */
+import { mkdir, readFile, realpath } from 'node:fs/promises';
+import { dirname } from 'node:path';
+import { type Command, InvalidArgumentError } from 'commander';
+import { parseDocument } from 'yaml';
+import type { Globals } from './globals.ts';
+import {
+  API_URL_FORM,
+  API_URL_KEY,
+  apiURLIn,
+  readSettings,
+  type Settings,
+  settingsFile,
+  settingsOf,
+} from './settingsfile.ts';
+import type { Terminal } from './terminal.ts';
+import { isMissing, messageOf, undefinedIf } from '../base/errors.ts';
+import { writeWhole } from '../base/files.ts';
+import { CommandError } from './errors.ts';
+import { print } from './output.ts';
+
+export function addConfigCommands(noun: Command, terminal: Terminal): void {
+  noun
+    .command('set')
+    .description(
+      'Change settings. If the settings file does not exist, the command creates the file and its folders',
+    )
+    .requiredOption(
+      '--api-url <url>',
+      'address of the HTTP API, for example https://berth.example',
+      addressIn,
+    )
+    .action(async ({ apiUrl }: { apiUrl: string }, command: Command) => {
+      await change(terminal, command.optsWithGlobals<Globals>(), apiUrl);
+    });
+  noun
+    .command('view')
+    .description('Show the settings')
+    .action(async (_options, command: Command) => {
+      await view(terminal, command.optsWithGlobals<Globals>());
+    });
+}
+
+function addressIn(text: string): string {
+  const address = apiURLIn(text);
+  if (address === undefined) {
+    throw new InvalidArgumentError(`It ${API_URL_FORM}.`);
+  }
+  return address;
+}
+
+/** Writes the address of the HTTP API to the settings file. @throws CommandError when the file has a mistake or cannot be written. */
+export async function change(terminal: Terminal, { output }: Globals, apiURL: string): Promise<void> {
+  const file = settingsFile(terminal.environment);
+  const text = (await undefinedIf(isMissing, readFile(file, 'utf8'))) ?? '';
+  // This line throws if the file has a mistake. In this case, the file stays as it is, so that the user can correct the mistake.
+  await settingsOf(file, text);
+  const document = parseDocument(text);
+  document.set(API_URL_KEY, apiURL);
+  const changed = document.toString();
+  try {
+    await mkdir(dirname(file), { recursive: true });
+    // If the path is a link, the link stays, and its target is replaced.
+    await writeWhole((await undefinedIf(isMissing, realpath(file))) ?? file, changed);
+  } catch (error) {
+    throw new CommandError(`The settings file could not be written: ${messageOf(error)}`);
+  }
+  if (output === 'table' || output === 'wide') {
+    terminal.out(`Set ${API_URL_KEY} to ${apiURL} in ${file}\n`);
+  } else {
+    await show(terminal, output, await settingsOf(file, changed));
+  }
+}
+
+export async function view(terminal: Terminal, { output }: Globals): Promise<void> {
+  await show(terminal, output, await readSettings(terminal.environment));
+}
+
+async function show(
+  terminal: Terminal,
+  format: Globals['output'],
+  { apiURL, context, namespacePrefix, namespaceVariable, sshUser }: Settings,
+): Promise<void> {
+  const settings = [
+    { name: API_URL_KEY, value: apiURL },
+    { name: 'aliases.context', value: context },
+    { name: 'aliases.namespacePrefix', value: namespacePrefix },
+    { name: 'aliases.namespaceVariable', value: namespaceVariable },
+    { name: 'ssh.user', value: sshUser },
+  ];
+  await print(terminal, format, {
+    rows: settings.filter(({ value }) => value !== undefined),
+    columns: [
+      { header: 'SETTING', value: ({ name }) => name },
+      { header: 'VALUE', value: ({ value }) => value },
+    ],
+    itemOf: (setting) => setting,
+    none: `There are no settings in ${settingsFile(terminal.environment)}`,
+  });
+}

@@ -1,0 +1,174 @@
+/** The nouns `image` and `iso`. */
+import { type Command, Option } from 'commander';
+import { diskSizeIn } from './flags.ts';
+import type { Globals } from './globals.ts';
+import {
+  addFileFlag,
+  createdSentence,
+  createFromFile,
+  createNamed,
+  type FileFlag,
+  fileIn,
+  inFlags,
+} from './objects/create.ts';
+import { addCommonVerbs } from './objects/verbs.ts';
+import type { Terminal } from './terminal.ts';
+import type { ImageItem } from '../api/http/image.ts';
+import { copySpec, emptySpec, imageItem, type Stored } from '../api/http/imageitem.ts';
+import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
+import { type Kind, report } from './objects/kind.ts';
+import type { Column } from './output.ts';
+import { isObjectName, NEW_IMAGE_NAME_LENGTH } from '../api/v1alpha1/names.ts';
+import { CommandError, EXIT } from './errors.ts';
+import { type Cluster, withCluster } from './cluster.ts';
+import { findNamed } from './objects/named.ts';
+
+export function addImageCommands(noun: Command, terminal: Terminal): void {
+  addCommonVerbs(noun, terminal, IMAGE_KIND);
+  addCreate(noun, terminal, IMAGE_KIND).option(
+    '--size <size>',
+    'size of a new empty disk, for example 120G or 100Gi; a number without a unit is in GB',
+    diskSizeIn,
+  );
+}
+
+export function addISOCommands(noun: Command, terminal: Terminal): void {
+  addCommonVerbs(noun, terminal, ISO_KIND);
+  addCreate(noun, terminal, ISO_KIND);
+}
+
+function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): Command {
+  const word = kind.noun === 'image' ? 'image' : 'ISO';
+  return addFileFlag(noun.command('create'))
+    .description(`Make an ${word}, or all ${word}s that a file describes, and do not wait for their content`)
+    .argument('[name]', `name of the ${word}`)
+    .option('--copy-of <name>', `copy another ${word}`)
+    .option('--reference <reference>', 'take the content from a registry')
+    .option('--url <url>', 'take the content from a web server; requires --sha256')
+    .option('--sha256 <digest>', 'SHA-256 digest of the file at --url')
+    .option('-d, --description <text>', `description of the ${word}`)
+    .addOption(new Option('--type <architecture>', 'architecture of the VMs').choices(['arm64', 'amd64']))
+    .action(async (name: string | undefined, flags: CreateFlags, command: Command) => {
+      await create(terminal, command.optsWithGlobals<Globals>(), kind, { name, flags });
+    });
+}
+
+const COLUMNS: readonly Column<Stored>[] = [
+  ofItem('NAME', ({ name }) => name),
+  ofItem('TYPE', ({ type }) => type),
+  ofItem('STATE', ({ state }) => state),
+  ofItem('SIZE', ({ size }) => size),
+  ofItem('DESCRIPTION', ({ description }) => description),
+  { ...ofItem('NAMESPACE', ({ namespace }) => namespace), isWide: true },
+  { ...ofItem('PROGRESS', ({ progressPercent: percent }) => percent && `${percent} %`), isWide: true },
+  { ...ofItem('STORAGE', ({ storageSize }) => storageSize), isWide: true },
+  { ...ofItem('UPDATED', ({ lastUpdatedTimestamp }) => lastUpdatedTimestamp), isWide: true },
+  { ...ofItem('MESSAGE', ({ errorMessage }) => errorMessage), isWide: true },
+];
+const COMMON = { columns: COLUMNS, itemOf: imageItem, isShared: true };
+export const IMAGE_KIND: Kind<Stored> = { ...COMMON, type: IMAGES, noun: 'image', plural: 'images' };
+export const ISO_KIND: Kind<Stored> = { ...COMMON, type: ISOS, noun: 'iso', plural: 'ISOs' };
+
+function ofItem(header: string, value: (item: ImageItem) => string | number | undefined): Column<Stored> {
+  return { header, value: (image) => value(imageItem(image)) };
+}
+
+/** Checks the name by the rule of the HTTP API. @throws CommandError when the name is not allowed for an image. */
+export function checkImageName(name: string): void {
+  if (!isObjectName(name) || name.length > NEW_IMAGE_NAME_LENGTH) {
+    throw new CommandError(
+      `The name ${JSON.stringify(name)} is not allowed for an image. A name must have at most ${NEW_IMAGE_NAME_LENGTH} characters: lower-case letters, digits, dashes and dots`,
+      EXIT.usage,
+    );
+  }
+}
+
+export interface CreateFlags extends FileFlag {
+  /** Size of an empty disk, as a quantity. */
+  readonly size?: string;
+  readonly copyOf?: string;
+  readonly reference?: string;
+  readonly url?: string;
+  readonly sha256?: string;
+  readonly description?: string;
+  readonly type?: 'arm64' | 'amd64';
+}
+
+const FLAG_BY_FIELD = {
+  'metadata.name': 'the name',
+  'spec.description': '--description',
+  'spec.architecture': '--type',
+  'spec.source.empty.size': '--size',
+  'spec.source.registry.reference': '--reference',
+  'spec.source.http.url': '--url',
+  'spec.source.http.sha256': '--sha256',
+};
+
+/**
+ * Creates one object from flags, or all objects of a file.
+ *
+ * @throws CommandError when flags contradict each other, or when the source of a copy is missing; ApiError.
+ */
+export async function create(
+  terminal: Terminal,
+  globals: Globals,
+  kind: Kind<Stored>,
+  { name, flags }: { name: string | undefined; flags: CreateFlags },
+): Promise<void> {
+  const file = fileIn(name, flags);
+  if (file !== undefined) {
+    await createFromFile(terminal, globals, kind, file);
+    return;
+  }
+  check(name, kind, flags);
+  await withCluster(terminal, globals, async (cluster) => {
+    const { signal } = terminal;
+    const metadata = { name, namespace: cluster.namespace };
+    const spec = await specOf(cluster, kind, flags, signal);
+    const made = createNamed(cluster, kind.type, { metadata, spec }, { signal });
+    const objects = [await made.catch((error: unknown) => Promise.reject(inFlags(error, FLAG_BY_FIELD)))];
+    await report(terminal, globals, { kind, objects, sentence: createdSentence(kind) });
+  });
+}
+
+function check(
+  name: string | undefined,
+  { noun }: Kind<Stored>,
+  { size, copyOf, reference, url, sha256, type }: CreateFlags,
+): asserts name is string {
+  if (name === undefined) {
+    throw new CommandError(`Give the name of the ${noun}, or a file with -f`, EXIT.usage);
+  }
+  checkImageName(name);
+  const sources = [size, copyOf, reference, url].filter((source) => source !== undefined);
+  if (sources.length !== 1) {
+    const empty = noun === 'image' ? '--size, ' : '';
+    throw new CommandError(`Name one source: ${empty}--copy-of, --reference or --url`, EXIT.usage);
+  }
+  if ((url === undefined) !== (sha256 === undefined)) {
+    throw new CommandError('Use --url and --sha256 together', EXIT.usage);
+  }
+  if (copyOf !== undefined && type !== undefined) {
+    throw new CommandError(
+      'Do not use --type with --copy-of, because a copy has the same architecture as its source',
+      EXIT.usage,
+    );
+  }
+}
+
+async function specOf(
+  cluster: Cluster,
+  kind: Kind<Stored>,
+  { size, copyOf, reference, url = '', sha256 = '', description, type }: CreateFlags,
+  signal: AbortSignal,
+): Promise<Stored['spec']> {
+  if (copyOf !== undefined) {
+    const source = await findNamed(cluster, kind, copyOf, signal);
+    return copySpec(source, cluster.namespace, description);
+  }
+  if (size !== undefined) {
+    return emptySpec({ size, description, type });
+  }
+  const source = reference === undefined ? { http: { url, sha256 } } : { registry: { reference } };
+  return { description, architecture: type, source };
+}

@@ -1,0 +1,148 @@
+/** The noun `namespace`. */
+import type { Command } from 'commander';
+import { BooleanFlag } from './flags.ts';
+import type { Globals } from './globals.ts';
+import type { Terminal } from './terminal.ts';
+import {
+  DEDICATED_KEY,
+  DEFAULT_NAMESPACE,
+  isObjectName,
+  NAMESPACE_PREFIX,
+  SYSTEM_NAMESPACE,
+} from '../api/v1alpha1/names.ts';
+import { HOSTS_SELECTOR } from '../api/http/host.ts';
+import type { NamespaceItem } from '../api/http/namespace.ts';
+import { namespaceItem, namespaceLabels, ownNamespace, stillUsed } from '../api/http/namespaceitem.ts';
+import { VMS } from '../api/v1alpha1/resources.ts';
+import { NAMESPACES, NODES } from '../kube/core.ts';
+import { deleteExisting } from '../kube/client.ts';
+import { isNotFound } from '../kube/errors.ts';
+import { type Cluster, withCluster } from './cluster.ts';
+import { CommandError, EXIT } from './errors.ts';
+import { directOrAsked, namespacePath } from './httpapi.ts';
+import { forEachName } from './objects/named.ts';
+import { print, printDone } from './output.ts';
+import { printable } from './text.ts';
+
+export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
+  noun
+    .command('list')
+    .alias('ls')
+    .description('List the namespaces that you may see')
+    .action(async (_flags, command: Command) => {
+      await list(terminal, command.optsWithGlobals<Globals>());
+    });
+  noun
+    .command('create')
+    .description('Create a namespace. The operator makes its role bindings')
+    .argument('<name>', 'name of the namespace; it must begin with the namespace prefix of Berth')
+    .addOption(new BooleanFlag('--enable-custom-pods', 'whether users may have Pods in the namespace'))
+    .action(async (name: string, flags: { enableCustomPods?: boolean }, command: Command) => {
+      const { enableCustomPods: customPods = false } = flags;
+      await create(terminal, command.optsWithGlobals<Globals>(), { name, customPods });
+    });
+  noun
+    .command('delete')
+    .description(
+      'Delete namespaces with all their objects. The command refuses namespaces that have hosts or VMs',
+    )
+    .argument('<names...>', 'names of the namespaces')
+    .action(async (names: string[], _flags, command: Command) => {
+      await remove(terminal, command.optsWithGlobals<Globals>(), names);
+    });
+}
+
+export function isServed(name: string): boolean {
+  return name === DEFAULT_NAMESPACE || name.startsWith(NAMESPACE_PREFIX);
+}
+
+export async function list(terminal: Terminal, globals: Globals): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const rows = await directOrAsked(
+      cluster,
+      signal,
+      async () => {
+        const { items } = await cluster.client.list(NAMESPACES, { signal });
+        return items.filter(({ metadata }) => isServed(metadata.name)).map(namespaceItem);
+      },
+      async (server) =>
+        ((await server({ method: 'GET', path: '/namespaces' })) as { items: NamespaceItem[] }).items,
+    );
+    await print(terminal, globals.output, {
+      rows,
+      columns: [
+        { header: 'NAME', value: ({ name }) => name },
+        { header: 'CUSTOM-PODS', value: ({ customPods }) => String(customPods) },
+      ],
+      itemOf: (item) => item,
+      none: 'There are no namespaces that you may see',
+    });
+  });
+}
+
+export async function create(
+  terminal: Terminal,
+  globals: Globals,
+  { name, customPods }: { name: string; customPods: boolean },
+): Promise<void> {
+  if (!isServed(name)) {
+    throw new CommandError(
+      `The name ${JSON.stringify(printable(name))} must begin with ${NAMESPACE_PREFIX}`,
+      EXIT.usage,
+    );
+  }
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async ({ client }) => {
+    const labels = namespaceLabels({ customPods });
+    const created = await client.create(NAMESPACES, { metadata: { name, labels } }, { signal });
+    const words = 'Successfully created namespace';
+    await printDone(terminal, globals.output, [namespaceItem(created)], words);
+  });
+}
+
+/**
+ * Deletes the namespaces. Only a namespace without hosts and VMs can be deleted. If the user may not see hosts and VMs, or may not
+ * delete namespaces, the HTTP API makes this check and deletes the namespace.
+ */
+export async function remove(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
+  await withCluster(terminal, globals, async (cluster) => {
+    const { done, rethrow } = await forEachName(names, async (name) => {
+      await directOrAsked(
+        cluster,
+        terminal.signal,
+        async () => await removeOne(cluster, name),
+        async (server) => await server({ method: 'DELETE', path: namespacePath(name) }),
+      );
+      return { name };
+    });
+    await printDone(terminal, globals.output, done, 'Successfully deleted namespace');
+    rethrow();
+  });
+}
+
+/** Deletes the namespace. @throws CommandError when the namespace does not exist, belongs to Berth, or has hosts or VMs; ApiError. */
+async function removeOne({ client }: Cluster, name: string): Promise<void> {
+  if ([DEFAULT_NAMESPACE, SYSTEM_NAMESPACE].includes(name)) {
+    throw new CommandError(ownNamespace(name));
+  }
+  const missing = new CommandError(`namespace ${JSON.stringify(printable(name))} not found`, EXIT.notFound);
+  if (!isObjectName(name) || !isServed(name)) {
+    throw missing;
+  }
+  try {
+    await deleteExisting(client, NAMESPACES, { name }, { dryRun: true });
+  } catch (error) {
+    throw isNotFound(error) ? missing : error;
+  }
+  const labelSelector = `${HOSTS_SELECTOR},${DEDICATED_KEY}=${name}`;
+  const [{ items: hosts }, { items: vms }] = await Promise.all([
+    client.list(NODES, { labelSelector }),
+    client.list(VMS, { namespace: name }),
+  ]);
+  const refusal = stillUsed(name, { hosts, vms });
+  if (refusal !== undefined) {
+    throw new CommandError(refusal);
+  }
+  await deleteExisting(client, NAMESPACES, { name });
+}

@@ -1,0 +1,63 @@
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { PassThrough } from 'node:stream';
+import { afterEach, expect, it, vi } from 'vitest';
+import { KubeClient } from '../../kube/client.ts';
+import { Interrupted } from '../errors.ts';
+import { VM_KIND } from '../vm/kind.ts';
+import { createFromFile } from './create.ts';
+
+afterEach(() => vi.restoreAllMocks());
+
+it('is interrupted by a signal while it waits for the standard input', async () => {
+  const input = new PassThrough();
+  vi.spyOn(process, 'stdin', 'get').mockReturnValue(input as unknown as typeof process.stdin);
+  const interrupt = new AbortController();
+  const ignored = () => undefined;
+  const terminal = { name: 'berth', environment: {}, out: ignored, err: ignored, isForPeople: true };
+  const created = createFromFile(
+    { ...terminal, signal: interrupt.signal },
+    { output: 'table' },
+    VM_KIND,
+    '-',
+  );
+  input.write('apiVersion: berth.dev/v1alpha1\n');
+  interrupt.abort(new Interrupted());
+  await expect(created).rejects.toThrow(Interrupted);
+  expect(input.destroyed).toBe(true);
+});
+
+it('creates objects without a namespace, or with an empty one, in the namespace of the command', async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'berth-file-'));
+  try {
+    const kubeconfig = join(folder, 'kubeconfig');
+    const document = {
+      clusters: [{ name: 'a', cluster: { server: 'http://127.0.0.1' } }],
+      contexts: [{ name: 'a', context: { cluster: 'a', user: 'a', namespace: 'team' } }],
+      users: [{ name: 'a', user: { token: 'a' } }],
+    };
+    await writeFile(kubeconfig, JSON.stringify(document));
+    const file = join(folder, 'vms.yaml');
+    const { apiVersion, kind } = VM_KIND.type;
+    const documents = [
+      { name: 'one' },
+      { name: 'two', namespace: '' },
+      { name: 'three', namespace: 'own' },
+    ].map((metadata) => JSON.stringify({ apiVersion, kind, metadata, spec: { image: 'linux' } }));
+    await writeFile(file, documents.join('\n---\n'));
+    const create = vi.spyOn(KubeClient.prototype, 'create').mockImplementation(async (_type, object) => {
+      return { spec: {}, ...object } as never;
+    });
+    const ignored = () => undefined;
+    const terminal = { name: 'berth', environment: {}, out: ignored, err: ignored, isForPeople: false };
+    const globals = { kubeconfig, context: 'a', output: 'table' } as const;
+    await createFromFile({ ...terminal, signal: new AbortController().signal }, globals, VM_KIND, file);
+    const made = create.mock.calls
+      .map(([, { metadata }]) => metadata)
+      .filter(({ name }) => name !== undefined);
+    expect(made.map(({ namespace }) => namespace)).toEqual(['team', 'team', 'own']);
+  } finally {
+    await rm(folder, { recursive: true });
+  }
+});

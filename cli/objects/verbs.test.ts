@@ -1,0 +1,88 @@
+import { once } from 'node:events';
+import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { EXIT, Interrupted } from '../errors.ts';
+import { VM_KIND } from '../vm/kind.ts';
+import { watchList } from './verbs.ts';
+
+const MAC = { metadata: { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' }, spec: {} };
+
+let folder: string;
+let server: Server;
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-watch-'));
+  // The namespace has one VM with the name `mac`. It changes once.
+  server = createServer(({ url = '' }, response) => {
+    const { pathname, searchParams } = new URL(url, 'http://api');
+    response.setHeader('content-type', 'application/json');
+    if (searchParams.has('watch')) {
+      response.write(
+        `${JSON.stringify({ type: 'MODIFIED', object: { ...MAC, status: { phase: 'Running' } } })}\n`,
+      );
+    } else if (pathname.endsWith('/vms')) {
+      response.end(JSON.stringify({ items: [MAC], metadata: { resourceVersion: '1' } }));
+    } else {
+      const name = pathname.split('/').at(-1);
+      const message = `vms.berth.dev "${name}" not found`;
+      response.statusCode = 404;
+      response.end(JSON.stringify({ kind: 'Status', message, reason: 'NotFound', code: 404 }));
+    }
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+});
+
+afterEach(async () => {
+  server.closeAllConnections();
+  server.close();
+  await rm(folder, { recursive: true });
+});
+
+/** Watches the VMs until the command has written twice: the list, and one change. Returns its output. */
+async function watched(...names: string[]): Promise<string[]> {
+  const kubeconfig = join(folder, 'kubeconfig');
+  const document = {
+    clusters: [
+      { name: 'a', cluster: { server: `http://127.0.0.1:${(server.address() as AddressInfo).port}` } },
+    ],
+    contexts: [{ name: 'a', context: { cluster: 'a', namespace: 'a' } }],
+  };
+  await writeFile(kubeconfig, JSON.stringify(document));
+  const interrupt = new AbortController();
+  const written: string[] = [];
+  const out = (text: string) => {
+    if (written.push(text) === 2) {
+      interrupt.abort(new Interrupted());
+    }
+  };
+  const terminal = {
+    name: 'berth',
+    environment: { HOME: folder },
+    out,
+    err: out,
+    isForPeople: false,
+    signal: interrupt.signal,
+  };
+  try {
+    await watchList(terminal, { kubeconfig, context: 'a', output: 'name' }, VM_KIND, names);
+  } catch (error) {
+    if (!(error instanceof Interrupted)) {
+      throw error;
+    }
+  }
+  return written;
+}
+
+it('shows the named objects, and then their changes', async () => {
+  expect(await watched('mac')).toEqual(['mac\n', 'mac\n']);
+});
+
+it('fails at once if a named object does not exist', async () => {
+  const error = { exitCode: EXIT.notFound, message: 'vm "mak" not found in namespace a. Did you mean mac?' };
+  await expect(watched('mac', 'mak')).rejects.toMatchObject(error);
+  await expect(watched('a/b')).rejects.toMatchObject({ exitCode: EXIT.notFound });
+});

@@ -1,0 +1,74 @@
+import { once } from 'node:events';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { createServer, type Server } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { json } from 'node:stream/consumers';
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { change } from './rolebinding.ts';
+
+let folder: string;
+let server: Server;
+/** RoleBindings that the API server has received. */
+let written: { metadata: { namespace: string }; subjects: object[] }[];
+
+beforeEach(async () => {
+  folder = await mkdtemp(join(tmpdir(), 'berth-subjects-'));
+  written = [];
+  server = createServer((request, response) => {
+    response.setHeader('content-type', 'application/json');
+    if (request.method === 'GET') {
+      response.statusCode = 404;
+      response.end(JSON.stringify({ kind: 'Status', message: 'not found', reason: 'NotFound', code: 404 }));
+      return;
+    }
+    void json(request).then((body) => {
+      written.push(body as (typeof written)[number]);
+      response.end(JSON.stringify(body));
+    });
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+});
+
+afterEach(async () => {
+  server.closeAllConnections();
+  server.close();
+  await rm(folder, { recursive: true });
+});
+
+async function add(namespace: string, ...serviceaccount: string[]): Promise<void> {
+  const kubeconfig = join(folder, 'kubeconfig');
+  const address = `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+  const document = {
+    clusters: [{ name: 'a', cluster: { server: address } }],
+    contexts: [{ name: 'a', context: { cluster: 'a' } }],
+  };
+  await writeFile(kubeconfig, JSON.stringify(document));
+  await mkdir(join(folder, 'berth'));
+  await writeFile(join(folder, 'berth', 'config.yaml'), 'aliases: {namespacePrefix: ci-}\n');
+  const ignored = () => undefined;
+  const { signal } = new AbortController();
+  const environment = { XDG_CONFIG_HOME: folder };
+  await change(
+    { name: 'berth', environment, out: ignored, err: ignored, isForPeople: false, signal },
+    { kubeconfig, context: 'a', namespace, output: 'table' },
+    { verb: 'add-subject', flags: { serviceaccount } },
+  );
+}
+
+it('takes the other prefix of the settings in the namespace of a service account', async () => {
+  await add('ci-team', 'ci-tools:runner', 'ci-default:runner', 'platform-own:runner', 'bot');
+  const account = (namespace: string, name: string) => ({ kind: 'ServiceAccount', name, namespace });
+  expect(written).toMatchObject([
+    {
+      metadata: { namespace: 'platform-team' },
+      subjects: [
+        account('platform-tools', 'runner'),
+        account('platform-default', 'runner'),
+        account('platform-own', 'runner'),
+        account('platform-team', 'bot'),
+      ],
+    },
+  ]);
+});

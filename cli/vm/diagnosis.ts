@@ -1,0 +1,385 @@
+/** Finds the reason why a VM is not running, from the status of the VM and from related objects. All functions are pure. */
+import { conditionOf } from '../../api/http/conditions.ts';
+import type { Condition } from '../../api/v1alpha1/conditions.ts';
+import type { Stored } from '../../api/http/imageitem.ts';
+import {
+  classOf,
+  isReason,
+  isSeen,
+  meaningOf,
+  type Reason,
+  REASON_CLASSES,
+  type ReasonClass,
+  type ReasonEntry,
+  REASONS,
+} from '../../api/v1alpha1/reasons.ts';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Node, NodeSelectorRequirement, Pod } from '../../kube/core.ts';
+import { HOST_KEY, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
+import { ALL_REFUSED, type Obstacle, obstaclesIn } from '../../api/v1alpha1/obstacles.ts';
+
+/** Areas where a problem can occur before a VM runs. A VM passes the areas in this order. */
+export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
+export type Area = (typeof AREAS)[number];
+
+/** Objects from which the diagnosis is made. An object is absent if it does not exist, or if the user may not read it. */
+export interface Seen {
+  readonly vm: VM;
+  readonly pod?: Pod | undefined;
+  /** Image or ISO that the VM names. */
+  readonly image?: Pick<Stored, 'metadata' | 'status'> | undefined;
+  /** All Nodes. */
+  readonly nodes?: readonly Node[] | undefined;
+}
+
+interface Problem {
+  readonly area: Area;
+  readonly reason: string;
+  readonly message: string;
+  /** Next steps for the user. If absent, the catalogue of reasons has the next step. */
+  readonly todo?: readonly string[];
+}
+
+interface Check {
+  readonly area: Area;
+  /** `off` means that the machine is off, because the spec of the VM requests a stopped or suspended VM. */
+  readonly state: 'ok' | 'problem' | 'off' | 'not yet';
+  readonly message: string;
+}
+
+export interface Diagnosis {
+  readonly name: string;
+  readonly namespace: string;
+  readonly phase: string;
+  /** Whether the VM runs and its guest is ready. */
+  readonly ok: boolean;
+  /** Area of the problem. Absent if the VM runs, or only needs time. */
+  readonly area?: Area;
+  readonly reason?: string;
+  /** Sentence about the state of the VM, for example from the host, the scheduler or the API server. */
+  readonly message: string;
+  /** Meaning of the reason. */
+  readonly meaning?: string;
+  readonly class?: ReasonClass;
+  /** Sentence about the reaction of Berth to the fault. */
+  readonly outlook?: string;
+  readonly todo: readonly string[];
+  readonly checks: readonly Check[];
+}
+
+/** Reasons of faults in the network, including reasons of the condition NetworkReady. */
+const NETWORK_REASONS: ReadonlySet<string> = new Set([
+  'NATSelfHealFailed',
+  'NetworkUnavailable',
+  'NetworkModeUnsupported',
+  'PortsNeedNAT',
+  'PortTaken',
+  'PortNotReservable',
+  'NoFreePort',
+]);
+const HOST_REASONS: ReadonlySet<string> = new Set([
+  'HostLost',
+  'HostUnreachable',
+  'HostPoweredOff',
+  'HostDiskFull',
+  'Evicted',
+  'SecretNotRead',
+]);
+const OWN_END: Reason = 'GuestShutdown';
+const QUOTA = /exceeded quota: ([^,\s]+)/;
+
+export function diagnose(seen: Seen): Diagnosis {
+  const { vm } = seen;
+  const { name, namespace = '' } = vm.metadata;
+  const phase = phaseOf(vm);
+  const problem = FINDERS.map((find) => find(seen)).find((found) => found !== undefined);
+  const known = { name, namespace, phase, checks: checksOf(vm, problem) };
+  if (problem !== undefined) {
+    return { ...known, ok: false, ...explained(problem) };
+  }
+  return conditionOf(vm, 'Ready')?.status === 'True'
+    ? { ...known, ok: true, message: `VM ${name} runs, and nothing is wrong`, todo: [] }
+    : { ...known, ok: false, message: waitsFor(vm, phase), todo: [patience(phase)] };
+}
+
+function phaseOf({ metadata, status = {} }: VM): string {
+  return metadata.deletionTimestamp === undefined ? (status.phase ?? 'Pending') : 'Terminating';
+}
+
+/**
+ * Returns the problem, and the texts of the catalogue for its reason. The catalogue might not contain the reason, because the host can have
+ * another release.
+ */
+function explained({ area, reason, message, todo }: Problem) {
+  const entry: ReasonEntry | undefined = isReason(reason) ? REASONS[reason] : undefined;
+  const known = classOf(reason, 'VM');
+  return {
+    area,
+    reason,
+    message,
+    ...(entry && { meaning: entry.says }),
+    ...(known && { class: known, outlook: REASON_CLASSES[known] }),
+    todo: todo ?? (entry?.todo === undefined ? [] : [entry.todo]),
+  };
+}
+
+/** Functions that each look for one type of problem. The functions with the most certain results come first. */
+const FINDERS: readonly ((seen: Seen) => Problem | undefined)[] = [
+  deletion,
+  failure,
+  placement,
+  silentHost,
+  missingImage,
+  ({ vm }) => fault(vm, 'UserDataReady', 'guest'),
+  ({ vm }) => fault(vm, 'NetworkReady', 'network'),
+  power,
+  notReady,
+];
+
+function deletion({ vm }: Seen): Problem | undefined {
+  return vm.metadata.deletionTimestamp === undefined
+    ? undefined
+    : {
+        area: 'host',
+        reason: 'Terminating',
+        message: 'The VM is being deleted',
+        todo: [
+          'Wait until the VM no longer exists, then create the VM again. If its host does not report, the deletion waits for the host',
+        ],
+      };
+}
+
+function failure({ vm }: Seen): Problem | undefined {
+  const { failure: recorded } = vm.status ?? {};
+  const stalled = conditionOf(vm, 'Stalled');
+  // A guest that powered itself off has not failed.
+  const isFinal = stalled?.status === 'True' && stalled.reason !== OWN_END;
+  const { reason, message } = recorded ?? (isFinal ? stalled : {});
+  return reason === undefined ? undefined : { area: areaOf(reason), reason, message: message || reason };
+}
+
+function placement(seen: Seen): Problem | undefined {
+  const scheduled = conditionOf(seen.vm, 'Scheduled');
+  if (scheduled?.status !== 'False') {
+    return undefined;
+  }
+  const { reason, message } = scheduled;
+  if (reason === 'Unschedulable') {
+    return { area: 'scheduler', reason, message, todo: placementAdvice(message, seen) };
+  }
+  const [, quota] = QUOTA.exec(message) ?? [];
+  return quota === undefined
+    ? { area: reason === 'PodRefused' ? 'quota' : 'scheduler', reason, message }
+    : {
+        area: 'quota',
+        reason,
+        message,
+        todo: [
+          `Delete VMs of the namespace, make the VM smaller, or ask an admin to raise the ResourceQuota ${quota}`,
+        ],
+      };
+}
+
+function silentHost({ vm }: Seen): Problem | undefined {
+  const ready = conditionOf(vm, 'Ready');
+  return ready !== undefined && HOST_REASONS.has(ready.reason) ? problemOf('host', ready) : undefined;
+}
+
+/** Returns the problem of the image. If the Image object is not ready, the message includes the Image's own message. */
+function missingImage({ vm, image }: Seen): Problem | undefined {
+  const found = fault(vm, 'ImageReady', 'image');
+  const ready = image && conditionOf(image, 'Ready');
+  if (found === undefined || ready === undefined || ready.status === 'True') {
+    return found;
+  }
+  return {
+    ...found,
+    message: `${found.message}. Image ${image?.metadata.name}: ${ready.message || ready.reason}`,
+  };
+}
+
+/**
+ * Returns why the machine is off. The result is undefined if the VM is to run and its guest did not power itself off, because its host then
+ * starts it.
+ */
+function power({ vm }: Seen): Problem | undefined {
+  const { metadata, spec, status = {} } = vm;
+  const { phase } = status;
+  if (phase !== 'Stopped' && phase !== 'Suspended') {
+    return undefined;
+  }
+  const { powerState: wanted = 'Running' } = spec;
+  const asked = { reason: phase, message: `spec.powerState asks for ${wanted}` };
+  const cause = wanted === 'Running' ? ownEnd(vm) : asked;
+  const verb = phase === 'Suspended' ? 'resume' : 'start';
+  return cause && { area: 'machine', ...cause, todo: [`Start the VM again: vm ${verb} ${metadata.name}`] };
+}
+
+function ownEnd(vm: VM): Pick<Problem, 'reason' | 'message'> | undefined {
+  return conditionOf(vm, 'Ready')?.reason === OWN_END
+    ? { reason: OWN_END, message: 'The guest has powered itself off' }
+    : undefined;
+}
+
+/**
+ * Returns the fault that the condition Ready names. Before the first run, the reason of the condition can name the current step instead of
+ * a fault. In this case, the result is undefined.
+ */
+function notReady({ vm }: Seen): Problem | undefined {
+  const ready = conditionOf(vm, 'Ready');
+  if (ready === undefined || ready.status === 'True') {
+    return undefined;
+  }
+  const isStep =
+    classOf(ready.reason, 'VM') === 'state' ||
+    (!isReason(ready.reason) && ready.message === meaningOf(ready.reason));
+  return isStep ? undefined : problemOf(areaOf(ready.reason), ready);
+}
+
+function fault(vm: VM, type: string, area: Area): Problem | undefined {
+  const condition = conditionOf(vm, type);
+  return condition?.status === 'False' ? problemOf(area, condition) : undefined;
+}
+
+function problemOf(area: Area, { reason, message }: Condition): Problem {
+  return { area, reason, message: message || reason };
+}
+
+function areaOf(reason: string): Area {
+  if (NETWORK_REASONS.has(reason)) {
+    return 'network';
+  }
+  if (HOST_REASONS.has(reason)) {
+    return 'host';
+  }
+  if (isSeen(reason, 'VM', 'ImageReady') || reason === 'NoImage') {
+    return 'image';
+  }
+  return reason === 'NotReady' || isSeen(reason, 'VM', 'UserDataReady') ? 'guest' : 'machine';
+}
+
+function waitsFor(vm: VM, phase: string): string {
+  const { progress } = vm.status ?? {};
+  const told = ['Scheduled', 'Ready'].map((type) => conditionOf(vm, type)?.message).find(Boolean);
+  if (vm.status?.phase === undefined) {
+    return 'The operator has not processed the VM yet';
+  }
+  return progress ?? told ?? `The phase is ${phase}`;
+}
+
+function patience(phase: string): string {
+  return phase === 'Pending'
+    ? 'Wait. If the VM is still Pending after a minute, check that the operator and the scheduler of the cluster run'
+    : 'Wait. The host is working on the VM';
+}
+
+function checksOf(vm: VM, problem: Problem | undefined): Check[] {
+  const { status = {} } = vm;
+  const isOn = (type: string) => conditionOf(vm, type)?.status === 'True';
+  const runs = status.phase === 'Running';
+  const passed: Record<Area, boolean> = {
+    scheduler: status.nodeName !== undefined,
+    quota: status.nodeName !== undefined || conditionOf(vm, 'Scheduled')?.reason === 'Unschedulable',
+    image: runs || isOn('ImageReady') || status.firstRunningTime !== undefined,
+    network: isOn('NetworkReady'),
+    host: status.nodeName !== undefined && conditionOf(vm, 'Ready')?.status !== 'Unknown',
+    machine: runs,
+    guest: runs && isOn('Ready'),
+  };
+  return AREAS.map((area) => {
+    if (problem?.area === area) {
+      const isOff = problem.reason === 'Stopped' || problem.reason === 'Suspended';
+      return { area, state: isOff ? 'off' : 'problem', message: problem.message };
+    }
+    return passed[area]
+      ? { area, state: 'ok', message: area === 'scheduler' ? `Host ${status.nodeName}` : '' }
+      : { area, state: 'not yet', message: '' };
+  });
+}
+
+interface Fleet {
+  /** Pod of the VM. Its node affinity contains the requirements of the VM and of its VM config. */
+  readonly pod?: Pod | undefined;
+  readonly nodes?: readonly Node[] | undefined;
+}
+
+const ADVICE: Readonly<Record<Obstacle, string>> = {
+  slot: 'All slots are taken: delete VMs that nobody needs, or add hosts',
+  macosGuests: 'A host may run at most two macOS guests: delete one of them, or add hosts',
+  sharedDisk: 'Another VM uses the shared disk: delete that VM, or wait until it ends',
+  cpu: 'Ask for fewer processors, delete VMs, or add hosts',
+  memory: 'Ask for less memory, delete VMs, or add hosts',
+  disk: 'Ask for a smaller disk, delete VMs, or add hosts',
+  port: 'Reserve another port of the host, or delete the VM that uses the requested port',
+  nat: 'The network of a host is broken: an admin has to repair the host, and its Node shows the fault',
+  dedicated: 'At least one host is dedicated to another namespace: ask an admin for a host of this namespace',
+  unreachable: 'At least one host does not report: an admin has to look at the host and its agent',
+  off: 'At least one host is switched off: an admin can switch it on, or enable power by demand',
+  cordoned: 'At least one host is cordoned: ask an admin whether it can take VMs again',
+};
+
+/** Returns the next steps for a VM that no host can take. `message` comes from the condition Scheduled of the VM. */
+function placementAdvice(message: string, { pod, nodes }: Fleet): string[] {
+  const hosts = nodes?.filter(({ metadata }) => metadata.labels?.[HOST_KEY] !== undefined);
+  if (hosts?.length === 0) {
+    return ['The cluster has no hosts: add one as docs/operate/hosts.md describes'];
+  }
+  if (message.startsWith(ALL_REFUSED)) {
+    return [
+      'Each host refused the VM once: fix the causes and create the VM again, or add a host that matches the VM',
+    ];
+  }
+  const obstacles = obstaclesIn(message);
+  if (obstacles === undefined) {
+    return matchAdvice(pod, hosts);
+  }
+  const steps = [...obstacles].sort(([, a], [, b]) => b - a).map(([obstacle]) => ADVICE[obstacle]);
+  return steps.length === 0
+    ? ['Read the message of the scheduler, and compare the VM with the hosts']
+    : steps;
+}
+
+/**
+ * Returns the next steps if no host matches the VM. The text names the requirements that no known host meets. If there are no such
+ * requirements, the text names all requirements of the VM.
+ */
+function matchAdvice(pod: Pod | undefined, hosts: readonly Node[] | undefined): string[] {
+  const requests = requestsOf(pod);
+  const unmet = requests.filter(({ isMetBy }) => hosts !== undefined && !hosts.some(isMetBy));
+  const named = (unmet.length > 0 ? unmet : requests).map(({ text }) => text).join(', ');
+  const known = unmet.length > 0 ? 'No host has' : 'The VM requests';
+  return named === ''
+    ? ['No host can take this VM: ask an admin whether the cluster has hosts']
+    : [`${known} ${named}: change the VM, or ask an admin for such a host`];
+}
+
+interface Request {
+  readonly text: string;
+  readonly isMetBy: (host: Node) => boolean;
+}
+
+function requestsOf(pod: Pod | undefined): Request[] {
+  const required = pod?.spec.affinity?.nodeAffinity?.requiredDuringSchedulingIgnoredDuringExecution;
+  const [term] = required?.nodeSelectorTerms ?? [];
+  const byLabel = (term?.matchExpressions ?? []).flatMap((requirement) => labelRequest(requirement) ?? []);
+  const byName = (term?.matchFields ?? [])
+    .filter(({ operator }) => operator === 'In')
+    .map(({ values = [] }) => ({
+      text: `the name ${values.join(' or ')}`,
+      isMetBy: ({ metadata }: Node) => values.includes(metadata.name),
+    }));
+  return [...byLabel, ...byName];
+}
+
+function labelRequest({ key, operator, values = [] }: NodeSelectorRequirement): Request | undefined {
+  const isTag = key.startsWith(TAG_LABEL_PREFIX);
+  if (!isTag && key !== 'kubernetes.io/arch') {
+    return undefined;
+  }
+  const text = isTag
+    ? `the tag ${key.slice(TAG_LABEL_PREFIX.length)}`
+    : `the architecture ${values.join(' or ')}`;
+  const isMetBy = ({ metadata: { labels = {} } }: Node) =>
+    operator === 'Exists' ? key in labels : values.includes(labels[key] ?? '');
+  return { text, isMetBy };
+}

@@ -1,0 +1,64 @@
+import { expect, it } from 'vitest';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Event } from '../../kube/core.ts';
+import type { Cluster } from '../cluster.ts';
+import { eventsNamed, ownEvents } from './why.ts';
+
+const CREATED = '2026-11-23T12:00:30Z';
+const VM_OBJECT = { metadata: { name: 'mac', uid: 'new', creationTimestamp: CREATED } } as VM;
+
+function event(note: string, second: string, regarding: object = {}): Event {
+  return {
+    metadata: { name: note },
+    note,
+    eventTime: `2026-11-23T12:00:${second}Z`,
+    regarding: { kind: 'VM', name: 'mac', uid: 'new', ...regarding },
+  } as Event;
+}
+
+/** Returns the Events with the name of the VM, of a cluster with these Events. */
+async function named(...items: Event[]): Promise<Event[]> {
+  const list = async (_: unknown, { fieldSelector = '' }: { fieldSelector?: string }) => {
+    const [, name] = fieldSelector.split('regarding.name=');
+    return await Promise.resolve({ items: items.filter(({ regarding }) => regarding.name === name) });
+  };
+  return await eventsNamed({ client: { list } } as unknown as Cluster, 'mac', new AbortController().signal);
+}
+
+const notes = (events: readonly Event[]) => events.map(({ note }) => note);
+
+it('has the Events of the second in which the VM was created, and not those of an earlier VM', async () => {
+  const pod = { kind: 'Pod', uid: 'pod' };
+  const events = await named(
+    event('earlier VM', '30.200000', { uid: 'old' }),
+    event('VM', '30.412000'),
+    event('VM on a host whose clock is behind', '28.000000'),
+    event('VM without its UID', '30.500000', { uid: undefined }),
+    event('earlier Pod', '29.999000', { kind: 'Pod', uid: 'old-pod' }),
+    event('Pod', '30.001000', pod),
+    event('other', '31.000000', { name: 'other' }),
+    event('image', '31.000000', { kind: 'Image' }),
+  );
+  expect(notes(ownEvents(events, VM_OBJECT))).toEqual([
+    'VM without its UID',
+    'VM',
+    'Pod',
+    'VM on a host whose clock is behind',
+  ]);
+});
+
+it('finds the Events of the VM, no matter how many Events of others the namespace has', async () => {
+  const others = Array.from({ length: 6_000 }, (_, index) => event('other', '31', { name: `a${index}` }));
+  expect(notes(await named(...others, event('VM', '31')))).toEqual(['VM']);
+});
+
+it('begins with the newest, whether or not times have fractions', async () => {
+  const events = await named(
+    event('first', '30'),
+    event('third', '31'),
+    event('second', '30.412000'),
+    event('fourth', '31.001000'),
+    { ...event('fifth', '29.000000'), series: { count: 2, lastObservedTime: '2026-11-23T12:00:31.500000Z' } },
+  );
+  expect(notes(events)).toEqual(['fifth', 'fourth', 'third', 'second', 'first']);
+});

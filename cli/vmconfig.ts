@@ -1,0 +1,112 @@
+/** The noun `vmconfig`. */
+import { type Command, Option } from 'commander';
+import type { Globals } from './globals.ts';
+import {
+  addFileFlag,
+  createdSentence,
+  createFromFile,
+  createNamed,
+  type FileFlag,
+  fileIn,
+  inFlags,
+} from './objects/create.ts';
+import {
+  addMachineFlags,
+  FLAG_BY_MACHINE_FIELD,
+  type MachineFlags,
+  machineRequest,
+} from './objects/machineflags.ts';
+import { addCommonVerbs } from './objects/verbs.ts';
+import type { Terminal } from './terminal.ts';
+import type { VMConfigItem } from '../api/http/vmconfig.ts';
+import { vmConfigItem } from '../api/http/vmitem.ts';
+import { VM_CONFIGS } from '../api/v1alpha1/resources.ts';
+import type { VMConfig } from '../api/v1alpha1/vmconfig.ts';
+import { type Kind, report } from './objects/kind.ts';
+import type { Column } from './output.ts';
+import { vmConfigSpec } from '../api/http/vmspec.ts';
+import type { Unsaved } from '../kube/objects.ts';
+import { withCluster } from './cluster.ts';
+import { CommandError, EXIT } from './errors.ts';
+
+export function addVMConfigCommands(noun: Command, terminal: Terminal): void {
+  addCommonVerbs(noun, terminal, VM_CONFIG_KIND);
+  addMachineFlags(
+    addFileFlag(
+      noun.command('create').description('Make a VM config, or all VM configs that a file describes'),
+    ),
+  )
+    .argument('[name]', 'name of the VM config')
+    .addOption(new Option('--type <architecture>', 'architecture of the VMs').choices(['arm64', 'amd64']))
+    .action(async (name: string | undefined, flags: VMConfigFlags, command: Command) => {
+      await create(terminal, command.optsWithGlobals<Globals>(), { name, flags });
+    });
+}
+
+export const VM_CONFIG_KIND: Kind<VMConfig> = {
+  type: VM_CONFIGS,
+  noun: 'vmconfig',
+  plural: 'VM configs',
+  columns: [
+    ofItem('NAME', ({ name }) => name),
+    ofItem('IMAGE', ({ image, iso }) => image ?? iso),
+    ofItem('CPU', ({ cpu }) => cpu),
+    ofItem('MEMORY', ({ memory }) => (memory === undefined ? undefined : `${memory}Gi`)),
+    ofItem('TYPE', ({ type }) => type),
+    ofItem('TAG', ({ tag }) => tag),
+    { ...ofItem('NAMESPACE', ({ namespace }) => namespace), isWide: true },
+    { ...ofItem('NODE', ({ node }) => node), isWide: true },
+    { ...ofItem('SCHEDULER', ({ scheduler }) => scheduler), isWide: true },
+  ],
+  itemOf: vmConfigItem,
+  isShared: true,
+};
+
+function ofItem(
+  header: string,
+  value: (item: VMConfigItem) => string | number | undefined,
+): Column<VMConfig> {
+  return { header, value: (config) => value(vmConfigItem(config)) };
+}
+
+export interface VMConfigFlags extends MachineFlags, FileFlag {
+  readonly type?: 'arm64' | 'amd64';
+}
+
+const FLAG_BY_FIELD = { ...FLAG_BY_MACHINE_FIELD, 'spec.architecture': '--type' };
+
+/** Creates one VM config from flags, or all VM configs of a file. @throws CommandError when flags contradict each other; ApiError. */
+export async function create(
+  terminal: Terminal,
+  globals: Globals,
+  { name, flags }: { name: string | undefined; flags: VMConfigFlags },
+): Promise<void> {
+  const file = fileIn(name, flags);
+  if (file !== undefined) {
+    await createFromFile(terminal, globals, VM_CONFIG_KIND, file);
+    return;
+  }
+  const config = configOf(name, flags);
+  await withCluster(terminal, globals, async (cluster) => {
+    const metadata = { ...config.metadata, namespace: cluster.namespace };
+    const { signal } = terminal;
+    const made = createNamed(cluster, VM_CONFIGS, { ...config, metadata }, { signal });
+    const objects = [await made.catch((error: unknown) => Promise.reject(inFlags(error, FLAG_BY_FIELD)))];
+    const sentence = createdSentence(VM_CONFIG_KIND);
+    await report(terminal, globals, { kind: VM_CONFIG_KIND, objects, sentence });
+  });
+}
+
+function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMConfig> {
+  const { image, iso, memory, type } = flags;
+  if (name === undefined) {
+    throw new CommandError('Give the name of the VM config, or a file with -f', EXIT.usage);
+  }
+  if ((image === undefined) === (iso === undefined)) {
+    throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
+  }
+  const spec = vmConfigSpec({ ...machineRequest(flags), type });
+  // The function that made the spec can only set a memory that is given as a number of GiB, as in requests to the HTTP API. The flag gives
+  // the memory as a quantity, so this line sets the memory.
+  return { metadata: { name }, spec: { ...spec, memory } };
+}
