@@ -83,6 +83,6 @@ export class Hosts {
   }
 }
 
-export function hostNotFound(name: string): StatusError {
+function hostNotFound(name: string): StatusError {
   return notFound('nodes', name);
 }
