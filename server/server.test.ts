@@ -50,7 +50,7 @@ function know(): void {
 
 it.each([
   ['POST', '/vms', '{"image": 5'],
-  ['POST', '/vms', '{"displayWidth": 99999}'],
+  ['POST', '/vms', '{"cpu": 99999}'],
   ['DELETE', '/secrets/registrycredentials/remove', 'no JSON'],
   ['POST', '/images/one/copy', ''],
   ['POST', '/upload/image', 'a whole disk'],

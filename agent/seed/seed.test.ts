@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { mkdir, mkdtemp, rm } from 'node:fs/promises';
 import { describe, expect, it, onTestFinished, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { displayFields } from '../../test/fixtures/display.ts';
 import {
   hasSeed,
   isIgnition,
@@ -25,9 +26,7 @@ function machine(change: Partial<Machine> = {}): Machine {
   return {
     vm: { namespace: 'ci', name: 'desk', uid: 'vm-uid' },
     image: { type: 'registry', reference: 'registry.example/debian:12' },
-    displayWidth: 1920,
-    displayHeight: 1080,
-    displayDPI: 96,
+    ...displayFields(1920, 1080, 96),
     hardware: { uuid: 'hardware-uuid', serialNumber: 'BERTH00001', macAddress: '02:00:00:00:00:01' },
     guestMetadata: {},
     sshAuthorizedKeys: [],

@@ -135,7 +135,7 @@ it('refuses a VM config outside the bounds in words that name field, value and b
   const valid = { name: 'wrong', image: 'base', cpu: 2 };
   const before = (await get(`${namespace}/vmconfigs`)).body.items;
   for (const [change, code, words] of [
-    [{ displayWidth: 100 }, 422, 'displayWidth: must be from 320 to 3840, not 100'],
+    [{ displayHeight: 100 }, 422, 'displayHeight: must be from 480 to 2160, not 100'],
     [{ displayDPI: 300 }, 422, 'displayDPI: must be from 60 to 240, not 300'],
     [{ memory: -1 }, 422, 'memory: must be from 0.1 to 16384, not -1'],
     [{ cpu: 'two' }, 400, 'cpu'],

@@ -99,10 +99,10 @@ describe('a deployment', () => {
   });
 
   it('makes nothing for a value out of bounds or a name that is taken', async () => {
-    const { status, body } = await deploy({ image: IMAGE, name: 'bad', displayWidth: 99_999 });
+    const { status, body } = await deploy({ image: IMAGE, name: 'bad', cpu: 99_999 });
     expect([status, body.reason]).toEqual([422, 'Invalid']);
     expect(body.message).toContain('99999');
-    expect(body.details.causes[0].field).toBe('displayWidth');
+    expect(body.details.causes[0].field).toBe('cpu');
     expect((await deploy({ image: IMAGE, name: 'late' })).body).toMatchObject({
       code: 409,
       reason: 'AlreadyExists',

@@ -1,5 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
+import { displayFields } from '../../../test/fixtures/display.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { displayState, resumedWith, screenArguments, startedWith } from './displaycard.ts';
@@ -26,8 +27,8 @@ function platform(
 }
 
 function plan(vnc: boolean, display?: typeof FULL_HD): VmLaunchPlan {
-  const { width: displayWidth, height: displayHeight, dpi: displayDPI } = display ?? {};
-  const vm = { vnc: { enabled: vnc }, displayWidth, displayHeight, displayDPI } as Machine;
+  const fields = display && displayFields(display.width, display.height, display.dpi);
+  const vm = { vnc: { enabled: vnc }, ...fields } as Machine;
   const network: GuestNetwork = { kind: 'user', macAddress: '', address: undefined, forwards: [] };
   return { guest: { vm, diskSizeBytes: undefined, iso: undefined }, cpu: 1, memoryBytes: 1, network };
 }

@@ -7,6 +7,7 @@ import type { VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import type { BaseImage } from '../../../agent/disks/disk.ts';
 import { identify, isAlive } from '../../../agent/processes/process.ts';
 import { waitFor } from '../../../hack/wait.ts';
+import { displayFields } from '../../fixtures/display.ts';
 import { Viewer } from '../../wires/rfb.ts';
 import {
   BOOT_DEADLINE_MILLISECONDS,
@@ -155,9 +156,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
         vm: {
           ...machine.plan.guest.vm,
           vnc: { enabled: true },
-          displayWidth: 1280,
-          displayHeight: 800,
-          displayDPI: 96,
+          ...displayFields(1280, 800, 96),
         },
       },
     };
@@ -188,8 +187,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
 
   it('gets the DPI of its screen without the rights of root, also from a restarted agent', async () => {
     const screen = folderOf(machine.host, 'c52dc9f5-4a5c-4c8e-a0bb-3c2a8bb7c0a1');
-    const display = { displayWidth: 2560, displayHeight: 1440, displayDPI: 144 };
-    const vm = { ...machine.plan.guest.vm, ...display };
+    const vm = { ...machine.plan.guest.vm, ...displayFields(2560, 1440, 144) };
     const plan = { ...machine.plan, guest: { ...machine.plan.guest, diskSizeBytes: 1024 ** 2, vm } };
     const told = async () =>
       await waitFor('the agent to set the DPI', async () => {

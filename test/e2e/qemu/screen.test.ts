@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import { waitFor } from '../../../hack/wait.ts';
+import { displayFields } from '../../fixtures/display.ts';
 import { screenGuest, seenScreen } from '../../fixtures/screenguest.ts';
 import { Viewer } from '../../wires/rfb.ts';
 import { BOOT_DEADLINE_MILLISECONDS, TestMachine } from '../../worlds/qemuguest.ts';
@@ -19,8 +20,7 @@ describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (
   beforeAll(async () => {
     machine = await TestMachine.make({ runAs: OWN_USER });
     const path = await screenGuest();
-    const display = { displayWidth: 1600, displayHeight: 900, displayDPI: 144 };
-    const vm = { ...machine.plan.guest.vm, vnc: { enabled: true }, ...display };
+    const vm = { ...machine.plan.guest.vm, vnc: { enabled: true }, ...displayFields(1600, 900, 144) };
     plan = { ...machine.plan, guest: { ...machine.plan.guest, vm } };
     const base = { path, digest: 'sha256:unused', format: 'qcow2', virtualSizeBytes: DISK_BYTES } as const;
     await machine.driver.create(machine.folder, plan, base);
