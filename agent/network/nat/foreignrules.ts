@@ -1,29 +1,21 @@
 /**
- * Finds nftables rules of other programs that drop a machine's packets, but never changes these rules. Berth cannot overrule these rules,
- * because an accept in one table does not cancel a drop in another. A rule is reported only if it drops all packets of a machine in one
- * direction. A rule that also tests, for example, a port or the state of a connection counts as an intended filter and is not reported.
+ * Finds nftables rules of other programs that drop a machine's packets, or that lead a reserved port of this host elsewhere. Berth never
+ * changes these rules, and cannot overrule them, because an accept in one table does not cancel a drop in another.
+ *
+ * A rule that drops is reported only if it drops all packets of a machine in one direction. A rule that also tests, for example, a port or
+ * the state of a connection counts as an intended filter and is not reported.
+ *
+ * A port can be led elsewhere, for example to a container, without a socket, so the port looks free. If a machine reserves the port too, the
+ * order in which the rules were loaded decides which of them apply. A rule counts only if it applies to packets from every device and every
+ * sender outside.
  */
-import { type Answer, matchExpression, type Packet } from './rulematch.ts';
+import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
+import { portName } from '../../../api/v1alpha1/ports.ts';
 import { type RulesetEntry, tableOf } from '../nftables.ts';
-
-export interface Chain {
-  name: string;
-  /** nftables hook of a base chain; undefined for all other chains. */
-  hook: string | undefined;
-  devices: string[];
-  policy: string | undefined;
-  rules: Expression[][];
-}
-
-export type Expression = Record<string, unknown>;
-
-export interface Table {
-  name: string;
-  family: string;
-  chains: Map<string, Chain>;
-  /** Elements of sets and maps. An element of a map is a list of a key and a value. */
-  sets: Map<string, unknown[]>;
-}
+import type { Links } from './devices.ts';
+import type { Layout } from './layout.ts';
+import { ownDevices } from './plan.ts';
+import { type Chain, evaluate, type Expression, type Packet, type Table } from './ruleevaluator.ts';
 
 /** Properties of a machine that nftables rules can match. The probe, which sends test packets, has the same properties. */
 export interface Subject {
@@ -32,14 +24,6 @@ export interface Subject {
   port: string;
   bridge: string;
 }
-
-type Verdict = 'drop' | 'accept' | 'next';
-
-/**
- * Largest depth to which nested nftables chains are followed. The kernel allows less depth, so only an endless loop after a parsing error
- * can reach this limit.
- */
-export const MAXIMUM_DEPTH = 20;
 
 function textList(value: unknown): string[] {
   if (typeof value === 'string') {
@@ -104,77 +88,6 @@ function packetsAt(family: string, hook: string, subject: Subject): Packet[] {
   return [];
 }
 
-interface Outcome {
-  verdict: string;
-  target: string | undefined;
-}
-
-/** Returns whether the expression is the target REJECT of iptables, which nft cannot translate. */
-function isIptablesReject({ xt }: Expression): boolean {
-  const { type, name } = (xt ?? {}) as { type?: string; name?: string };
-  return type === 'target' && name === 'REJECT';
-}
-
-/** Returns the verdict of a rule; undefined if the rule has none. */
-export function verdictOf(expressions: readonly Expression[]): Outcome | undefined {
-  for (const expression of expressions) {
-    const [kind, body] = Object.entries(expression)[0] ?? [];
-    if (kind === undefined) {
-      continue;
-    }
-    if (isIptablesReject(expression)) {
-      return { verdict: 'reject', target: undefined };
-    }
-    if (['accept', 'drop', 'reject', 'return', 'jump', 'goto'].includes(kind)) {
-      return { verdict: kind, target: (body as { target?: string } | null)?.target };
-    }
-  }
-  return undefined;
-}
-
-function ruleMatches(table: Table, expressions: readonly Expression[], packet: Packet): Answer {
-  let answer: Answer = 'yes';
-  for (const expression of expressions) {
-    const one = matchExpression(expression, packet, table.sets);
-    if (one === 'no') {
-      return 'no';
-    }
-    if (one === 'maybe') {
-      answer = 'maybe';
-    }
-  }
-  return answer;
-}
-
-/** Returns the verdict of a matching nftables rule; undefined if the next rule decides. */
-function follow(table: Table, found: Outcome, packet: Packet, depth: number): Verdict | undefined {
-  if (found.verdict === 'drop' || found.verdict === 'reject') {
-    return 'drop';
-  }
-  if (found.verdict === 'accept') {
-    return 'accept';
-  }
-  if (found.verdict === 'return') {
-    return 'next';
-  }
-  const target = table.chains.get(found.target ?? '');
-  const verdict = target && depth < MAXIMUM_DEPTH ? walk(table, target, packet, depth + 1) : 'next';
-  return verdict === 'next' && found.verdict === 'jump' ? undefined : verdict;
-}
-
-/** Returns the verdict of a chain for the packet. Skips a rule if it is unknown whether the rule matches the packet. */
-function walk(table: Table, chain: Chain, packet: Packet, depth = 0): Verdict {
-  for (const expressions of chain.rules) {
-    const found = verdictOf(expressions);
-    const applies = found && ruleMatches(table, expressions, packet) === 'yes';
-    const verdict = applies ? follow(table, found, packet, depth) : undefined;
-    if (verdict !== undefined) {
-      return verdict;
-    }
-  }
-  return 'next';
-}
-
 function stops(table: Table, chain: Chain, subject: Subject): boolean {
   const { hook } = chain;
   if (hook === undefined) {
@@ -190,8 +103,7 @@ function stops(table: Table, chain: Chain, subject: Subject): boolean {
 }
 
 function drops(table: Table, chain: Chain, packet: Packet): boolean {
-  const verdict = walk(table, chain, packet);
-  return verdict === 'drop' || (verdict === 'next' && chain.policy === 'drop');
+  return (evaluate(table, chain, packet, 'drop') ?? chain.policy) === 'drop';
 }
 
 /** Returns the names of base chains that drop the machine's or probe's packets, for example `table inet other, chain forward`. */
@@ -226,3 +138,88 @@ function chainsOf(tables: readonly Table[], isMeant: (table: Table, chain: Chain
 }
 
 export type ForeignTables = readonly Table[];
+
+/** Sender of the example packet: an address that no network uses (RFC 5737). */
+const OUTSIDE = '203.0.113.1';
+
+/** Ports of this host that other programs lead elsewhere. */
+export class PublishedPorts {
+  readonly #layout: Layout;
+  readonly #ours: readonly string[];
+  #tables: readonly Table[] = [];
+  #addresses: readonly string[] = [];
+  /** Results for the present rules. The key is the {@link portName} of the port. */
+  readonly #judged = new Map<string, string | undefined>();
+
+  /** @param ours names of Berth's tables in nft. */
+  constructor(layout: Layout, ours: readonly string[]) {
+    this.#layout = layout;
+    this.#ours = ours;
+  }
+
+  /** Stores the present rules and devices of this host. Earlier results no longer count. */
+  notice({ ruleset, links }: { ruleset: readonly RulesetEntry[]; links: Links }): void {
+    this.#tables = foreignTables(ruleset, this.#ours);
+    this.#addresses = reservable(this.#layout, links);
+    this.#judged.clear();
+  }
+
+  /** Returns a message for each of the ports that is led elsewhere. The key is the {@link portName} of the port. */
+  faults(ports: readonly MachinePort[]): Map<string, string> {
+    const faults = ports.map((port) => [portName(port), this.faultOf(port)] as const);
+    return new Map(faults.flatMap(([name, fault]) => (fault === undefined ? [] : [[name, fault]])));
+  }
+
+  /** Returns a message if other programs lead the port elsewhere; otherwise undefined. */
+  faultOf(port: MachinePort): string | undefined {
+    const name = portName(port);
+    if (!this.#judged.has(name)) {
+      this.#judged.set(name, this.#judge(port));
+    }
+    return this.#judged.get(name);
+  }
+
+  #judge({ protocol, hostPort }: MachinePort): string | undefined {
+    const culprits = new Set(
+      this.#addresses.flatMap((daddr) =>
+        culpritsOf(this.#tables, {
+          iifname: '',
+          saddr: OUTSIDE,
+          daddr,
+          daddrType: 'local',
+          protocol: protocol === 'TCP' ? 'tcp' : 'udp',
+          dport: String(hostPort),
+        }),
+      ),
+    );
+    return culprits.size === 0
+      ? undefined
+      : `Other programs lead port ${hostPort}/${protocol} of this host elsewhere in ${[...culprits].join(' and in ')}`;
+  }
+}
+
+/**
+ * Returns the addresses of this host at which machines can reserve ports. Addresses of dummy devices are left out: kube-proxy and others
+ * keep thousands of addresses of Services there.
+ */
+function reservable(layout: Layout, links: Links): string[] {
+  if (layout.hostAddress !== undefined) {
+    return [layout.hostAddress];
+  }
+  const own = new Set(ownDevices(layout, links));
+  const others = [...links].filter(([name, { kind }]) => !own.has(name) && kind !== 'dummy');
+  const addresses = others.flatMap(([, link]) => link.addresses);
+  return addresses.map((one) => one.replace(/\/.*/, '')).filter((one) => !one.startsWith('127.'));
+}
+
+function culpritsOf(tables: readonly Table[], packet: Packet): string[] {
+  return tables
+    .filter(({ family }) => ['inet', 'ip'].includes(family))
+    .flatMap((table) => {
+      const chains = [...table.chains.values()].filter(({ hook }) => hook === 'prerouting');
+      const ends = chains.map((chain) => evaluate(table, chain, packet, 'translation'));
+      return ends.flatMap((end) =>
+        typeof end === 'object' ? [`table ${table.name}, chain ${end.chain}`] : [],
+      );
+    });
+}

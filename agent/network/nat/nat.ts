@@ -34,10 +34,9 @@ import {
   tapName,
 } from './layout.ts';
 import { Dnsmasq } from './dnsmasq.ts';
-import { foreignTables } from './foreignrules.ts';
+import { foreignTables, PublishedPorts } from './foreignrules.ts';
 import { type MetadataPages, MetadataServer } from './metadata.ts';
 import type { Links } from './devices.ts';
-import { PublishedPorts } from './publishedports.ts';
 import { describeDifference, findOverlap, foreignDevices, requireOwnDevices } from './plan.ts';
 import { detachFault, Refusals, reportOn } from './report.ts';
 import { type Convergence, NatState } from './state.ts';
