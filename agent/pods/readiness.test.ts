@@ -3,18 +3,20 @@ import { createServer, type Server, type Socket } from 'node:net';
 import type { AddressInfo } from 'node:net';
 import { afterEach, describe, expect, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { rest } from '../../base/time.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
-import { questionFor, ReadinessProber } from './readiness.ts';
+import { GuestLoops } from './guestloop.ts';
+import { PortCheck, questionFor } from './readiness.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
 const RECORD = newRecord({ driver: 'qemu', uid: 'uid', key: 'ns/x', machine: undefined, claim: CLAIM });
 
 const servers: Server[] = [];
-const probers: ReadinessProber[] = [];
+const started: GuestLoops<PortCheck>[] = [];
 
 afterEach(() => {
-  for (const prober of probers.splice(0)) {
-    prober.close();
+  for (const loops of started.splice(0)) {
+    loops.close();
   }
   for (const server of servers.splice(0)) {
     server.close();
@@ -33,13 +35,14 @@ async function listen(serve: (socket: Socket) => void): Promise<number> {
 async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<Runtime['readiness']> {
   const runtime = newRuntime(RECORD, '/none');
   await new Promise<void>((resolve) => {
-    const prober = new ReadinessProber(() => {
+    const changed = (): void => {
       if (until === undefined || runtime.readiness?.ready === true) {
         resolve();
       }
-    });
-    probers.push(prober);
-    prober.watch(runtime, { kind: 'probe', target: { host: '127.0.0.1', port, guestPort: 22, forwarded } });
+    };
+    const loops = new GuestLoops<PortCheck>({ changed, onError: () => undefined, wait: rest });
+    started.push(loops);
+    loops.start('uid', new PortCheck(runtime, { host: '127.0.0.1', port, guestPort: 22, forwarded }));
   });
   return runtime.readiness;
 }
@@ -114,25 +117,23 @@ describe('a guest that has answered', () => {
   async function known(listens: readonly boolean[]): Promise<[ready: boolean, milliseconds: number][]> {
     const guest = new Guest();
     await guest.listens(true);
-    const told: [boolean, number][] = [];
+    const seen: [boolean, number][] = [];
     const runtime = newRuntime(RECORD, '/none');
     await new Promise<void>((resolve) => {
-      const prober = new ReadinessProber(
-        () => undefined,
-        async (milliseconds) => {
-          told.push([runtime.readiness?.ready === true, milliseconds]);
-          const next = listens[told.length];
-          if (next !== undefined) {
-            return await guest.listens(next);
-          }
-          prober.close();
-          resolve();
-        },
-      );
+      const wait = async (milliseconds: number): Promise<void> => {
+        seen.push([runtime.readiness?.ready === true, milliseconds]);
+        const next = listens[seen.length];
+        if (next !== undefined) {
+          return await guest.listens(next);
+        }
+        loops.close();
+        resolve();
+      };
+      const loops = new GuestLoops<PortCheck>({ changed: () => undefined, onError: () => undefined, wait });
       const target = { host: '127.0.0.1', port: guest.port, guestPort: 22, forwarded: false };
-      prober.watch(runtime, { kind: 'probe', target });
+      loops.start('uid', new PortCheck(runtime, target));
     });
-    return told;
+    return seen;
   }
 
   test('stays ready for two lost connections in a row, and is asked sooner meanwhile', async () => {
@@ -147,8 +148,8 @@ describe('a guest that has answered', () => {
   });
 
   test('is not ready after the third, until it answers again', async () => {
-    const told = await known([true, false, false, false, true, false]);
-    expect(told.map(([ready]) => ready)).toEqual([true, true, true, false, true, true]);
+    const seen = await known([true, false, false, false, true, false]);
+    expect(seen.map(([ready]) => ready)).toEqual([true, true, true, false, true, true]);
   });
 });
 

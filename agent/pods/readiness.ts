@@ -4,23 +4,11 @@
  */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import { rest } from '../../base/time.ts';
-import type { Pod } from '../../kube/core.ts';
-import { GuestLoops } from './loops.ts';
+import { FAILURES, type GuestCheck, PERIODS } from './guestloop.ts';
 import type { Runtime } from './machine.ts';
-import { portsOf } from './ports.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 
-/** Time from a failed check of a guest to the next check. The time is short, because users wait for the guest. */
-const NOT_READY_MILLISECONDS = 1_000;
-/** Time from a successful check of a guest to the next check. By default, a kubelet's readiness probe has the same period. */
-const READY_MILLISECONDS = 10_000;
-/**
- * Number of consecutive failed checks after which a ready guest counts as not ready. By default, a kubelet's readiness probe allows the
- * same number.
- */
-const FAILURES = 3;
 const CONNECT_MILLISECONDS = 1_000;
 /**
  * Time in which the agent watches whether a forwarded connection stays open. The agent must watch, because the hypervisor accepts each
@@ -98,83 +86,40 @@ function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
     : { ready: false, message: 'The guest agent does not answer' };
 }
 
-/** Checks guests regularly and reports when the readiness of a guest changes. */
-export class ReadinessProber extends GuestLoops {
-  /** Address at which each machine is checked. The key is the machine's uid. */
-  readonly #targets = new Map<string, Target>();
-  readonly #changed: (uid: string) => void;
-  readonly #wait: typeof rest;
+/** Returns whether both are the same address. */
+export function isSameTarget(one: Target, other: Target | undefined): boolean {
+  return one.host === other?.host && one.port === other.port;
+}
 
-  /**
-   * `changed` is called with a machine's uid when its readiness has changed. `wait` is the function that waits between two checks. It takes
-   * the time in milliseconds.
-   */
-  constructor(changed: (uid: string) => void, wait = rest) {
-    super();
-    this.#changed = changed;
-    this.#wait = wait;
+/** Checks whether a port of a guest answers. */
+export class PortCheck implements GuestCheck<boolean> {
+  readonly target: Target;
+  readonly #runtime: Runtime;
+  #failures = 0;
+
+  constructor(runtime: Runtime, target: Target) {
+    this.#runtime = runtime;
+    this.target = target;
   }
 
-  /**
-   * If the Pod's machine runs, starts its checks. Otherwise ends the checks. Until the first result, the readiness comes from the Pod's
-   * condition `Ready`.
-   */
-  follow(pod: Readonly<Pod>, runtime: Runtime, forwardAddress: string): void {
-    const { machine } = runtime.record;
-    if (runtime.state.kind !== 'running' || machine === undefined) {
-      this.forget(runtime.folder.uid);
-      runtime.readiness = undefined;
-      return;
-    }
-    const said = pod.status?.conditions?.find(({ type }) => type === 'Ready');
-    runtime.readiness ??= { ready: said?.status === 'True', message: said?.message ?? '' };
-    const ports = portsOf(runtime.record);
-    this.watch(runtime, questionFor({ ...machine, ports }, runtime, forwardAddress));
+  get pauseMilliseconds(): number {
+    return this.#failures === 0 ? PERIODS.fine : PERIODS.silent;
   }
 
-  watch(runtime: Runtime, question: Question): void {
-    const { uid } = runtime.folder;
-    if (question.kind === 'answer') {
-      this.forget(uid);
-      runtime.readiness = question.readiness ?? runtime.readiness;
-      return;
-    }
-    const { target } = question;
-    const known = this.#targets.get(uid);
-    if (known?.host !== target.host || known.port !== target.port) {
-      this.start(uid, async (signal) => await this.#run(runtime, target, signal));
-      // `start` deletes the machine's earlier target, so the new target is recorded after this call.
-      this.#targets.set(uid, target);
-    }
+  async ask(): Promise<boolean> {
+    return await answers(this.target);
   }
 
-  /** Ends the checks of the machine with this uid. */
-  override forget(uid: string): void {
-    super.forget(uid);
-    this.#targets.delete(uid);
-  }
-
-  async #run(runtime: Runtime, target: Target, signal: AbortSignal): Promise<void> {
-    let failures = 0;
-    while (!signal.aborted) {
-      const answered = await answers(target);
-      failures = answered ? 0 : failures + 1;
-      const stays = runtime.readiness?.ready === true && failures < FAILURES;
-      if (!signal.aborted) {
-        this.#tell(runtime, answered || stays, target);
-      }
-      await this.#wait(answered ? READY_MILLISECONDS : NOT_READY_MILLISECONDS, signal);
-    }
-  }
-
-  #tell(runtime: Runtime, ready: boolean, target: Target): void {
+  take(isAnswered: boolean): boolean {
+    const { readiness: before } = this.#runtime;
+    this.#failures = isAnswered ? 0 : this.#failures + 1;
+    const ready = isAnswered || (before?.ready === true && this.#failures < FAILURES);
+    const { host, port, guestPort } = this.target;
     const message = ready
-      ? `Port ${target.guestPort} of the guest answers`
-      : `The guest does not answer on ${target.host}:${target.port}`;
-    if (runtime.readiness?.ready !== ready || runtime.readiness.message !== message) {
-      runtime.readiness = { ready, message };
-      this.#changed(runtime.folder.uid);
-    }
+      ? `Port ${guestPort} of the guest answers`
+      : `The guest does not answer on ${host}:${port}`;
+    this.#runtime.readiness = { ready, message };
+    return before?.ready !== ready || before.message !== message;
   }
 }
 

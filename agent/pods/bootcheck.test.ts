@@ -4,8 +4,9 @@ import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { BootAnswer } from '../drivers/emulator/adb.ts';
-import { BootPoller } from './bootpoller.ts';
-import { newRecord, newRuntime, type Runtime } from './machine.ts';
+import { GuestChecks } from './guestchecks.ts';
+import type { Host } from './host.ts';
+import { type MachineRecord, newRecord, newRuntime, type Runtime } from './machine.ts';
 
 const POD: Pod = {
   apiVersion: 'v1',
@@ -35,6 +36,13 @@ function runtimeOf(booted: boolean): Runtime {
   return runtime;
 }
 
+/** Returns a host that saves records in memory only. `onError` is called when an answer could not be processed. */
+function hostOf(onError: (error: unknown) => void): Host {
+  const update = (record: MachineRecord, change: Partial<MachineRecord>) => Object.assign(record, change);
+  const logger = { error: ({ err }: { err: unknown }) => onError(err) };
+  return { records: { update }, logger } as unknown as Host;
+}
+
 interface OperatorEvent {
   runtime: Runtime;
   /** Each wait between two questions, with the readiness at that time. */
@@ -43,7 +51,7 @@ interface OperatorEvent {
   changes: number;
 }
 
-/** Gives the poller the answers one after another, and ends after the last answer. */
+/** Gives the checks the answers one after another, and ends after the last answer. */
 async function play(
   answers: readonly BootAnswer[],
   o: { booted?: boolean; pod?: Pod; before?: (asked: number, runtime: Runtime) => void } = {},
@@ -52,29 +60,25 @@ async function play(
   const story: OperatorEvent = { runtime, waits: [], changes: 0 };
   const end = Promise.withResolvers<void>();
   const left = [...answers];
-  const poller = new BootPoller({
-    ask: async ({ host, port }) => {
+  const changed = (): void => {
+    story.changes += 1;
+  };
+  const checks = new GuestChecks(hostOf(end.reject), changed, {
+    askBooted: async ({ host, port }) => {
       expect({ host, port }).toEqual({ host: '192.0.2.16', port: 5555 });
       return left.shift() ?? SILENT;
     },
-    booted: (record) => {
-      record.booted = true;
-    },
-    changed: () => {
-      story.changes += 1;
-    },
-    onError: (_, error) => end.reject(error),
     wait: async (milliseconds) => {
       const { ready, message } = runtime.readiness ?? {};
       story.waits.push({ milliseconds, ready, message });
       o.before?.(story.waits.length, runtime);
       if (left.length === 0) {
-        poller.close();
+        checks.close();
         end.resolve();
       }
     },
   });
-  poller.follow(o.pod ?? POD, runtime);
+  checks.follow(o.pod ?? POD, runtime);
   await end.promise;
   return story;
 }
@@ -164,27 +168,28 @@ it('the end of the process ends the questions, and the next run begins as not re
   const { promise: firstWait, resolve: endFirstWait } = Promise.withResolvers<void>();
   const waits = [firstWait];
   let asked = 0;
-  const poller = new BootPoller({
-    ask: async () => {
-      asked += 1;
-      return BOOTED;
+  const checks = new GuestChecks(
+    hostOf(() => undefined),
+    () => undefined,
+    {
+      askBooted: async () => {
+        asked += 1;
+        return BOOTED;
+      },
+      // Only the first wait ends.
+      wait: async () => await (waits.shift() ?? new Promise<void>(() => undefined)),
     },
-    booted: () => undefined,
-    changed: () => undefined,
-    onError: () => undefined,
-    // Only the first wait ends.
-    wait: async () => await (waits.shift() ?? new Promise<void>(() => undefined)),
-  });
-  poller.follow(POD, runtime);
+  );
+  checks.follow(POD, runtime);
   await setImmediate();
   expect([asked, runtime.readiness?.ready]).toEqual([1, true]);
   runtime.state = { kind: 'stopped' };
-  poller.follow(POD, runtime);
+  checks.follow(POD, runtime);
   endFirstWait();
   await setImmediate();
   expect([asked, runtime.readiness]).toEqual([1, undefined]);
   runtime.state = { kind: 'running', pid: 2, guestStarted: true, paused: false };
-  poller.follow(POD, runtime);
+  checks.follow(POD, runtime);
   expect(runtime.readiness?.ready).toBe(false);
   await setImmediate();
   expect([asked, runtime.readiness?.ready]).toEqual([2, true]);
@@ -195,16 +200,14 @@ it('an emulator that is forgotten while ADB answers is not written down as boote
   const answer = Promise.withResolvers<BootAnswer>();
   const changed: string[] = [];
   const waited = Promise.withResolvers<void>();
-  const poller = new BootPoller({
-    ask: async () => await answer.promise,
-    booted: () => changed.push('record'),
-    changed: (uid) => changed.push(uid),
-    onError: () => changed.push('error'),
+  const host = hostOf(() => changed.push('error'));
+  const checks = new GuestChecks(host, (uid) => changed.push(uid), {
+    askBooted: async () => await answer.promise,
     wait: async () => waited.resolve(),
   });
-  poller.follow(POD, runtime);
-  poller.forget('u');
+  checks.follow(POD, runtime);
+  checks.forget('u');
   answer.resolve(BOOTED);
   await waited.promise;
-  expect(changed).toEqual([]);
+  expect([changed, runtime.record.booted]).toEqual([[], false]);
 });

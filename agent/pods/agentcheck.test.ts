@@ -4,8 +4,9 @@ import { afterEach, describe, expect, test, vi } from 'vitest';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
-import type { GuestAnswer } from '../drivers/driver.ts';
-import { GuestPoller } from './guestpoller.ts';
+import type { GuestAnswer, GuestQuestion } from '../drivers/driver.ts';
+import { GuestChecks } from './guestchecks.ts';
+import type { Host } from './host.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 import { questionFor } from './readiness.ts';
 
@@ -22,11 +23,11 @@ const WITH_FACTS: GuestAnswer = { kind: 'answers', facts: FACTS };
 const SILENT: GuestAnswer = { kind: 'silent' };
 const BUSY: GuestAnswer = { kind: 'busy' };
 
-const pollers: GuestPoller[] = [];
+const started: GuestChecks[] = [];
 
 afterEach(() => {
   vi.restoreAllMocks();
-  pollers.splice(0).forEach((poller) => poller.close());
+  started.splice(0).forEach((checks) => checks.close());
 });
 
 function machineOf(type: Machine['readiness']['type']): Machine {
@@ -45,6 +46,13 @@ function runtimeOf(type: Machine['readiness']['type']): Runtime {
     ...newRuntime(record, '/none'),
     state: { kind: 'running', pid: 1, guestStarted: true, paused: false },
   };
+}
+
+/** Returns a host whose guest agents answer as `ask` does. */
+function hostOf(ask: (question: GuestQuestion) => Promise<GuestAnswer>): Host {
+  const driver = { askGuest: async (_: unknown, question: GuestQuestion) => await ask(question) };
+  const logger = { debug: () => undefined };
+  return { drivers: new Map([['qemu', { driver }]]), logger, forwardAddress: '127.0.0.1' } as unknown as Host;
 }
 
 interface Round {
@@ -74,28 +82,25 @@ async function poll(
   let clock = 0;
   vi.spyOn(performance, 'now').mockImplementation(() => clock);
   await new Promise<void>((resolve) => {
-    const poller = new GuestPoller({
-      ask: async (_, { facts }) => {
-        askedFacts.push(facts);
-        const answer = answers[rounds.length] ?? SILENT;
-        if (answer instanceof Error) {
-          throw answer;
-        }
-        return answer;
-      },
-      changed: () => (changes += 1),
-      onError: () => undefined,
-      wait: async (pause) => {
-        clock += pause;
-        rounds.push({ connected: runtime.guest?.connected, pause, changes });
-        if (rounds.length === answers.length) {
-          poller.close();
-          resolve();
-        }
-      },
+    const host = hostOf(async ({ facts }) => {
+      askedFacts.push(facts);
+      const answer = answers[rounds.length] ?? SILENT;
+      if (answer instanceof Error) {
+        throw answer;
+      }
+      return answer;
     });
-    pollers.push(poller);
-    poller.follow(pod, runtime);
+    const wait = async (pause: number): Promise<void> => {
+      clock += pause;
+      rounds.push({ connected: runtime.guest?.connected, pause, changes });
+      if (rounds.length === answers.length) {
+        checks.close();
+        resolve();
+      }
+    };
+    const checks = new GuestChecks(host, () => (changes += 1), { wait });
+    started.push(checks);
+    checks.follow(pod, runtime);
   });
   return { rounds, askedFacts, runtime };
 }
@@ -228,28 +233,25 @@ test('a machine that does not run is not asked, and has no facts', async () => {
   const runtime = runtimeOf('None');
   const pauses: (() => void)[] = [];
   const asked: string[] = [];
-  const poller = new GuestPoller({
-    ask: async ({ state }) => {
-      asked.push(state.kind);
-      return WITH_FACTS;
-    },
-    changed: () => undefined,
-    onError: () => undefined,
-    wait: async () => await new Promise<void>((resolve) => pauses.push(resolve)),
+  const host = hostOf(async () => {
+    asked.push(runtime.state.kind);
+    return WITH_FACTS;
   });
-  pollers.push(poller);
-  poller.follow(POD, runtime);
+  const wait = async (): Promise<void> => await new Promise<void>((resolve) => pauses.push(resolve));
+  const checks = new GuestChecks(host, () => undefined, { wait });
+  started.push(checks);
+  checks.follow(POD, runtime);
   await expect.poll(() => pauses).toHaveLength(1);
   expect(runtime.guest).toEqual({ connected: true, facts: FACTS });
   runtime.state = { kind: 'stopped' };
-  poller.follow(POD, runtime);
+  checks.follow(POD, runtime);
   expect(runtime.guest).toBeUndefined();
   // Another loop would ask at once when its pause is over.
   pauses[0]?.();
   await setImmediate();
-  poller.follow(POD, runtime);
+  checks.follow(POD, runtime);
   runtime.state = { kind: 'running', pid: 2, guestStarted: true, paused: false };
-  poller.follow(POD, runtime);
+  checks.follow(POD, runtime);
   await expect.poll(() => pauses).toHaveLength(2);
   expect(asked).toEqual(['running', 'running']);
 });
