@@ -11,7 +11,8 @@ import { pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { classOf } from '../../api/v1alpha1/reasons.ts';
-import { type BaseImageSource, HostImageStore, type HostImageStoreOptions } from './store.ts';
+import { HostImageStore, type HostImageStoreOptions } from './store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import { Catalog, nameOfISO } from './local/catalog.ts';
 import type { Holder } from './local/holders.ts';
@@ -61,7 +62,7 @@ describe('the image store', () => {
     });
   }
 
-  async function ensure(source: BaseImageSource, from = store): Promise<BaseImage> {
+  async function ensure(source: MachineImageSource, from = store): Promise<BaseImage> {
     const { signal } = new AbortController();
     return await from.ensure(source, { holder: 'machine/a', ...ASKED, signal });
   }
@@ -189,7 +190,7 @@ describe('the image store', () => {
       const sha256 = createHash('sha256')
         .update(await readFile(join(shared, 'stored')))
         .digest('hex');
-      const source: BaseImageSource = { type: 'storedFile', path: 'stored', sha256 };
+      const source: MachineImageSource = { type: 'storedFile', path: 'stored', sha256 };
       const host = await open(true, { storageFolder: shared });
       expect(await ensure(source, host)).toMatchObject({ digest: `sha256:${sha256}`, format: 'qcow2' });
       await expect(ensure({ ...source, sha256: '0'.repeat(64) }, host)).rejects.toMatchObject({
@@ -221,7 +222,7 @@ describe('the image store', () => {
     await writeFile(join(shared, 'disk.raw'), Buffer.alloc(RAW_BYTES, 4));
     const { signal } = new AbortController();
     const options = { signal, onProgress: () => undefined, onWait: () => undefined };
-    const source: BaseImageSource = { type: 'sharedFile', path: 'disk.raw' };
+    const source: MachineImageSource = { type: 'sharedFile', path: 'disk.raw' };
     const name = 'berth.dev/team/disk';
     const { digest } = await store.ensure(source, { ...options, holder: 'entry/e', tenant: 'team', name });
     const reopened = await open();
@@ -244,7 +245,7 @@ describe('the image store', () => {
         requests += 1;
         response.end(content);
       });
-      const source: BaseImageSource = { type: 'http', url, sha256 };
+      const source: MachineImageSource = { type: 'http', url, sha256 };
       const images = await Promise.all([ensure(source), ensure(source), ensure(source)]);
       expect(images[0]).toMatchObject({ digest: `sha256:${sha256}`, virtualSizeBytes: RAW_BYTES });
       expect(new Set(images.map(({ path }) => path)).size).toBe(1);
@@ -260,7 +261,7 @@ describe('the image store', () => {
       const url = await serve((request, response) => response.end(Buffer.from(request.url!.padEnd(512))));
       const ensureNamed = async (path: string, holder: Holder): Promise<string> => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
-        const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
+        const source: MachineImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
         const options = { holder, ...ASKED, name: 'berth.dev/team/disk', signal };
         return (await store.ensure(source, options)).path;
@@ -286,7 +287,7 @@ describe('the image store', () => {
       const name = 'berth.dev/team/desktop';
       const ensureNamed = async (path: string, holder: Holder, named: string): Promise<BaseImage> => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
-        const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
+        const source: MachineImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
         return await store.ensure(source, { holder, ...ASKED, name: named, signal });
       };
@@ -305,7 +306,7 @@ describe('the image store', () => {
       const url = await serve((request, response) => response.end(Buffer.from(request.url!.padEnd(512))));
       const ensureNamed = async (path: string): Promise<void> => {
         const digest = createHash('sha256').update(path.padEnd(512)).digest('hex');
-        const source: BaseImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
+        const source: MachineImageSource = { type: 'http', url: `${url}${path}`, sha256: digest };
         const { signal } = new AbortController();
         const options = {
           name: 'berth.dev/team/disk',
@@ -333,7 +334,7 @@ describe('the image store', () => {
         requests += 1;
         response.end(content);
       });
-      const source: BaseImageSource = { type: 'http', url, sha256 };
+      const source: MachineImageSource = { type: 'http', url, sha256 };
       const { path } = await ensure(source);
       await writeFile(join(dirname(path), 'image.json'), '{');
       const reopened = await open();
@@ -346,7 +347,11 @@ describe('the image store', () => {
     });
 
     it('files with a fault do not keep the store from opening', async () => {
-      const source: BaseImageSource = { type: 'http', url: await serve((_, to) => to.end(content)), sha256 };
+      const source: MachineImageSource = {
+        type: 'http',
+        url: await serve((_, to) => to.end(content)),
+        sha256,
+      };
       const { path } = await ensure(source);
       // A read of this folder in place of the file fails like a read of a faulty disk.
       const metadata = join(dirname(path), 'image.json');
@@ -391,7 +396,7 @@ describe('the image store', () => {
         response.write(content.subarray(0, 10));
         asked.resolve(response);
       });
-      const source: BaseImageSource = { type: 'http', url, sha256 };
+      const source: MachineImageSource = { type: 'http', url, sha256 };
       const impatient = new AbortController();
       const given = store.ensure(source, {
         holder: 'machine/b',
@@ -463,7 +468,7 @@ describe('the image store', () => {
       const own = await open(true, { registries: [{ host, plainHttp: true }] });
       const ending = new AbortController();
       const pulling = Array.from({ length: pulls }, async (_, index) => {
-        const source: BaseImageSource = { type: 'registry', reference: `${host}/team/image-${index}:v1` };
+        const source: MachineImageSource = { type: 'registry', reference: `${host}/team/image-${index}:v1` };
         const waiting = { signal: ending.signal, onProgress: () => undefined, onWait: () => undefined };
         await own.ensure(source, { holder: `machine/${index}`, tenant: 'team', ...waiting });
       });

@@ -1,53 +1,36 @@
 /** The image store of one host. It gives a caller a checked file of an image, and keeps this file as long as the caller needs it. */
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource, SourceOf, SourceType } from '../../api/v1alpha1/source.ts';
+import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
-import { type Asked, Catalog, type Stored, type StoredImage } from './local/catalog.ts';
+import { Catalog, type ImageRequest, type StoredImage } from './local/catalog.ts';
 import { type Holder, Holders } from './local/holders.ts';
-import { Importing, type Waiting } from './local/importing.ts';
+import { Importing, type SourceImage } from './local/importing.ts';
 import { imageMetrics } from './local/metrics.ts';
-import { formatOf, type ImageFormat, inspectImage } from './local/inspect.ts';
-import { type ImageId, Layout } from './local/layout.ts';
+import { formatOf, inspectImage } from './local/inspect.ts';
+import { Layout } from './local/layout.ts';
 import type { Need, SpaceLimits } from './local/spacemeter.ts';
 import { Space } from './local/space.ts';
 import { Registries } from './oci/repository.ts';
 import { type RegistriesOptions, type RegistrySettings, Transport } from './oci/transport.ts';
-import { type Keyring, readStorageKeyring } from './oci/credentials.ts';
+import { readStorageKeyring } from './oci/credentials.ts';
 import { Access } from './oci/access.ts';
-import { FileSource } from './sources/file.ts';
-import { HttpSource } from './sources/http.ts';
-import { namesOf } from './sources/origins.ts';
-import { RegistrySource } from './sources/registry.ts';
+import { FileImage } from './sources/file.ts';
+import { HttpImage } from './sources/http.ts';
+import { RegistryImage } from './sources/registry.ts';
 
 /** Interval in milliseconds between checks for changes that cause no event: disks that grow, abandoned fetches and unneeded images. */
 const TIDY_MILLISECONDS = 60_000;
 
-/** Source of a base image. The type excludes `empty`, because an empty disk has no base image. */
-export type BaseImageSource = Exclude<MachineImageSource, { type: 'empty' }>;
+/** A request as callers make it. The host chooses the architecture if it is absent, and the content the format. */
+export type AskedImage = Omit<ImageRequest, 'format' | 'architecture'> &
+  Partial<Pick<ImageRequest, 'format'>> & { architecture?: ImageRequest['architecture'] | undefined };
 
-export interface EnsureOptions extends Waiting {
-  /** Format that the Image states for its source. With `Auto`, the content determines the format. See {@link formatOf}. */
-  format?: ImageFormat;
-  /** Architecture that is chosen if an image is for several architectures. If absent, the host's own architecture is chosen. */
-  architecture?: 'amd64' | 'arm64' | undefined;
-  /** Name of the Image object (`berth.dev/NAMESPACE/NAME`), in addition to the names that follow from the source. */
-  name?: string | undefined;
-  /** Credentials of registries. If absent, requests are anonymous. */
-  keyring?: Keyring | undefined;
-  /** Namespace of the Pod that asks. */
-  tenant: string;
-  /** Machine, cache entry or task that needs the image. It needs the image until the call of `release`. */
-  holder: Holder;
-  /** True to check at the registry whether the tag now names another image, even if this host has an image of that name. */
-  refresh?: boolean;
-  /** Called with the reason when the fetch must wait for other fetches of this host. */
-  onWait: (reason: string) => void;
-  /** Called with the digest that the reference names now, if a registry was asked. It can be the digest of an index. */
-  onResolved?: (digest: string) => void;
-}
+/** Returns the requested image of a source. @throws ReasonedError when the source cannot be used. */
+type Open<S> = (source: S, request: ImageRequest) => SourceImage;
 
 /** The image store as the work for Pods and tasks uses it. */
 export type ImageStore = Omit<HostImageStore, 'registries'>;
@@ -77,7 +60,8 @@ export class HostImageStore {
   readonly #space: Space;
   /** Client of all registries, with its own pool of connections. */
   readonly registries: Registries;
-  readonly #sources: { registry: RegistrySource; http: HttpSource; file: FileSource };
+  /** A type of source that is forgotten here does not compile. */
+  readonly #sources: { readonly [T in SourceType]: Open<SourceOf<T>> };
 
   private constructor(options: HostImageStoreOptions, layout: Layout) {
     const { logger, reader } = options;
@@ -93,11 +77,26 @@ export class HostImageStore {
     this.registries = new Registries(options);
     const access = new Access(this.registries, options.clock);
     const importing = new Importing({ layout, catalog, space, metrics, reader });
-    const common = { catalog, metrics, importing, logger };
+    const common = { catalog, holders: this.#holders, metrics, importing, logger };
+    const ofRegistry = { ...common, access };
+    const ofWeb = { ...common, transport: new Transport(options), clock: options.clock };
+    const { sharedRoots, storageFolder, registries } = options;
+    const storageRoots = storageFolder === undefined ? [] : [storageFolder];
     this.#sources = {
-      registry: new RegistrySource({ ...common, access }),
-      http: new HttpSource({ ...common, transport: new Transport(options), clock: options.clock }),
-      file: new FileSource(common),
+      registry: ({ reference }, request) =>
+        new RegistryImage(ofRegistry, parseReference(reference), request, false),
+      storedArtifact: ({ reference }, request) => {
+        // Each request reads the files of the credentials, because their content can change.
+        const own = { keyring: readStorageKeyring(registries, logger), onResolved: undefined };
+        return new RegistryImage(ofRegistry, parseReference(reference), { ...request, ...own }, true);
+      },
+      http: (source, request) => new HttpImage(ofWeb, source, request),
+      sharedFile: ({ path }, request) =>
+        new FileImage(common, { path, roots: sharedRoots, sha256: undefined }, request),
+      storedFile: ({ path, sha256 }, request) =>
+        new FileImage(common, { path, roots: storageRoots, sha256 }, request),
+      empty: () => unsupported('The source of the image is an empty disk, so there is nothing to fetch'),
+      unsupported: ({ description }) => unsupported(description),
     };
   }
 
@@ -118,22 +117,18 @@ export class HostImageStore {
    *
    * @throws ReasonedError when the image cannot be used.
    */
-  async ensure(source: BaseImageSource, options: EnsureOptions): Promise<BaseImage> {
-    const asked: Asked = {
-      names: namesOf(source, options.name, options.keyring),
-      architecture: options.architecture ?? this.#options.architecture,
-      holder: options.holder,
-      tenant: options.tenant,
-    };
+  async ensure(source: MachineImageSource, asked: AskedImage): Promise<BaseImage> {
+    const format = formatOf(source, asked.format);
+    const request = { ...asked, format, architecture: asked.architecture ?? this.#options.architecture };
+    const image = (this.#sources[source.type] as Open<MachineImageSource>)(source, request);
     const before = this.#holders.imagesOf(asked.holder);
-    const format = formatOf(source, options.format);
     try {
-      const stored = await this.#find(source, { ...options, format }, asked);
+      const stored = await image.ensure();
       const base = this.#catalog.baseOf(stored);
       // A request can state another format than earlier ones, so the file is inspected again, except for `Auto` and a known qcow2 file.
       const isSure = format === 'Auto' && base.format === 'qcow2';
       const inspected = isSure ? {} : await inspectImage(base.path, format, this.#options.reader);
-      await this.#catalog.assign(stored, asked);
+      await this.#catalog.assign(stored, image.names, request);
       // The request does not wait for the removal of images that have lost their names, because the removal can take long or fail.
       this.#beside(() => this.#catalog.sweep());
       return { ...base, ...inspected };
@@ -224,43 +219,6 @@ export class HostImageStore {
     signal.addEventListener('abort', () => clearInterval(timer), { once: true });
   }
 
-  async #find(source: BaseImageSource, options: EnsureOptions, asked: Asked): Promise<Stored> {
-    const { sharedRoots, storageFolder } = this.#options;
-    const { signal, onProgress, onWait, format = 'Auto', refresh = false, keyring, onResolved } = options;
-    const { registry, http, file } = this.#sources;
-    const holding = async (id: ImageId, work: () => Promise<Stored>): Promise<Stored> =>
-      await this.#holders.during(asked.holder, id, work);
-    const { architecture, tenant } = asked;
-    const common = { tenant, signal, onProgress, onWait, format, architecture, refresh, keyring, holding };
-    switch (source.type) {
-      case 'registry':
-        return await registry.ensure({ ...common, onResolved, reference: source.reference, trusted: false });
-      case 'storedArtifact':
-        return await registry.ensure({
-          ...common,
-          keyring: this.#storageKeyring(),
-          reference: source.reference,
-          trusted: true,
-        });
-      case 'http':
-        return await http.ensure({ ...common, url: source.url, sha256: source.sha256 });
-      case 'sharedFile':
-        return await file.ensure({ ...common, path: source.path, roots: sharedRoots, sha256: undefined });
-      case 'storedFile': {
-        const roots = storageFolder === undefined ? [] : [storageFolder];
-        return await file.ensure({ ...common, path: source.path, roots, sha256: source.sha256 });
-      }
-      default:
-        throw new ReasonedError('ImageSourceUnsupported', source.description);
-    }
-  }
-
-  /** Returns the credentials for pulls from the cluster's own storage. Each call reads the files, because their content can change. */
-  #storageKeyring(): Keyring {
-    const { registries, logger } = this.#options;
-    return readStorageKeyring(registries, logger);
-  }
-
   #beside(work: () => Promise<void>): void {
     work().catch((error: unknown) => {
       this.#options.logger.error(
@@ -269,4 +227,8 @@ export class HostImageStore {
       );
     });
   }
+}
+
+function unsupported(message: string): never {
+  throw new ReasonedError('ImageSourceUnsupported', message);
 }

@@ -2,9 +2,8 @@
  * Implements each long step of a machine as a function. The function first saves its intent, then changes the host, and then saves the
  * result.
  */
-import { describeSource } from '../../api/v1alpha1/source.ts';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { describeSource, type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
 import { HOST_DISK_FULL } from '../../api/v1alpha1/names.ts';
 import { messageOf } from '../../base/errors.ts';
 import { timestamp } from '../../base/time.ts';
@@ -96,7 +95,7 @@ async function keyringOf(
   { machine }: MachineRecord,
   { pod }: Operation,
 ): Promise<Keyring | undefined> {
-  const isNeeded = [machine?.image, machine?.iso].some((source) => source?.type === 'registry');
+  const isNeeded = [machine?.image, machine?.iso].some((source) => registryReference(source) !== undefined);
   return isNeeded && pod !== undefined ? await host.keyring(pod) : undefined;
 }
 

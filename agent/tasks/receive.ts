@@ -20,7 +20,7 @@ import { type TaskContext, tenantOf } from './runner.ts';
 import { DIGEST_BYTES, LENGTH_BYTES, PIECE_BYTES, type TransferAnswer } from '../../api/v1alpha1/transfer.ts';
 import { ByteReader } from '../../base/bytereader.ts';
 import { writeSparse } from '../disks/sparse.ts';
-import { LeastRate } from '../images/oci/leastrate.ts';
+import { LeastRate } from '../images/oci/failures.ts';
 
 /**
  * Time limit in milliseconds for the sender to attach to the Pod of the task. The sender is a server, which watches the Pod and attaches as

@@ -2,7 +2,8 @@ import { expect, test, vi } from 'vitest';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
 import { Keyring } from '../images/oci/credentials.ts';
 import type { PublishingOptions } from '../images/publisher.ts';
-import type { BaseImageSource, EnsureOptions } from '../images/store.ts';
+import type { AskedImage } from '../images/store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import type { TaskContext } from './runner.ts';
 import { type TaskHost, taskWork } from './work.ts';
 
@@ -11,9 +12,9 @@ const POD = { metadata: { namespace: 'team' } } as TaskContext['pod'];
 const INDEX = `sha256:${'1'.repeat(64)}`;
 const MANIFEST = `sha256:${'2'.repeat(64)}`;
 
-/** Does an import task without a target. The registry has `named` for the reference. Returns the reference in the report of the task. */
-async function imported(source: BaseImageSource, named: string | undefined): Promise<string | undefined> {
-  const ensure = async (_: BaseImageSource, { onResolved }: EnsureOptions) => {
+/** Does an import task without a target. The store resolves the reference to `named`. Returns the reference in the report of the task. */
+async function imported(source: MachineImageSource, named: string | undefined): Promise<string | undefined> {
+  const ensure = async (_: MachineImageSource, { onResolved }: AskedImage) => {
     if (named !== undefined) {
       onResolved?.(named);
     }
@@ -31,7 +32,8 @@ test.each([
   ['the image itself', MANIFEST],
 ])('an import without a target reports the digest that the tag names now, here of %s', async (_, named) => {
   const reference = 'registry.example/team/disk:1';
-  expect(await imported({ type: 'registry', reference }, named)).toBe(`registry.example/team/disk@${named}`);
+  const pinned = `registry.example/team/disk@${named}`;
+  expect(await imported({ type: 'registry', reference }, pinned)).toBe(pinned);
 });
 
 test('an import without a target reports no reference if the image is from no registry', async () => {
@@ -74,7 +76,7 @@ test.each([
   const percents: number[] = [];
   const report = (onProgress: (percent: number) => void) =>
     [50, 100].forEach((percent) => onProgress(percent));
-  const ensure = async (_: BaseImageSource, { onProgress }: EnsureOptions) => {
+  const ensure = async (_: MachineImageSource, { onProgress }: AskedImage) => {
     report(onProgress);
     return { path: import.meta.filename, digest: MANIFEST, format: 'raw', virtualSizeBytes: 512 };
   };

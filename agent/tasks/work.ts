@@ -5,8 +5,6 @@ import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { RawDisk } from '../images/layouts/publish.ts';
 import type { StoragePlace, StoringOptions } from '../images/publisher.ts';
-import { parseReference, repositoryName } from '../../api/v1alpha1/reference.ts';
-import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { Holder } from '../images/local/holders.ts';
 import { type DiskHost, inPart, withImage, withMachine } from './disks.ts';
@@ -185,16 +183,10 @@ interface Fetched {
 async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Promise<Fetched> {
   const { context, ...asking } = ensuring;
   const { source, format, architecture, name } = image;
-  if (source.type === 'empty') {
-    throw new ReasonedError(
-      'ImageSourceUnsupported',
-      'The source of the image is an empty disk, so there is nothing to fetch',
-    );
-  }
   context.log(`Fetching ${describeSource(source)}`);
   let reference: string | undefined;
-  const onResolved = (digest: string): void => {
-    reference = source.type === 'registry' ? withDigest(source.reference, digest) : undefined;
+  const onResolved = (resolved: string): void => {
+    reference = resolved;
   };
   const { signal, progress: onProgress } = context;
   const options = {
@@ -211,11 +203,6 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
   const base = await host.images.ensure(source, options);
   context.log(`The image is on the host as ${base.digest}, a disk of ${base.virtualSizeBytes} bytes`);
   return { base, reference };
-}
-
-/** Returns a reference that names the content with this digest in the repository of `reference`. */
-function withDigest(reference: string, digest: string): string {
-  return `${repositoryName(parseReference(reference))}@${digest}`;
 }
 
 async function describe(base: BaseImage): Promise<TaskReport> {

@@ -10,30 +10,10 @@ import { undefinedIfSync } from '../../base/errors.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 import { type FieldsWith, type ValueOf, VM_FIELD_ROWS, VM_FIELDS, type VMField } from './fields.ts';
 import { AWAITED_ANNOTATION } from './names.ts';
+import { machineImageSourceSchema } from './source.ts';
 
 /** Version of the annotation `berth.dev/machine`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
-
-/**
- * Source from which the agent gets a disk or an ISO. The function `directSource` in operator/image derives this source from the source of
- * an Image.
- */
-export const machineImageSourceSchema = z.discriminatedUnion('type', [
-  z.object({ type: z.literal('registry'), reference: z.string() }),
-  z.object({ type: z.literal('http'), url: z.string(), sha256: z.string() }),
-  z.object({ type: z.literal('sharedFile'), path: z.string() }),
-  z.object({ type: z.literal('empty'), sizeBytes: z.number().int() }),
-  /**
-   * An artifact in the cluster's image storage. It contains the content of an Image. The host reads the artifact with the host's own
-   * credentials, not with those of the VM.
-   */
-  z.object({ type: z.literal('storedArtifact'), reference: z.string() }),
-  /** A file below the host's storage folder. It contains the content of an Image. */
-  z.object({ type: z.literal('storedFile'), path: z.string(), sha256: z.string() }),
-  /** A source that this release does not support, for example ipsw. */
-  z.object({ type: z.literal('unsupported'), description: z.string() }),
-]);
-export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
 
 /**
  * One reserved port. `name` is unique in the machine, for example `8822-tcp`. The container of the Pod declares the host port, too, so that

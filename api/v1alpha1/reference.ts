@@ -164,6 +164,13 @@ function digestMistake(digest: string): string {
     : `digests of ${algorithm} are not supported, only sha256`;
 }
 
+/** Returns the normalized spelling of a reference, like {@link normaliseImageName}. */
+export function formatReference(reference: Reference): string {
+  const { tag, digest } = reference;
+  const tagged = tag === undefined ? repositoryName(reference) : `${repositoryName(reference)}:${tag}`;
+  return digest === undefined ? tagged : `${tagged}@${digest}`;
+}
+
 /** Returns `registry/repository` of a reference, without tag and digest. */
 export function repositoryName({ registry, repository }: Reference): string {
   return `${registry}/${repository}`;

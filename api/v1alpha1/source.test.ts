@@ -1,5 +1,11 @@
 import { describe, expect, it } from 'vitest';
-import { describeSource, describeUrl, mayHoldCredentials } from './source.ts';
+import {
+  contentSchema,
+  describeSource,
+  describeUrl,
+  machineImageSourceSchema,
+  mayHoldCredentials,
+} from './source.ts';
 
 describe('a URL in texts for people', () => {
   it.each([
@@ -20,4 +26,13 @@ describe('a URL in texts for people', () => {
     ['https://user@images.example/a', true],
     ['no URL', true],
   ])('%s may hold credentials: %s', (url, may) => expect(mayHoldCredentials(url)).toBe(may));
+});
+
+it('the status of an Image keeps each field of each source that a host can fetch', () => {
+  const fetched = machineImageSourceSchema.options.filter(
+    ({ shape }) => !shape.type.safeParse('unsupported').success,
+  );
+  expect(fetched).not.toEqual([]);
+  const fields = new Set(fetched.flatMap(({ shape }) => Object.keys(shape)));
+  expect(Object.keys(contentSchema.shape)).toEqual(expect.arrayContaining([...fields]));
 });

@@ -1,9 +1,11 @@
-/** Fields that Images and ISOs share: their source and their reported state. Also describes sources for people. */
+/**
+ * Sources of images: the fields of the spec that Images and ISOs share, the source from which a host gets the content, and their reported
+ * state.
+ */
 import * as z from 'zod';
 import { AGE_COLUMN, column, conditionColumn, PHASE_COLUMN, type PrinterColumn, wide } from './kind.ts';
 import { count, diskQuantity, documented, report, sha256, text, timestamp } from './schema.ts';
 import { imageName, objectReferenceSchema } from './template.ts';
-import type { MachineImageSource } from './machine.ts';
 
 /** Largest number of characters of a failure's text in the status of an Image or ISO. */
 export const FAILURE_TEXT_LENGTH = 1024;
@@ -74,6 +76,37 @@ export const SOURCE_IMMUTABLE = {
   reason: 'FieldValueForbidden',
   fieldPath: '.source',
 } as const;
+
+/**
+ * Source from which the agent gets a disk or an ISO: a part of the contract between the operator and the agent. The function `directSource`
+ * in operator/image derives this source from the source of an Image.
+ */
+export const machineImageSourceSchema = z.discriminatedUnion('type', [
+  z.object({ type: z.literal('registry'), reference: z.string() }),
+  z.object({ type: z.literal('http'), url: z.string(), sha256: z.string() }),
+  z.object({ type: z.literal('sharedFile'), path: z.string() }),
+  z.object({ type: z.literal('empty'), sizeBytes: z.number().int() }),
+  /**
+   * An artifact in the cluster's image storage. It contains the content of an Image. The host reads the artifact with the host's own
+   * credentials, not with those of the VM.
+   */
+  z.object({ type: z.literal('storedArtifact'), reference: z.string() }),
+  /** A file below the host's storage folder. It contains the content of an Image. */
+  z.object({ type: z.literal('storedFile'), path: z.string(), sha256: z.string() }),
+  /** A source that this release does not support, for example ipsw. */
+  z.object({ type: z.literal('unsupported'), description: z.string() }),
+]);
+export type MachineImageSource = z.infer<typeof machineImageSourceSchema>;
+export type SourceType = MachineImageSource['type'];
+export type SourceOf<T extends SourceType> = Extract<MachineImageSource, { type: T }>;
+
+/**
+ * Returns the reference by which users name the image in a registry. A host needs their credentials for this registry. The result is
+ * undefined for all other sources, also for an artifact in the image storage.
+ */
+export function registryReference(source: MachineImageSource | undefined): string | undefined {
+  return source?.type === 'registry' ? source.reference : undefined;
+}
 
 /**
  * Source from which hosts get the content (`MachineImageSource`). All its fields are on one level, and `type` determines which of them are

@@ -5,7 +5,7 @@
  * TaskReport} as JSON. The Pod's pull secrets contain the credentials for every registry that the task uses.
  */
 import * as z from 'zod';
-import { machineImageSourceSchema } from './machine.ts';
+import { machineImageSourceSchema } from './source.ts';
 
 /** Version of the annotation `berth.dev/task`. An agent that does not know the version refuses the Pod with `AgentTooOld`. */
 export const TASK_API_VERSION = 'task.berth.dev/v1';

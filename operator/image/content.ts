@@ -1,10 +1,13 @@
 /** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list this content. */
 import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
-import { mayHoldCredentials } from '../../api/v1alpha1/source.ts';
+import {
+  type MachineImageSource,
+  machineImageSourceSchema,
+  mayHoldCredentials,
+} from '../../api/v1alpha1/source.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import { type MachineImageSource, machineImageSourceSchema } from '../../api/v1alpha1/machine.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';

@@ -3,10 +3,9 @@
  * of a failure is one of them: `REASON: MESSAGE`. All functions are pure.
  */
 import { timestamp } from '../../base/time.ts';
-import { describeSource, FAILURE_TEXT_LENGTH } from '../../api/v1alpha1/source.ts';
+import { describeSource, FAILURE_TEXT_LENGTH, type MachineImageSource } from '../../api/v1alpha1/source.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { classOf, isReason, type Reason } from '../../api/v1alpha1/reasons.ts';
 import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';

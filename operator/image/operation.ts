@@ -1,7 +1,7 @@
 /** Determines which operation an Image or ISO needs next. One operation runs at a time, and others wait. All functions are pure. */
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';

@@ -1,7 +1,8 @@
 import { constantFrom } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { MACHINE_API_VERSION, type MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_API_VERSION } from '../../api/v1alpha1/machine.ts';
+import { type MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { MACHINE_ANNOTATION, TASK_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { type StorageTarget, TASK_API_VERSION, type TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job, Pod } from '../../kube/core.ts';

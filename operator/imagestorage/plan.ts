@@ -6,7 +6,7 @@ import { type Job, type Pod, PODS } from '../../kube/core.ts';
 import { folderKey, isRemoval, type Place, placeKey, recordedPlace, repositoryOf } from '../image/place.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { directSource, storedContent } from '../image/content.ts';
 import { taskOf } from '../tasks/job.ts';
 import { machineOf } from '../vm/podstate.ts';

@@ -12,7 +12,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { type OperatorEvent, warning } from './events.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 
 /**
  * Reads the credentials of a namespace from the API server with one GET. The credentials are not in a cache, because only a new Pod needs

@@ -4,7 +4,8 @@
  */
 import { isImageReference, normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
-import { MACHINE_FIELDS, type MachineField, type MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import { MACHINE_FIELDS, type MachineField } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';

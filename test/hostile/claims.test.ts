@@ -23,7 +23,8 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { classOf, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
-import type { BaseImageSource, EnsureOptions, HostImageStore } from '../../agent/images/store.ts';
+import type { AskedImage, HostImageStore } from '../../agent/images/store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { ensure, openStore } from '../worlds/imagestores.ts';
 
 const DISK_BYTES = 12 * 1024 * 1024;
@@ -79,17 +80,17 @@ async function openHost(name: string): Promise<HostImageStore> {
   return await openStore(join(root, name), [], { sharedRoots: [storage], storageFolder: storage });
 }
 
-function storedFile(name = 'disk.qcow2'): BaseImageSource {
+function storedFile(name = 'disk.qcow2'): MachineImageSource {
   return { type: 'storedFile', path: name, sha256 };
 }
 
-const SHARED: BaseImageSource = { type: 'sharedFile', path: 'disk.qcow2' };
+const SHARED: MachineImageSource = { type: 'sharedFile', path: 'disk.qcow2' };
 
 /** Ensures the image, and expects that a machine would run from exactly the bytes of the digest, which lie in the host's own store. */
 async function use(
   host: HostImageStore,
-  source: BaseImageSource,
-  options: Partial<EnsureOptions> = {},
+  source: MachineImageSource,
+  options: Partial<AskedImage> = {},
 ): Promise<BaseImage> {
   const image = await ensure(host, source, 'machine/a', { name: 'berth.dev/team/disk', ...options });
   expect(`sha256:${sha256Of(await readFile(image.path))}`).toBe(image.digest);
@@ -182,7 +183,7 @@ it('two stored files with one digest are copied once, and a file with another di
   const host = await openHost('a');
   const { path: copy } = await use(host, storedFile());
   expect((await use(host, storedFile('of-another-namespace'))).path).toBe(copy);
-  const other: BaseImageSource = { type: 'storedFile', path: 'disk.qcow2', sha256: '0'.repeat(64) };
+  const other: MachineImageSource = { type: 'storedFile', path: 'disk.qcow2', sha256: '0'.repeat(64) };
   expect(await reasonOf(use(host, other))).toBe('DigestMismatch');
 });
 

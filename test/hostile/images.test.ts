@@ -9,7 +9,8 @@ import { join } from 'node:path';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, type TestContext } from 'vitest';
 import { parse, stringify } from 'yaml';
 import { REMEMBERED_MILLISECONDS } from '../../agent/images/oci/access.ts';
-import type { BaseImageSource, HostImageStore } from '../../agent/images/store.ts';
+import type { HostImageStore } from '../../agent/images/store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { ensure, keyringOf, openStore } from '../worlds/imagestores.ts';
 import { startRegistry, type TestRegistry } from '../wires/registry.ts';
 import { pushContainerDisk, writeRawDisk } from '../fixtures/vmimages.ts';
@@ -65,7 +66,7 @@ async function openAgain(): Promise<HostImageStore> {
 async function ask(
   context: TestContext,
   who: string,
-  source: BaseImageSource | string,
+  source: MachineImageSource | string,
   options: Parameters<typeof ensure>[3] = {},
 ): Promise<string> {
   let outcome = 'an image';
@@ -167,7 +168,7 @@ describe('a file of a web server on a host', () => {
     return { url, requests: () => count };
   }
 
-  const from = (url: string): BaseImageSource => ({ type: 'http', url, sha256 });
+  const from = (url: string): MachineImageSource => ({ type: 'http', url, sha256 });
 
   it('is not given by its digest to a user who names another address', async (context) => {
     const owner = await serve((_request, response) => response.end(content));

@@ -10,7 +10,8 @@ import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, it, onTestFinished } from 'vitest';
-import type { BaseImageSource, HostImageStore } from '../../agent/images/store.ts';
+import type { HostImageStore } from '../../agent/images/store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { ensure, openStore } from '../worlds/imagestores.ts';
 
@@ -47,14 +48,14 @@ beforeEach(async () => {
   });
 });
 
-function image(path: string, mebibytes: number): BaseImageSource {
+function image(path: string, mebibytes: number): MachineImageSource {
   const content = contents.get(path) ?? randomBytes(mebibytes * MEBIBYTE);
   contents.set(path, content);
   return { type: 'http', url: address + path, sha256: createHash('sha256').update(content).digest('hex') };
 }
 
 /** Returns an image that never arrives. */
-function slowImage(mebibytes: number): BaseImageSource {
+function slowImage(mebibytes: number): MachineImageSource {
   const url = `${address}/slow/${mebibytes}`;
   return { type: 'http', url, sha256: 'a'.repeat(64) };
 }

@@ -10,7 +10,8 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it, vi } from 'vitest';
-import type { BaseImageSource, HostImageStore, HostImageStoreOptions } from '../../agent/images/store.ts';
+import type { HostImageStore, HostImageStoreOptions } from '../../agent/images/store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
 import { ensure, keyringOf, openStore } from '../worlds/imagestores.ts';
@@ -77,7 +78,7 @@ describe('room for images', unless(missing), () => {
   });
 
   /** Returns a source with this number of MiB without zeros. */
-  function image(name: string, mebibytes = IMAGE_MEBIBYTES): BaseImageSource {
+  function image(name: string, mebibytes = IMAGE_MEBIBYTES): MachineImageSource {
     const content = contents.get(`/${name}`) ?? randomBytes(mebibytes * MEBIBYTE);
     contents.set(`/${name}`, content);
     const sha256 = createHash('sha256').update(content).digest('hex');

@@ -9,7 +9,7 @@ import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
-import type { EnsureOptions } from '../../agent/images/store.ts';
+import type { AskedImage } from '../../agent/images/store.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -59,7 +59,7 @@ beforeAll(async () => {
   const store = await openStore(join(folder, 'store'), [], { storageFolder });
   host.publisher = noPublisher(storageFolder);
   host.images = Object.assign(new StandInImages(), {
-    ensure: async (source: Parameters<typeof store.ensure>[0], options: EnsureOptions) => {
+    ensure: async (source: Parameters<typeof store.ensure>[0], options: AskedImage) => {
       await gate;
       return await store.ensure(source, options);
     },

@@ -1,12 +1,8 @@
 /** Image stores of hosts, for tests. */
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
-import {
-  type BaseImageSource,
-  type EnsureOptions,
-  HostImageStore,
-  type HostImageStoreOptions,
-} from '../../agent/images/store.ts';
+import { type AskedImage, HostImageStore, type HostImageStoreOptions } from '../../agent/images/store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { Keyring } from '../../agent/images/oci/credentials.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
@@ -41,9 +37,9 @@ export function keyringOf(registry: TestRegistry, password = PASSWORD): Keyring 
 
 export async function ensure(
   store: HostImageStore,
-  source: BaseImageSource | string,
+  source: MachineImageSource | string,
   holder: Holder,
-  options: Partial<EnsureOptions> = {},
+  options: Partial<AskedImage> = {},
 ): Promise<BaseImage> {
   return await store.ensure(typeof source === 'string' ? { type: 'registry', reference: source } : source, {
     holder,

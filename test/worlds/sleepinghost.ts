@@ -2,11 +2,11 @@
  * A cluster with an operator and one ARM host, whose agent runs in this process. VMs, emulators and cache Jobs on the host are stand-ins
  * without processes. Therefore the test can count at each moment how many of them work.
  */
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
-import type { EnsureOptions } from '../../agent/images/store.ts';
+import type { AskedImage } from '../../agent/images/store.ts';
 import { pause } from '../../base/time.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
@@ -110,7 +110,7 @@ class SleepingImages extends StandInImages {
   readonly fetched = new Map<Holder, string>();
   #changed: () => void = () => undefined;
 
-  override async ensure(source: MachineImageSource, options: EnsureOptions): Promise<BaseImage> {
+  override async ensure(source: MachineImageSource, options: AskedImage): Promise<BaseImage> {
     const base = await super.ensure(source, options);
     const { holder, signal } = options;
     if (holder.startsWith('entry/') && 'reference' in source) {

@@ -11,7 +11,8 @@ import { mkdtempSync, realpathSync, rmSync, writeFileSync } from 'node:fs';
 import { isIP } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import type { BaseImageSource, HostImageStore } from '../../agent/images/store.ts';
+import type { HostImageStore } from '../../agent/images/store.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { ensure, openStore } from './imagestores.ts';
 
 /** One attempt: an address, and the way in which the store is led to the address. */
@@ -197,11 +198,11 @@ function hostAndPort(address: string): string {
   return `${isIP(address) === 6 ? `[${address}]` : address}:${PORT}`;
 }
 
-function sourceOf({ address, way }: SourceAttempt): BaseImageSource {
+function sourceOf({ address, way }: SourceAttempt): MachineImageSource {
   const target = hostAndPort(address);
   const hex = Buffer.from(target).toString('hex');
-  const http = (url: string): BaseImageSource => ({ type: 'http', url, sha256: '0'.repeat(64) });
-  const registry = (reference: string): BaseImageSource => ({ type: 'registry', reference });
+  const http = (url: string): MachineImageSource => ({ type: 'http', url, sha256: '0'.repeat(64) });
+  const registry = (reference: string): MachineImageSource => ({ type: 'registry', reference });
   switch (way) {
     case 'http: literal':
       return http(`http://${target}/disk`);

@@ -27,7 +27,7 @@ import {
 } from '../../agent/drivers/driver.ts';
 import { SharedConsole } from '../../agent/console/terminal.ts';
 import type { BaseImage } from '../../agent/disks/disk.ts';
-import type { EnsureOptions, ImageStore } from '../../agent/images/store.ts';
+import type { AskedImage, ImageStore } from '../../agent/images/store.ts';
 import type { Holder } from '../../agent/images/local/holders.ts';
 import type {
   AttachOptions,
@@ -38,7 +38,7 @@ import type {
   NetworkReport,
 } from '../../agent/network/network.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 
 /** Largest number of forwards of a machine. Machines of QEMU have the same limit. */
 const FORWARDS = 16;
@@ -321,7 +321,7 @@ export class StandInImages implements ImageStore {
   readonly holders = new Map<Holder, string>();
   #isTidying = false;
 
-  async ensure(_: MachineImageSource, o: EnsureOptions): Promise<BaseImage> {
+  async ensure(_: MachineImageSource, o: AskedImage): Promise<BaseImage> {
     this.holders.set(o.holder, IMAGE.path);
     o.onProgress(50);
     const given = new Promise<never>((_, reject) => {

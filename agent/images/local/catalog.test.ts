@@ -46,12 +46,12 @@ function newCatalog() {
 
 it('an assignment that could not be saved is saved by the next one, although the image has its name already', async () => {
   const { disk, catalog, image, other } = newCatalog();
-  const asked = { names: ['x'], architecture: 'amd64', holder: 'entry/e', tenant: 'team' } as const;
-  await catalog.assign(other, asked);
+  const asked = { architecture: 'amd64', holder: 'entry/e', tenant: 'team' } as const;
+  await catalog.assign(other, ['x'], asked);
   disk.isFull = true;
-  await expect(catalog.assign(image, asked)).rejects.toThrow('full');
+  await expect(catalog.assign(image, ['x'], asked)).rejects.toThrow('full');
   disk.isFull = false;
-  await catalog.assign(image, asked);
+  await catalog.assign(image, ['x'], asked);
   expect(disk.saved.get(ID)).toMatchObject({ names: ['x'], entries: ['e'] });
   expect(disk.saved.get(OTHER)).toMatchObject({ names: [], entries: [] });
 });
@@ -59,7 +59,7 @@ it('an assignment that could not be saved is saved by the next one, although the
 it('the end of an entry that could not be saved is saved later, and until then the entry holds the image', async () => {
   const { disk, holders, catalog, image } = newCatalog();
   holders.add('entry/e', ID);
-  await catalog.assign(image, { names: ['x'], architecture: 'amd64', holder: 'entry/e', tenant: 'team' });
+  await catalog.assign(image, ['x'], { architecture: 'amd64', holder: 'entry/e', tenant: 'team' });
   disk.isFull = true;
   await expect(catalog.unenter('entry/e', image)).rejects.toThrow('full');
   expect(holders.imagesOf('entry/e')).toEqual([ID]);
@@ -70,11 +70,11 @@ it('the end of an entry that could not be saved is saved later, and until then t
 
 it('an image that cannot be saved does not prevent the assignment of others, is logged once, and is saved later', async () => {
   const { disk, log, catalog, image, other } = newCatalog();
-  const asked = { names: ['x'], architecture: 'amd64', holder: 'machine/a', tenant: 'team' } as const;
-  await catalog.assign(other, asked);
+  const asked = { architecture: 'amd64', holder: 'machine/a', tenant: 'team' } as const;
+  await catalog.assign(other, ['x'], asked);
   disk.damaged.add(OTHER);
-  await catalog.assign(image, asked);
-  await catalog.assign(image, { ...asked, names: ['y'] });
+  await catalog.assign(image, ['x'], asked);
+  await catalog.assign(image, ['y'], asked);
   await catalog.flush();
   expect(disk.saved.get(ID)).toMatchObject({ names: ['x', 'y'] });
   expect(log).toEqual([
@@ -88,8 +88,7 @@ it('an image that cannot be saved does not prevent the assignment of others, is 
 it('many tags of one owner displace each other, and not the name of another tenant', async () => {
   const { catalog, image } = newCatalog();
   const assign = async (name: string): Promise<void> =>
-    await catalog.assign(image, {
-      names: [name],
+    await catalog.assign(image, [name], {
       architecture: 'amd64',
       holder: 'machine/m',
       tenant: 'team',

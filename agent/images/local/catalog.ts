@@ -5,7 +5,9 @@
 import type { Logger } from 'pino';
 import { Serial } from '../../../base/concurrency.ts';
 import type { Holder, Holders } from './holders.ts';
+import type { ImageFormat } from './inspect.ts';
 import type { ImageId, Layout, Metadata } from './layout.ts';
+import type { Keyring } from '../oci/credentials.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { IMAGES_LISTED } from '../../../api/v1alpha1/reference.ts';
 
@@ -22,14 +24,39 @@ export interface Stored {
   usedAt: number;
 }
 
-/** A request for an image. */
-export interface Asked {
-  /** Normalised references, and names of Image objects. */
-  names: readonly string[];
+/** A caller that waits for a fetch. */
+export interface Waiting {
+  signal: AbortSignal;
+  /**
+   * Called with the progress. `percent` (0–100) is the part of the download that is done. `bytes` is the number of bytes that the host
+   * already has, if the number is known.
+   */
+  onProgress: (percent: number, bytes?: number) => void;
+}
+
+/** A request for an image. This shape travels from the machine, cache entry or task through the store to the source of the image. */
+export interface ImageRequest extends Waiting {
+  /** Format that the Image states for its source. With `Auto`, the content determines the format. */
+  format: ImageFormat;
+  /** Architecture that is chosen if an image is for several architectures. */
   architecture: 'amd64' | 'arm64';
-  holder: Holder;
-  /** Namespace of the Pod that asks. */
+  /** Name of the Image object (`berth.dev/NAMESPACE/NAME`), in addition to the names that follow from the source. */
+  name?: string | undefined;
+  /** Credentials of registries. If absent, requests are anonymous. */
+  keyring?: Keyring | undefined;
+  /** Namespace of the Pod that asks. The import counts in its share of the space for images. */
   tenant: string;
+  /** Machine, cache entry or task that needs the image. It needs the image until the call of `release`. */
+  holder: Holder;
+  /** True to check at the registry whether the tag now names another image, even if this host has an image of that name. */
+  refresh?: boolean;
+  /** Called with the reason when the fetch must wait for other fetches of this host. */
+  onWait: (reason: string) => void;
+  /**
+   * Called with the repository and the digest that the reference names now, if a registry was asked. It can be the digest of an index for
+   * several architectures.
+   */
+  onResolved?: ((reference: string) => void) | undefined;
 }
 
 export class Catalog {
@@ -77,7 +104,7 @@ export class Catalog {
    * Returns the image with this name. If the agent crashed while it moved a name from one image to another, both images can have the name.
    * In this case, the function returns the image that was used last.
    */
-  byName(name: string, architecture: Asked['architecture']): Stored | undefined {
+  byName(name: string, architecture: ImageRequest['architecture']): Stored | undefined {
     return this.all()
       .filter(({ metadata }) => metadata.names.includes(name) && metadata.architecture === architecture)
       .toSorted((a, b) => b.usedAt - a.usedAt)[0];
@@ -111,22 +138,26 @@ export class Catalog {
   }
 
   /**
-   * Moves the requested names to this image. If the holder is a cache entry, also records that the image belongs to the entry. Resolves
+   * Moves `names` to this image. If the holder is a cache entry, also records that the image belongs to the entry. Resolves
    * when both changes are on the disk, so that they survive a restart of the agent. If the metadata of another image cannot be written, the
    * function does not fail, because this image must be usable. The change to the other image then stays in memory.
    */
-  async assign(stored: Stored, asked: Asked): Promise<void> {
+  async assign(
+    stored: Stored,
+    names: readonly string[],
+    { architecture, tenant, holder }: Pick<ImageRequest, 'architecture' | 'tenant' | 'holder'>,
+  ): Promise<void> {
     stored.usedAt = Date.now();
-    for (const name of asked.names) {
-      this.#move(name, asked.architecture, stored);
+    for (const name of names) {
+      this.#move(name, architecture, stored);
     }
     const { metadata } = stored;
-    if (!metadata.tenants.includes(asked.tenant)) {
-      metadata.tenants = [...metadata.tenants, asked.tenant].slice(-TENANTS_LIMIT);
+    if (!metadata.tenants.includes(tenant)) {
+      metadata.tenants = [...metadata.tenants, tenant].slice(-TENANTS_LIMIT);
       this.#unsaved.add(stored);
     }
-    if (asked.holder.startsWith(ENTRY)) {
-      this.#enter(asked.holder, stored);
+    if (holder.startsWith(ENTRY)) {
+      this.#enter(holder, stored);
     }
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
     // The image that gains a name or a cache entry is saved first. So after a crash, two images can have the same name or entry, but no
@@ -238,7 +269,7 @@ export class Catalog {
   }
 
   /** Moves a name to this image. The image that gains the name is marked first, because {@link flush} saves in this order. */
-  #move(name: string, architecture: Asked['architecture'], to: Stored): void {
+  #move(name: string, architecture: ImageRequest['architecture'], to: Stored): void {
     if (!to.metadata.names.includes(name)) {
       to.metadata.names = limited([...to.metadata.names, name]);
       this.#unsaved.add(to);

@@ -9,8 +9,9 @@ import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { Turns } from '../../disks/turns.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
-import type { Catalog, Stored } from './catalog.ts';
-import { type ImageFormat, inspectImage } from './inspect.ts';
+import type { Catalog, ImageRequest, Stored, Waiting } from './catalog.ts';
+import type { Holders } from './holders.ts';
+import { inspectImage } from './inspect.ts';
 import { type ImageId, type Layout, type Metadata, newMetadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
@@ -31,29 +32,6 @@ const HOPELESS: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageInvalid',
  */
 const OF_THE_ASKER: ReadonlySet<Reason> = new Set(['ImageAccessDenied', 'ImageArchitectureMismatch']);
 
-/** A caller that waits for a fetch. */
-export interface Waiting {
-  signal: AbortSignal;
-  /**
-   * Called with the progress. `percent` (0–100) is the part of the download that is done. `bytes` is the number of bytes that the host
-   * already has, if the number is known.
-   */
-  onProgress: (percent: number, bytes?: number) => void;
-}
-
-/** Fields that all requests for an image have, whatever the source of the image. */
-export interface ImageRequest extends Waiting {
-  /** Format that the Image states. */
-  format: ImageFormat;
-  architecture: 'amd64' | 'arm64';
-  /** Namespace of the Pod that asks. The import counts in its share of the space for images. */
-  tenant: string;
-  /** Called with the reason when the fetch must wait for other fetches of this host. */
-  onWait: (reason: string) => void;
-  /** Runs `work`. Before that, the function records that the requester needs the image, so that the store keeps the image. */
-  holding: (id: ImageId, work: () => Promise<Stored>) => Promise<Stored>;
-}
-
 export interface Import {
   id: ImageId;
   /** Text that names the content and its source in messages. */
@@ -65,16 +43,30 @@ export interface Import {
   run: (target: PullTarget, watched: Watched) => Promise<void>;
 }
 
-/** An import of content that must have this format. */
-type Wanted = Import & Pick<ImageRequest, 'format' | 'tenant'>;
+/** The image that a request asks for, as its source knows it. */
+export interface SourceImage {
+  /** Names under which later requests find the image in the store. */
+  readonly names: readonly string[];
+  /**
+   * Returns the image of the store, or fetches it. Records from the beginning that the holder of the request needs the image, so that the
+   * store keeps it.
+   *
+   * @throws ReasonedError when the image cannot be used.
+   */
+  ensure: () => Promise<Stored>;
+}
 
-/** Parts of the store that every source of images with imports needs. */
+/** Parts of the store that every source of images needs. */
 export interface SourceParts {
   catalog: Catalog;
+  holders: Holders;
   importing: Importing;
   metrics: ImageMetrics;
   logger: Logger;
 }
+
+/** Fields of the request that began an import. The signal is that of the import. */
+type OfImport = Pick<ImageRequest, 'format' | 'tenant' | 'signal'>;
 
 interface ImportingParts {
   layout: Layout;
@@ -118,7 +110,7 @@ export class Importing {
         const join = async (): Promise<{ result: Stored }> =>
           await this.#flights.join(key, request, async (signal, onProgress) => {
             isOwn = true;
-            return await this.#import(key, { ...(await plan(signal, onProgress)), format, tenant }, signal);
+            return await this.#import(key, await plan(signal, onProgress), { format, tenant, signal });
           });
         const { result } = this.#flights.isRunning(key)
           ? await join()
@@ -150,20 +142,20 @@ export class Importing {
     return await joined.promise;
   }
 
-  async #import(key: string, wanted: Wanted, signal: AbortSignal): Promise<Stored> {
+  async #import(key: string, planned: Import, request: OfImport): Promise<Stored> {
     const { layout, space, metrics } = this.#parts;
     const target = layout.partial(key);
     try {
       const stored = await space.keeping(target.folder, async () => {
         const metadata =
-          (await layout.finished(target.folder)) ?? (await this.#fetch(target, wanted, signal));
-        return await this.#place(target.folder, wanted.id, metadata);
+          (await layout.finished(target.folder)) ?? (await this.#fetch(target, planned, request));
+        return await this.#place(target.folder, planned.id, metadata);
       });
       metrics.pulls.inc({ result: 'success' });
       return stored;
     } catch (thrown) {
-      metrics.pulls.inc({ result: signal.aborted ? 'cancelled' : 'failure' });
-      const error = asReasonedError(thrown, wanted.what);
+      metrics.pulls.inc({ result: request.signal.aborted ? 'cancelled' : 'failure' });
+      const error = asReasonedError(thrown, planned.what);
       if (error instanceof ReasonedError && HOPELESS.has(error.reason)) {
         await layout.dropPartial(target.folder);
       }
@@ -171,17 +163,17 @@ export class Importing {
     }
   }
 
-  async #fetch(target: PullTarget, wanted: Wanted, signal: AbortSignal): Promise<Metadata> {
+  async #fetch(target: PullTarget, planned: Import, { format, tenant, signal }: OfImport): Promise<Metadata> {
     const { layout, space, reader } = this.#parts;
-    const claim = { folder: target.folder, bytes: wanted.roomBytes, tenant: wanted.tenant };
+    const claim = { folder: target.folder, bytes: planned.roomBytes, tenant };
     await space.within(claim, signal, async (watched) => {
       await layout.beginPartial(target.folder);
-      await wanted.run(target, watched);
+      await planned.run(target, watched);
     });
     await layout.letRead(target.disk);
-    const inspected = await inspectImage(target.disk, wanted.format, reader);
+    const inspected = await inspectImage(target.disk, format, reader);
     const sizeBytes = await allocatedBytes(target.disk);
-    const metadata = newMetadata({ ...wanted.metadata, ...inspected, sizeBytes });
+    const metadata = newMetadata({ ...planned.metadata, ...inspected, sizeBytes });
     await layout.finish(target.folder, metadata);
     return metadata;
   }

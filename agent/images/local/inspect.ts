@@ -4,7 +4,7 @@
  */
 import { type FileHandle, open } from 'node:fs/promises';
 import * as z from 'zod';
-import type { MachineImageSource } from '../../../api/v1alpha1/machine.ts';
+import type { MachineImageSource } from '../../../api/v1alpha1/source.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { readQcow2 } from '../../disks/qcow2.ts';
 import { ProgramError, type RunAs } from '../../../base/exec.ts';

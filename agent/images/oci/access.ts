@@ -9,8 +9,8 @@ import {
   fingerprint,
   type Keyring,
   listFaults,
+  scopeOf,
 } from './credentials.ts';
-import { scopeOf } from './route.ts';
 import type { Registries, Repository } from './repository.ts';
 import type { Reference } from '../../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';

@@ -2,8 +2,7 @@
 import type { Readable } from 'node:stream';
 import { retrying } from './failures.ts';
 import { refusal } from './refusals.ts';
-import type { Credential } from './credentials.ts';
-import { type InsecureRoute, scopeOf } from './route.ts';
+import { type Credential, type InsecureRoute, scopeOf } from './credentials.ts';
 import { join, type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
 import type { Tokens } from './tokens.ts';
 import type { Exchange, Response, Transport } from './transport.ts';

@@ -5,10 +5,10 @@
 import { createHmac, randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import type { Logger } from 'pino';
-import type { InsecureRoute, InsecureServers } from './route.ts';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isOfSystem } from '../../../base/errors.ts';
+import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }
@@ -367,4 +367,25 @@ export function readStorageKeyring(
     logger.warn({ faults: listFaults(keyring.faults) }, 'Credentials of the image storage are not used');
   }
   return keyring;
+}
+
+/** An insecure connection: without TLS (`http`), or with TLS but without a check of the certificate (`https`). */
+export interface InsecureRoute {
+  readonly scheme: Server['scheme'];
+  readonly namespace: string;
+}
+
+/** Servers that the Pods of one namespace may reach over an insecure connection. */
+export interface InsecureServers {
+  readonly namespace: string;
+  readonly servers: readonly Server[];
+}
+
+/**
+ * Returns the prefix for the names and keys of data from a registry. The prefix is `insecure!NAMESPACE/` for an insecure connection, and
+ * empty for a secure one. The name of a namespace contains no slash, so two namespaces never share a name or key. No reference can contain
+ * `!`, so a reference without the prefix never equals a name with the prefix.
+ */
+export function scopeOf(route: InsecureRoute | undefined): string {
+  return route === undefined ? '' : `insecure!${route.namespace}/`;
 }

@@ -1,7 +1,7 @@
 /** Reads and writes manifests and blobs in repositories of registries (distribution specification 1.1). */
 import { buffer } from 'node:stream/consumers';
 import type { Readable } from 'node:stream';
-import { Attempts, networkError, retrying, TransientError } from './failures.ts';
+import { Attempts, LeastRate, networkError, retrying, TransientError } from './failures.ts';
 import { readBody } from './refusals.ts';
 import {
   type BlobReference,
@@ -18,12 +18,10 @@ import {
 } from './manifests.ts';
 import { isSha256, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Credential } from './credentials.ts';
-import type { InsecureRoute } from './route.ts';
+import type { Credential, InsecureRoute } from './credentials.ts';
 import { Session } from './client.ts';
 import { Tokens } from './tokens.ts';
 import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
-import { LeastRate } from './leastrate.ts';
 
 /** Largest accepted number of nested indexes between a tag and its manifest. No publisher needs more than two. */
 const INDEX_DEPTH = 3;

@@ -10,18 +10,19 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { copyHashed, StalledReadError } from '../../disks/sparse.ts';
 import { STAT_BLOCK_BYTES } from '../../disks/diskio.ts';
-import type { Stored } from '../local/catalog.ts';
-import type { ImageRequest, Import, SourceParts, Waiting } from '../local/importing.ts';
+import type { ImageRequest, Stored, Waiting } from '../local/catalog.ts';
+import type { Import, SourceImage, SourceParts } from '../local/importing.ts';
 import { type ImageId, sharedId, storedId } from '../local/layout.ts';
 import type { Watched } from '../local/space.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 
-interface FileRequest extends ImageRequest {
-  path: string;
+/** The place of a file on this host. */
+interface FilePlace {
+  readonly path: string;
   /** Folders that can contain the file, at any depth. */
-  roots: readonly string[];
+  readonly roots: readonly string[];
   /** Digest that the file must have. If undefined, the file can have any content. */
-  sha256: string | undefined;
+  readonly sha256: string | undefined;
 }
 
 /** A regular file below one of the roots. */
@@ -31,58 +32,64 @@ interface Found {
   stats: BigIntStats;
 }
 
-export class FileSource {
+/** One requested file of a folder. */
+export class FileImage implements SourceImage {
+  readonly names: readonly string[];
   readonly #parts: SourceParts;
+  readonly #place: FilePlace;
+  readonly #request: ImageRequest;
 
-  constructor(parts: SourceParts) {
+  constructor(parts: SourceParts, place: FilePlace, request: ImageRequest) {
     this.#parts = parts;
+    this.#place = { ...place, sha256: place.sha256?.toLowerCase() };
+    this.#request = request;
+    this.names = request.name === undefined ? [] : [request.name];
   }
 
-  async ensure(request: FileRequest): Promise<Stored> {
-    if (request.sha256 !== undefined) {
+  async ensure(): Promise<Stored> {
+    const { sha256 } = this.#place;
+    const find = async (): Promise<Found> => await findBelowRoots(this.#place, this.#request.signal);
+    if (sha256 !== undefined) {
       // The content alone identifies the image, so the storage is not read again for content that this host has.
-      const id = storedId(request.sha256.toLowerCase());
-      return await this.#ensure(id, request, async () => await findBelowRoots(request));
+      return await this.#ensure(storedId(sha256), find);
     }
-    const found = await findBelowRoots(request);
-    return await this.#ensure(sharedId(found.real, identityOf(found.stats)), request, async () => found);
+    const found = await find();
+    return await this.#ensure(sharedId(found.real, identityOf(found.stats)), async () => found);
   }
 
-  async #ensure(id: ImageId, request: FileRequest, find: () => Promise<Found>): Promise<Stored> {
-    const { catalog, importing } = this.#parts;
-    return await request.holding(
+  async #ensure(id: ImageId, find: () => Promise<Found>): Promise<Stored> {
+    const { catalog, holders, importing } = this.#parts;
+    return await holders.during(
+      this.#request.holder,
       id,
       async () =>
         catalog.get(id) ??
-        (await importing.ensure(id, request, async (_signal, onProgress) =>
-          this.#plan(id, { ...request, onProgress }, await find()),
+        (await importing.ensure(id, this.#request, async (_signal, onProgress) =>
+          this.#plan(id, await find(), onProgress),
         )),
     );
   }
 
-  #plan(id: ImageId, request: FileRequest, found: Found): Import {
-    const { path, architecture, sha256, onProgress } = request;
+  #plan(id: ImageId, found: Found, onProgress: Waiting['onProgress']): Import {
+    const { path, sha256 } = this.#place;
     const { size, blocks } = found.stats;
     const allocated = Number(blocks) * STAT_BLOCK_BYTES;
     // Without a pinned digest, only the copied bytes tell the digest, so `run` sets it.
-    const metadata = { digest: `sha256:${sha256?.toLowerCase()}`, architecture };
+    const metadata = { digest: `sha256:${sha256}`, architecture: this.#request.architecture };
     return {
       id,
       what: path,
       roomBytes: Math.min(Number(size), allocated),
       metadata,
       run: async ({ disk }, watched) => {
-        metadata.digest = `sha256:${await this.#copy({ path, sha256, found }, disk, { ...watched, onProgress })}`;
+        metadata.digest = `sha256:${await this.#copy(found, disk, { ...watched, onProgress })}`;
       },
     };
   }
 
   /** Copies the file, and returns the sha256 of the copy as hexadecimal digits. */
-  async #copy(
-    { path, sha256, found }: Pick<FileRequest, 'path' | 'sha256'> & { found: Found },
-    disk: string,
-    { signal, onProgress }: Watched & Waiting,
-  ): Promise<string> {
+  async #copy(found: Found, disk: string, { signal, onProgress }: Watched & Waiting): Promise<string> {
+    const { path, sha256 } = this.#place;
     const bytes = Number(found.stats.size);
     let done = 0;
     const onBytes = (count: number): void => {
@@ -93,7 +100,7 @@ export class FileSource {
     return await withFile(found, async (source) => {
       const copied = await copyHashed(source, disk, { bytes, signal, onBytes });
       const isUnchanged = identityOf(await source.stat({ bigint: true })) === identityOf(found.stats);
-      if (copied.sha256 === sha256?.toLowerCase()) {
+      if (copied.sha256 === sha256) {
         return copied.sha256;
       }
       if (!isUnchanged || copied.bytes !== bytes) {
@@ -175,7 +182,7 @@ function changed({ real }: Found): ReasonedError {
  *
  * @throws ReasonedError when no root contains the file, a link leads out of its root, or the file server of a root does not answer.
  */
-async function findBelowRoots({ path, roots, sha256, signal }: FileRequest): Promise<Found> {
+async function findBelowRoots({ path, roots, sha256 }: FilePlace, signal: AbortSignal): Promise<Found> {
   if (roots.length === 0) {
     // The source is right, and another host can have the folder. So the reason is not one after which a VM fails at once.
     throw new ReasonedError(

@@ -13,8 +13,8 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
 import { compressionOf, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
-import type { Stored } from '../local/catalog.ts';
-import type { ImageRequest, SourceParts, Waiting } from '../local/importing.ts';
+import type { ImageRequest, Stored, Waiting } from '../local/catalog.ts';
+import type { SourceImage, SourceParts } from '../local/importing.ts';
 import { fileId } from '../local/layout.ts';
 import type { Watched } from '../local/space.ts';
 import type { Response, Transport } from '../oci/transport.ts';
@@ -23,11 +23,11 @@ import { writeAll } from '../../disks/sparse.ts';
 import {
   Attempts,
   isTransientStatus,
+  LeastRate,
   networkError,
   retryAfterMilliseconds,
   TransientError,
 } from '../oci/failures.ts';
-import { LeastRate } from '../oci/leastrate.ts';
 
 const SHA256 = /^[0-9a-f]{64}$/;
 /**
@@ -36,41 +36,45 @@ const SHA256 = /^[0-9a-f]{64}$/;
  */
 const URLS_LIMIT = 64;
 
-export interface HttpRequest extends ImageRequest {
-  url: string;
-  /** SHA-256 of the downloaded file, before it is unpacked. */
-  sha256: string;
-}
-
-interface HttpSourceParts extends SourceParts {
+export interface HttpParts extends SourceParts {
   transport: Transport;
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock: (() => number) | undefined;
 }
 
-export class HttpSource {
-  readonly #parts: HttpSourceParts;
+/** One requested file of a web server. */
+export class HttpImage implements SourceImage {
+  readonly names: readonly string[];
+  readonly #parts: HttpParts;
+  readonly #request: ImageRequest;
+  readonly #url: string;
+  /** SHA-256 of the downloaded file, before it is unpacked. */
+  readonly #sha256: string;
 
-  constructor(parts: HttpSourceParts) {
+  constructor(parts: HttpParts, { url, sha256 }: { url: string; sha256: string }, request: ImageRequest) {
     this.#parts = parts;
+    this.#request = request;
+    this.#url = url;
+    this.#sha256 = sha256.toLowerCase();
+    this.names = [request.name ?? `sha256:${this.#sha256}`];
   }
 
-  async ensure(request: HttpRequest): Promise<Stored> {
-    const digest = request.sha256.toLowerCase();
-    if (!SHA256.test(digest)) {
+  async ensure(): Promise<Stored> {
+    if (!SHA256.test(this.#sha256)) {
       throw new ReasonedError(
         'ImageInvalid',
-        `"${request.sha256}" is not a sha256, which has 64 hexadecimal digits`,
+        `"${this.#sha256}" is not a sha256, which has 64 hexadecimal digits`,
       );
     }
-    const id = fileId(digest);
-    const address = hashOf(request.url);
-    return await request.holding(id, async () => {
-      const present = this.#parts.catalog.get(id);
+    const { holders, catalog } = this.#parts;
+    const id = fileId(this.#sha256);
+    const address = hashOf(this.#url);
+    return await holders.during(this.#request.holder, id, async () => {
+      const present = catalog.get(id);
       if (present?.metadata.urls.includes(address) === true) {
         return present;
       }
-      const stored = await this.#import({ ...request, sha256: digest });
+      const stored = await this.#import();
       await this.#note(stored, address);
       return stored;
     });
@@ -86,23 +90,21 @@ export class HttpSource {
     await this.#parts.catalog.save(stored);
   }
 
-  async #import(request: HttpRequest): Promise<Stored> {
-    const { url, sha256, architecture } = request;
-    return await this.#parts.importing.ensure(`${sha256} ${url}`, request, async (_signal, onProgress) => ({
+  async #import(): Promise<Stored> {
+    const sha256 = this.#sha256;
+    const source = `${sha256} ${this.#url}`;
+    return await this.#parts.importing.ensure(source, this.#request, async (_signal, onProgress) => ({
       id: fileId(sha256),
-      what: describeUrl(url),
+      what: describeUrl(this.#url),
       // Only the server's answer states the size.
       roomBytes: 0,
-      metadata: { digest: `sha256:${sha256}`, architecture },
-      run: (target, watched) => this.#run(request, target, { ...watched, onProgress }),
+      metadata: { digest: `sha256:${sha256}`, architecture: this.#request.architecture },
+      run: (target, watched) => this.#run(target, { ...watched, onProgress }),
     }));
   }
 
-  async #run(
-    { url, sha256 }: HttpRequest,
-    target: PullTarget,
-    { signal, need, onProgress }: Watched & Waiting,
-  ): Promise<void> {
+  async #run(target: PullTarget, { signal, need, onProgress }: Watched & Waiting): Promise<void> {
+    const [url, sha256] = [this.#url, this.#sha256];
     const { transport, clock, metrics, logger } = this.#parts;
     // If this file exists, an earlier attempt completed the disk, because the disk gets this name only when it is complete.
     if ((await unlessMissing(stat(target.disk))) !== undefined) {

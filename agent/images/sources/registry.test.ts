@@ -3,13 +3,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import type { Reference } from '../../../api/v1alpha1/reference.ts';
+import { parseReference, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { CHUNK_TABLE, writeChunkTable } from '../layouts/chunks.ts';
 import { planPull } from '../layouts/index.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
-import type { Stored } from '../local/catalog.ts';
+import type { ImageRequest, Stored } from '../local/catalog.ts';
 import type { Import } from '../local/importing.ts';
-import { type RegistryRequest, RegistrySource, type RegistrySourceParts } from './registry.ts';
+import { RegistryImage, type RegistryParts } from './registry.ts';
 
 vi.mock('../layouts/index.ts');
 
@@ -55,7 +55,8 @@ describe('the search for content in images of this host', () => {
     vi.mocked(planPull).mockResolvedValue(plan as unknown as PullPlan);
     const target = { folder, disk: join(folder, 'disk') };
     const here = stored(Array.from({ length: ORIGINS }, (_, index) => `r${index}.example`));
-    const source = new RegistrySource({
+    const parts = {
+      holders: { during: async (_holder: string, _id: string, work: () => Promise<Stored>) => await work() },
       catalog: {
         get: () => undefined,
         all: () => [here],
@@ -81,10 +82,9 @@ describe('the search for content in images of this host', () => {
         },
       },
       logger: { warn },
-    } as unknown as RegistrySourceParts);
-    const holding: RegistryRequest['holding'] = async (_id, work) => await work();
-    const request = { reference: 'own.example/team/other:1', refresh: true, architecture: 'amd64', holding };
-    await source.ensure({ ...request, signal, onResolved } as unknown as RegistryRequest);
+    } as unknown as RegistryParts;
+    const request = { refresh: true, architecture: 'amd64', signal, onResolved } as unknown as ImageRequest;
+    await new RegistryImage(parts, parseReference('own.example/team/other:1'), request, false).ensure();
     found = () => plan.run.mock.calls[0]?.[1].lookup?.({ rawDigest: 'sha256:raw', length: 512 });
   }
 
@@ -96,7 +96,7 @@ describe('the search for content in images of this host', () => {
   });
 
   it('does not delay the digest that the tag names', async () => {
-    expect(onResolved.mock.calls).toEqual([['sha256:index']]);
+    expect(onResolved.mock.calls).toEqual([['own.example/team/other@sha256:index']]);
     for (const answer of asked.values()) {
       answer.resolve(false);
     }

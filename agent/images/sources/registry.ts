@@ -1,28 +1,30 @@
 /**
  * Images from registries. If an image is on this host and the requester has the right to use it, the agent uses this image. Otherwise the
  * agent fetches the image. It copies content from other images on this host where possible, to save downloads.
+ *
+ * The origins of an image are the repositories that it came from. They, and the names under which the store finds the image, depend on
+ * whether the connection to the registry is secure.
  */
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import {
-  normaliseImageName,
+  formatReference,
   parseReference,
   type Reference,
   repositoryName,
 } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { isMissing } from '../../../base/errors.ts';
-import { planPull } from '../layouts/index.ts';
 import { CHUNK_TABLE, type Chunk, lookupIn, readChunkTable } from '../layouts/chunks.ts';
+import { planPull } from '../layouts/index.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
-import type { Stored } from '../local/catalog.ts';
-import type { Import, ImageRequest, SourceParts, Waiting } from '../local/importing.ts';
-import { manifestId } from '../local/layout.ts';
-import type { Keyring } from '../oci/credentials.ts';
+import type { ImageRequest, Stored, Waiting } from '../local/catalog.ts';
+import type { Import, SourceImage, SourceParts } from '../local/importing.ts';
+import { type ImageId, manifestId, type Metadata } from '../local/layout.ts';
+import type { Access } from '../oci/access.ts';
+import { scopeOf } from '../oci/credentials.ts';
 import type { ResolvedManifest } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
-import type { Access } from '../oci/access.ts';
-import { digestsOf, noteOrigin, type Origin, originName, originOf, scopeFor } from './origins.ts';
 
 /**
  * A pull searches at most this number of images on this host for content to copy. It searches the most recently used images. The number is
@@ -35,55 +37,75 @@ const BASES_LIMIT = 8;
  */
 const OPEN_TIMEOUT_MILLISECONDS = 5_000;
 
-export interface RegistryRequest extends ImageRequest {
-  reference: string;
-  keyring: Keyring | undefined;
-  /** True to resolve the tag at the registry, even if this host has an image of that name. */
-  refresh: boolean;
+/**
+ * Largest number of digests that are remembered for an image in one repository. One is the digest of the image's manifest. The others are
+ * the digests of indexes that list this manifest.
+ */
+const DIGESTS_LIMIT = 16;
+/**
+ * The store remembers at most this number of repositories for one image, and forgets the oldest first. If a request names a forgotten
+ * repository, the agent fetches the image again.
+ */
+const ORIGINS_LIMIT = 64;
+
+type Origin = Metadata['repositories'][number];
+
+export type RegistryParts = SourceParts & { access: Access };
+
+/** One requested image of a registry. */
+export class RegistryImage implements SourceImage {
+  readonly names: readonly string[];
+  readonly #parts: RegistryParts;
+  readonly #reference: Reference;
+  readonly #request: ImageRequest;
+  readonly #trusted: boolean;
   /**
-   * True when the operator has already checked the requester's right to use the image. The keyring then contains the host's own
-   * credentials.
+   * Prefix of the image's id and names, and of the names of its repositories. If the connection to the registry is secure, the prefix is
+   * empty. If the connection is insecure, the prefix restricts the image to the requester's namespace.
    */
-  trusted: boolean;
-  /** Called with the digest of the manifest or index that the registry has for the reference. */
-  onResolved?: ((digest: string) => void) | undefined;
-}
+  readonly #scope: string;
+  /**
+   * Name of the repository in the list of an image's origins. If the connection to the registry is insecure, the name contains the
+   * requester's namespace, because other namespaces must not trust this origin.
+   */
+  readonly #repository: string;
 
-export type RegistrySourceParts = SourceParts & { access: Access };
-
-interface Found {
-  reference: Reference;
-  repository: Repository;
-  resolved: ResolvedManifest;
-}
-
-export class RegistrySource {
-  readonly #parts: RegistrySourceParts;
-
-  constructor(parts: RegistrySourceParts) {
+  /**
+   * `trusted` is true when the operator has already checked the requester's right to use the image. The keyring of the request then contains
+   * the host's own credentials.
+   */
+  constructor(parts: RegistryParts, reference: Reference, request: ImageRequest, trusted: boolean) {
     this.#parts = parts;
+    this.#reference = reference;
+    this.#request = request;
+    this.#trusted = trusted;
+    this.#scope = scopeOf(request.keyring?.routeTo(reference.registry));
+    this.#repository = `${this.#scope}${repositoryName(reference)}`;
+    const { name } = request;
+    // Other namespaces can find an image by the name of its Image object. So an image that came over an insecure connection does not get
+    // this name.
+    const object = name === undefined || this.#scope !== '' ? [] : [name];
+    this.names = [`${this.#scope}${formatReference(reference)}`, ...object];
   }
 
-  async ensure(request: RegistryRequest): Promise<Stored> {
-    const reference = parseReference(request.reference);
-    const known = request.refresh ? undefined : await this.#known(reference, request);
-    return known ?? (await this.#resolve(reference, request));
+  async ensure(): Promise<Stored> {
+    const known = this.#request.refresh === true ? undefined : await this.#known();
+    return known ?? (await this.#resolve());
   }
 
   /**
-   * Returns the image on this host with the name `reference`, if the requester has the right to use this image. Returns undefined when the
-   * registry must resolve the name.
+   * Returns the image on this host with the name of the reference, if the requester has the right to use this image. Returns undefined when
+   * the registry must resolve the name.
    */
-  async #known(reference: Reference, request: RegistryRequest): Promise<Stored | undefined> {
-    const stored = this.#find(reference, request);
-    const name = originName(reference, request.keyring);
-    const origin = stored === undefined ? undefined : originOf(stored, name);
+  async #known(): Promise<Stored | undefined> {
+    const stored = this.#find();
+    const origin = stored === undefined ? undefined : this.#originOf(stored);
     if (stored === undefined || origin === undefined) {
       return undefined;
     }
     try {
-      return await request.holding(stored.id, async () => {
-        await this.#check(stored, origin, reference, request);
+      return await this.#holding(stored.id, async () => {
+        await this.#check(stored, origin);
         return stored;
       });
     } catch (error) {
@@ -96,36 +118,30 @@ export class RegistrySource {
     }
   }
 
-  #find(reference: Reference, request: RegistryRequest): Stored | undefined {
-    const { architecture, reference: text, keyring } = request;
+  #find(): Stored | undefined {
     const { catalog } = this.#parts;
-    const scope = scopeFor(reference, keyring);
-    const named = catalog.byName(`${scope}${normaliseImageName(text)}`, architecture);
-    const { digest } = reference;
+    const { architecture } = this.#request;
+    const named = catalog.byName(`${this.#scope}${formatReference(this.#reference)}`, architecture);
+    const { digest } = this.#reference;
     if (named !== undefined || digest === undefined) {
       return named;
     }
-    const name = originName(reference, keyring);
     return catalog.all().find((stored) => {
-      const digests = originOf(stored, name)?.digests;
+      const digests = this.#originOf(stored)?.digests;
       return stored.metadata.architecture === architecture && digests?.includes(digest) === true;
     });
   }
 
   /** Checks that the requester has the right to use the image. @throws ReasonedError when the requester does not have this right. */
-  async #check(
-    stored: Stored,
-    origin: Origin,
-    reference: Reference,
-    { keyring, trusted, signal }: RegistryRequest,
-  ): Promise<void> {
+  async #check(stored: Stored, origin: Origin): Promise<void> {
     const { access, catalog } = this.#parts;
-    if (trusted || access.isKnown(reference, keyring) || (await this.#isOpen(stored, origin, signal))) {
+    const { keyring, signal } = this.#request;
+    if (this.#trusted || access.isKnown(this.#reference, keyring) || (await this.#isOpen(stored, origin))) {
       return;
     }
     const { digest } = stored.metadata;
-    const { credential } = await access.ask(reference, keyring, (one) => one.head(digest, signal));
-    if (credential !== undefined || scopeFor(reference, keyring) !== '') {
+    const { credential } = await access.ask(this.#reference, keyring, (one) => one.head(digest, signal));
+    if (credential !== undefined || this.#scope !== '') {
       return;
     }
     origin.open = true;
@@ -133,7 +149,7 @@ export class RegistrySource {
   }
 
   /** Returns whether everybody has the right to use the image from this repository. */
-  async #isOpen(stored: Stored, origin: Origin, signal: AbortSignal): Promise<boolean> {
+  async #isOpen(stored: Stored, origin: Origin, signal = this.#request.signal): Promise<boolean> {
     if (!origin.open) {
       return false;
     }
@@ -148,81 +164,103 @@ export class RegistrySource {
     return false;
   }
 
-  async #resolve(reference: Reference, request: RegistryRequest): Promise<Stored> {
+  async #resolve(): Promise<Stored> {
     const { access, catalog } = this.#parts;
-    const { architecture, keyring, trusted, signal } = request;
-    const opened = await access.ask(reference, keyring, (one) => {
+    const { architecture, keyring, signal, onResolved } = this.#request;
+    const reference = this.#reference;
+    const { answer, repository, credential } = await access.ask(reference, keyring, (one) => {
       return one.resolve(reference.digest ?? reference.tag ?? 'latest', architecture, signal);
     });
-    const { answer, repository, credential } = opened;
-    request.onResolved?.(answer.tagDigest);
+    onResolved?.(`${repositoryName(reference)}@${answer.tagDigest}`);
     // Trusted images come from the image storage. Earlier releases labelled them with the architecture of the host that stored them.
     // Because this label can be wrong, it is not checked.
-    const resolved = trusted ? { ...answer, architecture: undefined } : answer;
-    const scope = scopeFor(reference, keyring);
-    const name = originName(reference, keyring);
+    const resolved = this.#trusted ? { ...answer, architecture: undefined } : answer;
     // An answer over an insecure connection proves nothing, so it never makes an image public.
-    const open = credential === undefined && scope === '';
-    const id = manifestId(resolved.digest, scope);
-    return await request.holding(id, async () => {
+    const open = credential === undefined && this.#scope === '';
+    const id = manifestId(resolved.digest, this.#scope);
+    return await this.#holding(id, async () => {
       const present = catalog.get(id);
       // A digest alone does not prove that this repository has the content. So the image is reused only if it came from this repository
       // before.
-      const isHere = present !== undefined && originOf(present, name) !== undefined;
-      const stored = isHere ? present : await this.#pull({ reference, repository, resolved }, request);
+      const isHere = present !== undefined && this.#originOf(present) !== undefined;
+      const stored = isHere ? present : await this.#pull(repository, resolved);
       // An image that was fetched for another architecture was checked only for that architecture. So it is checked again here.
       if (stored.metadata.architecture !== architecture) {
         await planPull(repository, resolved, signal);
       }
-      if (noteOrigin(stored, { name, open, digests: digestsOf(resolved) })) {
+      const digests = [...new Set([resolved.digest, resolved.tagDigest])];
+      if (this.#noteOrigin(stored, { name: this.#repository, open, digests })) {
         await catalog.save(stored);
       }
       return stored;
     });
   }
 
-  async #pull(found: Found, request: RegistryRequest): Promise<Stored> {
-    const source = `${found.resolved.digest} ${originName(found.reference, request.keyring)}`;
-    return await this.#parts.importing.ensure(source, request, async (signal, onProgress) => {
-      return await this.#plan(found, request, { signal, onProgress });
+  async #holding(id: ImageId, work: () => Promise<Stored>): Promise<Stored> {
+    return await this.#parts.holders.during(this.#request.holder, id, work);
+  }
+
+  #originOf({ metadata }: Stored): Origin | undefined {
+    return metadata.repositories.find(({ name }) => name === this.#repository);
+  }
+
+  /** Adds the repository and its digests to the metadata of an image. Returns true if the metadata changed and must be saved. */
+  #noteOrigin(stored: Stored, seen: Origin): boolean {
+    const known = this.#originOf(stored);
+    if (known === undefined) {
+      stored.metadata.repositories = [...stored.metadata.repositories, seen].slice(-ORIGINS_LIMIT);
+      return true;
+    }
+    const isNew = seen.digests.some((digest) => !known.digests.includes(digest));
+    const changed = isNew || (seen.open && !known.open);
+    known.digests = [...new Set([...known.digests, ...seen.digests])].slice(-DIGESTS_LIMIT);
+    known.open ||= seen.open;
+    return changed;
+  }
+
+  async #pull(repository: Repository, resolved: ResolvedManifest): Promise<Stored> {
+    const source = `${resolved.digest} ${this.#repository}`;
+    return await this.#parts.importing.ensure(source, this.#request, async (signal, onProgress) => {
+      return await this.#plan(repository, resolved, { signal, onProgress });
     });
   }
 
   async #plan(
-    { reference, repository, resolved }: Found,
-    { architecture, keyring }: RegistryRequest,
+    repository: Repository,
+    resolved: ResolvedManifest,
     { signal, onProgress }: Waiting,
   ): Promise<Import> {
     const plan = await planPull(repository, resolved, signal);
-    const name = repositoryName(reference);
-    const lookup = await this.#contentFor(originName(reference, keyring), signal);
+    const lookup = await this.#content(signal);
     const options = { ...this.#counted(plan, onProgress), lookup };
     return {
-      id: manifestId(resolved.digest, scopeFor(reference, keyring)),
-      what: `${name}@${resolved.digest}`,
+      id: manifestId(resolved.digest, this.#scope),
+      what: `${repositoryName(this.#reference)}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
-      metadata: { digest: resolved.digest, architecture },
+      metadata: { digest: resolved.digest, architecture: this.#request.architecture },
       run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }),
     };
   }
 
   /**
-   * Returns a function that finds content in images of this host. It searches only images that came from `repository`, and images that
-   * everybody has the right to use. Otherwise a user who knows only a digest could get the content of another user's image.
+   * Returns a function that finds content in images of this host. It searches only images that came from the same repository, and images
+   * that everybody has the right to use. Otherwise a user who knows only a digest could get the content of another user's image.
    */
-  async #contentFor(repository: string, signal: AbortSignal): Promise<ContentLookup> {
+  async #content(signal: AbortSignal): Promise<ContentLookup> {
     const { catalog } = this.#parts;
     const folderOf = (stored: Stored): string => dirname(catalog.baseOf(stored).path);
     const latest = catalog
       .all()
-      .filter(({ metadata }) => metadata.repositories.some(({ name, open }) => open || name === repository))
+      .filter(({ metadata }) =>
+        metadata.repositories.some(({ name, open }) => open || name === this.#repository),
+      )
       .filter((stored) => existsSync(join(folderOf(stored), CHUNK_TABLE)))
       .toSorted((a, b) => b.usedAt - a.usedAt)
       .slice(0, BASES_LIMIT);
     const bases = await Promise.all(
       latest.map(async (stored) => {
         const isAllowed =
-          originOf(stored, repository) !== undefined || (await this.#isOpenAnywhere(stored, signal));
+          this.#originOf(stored) !== undefined || (await this.#isOpenAnywhere(stored, signal));
         const { path } = catalog.baseOf(stored);
         return isAllowed ? [{ disk: path, chunks: await this.#chunksIn(folderOf(stored)) }] : [];
       }),
