@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import * as z from 'zod';
 import { displayOf, type Machine, parseDocument } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { registryReference } from '../../api/v1alpha1/source.ts';
 import type { STANDARD_METADATA } from '../../api/v1alpha1/guestdata.ts';
 import { isMissing, undefinedIf } from '../../base/errors.ts';
 import { writeWhole } from '../../base/files.ts';
@@ -76,7 +77,7 @@ function standardValues(
 ): Record<(typeof STANDARD_METADATA)[number], string> {
   const { vm, image, imageName, isoName } = machine;
   const display = displayOf(machine);
-  const reference = image?.type === 'registry' ? image.reference : '';
+  const reference = registryReference(image) ?? '';
   return {
     id: vm.uid,
     name: vm.name,

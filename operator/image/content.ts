@@ -1,18 +1,25 @@
-/** Determines the source from which machines get the content of an Image or ISO, and the names under which hosts list this content. */
+/**
+ * Determines the source from which machines get the content of an Image or ISO, the properties of each type of source, and the names under
+ * which hosts list this content.
+ */
 import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
-import {
-  type MachineImageSource,
-  machineImageSourceSchema,
-  mayHoldCredentials,
-} from '../../api/v1alpha1/source.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import {
+  type MachineImageSource,
+  machineImageSourceSchema,
+  mayHoldCredentials,
+  registryReference,
+  type SourceOf,
+  type SourceType,
+} from '../../api/v1alpha1/source.ts';
+import type { StorageTarget } from '../../api/v1alpha1/task.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
-export interface ImageContent {
+interface ImageContent {
   readonly source: MachineImageSource;
   /** Name in `Node.status.images`. The scheduler prefers hosts that list this name. */
   readonly containerImage: string;
@@ -32,11 +39,11 @@ export function contentOf(object: Image | ISO): ImageContent | undefined {
   }
   const name = imageObjectName(object);
   const digest = object.status?.digest;
+  const pinned = digest === undefined ? name : `${name}@${digest}`;
   return {
     source,
     name,
-    containerImage:
-      source.type === 'registry' ? source.reference : digest === undefined ? name : `${name}@${digest}`,
+    containerImage: registryReference(source) ?? pinned,
     format: ('format' in object.spec ? object.spec.format : undefined) ?? 'Auto',
   };
 }
@@ -88,29 +95,78 @@ export function showsCredentials(
   content: MachineImageSource | undefined,
   namespace: string | undefined,
 ): boolean {
-  return metadata.namespace !== namespace && content?.type === 'http' && mayHoldCredentials(content.url);
+  return metadata.namespace !== namespace && traitsOf(content).mayHoldCredentials === true;
+}
+
+/** Properties of a source from which hosts get content. Absent properties do not apply to the source. */
+interface SourceTraits {
+  /** True if the source surely keeps its content. Other content is copied to the image storage, if there is one. */
+  readonly isLasting: boolean;
+  /** True if the address can contain credentials. */
+  readonly mayHoldCredentials?: boolean;
+  /** Digest that a host must report for the content. */
+  readonly digest?: string;
+  /** Place of the content in the cluster's image storage. */
+  readonly place?: StorageTarget;
+  /** Size in bytes of a disk that the source describes completely. */
+  readonly sizeBytes?: number;
+  /** Text for people about a source that this release does not support. */
+  readonly unsupported?: string;
+}
+
+/** A type of source that is forgotten here does not compile. */
+const TRAITS: { readonly [T in SourceType]: (source: SourceOf<T>) => SourceTraits } = {
+  registry: () => ({ isLasting: true }),
+  http: ({ url, sha256 }) => ({
+    // The web server might later remove the file.
+    isLasting: false,
+    mayHoldCredentials: mayHoldCredentials(url),
+    digest: `sha256:${sha256.toLowerCase()}`,
+  }),
+  sharedFile: () => ({ isLasting: true }),
+  empty: ({ sizeBytes }) => ({ isLasting: true, sizeBytes }),
+  storedArtifact: ({ reference }) => ({ isLasting: true, place: { type: 'registry', reference } }),
+  storedFile: ({ path }) => ({ isLasting: true, place: { type: 'folder', path } }),
+  unsupported: ({ description }) => ({ isLasting: true, unsupported: description }),
+};
+
+/** Returns the properties of a source. Without a source, no property applies. */
+export function traitsOf(source: MachineImageSource | undefined): SourceTraits {
+  return source === undefined
+    ? { isLasting: true }
+    : (TRAITS[source.type] as (source: MachineImageSource) => SourceTraits)(source);
 }
 
 type AnySource = Image['spec']['source'] | ISO['spec']['source'];
+type SourceFields = Required<Image['spec']['source'] & ISO['spec']['source']>;
+
+/**
+ * For each field of the source in the spec, the source for hosts. Undefined if the content must first be created, for example from the disk
+ * of a VM. A field that is forgotten here does not compile.
+ */
+const DIRECT: {
+  readonly [F in keyof SourceFields]:
+    | ((value: NonNullable<SourceFields[F]>) => MachineImageSource)
+    | undefined;
+} = {
+  registry: ({ reference }) => ({ type: 'registry', reference: normaliseImageName(reference) }),
+  http: ({ url, sha256 }) => ({ type: 'http', url, sha256 }),
+  sharedFile: ({ path }) => ({ type: 'sharedFile', path }),
+  empty: ({ size }) => ({ type: 'empty', sizeBytes: Number(parseQuantity(size)) }),
+  ipsw: () => ({ type: 'unsupported', description: 'An IPSW is not supported yet' }),
+  copyOf: undefined,
+  fromVM: undefined,
+  upload: undefined,
+};
 
 /**
  * Returns the source if hosts can fetch it directly from the address in the spec. The result is undefined for a source whose content must
  * first be created, for example the disk of a VM.
  */
 export function directSource(source: AnySource): MachineImageSource | undefined {
-  if (source.registry !== undefined) {
-    return { type: 'registry', reference: normaliseImageName(source.registry.reference) };
-  }
-  if (source.http !== undefined) {
-    return { type: 'http', url: source.http.url, sha256: source.http.sha256 };
-  }
-  if (source.sharedFile !== undefined) {
-    return { type: 'sharedFile', path: source.sharedFile.path };
-  }
-  if ('empty' in source && source.empty !== undefined) {
-    return { type: 'empty', sizeBytes: Number(parseQuantity(source.empty.size)) };
-  }
-  return 'ipsw' in source && source.ipsw !== undefined
-    ? { type: 'unsupported', description: 'An IPSW is not supported yet' }
-    : undefined;
+  const [set] = Object.entries(source).filter(([, value]) => value !== undefined);
+  const direct = DIRECT[set?.[0] as keyof SourceFields] as
+    | ((value: unknown) => MachineImageSource)
+    | undefined;
+  return direct?.(set?.[1]);
 }

@@ -3,7 +3,12 @@
  * of a failure is one of them: `REASON: MESSAGE`. All functions are pure.
  */
 import { timestamp } from '../../base/time.ts';
-import { describeSource, FAILURE_TEXT_LENGTH, type MachineImageSource } from '../../api/v1alpha1/source.ts';
+import {
+  describeSource,
+  FAILURE_TEXT_LENGTH,
+  type MachineImageSource,
+  registryReference,
+} from '../../api/v1alpha1/source.ts';
 import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -200,7 +205,8 @@ export function contentAt(job: Job, { reference, digest = '' }: TaskReport): Mac
 }
 
 function pinnedAt(source: MachineImageSource, reference: string | undefined): MachineImageSource | undefined {
-  return source.type === 'registry' && reference !== undefined ? { type: 'registry', reference } : undefined;
+  const isNamed = registryReference(source) !== undefined && reference !== undefined;
+  return isNamed ? { type: 'registry', reference } : undefined;
 }
 
 function storedAt(target: StorageTarget, reference: string | undefined, digest: string): MachineImageSource {

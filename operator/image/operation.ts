@@ -15,6 +15,7 @@ import {
   isKeptFromCopies,
   storedContent,
   originKeys,
+  traitsOf,
 } from './content.ts';
 import { finalFailure } from './facts.ts';
 import type { ImageJob, ImageOperationType, ObservedImage } from './observe.ts';
@@ -91,8 +92,8 @@ function first(observed: ObservedImage): ImageOperation | BlockedImage {
     return upload(observed, Number(parseQuantity(source.upload.maxSize)));
   }
   const direct = directSource(source);
-  return direct === undefined || direct.type === 'unsupported'
-    ? blocked('SourceUnsupported', direct?.description ?? 'The image has no source')
+  return direct === undefined
+    ? blocked('SourceUnsupported', 'The image has no source')
     : pull(observed, direct);
 }
 
@@ -110,11 +111,13 @@ function noCopy({ kind, object, origin, config }: ObservedImage): BlockedImage {
     : blocked('CopySourceNotReady', `${kind} ${name} has no content yet`);
 }
 
-function pull(observed: ObservedImage, source: MachineImageSource): ImageOperation {
-  const { object } = observed;
-  // If there is an image storage, content from a web server is stored there, because the web server might later remove the file.
-  const target =
-    source.type === 'http' ? storageTarget(object, observed.config, versionOf(observed)) : undefined;
+function pull(observed: ObservedImage, source: MachineImageSource): ImageOperation | BlockedImage {
+  const { object, config } = observed;
+  const { isLasting, unsupported } = traitsOf(source);
+  if (unsupported !== undefined) {
+    return blocked('SourceUnsupported', unsupported);
+  }
+  const target = isLasting ? undefined : storageTarget(object, config, versionOf(observed));
   return {
     kind: 'operation',
     type: 'pull',

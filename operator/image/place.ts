@@ -20,7 +20,7 @@ import type { Job } from '../../kube/core.ts';
 import type { KubeObject, Unsaved } from '../../kube/objects.ts';
 import { type OperatorEvent, warning } from '../objects/events.ts';
 import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
-import { type HasContent, imageObjectName, storedContent } from './content.ts';
+import { type HasContent, imageObjectName, storedContent, traitsOf } from './content.ts';
 import { contentAt, gatherFacts, type ImageFacts } from './facts.ts';
 import type { ImageJob, ObservedImage } from './observe.ts';
 
@@ -40,22 +40,22 @@ export function placeOf(
   content: MachineImageSource | undefined,
   { imageStorage }: OperatorConfig,
 ): Place | undefined {
-  switch (content?.type) {
-    case 'storedFile':
-      return imageStorage?.folder === true ? { type: 'folder', path: content.path } : undefined;
-    case 'storedArtifact':
-      return artifactPlace(content.reference, imageStorage?.registry?.prefix);
-    default:
-      return undefined;
+  const { place } = traitsOf(content);
+  if (place === undefined) {
+    return undefined;
   }
+  const isHere =
+    place.type === 'folder'
+      ? imageStorage?.folder === true
+      : isArtifact(place.reference, imageStorage?.registry?.prefix);
+  return isHere ? place : undefined;
 }
 
-function artifactPlace(reference: string, prefix: string | undefined): Place | undefined {
+/** Returns whether a reference names an artifact below `prefix` by its digest. */
+function isArtifact(reference: string, prefix: string | undefined): boolean {
   const parts = readReference(reference);
   const isPinned = typeof parts !== 'string' && parts.digest !== undefined;
-  return prefix !== undefined && isPinned && repositoryName(parts).startsWith(root(prefix))
-    ? { type: 'registry', reference }
-    : undefined;
+  return prefix !== undefined && isPinned && repositoryName(parts).startsWith(root(prefix));
 }
 
 /** Returns the text with which the names of all repositories below `prefix` begin. */

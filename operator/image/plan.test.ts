@@ -58,7 +58,8 @@ class World {
 
   observed(): ObservedImage {
     const vm = (name: string): VM | undefined => this.vms.find(({ metadata }) => metadata.name === name);
-    return { ...IDLE, ...this, kind: 'Image', vm };
+    const { object, jobs, config, now, origin, credentials } = this;
+    return { ...IDLE, object, jobs, config, now, origin, credentials, kind: 'Image', vm };
   }
 
   step(): void {

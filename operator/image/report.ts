@@ -4,8 +4,10 @@
  */
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { isSha256, readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
+import { registryReference } from '../../api/v1alpha1/source.ts';
 import type { StorageTarget, Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
+import { traitsOf } from './content.ts';
 
 /** Reason of a task that counts as failed, because the report of the host does not match the task. */
 const REPORT_REFUSED: Reason = 'ReportRefused';
@@ -57,11 +59,12 @@ function importFault({ image, target }: Task & { type: 'import' }, report: TaskR
   if (target !== undefined) {
     return storedFault(target, report);
   }
-  const { source } = image;
-  if (source.type === 'registry') {
-    return digestFault(report) ?? repositoryFault(source.reference, report);
+  const reference = registryReference(image.source);
+  if (reference !== undefined) {
+    return digestFault(report) ?? repositoryFault(reference, report);
   }
-  if (source.type === 'http' && report.digest !== `sha256:${source.sha256.toLowerCase()}`) {
+  const { digest } = traitsOf(image.source);
+  if (digest !== undefined && digest !== report.digest) {
     return `reported ${said(report.digest)}, but the source has another sha256`;
   }
   return digestFault(report) ?? noReferenceFault(report);

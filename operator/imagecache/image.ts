@@ -3,6 +3,7 @@ import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { readReference, repositoryName } from '../../api/v1alpha1/reference.ts';
+import { registryReference } from '../../api/v1alpha1/source.ts';
 import { contentOf } from '../image/content.ts';
 import {
   type CachedImage,
@@ -65,7 +66,7 @@ function objectImage(image: Image): CachedImage | undefined {
     task: { source, format, name, ...(architecture !== undefined && { architecture }) },
     containerImage,
     names: [],
-    digest: (source.type === 'registry' ? pinnedDigest(source.reference) : undefined) ?? digest,
+    digest: pinnedDigest(registryReference(source)) ?? digest,
   };
 }
 
@@ -73,8 +74,8 @@ function objectImage(image: Image): CachedImage | undefined {
  * Returns the digest in a reference. For an image for several platforms, it is the digest of the index. The status of an Image contains
  * only the digest for the platform of the host that fetched the Image first.
  */
-function pinnedDigest(reference: string): string | undefined {
-  const parts = readReference(reference);
+function pinnedDigest(reference: string | undefined): string | undefined {
+  const parts = reference === undefined ? '' : readReference(reference);
   return typeof parts === 'string' ? undefined : parts.digest;
 }
 

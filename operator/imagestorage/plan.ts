@@ -6,8 +6,8 @@ import { type Job, type Pod, PODS } from '../../kube/core.ts';
 import { folderKey, isRemoval, type Place, placeKey, recordedPlace, repositoryOf } from '../image/place.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
-import { directSource, storedContent } from '../image/content.ts';
+import { type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
+import { directSource, storedContent, traitsOf } from '../image/content.ts';
 import { taskOf } from '../tasks/job.ts';
 import { machineOf } from '../vm/podstate.ts';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
@@ -135,17 +135,11 @@ export function isNeeded(place: Place, { keys, unknown }: Needs): boolean {
 }
 
 function keysOf(source: MachineImageSource | undefined): string[] {
-  switch (source?.type) {
-    case 'storedFile':
-      return [folderKey(source.path)];
-    case 'storedArtifact':
-      return [source.reference];
-    case 'registry':
-      // An image can name a repository of the image storage without a digest. Therefore the whole repository counts as needed.
-      return [repositoryOf(source.reference)];
-    default:
-      return [];
-  }
+  const { place } = traitsOf(source);
+  const reference = registryReference(source);
+  // An image can name a repository of the image storage without a digest. Therefore the whole repository counts as needed.
+  const repository = reference === undefined ? [] : [repositoryOf(reference)];
+  return place === undefined ? repository : [placeKey(place)];
 }
 
 /**

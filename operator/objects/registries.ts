@@ -12,7 +12,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import { CONFIG_MAPS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { type OperatorEvent, warning } from './events.ts';
-import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
+import { type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
 
 /**
  * Reads the credentials of a namespace from the API server with one GET. The credentials are not in a cache, because only a new Pod needs
@@ -85,8 +85,7 @@ export function resolveAccess(
   images: readonly ({ readonly source: MachineImageSource } | undefined)[],
   own: ImageAccess['imagePullSecrets'] = [],
 ): ImageAccess {
-  const sources = images.map((image) => image?.source);
-  const references = sources.flatMap((source) => (source?.type === 'registry' ? [source.reference] : []));
+  const references = images.flatMap((image) => registryReference(image?.source) ?? []);
   const known = references.length === 0 ? undefined : lookups.credentials();
   const credentials = credentialsFor(references, known?.credentials ?? []);
   // Mistakes in entries are reported only if the VM gets no credential at all.

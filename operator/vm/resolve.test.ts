@@ -1,6 +1,5 @@
 import { describe, expect, it } from 'vitest';
 import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
-import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
@@ -75,15 +74,16 @@ describe('a VM that names an ISO', () => {
   });
 });
 
+const SHA256 = 'a'.repeat(64);
+
 describe('a VM that names an image of another namespace', () => {
   const image = (url: string, namespace: string): Partial<Observed['lookups']> => ({
-    image: () =>
-      ({
-        ...INSTALLER,
-        kind: 'Image',
-        metadata: { name: 'golden', namespace },
-        spec: { source: { http: { url } } },
-      }) as unknown as Image,
+    image: () => ({
+      ...INSTALLER,
+      kind: 'Image',
+      metadata: { name: 'golden', namespace },
+      spec: { source: { http: { url, sha256: SHA256 } } },
+    }),
   });
 
   it('waits if its Pod would show a URL with a query to users of its own namespace', () => {
@@ -94,6 +94,7 @@ describe('a VM that names an image of another namespace', () => {
     expect(resolved({ image: 'golden' }, undefined, [], image(signed, 'platform-ci')).image?.source).toEqual({
       type: 'http',
       url: signed,
+      sha256: SHA256,
     });
   });
 
@@ -104,6 +105,7 @@ describe('a VM that names an image of another namespace', () => {
     ).toEqual({
       type: 'http',
       url: plain,
+      sha256: SHA256,
     });
   });
 });

@@ -12,8 +12,8 @@ import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig, VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/ports.ts';
-import { contentOf, showsCredentials } from '../image/content.ts';
 import { type ImageAccess, resolveAccess } from '../objects/registries.ts';
+import { contentOf, showsCredentials, traitsOf } from '../image/content.ts';
 import type { Observed } from './observe.ts';
 import { reservedPorts, type WantedPorts } from './ports.ts';
 
@@ -241,8 +241,9 @@ function resolveHardware(layers: readonly Layer[], isFromIPSW: boolean) {
 }
 
 function imageSize({ image, imageObject }: ResolvedImages): bigint | undefined {
-  if (image?.source.type === 'empty') {
-    return BigInt(image.source.sizeBytes);
+  const { sizeBytes } = traitsOf(image?.source);
+  if (sizeBytes !== undefined) {
+    return BigInt(sizeBytes);
   }
   const { size } = imageObject?.status ?? {};
   return size === undefined ? undefined : parseQuantity(size);

@@ -376,7 +376,7 @@ export interface InsecureRoute {
 }
 
 /** Servers that the Pods of one namespace may reach over an insecure connection. */
-export interface InsecureServers {
+interface InsecureServers {
   readonly namespace: string;
   readonly servers: readonly Server[];
 }

@@ -36,7 +36,7 @@ const SHA256 = /^[0-9a-f]{64}$/;
  */
 const URLS_LIMIT = 64;
 
-export interface HttpParts extends SourceParts {
+interface HttpParts extends SourceParts {
   transport: Transport;
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock: (() => number) | undefined;
