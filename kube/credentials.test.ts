@@ -159,6 +159,9 @@ describe('kubeconfig', () => {
     ['username and password', { username: 'u', password: 'p' }, {}],
     ['impersonation', { as: 'other' }, {}],
     ['user me: exec.apiVersion', { exec: { command: 'true' } }, {}],
+    ['entry one: cluster.server is missing', {}, { server: undefined }],
+    ['entry one: cluster.server must be a text', {}, { server: 6443 }],
+    ['entry me: user.token must be a text', { token: 1 }, {}],
   ])('with %s is refused, not half used', async (what, user, cluster) => {
     const kubeconfigPath = await kubeconfig(user, cluster);
     await expect(loadConnection({ kubeconfigPath })).rejects.toThrow(what);

@@ -1,18 +1,6 @@
-/**
- * Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. This file imports only the parsers of
- * `@kubernetes/client-node`, by their path inside the package. An import of the package's index or of its class KubeConfig would load all
- * generated clients, which take about 85 MB of memory.
- */
+/** Finds the API server and the credentials for it, from a kubeconfig file or from inside a Pod. */
 import { access, readFile } from 'node:fs/promises';
 import path from 'node:path';
-import {
-  type Cluster,
-  type Context,
-  newClusters,
-  newContexts,
-  newUsers,
-  type User,
-} from '@kubernetes/client-node/dist/config_types.js';
 import { parse } from 'yaml';
 import { isMissing, messageOf, undefinedIf } from '../base/errors.ts';
 import { homeFolder } from '../base/files.ts';
@@ -112,11 +100,6 @@ async function fromServiceAccount(server: string): Promise<Connection> {
 /** Name of the extension that contains data for credential plug-ins. A cluster in a kubeconfig can have this extension. */
 const PLUGIN_EXTENSION = 'client.authentication.k8s.io/exec';
 
-interface RawCluster {
-  readonly name?: string;
-  readonly cluster?: { readonly extensions?: readonly { name?: string; extension?: unknown }[] };
-}
-
 async function fromKubeconfigs(
   files: readonly string[],
   contextName: string | undefined,
@@ -125,114 +108,93 @@ async function fromKubeconfigs(
   const raws = await readKubeconfigs(files);
   const shown = files.join(path.delimiter);
   const context = contextIn(raws, shown, contextName);
-  const cluster = named(raws, ({ clusters }) => clusters, newClusters, context.cluster);
+  const cluster = entryIn(raws, 'clusters', context.cluster);
   if (cluster === undefined) {
     throw new Error(`kubeconfig ${shown}: there is no cluster ${JSON.stringify(context.cluster)}`);
   }
-  const user = named(raws, ({ users }) => users, newUsers, context.user);
-  if (user === undefined && context.user) {
+  const user = context.user === undefined ? undefined : entryIn(raws, 'users', context.user);
+  if (user === undefined && context.user !== undefined) {
     throw new Error(`kubeconfig ${shown}: there is no user ${JSON.stringify(context.user)}`);
   }
-  refuseUnsupported(shown, cluster.entry, user?.entry);
-  const { caData, caFile } = cluster.entry;
-  const certificateAuthority = await pem(cluster.raw.folder, caData, caFile);
+  refuseUnsupported(shown, cluster, user);
+  const certificateAuthority = await cluster.pem('certificate-authority');
   const address = {
-    ...addressOf(cluster.entry, environment),
+    ...addressOf(cluster, environment),
     certificateAuthority,
     namespace: context.namespace,
   };
   if (user === undefined) {
     return address;
   }
-  const { folder, users } = user.raw;
-  const credentials = await userCredentials(folder, user.entry, tokenFileOf(users, user.entry.name));
-  const forPlugin = pluginClusterOf(cluster.entry, certificateAuthority, cluster.raw.clusters);
-  const plugin = user.entry.exec ? pluginOf(user.entry, folder, forPlugin, environment) : undefined;
-  return { ...address, ...credentials, tokenPlugin: plugin };
+  const tokenPlugin = pluginOf(user, pluginClusterOf(cluster, certificateAuthority), environment);
+  return { ...address, ...(await userCredentials(user)), tokenPlugin };
 }
 
 function addressOf(
-  { server, tlsServerName: serverName }: Cluster,
+  cluster: Entry,
   environment: LoadOptions['environment'],
 ): Pick<Connection, 'server' | 'serverName'> {
+  const server = serverOf(cluster);
+  const serverName = cluster.text('tls-server-name');
   const own = URL.parse(server)?.hostname === OWN_NAME ? serverOfPod(environment) : undefined;
   return own === undefined ? { server, serverName } : { server: own, serverName: serverName ?? OWN_NAME };
 }
 
-function refuseUnsupported(file: string, cluster: Cluster, user: User | undefined): void {
+/** Returns the URL of a cluster, without a slash at its end. */
+function serverOf(cluster: Entry): string {
+  return cluster.required('server').replace(/\/$/, '');
+}
+
+function refuseUnsupported(file: string, cluster: Entry, user: Entry | undefined): void {
   const problems = [
-    cluster.skipTLSVerify && 'insecure-skip-tls-verify (use certificate-authority instead)',
-    cluster.proxyUrl && 'proxy-url',
-    user?.impersonateUser && 'as (impersonation)',
-    user?.username && 'username and password',
-    user?.authProvider && 'auth-provider (use an exec plug-in instead)',
+    cluster.value('insecure-skip-tls-verify') === true &&
+      'insecure-skip-tls-verify (use certificate-authority instead)',
+    cluster.value('proxy-url') && 'proxy-url',
+    user?.value('as') && 'as (impersonation)',
+    user?.value('username') && 'username and password',
+    user?.value('auth-provider') && 'auth-provider (use an exec plug-in instead)',
   ].filter((problem) => typeof problem === 'string' && problem !== '');
   if (problems.length > 0) {
     throw new Error(`kubeconfig ${file}: not supported: ${problems.join('; ')}`);
   }
 }
 
-/** Reads the field `tokenFile` of a user, as kubectl does. The parser of client-node does not read this field: it expects `token-file`. */
-function tokenFileOf(users: unknown, name: string): string | undefined {
-  const entries = Array.isArray(users) ? (users as { name?: string; user?: { tokenFile?: string } }[]) : [];
-  return entries.find((entry) => entry.name === name)?.user?.tokenFile;
-}
-
-async function userCredentials(
-  folder: string,
-  user: User,
-  tokenFile: string | undefined,
-): Promise<Partial<Connection>> {
+async function userCredentials(user: Entry): Promise<Partial<Connection>> {
+  const tokenFile = user.text('tokenFile');
   return {
-    clientCertificate: await pem(folder, user.certData, user.certFile),
-    clientKey: await pem(folder, user.keyData, user.keyFile),
-    token: user.token,
-    tokenFile: tokenFile === undefined ? undefined : path.resolve(folder, tokenFile),
+    clientCertificate: await user.pem('client-certificate'),
+    clientKey: await user.pem('client-key'),
+    token: user.text('token'),
+    tokenFile: tokenFile === undefined ? undefined : path.resolve(user.folder, tokenFile),
   };
 }
 
-/**
- * Returns a description of the cluster for credential plug-ins. This function reads the extension for plug-ins itself, because the parser
- * of client-node ignores the extension.
- */
-function pluginClusterOf(
-  { name, server, tlsServerName }: Cluster,
-  authority: string | undefined,
-  clusters: unknown,
-): PluginCluster {
-  const entries = Array.isArray(clusters) ? (clusters as RawCluster[]) : [];
-  const extensions = entries.find((entry) => entry.name === name)?.cluster?.extensions ?? [];
+/** Returns a description of the cluster for credential plug-ins. */
+function pluginClusterOf(cluster: Entry, authority: string | undefined): PluginCluster {
+  const list = cluster.value('extensions');
+  const extensions = (Array.isArray(list) ? list : []) as ({ name?: unknown; extension?: unknown } | null)[];
   return {
-    server,
-    'tls-server-name': tlsServerName,
+    server: serverOf(cluster),
+    'tls-server-name': cluster.text('tls-server-name'),
     'certificate-authority-data': authority && Buffer.from(authority).toString('base64'),
-    config: extensions.find((one) => one.name === PLUGIN_EXTENSION)?.extension,
+    config: extensions.find((one) => one?.name === PLUGIN_EXTENSION)?.extension,
   };
 }
 
 function pluginOf(
-  user: User,
-  folder: string,
+  user: Entry,
   cluster: PluginCluster,
   environment: LoadOptions['environment'],
-): TokenPlugin {
+): TokenPlugin | undefined {
+  const exec = user.value('exec');
+  if (!exec) {
+    return undefined;
+  }
   try {
-    return tokenPlugin(execPluginIn(user.exec, folder), cluster, environment ?? {});
+    return tokenPlugin(execPluginIn(exec, user.folder), cluster, environment ?? {});
   } catch (error) {
     throw new Error(`kubeconfig: user ${user.name}: ${messageOf(error)}`, { cause: error });
   }
-}
-
-/** Reads PEM text. Inline base64 has precedence over a file, as in client-go. A relative path begins in the folder of the kubeconfig. */
-async function pem(
-  folder: string,
-  data: string | null | undefined,
-  file: string | null | undefined,
-): Promise<string | undefined> {
-  if (data) {
-    return Buffer.from(data, 'base64').toString('utf8');
-  }
-  return file ? await readFile(path.resolve(folder, file), 'utf8') : undefined;
 }
 
 export interface RawKubeconfig {
@@ -249,10 +211,16 @@ export class ContextError extends Error {
   override readonly name = 'ContextError';
 }
 
+export interface Context {
+  readonly cluster: string;
+  readonly user: string | undefined;
+  readonly namespace: string | undefined;
+}
+
 /** Returns the named context, or the current one. @throws ContextError when there is no such context. */
 export function contextIn(raws: readonly RawKubeconfig[], shown: string, name: string | undefined): Context {
   const wanted = name ?? raws.map((raw) => raw['current-context']).find(Boolean);
-  const { entry: context } = named(raws, ({ contexts }) => contexts, newContexts, wanted) ?? {};
+  const context = wanted ? entryIn(raws, 'contexts', wanted) : undefined;
   if (context === undefined) {
     throw new ContextError(
       wanted
@@ -260,7 +228,11 @@ export function contextIn(raws: readonly RawKubeconfig[], shown: string, name: s
         : `kubeconfig ${shown}: there is no current context`,
     );
   }
-  return context;
+  return {
+    cluster: context.required('cluster'),
+    user: context.text('user'),
+    namespace: context.text('namespace'),
+  };
 }
 
 /**
@@ -278,31 +250,68 @@ export async function readKubeconfigs(files: readonly string[]): Promise<RawKube
   return existing.length > 0 ? existing : [await read(files[0] ?? '')];
 }
 
-/**
- * Returns the first entry with the name, and the file that has the entry. The result is undefined if there is no such entry. Only this
- * entry is parsed, because `kubectl config` also writes entries that are not complete.
- *
- * @throws Error when the entry is not complete.
- */
-export function named<E>(
-  raws: readonly RawKubeconfig[],
-  listOf: (raw: RawKubeconfig) => unknown,
-  parse: (list: unknown) => E[],
-  name: string | undefined,
-): { entry: E; raw: RawKubeconfig } | undefined {
-  const parsed = (list: unknown[]): E[] => {
-    try {
-      return parse(list);
-    } catch (error) {
-      throw new Error(`kubeconfig: entry ${name}: ${messageOf(error)}`, { cause: error });
+/** Lists of a kubeconfig, each with the field in which its entries have their content. */
+const CONTENT = { clusters: 'cluster', contexts: 'context', users: 'user' } as const;
+
+/** One entry of a kubeconfig. Its fields are read when they are needed, because `kubectl config` also writes entries that are not complete. */
+class Entry {
+  readonly name: string;
+  /** Folder of the file that has the entry. Relative paths begin there. */
+  readonly folder: string;
+  readonly #kind: string;
+  readonly #fields: Readonly<Record<string, unknown>>;
+
+  constructor(name: string, folder: string, kind: string, content: unknown) {
+    this.name = name;
+    this.folder = folder;
+    this.#kind = kind;
+    this.#fields = (content ?? {}) as Readonly<Record<string, unknown>>;
+  }
+
+  value(field: string): unknown {
+    return this.#fields[field];
+  }
+
+  /** Returns a text; undefined if the field is absent or empty. @throws Error when the field is no text. */
+  text(field: string): string | undefined {
+    const value = this.value(field) ?? '';
+    if (typeof value !== 'string') {
+      throw new Error(`kubeconfig: entry ${this.name}: ${this.#kind}.${field} must be a text`);
     }
-  };
+    return value || undefined;
+  }
+
+  /** Returns a text. @throws Error when the field is absent, empty or no text. */
+  required(field: string): string {
+    const text = this.text(field);
+    if (text === undefined) {
+      throw new Error(`kubeconfig: entry ${this.name}: ${this.#kind}.${field} is missing`);
+    }
+    return text;
+  }
+
+  /** Reads PEM text. Inline base64 (`FIELD-data`) has precedence over a file, as in client-go. */
+  async pem(field: string): Promise<string | undefined> {
+    const data = this.text(`${field}-data`);
+    if (data !== undefined) {
+      return Buffer.from(data, 'base64').toString('utf8');
+    }
+    const file = this.text(field);
+    return file === undefined ? undefined : await readFile(path.resolve(this.folder, file), 'utf8');
+  }
+}
+
+/** Returns the first entry with the name; undefined if there is no such entry. */
+function entryIn(
+  raws: readonly RawKubeconfig[],
+  list: keyof typeof CONTENT,
+  name: string,
+): Entry | undefined {
   for (const raw of raws) {
-    const list = listOf(raw);
-    const entries: ({ name?: unknown } | null)[] = Array.isArray(list) ? list : [];
-    const [entry] = parsed(entries.filter((one) => name !== undefined && one?.name === name).slice(0, 1));
-    if (entry !== undefined) {
-      return { entry, raw };
+    const entries = (Array.isArray(raw[list]) ? raw[list] : []) as (Record<string, unknown> | null)[];
+    const found = entries.find((one) => one?.['name'] === name);
+    if (found) {
+      return new Entry(name, raw.folder, CONTENT[list], found[CONTENT[list]]);
     }
   }
   return undefined;

@@ -1,7 +1,24 @@
 /** Certificate authorities of a cluster, a registry or a stranger. The product itself signs only its own requests and certificates. */
-import { createPrivateKey, createPublicKey, type KeyObject, webcrypto } from 'node:crypto';
-import type { Extension } from '@peculiar/x509';
-import { createKey, type Key, type Subject, type Validity } from '../../kube/certificates/certificate.ts';
+import { createHash, X509Certificate } from 'node:crypto';
+import {
+  BASIC_CONSTRAINTS,
+  bits,
+  createKey,
+  DIGITAL_SIGNATURE,
+  encodeName,
+  extension,
+  type Key,
+  KEY_USAGE,
+  namesExtension,
+  publicKeyOf,
+  servingExtensions,
+  signCertificate,
+  type Subject,
+  TRUE,
+  type USAGES,
+  type Validity,
+} from '../../kube/certificates/certificate.ts';
+import { encode, identifier, readElements, sequence, TAGS } from '../../kube/certificates/request.ts';
 
 export interface Authority {
   key: Key;
@@ -22,83 +39,87 @@ export interface Issued extends Subject {
 const VALIDITY_MILLISECONDS = 365 * 24 * 60 * 60 * 1000;
 /** The validity begins this number of milliseconds in the past, because clocks of other machines can be behind. */
 const CLOCK_SKEW_MILLISECONDS = 5 * 60 * 1000;
-const USAGES = { server: '1.3.6.1.5.5.7.3.1', client: '1.3.6.1.5.5.7.3.2' };
+/** Extensions that name the key of the certificate's owner, and that of its issuer. Authorities with the same name differ by it. */
+const SUBJECT_KEY_IDENTIFIER = identifier('551d0e');
+const AUTHORITY_KEY_IDENTIFIER = identifier('551d23');
+const KEY_IDENTIFIER_TAG = 0x80;
+/** Bits of the key usage of authorities. */
+const KEY_CERT_SIGN = 0x04;
+const CRL_SIGN = 0x02;
 
-/** Loads the X.509 library at first use, because most test files import the harness but make no certificate. */
-async function library() {
-  await import('reflect-metadata');
-  const x509 = await import('@peculiar/x509');
-  x509.cryptoProvider.set(webcrypto as unknown as Parameters<typeof x509.cryptoProvider.set>[0]);
-  return x509;
-}
+type Element = ReturnType<typeof readElements>[number];
 
 /** Creates a certificate authority on P-256. */
 export async function createAuthority(commonName: string): Promise<Authority> {
-  const x509 = await library();
   const key = await createKey();
-  const keys = pairOf(key);
-  const { keyCertSign, cRLSign, digitalSignature } = x509.KeyUsageFlags;
-  const certificate = await x509.X509CertificateGenerator.createSelfSigned({
-    name: [{ CN: [commonName] }],
-    keys,
-    signingAlgorithm: algorithmOf(key),
-    ...lasting(),
-    extensions: [
-      new x509.BasicConstraintsExtension(true, undefined, true),
-      new x509.KeyUsagesExtension(keyCertSign | cRLSign | digitalSignature, true),
-      await x509.SubjectKeyIdentifierExtension.create(keys.publicKey),
-    ],
-  });
-  return { key, certificate: certificate.toString('pem') };
+  const name = encodeName({ commonName });
+  const publicKey = publicKeyOf(key);
+  const extensions = [
+    extension(BASIC_CONSTRAINTS, sequence(encode(TAGS.boolean, TRUE)), true),
+    extension(KEY_USAGE, bits(KEY_CERT_SIGN | CRL_SIGN | DIGITAL_SIGNATURE), true),
+    extension(SUBJECT_KEY_IDENTIFIER, encode(TAGS.octetString, keyIdentifier(key))),
+  ];
+  const content = { subject: name, issuer: name, publicKey, validity: lasting(), extensions };
+  const certificate = await signCertificate(content, key);
+  return { key, certificate };
 }
 
 /** Returns a serving certificate as PEM for a certificate request in PEM, with all its names. The authority checks nothing. */
 export async function signServing(authority: Authority, request: string): Promise<string> {
-  const x509 = await library();
-  const { publicKey, subjectName, extensions } = new x509.Pkcs10CertificateRequest(request);
-  const certificate = await x509.X509CertificateGenerator.create({
-    subject: subjectName,
-    issuer: new x509.X509Certificate(authority.certificate).subjectName,
-    publicKey,
-    signingKey: pairOf(authority.key).privateKey,
-    signingAlgorithm: algorithmOf(authority.key),
-    ...lasting(),
-    extensions: [...extensions, new x509.ExtendedKeyUsageExtension([USAGES.server])],
-  });
-  return certificate.toString('pem');
+  const der = Buffer.from(request.replaceAll(/-----.*-----|\s/g, ''), 'base64');
+  const [content] = childrenOf(readElements(der)[0]);
+  const [, subject, publicKey, attributes] = childrenOf(content);
+  const [, values] = childrenOf(childrenOf(attributes)[0]);
+  return await signCertificate(
+    {
+      subject: subject?.raw ?? Buffer.alloc(0),
+      issuer: subjectIn(authority.certificate),
+      publicKey: publicKey?.raw ?? Buffer.alloc(0),
+      validity: lasting(),
+      extensions: [
+        ...childrenOf(childrenOf(values)[0]).map(({ raw }) => raw),
+        ...servingExtensions(['server']),
+        issuerExtension(authority),
+      ],
+    },
+    authority.key,
+  );
 }
 
 /** Returns a certificate as PEM, signed by the authority. */
 export async function issue(authority: Authority, o: Issued): Promise<string> {
-  const x509 = await library();
-  const issuer = new x509.X509Certificate(authority.certificate);
-  const { organizations = [], usages = ['server', 'client'] } = o;
-  const { digitalSignature, keyEncipherment } = x509.KeyUsageFlags;
-  const certificate = await x509.X509CertificateGenerator.create({
-    subject: [...organizations.map((name) => ({ O: [name] })), { CN: [o.commonName] }],
-    issuer: issuer.subjectName,
-    publicKey: pairOf(o.key).publicKey,
-    signingKey: pairOf(authority.key).privateKey,
-    signingAlgorithm: algorithmOf(authority.key),
-    ...(o.validity ?? lasting()),
-    extensions: [
-      new x509.BasicConstraintsExtension(false, undefined, true),
-      new x509.KeyUsagesExtension(digitalSignature | keyEncipherment, true),
-      new x509.ExtendedKeyUsageExtension(usages.map((usage) => USAGES[usage])),
-      await x509.AuthorityKeyIdentifierExtension.create(issuer),
-      ...(await names(o)),
-    ],
-  });
-  return certificate.toString('pem');
+  return await signCertificate(
+    {
+      subject: encodeName(o),
+      issuer: subjectIn(authority.certificate),
+      publicKey: publicKeyOf(o.key),
+      validity: o.validity ?? lasting(),
+      extensions: [
+        ...servingExtensions(o.usages ?? ['server', 'client']),
+        issuerExtension(authority),
+        ...namesExtension(o),
+      ],
+    },
+    authority.key,
+  );
 }
 
-async function names({ dnsNames = [], ipAddresses = [] }: Subject): Promise<Extension[]> {
-  const all = [
-    ...dnsNames.map((value) => ({ type: 'dns' as const, value })),
-    ...ipAddresses.map((value) => ({ type: 'ip' as const, value })),
-  ];
-  const x509 = await library();
-  return all.length === 0 ? [] : [new x509.SubjectAlternativeNameExtension(all)];
+/** Returns the encoded subject of a certificate: after version, serial number, algorithm, issuer and validity. */
+function subjectIn(certificate: string): Buffer {
+  const [content] = childrenOf(readElements(new X509Certificate(certificate).raw)[0]);
+  return childrenOf(content)[5]?.raw ?? Buffer.alloc(0);
+}
+
+function issuerExtension({ key }: Authority): Buffer {
+  return extension(AUTHORITY_KEY_IDENTIFIER, sequence(encode(KEY_IDENTIFIER_TAG, keyIdentifier(key))));
+}
+
+function keyIdentifier(key: Key): Buffer {
+  return createHash('sha1').update(publicKeyOf(key)).digest();
+}
+
+function childrenOf(element: Element | undefined): Element[] {
+  return element === undefined ? [] : readElements(element.content);
 }
 
 function lasting(): Validity {
@@ -107,16 +128,4 @@ function lasting(): Validity {
     notBefore: new Date(now - CLOCK_SKEW_MILLISECONDS),
     notAfter: new Date(now + VALIDITY_MILLISECONDS),
   };
-}
-
-function algorithmOf({ algorithm }: Key) {
-  return algorithm === 'ECDSA'
-    ? { name: 'ECDSA', namedCurve: 'P-256', hash: 'SHA-256' }
-    : { name: 'RSASSA-PKCS1-v1_5', hash: 'SHA-256' };
-}
-
-function pairOf(key: Key): webcrypto.CryptoKeyPair {
-  const privateKey = createPrivateKey(key.pem);
-  const half = (of: KeyObject, usage: 'sign' | 'verify') => of.toCryptoKey(algorithmOf(key), true, [usage]);
-  return { privateKey: half(privateKey, 'sign'), publicKey: half(createPublicKey(privateKey), 'verify') };
 }

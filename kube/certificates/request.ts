@@ -11,12 +11,16 @@ import { createPublicKey, verify } from 'node:crypto';
 
 /** Tags of the universal class of ASN.1. The bit `0x20` marks an element that consists of other elements. */
 export const TAGS = {
+  boolean: 0x01,
   integer: 0x02,
   bitString: 0x03,
   octetString: 0x04,
+  null: 0x05,
   objectIdentifier: 0x06,
   utf8String: 0x0c,
   printableString: 0x13,
+  utcTime: 0x17,
+  generalizedTime: 0x18,
   sequence: 0x30,
   set: 0x31,
 } as const;
@@ -57,6 +61,11 @@ export function readElements(bytes: Buffer): Element[] {
 export function encode(tag: number, ...contents: readonly Buffer[]): Buffer {
   const content = Buffer.concat(contents);
   return Buffer.concat([Buffer.from([tag]), lengthBytes(content.length), content]);
+}
+
+/** Encodes a SEQUENCE of encoded elements. */
+export function sequence(...elements: readonly Buffer[]): Buffer {
+  return encode(TAGS.sequence, ...elements);
 }
 
 function readElement(bytes: Buffer): Element {
@@ -151,25 +160,25 @@ const LENGTH_MAXIMUM = 8_192;
 const PEM =
   /^-----BEGIN CERTIFICATE REQUEST-----\n((?:[A-Za-z0-9+/=]+\n)+)-----END CERTIFICATE REQUEST-----\n?$/;
 
-const COMMON_NAME = identifier('550403');
-const ORGANIZATION = identifier('55040a');
+export const COMMON_NAME = identifier('550403');
+export const ORGANIZATION = identifier('55040a');
 /** Object identifier of extensionRequest (1.2.840.113549.1.9.14), encoded. */
-const EXTENSION_REQUEST = identifier('2a864886f70d01090e');
+export const EXTENSION_REQUEST = identifier('2a864886f70d01090e');
 /** Object identifier of subjectAltName (2.5.29.17), encoded. */
-const SUBJECT_ALTERNATIVE_NAME = identifier('551d11');
+export const SUBJECT_ALTERNATIVE_NAME = identifier('551d11');
 /** Algorithm of the public key, ECDSA on P-256: object identifiers 1.2.840.10045.2.1 and 1.2.840.10045.3.1.7. */
 const ECDSA_ON_P256 = encode(TAGS.sequence, identifier('2a8648ce3d0201'), identifier('2a8648ce3d030107'));
 /** Algorithm of the signature, ECDSA with SHA-256: object identifier 1.2.840.10045.4.3.2. */
-const ECDSA_WITH_SHA256 = encode(TAGS.sequence, identifier('2a8648ce3d040302'));
+export const ECDSA_WITH_SHA256 = encode(TAGS.sequence, identifier('2a8648ce3d040302'));
 const VERSION = encode(TAGS.integer, Buffer.from([0]));
 const ATTRIBUTES_TAG = 0xa0;
-const NO_UNUSED_BITS = Buffer.from([0]);
+export const NO_UNUSED_BITS = Buffer.from([0]);
 /** First byte of an uncompressed point on P-256. Two coordinates of 32 bytes follow. */
 const UNCOMPRESSED = 0x04;
 const POINT_BYTES = 65;
 
-const DNS_NAME_TAG = 0x82;
-const IP_ADDRESS_TAG = 0x87;
+export const DNS_NAME_TAG = 0x82;
+export const IP_ADDRESS_TAG = 0x87;
 const OTHER_NAMES: Readonly<Record<number, string>> = { 0x81: 'an e-mail address', 0x86: 'a URI' };
 const IPV4_BYTES = 4;
 const IPV6_BYTES = 16;
@@ -391,7 +400,7 @@ function bitsOf(bitString: Element): Buffer {
 }
 
 /** Encodes an OBJECT IDENTIFIER from its content in hexadecimal digits. */
-function identifier(content: string): Buffer {
+export function identifier(content: string): Buffer {
   return encode(TAGS.objectIdentifier, Buffer.from(content, 'hex'));
 }
 
