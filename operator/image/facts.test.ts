@@ -138,6 +138,31 @@ describe.each([
   });
 });
 
+describe('the next attempt after failures', () => {
+  const state = observed({ source: REGISTRY });
+  const attempt = (number: number, host: string | undefined, reason: string): ImageJob => {
+    const [one] = failed(state, reason, 'as told').jobs;
+    return { ...(one as ImageJob), attempt: number, host };
+  };
+  const avoided = (jobs: ImageJob[]): unknown[] => {
+    const { createJob } = planImage({ ...state, jobs, now: NOW + 3_600_000 });
+    const { nodeAffinity } = createJob?.spec.template.spec.affinity ?? {};
+    const preferences = nodeAffinity?.preferredDuringSchedulingIgnoredDuringExecution ?? [];
+    return preferences.map(({ preference }) => preference.matchFields?.[0]?.values?.[0]);
+  };
+
+  it('prefers hosts without a failure, and then those that failed longest ago', () => {
+    const refused = 'ImageFetchFailed';
+    const jobs = [attempt(1, 'rack1', refused), attempt(3, 'rack1', refused), attempt(2, 'rack2', refused)];
+    expect(avoided(jobs)).toEqual(['rack1', 'rack2']);
+    expect(avoided([attempt(1, undefined, refused)])).toEqual([]);
+  });
+
+  it('may continue on a host whose source was too slow', () => {
+    expect(avoided([attempt(1, 'rack1', 'TooSlow')])).toEqual([]);
+  });
+});
+
 it('a failed upload leaves no file in the storage, also when its Job is gone', () => {
   const upload = { source: { upload: { maxSize: '2Gi' } } };
   const state = failed(observed(upload), 'UploadInterrupted', 'The sender is gone');

@@ -33,6 +33,8 @@ export interface ImageJob {
   readonly requestedAt: string | undefined;
   readonly attempt: number;
   readonly outcome: TaskOutcome;
+  /** Name of the host of the Job's Pod. It is undefined if the Pod has no host, or is gone. */
+  readonly host?: string | undefined;
 }
 
 export interface ObservedImage {
@@ -101,12 +103,14 @@ export function observeImage(
 function imageJob(job: Job, { taskPods }: ImageSources, refusal: string | undefined): ImageJob {
   const { labels = {}, annotations = {} } = job.metadata;
   const [pod] = podsOf(job, taskPods);
+  const host = pod?.spec.nodeName;
   return {
     job,
     operation: labels[OPERATION_LABEL] ?? '',
     requestedAt: annotations[REQUESTED_AT_ANNOTATION],
     attempt: Number(labels[ATTEMPT_LABEL] ?? 1),
-    outcome: checkedOutcome(taskOutcome(job, pod, refusal), taskOf(job), pod?.spec.nodeName),
+    outcome: checkedOutcome(taskOutcome(job, pod, refusal), taskOf(job), host),
+    host,
   };
 }
 

@@ -149,7 +149,7 @@ function jobName(uid: string, { type, requestedAt = '' }: ImageOperation, attemp
 }
 
 function buildJob(
-  { object, kind, config, credentials, isDedicated }: ObservedImage,
+  { object, kind, config, credentials, isDedicated, jobs }: ObservedImage,
   operation: ImageOperation,
   attempt: number,
 ): Unsaved<Job> {
@@ -178,6 +178,7 @@ function buildJob(
       dedicatedTo: namespace,
       // Only one host has the disk of a VM, also if the namespace got hosts of its own after the VM's start.
       isStrict: nodeName === undefined && isDedicated(),
+      failedNodes: nodeName === undefined ? failedHosts(jobs, operation) : [],
     },
     // Only one host has the disk of a VM. Administrators cordon this host before they save the disk and shut the host down.
     tolerates: nodeName === undefined ? [] : ['cordon'],
@@ -187,6 +188,20 @@ function buildJob(
     ttlSecondsAfterFinished: UNREAD_JOB_SECONDS,
     priorityClassName: config.priorityClassName,
   });
+}
+
+/**
+ * Returns the hosts on which earlier attempts failed, the last attempt first. Another host might have what this host lacks, for example a way
+ * to the registry. A source that was too slow does not count, because the same host continues the fetch. The list ends with the oldest Job:
+ * an ended Job stays for an hour.
+ */
+function failedHosts(jobs: readonly ImageJob[], { type, requestedAt }: ImageOperation): string[] {
+  const hosts = jobs
+    .filter((job) => job.operation === type && job.requestedAt === requestedAt)
+    .filter(({ outcome }) => outcome.kind === 'failed' && outcome.reason !== 'TooSlow')
+    .toSorted((one, other) => other.attempt - one.attempt)
+    .flatMap(({ host }) => host ?? []);
+  return [...new Set(hosts)];
 }
 
 /** Returns the image references in a task. A host might need credentials for the registries of these references. */

@@ -37,6 +37,18 @@ it('hosts are tolerated, and so are dedicated hosts of the namespace or all of t
   expect(specOf({ dedicatedTo: '*' }).tolerations).toEqual([host, { ...dedicated, operator: 'Exists' }]);
 });
 
+it('other hosts are preferred to those where the work failed, and of these the one that failed longest ago', () => {
+  const failedNodes = ['last', 'before', ...Array.from({ length: 20 }, (_, index) => `older${index}`)];
+  const { nodeAffinity } = specOf({ dedicatedTo: 'platform-ci', failedNodes }).affinity ?? {};
+  const preferences = nodeAffinity?.preferredDuringSchedulingIgnoredDuringExecution ?? [];
+  expect(preferences.map(({ weight }) => weight)).toEqual([100, 50, 25, 12, 6, 3, 1]);
+  expect(preferences.slice(0, 2).map(({ preference }) => preference.matchFields)).toEqual([
+    [{ key: 'metadata.name', operator: 'NotIn', values: ['last'] }],
+    [{ key: 'metadata.name', operator: 'NotIn', values: ['before'] }],
+  ]);
+  expect(JSON.stringify(termsOf({ dedicatedTo: 'platform-ci', failedNodes }))).not.toContain('last');
+});
+
 it('the host of a Job is read from where it was written', () => {
   const jobFor = (placement: Placement) =>
     ({ spec: { template: { spec: { ...specOf(placement), containers: [] } } } }) as unknown as Job;

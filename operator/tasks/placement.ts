@@ -29,6 +29,8 @@ import type { KubeObject } from '../../kube/objects.ts';
 
 type Cached<T extends KubeObject> = Pick<Informer<T>, 'cache'>;
 
+type Preference = NonNullable<NodeAffinity['preferredDuringSchedulingIgnoredDuringExecution']>[number];
+
 export interface Placement {
   /**
    * Namespace whose dedicated hosts are allowed. The value `*` allows the dedicated hosts of every namespace, for Jobs of the system
@@ -41,6 +43,8 @@ export interface Placement {
   /** Name of the only allowed host. If it is undefined, any host is allowed. */
   readonly nodeName?: string | undefined;
   readonly avoidedNodes?: readonly string[];
+  /** Names of the hosts on which earlier attempts failed, the last attempt first. Other hosts are preferred. */
+  readonly failedNodes?: readonly string[];
   readonly required?: readonly NodeSelectorRequirement[];
   readonly preferred?: NodeSelectorRequirement | undefined;
 }
@@ -80,7 +84,7 @@ function hostTolerations({ dedicatedTo }: Placement): Toleration[] {
  * field `nodeName` is not used for this, because it would bypass the scheduler and the slots.
  */
 function nodeAffinity(placement: Placement): NodeAffinity {
-  const { architecture, dedicatedTo, isStrict = false, required = [], preferred } = placement;
+  const { architecture, dedicatedTo, isStrict = false, required = [] } = placement;
   const expressions: NodeSelectorRequirement[] = [
     { key: HOST_MARK, operator: 'In', values: [HOST_VALUE] },
     ...(architecture === undefined
@@ -96,6 +100,7 @@ function nodeAffinity(placement: Placement): NodeAffinity {
           [{ key: DEDICATED_KEY, operator: 'In', values: [dedicatedTo] }],
         ];
   const fields = nodeNameFields(placement);
+  const preferences = preferredHosts(placement);
   return {
     requiredDuringSchedulingIgnoredDuringExecution: {
       nodeSelectorTerms: dedicated.map((requirements) => ({
@@ -103,12 +108,27 @@ function nodeAffinity(placement: Placement): NodeAffinity {
         ...(fields.length > 0 && { matchFields: fields }),
       })),
     },
-    ...(preferred !== undefined && {
-      preferredDuringSchedulingIgnoredDuringExecution: [
-        { weight: 100, preference: { matchExpressions: [preferred] } },
-      ],
-    }),
+    ...(preferences.length > 0 && { preferredDuringSchedulingIgnoredDuringExecution: preferences }),
   };
+}
+
+/** Weight of the strongest preference, the largest that Kubernetes allows. */
+const WEIGHT = 100;
+
+/**
+ * Returns the preferences among the allowed hosts. The weight halves with each earlier failure. So if the work failed on all hosts, the host
+ * of the oldest failure is next. After seven hosts nothing of the weight is left, so the list is bounded.
+ */
+function preferredHosts({ preferred, failedNodes = [] }: Placement): Preference[] {
+  const failures = failedNodes
+    .map((name, index) => ({
+      weight: Math.floor(WEIGHT / 2 ** index),
+      preference: { matchFields: [{ key: 'metadata.name', operator: 'NotIn' as const, values: [name] }] },
+    }))
+    .filter(({ weight }) => weight > 0);
+  const own =
+    preferred === undefined ? [] : [{ weight: WEIGHT, preference: { matchExpressions: [preferred] } }];
+  return [...own, ...failures];
 }
 
 /**
