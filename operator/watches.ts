@@ -65,7 +65,7 @@ import {
   withoutHost,
 } from './vm/triggers.ts';
 import { awaitedPorts, PODS_BY_AWAITED_PORT } from './vm/observe.ts';
-import { PODS_BY_PORT, podPorts, trimPod } from './vm/podstate.ts';
+import { PODS_BY_PORT, podPorts, trimPod } from './podbacked/pod.ts';
 
 interface WatchOptions {
   readonly client: KubeClient;

@@ -37,6 +37,10 @@ const PENDING = emulatorPod({ phase: 'Pending' });
 const state = { running: { startedAt: STARTED } };
 const RUNNING = emulatorPod({ phase: 'Running', containerStatuses: [{ ...CONTAINER, state }] });
 
+interface DeleteOptions {
+  readonly gracePeriodSeconds?: number;
+}
+
 interface World {
   readonly pod: Pod;
   readonly vmPhase: string;
@@ -169,4 +173,39 @@ it('an Emulator tells once that the API server refuses the end of its Pod, and i
   const message = `The API server refused a change of the Emulator or its Pod: ${failure}: 10.0.0.1:40001`;
   expect(events).toEqual([{ type: 'Warning', reason: 'PodRefused', action: 'Changing', message }]);
   expect(emulator.status?.conditions).not.toBeUndefined();
+});
+
+it.each([
+  [false, undefined],
+  [true, 0],
+])('the Pod of an Emulator that was removed by force ends (host given up: %s)', async (isGivenUp, grace) => {
+  const deleted: object[] = [];
+  const options = {
+    client: {
+      get: async () => {
+        throw new ApiError('emulators "pixel" not found', { reason: 'NotFound', status: 404 });
+      },
+      delete: async (
+        { kind }: Resource<KubeObject>,
+        { name }: Ref,
+        { gracePeriodSeconds }: DeleteOptions,
+      ) => {
+        deleted.push({ kind, name, gracePeriodSeconds });
+      },
+    },
+    emulators: informer(),
+    emulatorPods: informer(RUNNING),
+    vms: informer(),
+    pods: informer(),
+    taskPods: informer(),
+    nodes: informer({ apiVersion: 'v1', kind: 'Node', metadata: { name: 'rack' } }),
+    servers: informer(),
+    consistency: new Consistency(),
+    hostRecords: { isGivenUp: () => isGivenUp, missingSince: () => undefined },
+    recorder: { event: () => undefined },
+    config: parseConfig({}, 'test'),
+    clock: () => NOW,
+  } as unknown as EmulatorControllerOptions;
+  await new EmulatorReconciler(options).reconcile('ci/pixel', { logger: pino({ level: 'silent' }) });
+  expect(deleted).toEqual([{ kind: 'Pod', name: 'pixel.emulator', gracePeriodSeconds: grace }]);
 });

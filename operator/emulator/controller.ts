@@ -1,196 +1,95 @@
-/**
- * Reconciles Emulators in this order: observe, plan (pure), execute one request, compute the whole status, store the changes of the status.
- */
-import type { Logger } from 'pino';
-import { emulatorStatusSchema, type Emulator, type EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
+/** Reconciles Emulators. The order of a reconcile is in podbacked/reconciler.ts, and the only step is in plan.ts. */
+import { type Emulator, type EmulatorStatus, emulatorStatusSchema } from '../../api/v1alpha1/emulator.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
-import { soonest } from '../../base/time.ts';
+import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { timestamp } from '../../base/time.ts';
 import type { Cache } from '../../kube/cache.ts';
-import type { Consistency } from '../../kube/consistency.ts';
-import type { Controller, Result } from '../../kube/controller.ts';
+import type { Controller } from '../../kube/controller.ts';
 import type { ConfigMap, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
-import type { Recorder } from '../objects/events.ts';
-import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import { keyOf, type KubeObject, refOf } from '../../kube/objects.ts';
 import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import { onPowerChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
-import { conditionIn } from '../objects/conditions.ts';
-import { HeldStatus } from '../objects/heldstatus.ts';
-import { recheckMilliseconds, Refusals, unlessBlocking } from '../objects/refusals.ts';
+import type { Kind } from '../podbacked/kind.ts';
+import { type PodBackedOptions, PodBackedReconciler } from '../podbacked/reconciler.ts';
 import { recordDeletion, recordTransition } from './events.ts';
-import { isOverdue, untilNextDeadline } from './facts.ts';
+import { type Facts, gatherFacts, isOverdue, untilNextDeadline } from './facts.ts';
+import { emulatorKeyOf, type Observed, observe, type Sources, withCurrentVM } from './observe.ts';
 import { systemImagesChanged } from './pairing.ts';
-import {
-  emulatorKeyOf,
-  isPodOf,
-  type Observed,
-  observe,
-  podKeyOf,
-  type Sources,
-  withCurrentVM,
-} from './observe.ts';
-import { type Blocked, endsWithVM, plan, type Write } from './plan.ts';
-import { isMinorChange, summarize } from './status.ts';
-import { blockedByRefusal, EmulatorWriter, type Executed } from './writes.ts';
+import { type Blocked, endsWithVM, nextStep, type Write } from './plan.ts';
+import { DEPLOYMENT, summarize } from './status.ts';
+import { EMULATOR_NAMING, EmulatorWriter } from './writes.ts';
 
 /**
- * Longest delay in milliseconds of a status change, if nobody waits for this change. Because of the delay, one request can store several
- * changes.
- */
-const FOLD_MILLISECONDS = 500;
-/**
  * Reasons why a Pod could not be created: a quota, for example, or another Pod of the same name. With one of these reasons, the operator
- * tries again after {@link recheckMilliseconds}. With any other reason, a watch shows when the operator can try again.
+ * tries again later. With any other reason, a watch shows when the operator can try again.
  */
 const RECHECKED: ReadonlySet<string> = new Set<Blocked['reason']>(['PodRefused', 'PodNameTaken']);
 
 /** Index of Emulators by the key of their VM. */
 export const EMULATORS_BY_VM = 'vm';
 
-export interface EmulatorControllerOptions extends Sources {
-  readonly consistency: Consistency;
-  readonly recorder: Recorder;
-}
+export interface EmulatorControllerOptions
+  extends Sources,
+    Pick<PodBackedOptions<Emulator>, 'consistency' | 'recorder'> {}
 
-/** Result of one request. `refused` is set if the API server refused a change of an existing object, or if its errors last. */
-interface Run extends Pick<Executed, 'observed' | 'blocked'> {
-  readonly write?: Write | undefined;
-  readonly refused?: Error | undefined;
-}
+const EMULATOR_KIND: Kind<Emulator, Observed, Facts, Write> = {
+  ...EMULATOR_NAMING,
+  substitute: goneEmulator,
+  gatherFacts,
+  stepsFor: () => [nextStep],
+  summarize: ({ observed, blocked }) => boundStatus(emulatorStatusSchema, summarize(observed, blocked)),
+  deployment: DEPLOYMENT,
+  untilNextDeadline,
+  isRechecked: ({ reason }) => RECHECKED.has(reason),
+};
 
-export class EmulatorReconciler {
+export class EmulatorReconciler extends PodBackedReconciler<Emulator, Observed, Facts, Write> {
   readonly #options: EmulatorControllerOptions;
   readonly #writer: EmulatorWriter;
-  readonly #status: HeldStatus;
-  readonly #refusals: Refusals;
 
   constructor(options: EmulatorControllerOptions) {
+    const sources = { ...options, objects: options.emulators, objectPods: options.emulatorPods };
+    const writer = new EmulatorWriter(sources);
+    super(sources, EMULATOR_KIND, writer);
     this.#options = options;
-    this.#writer = new EmulatorWriter(options);
-    this.#status = new HeldStatus({ holdMilliseconds: FOLD_MILLISECONDS, clock: options.clock });
-    this.#refusals = new Refusals({ ...options, dependent: 'Pod' });
+    this.#writer = writer;
   }
 
-  /** Reconciles one Emulator once. `key` is `namespace/name`. */
-  async reconcile(key: string, { logger }: { logger: Logger }): Promise<Result> {
-    const { emulators, emulatorPods, consistency } = this.#options;
-    const emulator = emulators.cache.get(key);
-    const pod = emulatorPods.cache.get(podKeyOf(key));
-    if (pod !== undefined && (emulator === undefined || !isPodOf(pod, emulator))) {
-      await this.#endOrphan(key, pod, logger);
-    }
-    if (emulator === undefined) {
-      this.#status.forget(key);
-      this.#refusals.forget(key);
-      consistency.forget(key);
-      return undefined;
-    }
-    return await this.#reconcileEmulator(key, emulator);
-  }
-
-  async #reconcileEmulator(key: string, emulator: Emulator): Promise<Result> {
-    const { observed, write, blocked, refused } = await this.#attempt(
-      key,
-      await observe(this.#options, emulator),
-    );
-    this.#refusals.record(emulator, unlessBlocking(refused, blocked));
-    if (isGoing(write) && refused === undefined) {
-      this.#tellDeletion(emulator, write);
-      return undefined;
-    }
-    const status = boundStatus(emulatorStatusSchema, summarize(observed, blocked));
-    const held = await this.#writeStatus(key, observed.emulator, status, refused);
-    if (refused !== undefined) {
-      throw refused;
-    }
-    const waitsSince = conditionIn(emulator.status, 'Ready')?.lastTransitionTime;
-    const recheck =
-      blocked && RECHECKED.has(blocked.reason) ? recheckMilliseconds(waitsSince, observed.now) : undefined;
-    return { requeueAfterMilliseconds: soonest(held, untilNextDeadline(observed), recheck) };
-  }
-
-  /**
-   * Plans and executes the next request. An error of the API server that lasts becomes the result `refused`. An Emulator that waits for its
-   * Pod is then blocked, so that its status has the words of the API server.
-   * @throws any error that does not last yet
-   */
-  async #attempt(key: string, known: Observed): Promise<Run> {
-    try {
-      const before = await this.#confirmed(known);
-      const { write, blocked } = plan(before);
-      const done: Executed =
-        write === undefined ? { observed: before } : await this.#writer.execute(before, write);
-      if (done.refused === undefined) {
-        this.#refusals.succeeded(key);
-      }
-      return withRefusal({ ...done, write, blocked: done.blocked ?? blocked });
-    } catch (error) {
-      const refused = this.#refusals.judge(key, error);
-      if (refused === undefined) {
-        throw error;
-      }
-      return withRefusal({ observed: known, refused });
-    }
+  protected override async observe(emulator: Emulator): Promise<Observed> {
+    return await observe(this.#options, emulator);
   }
 
   /**
    * Replaces the parts of the observed state because of which this reconcile would end the emulator. An emulator that ends loses its data,
    * and a cache can lag, for example after an outage of the API server or in a new leader.
    */
-  async #confirmed(known: Observed): Promise<Observed> {
+  protected override async confirm(known: Observed): Promise<Observed> {
     const { observed } = isLate(known) ? await this.#writer.readPod(known) : { observed: known };
     return endsWithVM(observed) ? await withCurrentVM(this.#options, observed) : observed;
   }
 
-  #tellDeletion(emulator: Emulator, write: Write | undefined): void {
-    if (write?.kind === 'deleteEmulator') {
+  protected override tellWrite({ emulator }: Observed, { kind }: Write): void {
+    if (kind === 'deleteEmulator') {
       recordDeletion(this.#options.recorder, emulator);
     }
   }
 
-  /**
-   * Stores the status now, or leaves this to a later reconcile. In the second case, returns the milliseconds until that reconcile. The
-   * result is undefined if the status was stored or did not change.
-   */
-  async #writeStatus(
-    key: string,
-    emulator: Emulator,
-    status: EmulatorStatus,
-    refused: Error | undefined,
-  ): Promise<number | undefined> {
-    const { status: last } = emulator;
-    // After an error, the next reconcile can come too late to store a change that waits.
-    const mayWait = () => refused === undefined && isMinorChange(last, status);
-    const change = { before: last, after: status, mayWait };
-    return await this.#status.write(key, change, async (patch) => {
-      if (await this.#writer.writeStatus(emulator, patch)) {
-        recordTransition(this.#options.recorder, emulator, status);
-      }
-    });
-  }
-
-  /** Deletes a Pod whose Emulator no longer exists. Such a Pod remains if somebody removed the finalizer of the Emulator by force. */
-  async #endOrphan(key: string, pod: Pod, logger: Logger): Promise<void> {
-    const isEnding = pod.metadata.deletionTimestamp !== undefined;
-    if (!isEnding && (await this.#writer.emulatorIsGone(key, pod))) {
-      logger.info({ pod: keyOf(pod) }, 'deleting a Pod whose Emulator is gone');
-      await this.#writer.deletePod(pod, false);
-    }
+  protected override tellStatus({ emulator }: Observed, status: EmulatorStatus): void {
+    recordTransition(this.#options.recorder, emulator, status);
   }
 }
 
-/**
- * If the Emulator waits for its Pod, returns the run with the refusal as the reason why there is no Pod. Otherwise returns the run unchanged.
- */
-function withRefusal(run: Run): Run {
-  const { emulator, pod } = run.observed;
-  const { metadata, status } = emulator;
-  const waits =
-    pod === undefined && status?.failure === undefined && metadata.deletionTimestamp === undefined;
-  return waits && run.refused !== undefined
-    ? { ...run, blocked: run.blocked ?? blockedByRefusal(emulator, run.refused) }
-    : run;
+/** Returns the substitute for an Emulator that no longer exists. Its Pod does not tell the Emulator's name in a field of its own. */
+function goneEmulator(pod: Pod, uid: string, now: number): Emulator {
+  const { namespace = '', name } = refOf(emulatorKeyOf(keyOf(pod)));
+  return {
+    apiVersion: API_VERSION,
+    kind: 'Emulator',
+    metadata: { namespace, name, uid, deletionTimestamp: timestamp(now) },
+    spec: { vmName: '' },
+  };
 }
 
 /** Returns true if, according to the caches, this reconcile ends an emulator that was not Running in time. */
@@ -198,14 +97,6 @@ function isLate(observed: Observed): boolean {
   const { emulator, pod } = observed;
   const isEnding = emulator.status?.failure !== undefined || pod?.metadata.deletionTimestamp !== undefined;
   return !isEnding && isOverdue(observed);
-}
-
-/**
- * Returns true if the request deletes the Emulator or removes its finalizer. In both cases the status is not stored, because nobody reads
- * it any more.
- */
-function isGoing(write: Write | undefined): boolean {
-  return write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
 }
 
 /** Enqueues an Emulator when it, its Pod, its VM, the VM's Pod, their host or its record has changed. */

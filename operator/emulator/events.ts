@@ -2,7 +2,7 @@
 import type { Emulator, EmulatorStatus } from '../../api/v1alpha1/emulator.ts';
 import { type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { normal, type Recorder, type OperatorEvent, warning } from '../objects/events.ts';
+import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
 
 /**
  * Reasons why an Emulator that was just created together with its VM is not scheduled yet. These reasons are not faults, so the Event about

@@ -8,8 +8,17 @@ import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endOfLimit } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { boundTime, endOf, firstRun, lastReport, lostAt, TIMEOUT } from '../vm/facts.ts';
-import { hasEnded, machineCondition, terminated } from '../vm/podstate.ts';
+import {
+  boundTime,
+  endOf,
+  firstRun,
+  hasEnded,
+  lastReport,
+  machineCondition,
+  terminated,
+  TIMEOUT,
+} from '../podbacked/pod.ts';
+import { lostAt } from '../podbacked/observe.ts';
 import { type Observed, resolveSpec } from './observe.ts';
 import { pairingOf } from './pairing.ts';
 import { classOf, type RefusalReason } from '../../api/v1alpha1/reasons.ts';

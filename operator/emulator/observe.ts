@@ -8,13 +8,13 @@ import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { type HostReach, isHost, PODS_BY_NODE } from '../host/observe.ts';
+import { isHost, PODS_BY_NODE } from '../host/observe.ts';
 import { asksForSlot, holdsSlot } from '../tasks/placement.ts';
-import { reachOf, type Sources as VMSources } from '../vm/observe.ts';
+import { type HostSources, type PodObserved, reachOf } from '../podbacked/observe.ts';
 import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/fields.ts';
 
 /** The state that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
-export interface Observed extends HostReach {
+export interface Observed extends PodObserved {
   readonly emulator: Emulator;
   /**
    * VM with the name `spec.vmName`. Its uid differs from the uid in the Emulator's owner reference if the Emulator belongs to an earlier VM
@@ -24,8 +24,6 @@ export interface Observed extends HostReach {
   readonly vmPod: Pod | undefined;
   /** Node of the VM's Pod. */
   readonly vmNode: Node | undefined;
-  /** Pod of this Emulator. */
-  readonly pod: Pod | undefined;
   /**
    * Whether the Pod of a deleted Emulator with the same name still exists. Until that Pod is gone, the Pod of this Emulator cannot be
    * created.
@@ -33,21 +31,16 @@ export interface Observed extends HostReach {
   readonly isNameTaken: boolean;
   /** Returns how many slots of a host are in use by Pods. */
   readonly slotsTaken: (host: string) => number;
-  /** Returns the Nodes of all Berth hosts. */
-  readonly hosts: () => readonly Node[];
-  readonly config: OperatorConfig;
-  /** Current time in milliseconds since the epoch. */
-  readonly now: number;
 }
 
-export interface Sources
-  extends Pick<
-    VMSources,
-    'client' | 'vms' | 'pods' | 'nodes' | 'servers' | 'hostRecords' | 'config' | 'clock'
-  > {
+export interface Sources extends HostSources {
+  readonly vms: Informer<VM>;
+  /** Pods of VMs. */
+  readonly pods: Informer<Pod>;
   readonly emulators: Informer<Emulator>;
   readonly emulatorPods: Informer<Pod>;
   readonly taskPods: Informer<Pod>;
+  readonly config: OperatorConfig;
 }
 
 /** Returns the key of the Emulator's Pod from the key of the Emulator. Both keys are `namespace/name`. */
@@ -107,7 +100,7 @@ export async function withCurrentVM(
 }
 
 /** Returns true if the Pod belongs to this Emulator, and not to an earlier Emulator of the same name. */
-export function isPodOf(pod: Readonly<Pod> | undefined, { metadata }: Readonly<Emulator>): boolean {
+function isPodOf(pod: Readonly<Pod> | undefined, { metadata }: Readonly<Emulator>): boolean {
   return pod?.metadata.labels?.[EMULATOR_UID_LABEL] === metadata.uid;
 }
 

@@ -14,7 +14,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { machineReport } from '../vm/podstate.ts';
+import { machineReport } from '../podbacked/pod.ts';
 import { type Observed, resolveSpec } from './observe.ts';
 import { stopsOf } from './pod.ts';
 import { systemImageName } from '../../api/v1alpha1/emulatormachine.ts';

@@ -1,7 +1,7 @@
 /** Derives the phase of an Emulator from its Pod, its VM and its facts. All functions are pure. */
 import { saidReason, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
-import { hasEnded, machineCondition, waitingState } from '../vm/podstate.ts';
+import { hasEnded, machineCondition, waitingState } from '../podbacked/pod.ts';
 import { type Facts, isBootingAgain } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hostTrouble, pairingOf } from './pairing.ts';

@@ -1,10 +1,10 @@
 /** Plans the next request to the API server for an Emulator. All functions are pure. */
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
-import type { Reason } from '../../api/v1alpha1/reasons.ts';
-import { isLost, TIMEOUT } from '../vm/facts.ts';
-import { hasEnded } from '../vm/podstate.ts';
+import { isLost } from '../podbacked/observe.ts';
+import { hasEnded, TIMEOUT } from '../podbacked/pod.ts';
 import { belongsToAnother, hostFault, ownerOf, pairingOf } from './pairing.ts';
+import type { Blocked as PodBackedBlocked, StepResult } from '../podbacked/kind.ts';
 import type { Observed } from './observe.ts';
 import { hostOfPod } from './pod.ts';
 import { refusalOf } from './facts.ts';
@@ -19,15 +19,23 @@ export type Write =
   | { readonly kind: 'removeFinalizer' };
 
 /** Reason why the Emulator has no Pod, for the condition Scheduled. */
-export interface Blocked {
-  readonly reason: Reason;
-  readonly message: string;
-}
+export type Blocked = Omit<PodBackedBlocked, 'condition'>;
 
 export interface Plan {
   /** The next request. It is undefined if no request is needed until an observed object changes. */
   readonly write?: Write | undefined;
   readonly blocked?: Blocked | undefined;
+}
+
+/** The only step of an Emulator: its reconcile sends at most one request. */
+export function nextStep(observed: Observed): StepResult<Write> {
+  const { write, blocked } = plan(observed);
+  const isGoing = write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
+  return {
+    writes: write === undefined ? [] : [write],
+    outcome: { kind: isGoing ? 'gone' : 'done' },
+    blocked: blocked && { condition: 'Scheduled', ...blocked },
+  };
 }
 
 export function plan(observed: Observed): Plan {

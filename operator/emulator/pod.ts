@@ -11,12 +11,9 @@ import {
 import { type Desired, parseDocument } from '../../api/v1alpha1/machine.ts';
 import {
   ADB_PORT,
-  API_VERSION,
-  DESIRED_ANNOTATION,
   EMULATOR_UID_LABEL,
   emulatorPodName,
   MACHINE_ANNOTATION,
-  MACHINE_CONTAINER,
   SLOT_RESOURCE,
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
@@ -25,14 +22,9 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod, PodSpec } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { hostPodSpec } from '../tasks/placement.ts';
-import { REBOOTING } from '../vm/pod.ts';
-import { machineReport } from '../vm/podstate.ts';
-import { diskRequest } from '../vm/size.ts';
+import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts';
+import { machineReport } from '../podbacked/pod.ts';
 import { resolveSpec } from './observe.ts';
-
-/** Time in seconds that an emulator gets for its shutdown. Kubernetes has the same default for Pods. */
-const TERMINATION_GRACE_SECONDS = 30;
 
 export interface PodOptions {
   readonly emulator: Emulator;
@@ -46,21 +38,14 @@ export interface PodOptions {
 
 export function buildPod(options: PodOptions): Unsaved<Pod> {
   const { emulator } = options;
-  const { name, namespace = '', uid = '' } = emulator.metadata;
+  const { name, uid = '' } = emulator.metadata;
   return {
     apiVersion: 'v1',
     kind: 'Pod',
     metadata: {
+      ...machineMetadata('Emulator', emulator.metadata, buildMachine(options), buildDesired(emulator)),
       name: emulatorPodName(name),
-      namespace,
       labels: { [EMULATOR_UID_LABEL]: uid, [WORKLOAD_LABEL]: 'emulator' },
-      annotations: {
-        [MACHINE_ANNOTATION]: JSON.stringify(buildMachine(options)),
-        [DESIRED_ANNOTATION]: JSON.stringify(buildDesired(emulator)),
-      },
-      ownerReferences: [
-        { apiVersion: API_VERSION, kind: 'Emulator', name, uid, controller: true, blockOwnerDeletion: true },
-      ],
     },
     spec: buildSpec(options),
   };
@@ -118,28 +103,19 @@ function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
     'ephemeral-storage': diskRequest({ diskSizeBytes, imageSizeBytes: undefined }, config),
     [SLOT_RESOURCE]: '1',
   };
-  return {
-    ...hostPodSpec({
-      placement: { dedicatedTo: emulator.metadata.namespace ?? '', nodeName: host },
-      tolerations: REBOOTING,
-      pullSecrets: [],
-      priorityClassName: config.priorityClassName,
-    }),
-    terminationGracePeriodSeconds: TERMINATION_GRACE_SECONDS,
-    containers: [
-      {
-        name: MACHINE_CONTAINER,
-        // A Pod must name an image. Nobody pulls this image, but its name shows users which system image of Android the emulator has.
-        image: systemImageName({ platform, imageType }),
-        imagePullPolicy: 'IfNotPresent',
-        // As for a VM, requests and limits are equal.
-        resources: { requests: resources, limits: resources },
-        ports: [{ name: 'adb', protocol: 'TCP', containerPort: ADB_PORT }],
-        volumeMounts: [{ name: 'data', mountPath: '/data' }],
-      },
-    ],
+  return machineSpec({
+    placement: { dedicatedTo: emulator.metadata.namespace ?? '', nodeName: host },
+    pullSecrets: [],
+    config,
+    resources,
+    container: {
+      // A Pod must name an image. Nobody pulls this image, but its name shows users which system image of Android the emulator has.
+      image: systemImageName({ platform, imageType }),
+      ports: [{ name: 'adb', protocol: 'TCP', containerPort: ADB_PORT }],
+      volumeMounts: [{ name: 'data', mountPath: '/data' }],
+    },
     // The emptyDir is a placeholder for the emulator's data. Because of this volume, `kubectl drain` requires the flag
     // --delete-emptydir-data before it destroys the data.
     volumes: [{ name: 'data', emptyDir: {} }],
-  };
+  });
 }

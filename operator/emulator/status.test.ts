@@ -14,7 +14,8 @@ import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observe.ts';
 import { plan } from './plan.ts';
 import { buildPod } from './pod.ts';
-import { isMinorChange, summarize } from './status.ts';
+import { isMinorChange } from '../podbacked/reconciler.ts';
+import { DEPLOYMENT, summarize } from './status.ts';
 
 const config = parseConfig({}, 'test');
 const NOW = Date.parse('2030-01-01T00:10:00Z');
@@ -173,10 +174,10 @@ describe('an Emulator that waits for a slot', () => {
 it('only changes on the way to Running may wait for the next write', () => {
   const starting = statusOf({ pod: waitingPod('Starting', '') });
   const running = statusOf({ pod: runningPod('{}') });
-  expect(isMinorChange(undefined, starting)).toBe(true);
-  expect(isMinorChange({ ...starting, phase: 'Scheduled' }, starting)).toBe(true);
-  expect(isMinorChange(starting, running)).toBe(false);
-  expect(isMinorChange({ ...starting, observedGeneration: 2 }, starting)).toBe(false);
+  expect(isMinorChange(DEPLOYMENT, undefined, starting)).toBe(true);
+  expect(isMinorChange(DEPLOYMENT, { ...starting, phase: 'Scheduled' }, starting)).toBe(true);
+  expect(isMinorChange(DEPLOYMENT, starting, running)).toBe(false);
+  expect(isMinorChange(DEPLOYMENT, { ...starting, observedGeneration: 2 }, starting)).toBe(false);
 });
 
 describe('an Emulator that its host refused', () => {

@@ -6,7 +6,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
 import { slotsOf } from '../tasks/placement.ts';
-import { machineReport, podCondition, readyByPod } from '../vm/podstate.ts';
+import { machineReport, podCondition, readyByPod } from '../podbacked/pod.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { type Facts, gatherFacts } from './facts.ts';
 import type { Observed } from './observe.ts';
@@ -15,11 +15,7 @@ import type { Blocked } from './plan.ts';
 import { hostOfPod } from './pod.ts';
 
 /** Phases in which an Emulator is being deployed. `kubectl wait` and kstatus must continue to wait in these phases. */
-const DEPLOYMENT: ReadonlySet<string | undefined> = new Set<EmulatorPhase>([
-  'Pending',
-  'Scheduled',
-  'Starting',
-]);
+export const DEPLOYMENT: ReadonlySet<string> = new Set<EmulatorPhase>(['Pending', 'Scheduled', 'Starting']);
 
 /** Phases of a VM that is off and can run again. */
 const OFF: ReadonlySet<string | undefined> = new Set(['Stopped', 'Suspended']);
@@ -149,16 +145,4 @@ function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
   }
   const message = condense(said, () => describeTaints(pod, observed.hosts()));
   return { status: 'False', reason: 'Unschedulable', message };
-}
-
-/** Returns true if the new status can be stored later, because nobody waits for the changed fields. */
-export function isMinorChange(last: EmulatorStatus | undefined, next: EmulatorStatus): boolean {
-  const { observedGeneration } = next;
-  const before: EmulatorStatus = last?.phase === undefined ? { phase: 'Pending', observedGeneration } : last;
-  return (
-    [before, next].every(({ phase }) => DEPLOYMENT.has(phase)) &&
-    before.observedGeneration === observedGeneration &&
-    before.failure === next.failure &&
-    conditionIn(before, 'Stalled')?.status === conditionIn(next, 'Stalled')?.status
-  );
 }

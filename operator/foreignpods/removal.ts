@@ -10,7 +10,7 @@ import { controllerOf } from '../tasks/owner.ts';
 import { HOST_KEY, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { hostPodSpec } from '../tasks/placement.ts';
-import { REBOOTING } from '../vm/pod.ts';
+import { REBOOTING } from '../podbacked/build.ts';
 
 /** Reason with which the agent of a host shows that it does not run a Pod. */
 export const PARKED: Reason = 'HostRunsOnlyMachines';

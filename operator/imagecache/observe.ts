@@ -10,7 +10,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { isHost, PODS_BY_NODE } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { asksForSlot, holdsSlot, hostOfJob, JOBS_BY_HOST, slotsOf } from '../tasks/placement.ts';
-import { podCondition } from '../vm/podstate.ts';
+import { podCondition } from '../podbacked/pod.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';

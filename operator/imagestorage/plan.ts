@@ -9,7 +9,7 @@ import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
 import { directSource, storedContent, traitsOf } from '../image/content.ts';
 import { taskOf } from '../tasks/job.ts';
-import { machineOf } from '../vm/podstate.ts';
+import { machineOf } from '../podbacked/pod.ts';
 import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Informer } from '../../kube/informer.ts';

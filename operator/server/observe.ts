@@ -14,7 +14,7 @@ import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import type { Power, PowerError } from './drivers/driver.ts';
 import { awaitedOn } from '../../api/v1alpha1/machine.ts';
 import { CORDONED_FOR_ANNOTATION, EMULATOR_UID_LABEL, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
-import { desiredOf, hasEnded, isMachineOff } from '../vm/podstate.ts';
+import { desiredOf, hasEnded, isMachineOff } from '../podbacked/pod.ts';
 import type { Controller } from '../../kube/controller.ts';
 import { equal } from '../../kube/mergepatch.ts';
 

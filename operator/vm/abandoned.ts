@@ -11,9 +11,9 @@ import { API_VERSION, GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { isHost } from '../host/observe.ts';
-import { isLost } from './facts.ts';
+import { isLost } from '../podbacked/observe.ts';
 import type { Observed } from './observe.ts';
-import { hasRun, machineOf, terminated } from './podstate.ts';
+import { hasRun, machineOf, terminated } from '../podbacked/pod.ts';
 
 /** Index of Nodes. The keys of a Node are the MAC addresses of the machines that the operator abandoned on this Node's host. */
 export const NODES_BY_GIVEN_UP = 'givenUp';

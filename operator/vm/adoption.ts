@@ -8,7 +8,7 @@ import { ADOPTS_ANNOTATION, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Pod, PodSpec } from '../../kube/core.ts';
 import { isForced, type Unsaved } from '../../kube/objects.ts';
 import type { Observed } from './observe.ts';
-import { containerState, hasRun, terminated } from './podstate.ts';
+import { containerState, hasRun, terminated } from '../podbacked/pod.ts';
 
 /**
  * Returns true if the machine of a forcibly deleted Pod must continue with another Pod. Its VM is wanted, it ran, and its host reported no

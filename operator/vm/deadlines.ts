@@ -3,9 +3,10 @@ import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { startsAgain } from './declared.ts';
-import { type Facts, lostAt, nextDeadline } from './facts.ts';
+import { lostAt } from '../podbacked/observe.ts';
+import { type Facts, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
-import { machineCondition, machineOf } from './podstate.ts';
+import { machineCondition, machineOf } from '../podbacked/pod.ts';
 import { standingRefusal } from './size.ts';
 
 /** Returns the milliseconds until the next deadline. The result is at least 1. It is undefined if there is no deadline. */

@@ -4,7 +4,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { unsuspendedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
 import type { Phase } from './phase.ts';
-import { machineReport } from './podstate.ts';
+import { machineReport } from '../podbacked/pod.ts';
 
 /** Reason and message of the conditions Ready and Reconciling. */
 export interface Awaited {

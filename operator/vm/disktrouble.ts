@@ -4,7 +4,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
-import { podCondition } from './podstate.ts';
+import { podCondition } from '../podbacked/pod.ts';
 
 const REASONS = [HOST_DISK_FULL, NO_ROOM_TO_SUSPEND] as const;
 

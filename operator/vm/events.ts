@@ -5,7 +5,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { isReason, meaningOf, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { normal, type Recorder, type OperatorEvent, warning } from '../objects/events.ts';
+import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
 import { toldTrouble } from './disktrouble.ts';
 import type { LostPlacement } from './facts.ts';
 

@@ -3,14 +3,25 @@
  * facts. A later reconcile uses the stored facts, but never the conditions or the phase in the status.
  */
 import { timestamp } from '../../base/time.ts';
-import { classOf, type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { classOf, type Reason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endOfLimit } from '../host/observe.ts';
 import { isTooLate, mustContinue } from './adoption.ts';
 import type { Observed } from './observe.ts';
-import { containerState, hasEnded, hasRun, podAttempt, terminated, waitingState } from './podstate.ts';
+import {
+  boundTime,
+  type End,
+  endOf,
+  firstRun,
+  hasEnded,
+  hasRun,
+  lastReport,
+  podAttempt,
+  TIMEOUT,
+} from '../podbacked/pod.ts';
 import { findConfig } from './resolve.ts';
+import { isLost } from '../podbacked/observe.ts';
 
 export interface Facts {
   readonly firstRunningTime: string | undefined;
@@ -26,8 +37,6 @@ export type Failure = NonNullable<VMStatus['failure']>;
  * a loss, any number of times.
  */
 const LOST: ReadonlySet<string> = new Set<Reason>(['PodDeleted', 'Evicted', 'HostLost']);
-/** Reason of the failure when a deployment takes too long. The operator itself ends the Pod after this failure. */
-export const TIMEOUT = 'DeployTimeout' satisfies Reason;
 /** Largest number of times that a VM is placed again because its host refused it. */
 const MAXIMUM_REPLACEMENTS = 3;
 /** Reasons of the DisruptionTarget condition on a Pod that is being evicted. */
@@ -61,10 +70,6 @@ function knownFacts(observed: Observed): Facts {
     avoidedNodes: status.avoidedNodes ?? [],
     failure: status.failure,
   };
-}
-
-export interface End extends Omit<Failure, 'time'> {
-  readonly reason: SaidReason;
 }
 
 /**
@@ -109,13 +114,6 @@ export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): Lo
   const isGivenUp = attempt > (vm.status?.attempt ?? 1);
   const end = isGivenUp && pod !== undefined ? podEnd(observed, pod) : undefined;
   return end && { ...end, nodeName: pod?.spec.nodeName };
-}
-
-/** Returns the reason and the last message of a Pod that has ended. */
-export function endOf(pod: Pod): End {
-  const { status = {} } = pod;
-  const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
-  return { reason: saidReason(reason, 'MachineFailed'), message: message ?? 'The machine ended' };
 }
 
 /**
@@ -245,55 +243,4 @@ function deployDeadline(observed: Observed): Deadline | undefined {
         reason: TIMEOUT,
         message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
       };
-}
-
-/**
- * Returns the last part of an error message. It states the step that the host reported last, and the message that the host added to this
- * step. The result is empty if there is no step.
- */
-export function lastReport(pod: Pod | undefined): string {
-  const { reason, message = '' } = waitingState(pod);
-  const step = message === '' ? reason : `${reason}: ${message}`;
-  return step === undefined ? '' : `; the host last reported ${step}`;
-}
-
-/** Returns the time when the Pod was bound to its host, in RFC 3339. The result is undefined if the Pod contains no time at all. */
-export function boundTime(pod: Pod): string | undefined {
-  const scheduled = pod.status?.conditions?.find(
-    ({ type, status }) => type === 'PodScheduled' && status === 'True',
-  );
-  return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
-}
-
-/**
- * Returns the time when the machine of the Pod first ran, in RFC 3339. The result is undefined if the machine never ran. The clock of the
- * host can be wrong. Therefore the result is not before the time when the Pod was bound, and not in the future.
- */
-export function firstRun({ pod, now }: Pick<Observed, 'pod' | 'now'>): string | undefined {
-  if (pod === undefined || !hasRun(pod)) {
-    return undefined;
-  }
-  const state = containerState(pod);
-  const startedAt = state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
-  const bound = boundTime(pod) ?? startedAt;
-  return timestamp(Math.min(now, Math.max(Date.parse(bound), Date.parse(startedAt))));
-}
-
-/**
- * Returns the time when a host that does not report counts as lost, in milliseconds since the epoch. The result is undefined while the host
- * reports, and while it is off on purpose.
- */
-export function lostAt({
-  silentSince,
-  powered,
-  config,
-}: Pick<Observed, 'silentSince' | 'powered' | 'config'>): number | undefined {
-  return silentSince === undefined || powered?.state === 'Off'
-    ? undefined
-    : silentSince + config.hostLostTimeoutSeconds * 1000;
-}
-
-export function isLost(observed: Pick<Observed, 'silentSince' | 'powered' | 'config' | 'now'>): boolean {
-  const at = lostAt(observed);
-  return at !== undefined && observed.now >= at;
 }

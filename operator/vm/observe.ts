@@ -7,21 +7,19 @@ import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { RegistryCredentials } from '../../api/v1alpha1/registrycredentials.ts';
-import type { Server } from '../../api/v1alpha1/server.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMConfig } from '../../api/v1alpha1/vmconfig.ts';
-import type { KubeClient } from '../../kube/client.ts';
-import { type Namespace, type Node, NODES, type Pod, PODS } from '../../kube/core.ts';
+import { type Namespace, type Node, type Pod, PODS } from '../../kube/core.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Adoptions } from '../host/adoptions.ts';
-import { type HostReach, isHost, reachOfNode, UNBOUND } from '../host/observe.ts';
-import { SERVERS_BY_NODE, startDeadline, withPower } from '../host/power.ts';
-import type { HostRecords } from '../host/records.ts';
+import { isHost } from '../host/observe.ts';
+import { startDeadline } from '../host/power.ts';
 import { onlyOwnHosts } from '../tasks/placement.ts';
-import { podPorts, PODS_BY_PORT } from './podstate.ts';
+import { podPorts, PODS_BY_PORT } from '../podbacked/pod.ts';
+import { type HostSources, type PodObserved, reachOf } from '../podbacked/observe.ts';
 
 /** Number of random bytes for a hardware identity. They are enough for a UUID, a MAC address and a serial number. */
 const ENTROPY_BYTES = 32;
@@ -44,7 +42,7 @@ export interface ResizeRefusal {
 }
 
 /** The state that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
-export interface Observed extends HostReach {
+export interface Observed extends PodObserved {
   readonly vm: VM;
   /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has no owner reference. */
   readonly pod: Pod | undefined;
@@ -64,15 +62,10 @@ export interface Observed extends HostReach {
    * `8822/TCP`.
    */
   readonly portHolder: (port: string) => string | undefined;
-  /** Returns the Nodes of all Berth hosts. */
-  readonly hosts: () => readonly Node[];
   /** Returns whether the VMs of the namespace run on its own hosts only. */
   readonly isDedicated: () => boolean;
   /** Returns the Nodes of the hosts that somebody has switched on, and that have not reported yet. */
   readonly startingHosts: () => readonly Node[];
-  readonly config: OperatorConfig;
-  /** Current time in milliseconds since the epoch. */
-  readonly now: number;
   /** Uid of the namespace `kube-system`. It identifies the cluster, because every cluster has this namespace for its whole life. */
   readonly clusterUid: string;
   /** Returns random bytes as hex digits, for `hardwareIdentity: Dynamic`. */
@@ -88,20 +81,15 @@ export interface Lookups {
   credentials(): RegistryCredentials | undefined;
 }
 
-export interface Sources {
-  readonly client: KubeClient;
+export interface Sources extends HostSources {
   readonly vms: Informer<VM>;
   readonly pods: Informer<Pod>;
-  readonly nodes: Informer<Node>;
   readonly vmConfigs: Informer<VMConfig>;
   readonly images: Informer<Image>;
   readonly isos: Informer<ISO>;
   readonly namespaces: Informer<Namespace>;
-  readonly servers: Informer<Server>;
-  readonly hostRecords: HostRecords;
   readonly adoptions: Adoptions;
   readonly config: OperatorConfig;
-  readonly clock: () => number;
 }
 
 const CLUSTER_NAMESPACE = 'kube-system';
@@ -203,35 +191,6 @@ async function podThatMustExist(sources: Sources, vm: VM): Promise<Pick<Observed
 async function readPod({ client }: Sources, vm: VM): Promise<Pod | undefined> {
   const pod = await unlessMissing(client.get(PODS, refOf(keyOf(vm))));
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid ? pod : undefined;
-}
-
-/**
- * Returns what is known about the reports of a host. If the Node is not in the cache, it is read from the API server, because the cache can
- * lag. If it does not exist there either, the host counts as silent from the stored time on, or from now on. `name` is undefined for a Pod
- * that is not bound.
- * @throws ApiError when the Node cannot be read
- */
-export async function reachOf(
-  sources: Pick<Sources, 'client' | 'nodes' | 'servers' | 'hostRecords' | 'clock'>,
-  name: string | undefined,
-): Promise<HostReach> {
-  if (name === undefined) {
-    return UNBOUND;
-  }
-  return withPower(await reachByNode(sources, name), sources.servers.cache.byIndex(SERVERS_BY_NODE, name));
-}
-
-async function reachByNode(
-  { client, nodes, hostRecords, clock }: Pick<Sources, 'client' | 'nodes' | 'hostRecords' | 'clock'>,
-  name: string,
-): Promise<HostReach> {
-  const node = nodes.cache.get(name) ?? (await unlessMissing(client.get(NODES, { name })));
-  const isGivenUp = hostRecords.isGivenUp(name);
-  if (node === undefined) {
-    return { node, silentSince: hostRecords.missingSince(name) ?? clock(), isGivenUp };
-  }
-  const reach = reachOfNode(node);
-  return { ...reach, isGivenUp: isGivenUp || reach.isGivenUp };
 }
 
 function lookups({ vmConfigs, images, isos, config }: Sources, namespace: string): Lookups {

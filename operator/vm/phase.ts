@@ -2,9 +2,10 @@
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
-import { type Facts, isLost } from './facts.ts';
+import { isLost } from '../podbacked/observe.ts';
+import type { Facts } from './facts.ts';
 import type { Observed } from './observe.ts';
-import { hasEnded, hasRun, machineCondition, podAttempt, waitingState } from './podstate.ts';
+import { hasEnded, hasRun, machineCondition, podAttempt, waitingState } from '../podbacked/pod.ts';
 
 export interface Phase {
   readonly name: VMPhase;

@@ -1,9 +1,6 @@
 /** Builds the Pod of a VM: requests and affinity for the scheduler, and two annotations for the host's agent. */
 import { createHash } from 'node:crypto';
 import {
-  DESIRED_ANNOTATION,
-  MACHINE_ANNOTATION,
-  MACHINE_CONTAINER,
   MACOS_GUEST_RESOURCE,
   POD_FINALIZER,
   SCREEN_PORT,
@@ -11,30 +8,27 @@ import {
   SHARED_DISK_RESOURCE,
   SLOT_RESOURCE,
   TAG_LABEL_PREFIX,
-  vncSecretName,
   VM_UID_LABEL,
+  vncSecretName,
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
-import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import {
-  DESIRED_FIELDS,
   type Desired,
+  DESIRED_FIELDS,
+  type Machine,
   MACHINE_API_VERSION,
   MACHINE_FIELDS,
-  type Machine,
 } from '../../api/v1alpha1/machine.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { NodeSelectorRequirement, Pod, PodSpec, Toleration } from '../../kube/core.ts';
+import type { NodeSelectorRequirement, Pod, PodSpec } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { hostPodSpec, type Placement } from '../tasks/placement.ts';
-import { insecureAnnotation } from '../objects/registries.ts';
+import type { Placement } from '../tasks/placement.ts';
 import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
-import { diskRequest, sizeRequests } from './size.ts';
-
-/** Time in seconds that a guest gets for its shutdown when its VM is deleted. Kubernetes has the same default for Pods. */
-export const TERMINATION_GRACE_SECONDS = 30;
+import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts';
+import { insecureAnnotation } from '../objects/registries.ts';
+import { sizeRequests } from './size.ts';
 
 /** Beginning of the keys of Berth's labels. */
 const KEY_PREFIX = 'berth.dev/';
@@ -55,23 +49,17 @@ export interface PodOptions {
 
 export function buildPod(options: PodOptions): Unsaved<Pod> {
   const { vm, resolved } = options;
-  const { name, namespace = '', uid = '' } = vm.metadata;
+  const { name, uid = '' } = vm.metadata;
+  const metadata = machineMetadata('VM', vm.metadata, buildMachine(options), buildDesired(vm, resolved));
   return {
     apiVersion: 'v1',
     kind: 'Pod',
     metadata: {
+      ...metadata,
       name,
-      namespace,
       labels: { ...copiedLabels(vm), [VM_UID_LABEL]: uid, [WORKLOAD_LABEL]: 'vm' },
-      annotations: {
-        [MACHINE_ANNOTATION]: JSON.stringify(buildMachine(options)),
-        [DESIRED_ANNOTATION]: JSON.stringify(buildDesired(vm, resolved)),
-        ...insecureAnnotation(resolved.credentials),
-      },
+      annotations: { ...metadata.annotations, ...insecureAnnotation(resolved.credentials) },
       finalizers: [POD_FINALIZER],
-      ownerReferences: [
-        { apiVersion: API_VERSION, kind: 'VM', name, uid, controller: true, blockOwnerDeletion: true },
-      ],
     },
     spec: buildSpec(options),
   };
@@ -172,7 +160,6 @@ function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Mac
 
 function buildSpec(options: PodOptions): PodSpec {
   const { vm, resolved, config } = options;
-  // Requests and limits are equal, so that the namespace can have a quota for limits, or a LimitRange with smaller default limits.
   const resources: Record<string, string> = {
     ...sizeRequests(resolved),
     'ephemeral-storage': diskRequest(resolved, config),
@@ -181,31 +168,22 @@ function buildSpec(options: PodOptions): PodSpec {
     ...(config.vm_shared_disk_enabled && { [SHARED_DISK_RESOURCE]: '1' }),
   };
   const image = resolved.image ?? resolved.iso;
-  const shared = hostPodSpec({
+  const spec = machineSpec({
     placement: placementOf(options),
-    tolerations: REBOOTING,
     pullSecrets: resolved.imagePullSecrets,
-    priorityClassName: config.priorityClassName,
-  });
-  return {
-    ...shared,
-    affinity: { ...shared.affinity, ...packTogether(resolved, config) },
-    terminationGracePeriodSeconds: TERMINATION_GRACE_SECONDS,
-    containers: [
-      {
-        name: MACHINE_CONTAINER,
-        image: image?.containerImage ?? '',
-        imagePullPolicy: 'IfNotPresent',
-        resources: { requests: resources, limits: resources },
-        // Because of these fields, `kubectl attach` can send input to the console and use a terminal.
-        stdin: true,
-        tty: true,
-        ports: containerPorts(resolved),
-        volumeMounts: [{ name: 'disk', mountPath: '/disk' }],
-      },
-    ],
+    config,
+    resources,
+    container: {
+      image: image?.containerImage ?? '',
+      // Because of these fields, `kubectl attach` can send input to the console and use a terminal.
+      stdin: true,
+      tty: true,
+      ports: containerPorts(resolved),
+      volumeMounts: [{ name: 'disk', mountPath: '/disk' }],
+    },
     volumes: volumes(vm, resolved),
-  };
+  });
+  return { ...spec, affinity: { ...spec.affinity, ...packTogether(resolved, config) } };
 }
 
 /**
@@ -242,12 +220,6 @@ function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volume
     ...(vncHostPort ? [{ name: 'vnc', secret: { secretName: vncSecretName(vm.metadata.name) } }] : []),
   ];
 }
-
-/** Tolerations for the taints not-ready and unreachable. They have no time limit, because a host that reboots must not lose its VMs. */
-export const REBOOTING: readonly Toleration[] = [
-  { key: 'node.kubernetes.io/not-ready', operator: 'Exists', effect: 'NoExecute' },
-  { key: 'node.kubernetes.io/unreachable', operator: 'Exists', effect: 'NoExecute' },
-];
 
 function placementOf({ vm, resolved, avoidedNodes, isDedicated }: PodOptions): Placement {
   const { architecture, placement } = resolved;

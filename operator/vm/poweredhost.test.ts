@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import type { Server, ServerHost } from '../../api/v1alpha1/server.ts';
 import { parseConfig } from '../config/config.ts';
-import { isLost, lostAt } from './facts.ts';
+import { isLost, lostAt } from '../podbacked/observe.ts';
 import { type HostReach, reachOfNode } from '../host/observe.ts';
 import { withPower } from '../host/power.ts';
 

@@ -4,7 +4,7 @@ import { ALL_REFUSED, NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obs
 import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { isPassing, keepsOff, suits } from '../tasks/placement.ts';
-import { podPorts } from './podstate.ts';
+import { podPorts } from '../podbacked/pod.ts';
 
 /** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
 const REASONS: readonly (readonly [RegExp, string])[] = [

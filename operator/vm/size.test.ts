@@ -2,7 +2,8 @@ import { describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
 import type { Observed } from './observe.ts';
-import { diskRequest, restartRequired } from './size.ts';
+import { diskRequest } from '../podbacked/build.ts';
+import { restartRequired } from './size.ts';
 
 const GIB = 2n ** 30n;
 const NOTHING = { diskSizeBytes: undefined, imageSizeBytes: undefined };

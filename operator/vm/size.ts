@@ -6,14 +6,12 @@
 import { waitAfter } from '../../base/backoff.ts';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
-import { divideUp, formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import { formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
-import type { OperatorConfig } from '../config/config.ts';
 import type { Observed, ResizeRefusal, Size } from './observe.ts';
-import { machineContainer, machineReport, podCondition } from './podstate.ts';
-import type { Resolved } from './resolve.ts';
+import { machineContainer, machineReport, podCondition } from '../podbacked/pod.ts';
 
 /**
  * First wait in milliseconds after a refused resize. The operator must try again, because no watch shows when a quota allows the new size.
@@ -23,34 +21,9 @@ const RESIZE_RETRY_FIRST_MILLISECONDS = 10_000;
 /** Longest wait in milliseconds after a refused resize. It is the interval at which the controller-manager computes every quota again. */
 const RESIZE_RETRY_CAP_MILLISECONDS = 300_000;
 
-/**
- * Factor that turns `diskRequestRatio` into an integer with six decimal places. With floating-point numbers, a rounding error could make a
- * request too large.
- */
-const RATIO_SCALE = 1_000_000n;
-/** Unit of a disk request in bytes. Requests are whole mebibytes, because people read them. */
-const MEBIBYTE = 2n ** 20n;
-
 /** Returns the CPU and memory that the Pod of a machine requests for a guest of this size. */
 export function sizeRequests({ cpu, memoryBytes }: Size): { cpu: string; memory: string } {
   return { cpu: String(cpu), memory: formatQuantity(memoryBytes + BigInt(MACHINE_MEMORY_OVERHEAD_BYTES)) };
-}
-
-/**
- * Returns the quantity of disk space that the Pod of a VM requests from its host: `diskRequestRatio` multiplied by the larger of the disk's
- * size and the image's size. Kubernetes cannot change the disk request of an existing Pod.
- */
-export function diskRequest(
-  { diskSizeBytes, imageSizeBytes }: Pick<Resolved, 'diskSizeBytes' | 'imageSizeBytes'>,
-  { defaults, diskRequestRatio }: Pick<OperatorConfig, 'defaults' | 'diskRequestRatio'>,
-): string {
-  const known = [diskSizeBytes, imageSizeBytes].filter((size) => size !== undefined);
-  const sizeBytes =
-    known.length === 0
-      ? parseQuantity(defaults.diskRequest)
-      : known.reduce((largest, size) => (size > largest ? size : largest));
-  const ratio = BigInt(Math.round(diskRequestRatio * Number(RATIO_SCALE)));
-  return formatQuantity(divideUp(sizeBytes * ratio, RATIO_SCALE * MEBIBYTE) * MEBIBYTE);
 }
 
 /** Returns the size in the Pod's requests. The result is undefined if the requests contain no cpu or memory. */

@@ -11,7 +11,7 @@ import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import type { VM, VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { buildPod } from './pod.ts';
-import { machineReport } from './podstate.ts';
+import { machineReport } from '../podbacked/pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 
 const RAN = '2030-01-01T00:00:00Z';

@@ -1,15 +1,10 @@
 /** Computes the whole status of a VM from the observed state, the facts (see facts.ts), the Pod and the report of its host. */
 import { timestamp } from '../../base/time.ts';
 import { NETWORK_CONDITION, USER_DATA_CONDITION } from '../../api/v1alpha1/names.ts';
-import { classOf, isReason, isSeen, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { classOf, isReason, isSeen, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
-import {
-  type ConditionDraft,
-  type ConditionDraft as Draft,
-  conditionIn,
-  stampConditions,
-} from '../objects/conditions.ts';
+import { type ConditionDraft, type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
 import { awaitedChange, doneStamps, hasEndedByItself } from './declared.ts';
 import type { Facts } from './facts.ts';
 import { pausedByDisk } from './disktrouble.ts';
@@ -25,7 +20,7 @@ import {
   podCondition,
   readyByPod,
   waitingState,
-} from './podstate.ts';
+} from '../podbacked/pod.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
 import { restartRequired } from './size.ts';
@@ -35,17 +30,10 @@ import { shortImageName } from '../../api/v1alpha1/reference.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endpointsOf } from './ports.ts';
+import type { Blocked, Run } from '../podbacked/kind.ts';
 
-/** Results of the steps of a reconcile. The Pod does not show these results. */
-export interface Findings {
-  /**
-   * Reason why the VM's Pod could not be created. Either the settings cannot be resolved, another Pod has the name, or the API server
-   * refused the Pod or its Secret.
-   */
-  readonly blocked?:
-    | { condition: 'Scheduled' | 'ImageReady' | 'Stalled'; reason: Reason; message: string }
-    | undefined;
-}
+/** Result of the steps of a reconcile that the Pod does not show: why the VM's Pod could not be created. */
+export type Findings = Pick<Run<Observed>, 'blocked'>;
 
 export function summarize(observed: Observed, facts: Facts, findings: Findings): VMStatus {
   const { vm, pod } = observed;
@@ -249,29 +237,12 @@ function displayReady({ pod }: Observed): Draft | undefined {
 }
 
 /** Returns the condition, reason and message for a VM that cannot be resolved. */
-export function blockedBy(unresolved: Unresolved): NonNullable<Findings['blocked']> {
+export function blockedBy(unresolved: Unresolved): Blocked {
   const { reason, message } = unresolved;
   if (reason === 'ImageNotFound' || reason === 'ImageNotReady') {
     return { condition: 'ImageReady', reason, message };
   }
   return { condition: unresolved.kind === 'terminal' ? 'Stalled' : 'Scheduled', reason, message };
-}
-
-/**
- * Returns true if the new status can be stored later, because nobody waits for the changed fields. The first status can also be stored
- * later. If the VM runs before that, its status never contains Pending.
- */
-export function isMinorChange(last: VMStatus | undefined, next: VMStatus): boolean {
-  const { attempt, observedGeneration } = next;
-  const before: VMStatus =
-    last?.phase === undefined ? { phase: 'Pending', attempt: 1, observedGeneration } : last;
-  return (
-    [before, next].every(({ phase = '' }) => PENDING_PHASES.has(phase)) &&
-    before.attempt === attempt &&
-    before.observedGeneration === observedGeneration &&
-    before.failure === next.failure &&
-    conditionIn(before, 'Stalled')?.status === conditionIn(next, 'Stalled')?.status
-  );
 }
 
 /** Phases in which a machine has a disk, but its host reports no disk size, because the machine does not run. */

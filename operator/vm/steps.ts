@@ -4,9 +4,10 @@
  */
 import type { Pod, Secret } from '../../kube/core.ts';
 import { isForced, type Unsaved } from '../../kube/objects.ts';
+import type { Step as PodBackedStep, StepResult as PodBackedStepResult } from '../podbacked/kind.ts';
 import type { Facts } from './facts.ts';
 import type { Observed, Size } from './observe.ts';
-import { blockedBy, type Findings } from './status.ts';
+import { blockedBy } from './status.ts';
 import {
   API_VERSION,
   POD_FINALIZER,
@@ -21,7 +22,8 @@ import { isAbandoned, isReleasable, toRemember } from './abandoned.ts';
 import { awaitedOn, type Desired } from '../../api/v1alpha1/machine.ts';
 import { isHost, isReady } from '../host/observe.ts';
 import { mustContinue } from './adoption.ts';
-import { buildDesired, buildPod, TERMINATION_GRACE_SECONDS } from './pod.ts';
+import { TERMINATION_GRACE_SECONDS } from '../podbacked/build.ts';
+import { buildDesired, buildPod } from './pod.ts';
 import {
   desiredOf,
   desiredText,
@@ -31,7 +33,7 @@ import {
   podAttempt,
   terminated,
   waitingState,
-} from './podstate.ts';
+} from '../podbacked/pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { podSize, standingRefusal, wantedSize } from './size.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
@@ -67,20 +69,9 @@ export type Write =
    */
   | { readonly kind: 'deleteVM'; readonly unansweredSince?: number };
 
-export type Outcome =
-  /** The reconcile continues with the next step. */
-  | { readonly kind: 'done' }
-  /** The reconcile ends, because the operator must wait for a change. `for` describes this change. */
-  | { readonly kind: 'wait'; readonly for: string }
-  | { readonly kind: 'requeueAfter'; readonly milliseconds: number };
-
-interface StepResult {
-  readonly writes: readonly Write[];
-  readonly outcome: Outcome;
-  readonly blocked?: NonNullable<Findings['blocked']>;
-}
-
-type Step = (observed: Observed, facts: Facts) => StepResult;
+type StepResult = PodBackedStepResult<Write>;
+/** A step of a VM. */
+type Step = PodBackedStep<Observed, Facts, Write>;
 
 const NOTHING: StepResult = { writes: [], outcome: { kind: 'done' } };
 
@@ -229,7 +220,7 @@ function factsAreWritten(observed: Observed, pod: Pod): boolean {
 export function deleteMachine(observed: Observed): StepResult {
   const { pod } = observed;
   if (pod === undefined) {
-    return waitFor('the VM to go', { kind: 'removeFinalizer' });
+    return { writes: [{ kind: 'removeFinalizer' }], outcome: { kind: 'gone' } };
   }
   if (pod.metadata.deletionTimestamp !== undefined) {
     return letGo(observed, pod);

@@ -2,7 +2,7 @@
 import { ADOPTS_ANNOTATION, AWAITED_ANNOTATION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { awaitedOn, awaitedText } from '../../api/v1alpha1/machine.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { containerState, desiredOf, hasRun, terminated } from '../../operator/vm/podstate.ts';
+import { containerState, desiredOf, hasRun, terminated } from '../../operator/podbacked/pod.ts';
 
 import { AWAITS_VM, VMModel } from './vmmodel.ts';
 import { isForced } from '../../kube/objects.ts';

@@ -22,7 +22,7 @@ import { givenUpOn, macAddressOf } from '../../operator/vm/abandoned.ts';
 import { isBetweenPods, successorOf } from '../../operator/vm/adoption.ts';
 import { gatherFacts } from '../../operator/vm/facts.ts';
 import type { Observed, ResizeRefusal, Size } from '../../operator/vm/observe.ts';
-import { hasRun, podAttempt, terminated } from '../../operator/vm/podstate.ts';
+import { hasRun, podAttempt, terminated } from '../../operator/podbacked/pod.ts';
 import { podSize, refusedAgain, resizedContainers } from '../../operator/vm/size.ts';
 import { summarize } from '../../operator/vm/status.ts';
 import { stepsFor, type Write } from '../../operator/vm/steps.ts';

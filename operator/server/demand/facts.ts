@@ -13,7 +13,7 @@ import { CORDONED_FOR_ANNOTATION, VM_UID_LABEL } from '../../../api/v1alpha1/nam
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { keyOf } from '../../../kube/objects.ts';
-import { isMachineOff } from '../../vm/podstate.ts';
+import { isMachineOff } from '../../podbacked/pod.ts';
 import { PODS_WITHOUT_HOST, WITHOUT_HOST } from '../../vm/triggers.ts';
 import { isOlder } from '../observe.ts';
 

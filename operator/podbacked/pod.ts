@@ -1,4 +1,4 @@
-/** Reads the state of a VM's machine from its Pod, and trims Pods for the operator's cache. All functions are pure. */
+/** Reads the state of a machine from its Pod, and trims Pods for the operator's cache. All functions are pure. */
 import {
   type Desired,
   desiredSchema,
@@ -17,6 +17,9 @@ import { keepFields } from '../../kube/objects.ts';
 import type { Container, ContainerState, ContainerStatus, Pod, PodCondition } from '../../kube/core.ts';
 import { type ConditionDraft, conditionIn } from '../objects/conditions.ts';
 import { Documents } from '../objects/documents.ts';
+import { timestamp } from '../../base/time.ts';
+import { type Reason, type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import type { PodObserved } from './observe.ts';
 
 /**
  * Largest status of a Pod that the cache keeps, in characters of JSON. Messages of agents have at most 4 KiB, so only a hostile host writes
@@ -185,3 +188,51 @@ export function desiredText(pod: Pod): string | undefined {
 export function desiredOf(pod: Pod): Desired | undefined {
   return desires.in(desiredText(pod));
 }
+
+/** Returns the reason and the last message of a Pod that has ended. */
+export function endOf(pod: Pod): End {
+  const { status = {} } = pod;
+  const { reason = status.reason, message = status.message } = terminated(pod) ?? {};
+  return { reason: saidReason(reason, 'MachineFailed'), message: message ?? 'The machine ended' };
+}
+
+/** How a machine ended, as the status of its object tells it. */
+export interface End {
+  readonly reason: SaidReason;
+  readonly message: string;
+}
+
+/**
+ * Returns the last part of an error message. It states the step that the host reported last, and the message that the host added to this
+ * step. The result is empty if there is no step.
+ */
+export function lastReport(pod: Pod | undefined): string {
+  const { reason, message = '' } = waitingState(pod);
+  const step = message === '' ? reason : `${reason}: ${message}`;
+  return step === undefined ? '' : `; the host last reported ${step}`;
+}
+
+/** Returns the time when the Pod was bound to its host, in RFC 3339. The result is undefined if the Pod contains no time at all. */
+export function boundTime(pod: Pod): string | undefined {
+  const scheduled = pod.status?.conditions?.find(
+    ({ type, status }) => type === 'PodScheduled' && status === 'True',
+  );
+  return scheduled?.lastTransitionTime ?? pod.status?.startTime ?? pod.metadata.creationTimestamp;
+}
+
+/**
+ * Returns the time when the machine of the Pod first ran, in RFC 3339. The result is undefined if the machine never ran. The clock of the
+ * host can be wrong. Therefore the result is not before the time when the Pod was bound, and not in the future.
+ */
+export function firstRun({ pod, now }: Pick<PodObserved, 'pod' | 'now'>): string | undefined {
+  if (pod === undefined || !hasRun(pod)) {
+    return undefined;
+  }
+  const state = containerState(pod);
+  const startedAt = state?.running?.startedAt ?? state?.terminated?.startedAt ?? timestamp(now);
+  const bound = boundTime(pod) ?? startedAt;
+  return timestamp(Math.min(now, Math.max(Date.parse(bound), Date.parse(startedAt))));
+}
+
+/** Reason of the failure when a deployment takes too long. The operator itself ends the Pod after this failure. */
+export const TIMEOUT = 'DeployTimeout' satisfies Reason;

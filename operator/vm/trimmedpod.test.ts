@@ -20,7 +20,7 @@ import { untilNextDeadline } from './deadlines.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { buildPod } from './pod.ts';
-import { podCondition, podPorts, trimPod } from './podstate.ts';
+import { podCondition, podPorts, trimPod } from '../podbacked/pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { resizedContainers } from './size.ts';
 import { summarize } from './status.ts';
