@@ -34,29 +34,29 @@ export type Admission =
 const AMOUNTS: readonly {
   amount: Amount;
   reason: RefusalReason;
-  words: (wanted: number, taken: number, all: number) => string;
+  message: (wanted: number, taken: number, all: number) => string;
 }[] = [
   {
     amount: 'slots',
     reason: 'OutOfSlot',
-    words: (_, taken, all) => `${taken} of ${all} slots of this host are in use`,
+    message: (_, taken, all) => `${taken} of ${all} slots of this host are in use`,
   },
   {
     amount: 'cpuMillis',
     reason: 'OutOfcpu',
-    words: (wanted, taken, all) =>
+    message: (wanted, taken, all) =>
       `The Pod requests ${wanted}m of CPU, and the host has only ${all - taken}m of ${all}m left`,
   },
   {
     amount: 'memoryBytes',
     reason: 'OutOfmemory',
-    words: (wanted, taken, all) =>
+    message: (wanted, taken, all) =>
       `The Pod requests ${wanted} bytes of memory, and the host has only ${all - taken} left`,
   },
   {
     amount: 'diskBytes',
     reason: 'OutOfDisk',
-    words: (wanted, taken, all) =>
+    message: (wanted, taken, all) =>
       `The Pod requests ${wanted} bytes of disk (ephemeral-storage), and the host has only ${all - taken} left`,
   },
 ];
@@ -111,8 +111,8 @@ function refuse(
     ({ amount }) => claim[amount] > 0 && total(others, amount) + claim[amount] > (capacity[amount] ?? 0),
   );
   if (lacking !== undefined) {
-    const { amount, reason, words } = lacking;
-    return refused(reason, words(claim[amount], total(others, amount), capacity[amount] ?? 0));
+    const { amount, reason, message } = lacking;
+    return refused(reason, message(claim[amount], total(others, amount), capacity[amount] ?? 0));
   }
   const taken = claim.ports.find((port) => others.some((other) => other.ports.includes(port)));
   return taken === undefined
@@ -324,11 +324,11 @@ export function resizeConditions(
   const { claim } = record;
   const actual = actualClaim(record);
   const waits = actual.cpuMillis !== claim.cpuMillis || actual.memoryBytes !== claim.memoryBytes;
-  const words = 'The machine gets its new size at its next start';
+  const message = 'The machine gets its new size at its next start';
   return [
     ...(pending === undefined
       ? []
       : [condition<Reason>('PodResizePending', true, pending.reason, pending.message)]),
-    ...(waits ? [condition<Reason>('PodResizeInProgress', true, undefined, words)] : []),
+    ...(waits ? [condition<Reason>('PodResizeInProgress', true, undefined, message)] : []),
   ];
 }

@@ -180,7 +180,7 @@ export class PodController {
     this.#guests.forget(record.uid);
     const wanted = wantedWithoutPod({ deadline: Date.now() });
     const progress = await this.machines.drive(this.machines.runtime(record), wanted);
-    if (progress.step.kind === 'settled') {
+    if (progress.step.kind === 'reached') {
       this.machines.forget(record);
       this.touchAll();
     }
@@ -277,7 +277,7 @@ export class PodController {
     const isRunning = phaseOf(view) === 'Running';
     const status = machineStatus(pod, view, this.#host, timestamp(Date.now()));
     this.#writer.show(pod, status, {
-      finish: view.wanted.deletion !== undefined && view.step.kind === 'settled',
+      finish: view.wanted.deletion !== undefined && view.step.kind === 'reached',
       onTaken: () => {
         const record = this.#host.records.get(uid);
         if (isRunning && record?.acknowledged === false) {

@@ -183,7 +183,7 @@ export type MachinePhase = Exclude<VMPhase, 'Pending' | 'Scheduled'>;
 /** Next action for a machine. */
 export type Step =
   /** The machine is in its wanted state, so nothing must be done. */
-  | { kind: 'settled' }
+  | { kind: 'reached' }
   | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
   /** Save a change of the machine's record, then plan again. */
   | { kind: 'note'; change: Partial<MachineRecord> }
@@ -204,7 +204,7 @@ export type Step =
   | { kind: 'remove' };
 
 /** Kinds of steps that take long and run in the background. */
-export type OperationKind = Exclude<Step['kind'], 'settled' | 'wait' | 'note' | 'fail'>;
+export type OperationKind = Exclude<Step['kind'], 'reached' | 'wait' | 'note' | 'fail'>;
 
 /** A machine's long step that is under way. A machine has at most one operation at a time. */
 export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMilliseconds'> {

@@ -54,7 +54,7 @@ const ENDING: ReadonlySet<OperationKind> = new Set(['stop', 'release']);
 
 /** Progress of a machine towards the wanted state. */
 export interface Progress {
-  /** Step that was started or waits for its start. The step `settled` means that the machine is already as wanted. */
+  /** Step that was started or waits for its start. The step `reached` means that the machine is already as wanted. */
   step: Step;
   /** Time of the next check of the machine if nothing changes earlier, in milliseconds since the epoch. Undefined if no check is needed. */
   again: number | undefined;
@@ -134,7 +134,7 @@ export class Machines {
       case 'fail':
         this.#fail(record, wanted, step.failure);
         return undefined;
-      case 'settled':
+      case 'reached':
         runtime.trouble = undefined;
         return { step, again: activeDeadline };
       case 'wait':

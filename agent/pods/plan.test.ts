@@ -125,12 +125,12 @@ class Model {
     }
   }
 
-  /** Takes steps until the machine is settled or waits. Fails after too many steps. */
+  /** Takes steps until the machine is as wanted or waits. Fails after too many steps. */
   settle(): Step {
     for (let count = 0; count < MOST_STEPS; count += 1) {
       const step = plan(this.situation(), this.now);
       this.check(step);
-      if (step.kind === 'settled' || step.kind === 'wait') {
+      if (step.kind === 'reached' || step.kind === 'wait') {
         return step;
       }
       this.steps.push(step);
@@ -272,7 +272,7 @@ describe('over any history', () => {
         model.settle();
       }
       model.happen({ kind: 'delete' });
-      expect(model.settle().kind).toBe('settled');
+      expect(model.settle().kind).toBe('reached');
       expect(model.state.kind).toBe('absent');
       expect(model.record.released).toBe(true);
     });
@@ -285,7 +285,7 @@ function expectRest(model: Model, step: Step): void {
     expect(state.kind).toBe('absent');
   } else if (record.failure !== undefined || (model.fenced && !record.acknowledged)) {
     expect(state.kind).not.toBe('running');
-  } else if (step.kind === 'settled') {
+  } else if (step.kind === 'reached') {
     if (desired.power === 'Stopped') {
       expect(['stopped', 'exited']).toContain(state.kind);
     }
@@ -320,12 +320,12 @@ function kinds(model: Model): string[] {
 
 describe('the end of a guest', () => {
   test.each([
-    ['Never', 'GuestShutdown', 'settled', ['note']],
-    ['Never', 'Crashed', 'settled', ['note', 'fail', 'release']],
-    ['OnFailure', 'GuestShutdown', 'settled', ['note']],
-    ['OnFailure', 'Crashed', 'settled', ['note', 'start']],
-    ['Always', 'GuestShutdown', 'settled', ['note', 'start']],
-    ['Always', 'Crashed', 'settled', ['note', 'start']],
+    ['Never', 'GuestShutdown', 'reached', ['note']],
+    ['Never', 'Crashed', 'reached', ['note', 'fail', 'release']],
+    ['OnFailure', 'GuestShutdown', 'reached', ['note']],
+    ['OnFailure', 'Crashed', 'reached', ['note', 'start']],
+    ['Always', 'GuestShutdown', 'reached', ['note', 'start']],
+    ['Always', 'Crashed', 'reached', ['note', 'start']],
   ] as const)('under %s after %s', (restartPolicy, reason, rest, steps) => {
     const model = running({}, { restartPolicy });
     model.happen({ kind: 'end', reason });
@@ -349,7 +349,7 @@ describe('the end of a guest', () => {
       model.happen({ kind: 'end', reason: 'Crashed' });
       return model.settle();
     };
-    expect(crash().kind).toBe('settled');
+    expect(crash().kind).toBe('reached');
     expect(crash()).toEqual({ kind: 'wait', until: model.now + 10_000 });
     model.happen({ kind: 'wait', milliseconds: 10_000 });
     model.settle();
@@ -358,18 +358,18 @@ describe('the end of a guest', () => {
     model.settle();
     model.record.startedAt = new Date(model.now).toISOString();
     model.happen({ kind: 'wait', milliseconds: 600_000 });
-    expect(crash().kind).toBe('settled');
+    expect(crash().kind).toBe('reached');
   });
 });
 
 test('a machine whose end is in the future, after the clock was set back, is started at once', () => {
   const model = running({}, { restartPolicy: 'Always' });
-  for (const step of ['settled', 'wait']) {
+  for (const step of ['reached', 'wait']) {
     model.happen({ kind: 'end', reason: 'Crashed' });
     expect(model.settle().kind).toBe(step);
   }
   model.now -= 3_600_000;
-  expect(model.settle().kind).toBe('settled');
+  expect(model.settle().kind).toBe('reached');
   expect(model.state.kind).toBe('running');
 });
 
@@ -386,7 +386,7 @@ test('an emulator that failed before its first start gives its user back', () =>
   Object.assign(model.record, { failure, runAs: { uid: 1, gid: 1 } });
   expect(plan(model.situation(), 0)).toEqual({ kind: 'release', graceMilliseconds: 0 });
   model.record.runAs = undefined;
-  expect(plan(model.situation(), 0)).toEqual({ kind: 'settled' });
+  expect(plan(model.situation(), 0)).toEqual({ kind: 'reached' });
 });
 
 test('a network that cannot be healed fails a machine that has never run, and no other', () => {
@@ -396,7 +396,7 @@ test('a network that cannot be healed fails a machine that has never run, and no
   expect(fresh.record.failure?.reason).toBe('NATSelfHealFailed');
   const old = running();
   old.happen({ kind: 'fault', fault: 'no bridge' });
-  expect(old.settle().kind).toBe('settled');
+  expect(old.settle().kind).toBe('reached');
   expect(old.state.kind).toBe('running');
 });
 
@@ -459,7 +459,7 @@ test('a machine whose memory has no room is not suspended until it has, and may 
   model.settle();
   expect(kinds(model)).toEqual(['pause']);
   model.happen({ kind: 'room', lacking: undefined });
-  expect(model.settle().kind).toBe('settled');
+  expect(model.settle().kind).toBe('reached');
   expect(kinds(model)).toEqual(['pause', 'suspend']);
 });
 
@@ -482,7 +482,7 @@ test('a machine that is off has no size of a run, also after a failed start, or 
     model.state = state;
     model.record = { ...model.record, created: true, everRan: true, startedWith };
     model.happen({ kind: 'desire', change: { power: 'Suspended' } });
-    expect(model.settle().kind).toBe('settled');
+    expect(model.settle().kind).toBe('reached');
     expect(model.record.startedWith).toEqual(state.kind === 'suspended' ? startedWith : undefined);
   }
 });

@@ -55,7 +55,7 @@ export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Run
   noRoomToSuspend: string | undefined;
 }
 
-const SETTLED: Step = { kind: 'settled' };
+const REACHED: Step = { kind: 'reached' };
 
 /** Operations that can be cancelled while they wait for a copy of the machine's disk. The planned steps of {@link OFF} do not wait for the copy. */
 const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume']);
@@ -69,7 +69,7 @@ export function plan(situation: Situation, now: number): Step {
   }
   if (record.failure !== undefined) {
     return record.released && !holdsUser(record)
-      ? SETTLED
+      ? REACHED
       : { kind: 'release', graceMilliseconds: record.failure.graceMilliseconds };
   }
   if (situation.fenced && !record.acknowledged) {
@@ -99,8 +99,8 @@ function live(situation: Situation, now: number): Step {
     return { kind: 'note', change };
   }
   // If the wanted state is unreadable, the machine stays as it is.
-  const step = desired === undefined ? SETTLED : towards(situation, desired, now);
-  return step.kind === 'settled' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
+  const step = desired === undefined ? REACHED : towards(situation, desired, now);
+  return step.kind === 'reached' || step.kind === 'wait' ? (forDisk(situation) ?? step) : step;
 }
 
 /**
@@ -118,7 +118,7 @@ function leave(situation: Situation, graceMilliseconds: number): Step {
   if (!situation.record.released || isAlive(situation.state)) {
     return { kind: 'release', graceMilliseconds };
   }
-  return situation.state.kind === 'absent' ? SETTLED : { kind: 'remove' };
+  return situation.state.kind === 'absent' ? REACHED : { kind: 'remove' };
 }
 
 /**
@@ -192,10 +192,10 @@ function endOf(situation: Situation, now: number): MachineEnd {
     return { how: 'GuestShutdown', message: state.message, at: now };
   }
   if (situation.unseen) {
-    const words = state.kind === 'exited' ? `: ${state.message}` : '';
+    const cause = state.kind === 'exited' ? `: ${state.message}` : '';
     return {
       how: 'HostLost',
-      message: `The machine ended while its host or the agent was down${words}`,
+      message: `The machine ended while its host or the agent was down${cause}`,
       at: now,
     };
   }
@@ -216,7 +216,7 @@ function towards(situation: Situation, desired: Desired, now: number): Step {
   }
   return desired.power === 'Stopped' && isAlive(state)
     ? { kind: 'stop', graceMilliseconds: situation.graceMilliseconds }
-    : settledAfter(record, desired);
+    : offAfter(record, desired);
 }
 
 function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
@@ -229,12 +229,12 @@ function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
  * Returns the step for a machine that is off and must stay off. If a user has requested a restart, or the record contains the machine's
  * last end, the step changes the record. The restart then counts as done, and the record no longer contains the end.
  */
-function settledAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
+function offAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   const restartedAt = desired.restartRequestedAt;
   if (record.end !== undefined || isPending(restartedAt, record.restartedAt)) {
     return { kind: 'note', change: { end: undefined, endsInARow: 0, restartedAt } };
   }
-  return SETTLED;
+  return REACHED;
 }
 
 function towardsRunning(situation: Situation, desired: Desired, now: number): Step {
@@ -244,7 +244,7 @@ function towardsRunning(situation: Situation, desired: Desired, now: number): St
     return { kind: 'resume' };
   }
   if (state.kind === 'running') {
-    return restart ? { kind: 'stop', graceMilliseconds: situation.graceMilliseconds } : SETTLED;
+    return restart ? { kind: 'stop', graceMilliseconds: situation.graceMilliseconds } : REACHED;
   }
   return record.end === undefined || restart ? { kind: 'start' } : afterEnd(record, record.end, desired, now);
 }
@@ -262,7 +262,7 @@ function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Des
   }
   // An emulator has no state Stopped in which it keeps its slot. So an emulator that ends by itself has failed.
   const mayRest = end.how === 'GuestShutdown' && record.emulator === undefined;
-  return mayRest ? SETTLED : { kind: 'fail', failure: failed('Crashed', end.message) };
+  return mayRest ? REACHED : { kind: 'fail', failure: failed('Crashed', end.message) };
 }
 
 /** Returns the milliseconds between an unrequested end of a machine and its next start. */

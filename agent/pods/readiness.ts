@@ -153,16 +153,16 @@ async function next(
   socket: Socket,
   milliseconds: number,
 ): Promise<'connect' | 'data' | 'end' | 'close' | undefined> {
-  const settled = new AbortController();
+  const over = new AbortController();
   const events = ['connect', 'data', 'end', 'close'] as const;
   // Node.js emits `close` after each `error`, so `close` reports the failure. Without this listener, an `error` would end the process.
   socket.once('error', () => undefined);
   return await new Promise((resolve) => {
     const timer = setTimeout(() => resolve(undefined), milliseconds);
-    settled.signal.addEventListener('abort', () => clearTimeout(timer));
+    over.signal.addEventListener('abort', () => clearTimeout(timer));
     for (const event of events) {
       socket.once(event, () => {
-        settled.abort();
+        over.abort();
         resolve(event);
       });
     }

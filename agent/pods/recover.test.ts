@@ -91,7 +91,7 @@ it('a machine that the agent started before runs on', async () => {
   });
   const wanted = { ...wantedWithoutPod(undefined), desired: DESIRED };
   const progress = await machines.drive(machines.runtime(record!), wanted);
-  expect(progress.step).toEqual({ kind: 'settled' });
+  expect(progress.step).toEqual({ kind: 'reached' });
 });
 
 it('a machine that was found running and then crashed is not taken for one that ended with its host', async () => {

@@ -44,13 +44,13 @@ function conditions(
 }
 
 test('a machine that runs says nothing of the disk', () => {
-  const { ready, disk } = conditions(RUNNING, { kind: 'settled' });
+  const { ready, disk } = conditions(RUNNING, { kind: 'reached' });
   expect(ready?.status).toBe('True');
   expect(disk).toBeUndefined();
 });
 
 test('a paused machine is not ready, and says why', () => {
-  const { ready, disk } = conditions({ ...RUNNING, guestStarted: false, paused: true }, { kind: 'settled' });
+  const { ready, disk } = conditions({ ...RUNNING, guestStarted: false, paused: true }, { kind: 'reached' });
   const why = { status: 'False', reason: 'HostDiskFull', message: PAUSED_MESSAGE };
   expect([ready, disk]).toMatchObject([why, why]);
 });
@@ -95,12 +95,12 @@ test('a machine tells whether its guest has the display that its VM asks for, in
   const message = `3840×2160 ${'"\u0001'.repeat(10_000)}`;
   const display = { ready: false, reason: 'ScreenCropped', message } as const;
   const end = { how: 'Crashed', message: '\u0001'.repeat(10_000), at: 0 } as const;
-  const { machine, ready } = conditions({ ...RUNNING, display }, { kind: 'settled' }, { end });
+  const { machine, ready } = conditions({ ...RUNNING, display }, { kind: 'reached' }, { end });
   const report = machineReportSchema.parse(JSON.parse(machine?.message ?? ''));
   expect(report.display).toMatchObject({ ready: false, reason: 'ScreenCropped' });
   expect(report.display?.message).toMatch(/^3840×2160 \?/);
   expect(ready?.status).toBe('True');
-  const { machine: stopped } = conditions({ kind: 'stopped' }, { kind: 'settled' });
+  const { machine: stopped } = conditions({ kind: 'stopped' }, { kind: 'reached' });
   expect(JSON.parse(stopped?.message ?? '')).not.toHaveProperty('display');
 });
 
@@ -112,7 +112,7 @@ describe('an emulator', () => {
     change: Partial<MachineRecord>,
     state: MachineState = RUNNING,
     pod = POD,
-    { trouble, step = { kind: 'settled' } }: { trouble?: Runtime['trouble']; step?: Step } = {},
+    { trouble, step = { kind: 'reached' } }: { trouble?: Runtime['trouble']; step?: Step } = {},
   ) {
     const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
     const emulator = { exposure: 'PairedVM' } as EmulatorMachine;

@@ -122,15 +122,15 @@ export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, 
 }
 
 /** Returns whether the machine is as wanted and no operation is under way. */
-function isSettled({ runtime, step }: MachineView): boolean {
-  return step.kind === 'settled' && runtime.operation === undefined;
+function isReached({ runtime, step }: MachineView): boolean {
+  return step.kind === 'reached' && runtime.operation === undefined;
 }
 
 export function phaseOf(view: MachineView): MachinePhase {
   const { runtime, wanted } = view;
   const { record, operation } = runtime;
   if (wanted.deletion !== undefined) {
-    return isSettled(view) ? 'Failed' : 'Terminating';
+    return isReached(view) ? 'Failed' : 'Terminating';
   }
   if (record.failure !== undefined) {
     return record.released ? 'Failed' : 'Stopping';
@@ -155,7 +155,7 @@ function restingPhase({ runtime, step }: MachineView): MachinePhase {
   if (runtime.state.kind === 'suspended') {
     return 'Suspended';
   }
-  if (step.kind === 'settled') {
+  if (step.kind === 'reached') {
     return 'Stopped';
   }
   return step.kind === 'create' ? 'Pulling' : 'Starting';
@@ -223,7 +223,7 @@ function machineCondition(
   const report = reportOf(runtime, {
     accelerator,
     forwardAddress,
-    desiredHash: isSettled(view) ? wanted.desiredHash : undefined,
+    desiredHash: isReached(view) ? wanted.desiredHash : undefined,
     message: messageOf(runtime, phase),
   });
   return condition(MACHINE_CONDITION, phase === 'Running', reason, JSON.stringify(report));
@@ -260,9 +260,9 @@ function podPhaseOf(
   if (phase === 'Failed') {
     return 'Failed';
   }
-  const settledOff = phase === 'Stopped' || phase === 'Suspended';
+  const isOff = phase === 'Stopped' || phase === 'Suspended';
   const hasRun = record.emulator === undefined ? record.everRan : record.booted === true;
-  return hasRun || settledOff || pod.status?.phase === 'Running' ? 'Running' : 'Pending';
+  return hasRun || isOff || pod.status?.phase === 'Running' ? 'Running' : 'Pending';
 }
 
 function containerState(

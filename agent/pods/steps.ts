@@ -109,8 +109,8 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
     if (source === undefined || source.type === 'empty') {
       return undefined;
     }
-    let toldAt = performance.now();
-    const began = toldAt;
+    let reportedAt = performance.now();
+    const began = reportedAt;
     const speed = meanSpeed();
     tell(host, record, 'Pulling', 'Pull', `The host is fetching ${describeSource(source)}`);
     const image = await host.images.ensure(source, {
@@ -122,15 +122,15 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
       onProgress: (percent, bytes) => {
         operation.progressPercent = Math.floor(percent);
         operation.bytesPerSecond = speed(bytes);
-        if (performance.now() - toldAt >= PROGRESS_MILLISECONDS) {
-          toldAt = performance.now();
+        if (performance.now() - reportedAt >= PROGRESS_MILLISECONDS) {
+          reportedAt = performance.now();
           operation.changed();
         }
       },
       onWait: (reason) => tell(host, record, 'Pulling', 'Pull', `The fetch is waiting. ${reason}`),
     });
-    const words = `The image is on the host as ${image.digest} after ${secondsSince(began)} s`;
-    tell(host, record, 'Pulled', 'Pull', words);
+    const message = `The image is on the host as ${image.digest} after ${secondsSince(began)} s`;
+    tell(host, record, 'Pulled', 'Pull', message);
     return image;
   };
 }
@@ -158,10 +158,10 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
     restarts: record.restarts + (restart ? 1 : 0),
   });
   runtime.state = await driverOf(host, record).inspect(runtime.folder);
-  tell(host, record, 'Started', 'Start', startWords(host, runtime));
+  tell(host, record, 'Started', 'Start', startMessage(host, runtime));
 }
 
-function startWords(host: Host, { record, state }: Readonly<Runtime>): string {
+function startMessage(host: Host, { record, state }: Readonly<Runtime>): string {
   if (record.emulator !== undefined) {
     return 'The process of the emulator is running, and Android is still booting';
   }

@@ -130,7 +130,7 @@ export interface EmulatorCommand {
  * Returns the given values as an array. In a long array, the code formatter would put each value on its own line. A call of this function
  * keeps an option and its values on one line.
  */
-export function words(...values: string[]): string[] {
+export function args(...values: string[]): string[] {
   return values;
 }
 
@@ -145,21 +145,21 @@ export function processMark(uid: string): string[] {
 export function commandLine(command: EmulatorCommand): [string, ...string[]] {
   return [
     command.program,
-    ...words('-avd', AVD_NAME, ...processMark(command.uid)),
+    ...args('-avd', AVD_NAME, ...processMark(command.uid)),
     // With these options, the emulator has no screen, no sound and no snapshots. So each boot is a cold boot, and the state of a running
     // guest is never saved.
-    ...words('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),
+    ...args('-no-window', '-no-audio', '-no-boot-anim', '-no-snapshot', '-gpu', 'swiftshader_indirect'),
     // These options prevent reports to the vendor, and helper processes that would outlive the emulator.
-    ...words('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
-    ...words('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
+    ...args('-no-metrics', '-feature', '-BluetoothEmulation', '-feature', '-Uwb'),
+    ...args('-cores', String(command.cpu), '-memory', String(Math.floor(command.memoryBytes / MEBIBYTE))),
     // With `-accel on`, the emulator ends at once with an error if it cannot use virtualization.
-    ...words('-accel', command.isAccelerated ? 'on' : 'auto'),
+    ...args('-accel', command.isAccelerated ? 'on' : 'auto'),
     // `-port` sets the port of the console. The port of ADB is the next higher number. If another program uses the console's port, the
     // emulator ends. The option `-ports` is not used, because with it some versions of the emulator do not report such a conflict. With
     // `-skip-adb-auth`, ADB requires no key. This is safe, because the machine's network protects ADB. gRPC stays off, because the emulator
     // would serve gRPC without a password.
-    ...words('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
-    ...words('-dns-server', command.dnsServer, '-show-kernel'),
+    ...args('-port', String(CONSOLE_PORT), '-skip-adb-auth'),
+    ...args('-dns-server', command.dnsServer, '-show-kernel'),
   ];
 }
 

@@ -12,7 +12,7 @@ import { identify, isAlive, type ProcessIdentity } from '../../processes/process
 import type { EmulatorLaunchPlan, MachineFolder } from '../driver.ts';
 import { launch, type Launched } from '../launch.ts';
 import type { StartReasons } from '../machineprocess.ts';
-import { commandLine, environment, FOLDERS, words } from './arguments.ts';
+import { args, commandLine, environment, FOLDERS } from './arguments.ts';
 import { MACHINE_PLACE } from './files.ts';
 
 /**
@@ -99,8 +99,8 @@ function enclosed(folder: MachineFolder, start: EmulatorStart): [string, ...stri
     'nsenter',
     `--net=${network.path}`,
     ...(isContained ? ['--mount=/proc/1/ns/mnt'] : []),
-    ...words('--', 'unshare', '--ipc', '--mount', '--propagation', 'slave', '--'),
-    ...words('perl', '-e', PLACE, folder.path, MACHINE_PLACE, FOLDERS.temporary, SHARED_MEMORY),
+    ...args('--', 'unshare', '--ipc', '--mount', '--propagation', 'slave', '--'),
+    ...args('perl', '-e', PLACE, folder.path, MACHINE_PLACE, FOLDERS.temporary, SHARED_MEMORY),
     ...withLogWriter([...asUser(plan.runAs, accelerationGroups ?? []), ...own], 'serial'),
   ];
 }
@@ -110,9 +110,9 @@ function asUser(runAs: EmulatorLaunchPlan['runAs'], groups: readonly number[]): 
     return [];
   }
   return [
-    ...words('setpriv', `--reuid=${runAs.uid}`, `--regid=${runAs.gid}`),
+    ...args('setpriv', `--reuid=${runAs.uid}`, `--regid=${runAs.gid}`),
     groups.length === 0 ? '--clear-groups' : `--groups=${groups.join(',')}`,
-    ...words('--inh-caps=-all', '--bounding-set=-all', '--no-new-privs', '--'),
+    ...args('--inh-caps=-all', '--bounding-set=-all', '--no-new-privs', '--'),
   ];
 }
 

@@ -147,7 +147,7 @@ const PASSED_DESCRIPTOR = 3;
 /** Time limit of the Perl program that sends the socket. It normally ends after about 10 ms, or after seconds on an overloaded host. */
 const PROGRAM_TIMEOUT_MILLISECONDS = 30_000;
 /** Limit of the text that the Perl program prints about an error, in characters. */
-const WORDS_LIMIT_CHARACTERS = 500;
+const OUTPUT_LIMIT_CHARACTERS = 500;
 
 /**
  * Source code of the Perl program that sends the socket to QEMU. Like the log writer's program, it uses no Perl module. The program opens
@@ -216,11 +216,11 @@ export async function connectDisplay(folder: string, signal: AbortSignal): Promi
     throw new DBusError('The program that connects to QEMU could not be started');
   }
   socket.on('error', () => undefined);
-  const words = lastWords(child.stderr);
+  const output = readEnd(child.stderr);
   try {
     const [code] = (await once(child, 'exit', { signal })) as [number | null];
     if (code !== 0) {
-      throw new DBusError(`QEMU did not accept the D-Bus connection: ${(await words).trim()}`);
+      throw new DBusError(`QEMU did not accept the D-Bus connection: ${(await output).trim()}`);
     }
     return await DBusConnection.open(socket);
   } catch (error) {
@@ -230,10 +230,10 @@ export async function connectDisplay(folder: string, signal: AbortSignal): Promi
   }
 }
 
-async function lastWords(stream: Readable): Promise<string> {
+async function readEnd(stream: Readable): Promise<string> {
   let text = '';
   stream.on('data', (chunk: Buffer) => {
-    text = (text + chunk.toString()).slice(-WORDS_LIMIT_CHARACTERS);
+    text = (text + chunk.toString()).slice(-OUTPUT_LIMIT_CHARACTERS);
   });
   stream.on('error', () => undefined);
   return await new Promise((resolve) => stream.once('close', () => resolve(text)));

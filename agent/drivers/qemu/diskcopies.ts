@@ -66,12 +66,12 @@ export class DiskCopies {
     const waiting = Promise.withResolvers<never>();
     const giveUp = () => waiting.reject(signal?.reason);
     signal?.addEventListener('abort', giveUp, { once: true });
-    const turn = this.#serial.run(async () => {
+    const result = this.#serial.run(async () => {
       signal?.throwIfAborted();
       signal?.removeEventListener('abort', giveUp);
       return await work();
     });
-    return await Promise.race([turn, waiting.promise]);
+    return await Promise.race([result, waiting.promise]);
   }
 
   /** Aborts all copies that were requested before this call. Resolves when these copies have ended. */
@@ -85,7 +85,7 @@ export class DiskCopies {
   async run(options: CopyOptions): Promise<DiskCopy> {
     const interruption = new AbortController();
     const signal = AbortSignal.any([options.signal, interruption.signal]);
-    const copy = this.#inTurn({ ...options, signal });
+    const copy = this.#runWhenFree({ ...options, signal });
     this.#copies.set(interruption, copy);
     try {
       return await copy;
@@ -132,7 +132,7 @@ export class DiskCopies {
   /**
    * Copies the disk when all earlier work is done. If the signal aborts, a waiting copy ends at once, and a running copy removes its files.
    */
-  async #inTurn(options: CopyOptions): Promise<DiskCopy> {
+  async #runWhenFree(options: CopyOptions): Promise<DiskCopy> {
     return await this.exclusively(async () => {
       this.#copying = true;
       try {

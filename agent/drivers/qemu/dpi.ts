@@ -31,7 +31,7 @@ const RETRY = { firstMilliseconds: 1_000, capMilliseconds: 60_000 };
  * Time to wait after a change of the screen's size, because more changes usually follow. A guest changes the size several times when it
  * boots. A VNC client changes the size several times while a user drags its window.
  */
-const SETTLE_MILLISECONDS = 300;
+const PAUSE_MILLISECONDS = 300;
 
 /** Limit of the text of an error in the VM's condition. The log of the agent has the whole error. */
 const FAULT_LIMIT_CHARACTERS = 100;
@@ -194,7 +194,7 @@ async function eachChange(
   while (!dbus.closed) {
     await change.promise;
     change = Promise.withResolvers<void>();
-    await rest(SETTLE_MILLISECONDS, signal);
+    await rest(PAUSE_MILLISECONDS, signal);
     if (!dbus.closed) {
       await work();
     }
@@ -247,7 +247,7 @@ interface Size {
 export class FollowedSize {
   readonly #wanted: Size;
   #last: Size;
-  #isSettled = false;
+  #isReached = false;
 
   constructor(wanted: Size) {
     this.#wanted = wanted;
@@ -262,20 +262,20 @@ export class FollowedSize {
   adopt(size: Size): boolean {
     if (isPossible(size)) {
       this.#last = size;
-      this.#isSettled = true;
+      this.#isReached = true;
     }
     return isSame(size, this.#wanted);
   }
 
   /** Records that the guest boots again. */
   boots(): void {
-    this.#isSettled = false;
+    this.#isReached = false;
   }
 
   /** Returns whether the DPI must be set. `size` is the present size of the screen. */
   counts(size: Size): boolean {
-    this.#isSettled ||= isSame(size, this.#wanted) || isSame(size, this.#last);
-    if (!this.#isSettled || !isPossible(size)) {
+    this.#isReached ||= isSame(size, this.#wanted) || isSame(size, this.#last);
+    if (!this.#isReached || !isPossible(size)) {
       return false;
     }
     this.#last = size;

@@ -56,7 +56,7 @@ export class GuestAgent {
       () => this.#interrupt?.abort(new StreamRefused(INTERRUPTED)),
       PATIENCE_MILLISECONDS,
     );
-    return await this.#inTurn(this.#urgent, async () => {
+    return await this.#enqueue(this.#urgent, async () => {
       clearTimeout(timer);
       return await work();
     });
@@ -68,7 +68,7 @@ export class GuestAgent {
    * @throws the signal's reason when the signal aborted; StreamRefused when urgent work interrupts `work`, or after {@link close}.
    */
   async use<T>({ signal, receiveLimitBytes }: UseOptions, work: Work<T>): Promise<T> {
-    return await this.#inTurn(this.#waiting, async () => {
+    return await this.#enqueue(this.#waiting, async () => {
       const interrupt = new AbortController();
       this.#interrupt = interrupt;
       const signals = [interrupt.signal, this.#end.signal, ...(signal === undefined ? [] : [signal])];
@@ -92,7 +92,7 @@ export class GuestAgent {
     this.#question = question;
     const any = AbortSignal.any([signal, question.signal, this.#end.signal]);
     try {
-      return await this.#inTurn(this.#waiting, async () => await this.#connected(any, work));
+      return await this.#enqueue(this.#waiting, async () => await this.#connected(any, work));
     } catch (error) {
       if (any.aborted) {
         return 'busy';
@@ -109,7 +109,7 @@ export class GuestAgent {
   }
 
   /** Waits in `queue` until no other work is under way, runs `work`, and then lets the next waiting work begin. Urgent work comes first. */
-  async #inTurn<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
+  async #enqueue<T>(queue: (() => void)[], work: () => Promise<T>): Promise<T> {
     if (this.#busy) {
       await new Promise<void>((resolve) => queue.push(resolve));
     }
