@@ -10,8 +10,7 @@ import { logTail } from '../../console/input.ts';
 import type { MachineCgroups, MachineLimits } from '../../processes/cgroup.ts';
 import { identify, isAlive, type ProcessIdentity } from '../../processes/process.ts';
 import type { EmulatorLaunchPlan, MachineFolder } from '../driver.ts';
-import { launch, type Launched } from '../launch.ts';
-import type { StartReasons } from '../machineprocess.ts';
+import { launch, type Launched, type StartReasons } from '../machineprocess.ts';
 import { args, commandLine, environment, FOLDERS } from './arguments.ts';
 import { MACHINE_PLACE } from './files.ts';
 

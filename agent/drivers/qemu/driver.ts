@@ -36,7 +36,7 @@ import { MachineGuest } from './guest.ts';
 import { type MachineContext, requireLogWriter } from './launch.ts';
 import { QemuMachine } from './machine.ts';
 import { HostPlatforms } from './platform.ts';
-import { pauseGuest, unpauseGuest } from './runstate.ts';
+import { pauseGuest, unpauseGuest } from './hypervisor.ts';
 import { FILES, findMachines, readMachineFile, requireMachineFile } from './state.ts';
 import { MachineStreams } from './streams.ts';
 

@@ -6,14 +6,13 @@ import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import { segmentName } from '../../console/logwriter.ts';
 import type { MachineCgroups } from '../../processes/cgroup.ts';
 import type { VmLaunchPlan } from '../driver.ts';
-import { launch } from '../launch.ts';
-import { startErrorOf } from '../machineprocess.ts';
+import { launch, startErrorOf } from '../machineprocess.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { hypervisorLog, launchMachine, START_REASONS } from './launch.ts';
 import type { Platform } from './platform.ts';
 import type { MachineFile } from './state.ts';
 
-vi.mock(import('../launch.ts'), { spy: true });
+vi.mock(import('../machineprocess.ts'), { spy: true });
 
 const HARDWARE = { uuid: 'uuid', serialNumber: 'B1', macAddress: '02:00:00:00:00:01' };
 const PLAN: VmLaunchPlan = {

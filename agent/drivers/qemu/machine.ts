@@ -12,12 +12,11 @@ import { MachineProcess } from '../machineprocess.ts';
 import { UNREADABLE } from '../statefile.ts';
 import { processMark } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
-import { Hypervisor } from './hypervisor.ts';
+import { goOn, guestPoweredOff, Hypervisor, inspectLive, powerOffGuest, quit } from './hypervisor.ts';
 import { hypervisorLog, launchMachine, type MachineContext, START_REASONS } from './launch.ts';
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
 import type { Platform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
-import { goOn, guestPoweredOff, inspectLive, powerOffGuest, quit } from './runstate.ts';
 import { BEGUN, type MachineFile, StateFile } from './state.ts';
 
 /** Time limit of a start. QEMU answers about 30 ms after its start, or after seconds on an overloaded host. */
