@@ -12,7 +12,7 @@ import { copyFile, mkdir, readdir, readFile, rename, rm, stat, writeFile } from 
 import { join, relative } from 'node:path';
 import { parseArgs } from 'node:util';
 import packageJson from '../package.json' with { type: 'json' };
-import { FILES, pathOf } from '../server/documentation/page.ts';
+import { FILES, pathOf } from '../server/documentation.ts';
 import { bundleInto, ENTRY_POINTS } from './bundle.ts';
 import { run } from './guest/run.ts';
 import { distributionBase } from './images/base.ts';

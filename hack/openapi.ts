@@ -10,7 +10,7 @@ import { join } from 'node:path';
 import { parseArgs } from 'node:util';
 import { pino } from 'pino';
 import { loadConfig } from '../server/config.ts';
-import { powerDocument } from '../server/power/openapi.ts';
+import { powerDocument } from '../server/power/documentation.ts';
 import { assemble } from '../server/server.ts';
 import { runCommand } from './command.ts';
 

@@ -17,26 +17,33 @@ import { serveHealth, serveMetrics } from '../kube/serving/endpoints.ts';
 import { listen, type ListeningServer, type RunningServer } from '../kube/serving/httpserver.ts';
 import { Transport } from '../kube/transport.ts';
 import { Callers, WATCHES } from './callers/caller.ts';
-import { addChallenges } from './callers/challenge.ts';
+import { addCallers, addChallenges } from './callers/requests.ts';
 import { requireRights } from './own/rights.ts';
-import { addCallers } from './callers/requests.ts';
-import { clusterInfo } from './cluster/info.ts';
+import { addCertificateRoutes, addClusterRoutes, clusterInfo } from './cluster.ts';
 import type { ServerConfig } from './config.ts';
-import { addAliases } from './http/aliases.ts';
-import { createApp } from './http/app.ts';
-import { refuseMissingNamespaces } from './own/namespaces.ts';
-import { addMetrics } from './http/metrics.ts';
-import { logRequests } from './http/requestlog.ts';
+import { addAliases } from './dialect/aliases.ts';
+import { type App, createApp } from './http/app.ts';
+import { createOwn, OwnClient, refuseMissingNamespaces } from './own/own.ts';
+import { addMetrics, logRequests } from './http/metrics.ts';
 import { addDocument } from './http/openapi.ts';
-import { OwnClient } from './own/client.ts';
-import { createOwn } from './own/own.ts';
 import { refuseOtherNamespaces } from './http/namespaces.ts';
 import { Downloads, DOWNLOADS } from './images/downloads.ts';
 import { Uploads, UPLOADS } from './images/uploads.ts';
-import { addRoutes } from './routes.ts';
 import { Deploys } from './vms/deploy.ts';
 import { WaitingRequests } from './http/waiting.ts';
 import { createPower } from './power/port.ts';
+import { addDocumentationRoutes } from './documentation.ts';
+import { addEmulatorRoutes } from './emulators.ts';
+import { addImageCacheRoutes } from './imagecache/routes.ts';
+import { addNodeRoutes } from './nodes.ts';
+import { addImageRoutes, type Transfers } from './images/routes.ts';
+import { addNamespaceRoutes } from './namespaces.ts';
+import { addRegistryCredentialRoutes } from './registrycredentials.ts';
+import { addRoleBindingRoutes } from './rolebindings.ts';
+import { addServiceAccountRoutes } from './serviceaccounts.ts';
+import type { Services } from './services.ts';
+import { addVMConfigRoutes } from './vmconfigs.ts';
+import { addVMRoutes } from './vms/routes.ts';
 
 /**
  * Time in milliseconds in which a stopping server completes its answers. It is shorter than the 30 s after which Kubernetes kills the Pod.
@@ -104,8 +111,8 @@ export async function assemble({
   const downloads = new Downloads(transfers[1]);
   addRoutes(
     app,
-    { config, clusterInfo: clusterInfo(config, connection), own, waiting, uploads, downloads },
-    deploys,
+    { config, clusterInfo: clusterInfo(config, connection), own, waiting },
+    { deploys, uploads, downloads },
   );
   await app.ready();
   const close = async () => {
@@ -196,4 +203,24 @@ function certificateProvider({ http }: ServerConfig): CertificateProvider {
   return configuredCertificate(http, () =>
     selfMadeCertificate({ commonName: 'berth-server', dnsNames, ipAddresses: ['127.0.0.1'] }),
   );
+}
+
+function addRoutes(
+  app: App,
+  services: Services,
+  { deploys, ...transfers }: Transfers & { readonly deploys: Deploys },
+): void {
+  addClusterRoutes(app, services);
+  addCertificateRoutes(app, services);
+  addNamespaceRoutes(app, services);
+  addNodeRoutes(app, services);
+  addImageCacheRoutes(app, services);
+  addVMRoutes(app, services, deploys);
+  addVMConfigRoutes(app, services);
+  addImageRoutes(app, services, transfers);
+  addEmulatorRoutes(app, services);
+  addRegistryCredentialRoutes(app);
+  addServiceAccountRoutes(app);
+  addRoleBindingRoutes(app);
+  addDocumentationRoutes(app);
 }

@@ -1,8 +1,6 @@
 /** Parts of the server that the handlers of routes need. */
 import type { ClusterInfo } from '../api/http/cluster.ts';
 import type { ServerConfig } from './config.ts';
-import type { Downloads } from './images/downloads.ts';
-import type { Uploads } from './images/uploads.ts';
 import type { Own } from './own/own.ts';
 import type { WaitingRequests } from './http/waiting.ts';
 
@@ -13,6 +11,4 @@ export interface Services {
   readonly own: Own;
   /** Requests that wait for a VM or an emulator to run, or for the deletion of a VM. */
   readonly waiting: WaitingRequests;
-  readonly uploads: Uploads;
-  readonly downloads: Downloads;
 }

@@ -11,9 +11,8 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { Transport } from '../../kube/transport.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { CallerClient } from './caller.ts';
+import { CallerClient, Usernames } from './caller.ts';
 import { listAs, listWithShared } from './list.ts';
-import { Usernames } from './usernames.ts';
 
 const MEBIBYTE = 1024 * 1024;
 /** Limit of a wait. The default, 1 s, is too short on a busy machine. */

@@ -7,6 +7,7 @@ import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import type { KubeObject, Ref, Resource, Unsaved } from '../../kube/objects.ts';
 import { notFound } from '../http/errors.ts';
 import type { CallerClient } from './caller.ts';
+import type { SubjectAccessReview } from '../../kube/core.ts';
 
 /** Reference to an object in a namespace. */
 export interface NamespacedRef extends Ref {
@@ -74,4 +75,24 @@ export function checked<T extends KubeObject>(type: Resource<T>, ref: Namespaced
     throw notFound(kind, ref.name);
   }
   return ref;
+}
+
+/** Request (SelfSubjectAccessReview) with which callers ask about their own rights. Every user is allowed to send it. */
+const SELF_SUBJECT_ACCESS_REVIEWS: Resource<SubjectAccessReview> = {
+  apiVersion: 'authorization.k8s.io/v1',
+  kind: 'SelfSubjectAccessReview',
+  plural: 'selfsubjectaccessreviews',
+  namespaced: false,
+};
+
+/** Reports whether the caller has the right. @throws ApiError when the API server does not know the caller. */
+export async function callerMay(
+  client: KubeClient,
+  resourceAttributes: NonNullable<SubjectAccessReview['spec']['resourceAttributes']>,
+): Promise<boolean> {
+  const { status } = await client.create(SELF_SUBJECT_ACCESS_REVIEWS, {
+    metadata: {},
+    spec: { resourceAttributes },
+  });
+  return status?.allowed === true;
 }

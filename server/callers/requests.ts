@@ -4,6 +4,7 @@ import { keepConnection } from '../../kube/serving/connections.ts';
 import type { App } from '../http/app.ts';
 import { StatusError } from '../http/errors.ts';
 import { type Caller, type CallerClient, type Callers, tokenOf } from './caller.ts';
+import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
 
 declare module 'fastify' {
   interface FastifyRequest {
@@ -58,4 +59,30 @@ export function addCallers(app: App, callers: Callers): void {
 
 function needsToken({ routeOptions: { schema } }: FastifyRequest): boolean {
   return schema !== undefined && schema.security?.length !== 0;
+}
+
+const CREDENTIALS = /^Bearer +(?:Bearer +)?([^ ].*)$/i;
+
+/** Adds the header `WWW-Authenticate` to every answer with status 401. */
+export function addChallenges(app: App, signIn: SignIn): void {
+  app.addHook('onSend', (request, reply, _payload, next) => {
+    if (reply.statusCode === 401) {
+      void reply.header('www-authenticate', challengeOf(request.headers.authorization, signIn));
+    }
+    next();
+  });
+}
+
+/**
+ * Returns the value of the header `WWW-Authenticate` for a refused request. `authorization` is the value of the request's header
+ * `Authorization`. `now` is in milliseconds since 1970.
+ */
+export function challengeOf(authorization: string | undefined, signIn: SignIn, now = Date.now()): string {
+  const token = CREDENTIALS.exec(authorization ?? '')?.[1];
+  if (token === undefined) {
+    return 'Bearer';
+  }
+  const cause = causeOfRefusal(token, signIn, now / 1000);
+  const description = cause === undefined ? '' : `, error_description="${cause}"`;
+  return `Bearer error="invalid_token"${description}`;
 }

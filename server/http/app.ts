@@ -12,12 +12,10 @@ import type { Logger } from 'pino';
 import * as z from 'zod';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import { UnreadAnswers } from './answers.ts';
-import { normalizeBody } from './bodies.ts';
+import { normalizeBody, refuseUnknownParameters } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { UnreadBodies } from './unreadbodies.ts';
-import { refuseMalformed, sendError, StatusError } from './errors.ts';
-import { requestIDOf } from './requestid.ts';
-import { refuseUnknownParameters } from './unknownfields.ts';
+import { refuseMalformed, requestIDOf, sendError, StatusError } from './errors.ts';
 
 /** Largest number of connections. At most 1,350 deployments wait, each on its own connection. The rest is for other requests. */
 const CONNECTIONS = 2_048;

@@ -1,7 +1,9 @@
-/** Decides which namespaces Berth serves. For the HTTP API, all other namespaces do not exist, even if the caller has rights in them. */
+/** Namespaces and names of objects in the paths of requests. */
+import * as z from 'zod';
 import type { ServerConfig } from '../config.ts';
 import type { App } from './app.ts';
 import { notFound } from './errors.ts';
+import { LABEL, text } from '../../api/v1alpha1/schema.ts';
 
 type Namespaces = ServerConfig['namespaces'];
 
@@ -22,3 +24,14 @@ export function refuseOtherNamespaces(app: App, namespaces: Namespaces): void {
     next();
   });
 }
+
+export const NAMESPACES_PATH = '/api/v1/namespaces';
+
+/** Schema of the name of a namespace. It refuses a slash, which would change the path of the request to the API server. */
+export const namespaceParams = z.object({ namespace: text('Namespace.', 63, LABEL) });
+
+/**
+ * Schema of the names of a namespace and of an object in it. This schema accepts an object name that no object can have. A request with
+ * such a name then gets the same answer as a request for a missing object.
+ */
+export const objectParams = namespaceParams.extend({ name: z.string().min(1) });

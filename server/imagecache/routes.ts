@@ -18,9 +18,8 @@ import {
 } from '../../api/http/imagecache.ts';
 import type { App } from '../http/app.ts';
 import { notFound, StatusError } from '../http/errors.ts';
-import { decodedImageName, splitImagePath } from '../http/imagename.ts';
-import { isServed } from '../http/namespaces.ts';
-import { namespaceParams } from '../http/params.ts';
+import { decodedImageName, splitImagePath } from '../dialect/imagename.ts';
+import { isServed, namespaceParams } from '../http/namespaces.ts';
 import type { Services } from '../services.ts';
 import { Entries } from './entries.ts';
 import { cachedImage, imageToCache, type Named } from './image.ts';

@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import type { ServerResponse } from 'node:http';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { PassThrough } from 'node:stream';
-import { text } from 'node:stream/consumers';
+import { buffer, text } from 'node:stream/consumers';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
@@ -11,7 +11,7 @@ import type { Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { Caller } from '../callers/caller.ts';
 import { WaitingRequests } from '../http/waiting.ts';
-import { Downloads } from './downloads.ts';
+import { Downloads, receiveFile } from './downloads.ts';
 
 const NAMESPACE = 'platform-ci';
 const REF = { namespace: NAMESPACE, name: 'desktop' };
@@ -197,4 +197,57 @@ it('ends when the server stops, and its place is free again', async () => {
   response.destroy();
   await stopped;
   expect(waiting.size).toBe(0);
+});
+
+let connection: PassThrough;
+
+beforeEach(() => {
+  connection = new PassThrough();
+});
+
+/** Sends the pieces one after another, and then ends the connection. */
+function send(...pieces: string[]): void {
+  for (const piece of pieces) {
+    connection.write(piece);
+  }
+  connection.end();
+}
+
+it.each([
+  ['{"bytes":7}\n', 'content'],
+  ['{"bytes":7}\ncon', 'tent'],
+  ['{"by', 'tes":7}\nc', 'ontent'],
+  ['{"bytes":7}\ncontent', ' and more than was announced'],
+])('a file arrives whole, however its bytes are cut: %j', async (...pieces) => {
+  send(...pieces);
+  const { bytes, file } = await receiveFile(connection);
+  expect([bytes, String(await buffer(file))]).toEqual([7, 'content']);
+  expect(connection.destroyed).toBe(true);
+});
+
+it.each(['end', 'error'])('a connection that breaks off by its %s is never a shorter file', async (how) => {
+  connection.write('{"bytes":7}\ncont');
+  const { file } = await receiveFile(connection);
+  const whole = buffer(file);
+  whole.catch(() => undefined);
+  void (how === 'end' ? connection.end() : connection.destroy(new Error('reset')));
+  await expect(whole).rejects.toMatchObject({ body: { code: 503 } });
+});
+
+it('a host that refuses has the answer', async () => {
+  send('{"reason":"DiskFull","message":"no room"}');
+  const causes = [{ reason: 'DiskFull', message: 'no room' }];
+  await expect(receiveFile(connection)).rejects.toMatchObject({
+    body: { code: 503, message: 'no room', details: { causes } },
+  });
+});
+
+it.each([
+  ['nothing', ''],
+  ['no JSON', 'x\n'],
+  ['a negative number', '{"bytes":-1}\n'],
+  ['a line without an end', 'x'.repeat(100_000)],
+])('a host that sends %s is refused', async (_what, text) => {
+  send(text);
+  await expect(receiveFile(connection)).rejects.toMatchObject({ body: { code: 503 } });
 });

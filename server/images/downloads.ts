@@ -5,6 +5,7 @@
  */
 import type { ServerResponse } from 'node:http';
 import type { Socket } from 'node:net';
+import { Readable } from 'node:stream';
 import { GROUP, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
 import type { Stored } from '../../api/http/imageitem.ts';
@@ -14,13 +15,13 @@ import { pause } from '../../base/time.ts';
 import { ApiError, isConflict } from '../../kube/errors.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Resource } from '../../kube/objects.ts';
-import { callerMay } from '../callers/access.ts';
+import { callerMay, findAs, type NamespacedRef } from '../callers/objects.ts';
 import type { Caller } from '../callers/caller.ts';
-import { findAs, type NamespacedRef } from '../callers/objects.ts';
 import { notFound, StatusError } from '../http/errors.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
-import { type ReceivedFile, receiveFile } from './receiver.ts';
 import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
+import { ANSWER_LIMITS, type TransferHead, transferHeadSchema } from '../../api/v1alpha1/transfer.ts';
+import { parseJson } from '../../base/json.ts';
 
 /**
  * Largest number of downloads at the same time. A download needs 2 MiB of memory for pieces of its file, and a host runs only few tasks.
@@ -284,4 +285,94 @@ function refuseFailed(last: NonNullable<Stored['status']>['lastDownload']): void
   }
   const text = words.join(': ');
   throw new StatusError(CODES[reason] ?? 503, text, { causes: [{ reason, message: text }] });
+}
+
+const LINE_END = '\n';
+const BROKEN = 'The host ended the transfer before the end of the file. Try again';
+
+interface ReceivedFile {
+  readonly bytes: number;
+  /** Stream with the bytes of the file. It fails if fewer bytes arrive than the host announced. When it ends, it closes the connection. */
+  readonly file: Readable;
+}
+
+/**
+ * Resolves when the host begins to send the file.
+ *
+ * @throws StatusError 503 when the host refuses, or ends the connection before the first byte.
+ */
+export async function receiveFile(connection: Readable): Promise<ReceivedFile> {
+  // The iterator over the received data reports an error only during a read. Without this listener, an error at another time would end the
+  // process.
+  connection.on('error', () => undefined);
+  const chunks = connection.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
+  const { line, rest } = await firstLine(chunks);
+  const head = headIn(line);
+  if (!('bytes' in head)) {
+    const { reason, message } = head;
+    throw new StatusError(503, message, { causes: [{ reason, message }] });
+  }
+  const { bytes } = head;
+  return { bytes, file: Readable.from(content(connection, chunks, { rest, bytes }), { objectMode: false }) };
+}
+
+async function firstLine(chunks: AsyncIterator<Buffer>): Promise<{ line: string; rest: Buffer }> {
+  let start: Buffer = Buffer.alloc(0);
+  while (start.length < ANSWER_LIMITS.bytes) {
+    const chunk = await next(chunks);
+    if (chunk === undefined) {
+      // A refusal does not need a line end, because the host closes the connection after it.
+      return { line: start.toString('utf8'), rest: Buffer.alloc(0) };
+    }
+    start = Buffer.concat([start, chunk]);
+    const end = start.indexOf(LINE_END);
+    if (end !== -1) {
+      return { line: start.toString('utf8', 0, end), rest: start.subarray(end + LINE_END.length) };
+    }
+  }
+  throw new StatusError(503, BROKEN);
+}
+
+function headIn(line: string): TransferHead {
+  try {
+    return transferHeadSchema.parse(parseJson(line, ANSWER_LIMITS));
+  } catch {
+    throw new StatusError(503, BROKEN);
+  }
+}
+
+/** Returns the next bytes. The result is undefined when the connection has ended, for any reason. */
+async function next(chunks: AsyncIterator<Buffer>): Promise<Buffer | undefined> {
+  try {
+    const { value, done } = await chunks.next();
+    return done === true ? undefined : value;
+  } catch {
+    return undefined;
+  }
+}
+
+async function* content(
+  connection: Readable,
+  chunks: AsyncIterator<Buffer>,
+  { rest, bytes }: { rest: Buffer; bytes: number },
+): AsyncGenerator<Buffer> {
+  try {
+    let chunk: Buffer | undefined = rest;
+    for (let left = bytes; ; ) {
+      const part = chunk.subarray(0, left);
+      left -= part.length;
+      if (part.length > 0) {
+        yield part;
+      }
+      if (left === 0) {
+        return;
+      }
+      chunk = await next(chunks);
+      if (chunk === undefined) {
+        throw new StatusError(503, BROKEN);
+      }
+    }
+  } finally {
+    connection.destroy();
+  }
 }

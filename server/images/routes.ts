@@ -2,6 +2,9 @@
  * Routes for the Images and ISOs of a namespace. All namespaces also show the objects of the default namespace, because all users can use
  * them. Only objects of the namespace itself can be changed.
  */
+import { Readable } from 'node:stream';
+import multipart from '@fastify/multipart';
+import * as z from 'zod';
 import { inNamespace, onObject } from '../own/rights.ts';
 import {
   copyRequestSchema,
@@ -14,14 +17,24 @@ import {
 import { sharedListQuerySchema } from '../../api/http/request.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Resource } from '../../kube/objects.ts';
-import { listWithShared } from '../callers/list.ts';
+import { listAs, listWithShared } from '../callers/list.ts';
 import { checked, createAs, deleteAs, findAs } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
-import { namespaceParams, objectParams } from '../http/params.ts';
+import { namespaceParams, objectParams } from '../http/namespaces.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { copySpec, emptySpec, imageItem, isPush, type Stored } from '../../api/http/imageitem.ts';
-import { addTransferRoutes } from './transfers.ts';
+import { allowLongBody } from '../../kube/serving/httpserver.ts';
+import { StatusError } from '../http/errors.ts';
+import { lengthOf, readForm, UPLOAD_LIMITS, uploadTextsSchema } from './uploadform.ts';
+import type { Downloads } from './downloads.ts';
+import type { Uploads } from './uploads.ts';
+
+/** Uploads and downloads of files. */
+export interface Transfers {
+  readonly uploads: Uploads;
+  readonly downloads: Downloads;
+}
 
 /** Type of the objects. `one` is the word that the summaries of routes use for an object of this type. */
 interface Kind {
@@ -29,7 +42,7 @@ interface Kind {
   readonly one: string;
 }
 
-export function addImageRoutes(app: App, services: Services): void {
+export function addImageRoutes(app: App, services: Services, transfers: Transfers): void {
   for (const kind of [
     { type: IMAGES, one: 'image' },
     { type: ISOS, one: 'ISO' },
@@ -40,7 +53,7 @@ export function addImageRoutes(app: App, services: Services): void {
     addDeleteRoute(app, kind);
   }
   addGenerateRoute(app);
-  addTransferRoutes(app, services);
+  addTransferRoutes(app, services, transfers);
 }
 
 function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }: Services): void {
@@ -164,4 +177,140 @@ function collection({ plural }: Resource<Stored>): string {
 
 function tagsOf(one: string): string[] {
   return [one === 'image' ? 'Images' : 'ISOs'];
+}
+
+const NAMESPACE = '/api/v1/namespaces/:namespace';
+const FILE_TYPE = 'application/octet-stream';
+const FILE_ANSWER = {
+  description: 'The file',
+  content: { [FILE_TYPE]: { schema: z.any().meta({ type: 'string', format: 'binary' }) } },
+};
+const NO_REMOTE =
+  'Remote images are not supported. Use an OCI reference as the image, or add the reference to the image cache';
+
+export function addTransferRoutes(app: App, services: Services, { uploads, downloads }: Transfers): void {
+  addUploadRoutes(app, uploads);
+  addDownloadRoutes(app, services, downloads);
+  app.get(
+    `${NAMESPACE}/remoteimages`,
+    {
+      schema: {
+        summary: 'List remote images. The list is always empty',
+        tags: ['Images'],
+        params: namespaceParams,
+        response: { 200: imageListSchema },
+      },
+    },
+    async ({ caller, params }) => {
+      // This request only checks the rights: the API server refuses it if the caller is not allowed to list the images of the namespace.
+      await listAs(caller(), IMAGES, { ...params, limit: 1 }, ({ metadata }) => metadata.name);
+      return { items: [] };
+    },
+  );
+  for (const [one, tag] of [
+    ['image', 'Images'],
+    ['iso', 'ISOs'],
+  ] as const) {
+    const object = { params: objectParams, tags: [tag] };
+    refuse(app, 'POST', `/remote${one}s/:name/pull`, {
+      ...object,
+      summary: 'Pull a remote image. This is not supported, so the answer is always 501',
+      message: NO_REMOTE,
+    });
+  }
+}
+
+function addUploadRoutes(app: App, uploads: Uploads): void {
+  // The plugin for multipart bodies is registered in this scope only, because no other route here needs it.
+  void app.register(async (scope: App) => {
+    await scope.register(multipart, { limits: UPLOAD_LIMITS });
+    for (const { one, tag, type } of [
+      { one: 'image', tag: 'Images', type: IMAGES },
+      { one: 'ISO', tag: 'ISOs', type: ISOS },
+    ]) {
+      scope.post(
+        `${NAMESPACE}/upload/${one.toLowerCase()}`,
+        {
+          schema: {
+            summary: `Upload a file as a new ${one}. In the body, all texts must come before the file`,
+            tags: [tag],
+            params: namespaceParams,
+            response: { 200: imageItemSchema },
+          },
+          config: { files: ['file'], texts: uploadTextsSchema },
+        },
+        async (request, reply) => {
+          const { namespace } = request.params;
+          const caller = request.fullCaller();
+          const bytes = lengthOf(request);
+          const read = async () => {
+            const form = await readForm(request);
+            // The transfer of the file has no time limit. The texts before the file have a time limit, so that a slow client does not take
+            // one of the few places for uploads for long.
+            allowLongBody(request.raw, reply.raw);
+            return form;
+          };
+          try {
+            return imageItem(await uploads.upload({ caller, type, namespace, bytes, read }, reply.raw));
+          } finally {
+            // The rest of the body is read and dropped, because clients read the answer only after they have sent everything.
+            request.raw.unpipe().resume();
+          }
+        },
+      );
+    }
+  });
+}
+
+function addDownloadRoutes(app: App, { config: { namespaces } }: Services, downloads: Downloads): void {
+  for (const { one, tag, type, ending } of [
+    { one: 'image', tag: 'Images', type: IMAGES, ending: 'qcow2' },
+    { one: 'ISO', tag: 'ISOs', type: ISOS, ending: 'iso' },
+  ]) {
+    app.get(
+      `${NAMESPACE}/${type.plural}/:name/download`,
+      {
+        schema: {
+          summary: `Download an ${one} as a file. If the namespace has no ${one} of this name, the one in the default namespace is sent`,
+          tags: [tag],
+          params: objectParams,
+          response: { 200: FILE_ANSWER },
+        },
+      },
+      async (request, reply) => {
+        const ref = request.params;
+        const asked = { caller: request.fullCaller(), type, ref, defaultNamespace: namespaces.default };
+        const object = await downloads.find(asked);
+        // A HEAD request must not begin a download. Its answer lacks the length, because the length is known only after the start of a
+        // download.
+        const isHead = request.method === 'HEAD';
+        const download = isHead ? undefined : await downloads.open(asked, object, reply.raw);
+        const length = download && { 'content-length': download.bytes };
+        const disposition = `attachment; filename="${ref.name}.${ending}"`;
+        void reply.headers({ 'content-type': FILE_TYPE, 'content-disposition': disposition, ...length });
+        return await reply.send(download?.file ?? Readable.from([]));
+      },
+    );
+  }
+}
+
+interface Refusal {
+  readonly params: typeof objectParams;
+  readonly tags: string[];
+  readonly summary: string;
+  readonly message: string;
+}
+
+/** Adds a route that answers 501. The answer does not wait for the body, because the body can be a whole disk. */
+function refuse(app: App, method: 'GET' | 'POST', path: string, { message, ...schema }: Refusal): void {
+  const answer = () => {
+    throw new StatusError(501, message);
+  };
+  app.route({
+    method,
+    url: `${NAMESPACE}${path}`,
+    schema: { ...schema, response: { 501: statusSchema } },
+    onRequest: answer,
+    handler: answer,
+  });
 }

@@ -3,7 +3,7 @@
  * writes into the status how far it is.
  */
 import { randomUUID } from 'node:crypto';
-import { SERVERS } from '../../api/v1alpha1/resources.ts';
+import { SERVERS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { LastAction, PowerAction, PowerRequest, Server } from '../../api/v1alpha1/server.ts';
 import { timestamp } from '../../base/time.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -11,7 +11,10 @@ import { isConflict, isNotFound, unlessMissing } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import type { PowerCaller } from './callers.ts';
 import type { Inventory } from './inventory.ts';
-import type { Occupants } from './occupants.ts';
+import { hasEnded } from '../../api/http/host.ts';
+import { EMULATOR_UID_LABEL, GROUP, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { type ContainerStatus, type Pod, PODS } from '../../kube/core.ts';
+import type { Authorizer, User } from '../../kube/serving/authorization.ts';
 
 /** Time in milliseconds in which the controller must accept an action. Clients of the power API wait 15 to 30 s for an answer. */
 const ACCEPT_MILLISECONDS = 15_000;
@@ -195,4 +198,65 @@ function tooLate(name: string, action: PowerAction): HttpError {
     502,
     `The controller of server ${name} has not accepted ${action} within ${seconds} s. Berth goes on with the action`,
   );
+}
+
+/** Largest number of VMs that an answer names. */
+const NAMES = 10;
+/** Reasons of a container whose machine keeps its place on the host, but does not run. */
+const NOT_RUNNING: ReadonlySet<string> = new Set(['Stopped', 'Suspended']);
+
+export class Occupants {
+  readonly #client: KubeClient;
+  readonly #authorizer: Authorizer;
+
+  /** `client` has the identity of the HTTP API, which may list all Pods. */
+  constructor(client: KubeClient, authorizer: Authorizer) {
+    this.#client = client;
+    this.#authorizer = authorizer;
+  }
+
+  /**
+   * Returns the names of the VMs on the host that the caller may list, and the number of the other machines, as the end of a sentence. The
+   * result is empty if the caller may list none. A user with a password has no rights to VMs.
+   */
+  async describe({ user }: PowerCaller, nodeName: string): Promise<string> {
+    if (user === undefined) {
+      return '';
+    }
+    const { items } = await this.#client.list(PODS, { fieldSelector: `spec.nodeName=${nodeName}` });
+    const machines = items.filter(isRunningMachine);
+    const vms = machines.filter(({ metadata }) => metadata.labels?.[VM_UID_LABEL] !== undefined);
+    const visible = await this.#visibleNamespaces(user, vms);
+    const names = vms
+      .filter(({ metadata: { namespace = '' } }) => visible.has(namespace))
+      .map(({ metadata: { namespace, name } }) => `${namespace}/${name}`)
+      .toSorted()
+      .slice(0, NAMES);
+    const others = machines.length - names.length;
+    return names.length === 0 ? '' : `: ${names.join(', ')}${others === 0 ? '' : ` and ${others} more`}`;
+  }
+
+  /** Returns the namespaces of the Pods in which the user may list VMs. */
+  async #visibleNamespaces(user: User, pods: readonly Pod[]): Promise<ReadonlySet<string>> {
+    const namespaces = [...new Set(pods.map(({ metadata: { namespace = '' } }) => namespace))];
+    const right = { verb: 'list', group: GROUP, resource: VMS.plural };
+    const answers = await Promise.all(
+      namespaces.map(
+        async (namespace) =>
+          await this.#authorizer.authorize(user, { resourceAttributes: { ...right, namespace } }),
+      ),
+    );
+    return new Set(namespaces.filter((_namespace, index) => answers[index]));
+  }
+}
+
+function isRunningMachine(pod: Pod): boolean {
+  const { labels = {} } = pod.metadata;
+  const isMachine = VM_UID_LABEL in labels || EMULATOR_UID_LABEL in labels;
+  const { containerStatuses = [] } = pod.status ?? {};
+  return isMachine && !hasEnded(pod) && !containerStatuses.some(isOff);
+}
+
+function isOff({ state }: ContainerStatus): boolean {
+  return NOT_RUNNING.has(state?.waiting?.reason ?? '');
 }

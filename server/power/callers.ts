@@ -2,14 +2,23 @@
 import { createHash } from 'node:crypto';
 import type { IncomingMessage } from 'node:http';
 import { LRUCache } from 'lru-cache';
+import type { Logger } from 'pino';
 import { GROUP } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
-import { SERVER_USERS_SECRET, type ServerUsers } from '../../api/v1alpha1/serverusers.ts';
+import {
+  parseServerUsers,
+  SERVER_USERS_KEY,
+  SERVER_USERS_SECRET,
+  type ServerUsers,
+} from '../../api/v1alpha1/serverusers.ts';
 import { undefinedIfSync } from '../../base/errors.ts';
 import type { Authorizer, User } from '../../kube/serving/authorization.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import { tokenOf } from '../callers/caller.ts';
 import type { Passwords } from './passwords.ts';
+import type { KubeClient } from '../../kube/client.ts';
+import { type Secret, SECRETS } from '../../kube/core.ts';
+import { Informer } from '../../kube/informer.ts';
 
 /** Number of tokens that are remembered as accepted ones, and time in milliseconds since their last use. */
 const ACCEPTED_TOKENS = 4_096;
@@ -124,4 +133,53 @@ function parseBasic(base64: string): { name: string; password: string } {
     throw new SignInError();
   }
   return { name: text.slice(0, colon), password: text.slice(colon + 1) };
+}
+
+/** Number of wrong lines that are logged. */
+const LOGGED_LINES = 10;
+
+interface PasswordUsersOptions {
+  readonly client: KubeClient;
+  readonly logger: Logger;
+  /** Namespace of the Secret. */
+  readonly namespace: string;
+}
+
+export class PasswordUsers {
+  readonly #informer: Informer<Secret>;
+  readonly #logger: Logger;
+  #hashes: ServerUsers['hashes'] = new Map();
+
+  constructor({ client, logger, namespace }: PasswordUsersOptions) {
+    this.#logger = logger;
+    this.#informer = new Informer(client, SECRETS, {
+      logger,
+      namespace,
+      fieldSelector: `metadata.name=${SERVER_USERS_SECRET}`,
+    });
+    this.#informer.cache.onChange(({ type, object }) => this.#read(type === 'deleted' ? undefined : object));
+  }
+
+  /** Starts to watch the Secret. Resolves when the users are known, also if there is no Secret. */
+  async start(signal: AbortSignal): Promise<void> {
+    this.#informer.start(signal);
+    await this.#informer.synced;
+  }
+
+  /** Hashes of the passwords by the names of the users. */
+  get hashes(): ServerUsers['hashes'] {
+    return this.#hashes;
+  }
+
+  #read(secret: Readonly<Secret> | undefined): void {
+    const text = Buffer.from(secret?.data?.[SERVER_USERS_KEY] ?? '', 'base64').toString('utf8');
+    const { hashes, wrong } = parseServerUsers(text);
+    this.#hashes = hashes;
+    if (wrong.length > 0) {
+      this.#logger.warn(
+        { secret: SERVER_USERS_SECRET, wrong: wrong.slice(0, LOGGED_LINES), count: wrong.length },
+        'some lines of the users of the power API are not valid',
+      );
+    }
+  }
 }

@@ -1,6 +1,8 @@
 /** Answers requests to the power API: who sent it, what it asks for, and the answer in the forms of the promise. */
-import type { IncomingMessage, ServerResponse } from 'node:http';
+import type { IncomingHttpHeaders, IncomingMessage, ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
 import type { Logger } from 'pino';
+import { Counter, Gauge, type Registry } from 'prom-client';
 import { isUnreachable } from '../../kube/errors.ts';
 import { keepConnection } from '../../kube/serving/connections.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
@@ -11,13 +13,9 @@ import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 import type { PowerActions } from './actions.ts';
 import { type PowerCaller, type PowerCallers, SignInError } from './callers.ts';
 import type { PowerDocumentation } from './documentation.ts';
-import { refuseUnasked } from './guard.ts';
-import type { Inventory } from './inventory.ts';
+import { type Inventory, serverRecord } from './inventory.ts';
 import type { Lockouts } from './lockouts.ts';
-import type { PowerMetrics } from './metrics.ts';
 import { parsePowerTarget, partsOfTarget, type PowerTarget } from './path.ts';
-import { serverRecord } from './records.ts';
-import type { SilentConnections } from './silence.ts';
 import type { Sources } from './source.ts';
 
 /** Answer to a successful action. It has four letters and no line end. */
@@ -184,4 +182,94 @@ export class PowerHandler {
 /** Returns the text on one line. */
 function oneLine(text: string): string {
   return text.replaceAll(/\s+/g, ' ').trim();
+}
+
+/** Headers with which browsers and proxies mark requests that they send in advance. */
+const PURPOSES = ['sec-purpose', 'purpose', 'x-purpose', 'x-moz'] as const;
+const IN_ADVANCE = /prefetch|prerender|preview/i;
+
+/**
+ * Refuses a request that a program sends in advance, with 403: it is refused for good, and the same request of a person has no such header.
+ * Also refuses a request that a proxy took from the early data of TLS (RFC 8470), because somebody else can send such data again.
+ *
+ * @throws HttpError 403 or 425.
+ */
+function refuseUnasked(headers: IncomingHttpHeaders): void {
+  if (PURPOSES.some((name) => IN_ADVANCE.test(String(headers[name] ?? '')))) {
+    throw new HttpError(403, 'The power API does not answer requests that are sent in advance (prefetch)');
+  }
+  if (headers['early-data'] !== undefined) {
+    throw new HttpError(425, 'The power API does not answer requests from the early data of TLS');
+  }
+}
+
+/**
+ * Time in milliseconds for which such a connection stays open. A program that guesses passwords waits for this time, and a person sees that
+ * the server is there.
+ */
+const SILENCE_MILLISECONDS = 30_000;
+/** Largest number of such connections. Others are closed at once, the oldest first. */
+const CONNECTIONS = 1_000;
+
+export class SilentConnections {
+  readonly #open = new Set<Socket>();
+
+  /** Keeps the connection without an answer, and closes it after a time. */
+  keep(socket: Socket): void {
+    if (socket.destroyed || this.#open.has(socket)) {
+      return;
+    }
+    this.#open.add(socket);
+    const timer = setTimeout(() => socket.destroy(), SILENCE_MILLISECONDS).unref();
+    socket.once('close', () => {
+      clearTimeout(timer);
+      this.#open.delete(socket);
+    });
+    const [oldest] = this.#open;
+    if (oldest !== undefined && this.#open.size > CONNECTIONS) {
+      this.#open.delete(oldest);
+      oldest.destroy();
+    }
+  }
+}
+
+type PowerMetrics = ReturnType<typeof powerMetrics>;
+
+/** Declares the metrics. `lockedSources` and `waitingChecks` return the present numbers. */
+export function powerMetrics(
+  registry: Registry,
+  { lockedSources, waitingChecks }: { lockedSources: () => number; waitingChecks: () => number },
+) {
+  const registers = [registry];
+  // oxlint-disable-next-line no-new -- The registry keeps the gauge.
+  new Gauge({
+    name: 'berth_power_locked_sources',
+    help: 'Sources that get no answer from the power API, because of too many failed sign-ins',
+    registers,
+    collect() {
+      this.set(lockedSources());
+    },
+  });
+  // oxlint-disable-next-line no-new -- The registry keeps the gauge.
+  new Gauge({
+    name: 'berth_power_waiting_password_checks',
+    help: 'Passwords of callers of the power API that wait to be checked',
+    registers,
+    collect() {
+      this.set(waitingChecks());
+    },
+  });
+  return {
+    requests: new Counter({
+      name: 'berth_power_requests_total',
+      help: 'Requests to the power API, by kind of request and status code of the answer (none for a locked-out source)',
+      labelNames: ['request', 'code'] as const,
+      registers,
+    }),
+    lockouts: new Counter({
+      name: 'berth_power_lockouts_total',
+      help: 'Sources that this replica of the power API has locked out',
+      registers,
+    }),
+  };
 }

@@ -1,13 +1,13 @@
 /** Watches the Servers with the identity of the HTTP API, and finds them by name and address. */
 import type { Logger } from 'pino';
+import * as z from 'zod';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
-import type { Server } from '../../api/v1alpha1/server.ts';
+import { POWER_STATES, type Server } from '../../api/v1alpha1/server.ts';
 import { canonicalAddress } from '../../base/address.ts';
 import { keepFields } from '../../kube/objects.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import { Informer } from '../../kube/informer.ts';
-import { listedServers } from './records.ts';
 
 /** Name of the index that finds Servers by their addresses. */
 const BY_ADDRESS = 'address';
@@ -136,4 +136,56 @@ function byName(a: Readonly<Server>, b: Readonly<Server>): number {
 /** Removes what no answer shows. The conditions alone are longer than the rest. */
 function trimmed({ status = {}, ...server }: Server): Server {
   return { ...server, status: keepFields(status, ['power', 'request', 'lastAction']) };
+}
+
+const line = (description: string) => z.string().nullable().meta({ description });
+const date = (description: string) => z.iso.datetime({ offset: true }).nullable().meta({ description });
+
+const name = {
+  id: z.string().meta({ description: 'Name of the Server object. It never changes.' }),
+  name: z.string().meta({ description: 'Name for people.' }),
+};
+const facts = {
+  type: line('Type of the server.'),
+  location: line('Location of the server.'),
+  status: line('Administrative status of the server. The power of the server does not change it.'),
+  creation_date: date('Time from which the server is available.'),
+  cancel_date: date('Time when the server was or will be given back.'),
+};
+
+/** One record of the list. A server with several addresses has one for each of them. */
+export const listedServerSchema = z.object({
+  ...name,
+  ip: z.string().meta({ description: 'An IP address of the server.' }),
+  ...facts,
+});
+export const serverRecordSchema = z.object({
+  ...name,
+  power: z.enum(POWER_STATES).meta({
+    description:
+      'Power of the server. Rebooting lasts until the server is on again. Error: the power cannot be read.',
+  }),
+  ...facts,
+});
+
+type ListedServer = z.infer<typeof listedServerSchema>;
+type ServerRecord = z.infer<typeof serverRecordSchema>;
+
+/** Returns the records of a Server in the list, one for each address. */
+function listedServers(server: Readonly<Server>, addresses: readonly string[]): ListedServer[] {
+  return addresses.map((ip) => ({ ...nameOf(server), ip, ...factsOf(server) }));
+}
+
+/** Returns the record of a Server. Its power is Error as long as Berth has not read it. */
+export function serverRecord(server: Readonly<Server>): ServerRecord {
+  return { ...nameOf(server), power: server.status?.power ?? 'Error', ...factsOf(server) };
+}
+
+function nameOf({ metadata, spec }: Readonly<Server>): Pick<ServerRecord, 'id' | 'name'> {
+  return { id: metadata.name, name: spec.displayName ?? metadata.name };
+}
+
+function factsOf({ spec }: Readonly<Server>): Omit<ServerRecord, 'id' | 'name' | 'power'> {
+  const { type = null, location = null, status = null, creationDate = null, cancelDate = null } = spec;
+  return { type, location, status, creation_date: creationDate, cancel_date: cancelDate };
 }

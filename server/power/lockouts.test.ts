@@ -1,7 +1,6 @@
 import * as fc from 'fast-check';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { afterMore, type Failures, recent } from './failures.ts';
-import { Lockouts } from './lockouts.ts';
+import { afterMore, type Failures, Lockouts, recent } from './lockouts.ts';
 
 const RULES = { failures: 20, seconds: 300 };
 

@@ -1,8 +1,7 @@
 import { hashSync } from 'bcryptjs';
 import { pino } from 'pino';
 import { expect, it } from 'vitest';
-import { Passwords } from './passwords.ts';
-import { PasswordThread } from './passwordthread.ts';
+import { Passwords, PasswordThread } from './passwords.ts';
 
 const HASH = hashSync('secret', 4);
 

@@ -7,20 +7,14 @@ import { Authorizer } from '../../kube/serving/authorization.ts';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import type { ServerConfig } from '../config.ts';
 import { WaitingRequests } from '../http/waiting.ts';
-import { PowerActions } from './actions.ts';
-import { PowerCallers } from './callers.ts';
+import { Occupants, PowerActions } from './actions.ts';
+import { PasswordUsers, PowerCallers } from './callers.ts';
 import { PowerDocumentation } from './documentation.ts';
-import { PowerHandler } from './handler.ts';
+import { PowerHandler, powerMetrics, SilentConnections } from './handler.ts';
 import { Inventory } from './inventory.ts';
-import { Lockouts } from './lockouts.ts';
-import { powerMetrics } from './metrics.ts';
-import { Occupants } from './occupants.ts';
-import { Passwords } from './passwords.ts';
-import { PasswordThread } from './passwordthread.ts';
-import { SharedFailures } from './sharedfailures.ts';
-import { SilentConnections } from './silence.ts';
+import { Lockouts, SharedFailures } from './lockouts.ts';
+import { Passwords, PasswordThread } from './passwords.ts';
 import { Sources } from './source.ts';
-import { PasswordUsers } from './users.ts';
 
 /** Largest number of connections. A thousand of them can be without an answer, and the rest is for callers. */
 const CONNECTIONS = 2_048;

@@ -17,7 +17,7 @@ import { listAs } from '../callers/list.ts';
 import { createAs, getAs, type NamespacedRef } from '../callers/objects.ts';
 import type { App } from '../http/app.ts';
 import { notFound } from '../http/errors.ts';
-import { namespaceParams, objectParams } from '../http/params.ts';
+import { namespaceParams, objectParams } from '../http/namespaces.ts';
 import { IMAGES, VMS } from '../../api/v1alpha1/resources.ts';
 import { isPush, pushItem } from '../../api/http/imageitem.ts';
 import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';

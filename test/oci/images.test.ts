@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { describe, expect, test } from 'vitest';
 import packageLock from '../../package-lock.json' with { type: 'json' };
 import { run } from '../../base/exec.ts';
-import { FILES } from '../../server/documentation/page.ts';
+import { FILES } from '../../server/documentation.ts';
 import { image, unfit } from './provided.ts';
 
 const OPERATOR_LIMIT_BYTES = 200e6;

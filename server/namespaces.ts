@@ -1,0 +1,230 @@
+/** Namespaces: those that the caller may see, and their creation and deletion. */
+import PQueue from 'p-queue';
+import { namespaceItemSchema, namespaceListSchema, namespaceRequestSchema } from '../api/http/namespace.ts';
+import { NAMED, namespaceItem, namespaceLabels, ownNamespace, stillUsed } from '../api/http/namespaceitem.ts';
+import { statusSchema, success } from '../api/http/status.ts';
+import { type Namespace, NAMESPACES, NODES } from '../kube/core.ts';
+import type { App } from './http/app.ts';
+import { invalidField, StatusError } from './http/errors.ts';
+import { isServed, namespaceParams, NAMESPACES_PATH } from './http/namespaces.ts';
+import type { Services } from './services.ts';
+import { HOSTS_SELECTOR } from '../api/http/host.ts';
+import { DEDICATED_KEY, GROUP } from '../api/v1alpha1/names.ts';
+import { deleteExisting, type KubeClient } from '../kube/client.ts';
+import type { KubeObject } from '../kube/objects.ts';
+import { callerMay } from './callers/objects.ts';
+import type { CallerClient } from './callers/caller.ts';
+import { listAs } from './callers/list.ts';
+import { VMS } from '../api/v1alpha1/resources.ts';
+import { undefinedIf } from '../base/errors.ts';
+import { isForbidden } from '../kube/errors.ts';
+import type { Watches } from './own/watches.ts';
+
+const NAMESPACE_PATH = `${NAMESPACES_PATH}/:namespace`;
+const tags = ['Namespaces'];
+
+export function addNamespaceRoutes(app: App, services: Services): void {
+  addReads(app, services);
+  addCreation(app, services);
+  addDeletion(app, services);
+}
+
+function addReads(app: App, { config: { namespaces }, own }: Services): void {
+  const visible = new VisibleNamespaces(own.watches, (name) => isServed(name, namespaces));
+  app.get(
+    NAMESPACES_PATH,
+    {
+      schema: {
+        summary: 'List the namespaces that the caller can see',
+        tags,
+        response: { 200: namespaceListSchema },
+      },
+    },
+    async ({ caller }) => ({ items: (await visible.list(caller())).map(namespaceItem) }),
+  );
+  app.get(
+    NAMESPACE_PATH,
+    {
+      schema: {
+        summary: 'Get a namespace',
+        tags,
+        params: namespaceParams,
+        response: { 200: namespaceItemSchema },
+      },
+    },
+    async ({ caller, params }) => namespaceItem(await visible.find(caller(), params.namespace)),
+  );
+}
+
+function addCreation(app: App, { config: { namespaces } }: Services): void {
+  app.post(
+    NAMESPACES_PATH,
+    {
+      config: { right: () => ({ verb: 'create', group: '', resource: 'namespaces' }) },
+      schema: {
+        summary: 'Create a namespace',
+        tags,
+        body: namespaceRequestSchema,
+        response: { 200: statusSchema },
+      },
+    },
+    async ({ caller, body: { name, enableCustomPods = false } }) => {
+      const client = caller();
+      if (!isServed(name, namespaces)) {
+        throw invalidField('name', `must begin with ${namespaces.prefix}`);
+      }
+      const labels = namespaceLabels({ customPods: enableCustomPods });
+      await client.create(NAMESPACES, { metadata: { name, labels } });
+      return success();
+    },
+  );
+}
+
+function addDeletion(app: App, { config: { namespaces }, own }: Services): void {
+  app.delete(
+    NAMESPACE_PATH,
+    {
+      config: {
+        right: ({ namespace = '' }) => ({ verb: 'delete', resource: 'namespaces', name: namespace }),
+      },
+      schema: {
+        summary: 'Delete a namespace and all its objects. It must have no hosts and no VMs',
+        tags,
+        params: namespaceParams,
+        response: { 200: statusSchema },
+      },
+    },
+    async ({ caller, params: { namespace } }) => {
+      if ([namespaces.default, namespaces.system].includes(namespace)) {
+        throw new StatusError(409, ownNamespace(namespace));
+      }
+      await removeNamespace({ caller: caller(), own: own.client }, namespace);
+      return success();
+    },
+  );
+}
+
+/**
+ * Deletes the namespace with the rights of `own`. The caller must have the right to delete namespaces with the HTTP API. First, a dry run
+ * shows whether the API server allows the deletion. Then this function checks that the namespace has no VMs and no hosts, because the API
+ * server would delete everything in it. If `caller` has no right to list VMs, the refusal names none.
+ *
+ * @throws StatusError 409 when hosts or VMs are in the namespace. @throws ApiError when the API server refuses.
+ */
+async function removeNamespace(
+  { caller, own }: { caller: CallerClient; own: KubeClient },
+  name: string,
+): Promise<void> {
+  await deleteExisting(own, NAMESPACES, { name }, { dryRun: true });
+  const labelSelector = `${HOSTS_SELECTOR},${DEDICATED_KEY}=${name}`;
+  const [{ items: hosts }, { items: vms }] = await Promise.all([
+    own.list(NODES, { labelSelector }),
+    listAs(caller, VMS, { namespace: name, limit: NAMED + 1 }, nameOf, own),
+  ]);
+  const hidesVMs = vms.length > 0 && !(await maySeeVMs(caller, name));
+  const refusal = stillUsed(name, { hosts, vms, hidesVMs });
+  if (refusal !== undefined) {
+    throw new StatusError(409, refusal);
+  }
+  await deleteExisting(own, NAMESPACES, { name });
+}
+
+async function maySeeVMs(caller: KubeClient, namespace: string): Promise<boolean> {
+  return await callerMay(caller, { verb: 'list', group: GROUP, resource: VMS.plural, namespace });
+}
+
+function nameOf({ metadata: { name } }: KubeObject): { metadata: { name: string } } {
+  return { metadata: { name } };
+}
+
+/**
+ * Largest number of access reviews that run at the same time, for all callers. In an access review, the API server says whether a caller
+ * has a right. A list of namespaces needs one access review for each namespace. The limit leaves connections for other work.
+ */
+const QUESTIONS = 16;
+/**
+ * Limit for the waiting access reviews of all callers. If more are waiting, the server refuses a list of namespaces to a caller without the
+ * right to list all namespaces. Such a list needs access reviews.
+ */
+const QUESTIONS_WAITING = 8_192;
+/**
+ * Limit for the unfinished access reviews of one user. If a user has more, the server refuses further lists of namespaces to this user, but
+ * not to other users.
+ */
+const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
+
+export class VisibleNamespaces {
+  readonly #watches: Pick<Watches, 'namespaces' | 'namespace'>;
+  readonly #isServed: (name: string) => boolean;
+  readonly #questions = new PQueue({ concurrency: QUESTIONS });
+  /** Number of access reviews of each user that wait or run. */
+  readonly #asking = new Map<string, number>();
+
+  constructor(watches: Pick<Watches, 'namespaces' | 'namespace'>, isServed: (name: string) => boolean) {
+    this.#watches = watches;
+    this.#isServed = isServed;
+  }
+
+  /**
+   * Returns the served namespaces that the caller sees, in the order of their names.
+   *
+   * @throws ApiError when the API server refuses. @throws StatusError 429 when too many access reviews wait.
+   */
+  async list(client: CallerClient): Promise<Readonly<Namespace>[]> {
+    const { items } = (await undefinedIf(isForbidden, listAs(client, NAMESPACES, {}, trimmed))) ?? {};
+    const all = items ?? this.#watches.namespaces();
+    const served = all
+      .filter(({ metadata }) => this.#isServed(metadata.name))
+      .toSorted((a, b) => (a.metadata.name < b.metadata.name ? -1 : 1));
+    if (items !== undefined) {
+      return served;
+    }
+    const seen = await this.#ask(
+      client,
+      served.map(({ metadata }) => metadata.name),
+    );
+    return served.filter((_namespace, index) => seen[index] === true);
+  }
+
+  /** Returns for each namespace whether the caller sees it. If the client closes the connection, no further access reviews are sent. */
+  async #ask(client: CallerClient, namespaces: readonly string[]): Promise<boolean[]> {
+    const user = await client.username();
+    const asking = this.#asking.get(user) ?? 0;
+    if (this.#questions.size > QUESTIONS_WAITING || asking > USER_QUESTIONS_WAITING) {
+      throw new StatusError(429, 'Too many lists of namespaces are being read. Try again later');
+    }
+    this.#asking.set(user, asking + namespaces.length);
+    try {
+      const questions = namespaces.map((name) => async () => await isMember(client, name));
+      return await this.#questions.addAll(questions, { signal: client.ended });
+    } finally {
+      const left = (this.#asking.get(user) ?? 0) - namespaces.length;
+      this.#asking.set(user, left);
+      if (left === 0) {
+        this.#asking.delete(user);
+      }
+    }
+  }
+
+  /** Returns the namespace. @throws ApiError when the caller does not see it, or when it does not exist. */
+  async find(client: KubeClient, name: string): Promise<Readonly<Namespace>> {
+    try {
+      return await client.get(NAMESPACES, { name });
+    } catch (error) {
+      const known = isForbidden(error) ? this.#watches.namespace(name) : undefined;
+      if (known === undefined || !(await isMember(client, name))) {
+        throw error;
+      }
+      return known;
+    }
+  }
+}
+
+/** Keeps only the fields of a namespace that the HTTP API shows. */
+function trimmed({ apiVersion, kind, metadata: { name, labels = {} } }: Namespace): Namespace {
+  return { apiVersion, kind, metadata: { name, labels } };
+}
+
+async function isMember(client: KubeClient, namespace: string): Promise<boolean> {
+  return await callerMay(client, { verb: 'list', group: GROUP, resource: VMS.plural, namespace });
+}

@@ -1,0 +1,92 @@
+/** Routes for the members of a namespace. */
+import type { RouteRight } from './own/rights.ts';
+import * as z from 'zod';
+import { subjectListSchema, type Subjects, subjectsSchema } from '../api/http/rolebinding.ts';
+import { statusSchema, success } from '../api/http/status.ts';
+import { DEV_ROLE } from '../api/v1alpha1/names.ts';
+import type { KubeClient } from '../kube/client.ts';
+import { addSubjects, listSubjects, type RoleRef, removeSubjects } from '../kube/members.ts';
+import type { App } from './http/app.ts';
+import { notFound } from './http/errors.ts';
+import { namespaceParams, NAMESPACES_PATH } from './http/namespaces.ts';
+
+const SUBJECTS_PATH = `${NAMESPACES_PATH}/:namespace/rolebindings/:binding/subjects`;
+const tags = ['Role bindings'];
+/** Right to change the members of the role. */
+const changeOfMembers: RouteRight = ({ namespace = '', binding = '' }) => ({
+  verb: 'patch',
+  group: 'rbac.authorization.k8s.io',
+  resource: 'rolebindings',
+  namespace,
+  name: binding,
+});
+const bindingParams = namespaceParams.extend({
+  binding: z.string().meta({ description: `Name of the RoleBinding: ${DEV_ROLE}.` }),
+});
+
+export function addRoleBindingRoutes(app: App): void {
+  app.get(
+    SUBJECTS_PATH,
+    {
+      schema: {
+        summary: 'List the users, groups and service accounts with the role dev in a namespace',
+        tags,
+        params: bindingParams,
+        response: { 200: subjectListSchema },
+      },
+    },
+    async ({ caller, params: { namespace, binding } }) => {
+      const client = caller();
+      requireDev(binding);
+      const subjects = await listSubjects(client, { namespace, name: DEV_ROLE });
+      return { items: subjects.map(({ kind, name, namespace }) => ({ kind, name, namespace })) };
+    },
+  );
+  addChange(app, {
+    method: 'POST',
+    action: 'add',
+    summary: 'Give the role dev to subjects',
+    change: addSubjects,
+  });
+  addChange(app, {
+    method: 'DELETE',
+    action: 'remove',
+    summary: 'Remove the role dev from subjects. Subjects that do not have the role are ignored',
+    change: removeSubjects,
+  });
+}
+
+interface Change {
+  readonly method: 'POST' | 'DELETE';
+  readonly action: string;
+  readonly summary: string;
+  readonly change: (client: KubeClient, role: RoleRef, subjects: Subjects) => Promise<void>;
+}
+
+function addChange(app: App, { method, action, summary, change }: Change): void {
+  app.route({
+    method,
+    url: `${SUBJECTS_PATH}/${action}`,
+    config: { right: changeOfMembers },
+    schema: {
+      summary,
+      tags,
+      params: bindingParams,
+      body: subjectsSchema,
+      response: { 200: statusSchema },
+    },
+    handler: async ({ caller, params: { namespace, binding }, body }) => {
+      const client = caller();
+      requireDev(binding);
+      await change(client, { namespace, name: DEV_ROLE }, body);
+      return success();
+    },
+  });
+}
+
+/** Refuses a request for any RoleBinding except the one for the role dev. @throws StatusError 404 */
+function requireDev(binding: string): void {
+  if (binding !== DEV_ROLE) {
+    throw notFound('rolebindings', binding);
+  }
+}
