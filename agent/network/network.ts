@@ -15,21 +15,15 @@ interface GuestCard {
   address: string | undefined;
 }
 
-/** Reserved host port on which the hypervisor itself listens, and the guest port to which the hypervisor forwards connections. */
-export interface Forward {
-  protocol: MachinePort['protocol'];
-  /** IPv4 address of this host; 0.0.0.0 means all addresses. */
-  hostAddress: string;
-  hostPort: number;
-  guestPort: number;
-}
-
 /** Connection of one guest to the network. The machine's driver makes the hypervisor's arguments from this connection. */
 export type GuestNetwork =
   /** Tap of this host, which the hypervisor opens by its name. */
   | (GuestCard & { kind: 'tap'; device: string })
-  /** User-mode network inside the hypervisor's process. */
-  | (GuestCard & { kind: 'user'; forwards: Forward[] });
+  /**
+   * User-mode network inside the hypervisor's process. The hypervisor itself listens on the reserved ports at `hostAddress`, an IPv4 address
+   * of this host; 0.0.0.0 means all addresses.
+   */
+  | (GuestCard & { kind: 'user'; hostAddress: string; ports: readonly MachinePort[] });
 
 /**
  * Connection of a program that runs in a network namespace of its own, for example an emulator. The program listens only on the loopback

@@ -62,9 +62,9 @@ export function reportedPorts(
   const ports = asked.flatMap((one, index) => {
     const { first, last } = rangeOf(one, ranges);
     const port = portAt(one, reported[index] ?? 0);
-    return first <= port.hostPort && port.hostPort <= last && !isHeld(port.name) ? [port] : [];
+    return first <= port.hostPort && port.hostPort <= last && !isHeld(portName(port)) ? [port] : [];
   });
-  const areDistinct = new Set(ports.map(({ name }) => name)).size === reported.length;
+  const areDistinct = new Set(ports.map(portName)).size === reported.length;
   return areDistinct && ports.length === asked.length ? ports : [];
 }
 
@@ -79,14 +79,14 @@ function rangeOf({ purpose }: AutomaticPort, ranges: PortRanges) {
 }
 
 function portAt({ protocol, guestPort }: AutomaticPort, hostPort: number): MachinePort {
-  return { name: portName({ hostPort, protocol }), protocol, hostPort, guestPort, automatic: true };
+  return { protocol, hostPort, guestPort, automatic: true };
 }
 
 function choose(asked: AutomaticPort, isHeld: (name: string) => boolean, ranges: PortRanges): MachinePort {
   const { setting, text, first, last } = rangeOf(asked, ranges);
   for (let hostPort = last; hostPort >= first; hostPort -= 1) {
     const port = portAt(asked, hostPort);
-    if (!isHeld(port.name)) {
+    if (!isHeld(portName(port))) {
       return port;
     }
   }

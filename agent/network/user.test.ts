@@ -9,7 +9,7 @@ import { UserNetwork, type UserNetworkOptions } from './user.ts';
 const MAC = '52:54:00:12:34:56';
 
 function reservation(protocol: 'TCP' | 'UDP', hostPort: number): MachinePort {
-  return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort: 22 };
+  return { protocol, hostPort, guestPort: 22 };
 }
 
 function userNetwork(options: Partial<UserNetworkOptions> = {}): UserNetwork {
@@ -39,12 +39,13 @@ async function freeTcpPort(): Promise<number> {
   return held.port;
 }
 
-test('reservations become forwards bound to the host address', async () => {
+test('the hypervisor listens on reserved ports at the host address', async () => {
   const port = await freeTcpPort();
   const network = userNetwork();
-  const guest = await network.attach('a', { macAddress: MAC, ports: [reservation('TCP', port)] });
-  const forward = { protocol: 'TCP', hostAddress: '127.0.0.1', hostPort: port, guestPort: 22 };
-  expect(guest).toEqual({ kind: 'user', macAddress: MAC, address: undefined, forwards: [forward] });
+  const ports = [reservation('TCP', port)];
+  const guest = await network.attach('a', { macAddress: MAC, ports });
+  const listening = { hostAddress: '127.0.0.1', ports };
+  expect(guest).toEqual({ kind: 'user', macAddress: MAC, address: undefined, ...listening });
 });
 
 test.each([

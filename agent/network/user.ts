@@ -62,13 +62,8 @@ export class UserNetwork implements Network {
     }
     const macAddress = normaliseMacAddress(options.macAddress);
     this.#ports.set(uid, options.ports);
-    const forwards = options.ports.map(({ protocol, hostPort, guestPort }) => ({
-      protocol,
-      hostAddress: this.#hostAddress,
-      hostPort,
-      guestPort,
-    }));
-    return { kind: 'user', macAddress, address: undefined, forwards };
+    const { ports } = options;
+    return { kind: 'user', macAddress, address: undefined, hostAddress: this.#hostAddress, ports };
   }
 
   isUsable(uid: string, port: MachinePort): Promise<boolean> {

@@ -48,7 +48,10 @@ test('what a Pod claims is the sum of its containers', () => {
     cpuMillis: 3_500,
     memoryBytes: 1_024,
     diskBytes: 2_048,
-    ports: ['TCP/8822', 'UDP/53'],
+    ports: [
+      { hostPort: 8822, protocol: 'TCP' },
+      { hostPort: 53, protocol: 'UDP' },
+    ],
   });
 });
 
@@ -85,9 +88,13 @@ test.each([
 });
 
 test('two machines never hold one port', () => {
-  const other = claim({ ports: ['TCP/8822'] });
-  expect(admit(claim({ ports: ['TCP/8822'] }), [other], [], CAPACITY)).toMatchObject({ reason: 'PortTaken' });
-  expect(admit(claim({ ports: ['UDP/8822'] }), [other], [], CAPACITY)).toEqual({ kind: 'admitted' });
+  const other = claim({ ports: [{ hostPort: 8822, protocol: 'TCP' }] });
+  expect(admit(claim({ ports: [{ hostPort: 8822, protocol: 'TCP' }] }), [other], [], CAPACITY)).toMatchObject(
+    { reason: 'PortTaken' },
+  );
+  expect(admit(claim({ ports: [{ hostPort: 8822, protocol: 'UDP' }] }), [other], [], CAPACITY)).toEqual({
+    kind: 'admitted',
+  });
 });
 
 const GIBIBYTE = 2 ** 30;

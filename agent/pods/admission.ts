@@ -16,6 +16,7 @@ import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 import type { Claim, HostCapacity, MachineDocument, MachineRecord } from './machine.ts';
 import { type Amount, claimOf, isEnded, outlives, total } from './pod.ts';
+import { portName } from '../../api/v1alpha1/ports.ts';
 import { awaitedPort } from './ports.ts';
 import { podUidOf, type RecordStore } from './records.ts';
 
@@ -114,10 +115,14 @@ function refuse(
     const { amount, reason, message } = lacking;
     return refused(reason, message(claim[amount], total(others, amount), capacity[amount] ?? 0));
   }
-  const taken = claim.ports.find((port) => others.some((other) => other.ports.includes(port)));
+  const names = new Set(others.flatMap(({ ports }) => ports.map(portName)));
+  const taken = claim.ports.find((port) => names.has(portName(port)));
   return taken === undefined
     ? undefined
-    : refused('PortTaken', `Another machine of this host uses the host port ${taken}`);
+    : refused(
+        'PortTaken',
+        `Another machine of this host uses the host port ${taken.protocol}/${taken.hostPort}`,
+      );
 }
 
 function refused(reason: RefusalReason, message: string): Admission & { kind: 'refused' } {

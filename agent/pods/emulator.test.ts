@@ -231,8 +231,10 @@ describe('an emulator beside its running VM', () => {
     const foreign = { ...other, metadata: { ...other.metadata, namespace: 'platform-else' } };
     const records = test.host.records.list();
     const held = (by: string) => `Port 5555/TCP is held by ${by}, for which this host chose the port`;
-    expect(awaitedPort(other, ['TCP/5555'], records)).toBe(held('emulator phone'));
-    expect(awaitedPort(foreign, ['TCP/5555'], records)).toBe(held('an emulator of another namespace'));
+    expect(awaitedPort(other, [{ hostPort: 5555, protocol: 'TCP' }], records)).toBe(held('emulator phone'));
+    expect(awaitedPort(foreign, [{ hostPort: 5555, protocol: 'TCP' }], records)).toBe(
+      held('an emulator of another namespace'),
+    );
   });
 });
 

@@ -160,9 +160,7 @@ test('the password stays in a file of the agent, so that the next start needs no
   const passwords = [password];
   const host = { forwardAddress: '192.0.2.1', vncPassword: async () => passwords.pop() } as unknown as Host;
   expect(await prepareVnc(host, { record, folder })).toBeUndefined();
-  record.automaticPorts = [
-    { name: '6299-tcp', protocol: 'TCP', hostPort: 6299, guestPort: 0, automatic: true },
-  ];
+  record.automaticPorts = [{ protocol: 'TCP', hostPort: 6299, guestPort: 0, automatic: true }];
   const vnc = { address: '192.0.2.1', port: 6299, passwordFile: 'vnc.password' };
   expect(await prepareVnc(host, { record, folder })).toEqual(vnc);
   expect(await prepareVnc(host, { record, folder })).toEqual(vnc);

@@ -12,6 +12,7 @@ import {
   type Machine,
   type MachinePort,
 } from '../../api/v1alpha1/machine.ts';
+import type { HostPort } from '../../api/v1alpha1/ports.ts';
 import type { VMPhase } from '../../api/v1alpha1/phases.ts';
 import type { Reason, SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { RunAs } from '../../base/exec.ts';
@@ -27,8 +28,8 @@ export interface Claim {
   memoryBytes: number;
   /** Bytes of the host's disk: the size of the machine's disk multiplied by the operator's `diskRequestRatio`. */
   diskBytes: number;
-  /** Reserved ports of the host, in the form `TCP/8822`. */
-  ports: string[];
+  /** Reserved ports of the host. */
+  ports: HostPort[];
 }
 
 /** Capacity of the host for machines. `slots` is undefined until the operator has set the number. */

@@ -258,9 +258,9 @@ function claimOfContainer({ resources, ports = [] }: Container): Claim {
     cpuMillis: millis(asked('cpu')),
     memoryBytes: Number(parseQuantity(asked('memory'))),
     diskBytes: Number(parseQuantity(asked('ephemeral-storage'))),
-    ports: ports
-      .filter(({ hostPort = 0 }) => hostPort !== 0)
-      .map(({ hostPort, protocol = 'TCP' }) => `${protocol}/${hostPort}`),
+    ports: ports.flatMap(({ hostPort = 0, protocol = 'TCP' }) =>
+      hostPort === 0 ? [] : [{ hostPort, protocol }],
+    ),
   };
 }
 

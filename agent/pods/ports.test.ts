@@ -11,7 +11,7 @@ import { failed } from './failure.ts';
 import type { Host } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { claimOf } from './pod.ts';
-import { awaitedPort, explainPortTaken, holdPorts, holdsPorts, nameOfClaim } from './ports.ts';
+import { awaitedPort, explainPortTaken, holdPorts, holdsPorts } from './ports.ts';
 
 const RANGES = { ssh: '9000-9003', automatic: '9002-9005', screen: '9005-9006' };
 const LOGGER = pino({ level: 'silent' });
@@ -38,7 +38,7 @@ function recordOf(pod: Pod, automaticPorts: AutomaticPort[] = []): MachineRecord
 }
 
 function namesOf(record: MachineRecord): string[] {
-  return [...record.claim.ports.map(nameOfClaim), ...record.automaticPorts.map(portName)];
+  return [...record.claim.ports.map(portName), ...record.automaticPorts.map(portName)];
 }
 
 /** Model of one host, on which several agents run one after another. Checks of ports take time, so that choices overlap. */
@@ -114,8 +114,8 @@ class Model {
     for (const pod of this.#pods) {
       const claim = claimOf(pod);
       const isNew = !this.#records.some(({ uid }) => uid === pod.metadata.uid);
-      const reserved = this.#records.filter(holdsPorts).flatMap((other) => other.claim.ports);
-      const isTaken = claim.ports.some((port) => reserved.includes(port));
+      const reserved = this.#records.filter(holdsPorts).flatMap((other) => other.claim.ports.map(portName));
+      const isTaken = claim.ports.some((port) => reserved.includes(portName(port)));
       if (isNew && !isTaken && awaitedPort(pod, claim.ports, this.#records) === undefined) {
         this.#add(recordOf(pod));
       }
@@ -248,7 +248,7 @@ describe('ports that the host chooses', () => {
 
 test('a Pod waits for a chosen port of another machine, and does not learn of other namespaces', () => {
   const holder = recordOf(podOf('holder'));
-  holder.automaticPorts = [{ name: 'ssh', protocol: 'TCP', hostPort: 9003, guestPort: 22, automatic: true }];
+  holder.automaticPorts = [{ protocol: 'TCP', hostPort: 9003, guestPort: 22, automatic: true }];
   const pod = podOf('wants', 9003);
   const claimed = claimOf(pod).ports;
   expect(awaitedPort(pod, claimed, [holder])).toBe(
@@ -258,16 +258,16 @@ test('a Pod waits for a chosen port of another machine, and does not learn of ot
   expect(awaitedPort(foreign, claimed, [holder])).toBe(
     'Port 9003/TCP is held by a VM of another namespace, for which this host chose the port',
   );
-  expect(awaitedPort(podOf('other', 9002), ['TCP/9002'], [holder])).toBeUndefined();
+  expect(awaitedPort(podOf('other', 9002), [{ hostPort: 9002, protocol: 'TCP' }], [holder])).toBeUndefined();
   holder.failure = failed('Crashed', '');
   expect(awaitedPort(pod, claimed, [holder])).toBeUndefined();
 });
 
 test('a start whose port was taken in between is tried again, unless a reserved port is still taken', async () => {
-  const reserved = { name: 'web', protocol: 'TCP', hostPort: 8000, guestPort: 80 } as const;
+  const reserved = { protocol: 'TCP', hostPort: 8000, guestPort: 80 } as const;
   const record = recordOf(podOf('a', reserved.hostPort), [SSH]);
   record.machine = { ...record.machine, ports: [reserved] } as unknown as Machine;
-  record.automaticPorts = [{ name: 'ssh', protocol: 'TCP', hostPort: 9003, guestPort: 22, automatic: true }];
+  record.automaticPorts = [{ protocol: 'TCP', hostPort: 9003, guestPort: 22, automatic: true }];
   const error = new ReasonedError('PortTaken', 'Address already in use');
   const explained = async (...taken: number[]): Promise<unknown> => {
     const isUsable = async (_: string, { hostPort }: MachinePort): Promise<boolean> =>

@@ -4,7 +4,7 @@
  */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';
-import { portName } from '../../api/v1alpha1/ports.ts';
+import { type HostPort, portName } from '../../api/v1alpha1/ports.ts';
 import { reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { Pod } from '../../kube/core.ts';
@@ -42,29 +42,23 @@ export function holdsPorts({ failure, released }: Readonly<MachineRecord>): bool
 export function namesOfHeld(records: readonly MachineRecord[]): Set<string> {
   const holders = records.filter(holdsPorts);
   return new Set([
-    ...holders.flatMap(({ claim }) => claim.ports.map(nameOfClaim)),
+    ...holders.flatMap(({ claim }) => claim.ports.map(portName)),
     ...holders.flatMap(({ automaticPorts }) => automaticPorts.map(portName)),
   ]);
-}
-
-/** Returns the name of a claimed host port. For example, the name of `TCP/8822` is `8822-tcp`. */
-export function nameOfClaim(claimed: string): string {
-  const [protocol = '', hostPort = ''] = claimed.split('/');
-  return `${hostPort}-${protocol.toLowerCase()}`;
 }
 
 /**
  * If a Pod waits for a host port that this host chose for another machine, returns a message about the wait. Otherwise returns undefined.
  * The message does not name VMs and emulators of other namespaces, because users must not learn these names.
  *
- * @param claimed host ports that the Pod reserves, in the form `TCP/8822`.
+ * @param claimed host ports that the Pod reserves
  */
 export function awaitedPort(
   { metadata: { uid, namespace } }: Readonly<Pod>,
-  claimed: readonly string[],
+  claimed: readonly HostPort[],
   records: readonly MachineRecord[],
 ): string | undefined {
-  const wanted = claimed.map(nameOfClaim);
+  const wanted = claimed.map(portName);
   for (const other of records.filter((record) => record.uid !== uid && holdsPorts(record))) {
     const taken = other.automaticPorts.find((port) => wanted.includes(portName(port)));
     if (taken !== undefined) {
@@ -137,7 +131,7 @@ function portsToAvoid({ records, boundPods }: PortHost, { uid, claim: own }: Mac
   const others = records.list().filter((record) => record.uid !== uid);
   const pods = boundPods().filter((pod) => pod.metadata.uid !== uid && !isEnded(pod));
   const claims = [own, ...pods.map(claimOf)];
-  return new Set([...namesOfHeld(others), ...claims.flatMap(({ ports }) => ports.map(nameOfClaim))]);
+  return new Set([...namesOfHeld(others), ...claims.flatMap(({ ports }) => ports.map(portName))]);
 }
 
 /**

@@ -155,7 +155,7 @@ describe('a guest that has answered', () => {
 
 describe('where to ask', () => {
   const UNKNOWN = { address: undefined, guest: undefined };
-  const ports = [{ name: '8080-tcp', protocol: 'TCP' as const, hostPort: 8080, guestPort: 80 }];
+  const ports = [{ protocol: 'TCP' as const, hostPort: 8080, guestPort: 80 }];
   const machine = (readiness: Machine['readiness']) => ({ readiness, ports }) as unknown as Machine;
 
   test('without a wish: nowhere, a running machine is ready', () => {

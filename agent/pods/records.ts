@@ -40,7 +40,7 @@ const recordSchema = z.looseObject({
     cpuMillis: z.number(),
     memoryBytes: z.number(),
     diskBytes: z.number(),
-    ports: z.array(z.string()),
+    ports: z.array(z.object({ hostPort: z.number().int(), protocol: z.enum(['TCP', 'UDP', 'SCTP']) })),
   }),
   automaticPorts: z.array(machinePortSchema),
   machine: z.looseObject({}).optional(),

@@ -5,7 +5,6 @@ import { pino } from 'pino';
 import { describe, expect, it, onTestFinished } from 'vitest';
 import type { Desired, Machine, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { DESIRED_ANNOTATION, MACHINE_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
-import { portName } from '../../api/v1alpha1/ports.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
@@ -42,7 +41,7 @@ function hostOf(directory: string, called: unknown[]): Host {
       address: () => undefined,
       attach: (uid: string, options: object) => {
         called.push(['network', uid, options]);
-        return { kind: 'user', macAddress: '', address: undefined, forwards: [] };
+        return { kind: 'user', macAddress: '', address: undefined, hostAddress: '127.0.0.1', ports: [] };
       },
     },
     monitor: { faultyChecks: 0 },
@@ -128,7 +127,7 @@ describe('a machine whose record is damaged', () => {
   ];
 
   function chosen(hostPort: number, protocol: 'TCP' | 'UDP', guestPort: number): MachinePort {
-    return { name: portName({ hostPort, protocol }), protocol, hostPort, guestPort, automatic: true };
+    return { protocol, hostPort, guestPort, automatic: true };
   }
 
   /** Returns the new record of a damaged machine whose Pod has this report. Another machine of the host has the ports 8998 and 8999. */
@@ -138,7 +137,7 @@ describe('a machine whose record is damaged', () => {
     cpSync(FOLDER, directory, { recursive: true });
     const { records } = hostOf(directory, []);
     const other = records.list()[0]!;
-    const claim = { ...other.claim, ports: ['TCP/8998'] };
+    const claim = { ...other.claim, ports: [{ hostPort: 8998, protocol: 'TCP' as const }] };
     records.update(other, { claim, automaticPorts: [chosen(8999, 'TCP', 22)] });
     writeFileSync(join(directory, 'pods', 'a.json'), 'damage');
     const pod: Pod = {

@@ -178,7 +178,7 @@ describe('an emulator', () => {
   });
 
   test('with exposure Host answers at its port of the host, and without a process nowhere', () => {
-    const port = { name: '5754-tcp', protocol: 'TCP' as const, hostPort: 5754, guestPort: 5555 };
+    const port = { protocol: 'TCP' as const, hostPort: 5754, guestPort: 5555 };
     const open = { emulator: { exposure: 'Host' } as EmulatorMachine, automaticPorts: [port] };
     expect(statusOf(open).report.adb).toEqual({ address: '192.0.2.2', port: 5754 });
     expect(statusOf(open, { kind: 'stopped' }).report.adb).toBeUndefined();

@@ -16,11 +16,10 @@ import { machineImageSourceSchema } from './source.ts';
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
 
 /**
- * One reserved port. `name` is unique in the machine, for example `8822-tcp`. The container of the Pod declares the host port, too, so that
- * the scheduler places the Pod only on a host where this port is free.
+ * One reserved port. Connections to `hostPort` of the machine's host reach `guestPort` in the guest. The container of the Pod declares the
+ * host port, too, so that the scheduler places the Pod only on a host where this port is free.
  */
 export const machinePortSchema = z.object({
-  name: z.string(),
   protocol: z.enum(['TCP', 'UDP']),
   hostPort: z.number().int(),
   guestPort: z.number().int(),

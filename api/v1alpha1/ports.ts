@@ -14,9 +14,10 @@ export interface GuestPort {
   protocol: 'TCP' | 'UDP';
 }
 
-/** A reserved port. Connections to `hostPort` of the machine's host reach `guestPort` in the guest. */
-interface PortReservation extends GuestPort {
+/** A port of a host. Only Pods that run no machine have SCTP. */
+export interface HostPort {
   hostPort: number;
+  protocol: GuestPort['protocol'] | 'SCTP';
 }
 
 /** A reserved port as users write it. If `hostPort` is undefined, the agent of the host chooses the host port. */
@@ -53,8 +54,8 @@ export function parsePort(text: string): WrittenPort {
   };
 }
 
-/** Returns the name of the endpoint of a reserved port, for example `8822-tcp`. The name is unique on the host. */
-export function portName(port: Pick<PortReservation, 'hostPort' | 'protocol'>): string {
+/** Returns the name of a port of a host, for example `8822-tcp`. Endpoints have this name. The name is unique on the host. */
+export function portName(port: HostPort): string {
   return `${port.hostPort}-${port.protocol.toLowerCase()}`;
 }
 

@@ -24,6 +24,7 @@ import type { NodeSelectorRequirement, Pod, PodSpec } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Placement } from '../tasks/placement.ts';
+import { portName } from '../../api/v1alpha1/ports.ts';
 import { automaticPorts, reservedPorts } from './ports.ts';
 import type { Resolved } from './resolve.ts';
 import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts';
@@ -191,8 +192,8 @@ function buildSpec(options: PodOptions): PodSpec {
  * reachable only with `kubectl port-forward`.
  */
 function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][number]['ports']> {
-  const reserved = reservedPorts(resolved).map(({ name, protocol, hostPort }) => ({
-    name,
+  const reserved = reservedPorts(resolved).map(({ protocol, hostPort }) => ({
+    name: portName({ hostPort, protocol }),
     protocol,
     containerPort: hostPort,
     hostPort,

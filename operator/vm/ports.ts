@@ -42,18 +42,11 @@ function purposeOf(port: GuestPort, os: System): string | undefined {
 
 /** Returns the host ports that the VM reserves, each with the guest port to which it leads. */
 export function reservedPorts({ ports }: Pick<WantedPorts, 'ports'>): MachinePort[] {
-  return ports.map(parsePort).flatMap(({ hostPort, ...port }) => {
-    return hostPort === undefined
-      ? []
-      : [
-          {
-            name: portName({ hostPort, ...port }),
-            protocol: port.protocol,
-            hostPort,
-            guestPort: port.guestPort,
-          },
-        ];
-  });
+  return ports
+    .map(parsePort)
+    .flatMap(({ hostPort, protocol, guestPort }) =>
+      hostPort === undefined ? [] : [{ protocol, hostPort, guestPort }],
+    );
 }
 
 /**
@@ -81,8 +74,8 @@ export function automaticPorts(wishes: WantedPorts): AutomaticPort[] {
 export function endpointsOf(machine: Machine, report: MachineReport): Endpoint[] {
   const { ports, automaticPorts: asked } = machine;
   const { endpoints: chosen = [] } = report;
-  const fixed = ports.map(({ name, protocol, hostPort, guestPort }) => ({
-    name,
+  const fixed = ports.map(({ protocol, hostPort, guestPort }) => ({
+    name: portName({ hostPort, protocol }),
     protocol,
     hostPort,
     guestPort,

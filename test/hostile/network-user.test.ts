@@ -72,7 +72,7 @@ describe('a guest of the user network, on a host whose agent is root', unless(mi
     });
     const users = [`1900000000-${MACHINE_USER + 1}`];
     await host.do('openUser', '127.0.0.1', { table: 'berth-user-test', users, forbidden, resolvConf });
-    const reserved = { name: '8053-udp', protocol: 'UDP' as const, hostPort: RESERVED_PORT, guestPort: 53 };
+    const reserved = { protocol: 'UDP' as const, hostPort: RESERVED_PORT, guestPort: 53 };
     const attached = await host.do('attach', 'guest', { macAddress: MAC, ports: [reserved] });
     guest = await FrameGuest.start({
       spawn: spawnQemu,

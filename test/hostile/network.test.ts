@@ -70,7 +70,7 @@ describe('a guest of the nat network', unless(missing), () => {
   let sent = 0;
 
   async function guest(name: 'a' | 'b'): Promise<FrameGuest> {
-    const reserved = { name: '5353-udp', protocol: 'UDP' as const, hostPort: RESERVED_PORT, guestPort: 53 };
+    const reserved = { protocol: 'UDP' as const, hostPort: RESERVED_PORT, guestPort: 53 };
     const options = { macAddress: MACS[name], ports: name === 'b' ? [reserved] : [] };
     const attached = await host.do('attach', name, options);
     taps[name] = attached.kind === 'tap' ? attached.device : '';

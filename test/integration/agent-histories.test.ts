@@ -286,7 +286,7 @@ class Model {
 
 function machineOf(name: string): Machine {
   const hostPort = RESERVED[Number(name.at(-1)) % RESERVED.length] as number;
-  const ports = [{ name: '80-tcp', hostPort, guestPort: 80, protocol: 'TCP' as const }];
+  const ports = [{ hostPort, guestPort: 80, protocol: 'TCP' as const }];
   return { ...machineFor(NAMESPACE, name), automaticPorts: [SSH], ports };
 }
 

@@ -93,7 +93,8 @@ export function planFor(architecture: GuestArchitecture, port: number, diskSizeB
       kind: 'user',
       macAddress: MAC_ADDRESS,
       address: undefined,
-      forwards: [{ protocol: 'TCP', hostAddress: LOOPBACK, hostPort: port, guestPort: 80 }],
+      hostAddress: LOOPBACK,
+      ports: [{ protocol: 'TCP', hostPort: port, guestPort: 80 }],
     },
   };
 }

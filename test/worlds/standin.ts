@@ -400,7 +400,13 @@ export class StandInNetwork implements Network {
 
   async attach(uid: string, options: AttachOptions): Promise<GuestNetwork> {
     this.attachments.set(uid, options);
-    return { kind: 'user', macAddress: options.macAddress, address: undefined, forwards: [] };
+    return {
+      kind: 'user',
+      macAddress: options.macAddress,
+      address: undefined,
+      hostAddress: '127.0.0.1',
+      ports: [],
+    };
   }
 
   async attachNamespace(uid: string, options: NamespaceOptions): Promise<NamespaceNetwork> {

@@ -22,7 +22,13 @@ function plan(seed: VmLaunchPlan['seed']): VmLaunchPlan {
   const hardware = { uuid: 'uuid', serialNumber: 'B1', macAddress: '02:00:00:00:00:01' };
   const vm = { hardware, vnc: { enabled: false } } as Machine;
   const { macAddress } = hardware;
-  const network: GuestNetwork = { kind: 'user', macAddress, address: undefined, forwards: [] };
+  const network: GuestNetwork = {
+    kind: 'user',
+    macAddress,
+    address: undefined,
+    hostAddress: '127.0.0.1',
+    ports: [],
+  };
   return {
     guest: { vm, diskSizeBytes: undefined, iso: undefined },
     cpu: 1,

@@ -229,8 +229,9 @@ function backend(network: GuestNetwork): string {
   if (network.kind === 'tap') {
     return `tap,id=${NETWORK},ifname=${network.device},script=no,downscript=no`;
   }
-  const forwards = network.forwards.map(
-    ({ protocol, hostAddress, hostPort, guestPort }) =>
+  const { hostAddress, ports } = network;
+  const forwards = ports.map(
+    ({ protocol, hostPort, guestPort }) =>
       `hostfwd=${protocol.toLowerCase()}:${hostAddress}:${hostPort}-:${guestPort}`,
   );
   // IPv6 is off. Otherwise QEMU would give the guest an IPv6 address that does not work on most hosts.

@@ -29,7 +29,13 @@ function platform(
 function plan(vnc: boolean, display?: typeof FULL_HD): VmLaunchPlan {
   const fields = display && displayFields(display.width, display.height, display.dpi);
   const vm = { vnc: { enabled: vnc }, ...fields } as Machine;
-  const network: GuestNetwork = { kind: 'user', macAddress: '', address: undefined, forwards: [] };
+  const network: GuestNetwork = {
+    kind: 'user',
+    macAddress: '',
+    address: undefined,
+    hostAddress: '127.0.0.1',
+    ports: [],
+  };
   return { guest: { vm, diskSizeBytes: undefined, iso: undefined }, cpu: 1, memoryBytes: 1, network };
 }
 

@@ -23,7 +23,13 @@ const PLAN: VmLaunchPlan = {
   },
   cpu: 1,
   memoryBytes: 2 ** 28,
-  network: { kind: 'user', macAddress: HARDWARE.macAddress, address: undefined, forwards: [] },
+  network: {
+    kind: 'user',
+    macAddress: HARDWARE.macAddress,
+    address: undefined,
+    hostAddress: '127.0.0.1',
+    ports: [],
+  },
 };
 
 function platform(accelerator: Platform['accelerator']): Platform {

@@ -136,7 +136,7 @@ const LINKS = new Map([
   ['eth0', link('', `${HOST}/24`)],
   ['kube-ipvs0', link('dummy', `${SERVICE}/32`)],
 ]);
-const PORT = { name: 'web', protocol: 'TCP', hostPort: 8080, guestPort: 80 } as const;
+const PORT = { protocol: 'TCP', hostPort: 8080, guestPort: 80 } as const;
 
 const dport = (right: unknown, protocol = 'tcp') => match(field(protocol, 'dport'), right);
 const hidden = (name: string) => ({ xt: { type: 'match', name } });

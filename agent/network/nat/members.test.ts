@@ -57,7 +57,7 @@ test.each([MACHINE, PROGRAM])(
 
 test('a machine that is being detached is not wanted, but keeps its address and ports', async () => {
   const members = await loaded();
-  const ports = [{ name: 'ssh', protocol: 'TCP' as const, hostPort: 8022, guestPort: 22 }];
+  const ports = [{ protocol: 'TCP' as const, hostPort: 8022, guestPort: 22 }];
   const machine = { ...MACHINE, ports };
   members.put(machine, {});
   members.leave(machine.uid);

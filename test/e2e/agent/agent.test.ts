@@ -265,7 +265,7 @@ describe('a port that the host chose', () => {
     expect(report).toMatchObject({ endpoints: [9122] });
     await host.stop();
     await host.launch();
-    const port = { name: '9122-tcp', protocol: 'TCP', hostPort: 9122, guestPort: 22 } as const;
+    const port = { protocol: 'TCP', hostPort: 9122, guestPort: 22 } as const;
     await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'reserves', { ports: [port] })));
     const waits = await waitForPod('reserves', 'PortTaken', (pod) => waiting(pod) === 'PortTaken');
     expect(waits.status?.containerStatuses?.[0]?.state?.waiting?.message).toBe(

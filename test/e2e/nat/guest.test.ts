@@ -37,7 +37,7 @@ describe('nat with real guests', unless(missing), () => {
 
   async function boot(name: 'a' | 'b', image: string): Promise<void> {
     const { mac, port } = GUESTS[name];
-    const reservation = { name: `${port}-tcp`, protocol: 'TCP' as const, hostPort: port, guestPort: 80 };
+    const reservation = { protocol: 'TCP' as const, hostPort: port, guestPort: 80 };
     const guest = await host.do('attach', name, { macAddress: mac, ports: [reservation] });
     addresses[name] = guest.address ?? '';
     const serial = join(net.directory, `${name}.log`);

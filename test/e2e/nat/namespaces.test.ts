@@ -36,7 +36,7 @@ const GATEWAY = '10.213.0.1';
 const LINK_GATEWAY = '169.254.213.1';
 const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
 const NOBODY = 65_534;
-const ON_HOST: MachinePort = { name: '5560-tcp', protocol: 'TCP', hostPort: HOST_PORT, guestPort: EXPOSED };
+const ON_HOST: MachinePort = { protocol: 'TCP', hostPort: HOST_PORT, guestPort: EXPOSED };
 
 /** Three times the usual cost of a check, in starts of a program: 6 for the network, and 6 for each namespace. */
 const QUIET_STARTS = 60;

@@ -28,7 +28,7 @@ const ECHO_PORT = 7000;
 const missing = whyNotHere();
 
 function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: number): MachinePort {
-  return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort };
+  return { protocol, hostPort, guestPort };
 }
 
 const DHCP_CLIENT = { address: '0.0.0.0', port: 68 };

@@ -9,7 +9,7 @@ const REPAIR_DEADLINE_MILLISECONDS = 5_000;
 const MACS = { a: '52:54:00:00:00:0a', b: '52:54:00:00:00:0b' } as const;
 
 function reservation(protocol: 'TCP' | 'UDP', hostPort: number, guestPort: number): MachinePort {
-  return { name: `${hostPort}-${protocol.toLowerCase()}`, protocol, hostPort, guestPort };
+  return { protocol, hostPort, guestPort };
 }
 
 const missing = whyNotHere();
