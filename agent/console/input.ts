@@ -208,7 +208,7 @@ function readSegment(segments: readonly Segment[], position: number, length: num
  * Returns a piece of a file: at most `length` bytes, from `offset` on. If the file no longer exists, the piece is empty, and the caller's
  * next read uses the remaining files.
  */
-export function readPiece(path: string, offset: number, length: number): Buffer {
+function readPiece(path: string, offset: number, length: number): Buffer {
   const descriptor = undefinedIfSync(isMissing, () => openSync(path, 'r'));
   if (descriptor === undefined) {
     return NOTHING.bytes;

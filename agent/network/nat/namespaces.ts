@@ -234,7 +234,7 @@ function ipv6Switch(device: string): string {
  * tracking of other connections would need kernel memory without a limit, because the limits on the host do not apply in the namespace.
  * Only Berth uses the namespace, so the script replaces all rules in the namespace.
  */
-export function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
+function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
   return `flush ruleset
 table inet ${layout.table} {
   chain received {
