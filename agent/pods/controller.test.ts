@@ -30,7 +30,7 @@ const KEY = 'platform-ci/vm';
 const [NAMESPACE, NAME] = ['platform-ci', 'vm'];
 const LARGE = 1e15;
 const MACHINE = machineDocument({ namespace: NAMESPACE, name: NAME, uid: 'x' }, { diskSizeBytes: 1024 });
-const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
+const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
 const NEVER = new Promise<never>(() => undefined);
 
 interface World {

@@ -30,7 +30,7 @@ import { STEPS } from './steps.ts';
 const NAMESPACE = 'platform-ci';
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 const GIBIBYTE = 2 ** 30;
-const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 2, memoryBytes: 4 * GIBIBYTE };
+const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 2, memoryBytes: 4 * GIBIBYTE };
 const DOCUMENT: EmulatorMachine = {
   apiVersion: EMULATOR_API_VERSION,
   emulator: { namespace: NAMESPACE, name: 'phone', uid: 'emulator' },

@@ -63,7 +63,7 @@ describe('a start of a machine that has run', () => {
     ...newRecord({ uid: 'u', driver: 'qemu', key: 'n/u', machine: undefined, claim }),
     everRan: true,
   };
-  const desired = { power: 'Running', cpu: 1, memoryBytes: 1 } as const;
+  const desired = { powerState: 'Running', cpu: 1, memoryBytes: 1 } as const;
 
   test.each(['NetworkUnavailable', 'NATSelfHealFailed', 'PortTaken', 'OutOfMemory'] as const)(
     '%s is tried again and counts as no crash, because it is a fault of the host',

@@ -65,7 +65,7 @@ async function start(runtime: Runtime, secret: () => string): Promise<string | u
       return secret();
     },
   } as unknown as Host;
-  const desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
+  const desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
   await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
   expect(asked).toEqual(runtime.record.machine?.userDataSecretRef && [{ namespace: 'ci', ...SECRET }]);
   return (await seedDocuments(runtime.folder.path))?.userData;

@@ -14,7 +14,7 @@ const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, pau
 /** A machine that shall be suspended. */
 const WANTED: Wanted = {
   pod: undefined,
-  desired: { power: 'Suspended', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
+  desired: { powerState: 'Suspended', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
   desiredHash: 'hash',
   deletion: undefined,
   activeDeadline: undefined,
@@ -102,10 +102,10 @@ it('a clock of the host that is set back does not lengthen the wait', async () =
 });
 
 it('a start that waits for a copy of the disk ends when the Pod is deleted or the VM is stopped', async () => {
-  const desired = { ...WANTED.desired, power: 'Running' } as NonNullable<Wanted['desired']>;
+  const desired = { ...WANTED.desired, powerState: 'Running' } as NonNullable<Wanted['desired']>;
   const ends: Wanted[] = [
     { ...WANTED, desired, deletion: { deadline: Date.now() } },
-    { ...WANTED, desired: { ...desired, power: 'Stopped' } },
+    { ...WANTED, desired: { ...desired, powerState: 'Stopped' } },
   ];
   for (const end of ends) {
     const abort = new AbortController();

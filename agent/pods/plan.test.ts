@@ -12,7 +12,7 @@ import type { DiskWish } from './diskguard.ts';
 import { type MachineRecord, newRecord, type Step } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 
-const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
+const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
 /** Limit of steps. No sequence of steps towards one wanted state is as long as this. */
 const MOST_STEPS = 12;
 
@@ -286,13 +286,13 @@ function expectRest(model: Model, step: Step): void {
   } else if (record.failure !== undefined || (model.fenced && !record.acknowledged)) {
     expect(state.kind).not.toBe('running');
   } else if (step.kind === 'reached') {
-    if (desired.power === 'Stopped') {
+    if (desired.powerState === 'Stopped') {
       expect(['stopped', 'exited']).toContain(state.kind);
     }
-    if (desired.power === 'Suspended') {
+    if (desired.powerState === 'Suspended') {
       expect(state.kind).not.toBe('running');
     }
-    if (desired.power === 'Running' && record.end?.how !== 'GuestShutdown') {
+    if (desired.powerState === 'Running' && record.end?.how !== 'GuestShutdown') {
       expect(state.kind).toBe('running');
     }
     expect(record.revertedAt).toBe(desired.revertRequestedAt);
@@ -440,7 +440,7 @@ test('a machine that is paused stays so when asked to go on by nobody, and is st
     ['Suspended', ['suspend']],
   ] as const) {
     const model = paused();
-    model.happen({ kind: 'desire', change: { power } });
+    model.happen({ kind: 'desire', change: { powerState: power } });
     model.settle();
     expect(kinds(model)).toEqual(steps);
   }
@@ -453,7 +453,7 @@ test('a machine that is paused stays so when asked to go on by nobody, and is st
 test('a machine whose memory has no room is not suspended until it has, and may be paused meanwhile', () => {
   const model = running();
   model.happen({ kind: 'room', lacking: 'too large' });
-  model.happen({ kind: 'desire', change: { power: 'Suspended' } });
+  model.happen({ kind: 'desire', change: { powerState: 'Suspended' } });
   expect(model.settle()).toEqual({ kind: 'wait', until: model.now + 5_000, noRoomToSuspend: 'too large' });
   model.happen({ kind: 'disk', wish: 'pause' });
   model.settle();
@@ -481,7 +481,7 @@ test('a machine that is off has no size of a run, also after a failed start, or 
     const startedWith = { cpu: 1, memoryBytes: 1 };
     model.state = state;
     model.record = { ...model.record, created: true, everRan: true, startedWith };
-    model.happen({ kind: 'desire', change: { power: 'Suspended' } });
+    model.happen({ kind: 'desire', change: { powerState: 'Suspended' } });
     expect(model.settle().kind).toBe('reached');
     expect(model.record.startedWith).toEqual(state.kind === 'suspended' ? startedWith : undefined);
   }

@@ -208,13 +208,13 @@ function towards(situation: Situation, desired: Desired, now: number): Step {
   if (isPending(desired.revertRequestedAt, record.revertedAt)) {
     return isAlive(state) ? { kind: 'stop', graceMilliseconds: 0 } : { kind: 'revert' };
   }
-  if (desired.power === 'Running') {
+  if (desired.powerState === 'Running') {
     return towardsRunning(situation, desired, now);
   }
-  if (desired.power === 'Suspended' && state.kind === 'running') {
+  if (desired.powerState === 'Suspended' && state.kind === 'running') {
     return towardsSuspended(situation, now);
   }
-  return desired.power === 'Stopped' && isAlive(state)
+  return desired.powerState === 'Stopped' && isAlive(state)
     ? { kind: 'stop', graceMilliseconds: situation.graceMilliseconds }
     : offAfter(record, desired);
 }
@@ -282,7 +282,7 @@ function isPending(asked: string | undefined, done: string | undefined): boolean
 
 /** Returns whether a machine that is off must stay off. The result is also true if the wanted state is unreadable. */
 export function wantsOff(desired: Desired | undefined): boolean {
-  return desired?.power !== 'Running';
+  return desired?.powerState !== 'Running';
 }
 
 /** Returns whether a machine that ended by itself must stay off. If the machine must stay off, its VM gets the phase Stopped. */

@@ -20,7 +20,7 @@ import { adoptDamaged, adoptMachines } from './recover.ts';
 const FOLDER = join(import.meta.dirname, '..', '..', 'test', 'fixtures', 'datafolder');
 const IMAGE = '/var/lib/berth/images/guest.qcow2';
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
-const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
+const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
 
 /** Returns a host whose hypervisors run. `called` collects the calls of its parts. */
 function hostOf(directory: string, called: unknown[]): Host {

@@ -69,7 +69,7 @@ function newVm(told: string[] = []) {
       metadata: { name: 'x', namespace: 'platform-ci' },
       spec: {},
     } as Pod,
-    desired: { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
+    desired: { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
     abort: new AbortController(),
     changed: () => undefined,
   } as unknown as Operation;
@@ -115,7 +115,10 @@ it('counts no stop for a machine that was not suspended, because its emulators w
   driverOfVM(host, record).suspend = async () => {
     throw new Error('Migration is blocked');
   };
-  const suspending = { ...operation, desired: { ...operation.desired, power: 'Suspended' } } as Operation;
+  const suspending = {
+    ...operation,
+    desired: { ...operation.desired, powerState: 'Suspended' },
+  } as Operation;
   await expect(STEPS.suspend(host, runtime, suspending)).rejects.toThrow('Migration is blocked');
   expect(record.stops ?? 0).toBe(0);
 });

@@ -12,7 +12,7 @@ import { RecordStore } from './records.ts';
 import { reportOf } from './status.ts';
 import { STEPS } from './steps.ts';
 
-const DESIRED: Desired = { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
+const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
 const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
 
 function runningRecord(): MachineRecord {
@@ -26,10 +26,10 @@ function stopsIn(record: MachineRecord): number | undefined {
 }
 
 it.each([
-  ['stop', { power: 'Stopped' }, 1],
-  ['stop', { power: 'Suspended' }, 1],
+  ['stop', { powerState: 'Stopped' }, 1],
+  ['stop', { powerState: 'Suspended' }, 1],
   ['stop', { restartRequestedAt: '1' }, 0],
-  ['suspend', { power: 'Suspended' }, 1],
+  ['suspend', { powerState: 'Suspended' }, 1],
 ] as const)('%s towards %o, also if its step is repeated, reports %i stops', async (kind, change, stops) => {
   const directory = mkdtempSync(join(tmpdir(), 'berth-stops-'));
   onTestFinished(() => rmSync(directory, { recursive: true }));
@@ -59,7 +59,7 @@ it.each([
   ['starts again, because a restart is wanted', { restartRequestedAt: '1' }, SHUTDOWN, 0],
   ['starts again after a revert', { revertRequestedAt: '1' }, SHUTDOWN, 0],
   ['starts again under OnFailure after a crash', { restartPolicy: 'OnFailure' }, CRASHED, 0],
-  ['rests after a crash, because it is to be stopped', { power: 'Stopped' }, CRASHED, 1],
+  ['rests after a crash, because it is to be stopped', { powerState: 'Stopped' }, CRASHED, 1],
 ] as const)('a machine that %s', (_, change, state, stops) => {
   const record = runningRecord();
   const situation: Partial<Situation> = { record, state, desired: { ...DESIRED, ...change } };

@@ -22,7 +22,7 @@ const UID = '3b6c1a52-8f0e-4d0b-9a53-7e1f2c4d5e6f';
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
 const WANTED: Wanted = {
   pod: undefined,
-  desired: { power: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
+  desired: { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
   desiredHash: 'hash',
   deletion: undefined,
   activeDeadline: undefined,

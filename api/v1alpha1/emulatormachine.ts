@@ -1,7 +1,7 @@
 /**
  * The contract between the operator and the agent for emulators. The Pod of an emulator has the same annotations as the Pod of a VM.
  * `berth.dev/machine` contains an {@link EmulatorMachine} instead of a Machine. `berth.dev/desired` has the same shape as for VMs. The
- * operator never stops, suspends or restarts an emulator, so the power in `berth.dev/desired` is always Running, and the restart policy is
+ * operator never stops, suspends or restarts an emulator, so `powerState` in `berth.dev/desired` is always Running, and the restart policy is
  * Never.
  */
 import * as z from 'zod';

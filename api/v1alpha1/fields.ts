@@ -172,6 +172,7 @@ export const VM_FIELDS = {
     description: 'Desired state of the machine: Running (the default), Stopped or Suspended.',
     words: ['Running', 'Stopped', 'Suspended'],
     isMutable: true,
+    isForHost: true,
   },
   restartPolicy: {
     type: 'choice',

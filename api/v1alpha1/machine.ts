@@ -134,8 +134,8 @@ export function displayOf({
  * agent does the action of the field once.
  */
 export const desiredSchema = z.object({
-  power: z.enum(['Running', 'Stopped', 'Suspended']),
   ...hostShape(DESIRED_FIELDS),
+  powerState: z.enum(VM_FIELDS.powerState.words),
   restartPolicy: z.enum(VM_FIELDS.restartPolicy.words),
   /**
    * `cpu` and `memoryBytes` take effect at the next start of the machine. They never exceed the Pod's requests. The Pod requests {@link

@@ -36,7 +36,7 @@ it('an Emulator that names only its VM has the documented values', () => {
       imageType: 'google_apis',
       exposure: 'PairedVM',
     },
-    desired: { power: 'Running', restartPolicy: 'Never', cpu: 2, memoryBytes: 4 * 1024 ** 3 },
+    desired: { powerState: 'Running', restartPolicy: 'Never', cpu: 2, memoryBytes: 4 * 1024 ** 3 },
   });
   const resources = { cpu: '2', memory: '5Gi', 'ephemeral-storage': '1229Mi', 'berth.dev/slot': '1' };
   expect(pod.spec.containers[0]?.resources).toEqual({ requests: resources, limits: resources });

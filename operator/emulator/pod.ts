@@ -91,7 +91,7 @@ function identityOf({ metadata: { namespace = '', name, uid = '' } }: Emulator |
 /** Returns the content of the annotation `berth.dev/desired`. For an Emulator, this content never changes. */
 function buildDesired({ spec }: Emulator): Desired {
   const { cpu, memory } = resolveSpec(spec);
-  return { power: 'Running', restartPolicy: 'Never', cpu, memoryBytes: Number(parseQuantity(memory)) };
+  return { powerState: 'Running', restartPolicy: 'Never', cpu, memoryBytes: Number(parseQuantity(memory)) };
 }
 
 function buildSpec({ emulator, host, config }: PodOptions): PodSpec {

@@ -148,7 +148,7 @@ function isRunning(pod: Readonly<Pod>): boolean {
 
 /** Returns true if the machine of a VM is stopped or suspended and stays so. */
 function isOff(pod: Readonly<Pod>): boolean {
-  return isMachineOff(pod) && desiredOf(pod)?.power !== 'Running';
+  return isMachineOff(pod) && desiredOf(pod)?.powerState !== 'Running';
 }
 
 /** Enqueues Servers when they, Servers with the same addresses or Node, their Nodes, or the Pods on their hosts change. */

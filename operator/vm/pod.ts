@@ -84,8 +84,8 @@ export function buildDesired(
 ): Desired {
   const { spec } = vm;
   return {
-    power: spec.powerState ?? 'Running',
     ...pickFields(spec, DESIRED_FIELDS),
+    powerState: spec.powerState ?? 'Running',
     restartPolicy: spec.restartPolicy ?? 'Never',
     cpu: base.cpu,
     memoryBytes: Number(base.memoryBytes),

@@ -56,7 +56,7 @@ describe('the desired size of a disk', () => {
   /** Returns the GiB that a host is told for the disk, if the VMConfig sets 8 GiB and the VM later sets `diskSize`. */
   function toldAfter(diskSize: string): number | undefined {
     const before: Desired = {
-      power: 'Running',
+      powerState: 'Running',
       restartPolicy: 'Never',
       cpu: 2,
       memoryBytes: GIB,

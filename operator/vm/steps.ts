@@ -358,7 +358,7 @@ export function desire({ vm, pod, powered }: Observed, facts: Facts): StepResult
     return NOTHING;
   }
   const current = desiredOf(pod);
-  if (current === undefined || (isGoingOff(powered) && current.power !== 'Running')) {
+  if (current === undefined || (isGoingOff(powered) && current.powerState !== 'Running')) {
     return NOTHING;
   }
   const wanted = JSON.stringify(buildDesired(vm, size(vm, pod, current)));

@@ -142,7 +142,7 @@ const LATE = {
 
 async function powerOf(name: string): Promise<string> {
   const text = (await vms.pod(name)).metadata.annotations?.[DESIRED_ANNOTATION] ?? '{}';
-  return (JSON.parse(text) as { power: string }).power;
+  return (JSON.parse(text) as { powerState: string }).powerState;
 }
 
 async function setPower(name: string, powerState: 'Running' | 'Stopped'): Promise<void> {

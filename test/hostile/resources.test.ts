@@ -212,13 +212,13 @@ describe('a disk with less free space than images.minimumFree', () => {
   test('a machine is not suspended without room, and says why', async (context) => {
     const uid = await run('asleep');
     const pod = await operator.get(PODS, { namespace, name: 'asleep' });
-    await setDesired(operator, pod, { ...DESIRED, power: 'Suspended' });
+    await setDesired(operator, pod, { ...DESIRED, powerState: 'Suspended' });
     const { status } = await waitForPod('asleep', (one) => conditionOf(one, DISK_CONDITION) !== undefined);
     const told = status?.conditions?.find(({ type }) => type === DISK_CONDITION);
     expect(told).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend' });
     expect(told?.message).toContain('images.minimumFree');
     expect(host.driver.calls).not.toContain(`suspend ${uid}`);
-    await setDesired(operator, pod, { ...DESIRED, power: 'Running' });
+    await setDesired(operator, pod, { ...DESIRED, powerState: 'Running' });
     await waitForPod('asleep', (one) => conditionOf(one, DISK_CONDITION) === undefined);
     tried(context, 'suspending without room', 'not done, with a reason');
   });
@@ -228,7 +228,7 @@ describe('a disk with less free space than images.minimumFree', () => {
     const pod = await operator.get(PODS, { namespace, name: 'stopping' });
     host.driver.deaf = true;
     const began = performance.now();
-    await setDesired(operator, pod, { ...DESIRED, power: 'Stopped' });
+    await setDesired(operator, pod, { ...DESIRED, powerState: 'Stopped' });
     await waitFor('the stop to begin', () => host.driver.calls.includes(`power ${uid}`), STEP);
     const isStopped = (): boolean => host.driver.calls.includes(`stop ${uid}`);
     await writeUntil(uid, 'the machine to be stopped', isStopped);

@@ -181,7 +181,7 @@ describe('an emulator', () => {
 
   it('waits for its VM, and starts when the VM runs', async () => {
     const vm = await read('desk');
-    await setDesired(operator, vm, { ...DESIRED, power: 'Stopped' });
+    await setDesired(operator, vm, { ...DESIRED, powerState: 'Stopped' });
     await waitForPod('desk', 'Stopped', (pod) => waiting(pod)?.reason === 'Stopped');
     await operator.create(PODS, emulatorPodFor(host, emulatorDocument(VM.vm, 'early')));
     const awaiting = await waitForPod(

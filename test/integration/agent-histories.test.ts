@@ -55,7 +55,7 @@ type Step = typeof step extends fc.Arbitrary<infer T> ? T : never;
 class Model {
   readonly host = new ModelHost();
   #made = 0;
-  readonly #powers = new Map<string, Desired['power']>();
+  readonly #powers = new Map<string, Desired['powerState']>();
   /** Uids of the machines whose Pod was deleted by force and that have no other Pod yet, by the names of their VMs. */
   readonly #between = new Map<string, string>();
   /** Uids of machines, by the uids of the Pods that continue them. */
@@ -135,7 +135,10 @@ class Model {
     if (machine === undefined) {
       return;
     }
-    const { metadata, ...rest } = podFor(HOST, machineOf(name), { ...DESIRED, power: this.#power(name) });
+    const { metadata, ...rest } = podFor(HOST, machineOf(name), {
+      ...DESIRED,
+      powerState: this.#power(name),
+    });
     const annotations = { ...metadata.annotations, [ADOPTS_ANNOTATION]: machine };
     const { uid = '' } = this.host.api.create(
       { ...rest, metadata: { ...metadata, annotations } },
@@ -156,7 +159,7 @@ class Model {
     return this.#continued.get(uid) ?? uid;
   }
 
-  #power(name: string): Desired['power'] {
+  #power(name: string): Desired['powerState'] {
     return this.#powers.get(name) ?? 'Running';
   }
 
@@ -178,11 +181,13 @@ class Model {
     return `${name}-${this.#made}`;
   }
 
-  #setPower(name: string, power: Desired['power']): void {
+  #setPower(name: string, power: Desired['powerState']): void {
     const pod = this.find(name);
     if (pod !== undefined) {
       this.#powers.set(name, power);
-      this.host.api.annotate(pod, { [DESIRED_ANNOTATION]: JSON.stringify({ ...DESIRED, power }) });
+      this.host.api.annotate(pod, {
+        [DESIRED_ANNOTATION]: JSON.stringify({ ...DESIRED, powerState: power }),
+      });
     }
   }
 

@@ -141,7 +141,10 @@ beforeAll(async () => {
   await host.start();
   const operator = await operatorClient(cluster);
   await operator.create(PODS, podFor(host, machineFor(NAMESPACE, VM)));
-  await operator.create(PODS, podFor(host, machineFor(NAMESPACE, 'off'), { ...DESIRED, power: 'Stopped' }));
+  await operator.create(
+    PODS,
+    podFor(host, machineFor(NAMESPACE, 'off'), { ...DESIRED, powerState: 'Stopped' }),
+  );
   await waitFor('the VM to be Ready', async () => {
     const pod = await operator.get(PODS, { namespace: NAMESPACE, name: VM });
     return pod.status?.conditions?.some(({ type, status }) => type === 'Ready' && status === 'True');

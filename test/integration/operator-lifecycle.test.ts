@@ -245,7 +245,7 @@ describe('a VM during its life', () => {
     await vms.patch('power', { powerState: 'Stopped' });
     const text = await waitFor('the Pod to say so', async () => {
       const { [DESIRED_ANNOTATION]: desired = '{}' } = (await vms.pod('power')).metadata.annotations ?? {};
-      return desired.includes('"power":"Stopped"') && desired;
+      return desired.includes('"powerState":"Stopped"') && desired;
     });
     await bare.setPodCondition(ref('power'), { type: MACHINE_CONDITION, status: 'True', reason: 'Stopping' });
     await vms.waitForPhase('power', 'Stopping');
@@ -263,7 +263,7 @@ describe('a VM during its life', () => {
     expect(vm.status?.failure).toBeUndefined();
     await vms.patch('power', { powerState: 'Running' });
     await waitFor('the Pod to say so', async () =>
-      (await vms.pod('power')).metadata.annotations?.[DESIRED_ANNOTATION]?.includes('"power":"Running"'),
+      (await vms.pod('power')).metadata.annotations?.[DESIRED_ANNOTATION]?.includes('"powerState":"Running"'),
     );
     await bare.run(ref('power'));
     await vms.waitForPhase('power', 'Running');

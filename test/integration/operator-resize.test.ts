@@ -159,7 +159,7 @@ it('a size past the quota is refused in the words of the server, is not told to 
   expect(message).toContain('exceeded quota: counted');
   expect(message).toContain('limited: requests.memory=6Gi');
   // The other requested changes of the VM are applied.
-  await waitUntilTold('grows', { power: 'Stopped', memoryBytes: 2 ** 32 });
+  await waitUntilTold('grows', { powerState: 'Stopped', memoryBytes: 2 ** 32 });
   expect(requestsOf(await vms.pod('grows'))).toMatchObject({ memory: '4224Mi' });
   expect(await used()).toBe(4224n * MEBIBYTE);
   await quota({ ...QUOTA, 'requests.memory': '20Gi' });

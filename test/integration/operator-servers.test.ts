@@ -335,13 +335,15 @@ describe('a host with VMs', () => {
     await vms.patch('resting-vm', { powerState: 'Running' });
     await waitForReason('resting-vm', 'HostPoweredOff');
     expect((await vms.pod('resting-vm')).metadata.annotations?.[DESIRED_ANNOTATION]).toContain(
-      '"power":"Stopped"',
+      '"powerState":"Stopped"',
     );
     await act('resting', 'On');
     await waitForServer('resting', 'On', ({ status }) => status?.power === 'On');
     await host.comeBack();
     await waitFor('the VM to be started', async () =>
-      (await vms.pod('resting-vm')).metadata.annotations?.[DESIRED_ANNOTATION]?.includes('"power":"Running"'),
+      (await vms.pod('resting-vm')).metadata.annotations?.[DESIRED_ANNOTATION]?.includes(
+        '"powerState":"Running"',
+      ),
     );
     await waitForServer('resting', 'back', ({ status }) => status?.host === undefined);
     expect(await isCordoned(host.name)).toBe(true);

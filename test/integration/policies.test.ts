@@ -146,7 +146,7 @@ describe('an existing Pod of a machine', () => {
   it.for<[string, object, string]>([
     [
       'change its annotation',
-      { annotations: { 'berth.dev/desired': '{"power":"Stopped"}' } },
+      { annotations: { 'berth.dev/desired': '{"powerState":"Stopped"}' } },
       'berth.dev/desired',
     ],
     ['remove its annotation', { annotations: { 'berth.dev/machine': null } }, 'berth.dev/machine'],

@@ -187,7 +187,7 @@ export async function operatorClient(cluster: Cluster): Promise<KubeClient> {
 }
 
 export const DESIRED: Desired = {
-  power: 'Running',
+  powerState: 'Running',
   restartPolicy: 'Never',
   cpu: 1,
   memoryBytes: MEMORY_BYTES,

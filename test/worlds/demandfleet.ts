@@ -137,7 +137,7 @@ export class DemandFleet {
         image: '',
         imageID: '',
       };
-      pod.metadata.annotations = { [DESIRED_ANNOTATION]: JSON.stringify({ power }) };
+      pod.metadata.annotations = { [DESIRED_ANNOTATION]: JSON.stringify({ powerState: power }) };
       pod.status = { ...pod.status, containerStatuses: [status] };
     }
   }
@@ -145,7 +145,7 @@ export class DemandFleet {
   /** Returns true if the VM is off, and must run. */
   isAwaited(name: string): boolean {
     const pod = this.lives.get(name)?.pod;
-    return pod?.metadata.annotations?.[DESIRED_ANNOTATION] === '{"power":"Running"}';
+    return pod?.metadata.annotations?.[DESIRED_ANNOTATION] === '{"powerState":"Running"}';
   }
 
   /** Whether the controller answers. */

@@ -312,7 +312,7 @@ export class ServerWorld {
       { name: MACHINE_CONTAINER, state, ready: false, restartCount: 0, image: 'x', imageID: '' },
     ];
     const ref = { namespace, name };
-    const desired = { [DESIRED_ANNOTATION]: JSON.stringify({ ...DESIRED, power: 'Stopped' }) };
+    const desired = { [DESIRED_ANNOTATION]: JSON.stringify({ ...DESIRED, powerState: 'Stopped' }) };
     await this.#operator.mergePatch(PODS, ref, { metadata: { annotations: desired } });
     const patch = { status: { phase: 'Running', containerStatuses } };
     await this.#follow(

@@ -152,13 +152,13 @@ describe('a machine', () => {
   test('is stopped, suspended and resumed as desired, in the same Pod', async () => {
     const pod = await run('power');
     const { uid = '' } = pod.metadata;
-    await setDesired(operator, pod, { ...DESIRED, power: 'Stopped' });
+    await setDesired(operator, pod, { ...DESIRED, powerState: 'Stopped' });
     const stopped = await waitForPod('power', 'Stopped', (one) => waiting(one) === 'Stopped');
     expect(stopped.status?.phase).toBe('Running');
     expect(condition(stopped, 'Ready')).toMatchObject({ status: 'False', reason: 'Stopped' });
     await setDesired(operator, pod, DESIRED);
     await waitForPod('power', 'Ready', isReady);
-    await setDesired(operator, pod, { ...DESIRED, power: 'Suspended' });
+    await setDesired(operator, pod, { ...DESIRED, powerState: 'Suspended' });
     await waitForPod('power', 'Suspended', (one) => waiting(one) === 'Suspended');
     await setDesired(operator, pod, DESIRED);
     const resumed = await waitForPod('power', 'Ready', isReady);
