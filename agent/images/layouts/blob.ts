@@ -4,10 +4,7 @@
  */
 import { createHash, type Hash } from 'node:crypto';
 import { constants, type FileHandle, open } from 'node:fs/promises';
-import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { BlobReference } from '../oci/manifests.ts';
-import type { Repository } from '../oci/repository.ts';
-import type { PullOptions } from './pull.ts';
+import { type BlobSource, checkDigest, type PullOptions } from './pull.ts';
 import type { Journal } from './journal.ts';
 import { inParallel, Serial } from '../../../base/concurrency.ts';
 import { writeAll } from '../../disks/sparse.ts';
@@ -27,11 +24,6 @@ const CONNECTIONS = 4;
  * next bytes are hashed.
  */
 const PIECE_BYTES = 1024 * 1024;
-
-export interface BlobSource {
-  repository: Repository;
-  blob: BlobReference;
-}
 
 /** Name of the only part of a blob in the journal if the registry ignores ranges. All other parts have numbers. */
 const WHOLE = 'whole';
@@ -181,17 +173,6 @@ async function fetchPart(
     position += bytes.length;
     onBytes(bytes.length);
   }
-}
-
-export function checkDigest({ repository, blob }: BlobSource, hash: Hash): void {
-  const found = `sha256:${hash.digest('hex')}`;
-  if (found === blob.digest) {
-    return;
-  }
-  throw new ReasonedError(
-    'DigestMismatch',
-    `${repository.name} sent wrong content for ${blob.digest}: the digest of the content is ${found}`,
-  );
 }
 
 /**

@@ -2,11 +2,17 @@
  * Types and functions for the pull of an image's disk from a registry. All layouts of published disks use them. The code of each layout is
  * in a file of its own.
  */
+import type { Hash } from 'node:crypto';
 import { VM_FIELDS } from '../../../api/v1alpha1/fields.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError } from '../../disks/disk.ts';
-import { normalizeArchitecture, printable, type ResolvedManifest } from '../oci/manifests.ts';
+import {
+  type BlobReference,
+  normalizeArchitecture,
+  printable,
+  type ResolvedManifest,
+} from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 
 /**
@@ -114,4 +120,22 @@ export function asReasonedError(error: unknown, what: string): unknown {
   return isDiskFull(error) || codeOf(error) === 'EFBIG'
     ? new ReasonedError('DiskFull', `This host has too little disk space for ${what}`, { cause: error })
     : error;
+}
+
+/** A blob of a repository. */
+export interface BlobSource {
+  repository: Repository;
+  blob: BlobReference;
+}
+
+/** Checks the hash of a fetched blob. @throws ReasonedError `DigestMismatch` when the content is not that of the blob's digest. */
+export function checkDigest({ repository, blob }: BlobSource, hash: Hash): void {
+  const found = `sha256:${hash.digest('hex')}`;
+  if (found === blob.digest) {
+    return;
+  }
+  throw new ReasonedError(
+    'DigestMismatch',
+    `${repository.name} sent wrong content for ${blob.digest}: the digest of the content is ${found}`,
+  );
 }
