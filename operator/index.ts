@@ -11,16 +11,15 @@ import { isServed, type OperatorConfig } from './config/config.ts';
 import { exportRunnerMetrics, VMMetrics } from './vm/metrics.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
-import { exportEmulatorMetrics } from './emulator/metrics.ts';
+import { exportEmulatorMetrics } from './emulator/phase.ts';
 import { podKeyOf } from './emulator/observe.ts';
 import { enqueueForeignPods, foreignPodExists, ForeignPodReconciler } from './foreignpods/controller.ts';
 import { CertificateReconciler, enqueueRequests } from './certificates/controller.ts';
 import { Adoptions } from './host/adoptions.ts';
 import { HostApprovals } from './host/approvals.ts';
-import { enqueueHosts, HostReconciler } from './host/controller.ts';
+import { enqueueHosts, exportHostMetrics, HostReconciler } from './host/controller.ts';
 import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { enqueueImages } from './image/observe.ts';
-import { exportHostMetrics } from './host/metrics.ts';
 import { HostRecords } from './host/records.ts';
 import { ImageCacheReconciler } from './imagecache/controller.ts';
 import { enqueueEntries } from './imagecache/triggers.ts';
@@ -71,41 +70,71 @@ export function createControllers(options: OperatorOptions): Controllers {
     hostRecords: new HostRecords({ ...options, ...watches }),
     adoptions: new Adoptions(options),
   };
-  const vm = vmController(options, watches, hostState);
-  const image = imageController(options, watches, {
+  const ofImages = imageController(options, watches, {
     kind: 'Image',
     resource: IMAGES,
     objects: watches.images,
   });
-  const iso = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
-  const removals = removalController(options, watches);
-  const host = hostController(options, watches, hostState);
-  const certificates = certificateController(options, watches, hostState);
-  const imageCache = imageCacheController(options, watches);
-  const emulator = emulatorController(options, watches, hostState);
-  const roles = roleController(options, watches);
-  const storageWriters = storageWritersController(options, watches);
-  const abandonedJobs = abandonedJobController(options, watches);
-  const foreignPods = foreignPodController(options, watches);
-  const server = serverController(options, watches);
+  const ofISOs = imageController(options, watches, { kind: 'ISO', resource: ISOS, objects: watches.isos });
+  const { namespaces, storageWriters } = watches;
+  // The key of a RoleBinding is queued even if the RoleBinding does not exist yet, but only while its namespace exists.
+  const hasNamespace = (key: string) => namespaces.cache.get(refOf(key).namespace ?? '') !== undefined;
+  const plain = plainControllers(options, watches);
   return {
     informers: Object.values(watches) as unknown as Informer<KubeObject>[],
     controllers: [
-      vm,
-      image,
-      iso,
-      removals,
-      imageCache,
-      abandonedJobs,
-      host,
-      certificates,
-      emulator,
-      roles,
-      storageWriters,
-      foreignPods,
-      server,
-      ...(options.config.powerByDemand.enabled ? [demandController(options, watches)] : []),
+      vmController(options, watches, hostState),
+      ofImages,
+      ofISOs,
+      // Removes content from the image storage when no Image or ISO uses it any more.
+      plain('removal', { workers: 1 }, RemovalReconciler, enqueueRemovals),
+      imageCacheController(options, watches),
+      // Deletes ended Jobs whose object no longer exists.
+      plain('abandonedjob', { workers: 1 }, AbandonedJobReconciler, enqueueAbandonedJobs),
+      hostController(options, watches, hostState),
+      certificateController(options, watches, hostState),
+      emulatorController(options, watches, hostState),
+      // Creates and corrects the RoleBindings of served namespaces.
+      plain('roles', { exists: hasNamespace }, RoleReconciler, enqueueBindings),
+      // Lets hosts read the credentials of the image storage during their tasks.
+      plain(
+        'storagewriters',
+        { workers: 1, exists: existsIn(storageWriters) },
+        StorageWritersReconciler,
+        enqueueStorageWriters,
+      ),
+      // Removes Pods of other programs from hosts. Its one worker keeps the order of removals.
+      plain(
+        'foreignpods',
+        { workers: 1, exists: foreignPodExists(watches) },
+        ForeignPodReconciler,
+        enqueueForeignPods,
+      ),
+      serverController(options, watches),
+      ...(options.config.powerByDemand.enabled
+        ? [plain('demand', { workers: 1 }, DemandReconciler, enqueueDemand)]
+        : []),
     ],
+  };
+}
+
+type Settings = Pick<ControllerOptions, 'exists'> & { readonly workers?: number };
+type Reconciles = Pick<ControllerOptions, 'reconcile'>;
+/** What a controller gets that needs nothing of its own. */
+type PlainParts = OperatorOptions & Watches & { readonly consistency: Consistency };
+
+/** Returns a function that creates controllers that need nothing of their own. */
+function plainControllers(options: OperatorOptions, watches: Watches) {
+  return (
+    name: string,
+    settings: Settings,
+    Reconciler: new (parts: PlainParts) => Reconciles,
+    enqueue: (controller: Controller, parts: PlainParts) => void,
+  ): Controller => {
+    const parts = { ...options, ...watches, consistency: new Consistency() };
+    const controller = controllerFor(options, name, settings, new Reconciler(parts), parts.consistency);
+    enqueue(controller, parts);
+    return controller;
   };
 }
 
@@ -149,31 +178,6 @@ function imageController(
   const exists = existsIn(about.objects);
   const controller = controllerFor(options, about.kind.toLowerCase(), { exists }, reconciler, consistency);
   enqueueImages(controller, { ...options, ...watches, ...about });
-  return controller;
-}
-
-/** Creates the controller that removes content from the image storage when no Image or ISO uses it any more. */
-function removalController(options: OperatorOptions, watches: Watches): Controller {
-  const consistency = new Consistency();
-  const reconciler = new RemovalReconciler({ ...options, ...watches, consistency });
-  const controller = controllerFor(options, 'removal', { workers: 1 }, reconciler, consistency);
-  enqueueRemovals(controller, watches);
-  return controller;
-}
-
-/** Creates the controller that lets hosts read the credentials of the image storage during their tasks. */
-function storageWritersController(options: OperatorOptions, watches: Watches): Controller {
-  const consistency = new Consistency();
-  const reconciler = new StorageWritersReconciler({ ...options, ...watches, consistency });
-  const exists = existsIn(watches.storageWriters);
-  const controller = controllerFor(
-    options,
-    'storagewriters',
-    { workers: 1, exists },
-    reconciler,
-    consistency,
-  );
-  enqueueStorageWriters(controller, { ...options, ...watches });
   return controller;
 }
 
@@ -223,14 +227,6 @@ function serverController(options: OperatorOptions, watches: Watches): Controlle
   return controller;
 }
 
-function demandController(options: OperatorOptions, watches: Watches): Controller {
-  const consistency = new Consistency();
-  const reconciler = new DemandReconciler({ ...options, ...watches, consistency });
-  const controller = controllerFor(options, 'demand', { workers: 1 }, reconciler, consistency);
-  enqueueDemand(controller, watches);
-  return controller;
-}
-
 function imageCacheController(options: OperatorOptions, watches: Watches): Controller {
   const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
@@ -240,25 +236,6 @@ function imageCacheController(options: OperatorOptions, watches: Watches): Contr
   const exists = existsIn(watches.entries);
   const controller = controllerFor(options, 'imagecache', { exists }, reconciler, consistency);
   enqueueEntries(controller, sources);
-  return controller;
-}
-
-/** Creates the controller that deletes ended Jobs whose object no longer exists. */
-function abandonedJobController(options: OperatorOptions, watches: Watches): Controller {
-  const consistency = new Consistency();
-  const reconciler = new AbandonedJobReconciler({ ...options, ...watches, consistency });
-  const controller = controllerFor(options, 'abandonedjob', { workers: 1 }, reconciler, consistency);
-  enqueueAbandonedJobs(controller, watches);
-  return controller;
-}
-
-/** Creates the controller that removes Pods of other programs from hosts. Its one worker keeps the order of removals. */
-function foreignPodController(options: OperatorOptions, watches: Watches): Controller {
-  const consistency = new Consistency();
-  const reconciler = new ForeignPodReconciler({ ...options, ...watches, consistency });
-  const exists = foreignPodExists(watches);
-  const controller = controllerFor(options, 'foreignpods', { workers: 1, exists }, reconciler, consistency);
-  enqueueForeignPods(controller, watches);
   return controller;
 }
 
@@ -279,17 +256,6 @@ function emulatorController(options: OperatorOptions, watches: Watches, hostStat
   return controller;
 }
 
-/** Creates the controller that creates and corrects the RoleBindings of served namespaces. */
-function roleController(options: OperatorOptions, watches: Watches): Controller {
-  const consistency = new Consistency();
-  const reconciler = new RoleReconciler({ ...options, ...watches, consistency });
-  // The key of a RoleBinding is queued even if the RoleBinding does not exist yet, but only while its namespace exists.
-  const exists = (key: string) => watches.namespaces.cache.get(refOf(key).namespace ?? '') !== undefined;
-  const controller = controllerFor(options, 'roles', { exists }, reconciler, consistency);
-  enqueueBindings(controller, watches);
-  return controller;
-}
-
 function servedNamespaces({ namespaces }: Watches, config: OperatorConfig): string[] {
   const names = namespaces.cache.list().map(({ metadata }) => metadata.name);
   return names.filter((name) => isServed(name, config));
@@ -305,8 +271,8 @@ const FEW_WORKERS = 4;
 export function controllerFor(
   { logger, registry }: { readonly logger: Logger; readonly registry: Registry },
   name: string,
-  { workers = FEW_WORKERS, exists = () => true }: Pick<ControllerOptions, 'exists'> & { workers?: number },
-  reconciler: Pick<ControllerOptions, 'reconcile'>,
+  { workers = FEW_WORKERS, exists = () => true }: Settings,
+  reconciler: Reconciles,
   own: { ready: (key: string) => boolean } = { ready: () => true },
 ): Controller {
   const reconcile = reconciler.reconcile.bind(reconciler);

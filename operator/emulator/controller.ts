@@ -1,7 +1,7 @@
 /** Reconciles Emulators. The order of a reconcile is in podbacked/reconciler.ts, and the only step is in plan.ts. */
 import { type Emulator, type EmulatorStatus, emulatorStatusSchema } from '../../api/v1alpha1/emulator.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
-import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { API_VERSION, EMULATOR_UID_LABEL, VM_FINALIZER } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Cache } from '../../kube/cache.ts';
 import type { Controller } from '../../kube/controller.ts';
@@ -11,15 +11,89 @@ import { keyOf, type KubeObject, refOf } from '../../kube/objects.ts';
 import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import { onPowerChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
-import type { Kind } from '../podbacked/kind.ts';
+import type { Kind, Naming } from '../podbacked/kind.ts';
 import { type PodBackedOptions, PodBackedReconciler } from '../podbacked/reconciler.ts';
-import { recordDeletion, recordTransition } from './events.ts';
+import { DEPLOYMENT, recordDeletion, recordTransition, summarize } from './status.ts';
 import { type Facts, gatherFacts, isOverdue, untilNextDeadline } from './facts.ts';
-import { emulatorKeyOf, type Observed, observe, type Sources, withCurrentVM } from './observe.ts';
-import { systemImagesChanged } from './pairing.ts';
+import { emulatorKeyOf, observe, type Observed, podKeyOf, type Sources, withCurrentVM } from './observe.ts';
+import { ownerOf, systemImagesChanged } from './pairing.ts';
 import { type Blocked, endsWithVM, nextStep, type Write } from './plan.ts';
-import { DEPLOYMENT, summarize } from './status.ts';
-import { EMULATOR_NAMING, EmulatorWriter } from './writes.ts';
+import { EMULATORS } from '../../api/v1alpha1/resources.ts';
+import { unlessRefused } from '../objects/refusals.ts';
+import { type Executed, type PodBackedSources, PodBackedWriter } from '../podbacked/writer.ts';
+import { buildPod } from './pod.ts';
+
+/** How Emulators and their Pods are named. */
+const EMULATOR_NAMING: Naming<Emulator, Observed> = {
+  resource: EMULATORS,
+  uidLabel: EMULATOR_UID_LABEL,
+  podKeyOf,
+  objectOf: ({ emulator }) => emulator,
+  nameTaken: (_, { metadata: { name } }) =>
+    `Another Pod has the name ${name}, which the Pod of the Emulator must have`,
+};
+
+class EmulatorWriter extends PodBackedWriter<Emulator, Observed, Write> {
+  constructor(sources: PodBackedSources<Emulator>) {
+    super(sources, EMULATOR_NAMING);
+  }
+
+  override async execute(observed: Observed, write: Write): Promise<Executed<Observed>> {
+    return write.kind === 'createPod'
+      ? await this.unlessBlocked(observed, this.#createPod(observed, write.host))
+      : await unlessRefused(observed, this.#change(observed, write));
+  }
+
+  async #change(observed: Observed, write: Exclude<Write, { kind: 'createPod' }>): Promise<Observed> {
+    const { emulator } = observed;
+    switch (write.kind) {
+      case 'adopt':
+        return await this.#adopt(observed);
+      case 'deletePod':
+        await this.deletePod(observed, write.force);
+        return observed;
+      case 'deleteEmulator':
+        await this.objects.delete(emulator);
+        return observed;
+      case 'removeFinalizer':
+      default:
+        await this.objects.setFinalizer(keyOf(emulator), emulator, VM_FINALIZER, false);
+        return observed;
+    }
+  }
+
+  async #createPod(observed: Observed, host: string): Promise<Executed<Observed>> {
+    const { emulator, vm, vmPod, config } = observed;
+    return vm === undefined
+      ? { observed }
+      : await this.createPod(observed, buildPod({ emulator, vm, vmPod, host, config }));
+  }
+
+  /**
+   * Makes the VM the owner of the Emulator. The garbage collector then deletes the Emulator together with this VM. A later VM of the same
+   * name has another uid, so it does not affect the Emulator.
+   */
+  async #adopt(observed: Observed): Promise<Observed> {
+    const { emulator, vm } = observed;
+    const { finalizers = [], ownerReferences = [] } = emulator.metadata;
+    const owner = {
+      apiVersion: API_VERSION,
+      kind: 'VM',
+      name: emulator.spec.vmName,
+      uid: vm?.metadata.uid ?? '',
+    };
+    const owners =
+      ownerOf(emulator) === undefined
+        ? [...ownerReferences, { ...owner, blockOwnerDeletion: true }]
+        : ownerReferences;
+    const metadata = {
+      finalizers: [...finalizers.filter((name) => name !== VM_FINALIZER), VM_FINALIZER],
+      ownerReferences: owners,
+    };
+    const saved = await this.objects.patch(keyOf(emulator), emulator, { metadata });
+    return { ...observed, emulator: saved ?? emulator };
+  }
+}
 
 /**
  * Reasons why a Pod could not be created: a quota, for example, or another Pod of the same name. With one of these reasons, the operator

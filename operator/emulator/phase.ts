@@ -1,12 +1,17 @@
-/** Derives the phase of an Emulator from its Pod, its VM and its facts. All functions are pure. */
+/**
+ * Derives the phase of an Emulator from its Pod, its VM and its facts, and exports the number of Emulators by phase. Only the leader exports
+ * the number. Otherwise a sum over all replicas would count each Emulator several times.
+ */
+import { Gauge, type Registry } from 'prom-client';
 import { saidReason, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { hasEnded, machineCondition, waitingState } from '../podbacked/pod.ts';
 import { type Facts, isBootingAgain } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { hostTrouble, pairingOf } from './pairing.ts';
+import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 
-export const EMULATOR_PHASES = [
+const EMULATOR_PHASES = [
   'Pending',
   'Scheduled',
   'Starting',
@@ -85,4 +90,38 @@ function beforeRunning(pod: Pod, host: string): Phase {
     reason: saidReason(reason, isStarting ? 'Starting' : 'Scheduled'),
     message: message || `The Emulator is bound to host ${host}`,
   };
+}
+
+/** Functions and caches that the gauge reads for each scrape. */
+interface EmulatorView {
+  readonly isLeader: () => boolean;
+  readonly emulators: () => readonly Readonly<Emulator>[];
+  /** Returns the names of the namespaces that Berth serves. The gauge has a value for each of them, also for a namespace without Emulators. */
+  readonly namespaces: () => readonly string[];
+}
+
+export function exportEmulatorMetrics(registry: Registry, view: EmulatorView): void {
+  const gauge: Gauge<'phase' | 'vm_namespace'> = new Gauge({
+    name: 'berth_emulators',
+    help: 'Emulators by phase',
+    labelNames: ['phase', 'vm_namespace'] as const,
+    registers: [registry],
+    collect: () => count(gauge, view),
+  });
+}
+
+function count(
+  gauge: Gauge<'phase' | 'vm_namespace'>,
+  { isLeader, emulators, namespaces }: EmulatorView,
+): void {
+  gauge.reset();
+  if (!isLeader()) {
+    return;
+  }
+  for (const vm_namespace of namespaces()) {
+    EMULATOR_PHASES.forEach((phase) => gauge.set({ phase, vm_namespace }, 0));
+  }
+  for (const { metadata, status } of emulators()) {
+    gauge.inc({ phase: status?.phase ?? 'Pending', vm_namespace: metadata.namespace ?? '' });
+  }
 }

@@ -5,6 +5,7 @@
  */
 import type { Logger } from 'pino';
 import { LRUCache } from 'lru-cache';
+import { Gauge, type Registry } from 'prom-client';
 import { timestamp } from '../../base/time.ts';
 import { type Awaited, awaitedOn } from '../../api/v1alpha1/machine.ts';
 import {
@@ -27,7 +28,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { FIELD_MANAGER } from '../objects/writer.ts';
 import type { Adoptions } from './adoptions.ts';
 import { awaitedPatch, statusToApply, taintsToWrite } from './plan.ts';
-import { isHost, isReady, PODS_BY_NODE, silentSince } from './observe.ts';
+import { isHost, isReady, isTooOldOrNew, PODS_BY_NODE, silentSince } from './observe.ts';
 import {
   changedHosts,
   type HostRecord,
@@ -396,4 +397,22 @@ class MissingHosts {
     const message = `Host ${name} was given up. Its VMs that have run are lost, and the others are placed again`;
     recorder.event({ apiVersion: 'v1', kind: 'Node', ...node }, warning('HostGivenUp', 'GivingUp', message));
   }
+}
+
+interface HostView {
+  readonly isLeader: () => boolean;
+  readonly nodes: () => readonly Readonly<Node>[];
+}
+
+/** Exports the number of hosts with a wrong version. Only the leader does, so that a sum over all replicas counts each host once. */
+export function exportHostMetrics(registry: Registry, view: HostView): void {
+  const apart = new Gauge({
+    name: 'berth_hosts_version_skew',
+    help: 'Hosts whose agent is more than one minor release older or newer than the operator',
+    registers: [registry],
+    collect: () => {
+      const hosts = view.isLeader() ? view.nodes().filter(isHost) : [];
+      apart.set(hosts.filter(isTooOldOrNew).length);
+    },
+  });
 }

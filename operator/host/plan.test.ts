@@ -4,7 +4,7 @@ import { HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import { nodeVersion, VERSION } from '../../api/v1alpha1/version.ts';
 import type { Node, Taint } from '../../kube/core.ts';
 import { type OperatorConfig, parseConfig } from '../config/config.ts';
-import { exportHostMetrics } from './metrics.ts';
+import { exportHostMetrics } from './controller.ts';
 import { statusToApply, taintsToWrite } from './plan.ts';
 
 const NODE_VERSION = nodeVersion('v1.36.3');

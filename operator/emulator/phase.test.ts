@@ -1,7 +1,7 @@
 import { Registry } from 'prom-client';
 import { expect, it } from 'vitest';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
-import { exportEmulatorMetrics } from './metrics.ts';
+import { exportEmulatorMetrics } from './phase.ts';
 
 function emulator(namespace: string, phase?: string): Emulator {
   return { metadata: { name: 'any', namespace }, status: { phase } } as unknown as Emulator;
