@@ -1,4 +1,7 @@
-/** Reads configuration files in YAML, and has the settings that several programs share. The whole file is checked at start, so that a person sees all mistakes together. */
+/**
+ * Reads configuration files in YAML, and has the settings that several programs share. The whole file is checked at start, so that a person
+ * sees all mistakes together.
+ */
 import { readFileSync } from 'node:fs';
 import { parse, YAMLParseError } from 'yaml';
 import * as z from 'zod';

@@ -55,9 +55,9 @@ export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal)
 }
 
 /**
- * Longest work in one turn of the event loop, in milliseconds. During the work, no timer fires and no answer of the network is read. A renewal of a lease, for example, is late by at most the sum of this time
- * and the time of one piece of work. The limit is not shorter, because a pause after each piece of a long list would double the time for
- * reading the list.
+ * Longest work in one turn of the event loop, in milliseconds. During the work, no timer fires and no answer of the network is read. A
+ * renewal of a lease, for example, is late by at most the sum of this time and the time of one piece of work. The limit is not shorter,
+ * because a pause after each piece of a long list would double the time for reading the list.
  */
 const TURN_MILLISECONDS = 5;
 

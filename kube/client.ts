@@ -279,7 +279,8 @@ export function query(parameters: Query): string {
 }
 
 /**
- * Deletes an object that must exist. {@link KubeClient.delete} succeeds for a missing object. If `dryRun` is true, the server only checks whether the deletion is possible.
+ * Deletes an object that must exist. {@link KubeClient.delete} succeeds for a missing object. If `dryRun` is true, the server only checks
+ * whether the deletion is possible.
  *
  * @throws ApiError when the API server refuses. The status is 404 if the object does not exist.
  */

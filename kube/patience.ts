@@ -1,6 +1,6 @@
 /**
- * Decides whether an error of a request is final, and repeats a request until then. If earlier requests of the caller succeeded, a refusal can be temporary, and a credential
- * plug-in can fail for a moment.
+ * Decides whether an error of a request is final, and repeats a request until then. If earlier requests of the caller succeeded, a refusal
+ * can be temporary, and a credential plug-in can fail for a moment.
  */
 import { CredentialError, isRefusal } from './errors.ts';
 import { Backoff } from '../base/backoff.ts';

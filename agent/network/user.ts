@@ -4,7 +4,8 @@
  *
  * The user-mode network alone does not protect the host. A guest can reach everything that the Linux user of QEMU can reach. At the address
  * 10.0.2.2, a guest reaches the host's loopback. QEMU can prevent this only if it gives the guest no network at all. If the agent is root,
- * the {@link UserGuard} protects the host: its nftables rules recognise the packets of a hypervisor by its Linux user. Hosts with several tenants use `nat`.
+ * the {@link UserGuard} protects the host: its nftables rules recognise the packets of a hypervisor by its Linux user. Hosts with several
+ * tenants use `nat`.
  */
 import { readFile } from 'node:fs/promises';
 import { isIPv4 } from 'node:net';

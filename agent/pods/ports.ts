@@ -1,6 +1,7 @@
 /**
- * Finds out which host ports belong to which machine, and chooses host ports for machines. The agent does not choose a port that a bound Pod reserves, or that another machine already has. The
- * chosen ports are saved in the machines' records, so that they survive a restart of the agent.
+ * Finds out which host ports belong to which machine, and chooses host ports for machines. The agent does not choose a port that a bound Pod
+ * reserves, or that another machine already has. The chosen ports are saved in the machines' records, so that they survive a restart of the
+ * agent.
  */
 import type { AutomaticPort, MachinePort } from '../../api/v1alpha1/machine.ts';
 import { ADB_PORT } from '../../api/v1alpha1/names.ts';

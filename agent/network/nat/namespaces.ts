@@ -1,6 +1,7 @@
 /**
- * Plans, creates and configures the network namespaces of programs in the kernel, and their connections to this host. As with `ip netns`, each namespace is mounted on a file,
- * so that it exists even without a process. The files are in the data directory, where a new container of the agent finds them.
+ * Plans, creates and configures the network namespaces of programs in the kernel, and their connections to this host. As with `ip netns`,
+ * each namespace is mounted on a file, so that it exists even without a process. The files are in the data directory, where a new container
+ * of the agent finds them.
  */
 import { mkdir, readdir, rm, stat, writeFile } from 'node:fs/promises';
 import { dirname } from 'node:path';

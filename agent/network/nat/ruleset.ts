@@ -1,6 +1,7 @@
 /**
- * Makes the nftables scripts of a NAT network: for guests, and for the network namespaces of programs. Each script loads complete tables in one transaction. A load breaks no connection, because
- * the kernel does not change the address translation of connections that it already tracks.
+ * Makes the nftables scripts of a NAT network: for guests, and for the network namespaces of programs. Each script loads complete tables in
+ * one transaction. A load breaks no connection, because the kernel does not change the address translation of connections that it already
+ * tracks.
  */
 import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
