@@ -193,6 +193,23 @@ it('shows members the hosts of their namespace only, and refuses others', async 
   expect([missing.status, missing.body.message]).toEqual([404, 'namespaces "platform-missing" not found']);
 });
 
+it('shows shared hosts in a namespace whose label allows them, and its admins do not change them', async () => {
+  const label = (value: string) =>
+    cluster.kubectl(['label', 'namespace', namespace, `berth.dev/dedication${value}`]);
+  await label('=Shared');
+  const all = JSON.stringify([200, [FIRST, SECOND, THIRD]]);
+  await waitFor('the shared hosts', async () => JSON.stringify(await namesIn(namespace, member)) === all);
+  const change = { method: 'POST', token: admin, body: { tag: 'fast' } } as const;
+  const refused = await api.call(`${nodesOf(namespace)}/${FIRST}/tag`, change);
+  expect([refused.status, refused.body.message]).toEqual([
+    403,
+    `Host ${FIRST} is shared. Only administrators of namespace ${DEFAULT} change it`,
+  ]);
+  await label('-');
+  const own = JSON.stringify([200, [THIRD]]);
+  await waitFor('the own host alone', async () => JSON.stringify(await namesIn(namespace, member)) === own);
+});
+
 it('tags hosts for those with the right', async () => {
   const tag = (action: string, body: unknown, token = admin, host = FIRST) =>
     api.call(`${nodesOf(DEFAULT)}/${host}/${action}`, { method: 'POST', token, body });
