@@ -1,4 +1,7 @@
-/** Another cpu or memory of a running VM: the API server counts it first, or the machine keeps its size. */
+/**
+ * Sizes of VMs. Another cpu or memory of a running VM: the API server counts it first, or the machine keeps its size. Disk: VMs request it
+ * from hosts, as the scheduler and quotas count it. Simulated hosts have 1Ti each.
+ */
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type Desired, desiredSchema, parseDocument } from '../../api/v1alpha1/machine.ts';
 import { DESIRED_ANNOTATION, MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
@@ -7,9 +10,12 @@ import type { Pod } from '../../kube/core.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
 import { conditionOf, VMs } from '../fixtures/vms.ts';
+import { createQuota } from '../support/quota.ts';
 import { waitFor } from '../../hack/wait.ts';
 
 const NAMESPACE = 'platform-counted';
+const COUNTED = 'platform-counted-disk';
+const REQUESTED = 'ephemeral-storage';
 /** The host has room for one VM with 4Gi and the 128Mi of its hypervisor, but not for one with 16Gi. */
 const QUOTA = { 'requests.memory': '6Gi', 'requests.cpu': '100' };
 const MEBIBYTE = 2n ** 20n;
@@ -18,6 +24,8 @@ const AGAIN = { deadlineMilliseconds: 60_000 };
 
 let cluster: Cluster;
 let vms: VMs;
+/** VMs of the default namespace, which has no quota. */
+let defaults: VMs;
 /** Name of a host whose agent is the test, so its machines do exactly as the test says. */
 let bare: ActingHost;
 
@@ -28,6 +36,7 @@ beforeAll(async () => {
   bare = await ActingHost.join(cluster.client(), 'bare', { slots: 16, architecture: 'amd64' });
   await cluster.startOperator();
   vms = new VMs(cluster, NAMESPACE);
+  defaults = new VMs(cluster);
 });
 
 afterAll(async () => {
@@ -229,4 +238,56 @@ it('a simulated host takes another size at once, so that a smaller one frees its
     allocatedResources: { memory: '1152Mi' },
     resources: { requests: { memory: '1152Mi' } },
   });
+});
+
+async function requestOf(name: string, of = defaults): Promise<string | undefined> {
+  const { spec } = await of.pod(name);
+  return spec.containers[0]?.resources?.requests?.[REQUESTED];
+}
+
+it('a VM whose disk fits on no host stays Pending with a reason until there is room', async () => {
+  // The simulated host is the only one for ARM.
+  await defaults.create('large', { architecture: 'arm64', diskSize: '4Ti' });
+  await defaults.waitForPhase('large', 'Running');
+  await defaults.create('larger', { architecture: 'arm64', diskSize: '3Ti' });
+  const condition = { status: 'False', reason: 'Unschedulable' } as const;
+  const { message } = await defaults.waitForCondition('larger', 'Scheduled', condition);
+  expect((await defaults.get('larger')).status?.phase).toBe('Pending');
+  expect(message).toContain('No host is free: 1 short of disk (ephemeral-storage)');
+  await defaults.delete('large');
+  await defaults.waitForPhase('larger', 'Running');
+});
+
+it('a VM of unknown size requests a share of the default size, and runs beside a large VM if that fits', async () => {
+  await defaults.create('plain', { architecture: 'arm64' });
+  await defaults.waitForPhase('plain', 'Running');
+  expect(await requestOf('plain')).toBe('2Gi');
+});
+
+it('a larger disk is counted from the next Pod on', async () => {
+  await defaults.patch('plain', { diskSize: '100Gi' });
+  await defaults.waitForVM('plain', 'its new size', ({ status }) => status?.resources?.diskSize === '100Gi');
+  expect(await requestOf('plain')).toBe('2Gi');
+  await defaults.create('unbound', { placement: { node: 'nowhere' } });
+  await defaults.waitForCondition('unbound', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
+  await defaults.patch('unbound', { diskSize: '100Gi' });
+  await defaults.waitForVM(
+    'unbound',
+    'its new size',
+    ({ status }) => status?.resources?.diskSize === '100Gi',
+  );
+  expect(await requestOf('unbound')).toBe('2Gi');
+  const first = (await defaults.pod('unbound')).metadata.uid;
+  await defaults.deletePod('unbound');
+  await waitFor('the next Pod', async () => (await defaults.pod('unbound')).metadata.uid !== first);
+  expect(await requestOf('unbound')).toBe('20Gi');
+});
+
+it('a quota counts the disk', async () => {
+  await cluster.createNamespace(COUNTED);
+  await createQuota(cluster, { namespace: COUNTED, name: 'disk' }, `requests.${REQUESTED}=10Gi`);
+  const counted = new VMs(cluster, COUNTED);
+  await counted.create('large', { diskSize: '100Gi' });
+  const { message } = await counted.waitForCondition('large', 'Scheduled', { reason: 'PodRefused' });
+  expect(message).toContain(`requested: requests.${REQUESTED}=20Gi`);
 });
