@@ -316,9 +316,10 @@ export async function readHosts(cluster: Cluster, signal: AbortSignal): Promise<
   const { client, namespace: name } = cluster;
   const [all, namespace] = await Promise.all([
     allHosts(cluster, signal),
-    client.get(NAMESPACES, { name }, { signal }),
+    unlessMissing(client.get(NAMESPACES, { name }, { signal })),
   ]);
-  return { all, own: hostsOf(namespace, all) };
+  // A namespace that does not exist has no hosts, which is no mistake of the user.
+  return { all, own: namespace === undefined ? [] : hostsOf(namespace, all) };
 }
 
 /**
