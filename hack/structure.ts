@@ -54,10 +54,10 @@ function describeWings(sources: readonly Source[]): string {
     String(files.reduce((total, { text }) => total + countLines(text), 0)),
     String(files.filter(({ path }) => importers.get(path) === 1).length),
   ];
-  const wings = Object.keys(WINGS).map((wing) => [
+  const wings = Object.keys(WINGS).map((wing): readonly [string, Source[]] => [
     wing,
     sources.filter(({ path }) => wingOf(path) === wing),
-  ]) as [string, Source[]][];
+  ]);
   const rows = wings.filter(([, files]) => files.length > 0).map(([wing, files]) => row(wing, files));
   const programs = sources.filter(({ path }) => wingOf(path) !== 'hack');
   return table(
