@@ -316,10 +316,9 @@ export async function readHosts(cluster: Cluster, signal: AbortSignal): Promise<
   const { client, namespace: name } = cluster;
   const [all, namespace] = await Promise.all([
     allHosts(cluster, signal),
-    unlessMissing(client.get(NAMESPACES, { name }, { signal })),
+    client.get(NAMESPACES, { name }, { signal }),
   ]);
-  // A namespace that does not exist has no hosts, which is no mistake of the user.
-  return { all, own: namespace === undefined ? [] : hostsOf(namespace, all) };
+  return { all, own: hostsOf(namespace, all) };
 }
 
 /**
