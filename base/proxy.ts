@@ -35,7 +35,7 @@ export class Proxies {
       'https:': proxyIn(environment, 'HTTPS_PROXY'),
       'http:': proxyIn(environment, 'HTTP_PROXY'),
     };
-    this.#exceptions = (valueOf(environment, 'NO_PROXY') ?? '').split(',').flatMap(exceptionsIn);
+    this.#exceptions = (valueOf(environment, 'NO_PROXY') ?? '').split(',').flatMap(parseExceptions);
   }
 
   /** Returns the proxy for requests to a server, or undefined if the server is reached directly. */
@@ -88,7 +88,7 @@ function decode(part: string): string {
 }
 
 /** Reads one item of NO_PROXY: `*`, a network, an address or a domain. Addresses and domains can have a port. */
-function exceptionsIn(item: string): Exception[] {
+function parseExceptions(item: string): Exception[] {
   const text = item.trim().toLowerCase();
   if (text === '') {
     return [];
@@ -96,14 +96,14 @@ function exceptionsIn(item: string): Exception[] {
   if (text === '*') {
     return [() => true];
   }
-  const network = networkIn(text);
+  const network = parseNetwork(text);
   if (network !== undefined) {
     return [(host) => isIn(network, host)];
   }
   const { name, port } = isIP(text) === 0 ? splitPort(text) : { name: text, port: undefined };
   const isOfPort = (wanted: string): boolean => port === undefined || port === wanted;
   if (isIP(name) !== 0) {
-    const address = networkIn(`${name}/${isIP(name) === 4 ? 32 : 128}`) ?? new BlockList();
+    const address = parseNetwork(`${name}/${isIP(name) === 4 ? 32 : 128}`) ?? new BlockList();
     return [(host, wanted) => isIn(address, host) && isOfPort(wanted)];
   }
   // The domain itself is only included if the item has no dot before it.
@@ -117,7 +117,7 @@ function splitPort(text: string): { name: string; port: string | undefined } {
   return { name: bracketed ?? plain, port };
 }
 
-function networkIn(text: string): BlockList | undefined {
+function parseNetwork(text: string): BlockList | undefined {
   const [address = '', bits = ''] = text.split('/');
   const family = isIP(address);
   if (family === 0 || !/^\d{1,3}$/.test(bits) || Number(bits) > (family === 4 ? 32 : 128)) {

@@ -7,7 +7,7 @@ import type { Globals } from './globals.ts';
 import {
   API_URL_FORM,
   API_URL_KEY,
-  apiURLIn,
+  parseApiURL,
   readSettings,
   type Settings,
   settingsFile,
@@ -28,7 +28,7 @@ export function addConfigCommands(noun: Command, terminal: Terminal): void {
     .requiredOption(
       '--api-url <url>',
       'address of the HTTP API, for example https://berth.example',
-      addressIn,
+      parseAddress,
     )
     .action(async ({ apiUrl }: { apiUrl: string }, command: Command) => {
       await change(terminal, command.optsWithGlobals<Globals>(), apiUrl);
@@ -41,8 +41,8 @@ export function addConfigCommands(noun: Command, terminal: Terminal): void {
     });
 }
 
-function addressIn(text: string): string {
-  const address = apiURLIn(text);
+function parseAddress(text: string): string {
+  const address = parseApiURL(text);
   if (address === undefined) {
     throw new InvalidArgumentError(`It ${API_URL_FORM}.`);
   }

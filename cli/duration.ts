@@ -15,7 +15,7 @@ const MANY = 120;
  *
  * @throws InvalidArgumentError when the text has another form.
  */
-export function durationIn(text: string): number {
+export function parseDuration(text: string): number {
   const [, number = '', unit = 'm'] = /^(\d{1,7})([smh])?$/.exec(text) ?? [];
   const milliseconds = Number(number) * (UNITS[unit] ?? 0);
   if (milliseconds < 1 || milliseconds > MAXIMUM_MILLISECONDS) {

@@ -4,7 +4,7 @@
  * user interrupts the command, the command deletes the emulator.
  */
 import type { Command } from 'commander';
-import { memoryIn, wholeNumber } from './flags.ts';
+import { parseMemory, wholeNumber } from './flags.ts';
 import type { Globals } from './globals.ts';
 import { addCommonVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
@@ -39,7 +39,7 @@ export function addEmulatorCommands(noun: Command, terminal: Terminal): void {
     .option(
       '-m, --memory <size>',
       'memory, for example 4Gi; a number without a unit is in GiB (default: 4Gi)',
-      memoryIn,
+      parseMemory,
     )
     .option('--config <name>', 'not supported, because Berth has no emulator configs')
     .option('--timeout <minutes>', 'longest wait in minutes (default: 5)', wholeNumber)
@@ -146,7 +146,7 @@ export async function deploy(
       await untilBooted(latest, {
         ...cluster,
         signal: AbortSignal.any([signal, late]),
-        onVersion: (version) => progress.show(lineOf(version)),
+        onVersion: (version) => progress.show(formatLine(version)),
       }).catch((error: unknown) => {
         if (error !== late.reason) {
           throw error;
@@ -206,7 +206,7 @@ async function removed({ client }: Cluster, { metadata }: Emulator, error: Error
   return new CommandError(`${error.message}. ${left}`, described(error).exitCode);
 }
 
-function lineOf(emulator: Emulator): string {
+function formatLine(emulator: Emulator): string {
   const { name, status, message = status } = emulatorItem(emulator);
   return `${name}: ${message}`;
 }

@@ -1,6 +1,6 @@
 import { Command } from 'commander';
 import { expect, it } from 'vitest';
-import { BooleanFlag, listIn, memoryIn, pairsIn, withBooleans } from './flags.ts';
+import { BooleanFlag, parseList, parseMemory, parsePairs, withBooleans } from './flags.ts';
 
 it.each([
   ['512Mi', '512Mi'],
@@ -9,11 +9,11 @@ it.each([
   ['4', '4096Mi'],
   ['0.25', '256Mi'],
 ])('reads the memory %s as %s', (text, quantity) => {
-  expect(memoryIn(text)).toBe(quantity);
+  expect(parseMemory(text)).toBe(quantity);
 });
 
 it.each(['', '4 Gi', '4GB', 'four'])('refuses the memory %j', (text) => {
-  expect(() => memoryIn(text)).toThrow('a size such as 512Mi');
+  expect(() => parseMemory(text)).toThrow('a size such as 512Mi');
 });
 
 it('gives each boolean flag a value, so that a name after it stays a name', () => {
@@ -54,13 +54,13 @@ it('takes short boolean flags, alone, together and with a value, only for the co
 });
 
 it('reads pairs whose values have commas and equals signs', () => {
-  expect(pairsIn('a=1,b=x=y,z,c=', { d: '4' })).toEqual({ a: '1', b: 'x=y,z', c: '', d: '4' });
-  expect(() => pairsIn('a')).toThrow('key=value');
+  expect(parsePairs('a=1,b=x=y,z,c=', { d: '4' })).toEqual({ a: '1', b: 'x=y,z', c: '', d: '4' });
+  expect(() => parsePairs('a')).toThrow('key=value');
 });
 
 it('reads lists, also in several flags', () => {
-  expect(listIn('8080:80,', ['2222:22'])).toEqual(['2222:22', '8080:80']);
-  expect(listIn('one@berth.example, two@berth.example ,')).toEqual([
+  expect(parseList('8080:80,', ['2222:22'])).toEqual(['2222:22', '8080:80']);
+  expect(parseList('one@berth.example, two@berth.example ,')).toEqual([
     'one@berth.example',
     'two@berth.example',
   ]);

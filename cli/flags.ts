@@ -1,7 +1,7 @@
 /** Reads the values of flags. The message about a mistake names the flag. */
 import { SCREEN_PORT, SCREEN_PORT_NAME } from '../api/v1alpha1/names.ts';
 import { type Command, InvalidArgumentError, Option } from 'commander';
-import { bytesIn, quantityOf } from '../api/v1alpha1/quantity.ts';
+import { parseBytes, quantityOf } from '../api/v1alpha1/quantity.ts';
 
 /**
  * Words that users might type instead of `true` and `false`. If such a word follows a boolean flag, the word counts as the value of the
@@ -17,7 +17,7 @@ export class BooleanFlag extends Option {
     // The library commander reads a flag `--no-x` as the opposite of a flag `--x`. This line prevents that, because `--no-x` can also be an
     // independent flag.
     this.negate = false;
-    this.argParser(booleanIn);
+    this.argParser(parseBoolean);
   }
 }
 
@@ -92,7 +92,7 @@ function booleanFlagsOf({ options }: Command): ReadonlyMap<string, string> {
   );
 }
 
-function booleanIn(text: string): boolean {
+function parseBoolean(text: string): boolean {
   if (text !== 'true' && text !== 'false') {
     throw new InvalidArgumentError(`It must be true or false.`);
   }
@@ -111,11 +111,11 @@ export function wholeNumber(text: string): number {
  *
  * @throws InvalidArgumentError when the text has another form.
  */
-export function memoryIn(text: string): string {
+export function parseMemory(text: string): string {
   if (/^\d{1,9}(\.\d{1,9})?$/.test(text)) {
     return quantityOf(Number(text));
   }
-  if (bytesIn(text) === undefined) {
+  if (parseBytes(text) === undefined) {
     throw new InvalidArgumentError('It must be a size such as 512Mi, 4Gi or 4G, or a number of GiB.');
   }
   return text;
@@ -126,9 +126,9 @@ export function memoryIn(text: string): string {
  *
  * @throws InvalidArgumentError when the text has another form.
  */
-export function diskSizeIn(text: string): string {
+export function parseDiskSize(text: string): string {
   const size = /^\d{1,9}$/.test(text) ? `${text}G` : text;
-  if ((bytesIn(size) ?? 0) <= 0) {
+  if ((parseBytes(size) ?? 0) <= 0) {
     throw new InvalidArgumentError('It must be a size such as 120G or 100Gi, or a number of GB.');
   }
   return size;
@@ -140,7 +140,7 @@ export function diskSizeIn(text: string): string {
  *
  * @throws InvalidArgumentError when the text has another form.
  */
-export function pairsIn(text: string, before: Record<string, string> = {}): Record<string, string> {
+export function parsePairs(text: string, before: Record<string, string> = {}): Record<string, string> {
   const pairs = text.split(/,(?=[^,=]+=)/).map((pair) => {
     const at = pair.indexOf('=');
     if (at < 1) {
@@ -155,7 +155,7 @@ export function pairsIn(text: string, before: Record<string, string> = {}): Reco
  * Adds the texts between the commas to `before`, and returns the result. Leaves out the spaces around each text. `before` has the texts
  * from earlier uses of the same flag.
  */
-export function listIn(text: string, before: readonly string[] = []): readonly string[] {
+export function parseList(text: string, before: readonly string[] = []): readonly string[] {
   const parts = text.split(',').map((part) => part.trim());
   return [...before, ...parts.filter((part) => part !== '')];
 }
@@ -175,20 +175,23 @@ const PORTS = 65_535;
  *
  * @throws InvalidArgumentError when the text has another form.
  */
-export function pairIn(text: string, before: readonly PortPair[] = []): readonly PortPair[] {
+export function parsePair(text: string, before: readonly PortPair[] = []): readonly PortPair[] {
   const [local = '', remote = local, ...more] = text.split(':');
   if (more.length > 0) {
     throw new InvalidArgumentError('It must have the form LOCAL:REMOTE, REMOTE or :REMOTE.');
   }
-  const target = remoteIn(remote);
-  return [...before, { local: local === '' ? 0 : local === remote ? target : portIn(local), remote: target }];
+  const target = parseRemote(remote);
+  return [
+    ...before,
+    { local: local === '' ? 0 : local === remote ? target : parsePort(local), remote: target },
+  ];
 }
 
-function remoteIn(text: string): number {
-  return text === SCREEN_PORT_NAME ? SCREEN_PORT : portIn(text);
+function parseRemote(text: string): number {
+  return text === SCREEN_PORT_NAME ? SCREEN_PORT : parsePort(text);
 }
 
-function portIn(text: string): number {
+function parsePort(text: string): number {
   const port = /^\d{1,5}$/.test(text) ? Number(text) : 0;
   if (port < 1 || port > PORTS) {
     throw new InvalidArgumentError(`A port must be a number from 1 to ${PORTS}, or ${SCREEN_PORT_NAME}.`);

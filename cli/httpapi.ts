@@ -140,8 +140,8 @@ function requireSameCluster(
   apiURL: string,
 ) {
   const { apiEndpoint, certData } = info as { apiEndpoint?: unknown; certData?: unknown };
-  const own = certificatesIn(certificateAuthority);
-  const given = typeof certData === 'string' ? certificatesIn(certData) : [];
+  const own = parseCertificates(certificateAuthority);
+  const given = typeof certData === 'string' ? parseCertificates(certData) : [];
   const isSameAuthority = given.length > 0 && given.every((certificate) => own.includes(certificate));
   const address = URL.parse(typeof apiEndpoint === 'string' ? apiEndpoint : '');
   const ownAddress = new URL(server);
@@ -163,7 +163,7 @@ function pathOf({ pathname }: URL): string {
  * Returns the complete certificates in a PEM text. Removes all white space, because the same certificate can have different white space in
  * two files.
  */
-function certificatesIn(pem: string): string[] {
+function parseCertificates(pem: string): string[] {
   return pem.replace(/\s/g, '').match(/-----BEGINCERTIFICATE-----[^-]+-----ENDCERTIFICATE-----/g) ?? [];
 }
 

@@ -1,6 +1,6 @@
 /** The nouns `image` and `iso`. */
 import { type Command, Option } from 'commander';
-import { diskSizeIn } from './flags.ts';
+import { parseDiskSize } from './flags.ts';
 import type { Globals } from './globals.ts';
 import {
   addFileFlag,
@@ -28,7 +28,7 @@ export function addImageCommands(noun: Command, terminal: Terminal): void {
   addCreate(noun, terminal, IMAGE_KIND).option(
     '--size <size>',
     'size of a new empty disk, for example 120G or 100Gi; a number without a unit is in GB',
-    diskSizeIn,
+    parseDiskSize,
   );
 }
 

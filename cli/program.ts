@@ -193,7 +193,7 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   program.hook('preAction', async (_program, verb) => {
     if (DESTRUCTIVE.has(verb.name())) {
       const { confirm } = await import('./confirm.ts');
-      await confirm(terminal, questionOf(verb));
+      await confirm(terminal, formatQuestion(verb));
     }
   });
   for (const noun of NOUNS) {
@@ -213,7 +213,7 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
 }
 
 /** Returns the question that the user must confirm before the verb runs, for example `Delete vm desk? This cannot be undone`. */
-function questionOf(verb: Command): string {
+function formatQuestion(verb: Command): string {
   const word = verb.name();
   const names = printable(verb.args.join(', '));
   return `${word.charAt(0).toUpperCase()}${word.slice(1)} ${verb.parent?.name()} ${names}? This cannot be undone`;

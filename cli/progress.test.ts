@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import { estimator, progressLine } from './progress.ts';
-import { durationIn, timeText } from './duration.ts';
+import { parseDuration, timeText } from './duration.ts';
 
 const CLEAR = '\r\u001b[K';
 
@@ -64,10 +64,10 @@ it.each([
   ['10', 600_000, '10 min'],
   ['3h', 10_800_000, '3 h'],
 ])('reads %s as %i ms', (text, milliseconds, words) => {
-  expect(durationIn(text)).toBe(milliseconds);
+  expect(parseDuration(text)).toBe(milliseconds);
   expect(timeText(milliseconds)).toBe(words);
 });
 
 it.each(['0s', '', '-1m', '1d', '999999h', '1.5h', 'm'])('refuses %j', (text) => {
-  expect(() => durationIn(text)).toThrow('90s, 10m or 2h');
+  expect(() => parseDuration(text)).toThrow('90s, 10m or 2h');
 });

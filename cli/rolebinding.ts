@@ -1,6 +1,6 @@
 /** The noun `rolebinding`: the members of a namespace. They are the subjects of the RoleBinding that gives them the role dev. */
 import type { Command } from 'commander';
-import { listIn } from './flags.ts';
+import { parseList } from './flags.ts';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
 import { DEV_ROLE } from '../api/v1alpha1/names.ts';
@@ -31,11 +31,11 @@ export function addRoleBindingCommands(noun: Command, terminal: Terminal): void 
     noun
       .command(verb)
       .description(description)
-      .option('--user <names>', 'names of users in the cluster', listIn)
+      .option('--user <names>', 'names of users in the cluster', parseList)
       .option(
         '--serviceaccount <accounts>',
         'service accounts, each as NAMESPACE:NAME, or as NAME in the current namespace',
-        listIn,
+        parseList,
       )
       .action(async (flags: SubjectFlags, command: Command) => {
         await change(terminal, command.optsWithGlobals<Globals>(), { verb, flags });
@@ -82,7 +82,10 @@ export async function change(
   }
   await withCluster(terminal, globals, async (cluster) => {
     const { client, namespace } = cluster;
-    const subjects: Subjects = { users, serviceaccounts: accounts.map((text) => accountOf(text, cluster)) };
+    const subjects: Subjects = {
+      users,
+      serviceaccounts: accounts.map((text) => parseAccount(text, cluster)),
+    };
     const role = { namespace, name: DEV_ROLE };
     await (verb === 'add-subject' ? addSubjects : removeSubjects)(client, role, subjects);
     const items: SubjectItem[] = [
@@ -95,7 +98,7 @@ export async function change(
 }
 
 /** Returns the service account that the flag names. @throws CommandError when no service account can have the name. */
-function accountOf(text: string, { namespace, realNamespace }: Cluster): AccountRef {
+function parseAccount(text: string, { namespace, realNamespace }: Cluster): AccountRef {
   const at = text.indexOf(':');
   return at < 0
     ? accountIn(namespace, text)

@@ -2,7 +2,7 @@
 import { Argument, type Command, InvalidArgumentError, Option } from 'commander';
 import { hashSync } from 'bcryptjs';
 import type { LastAction, PowerAction, PowerState, Server } from '../api/v1alpha1/server.ts';
-import { durationIn, timeText } from './duration.ts';
+import { parseDuration, timeText } from './duration.ts';
 import { BooleanFlag } from './flags.ts';
 import type { Globals } from './globals.ts';
 import { addShowVerbs } from './objects/verbs.ts';
@@ -15,7 +15,7 @@ import { timestamp } from '../base/time.ts';
 import { type Cluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { forEachName, getNamed } from './objects/named.ts';
-import { type ConditionGoal, conditionGoalIn, hasCondition, versionsFrom } from './objects/versions.ts';
+import { type ConditionGoal, parseConditionGoal, hasCondition, versionsFrom } from './objects/versions.ts';
 import { progressLine } from './progress.ts';
 import { SYSTEM_NAMESPACE } from '../api/v1alpha1/names.ts';
 import {
@@ -52,7 +52,7 @@ export function addServerCommands(noun: Command, terminal: Terminal): void {
     .addArgument(new Argument('<action>', 'the action').choices(Object.keys(ACTIONS)))
     .argument('<names...>', 'names of the servers')
     .addOption(new BooleanFlag('--wait', 'whether to wait for the result (default: true)'))
-    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', durationIn)
+    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', parseDuration)
     .action(async (word: string, names: string[], flags: Flags, command: Command) => {
       const { wait = true, timeout = LIMIT_MILLISECONDS } = flags;
       const action = ACTIONS[word] ?? 'On';
@@ -63,9 +63,11 @@ export function addServerCommands(noun: Command, terminal: Terminal): void {
     .description('Wait until servers reach a state')
     .argument('<names...>', 'names of the servers')
     .addOption(
-      new Option('--for <state>', 'on, off or condition=TYPE').argParser(serverGoalIn).makeOptionMandatory(),
+      new Option('--for <state>', 'on, off or condition=TYPE')
+        .argParser(parseServerGoal)
+        .makeOptionMandatory(),
     )
-    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', durationIn)
+    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', parseDuration)
     .action(async (names: string[], flags: { for: ServerGoal; timeout?: number }, command: Command) => {
       const { for: goal, timeout = LIMIT_MILLISECONDS } = flags;
       await wait(terminal, command.optsWithGlobals<Globals>(), { names, goal, timeout });
@@ -311,12 +313,12 @@ async function changed(
 export type ServerGoal = { readonly power: Extract<PowerState, 'On' | 'Off'> } | ConditionGoal;
 
 /** @throws InvalidArgumentError */
-export function serverGoalIn(text: string): ServerGoal {
+export function parseServerGoal(text: string): ServerGoal {
   const word = text.toLowerCase();
   if (word === 'on' || word === 'off') {
     return { power: word === 'on' ? 'On' : 'Off' };
   }
-  const goal = conditionGoalIn(text);
+  const goal = parseConditionGoal(text);
   if (goal === undefined) {
     throw new InvalidArgumentError('It must be on, off or condition=TYPE, such as condition=Ready.');
   }
@@ -327,7 +329,7 @@ function isReached(server: Server, goal: ServerGoal): boolean {
   return 'power' in goal ? server.status?.power === goal.power : hasCondition(server, goal);
 }
 
-function wordsOf(goal: ServerGoal): string {
+function formatWords(goal: ServerGoal): string {
   return 'power' in goal ? goal.power.toLowerCase() : `at condition ${goal.type}=${goal.status}`;
 }
 
@@ -350,12 +352,12 @@ export async function wait(
       try {
         return await until(cluster, first, { goal, signal, show: progress.show });
       } catch (error) {
-        const text = `Server ${name} is not ${wordsOf(goal)} after ${timeText(timeout)}`;
+        const text = `Server ${name} is not ${formatWords(goal)} after ${timeText(timeout)}`;
         throw error === late.reason ? new CommandError(text, EXIT.noAnswer) : error;
       }
     });
     progress.end();
-    const sentence = (name: string) => `server ${name} is ${wordsOf(goal)}`;
+    const sentence = (name: string) => `server ${name} is ${formatWords(goal)}`;
     await report(terminal, globals, { kind: SERVER_KIND, objects, sentence });
     rethrow();
   });

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { namespaceOf } from './cluster.ts';
 import { EXIT } from './errors.ts';
-import { apiURLIn, readSettings } from './settingsfile.ts';
+import { parseApiURL, readSettings } from './settingsfile.ts';
 
 let folder: string;
 
@@ -58,7 +58,7 @@ it.each([
 
 it('takes an HTTP API without TLS only on this machine, because others could answer in its place', () => {
   for (const own of ['https://berth.example', 'http://127.0.0.1:1', 'http://localhost', 'http://[::1]:1']) {
-    expect(apiURLIn(`${own}/`)).toBe(own);
+    expect(parseApiURL(`${own}/`)).toBe(own);
   }
   for (const other of [
     'http://192.0.2.1',
@@ -66,7 +66,7 @@ it('takes an HTTP API without TLS only on this machine, because others could ans
     'http://a@localhost',
     'ftp://localhost',
   ]) {
-    expect(apiURLIn(other)).toBeUndefined();
+    expect(parseApiURL(other)).toBeUndefined();
   }
 });
 

@@ -68,7 +68,7 @@ function isAbsent(error: unknown): boolean {
 export async function settingsOf(file: string, text: string): Promise<Settings> {
   const { parse } = await import('yaml');
   try {
-    return settingsIn(parse(text) ?? {});
+    return parseSettings(parse(text) ?? {});
   } catch (error) {
     throw new CommandError(`${file}: ${messageOf(error)}`, EXIT.usage);
   }
@@ -77,7 +77,7 @@ export async function settingsOf(file: string, text: string): Promise<Settings> 
 /**
  * Returns the address of the HTTP API without slashes at the end. The result is undefined if the text does not follow {@link API_URL_FORM}.
  */
-export function apiURLIn(text: unknown): string | undefined {
+export function parseApiURL(text: unknown): string | undefined {
   const url = typeof text === 'string' && text.length <= API_URL_LENGTH ? URL.parse(text) : null;
   if (url === null || !isPrivate(url)) {
     return undefined;
@@ -94,24 +94,24 @@ function isPrivate({ protocol, hostname }: URL): boolean {
   return protocol === 'https:' || (protocol === 'http:' && LOOPBACK.includes(hostname));
 }
 
-function settingsIn(document: unknown): Settings {
+function parseSettings(document: unknown): Settings {
   const {
     aliases = {},
     ssh = {},
     [API_URL_KEY]: address,
-  } = mapOf(document, '', ['aliases', API_URL_KEY, 'ssh']);
-  const { namespaceVariable, namespacePrefix, context } = mapOf(aliases, 'aliases', [
+  } = parseMap(document, '', ['aliases', API_URL_KEY, 'ssh']);
+  const { namespaceVariable, namespacePrefix, context } = parseMap(aliases, 'aliases', [
     'namespaceVariable',
     'namespacePrefix',
     'context',
   ]);
-  const { user } = mapOf(ssh, 'ssh', ['user']);
+  const { user } = parseMap(ssh, 'ssh', ['user']);
   const settings = {
-    namespaceVariable: textOf(namespaceVariable, VARIABLE),
-    namespacePrefix: textOf(namespacePrefix, PREFIX),
-    context: textOf(context, CONTEXT),
-    apiURL: apiURLIn(address),
-    sshUser: textOf(user, USER),
+    namespaceVariable: parseText(namespaceVariable, VARIABLE),
+    namespacePrefix: parseText(namespacePrefix, PREFIX),
+    context: parseText(context, CONTEXT),
+    apiURL: parseApiURL(address),
+    sshUser: parseText(user, USER),
   };
   const mistakes = [
     [
@@ -139,12 +139,12 @@ function settingsIn(document: unknown): Settings {
   return Object.fromEntries(Object.entries(settings).filter(([, value]) => value !== undefined));
 }
 
-function textOf(value: unknown, form: RegExp): string | undefined {
+function parseText(value: unknown, form: RegExp): string | undefined {
   return typeof value === 'string' && form.test(value) ? value : undefined;
 }
 
 /** Returns the document as a map. @throws Error when the document is not a map, or when it has a key that is not in `keys`. */
-function mapOf(document: unknown, path: string, keys: readonly string[]): Record<string, unknown> {
+function parseMap(document: unknown, path: string, keys: readonly string[]): Record<string, unknown> {
   if (typeof document !== 'object' || document === null || Array.isArray(document)) {
     throw new Error(`${path || 'the file'} must be a map`);
   }

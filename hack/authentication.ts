@@ -254,7 +254,7 @@ function usernameExpression(prefix: string): string {
 }
 
 /** Returns the prefix of a provider's users. @throws Error when this program did not print the entry of the provider */
-function userPrefixOf({ issuer, claimMappings }: Provider): string {
+function formatUserPrefix({ issuer, claimMappings }: Provider): string {
   return prefixIn(issuer.url, claimMappings.username.expression, / \? (?:"([^"]*)" \+ )?claims\.email : ""$/);
 }
 
@@ -284,7 +284,7 @@ function checkPrefixes(
   if (others.some(({ issuer: { url } }) => url === issuer)) {
     throw new Error(`The file of --beside already has the issuer ${issuer}`);
   }
-  checkPrefix('--user-prefix', userPrefix, beside && others.map(userPrefixOf));
+  checkPrefix('--user-prefix', userPrefix, beside && others.map(formatUserPrefix));
   checkPrefix('--group-prefix', groupPrefix, beside && others.map(groupPrefixOf));
 }
 
@@ -314,7 +314,7 @@ function withoutUsersOf(providers: readonly Provider[], prefix: string): Provide
     message: `users of the provider are no users of the provider with the prefix ${prefix}`,
   };
   return providers.map((provider) =>
-    userPrefixOf(provider) === ''
+    formatUserPrefix(provider) === ''
       ? { ...provider, userValidationRules: [...provider.userValidationRules, rule] }
       : provider,
   );

@@ -15,7 +15,7 @@ const DIST = join(ROOT, 'dist');
 
 async function main(): Promise<void> {
   const { values } = parseArgs({ options: { platforms: { type: 'string', default: ownPlatform() } } });
-  for (const platform of platformsIn(values.platforms)) {
+  for (const platform of parsePlatforms(values.platforms)) {
     const folder = join(DIST, 'cli', platform);
     await mkdir(folder, { recursive: true });
     const { path, bytes, nodeVersion } = await makeExecutable(platform, folder);
@@ -30,7 +30,7 @@ async function main(): Promise<void> {
   say(`${relative(ROOT, await makePackage(DIST))}: the npm package`);
 }
 
-function platformsIn(text: string): readonly Platform[] {
+function parsePlatforms(text: string): readonly Platform[] {
   const names = text.split(',');
   const unknown = names.filter((name) => name !== 'all' && !PLATFORMS.some((platform) => platform === name));
   if (unknown.length > 0) {

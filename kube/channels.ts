@@ -8,7 +8,7 @@ import { WebSocket } from 'ws';
 import type { Connection } from './credentials.ts';
 import { DeadlineError } from './errors.ts';
 import { tlsOptionsOf } from './pool.ts';
-import { refusalIn, type UpgradeRequest } from './upgrade.ts';
+import { readRefusal, type UpgradeRequest } from './upgrade.ts';
 
 /** WebSocket protocol for commands. Earlier versions of this protocol cannot signal the end of the input. */
 export const COMMAND_PROTOCOL = 'v5.channel.k8s.io';
@@ -80,7 +80,7 @@ export async function openChannels(
   socket.on('error', reject);
   socket.once('open', () => resolve(new Channels(socket, numbers, protocol === COMMAND_PROTOCOL)));
   socket.once('unexpected-response', (_request, response) => {
-    refusalIn(response, response.statusCode).then(end, end);
+    readRefusal(response, response.statusCode).then(end, end);
   });
   try {
     return await promise;

@@ -71,7 +71,8 @@ interface Credential {
  * @throws Error with the field in the message when the value is not valid, or when the plug-in needs a terminal
  */
 export function execPluginIn(exec: unknown, folder: string): ExecPlugin {
-  const { apiVersion, command, args, env, installHint, interactiveMode, provideClusterInfo } = fieldsOf(exec);
+  const { apiVersion, command, args, env, installHint, interactiveMode, provideClusterInfo } =
+    parseFields(exec);
   if (!API_VERSIONS.includes(apiVersion)) {
     throw new Error(`exec.apiVersion must be ${API_VERSIONS.join(' or ')}`);
   }
@@ -87,11 +88,11 @@ export function execPluginIn(exec: unknown, folder: string): ExecPlugin {
     apiVersion: apiVersion as string,
     // A program name without a path separator is searched in PATH, as in client-go.
     command: command.includes(path.sep) ? path.resolve(folder, command) : command,
-    args: listOf(args, 'exec.args').map((arg) => textOf(arg, 'exec.args')),
+    args: parseList(args, 'exec.args').map((arg) => parseText(arg, 'exec.args')),
     env: Object.fromEntries(
-      listOf(env, 'exec.env').map((entry) => {
-        const { name, value } = fieldsOf(entry);
-        return [textOf(name, 'exec.env'), textOf(value, 'exec.env')];
+      parseList(env, 'exec.env').map((entry) => {
+        const { name, value } = parseFields(entry);
+        return [parseText(name, 'exec.env'), parseText(value, 'exec.env')];
       }),
     ),
     installHint: typeof installHint === 'string' ? installHint : '',
@@ -146,7 +147,7 @@ async function runPlugin(
   } finally {
     words.end();
   }
-  return credentialIn(output, apiVersion, name);
+  return parseCredential(output, apiVersion, name);
 }
 
 /** Shows the standard error of a plug-in that runs for a long time. Call `end` when the plug-in has ended. */
@@ -168,18 +169,18 @@ function wordsOfSlow(): { take: (text: string) => void; end: () => void } {
 }
 
 /** Messages of this function must not contain parts of the output, because the output contains the token. */
-function credentialIn(output: string, apiVersion: string, name: string): Credential {
+function parseCredential(output: string, apiVersion: string, name: string): Credential {
   let document: unknown;
   try {
     document = parseJson(output, CREDENTIAL_LIMITS);
   } catch {
     throw new CredentialError(`${name} wrote output that is not JSON`);
   }
-  const answer = fieldsOf(document);
+  const answer = parseFields(document);
   if (answer['kind'] !== 'ExecCredential' || answer['apiVersion'] !== apiVersion) {
     throw new CredentialError(`${name} wrote output that is not an ExecCredential of ${apiVersion}`);
   }
-  const { token, expirationTimestamp } = fieldsOf(answer['status']);
+  const { token, expirationTimestamp } = parseFields(answer['status']);
   if (typeof token !== 'string' || !TOKEN.test(token)) {
     throw new CredentialError(
       `${name} gave no token. Plug-ins that give a client certificate instead are not supported`,
@@ -200,18 +201,18 @@ function isAbsent(value: unknown): boolean {
   return value === undefined || value === null || value === '';
 }
 
-function fieldsOf(value: unknown): Fields {
+function parseFields(value: unknown): Fields {
   return typeof value === 'object' && value !== null ? (value as Fields) : {};
 }
 
-function listOf(value: unknown, name: string): readonly unknown[] {
+function parseList(value: unknown, name: string): readonly unknown[] {
   if (value !== undefined && value !== null && !Array.isArray(value)) {
     throw new Error(`${name} must be a list`);
   }
   return value ?? [];
 }
 
-function textOf(value: unknown, name: string): string {
+function parseText(value: unknown, name: string): string {
   if (typeof value !== 'string') {
     throw new Error(`${name} must contain only texts`);
   }

@@ -13,7 +13,7 @@ import { type RuntimeMetrics, runtimeMetrics } from './metrics.ts';
 import { createPool } from './pool.ts';
 import { pause } from '../base/time.ts';
 import { TokenSource } from './tokensource.ts';
-import { refusalIn, requestUpgrade } from './upgrade.ts';
+import { readRefusal, requestUpgrade } from './upgrade.ts';
 
 /**
  * Time limits of a request in milliseconds. For a read, it is half of the 60 s after which the API server ends the request, so the caller has
@@ -154,7 +154,7 @@ export class Transport {
       if (response.statusCode === 401) {
         this.#token.refuse();
       }
-      throw await refusalIn(response.body, response.statusCode, retryAfter(response));
+      throw await readRefusal(response.body, response.statusCode, retryAfter(response));
     }
     return response.body as AsyncIterable<Buffer>;
   }

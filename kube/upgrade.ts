@@ -60,7 +60,7 @@ export async function requestUpgrade(
     resolve(socket);
   });
   asked.once('response', (response) => {
-    refusalIn(response, response.statusCode).then(reject, reject);
+    readRefusal(response, response.statusCode).then(reject, reject);
   });
   try {
     asked.end();
@@ -76,7 +76,7 @@ export async function requestUpgrade(
  *
  * @throws the error of the connection.
  */
-export async function refusalIn(
+export async function readRefusal(
   body: Readable,
   status = 500,
   retryAfterMilliseconds?: number,

@@ -5,7 +5,7 @@ import { connect } from 'node:tls';
 import { pino } from 'pino';
 import type { Registry } from 'prom-client';
 import { afterAll, afterEach, beforeAll, expect, it, vi } from 'vitest';
-import { createKey, selfSigned, validityOf } from '../kube/certificates/certificate.ts';
+import { createKey, selfSigned, parseValidity } from '../kube/certificates/certificate.ts';
 import { listen } from '../kube/serving/httpserver.ts';
 import { CallerClient } from './callers/caller.ts';
 import type { App } from './http/app.ts';
@@ -144,7 +144,7 @@ it('tells when the certificate ends that it shows to its clients', async () => {
   const [logger, ended] = [pino({ level: 'silent' }), new AbortController()];
   await serveClients(app.server, { provider, logger, metrics, signal: ended.signal });
   ended.abort();
-  const end = validityOf(certificate).notAfter.getTime() / 1000;
+  const end = parseValidity(certificate).notAfter.getTime() / 1000;
   const told = `berth_certificate_expiration_timestamp_seconds{certificate="http"} ${end}\n`;
   expect(await metrics.metrics()).toContain(told);
 });

@@ -42,7 +42,7 @@ export async function allocatedBytes(path: string): Promise<number> {
  */
 export async function folderBytes(folder: string): Promise<number> {
   let bytes = 0;
-  for (const entry of await entriesOf(folder, ENTRIES_LIMIT)) {
+  for (const entry of await readEntries(folder, ENTRIES_LIMIT)) {
     const path = join(folder, entry.name);
     bytes += (await ownBytes(path)) + (entry.isDirectory() ? await treeBytes(path) : 0);
   }
@@ -55,7 +55,7 @@ async function treeBytes(folder: string): Promise<number> {
   let left = ENTRIES_LIMIT;
   // While the loop runs, it appends subfolders to `folders`, and later visits them too.
   for (const one of folders) {
-    for (const entry of await entriesOf(one, left)) {
+    for (const entry of await readEntries(one, left)) {
       const path = join(one, entry.name);
       left -= 1;
       bytes += await ownBytes(path);
@@ -75,7 +75,7 @@ async function ownBytes(path: string): Promise<number> {
  * Returns at most `limit` entries of a folder. A folder that cannot be opened counts as empty, for example a missing folder, or a folder
  * whose path is too long.
  */
-export async function entriesOf(folder: string, limit: number): Promise<Dirent[]> {
+export async function readEntries(folder: string, limit: number): Promise<Dirent[]> {
   const entries: Dirent[] = [];
   const opened = limit > 0 ? await undefinedIf(isOfSystem, opendir(folder)) : undefined;
   for await (const entry of opened ?? []) {

@@ -7,7 +7,7 @@ import { pipeline } from 'node:stream/promises';
 import { constants, createZstdDecompress, zstdCompressSync } from 'node:zlib';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
 import { array, assert, asyncProperty, boolean, constantFrom, integer, tuple, uint8Array } from 'fast-check';
-import { compressionOf, digHoles, unpack, unpackedLimit, ZstdFrames } from './unpack.ts';
+import { readCompression, digHoles, unpack, unpackedLimit, ZstdFrames } from './unpack.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const LIMIT = 64 * MEBIBYTE;
@@ -48,7 +48,7 @@ describe.each([
 
   it('is recognised by its content, and unpacked unchanged, with holes for its zeros', async () => {
     await writeFile(from, pack(DISK));
-    expect(await compressionOf(from)).toBe(program);
+    expect(await readCompression(from)).toBe(program);
     await unpackAll();
     expect((await readFile(to)).equals(DISK)).toBe(true);
     expect((await stat(to)).blocks * 512).toBeLessThan(2 * MEBIBYTE);
@@ -93,12 +93,12 @@ describe('a file that is not compressed', () => {
     try {
       const path = join(folder, 'disk');
       await writeFile(path, DISK);
-      expect(await compressionOf(path)).toBeUndefined();
+      expect(await readCompression(path)).toBeUndefined();
       await digHoles(path);
       expect((await stat(path)).blocks * 512).toBeLessThan(2 * MEBIBYTE);
       expect((await readFile(path)).equals(DISK)).toBe(true);
       await truncate(path, 3);
-      expect(await compressionOf(path)).toBeUndefined();
+      expect(await readCompression(path)).toBeUndefined();
     } finally {
       await rm(folder, { recursive: true });
     }

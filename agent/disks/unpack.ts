@@ -43,7 +43,7 @@ const XZ_MEMORY_LIMIT_BYTES = 512 * 1024 * 1024;
 const DIG_TIMEOUT_MILLISECONDS = 600_000;
 
 /** Returns the compression of a file, or undefined if the file has no known compression. */
-export async function compressionOf(path: string): Promise<Compression | undefined> {
+export async function readCompression(path: string): Promise<Compression | undefined> {
   const file = await open(path, 'r');
   try {
     const { buffer, bytesRead } = await file.read(Buffer.alloc(MAGIC_BYTES), 0, MAGIC_BYTES, 0);

@@ -6,7 +6,12 @@ import { type Logger, pino } from 'pino';
 import { Registry } from 'prom-client';
 import { afterEach, beforeAll, beforeEach, describe, expect, onTestFinished, test, vi } from 'vitest';
 import { pause } from '../../base/time.ts';
-import { type Certificate, createKey, selfSigned, validityOf } from '../../kube/certificates/certificate.ts';
+import {
+  type Certificate,
+  createKey,
+  selfSigned,
+  parseValidity,
+} from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { Transport } from '../../kube/transport.ts';
@@ -24,7 +29,7 @@ beforeAll(async () => {
 });
 
 test('a certificate is renewed at 70 to 90 percent of its life', () => {
-  const { notBefore, notAfter } = validityOf(certificate.certificate);
+  const { notBefore, notAfter } = parseValidity(certificate.certificate);
   const life = notAfter.getTime() - notBefore.getTime();
   expect(renewalTime(certificate.certificate, 0)).toBe(notBefore.getTime() + life * 0.7);
   expect(renewalTime(certificate.certificate, 1)).toBeCloseTo(notBefore.getTime() + life * 0.9);
@@ -75,7 +80,7 @@ describe('the renewal of a certificate', () => {
 
   test('does not follow the last one immediately, although the clock of the host is too fast', async () => {
     const stop = new AbortController();
-    const time = clock(validityOf(certificate.certificate).notAfter.getTime());
+    const time = clock(parseValidity(certificate.certificate).notAfter.getTime());
     let used = 0;
     await keepRenewed({
       current: certificate,
@@ -95,7 +100,7 @@ describe('the renewal of a certificate', () => {
 
   test('does not wait for the old time of a clock that was set back', async () => {
     const stop = new AbortController();
-    const { setBack, ...time } = clock(validityOf(certificate.certificate).notAfter.getTime());
+    const { setBack, ...time } = clock(parseValidity(certificate.certificate).notAfter.getTime());
     const day = 24 * 3_600_000;
     let asked = 0;
     const request = async () => {

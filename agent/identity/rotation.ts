@@ -6,7 +6,7 @@ import type { Registry } from 'prom-client';
 import { FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
 import { Backoff } from '../../base/backoff.ts';
 import { pause } from '../../base/time.ts';
-import { type Certificate, validityOf } from '../../kube/certificates/certificate.ts';
+import { type Certificate, parseValidity } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { loadConnection } from '../../kube/credentials.ts';
 import { isUnauthorized } from '../../kube/errors.ts';
@@ -68,7 +68,7 @@ export interface RotationOptions {
 
 /** Returns the time at which the agent requests the next certificate, in milliseconds since the epoch. `random` is between 0 and 1. */
 export function renewalTime(certificate: string, random: number): number {
-  const { notBefore, notAfter } = validityOf(certificate);
+  const { notBefore, notAfter } = parseValidity(certificate);
   const life = notAfter.getTime() - notBefore.getTime();
   return notBefore.getTime() + life * (RENEW_FROM_SHARE + RENEW_SPREAD_SHARE * random);
 }
@@ -219,13 +219,13 @@ function isShort(current: Certificate | undefined, wantedSeconds: number): boole
   if (current === undefined || wantedSeconds <= FIRST_CERTIFICATE_SECONDS) {
     return false;
   }
-  const { notBefore, notAfter } = validityOf(current.certificate);
+  const { notBefore, notAfter } = parseValidity(current.certificate);
   return notAfter.getTime() - notBefore.getTime() <= FIRST_MILLISECONDS;
 }
 
 function tellEnd(metrics: Registry, which: 'client' | 'serving', current: Certificate | undefined): void {
   if (current !== undefined) {
-    const seconds = validityOf(current.certificate).notAfter.getTime() / 1000;
+    const seconds = parseValidity(current.certificate).notAfter.getTime() / 1000;
     runtimeMetrics(metrics).certificateEnd.set({ certificate: which }, seconds);
   }
 }

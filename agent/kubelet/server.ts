@@ -9,7 +9,7 @@ import { isDeepStrictEqual } from 'node:util';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import type { Authorizer } from '../../kube/serving/authorization.ts';
-import { type Certificate, validityOf } from '../../kube/certificates/certificate.ts';
+import { type Certificate, parseValidity } from '../../kube/certificates/certificate.ts';
 import { keepConnection } from '../../kube/serving/connections.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import { createServer, holdOpen, listen, reply, type RunningServer } from '../../kube/serving/httpserver.ts';
@@ -112,7 +112,7 @@ export class KubeletServer {
       if (!isDeepStrictEqual(authorities, this.#authorities)) {
         for (const file of authorities) {
           // This call throws if the file has no certificate.
-          validityOf(file.toString());
+          parseValidity(file.toString());
         }
         this.#use(this.#certificate, authorities);
       }

@@ -93,7 +93,7 @@ export async function pullKeyring(client: Pick<KubeClient, 'get'>, pod: Readonly
     const found = await readPullSecret(client, { name, namespace });
     if (typeof found === 'string') {
       texts.push(found);
-      names.push(titleOf({ name, namespace }));
+      names.push(formatTitle({ name, namespace }));
     } else {
       faults.push(found);
     }
@@ -125,9 +125,9 @@ export async function storageKeyring(
   if (secret === undefined) {
     return Keyring.parse([]);
   }
-  const found = textOf(secret, ref);
+  const found = parseText(secret, ref);
   return typeof found === 'string'
-    ? Keyring.parse([found], undefined, { names: [titleOf(ref)] })
+    ? Keyring.parse([found], undefined, { names: [formatTitle(ref)] })
     : Keyring.parse([], undefined, { faults: [found] });
 }
 
@@ -161,23 +161,26 @@ async function readPullSecret(
     return { reason, message: messageOf(error) };
   }
   if (secret === undefined) {
-    const message = `${titleOf(ref)} does not exist, or this host has no right to read it`;
+    const message = `${formatTitle(ref)} does not exist, or this host has no right to read it`;
     return { reason: 'PullSecretMissing', message };
   }
-  return textOf(secret, ref);
+  return parseText(secret, ref);
 }
 
 /** Returns the text of a pull secret, or its fault. */
-function textOf({ type, data }: Secret, ref: { name: string; namespace: string }): string | CredentialFault {
+function parseText(
+  { type, data }: Secret,
+  ref: { name: string; namespace: string },
+): string | CredentialFault {
   const text = data?.[PULL_SECRET_KEY];
   if (type !== PULL_SECRET_TYPE || text === undefined || text === null) {
-    const message = `${titleOf(ref)} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`;
+    const message = `${formatTitle(ref)} needs the type ${PULL_SECRET_TYPE} and the key ${PULL_SECRET_KEY}; its type is ${type ?? 'none'}`;
     return { reason: 'PullSecretTypeMismatch', message };
   }
   return Buffer.from(text, 'base64').toString('utf8');
 }
 
-function titleOf({ name, namespace }: { name: string; namespace: string }): string {
+function formatTitle({ name, namespace }: { name: string; namespace: string }): string {
   return `The pull secret ${name} in ${namespace}`;
 }
 

@@ -115,7 +115,7 @@ export class MachineCgroups {
         machineGroup(path, machineUid),
         version === 1 ? 'memory.oom_control' : 'memory.events',
       );
-      return Number(/^oom_kill (\d+)$/m.exec(await textOf(file))?.[1] ?? 0);
+      return Number(/^oom_kill (\d+)$/m.exec(await readText(file))?.[1] ?? 0);
     }
     return 0;
   }
@@ -124,7 +124,7 @@ export class MachineCgroups {
   async processes(machineUid: string): Promise<number[]> {
     const pids = new Set<number>();
     for (const { path } of await this.#roots()) {
-      const text = await textOf(join(machineGroup(path, machineUid), 'cgroup.procs'));
+      const text = await readText(join(machineGroup(path, machineUid), 'cgroup.procs'));
       text
         .split('\n')
         .map(Number)
@@ -261,9 +261,9 @@ export function machineGroup(root: string, machineUid: string): string {
 /** Returns the hierarchies of the first of `roots` that has any; empty if none has. */
 export async function findHierarchies(roots: readonly string[]): Promise<Hierarchy[]> {
   for (const root of roots) {
-    const names = await namesIn(root);
+    const names = await readNames(root);
     if (names.includes(UNIFIED)) {
-      const controllers = (await textOf(join(root, UNIFIED))).trim().split(/\s+/);
+      const controllers = (await readText(join(root, UNIFIED))).trim().split(/\s+/);
       return [{ path: root, version: 2, controllers }];
     }
     const hierarchies: Hierarchy[] = [];
@@ -283,11 +283,11 @@ export async function findHierarchies(roots: readonly string[]): Promise<Hierarc
 }
 
 /** Returns the content of a file; empty if the system cannot read the file. */
-export async function textOf(file: string): Promise<string> {
+export async function readText(file: string): Promise<string> {
   return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';
 }
 
-async function namesIn(folder: string): Promise<string[]> {
+async function readNames(folder: string): Promise<string[]> {
   return (await undefinedIf(hasCode('ENOENT', 'EACCES', 'EPERM'), readdir(folder))) ?? [];
 }
 

@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test, vi } from 'vitest';
 import { LockedError, lockDataDirectory } from './lock.ts';
-import { startTimeIn } from './process.ts';
+import { parseStartTime } from './process.ts';
 
 let directory: string;
 
@@ -62,7 +62,7 @@ describe('a pid that a process of another user has', () => {
   });
 
   test('holds the lock if the process is the agent', () => {
-    lock(process.pid, startTimeIn(readFileSync(`/proc/${process.pid}/stat`, 'utf8')));
+    lock(process.pid, parseStartTime(readFileSync(`/proc/${process.pid}/stat`, 'utf8')));
     expect(() => lockDataDirectory(directory)).toThrow(LockedError);
   });
 
@@ -133,7 +133,7 @@ test('an agent of which a thread still lives holds the lock, though its process 
         .replace(/^.*\) /, '')
         .slice(0, 1);
     await expect.poll(state, { timeout: ENDED_MILLISECONDS }).toBe('Z');
-    const startTime = startTimeIn(readFileSync(stat, 'utf8'));
+    const startTime = parseStartTime(readFileSync(stat, 'utf8'));
     writeFileSync(join(directory, 'agent.lock'), JSON.stringify({ pid: child.pid, startTime }));
     expect(() => lockDataDirectory(directory)).toThrow(`An agent with pid ${child.pid} already uses`);
   } finally {

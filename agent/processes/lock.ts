@@ -4,7 +4,7 @@ import { existsSync, linkSync, readFileSync, renameSync, rmSync } from 'node:fs'
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
 import { codeOf } from '../../base/errors.ts';
-import { PS_ENVIRONMENT, startTimeIn } from './process.ts';
+import { PS_ENVIRONMENT, parseStartTime } from './process.ts';
 
 interface Holder {
   pid: number;
@@ -99,7 +99,7 @@ function describe(pid: number): Holder {
     return { pid, startTime: '' };
   }
   // A zombie (an ended process whose parent has not yet waited for it) no longer has the lock.
-  return { pid, startTime: startTimeIn(readFileSync(file, 'utf8')) ?? 'ended' };
+  return { pid, startTime: parseStartTime(readFileSync(file, 'utf8')) ?? 'ended' };
 }
 
 /** Returns the start time that `ps` prints; empty if there is no such process. @throws Error when `ps` cannot run. */

@@ -2,7 +2,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { afterEach, beforeEach, describe, expect, it, onTestFinished, vi } from 'vitest';
-import { hostBootId, identify, isAlive, processFiles, startTimeIn, waitForExit } from './process.ts';
+import { hostBootId, identify, isAlive, processFiles, parseStartTime, waitForExit } from './process.ts';
 
 /** Time limit of a state that takes milliseconds on an idle machine. */
 const STATE_MILLISECONDS = 30_000;
@@ -15,12 +15,12 @@ function stat(state: string, threads: number): string {
 
 describe('a process', () => {
   it('is known by its start time', () => {
-    expect(startTimeIn(stat('S', 7))).toBe('1389051');
+    expect(parseStartTime(stat('S', 7))).toBe('1389051');
   });
 
   it('exists until the last of its threads has ended, because until then its disk is locked and its ports are in use', () => {
-    expect(startTimeIn(stat('Z', 2))).toBe('1389051');
-    expect(startTimeIn(stat('Z', 1))).toBeUndefined();
+    expect(parseStartTime(stat('Z', 2))).toBe('1389051');
+    expect(parseStartTime(stat('Z', 1))).toBeUndefined();
   });
 });
 

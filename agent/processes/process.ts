@@ -56,7 +56,7 @@ export async function identify(pid: number): Promise<ProcessIdentity | undefined
 
 async function startTimeFromProc(pid: number): Promise<string | undefined> {
   const text = await readIfAlive(`/proc/${pid}/stat`);
-  return text === undefined ? undefined : startTimeIn(text);
+  return text === undefined ? undefined : parseStartTime(text);
 }
 
 /**
@@ -64,9 +64,9 @@ async function startTimeFromProc(pid: number): Promise<string | undefined> {
  * dead. A killed process has the state Z as soon as its main thread has ended. However, the process holds its files, ports and locks until
  * all its threads have ended.
  */
-export function startTimeIn(text: string): string | undefined {
+export function parseStartTime(text: string): string | undefined {
   // Field 3 is the state, 20 the number of threads, 22 the start time.
-  const fields = fieldsOf(text);
+  const fields = parseFields(text);
   const [state, threads] = [fields[0], fields[17]];
   return state === 'X' || (state === 'Z' && threads === '1') ? undefined : fields[19];
 }
@@ -75,7 +75,7 @@ export function startTimeIn(text: string): string | undefined {
  * Returns the fields of a line of /proc/PID/stat, from field 3 on. The name of the command before them can contain spaces and brackets, so
  * the fields begin after the last ')'.
  */
-export function fieldsOf(text: string): string[] {
+export function parseFields(text: string): string[] {
   return text.slice(text.lastIndexOf(')') + 2).split(' ');
 }
 

@@ -3,8 +3,8 @@ import { readFile } from 'node:fs/promises';
 import { cpus, freemem, totalmem } from 'node:os';
 import { join } from 'node:path';
 import { run } from '../../base/exec.ts';
-import { findHierarchies, type Hierarchy, machineGroup, ROOTS, textOf } from './cgroup.ts';
-import { fieldsOf, processFiles, PS_ENVIRONMENT } from './process.ts';
+import { findHierarchies, type Hierarchy, machineGroup, ROOTS, readText } from './cgroup.ts';
+import { parseFields, processFiles, PS_ENVIRONMENT } from './process.ts';
 
 export interface Usage {
   /** Processor time since the start, in seconds. It counts each processor by itself. */
@@ -69,9 +69,9 @@ export class UsageReader {
 async function groupUsage(hierarchies: readonly Hierarchy[], uid: string): Promise<Usage> {
   const total: Usage = { cpuSeconds: 0, workingSetBytes: 0 };
   for (const { path, version, controllers } of hierarchies) {
-    const read = async (file: string): Promise<string> => await textOf(join(machineGroup(path, uid), file));
+    const read = async (file: string): Promise<string> => await readText(join(machineGroup(path, uid), file));
     if (version === 2) {
-      total.cpuSeconds = numberIn(await read('cpu.stat'), /^usage_usec (\d+)$/m) / MICROSECONDS_PER_SECOND;
+      total.cpuSeconds = parseNumber(await read('cpu.stat'), /^usage_usec (\d+)$/m) / MICROSECONDS_PER_SECOND;
     } else if (controllers.includes('cpuacct')) {
       total.cpuSeconds = Number(await read('cpuacct.usage')) / NANOSECONDS_PER_SECOND;
     }
@@ -81,7 +81,7 @@ async function groupUsage(hierarchies: readonly Hierarchy[], uid: string): Promi
           ? ['memory.current', 'inactive_file']
           : ['memory.usage_in_bytes', 'total_inactive_file'];
       // A kubelet leaves out the same part of the page cache.
-      const inactive = numberIn(await read('memory.stat'), new RegExp(`^${unused} (\\d+)$`, 'm'));
+      const inactive = parseNumber(await read('memory.stat'), new RegExp(`^${unused} (\\d+)$`, 'm'));
       total.workingSetBytes = Math.max(0, Number(await read(used)) - inactive);
     }
   }
@@ -112,14 +112,15 @@ async function* processes(leaders: ReadonlySet<number>): AsyncGenerator<ProcessU
   }
   for await (const { pid, text } of processFiles('stat')) {
     // Field 6 is the session. Fields 14 to 17 are the times of the process and of its ended children.
-    const fields = fieldsOf(text);
+    const fields = parseFields(text);
     const leader = Number(fields[3]);
     if (leaders.has(leader)) {
       const ticks = fields.slice(11, 15).reduce((sum, field) => sum + Number(field), 0);
       yield {
         leader,
         cpuSeconds: ticks / TICKS_PER_SECOND,
-        workingSetBytes: numberIn(await textOf(`/proc/${pid}/status`), /^VmRSS:\s+(\d+) kB$/m) * KIBIBYTE,
+        workingSetBytes:
+          parseNumber(await readText(`/proc/${pid}/status`), /^VmRSS:\s+(\d+) kB$/m) * KIBIBYTE,
       };
     }
   }
@@ -154,7 +155,7 @@ export async function hostUsage(): Promise<Usage> {
   // The columns are user, nice, system, idle, iowait, irq and softirq. The time of guests is part of user and nice.
   const [, ...ticks] = stat.slice(0, stat.indexOf('\n')).split(/\s+/).map(Number);
   const [user = 0, nice = 0, system = 0, , , irq = 0, softirq = 0] = ticks;
-  const kibibytes = (name: string): number => numberIn(memory, new RegExp(`^${name}:\\s+(\\d+) kB$`, 'm'));
+  const kibibytes = (name: string): number => parseNumber(memory, new RegExp(`^${name}:\\s+(\\d+) kB$`, 'm'));
   return {
     cpuSeconds: (user + nice + system + irq + softirq) / TICKS_PER_SECOND,
     workingSetBytes:
@@ -163,6 +164,6 @@ export async function hostUsage(): Promise<Usage> {
 }
 
 /** Returns the number that the first group of the pattern matches; 0 if the pattern does not match. */
-function numberIn(text: string, pattern: RegExp): number {
+function parseNumber(text: string, pattern: RegExp): number {
   return Number(pattern.exec(text)?.[1] ?? 0);
 }

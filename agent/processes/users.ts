@@ -138,7 +138,7 @@ export async function machineUsers(
   for (const root of ROOTS) {
     for (const name of ['passwd', 'group', 'subuid', 'subgid']) {
       const file = `${root}/etc/${name}`;
-      const clash = overlapIn(name, await textOf(file), range);
+      const clash = overlapIn(name, await readText(file), range);
       if (clash !== undefined) {
         throw new UserRangeError(
           `${shown(range)} overlap with "${clash}" in ${file}. Set machines.users.first to a different value`,
@@ -179,7 +179,7 @@ export function overlapIn(kind: string, text: string, { first, count }: UserRang
  */
 async function requireMapped(range: UserRange): Promise<void> {
   for (const file of ['/proc/self/uid_map', '/proc/self/gid_map']) {
-    const text = await textOf(file);
+    const text = await readText(file);
     const lines = text.split('\n').map((line) => line.trim().split(/\s+/).map(Number));
     const isMapped = lines.some(
       ([inside = 0, , count = 0]) => inside <= range.first && range.first + range.count <= inside + count,
@@ -196,7 +196,7 @@ function shown({ first, count }: UserRange): string {
   return `The users ${first} to ${first + count - 1} of machines.users`;
 }
 
-async function textOf(file: string): Promise<string> {
+async function readText(file: string): Promise<string> {
   // If the file cannot be read, it counts as empty. Possible causes are that the file is missing, or that the container has no right to
   // read a file of the host.
   return (await undefinedIf(isOfSystem, readFile(file, 'utf8'))) ?? '';

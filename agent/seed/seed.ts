@@ -188,13 +188,13 @@ export function withoutByteOrderMark(userData: string): string {
  */
 export function userDataNotice(userData: string): string | undefined {
   const text = withoutByteOrderMark(userData);
-  const mistake = mistakeIn(text);
+  const mistake = findMistake(text);
   const removed = text === userData ? [] : ['The byte order mark at its beginning was removed'];
   const notices = [...removed, ...(mistake === undefined ? [] : [mistake])];
   return notices.length === 0 ? undefined : notices.join('. ');
 }
 
-function mistakeIn(text: string): string | undefined {
+function findMistake(text: string): string | undefined {
   if (isIgnition(text)) {
     return undefined;
   }

@@ -157,7 +157,7 @@ function itemsOf(image: CachedContent, namespaces: readonly string[]): ListItem[
   const shown = tagged.length > 0 || objects.length > 0 ? tagged : references.slice(0, 1);
   return [
     ...objects.flatMap((name) => {
-      const object = objectNameIn(name, namespaces);
+      const object = parseObjectName(name, namespaces);
       return object === undefined ? [] : [{ image: object, imageId: digestIn([name]), size, nodes: 0 }];
     }),
     ...shown.flatMap((name) => {
@@ -169,7 +169,7 @@ function itemsOf(image: CachedContent, namespaces: readonly string[]): ListItem[
   ];
 }
 
-function objectNameIn(name: string, namespaces: readonly string[]): string | undefined {
+function parseObjectName(name: string, namespaces: readonly string[]): string | undefined {
   const [object = ''] = name.split('@');
   const prefix = namespaces.map((one) => cachedObjectName(one, '')).find((one) => object.startsWith(one));
   return prefix === undefined ? undefined : object.slice(prefix.length);

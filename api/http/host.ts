@@ -1,6 +1,6 @@
 /** Reads facts about hosts from their Nodes and Pods, and makes their items, for the HTTP API and the `berth` command. */
 import { HOST_MARK, HOST_VALUE, SLOT_RESOURCE, WORKLOAD_LABEL } from '../v1alpha1/names.ts';
-import { bytesIn } from '../v1alpha1/quantity.ts';
+import { parseBytes } from '../v1alpha1/quantity.ts';
 import { agentVersion } from '../v1alpha1/version.ts';
 import { tagsOf } from '../v1alpha1/hosts.ts';
 import type { NodeItem } from './node.ts';
@@ -105,7 +105,7 @@ function millisOf(quantity = '0'): number {
  * quantities of its own Node. One host must not make the list of all hosts fail.
  */
 function numberOf(quantity = '0'): number {
-  return Math.min(Math.max(0, Number(bytesIn(quantity) ?? 0n)), Number.MAX_SAFE_INTEGER);
+  return Math.min(Math.max(0, Number(parseBytes(quantity) ?? 0n)), Number.MAX_SAFE_INTEGER);
 }
 
 function wholeCPUs(millis: number): number {

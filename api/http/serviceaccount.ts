@@ -22,7 +22,7 @@ export const tokenRequestSchema = z
         error: 'must be hours, minutes and seconds, for example 8760h or 1h30m',
         abort: true,
       })
-      .refine((text) => isLife(secondsIn(text)), {
+      .refine((text) => isLife(parseSeconds(text)), {
         error: `must be from ${LIFE_MINIMUM}s to ${LIFE_MAXIMUM}s`,
       })
       .optional()
@@ -57,10 +57,10 @@ export function lifeSeconds({ duration, expirationSeconds, noExpiration }: Token
   if (noExpiration === true) {
     return LIFE_MAXIMUM;
   }
-  return expirationSeconds ?? (duration === undefined ? LIFE_DEFAULT : secondsIn(duration));
+  return expirationSeconds ?? (duration === undefined ? LIFE_DEFAULT : parseSeconds(duration));
 }
 
-function secondsIn(duration: string): number {
+function parseSeconds(duration: string): number {
   const [, hours = '0', minutes = '0', seconds = '0'] = DURATION.exec(duration) ?? [];
   return Number(hours) * 3_600 + Number(minutes) * 60 + Number(seconds);
 }

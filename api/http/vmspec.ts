@@ -95,13 +95,13 @@ function specOf(body: VMDeployBody): VMSpec {
     ...machineSpec(body),
     ...sameValues(body, ({ isInConfig }) => isInConfig === undefined),
     configRef: vmConfig === undefined ? undefined : { name: vmConfig },
-    ports: reservedPorts === undefined ? undefined : portsIn(reservedPorts),
+    ports: reservedPorts === undefined ? undefined : parsePorts(reservedPorts),
     deployTimeoutSeconds: timeout === undefined ? undefined : timeout * 60,
     guestMetadata: guestMetadataOf(body),
   };
 }
 
-function portsIn(text: string): string[] {
+function parsePorts(text: string): string[] {
   return text
     .split(',')
     .map((port) => port.trim())

@@ -36,7 +36,7 @@ export type Quantity = string | number;
  * @throws RangeError when the text is not a quantity.
  */
 export function parseQuantity(quantity: Quantity): bigint {
-  const bytes = bytesIn(String(quantity));
+  const bytes = parseBytes(String(quantity));
   if (bytes === undefined) {
     throw new RangeError(`${JSON.stringify(String(quantity).slice(0, QUANTITY_LENGTH))} is not a quantity`);
   }
@@ -44,7 +44,7 @@ export function parseQuantity(quantity: Quantity): bigint {
 }
 
 /** Returns the number of bytes that a quantity stands for. The result is undefined if the text is not a quantity. */
-export function bytesIn(text: string): bigint | undefined {
+export function parseBytes(text: string): bigint | undefined {
   const match = QUANTITY.exec(text);
   if (match === null) {
     return undefined;
@@ -106,7 +106,7 @@ const MEBIBYTES_PER_GIBIBYTE = 1024;
  * function threw an error instead, one wrong object would make a whole list fail.
  */
 export function gibibytes(quantity: string | number = ''): string | undefined {
-  const bytes = bytesIn(String(quantity));
+  const bytes = parseBytes(String(quantity));
   return bytes === undefined ? undefined : (Number(bytes) / GIBIBYTE).toFixed(2);
 }
 

@@ -4,7 +4,7 @@
  */
 import * as z from 'zod';
 import { OBJECT_NAME_LENGTH, SUBDOMAIN } from './names.ts';
-import { bytesIn, parseQuantity, type Quantity, QUANTITY_LENGTH } from './quantity.ts';
+import { parseBytes, parseQuantity, type Quantity, QUANTITY_LENGTH } from './quantity.ts';
 
 /** One CEL rule of a CustomResourceDefinition (`x-kubernetes-validations`). */
 export interface CelRule {
@@ -116,7 +116,7 @@ export function oneOf(fields: readonly string[], required: boolean): CelRule {
 }
 
 function isWithin(quantity: Quantity, minimum: bigint, maximum: bigint): boolean {
-  const bytes = bytesIn(String(quantity));
+  const bytes = parseBytes(String(quantity));
   return bytes !== undefined && bytes >= minimum && bytes <= maximum;
 }
 

@@ -1,6 +1,6 @@
 /** The verbs of `imagecache`. */
 import type { Command } from 'commander';
-import { BooleanFlag, listIn } from '../flags.ts';
+import { BooleanFlag, parseList } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import type { Selection } from './selection.ts';
@@ -34,11 +34,11 @@ export function addImageCacheCommands(noun: Command, terminal: Terminal): void {
       .command(action)
       .description(description)
       .argument('<image>', 'image of a registry, or an Image of the cluster')
-      .option('--nodes <names>', 'names of hosts, with commas between them', listIn)
+      .option('--nodes <names>', 'names of hosts, with commas between them', parseList)
       .option(
         '--tags <tags>',
         'tags, with commas between them; the command selects the hosts that now have all of these tags',
-        listIn,
+        parseList,
       )
       .addOption(new BooleanFlag('--all', 'all hosts of the namespace'))
       .action(async (image: string, flags: Selection, command: Command) => {

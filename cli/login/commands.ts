@@ -2,7 +2,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';
-import { API_URL_FORM, apiURLIn } from '../settingsfile.ts';
+import { API_URL_FORM, parseApiURL } from '../settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import type { LoginFlags } from './login.ts';
 import type { TargetFlags } from './target.ts';
@@ -56,7 +56,7 @@ export function addCredential(command: Command, terminal: Terminal): void {
 
 function addTargetFlags(command: Command): Command {
   return command
-    .option('--api-url <url>', 'HTTP API of Berth (default: the address in the settings)', addressIn)
+    .option('--api-url <url>', 'HTTP API of Berth (default: the address in the settings)', parseAddress)
     .option('--server <url>', 'API server (default: the address from the HTTP API or the kubeconfig)')
     .option(
       '--certificate-authority <file>',
@@ -64,8 +64,8 @@ function addTargetFlags(command: Command): Command {
     );
 }
 
-function addressIn(text: string): string {
-  const address = apiURLIn(text);
+function parseAddress(text: string): string {
+  const address = parseApiURL(text);
   if (address === undefined) {
     throw new InvalidArgumentError(`It ${API_URL_FORM}.`);
   }

@@ -49,11 +49,11 @@ export function fetchFrom({ who, authority, signal, environment }: FetchOptions)
         signal: limits,
       });
       // Without a listener, an error of the request would end the process. The listener does nothing, because the code below also gets the
-      // error: `once` or `textOf` rejects.
+      // error: `once` or `readText` rejects.
       sent.on('error', () => undefined);
       sent.end(body === undefined || body === null ? undefined : String(body as string | URLSearchParams));
       const [answer] = (await once(sent, 'response')) as [IncomingMessage];
-      const text = await textOf(answer);
+      const text = await readText(answer);
       const { statusCode: status = 0, headers: received } = answer;
       return new Response(EMPTY.includes(status) ? null : text, {
         status,
@@ -72,7 +72,7 @@ function proxyEnvironment(url: string, environment: Environment): Record<string,
   return proxy === undefined ? {} : { HTTP_PROXY: proxy.href, HTTPS_PROXY: proxy.href };
 }
 
-async function textOf(body: AsyncIterable<Uint8Array>): Promise<string> {
+async function readText(body: AsyncIterable<Uint8Array>): Promise<string> {
   const pieces: Uint8Array[] = [];
   let bytes = 0;
   for await (const piece of body) {

@@ -146,15 +146,15 @@ export function withoutEmptyFields(fetch: Fetch): Fetch {
 }
 
 function tidy(text: string): string {
-  const document = documentIn(text);
+  const document = parseDocument(text);
   if (typeof document !== 'object' || document === null || Array.isArray(document)) {
     return text;
   }
   const fields = Object.entries(document).filter(([, value]) => value !== null && value !== '');
-  return JSON.stringify(Object.fromEntries(fields.map(([name, value]) => [name, secondsIn(name, value)])));
+  return JSON.stringify(Object.fromEntries(fields.map(([name, value]) => [name, parseSeconds(name, value)])));
 }
 
-function documentIn(text: string): unknown {
+function parseDocument(text: string): unknown {
   try {
     return parseJson(text, LIMITS);
   } catch (error) {
@@ -166,7 +166,7 @@ function documentIn(text: string): unknown {
   }
 }
 
-function secondsIn(name: string, value: unknown): unknown {
+function parseSeconds(name: string, value: unknown): unknown {
   return SECONDS.has(name) && typeof value === 'string' && /^\d+(\.\d+)?$/.test(value)
     ? Number(value)
     : value;

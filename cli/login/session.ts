@@ -75,7 +75,7 @@ export function isFresh({ end }: Session): boolean {
 /** Returns the session in the file. @throws CommandError when the file does not exist, or when its content is not a session. */
 export async function readSession(file: string): Promise<Session> {
   const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
-  const session = text === undefined ? undefined : sessionIn(text);
+  const session = text === undefined ? undefined : parseSession(text);
   if (session === undefined) {
     throw new CommandError(`There is no session in ${file}. Sign in again`, EXIT.denied);
   }
@@ -116,7 +116,7 @@ export async function withSessionLock<T>(
   return await withFileLock(`${file}.lock`, { staleMilliseconds: STALE_MILLISECONDS, signal }, work);
 }
 
-function sessionIn(text: string): Session | undefined {
+function parseSession(text: string): Session | undefined {
   let document: unknown;
   try {
     document = JSON.parse(text);

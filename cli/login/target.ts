@@ -51,7 +51,7 @@ export async function targetOf(
   terminal: Terminal,
   { place, settings, flags }: { place: Place; settings: Settings; flags: TargetFlags },
 ): Promise<Target> {
-  const authority = await authorityIn(flags.certificateAuthority);
+  const authority = await readAuthority(flags.certificateAuthority);
   const apiURL = flags.apiUrl ?? settings.apiURL;
   const found =
     apiURL === undefined
@@ -67,7 +67,7 @@ export async function targetOf(
   };
 }
 
-async function authorityIn(file: string | undefined): Promise<string | undefined> {
+async function readAuthority(file: string | undefined): Promise<string | undefined> {
   if (file === undefined) {
     return undefined;
   }
@@ -119,7 +119,7 @@ async function askHTTPAPI(
     if (answer.status !== 200) {
       throw new Error(`it answers with HTTP status ${answer.status}`);
     }
-    return infoIn(parseJson(await answer.text(), INFO_LIMITS));
+    return parseInfo(parseJson(await answer.text(), INFO_LIMITS));
   } catch (error) {
     throw new CommandError(
       `${url} is not the HTTP API of Berth: ${messageOf(error)}. Check --api-url or the settings, which \`${name} config view\` shows`,
@@ -128,7 +128,7 @@ async function askHTTPAPI(
 }
 
 /** Returns the target in an answer of `cluster-info`. @throws Error or CommandError for a value that is not allowed. */
-function infoIn(document: unknown): Omit<Target, 'authority'> {
+function parseInfo(document: unknown): Omit<Target, 'authority'> {
   const info = (typeof document === 'object' && document !== null ? document : {}) as Record<string, unknown>;
   const text = (name: string) => {
     const value = info[name];
@@ -147,7 +147,7 @@ function infoIn(document: unknown): Omit<Target, 'authority'> {
     clientID: text('appClientId'),
     scopes: scopes.filter((scope) => typeof scope === 'string').slice(0, SCOPES_LIMIT),
     deviceFlow: info['deviceFlow'] !== false,
-    namespace: namespaceIn(text('namespaceDefault')),
+    namespace: parseNamespace(text('namespaceDefault')),
   };
 }
 
@@ -157,7 +157,7 @@ function infoIn(document: unknown): Omit<Target, 'authority'> {
  *
  * @throws Error for a name that no namespace can have.
  */
-function namespaceIn(text: string | undefined): string | undefined {
+function parseNamespace(text: string | undefined): string | undefined {
   if (text !== undefined && !isObjectName(text)) {
     throw new Error(`no namespace can have the name ${JSON.stringify(text)}`);
   }

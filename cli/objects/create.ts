@@ -78,7 +78,7 @@ export async function createFromFile<T extends KubeObject>(
   kind: Kind<T>,
   file: string,
 ): Promise<void> {
-  const objects = await objectsIn(file, kind, terminal.signal);
+  const objects = await readObjects(file, kind, terminal.signal);
   await withCluster(terminal, globals, async (cluster) => {
     const placed = objects.map((object) => placedIn(object, globals, cluster));
     const { done, rethrow } = await forEachName(
@@ -95,13 +95,13 @@ export function createdSentence({ noun }: { readonly noun: string }): (name: str
   return (name) => `Successfully created ${noun} ${name}`;
 }
 
-async function objectsIn<T extends KubeObject>(
+async function readObjects<T extends KubeObject>(
   file: string,
   { type }: Kind<T>,
   signal: AbortSignal,
 ): Promise<Unsaved<T>[]> {
   const { parseAllDocuments } = await import('yaml');
-  const documents = [...parseAllDocuments(await textOf(file, signal))].filter(
+  const documents = [...parseAllDocuments(await readText(file, signal))].filter(
     ({ contents }) => contents !== null,
   );
   if (documents.length === 0) {
@@ -135,7 +135,7 @@ function mistakeIn(object: unknown, type: Resource<KubeObject>): string | undefi
 }
 
 /** Returns the text of the file. @throws CommandError when the file cannot be read; the signal's reason when the signal aborts. */
-async function textOf(file: string, signal: AbortSignal): Promise<string> {
+async function readText(file: string, signal: AbortSignal): Promise<string> {
   // The user can interrupt a command whose standard input never ends, for example if the input is the user's terminal.
   const stream = addAbortSignal(signal, file === '-' ? process.stdin : createReadStream(file));
   const pieces: Buffer[] = [];
@@ -209,7 +209,7 @@ function refusedIn(error: unknown): Refused[] {
   }
   const { status, details } = error;
   if (status !== 422) {
-    return status === 400 ? unknownIn(error.message) : [];
+    return status === 400 ? findUnknown(error.message) : [];
   }
   const { causes = [] } = (details ?? {}) as { causes?: Partial<Refused>[] };
   return causes.map(({ field = '', message = '' }) => ({ field, message }));
@@ -219,7 +219,7 @@ function refusedIn(error: unknown): Refused[] {
  * Returns the fields that the API server does not know. The API server names these fields only in the text of the message, and not in its
  * list of causes.
  */
-function unknownIn(text: string): Refused[] {
+function findUnknown(text: string): Refused[] {
   const message =
     'the cluster does not have this field, because its release of Berth is older than this command';
   return [...text.matchAll(/unknown field "([^"]+)"/g)].map(([, field = '']) => ({ field, message }));

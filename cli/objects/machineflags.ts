@@ -3,7 +3,7 @@ import { type Command, Option } from 'commander';
 import type { MachineRequest } from '../../api/http/vm.ts';
 import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { BooleanFlag, memoryIn, wholeNumber } from '../flags.ts';
+import { BooleanFlag, parseMemory, wholeNumber } from '../flags.ts';
 
 /** Values of the flags that a VM and a VM config share. The flags of the table are read by {@link tableValues}. */
 export interface MachineFlags {
@@ -38,7 +38,7 @@ function optionFor(type: TableFlag['row']['type'], [flag, text]: readonly [strin
   if (type === 'integer') {
     return option.argParser(wholeNumber);
   }
-  return type === 'memory' ? option.argParser(memoryIn) : option;
+  return type === 'memory' ? option.argParser(parseMemory) : option;
 }
 
 /** Name of the flag for each field that a VM and a VM config share. */

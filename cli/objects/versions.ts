@@ -32,7 +32,7 @@ export interface ConditionGoal {
 const CONDITION = /^condition=([A-Za-z][A-Za-z0-9./-]{0,315})(?:=(true|false|unknown))?$/i;
 
 /** Reads `condition=TYPE` or `condition=TYPE=STATUS`. The result is undefined if the text has another form. */
-export function conditionGoalIn(text: string): ConditionGoal | undefined {
+export function parseConditionGoal(text: string): ConditionGoal | undefined {
   const [, type, status = 'True'] = CONDITION.exec(text) ?? [];
   return type === undefined ? undefined : { state: 'condition', type, status: capitalized(status) };
 }

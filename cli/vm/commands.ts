@@ -1,7 +1,15 @@
 /** The verbs of `vm`. A verb with much code loads it when it runs. */
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { type PowerCommand, requestPower } from '../../actions/power.ts';
-import { BooleanFlag, diskSizeIn, listIn, pairIn, pairsIn, type PortPair, wholeNumber } from '../flags.ts';
+import {
+  BooleanFlag,
+  parseDiskSize,
+  parseList,
+  parsePair,
+  parsePairs,
+  type PortPair,
+  wholeNumber,
+} from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import { addFileFlag } from '../objects/create.ts';
 import { addMachineFlags, addOwnFlags } from '../objects/machineflags.ts';
@@ -9,13 +17,13 @@ import { addCommonVerbs } from '../objects/verbs.ts';
 import type { Terminal } from '../terminal.ts';
 import type { DeployFlags } from './body.ts';
 import { VM_KIND } from './kind.ts';
-import { durationIn } from '../duration.ts';
+import { parseDuration } from '../duration.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { LogFlags } from './logs.ts';
 import { withCluster } from '../cluster.ts';
 import { report } from '../objects/kind.ts';
 import { forEachName, getNamed } from '../objects/named.ts';
-import { type Goal, goalIn, wait } from './wait.ts';
+import { type Goal, parseGoal, wait } from './wait.ts';
 
 const POWER: readonly (readonly [PowerCommand, string])[] = [
   ['start', 'Start VMs'],
@@ -64,10 +72,10 @@ function addDeployFlags(command: Command): Command {
     .option(
       '-p, --reserve-port <list>',
       'ports to reserve on the host, as HOST:GUEST, HOST:GUEST/tcp or HOST:GUEST/udp',
-      listIn,
+      parseList,
     )
-    .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', pairsIn)
-    .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', pairsIn)
+    .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', parsePairs)
+    .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', parsePairs)
     .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber);
   return addOwnFlags(command);
 }
@@ -108,7 +116,11 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
     .command('resize')
     .description('Enlarge the disk of a VM')
     .argument('<name>', 'name of the VM')
-    .argument('<size>', 'new size, for example 120G or 100Gi; a number without a unit is in GB', diskSizeIn)
+    .argument(
+      '<size>',
+      'new size, for example 120G or 100Gi; a number without a unit is in GB',
+      parseDiskSize,
+    )
     .action(async (name: string, size: string, _flags: object, command: Command) => {
       const { resize } = await import('./disk.ts');
       await resize(terminal, command.optsWithGlobals<Globals>(), { name, size });
@@ -118,7 +130,7 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
 function addWorkFlags(command: Command): Command {
   return command
     .addOption(new BooleanFlag('--wait', 'whether to wait for the end of the work (default: true)'))
-    .option('--timeout <time>', 'longest wait, for example 90s or 10m (default: 1h)', durationIn);
+    .option('--timeout <time>', 'longest wait, for example 90s or 10m (default: 1h)', parseDuration);
 }
 
 function workOf({ wait = true, timeout = WORK_MILLISECONDS, description }: WorkFlags) {
@@ -177,7 +189,7 @@ function addLogs(noun: Command, terminal: Terminal): void {
     .option(
       '--since <time>',
       'only lines that are at most this old, for example 90s, 5m, 2h or 1d',
-      secondsIn,
+      parseSeconds,
     )
     .action(async (name: string, flags: LogFlags, command: Command) => {
       const { logs } = await import('./logs.ts');
@@ -193,7 +205,7 @@ function addPortForward(noun: Command, terminal: Terminal): void {
     .argument(
       '<ports...>',
       'LOCAL:REMOTE, REMOTE, or :REMOTE for a free local port; for the screen, REMOTE is vnc',
-      pairIn,
+      parsePair,
     )
     .addOption(new BooleanFlag('--stdio', 'use the standard input and output instead of a local port'))
     .action(
@@ -225,7 +237,7 @@ function addSSH(noun: Command, terminal: Terminal): void {
 }
 
 /** Returns the number of seconds in a duration like `5m`. @throws InvalidArgumentError when the text has another form. */
-function secondsIn(text: string): number {
+function parseSeconds(text: string): number {
   const [, count = '', unit = ''] = /^(\d{1,6})([smhd])$/.exec(text) ?? [];
   const seconds = Number(count) * (SECONDS[unit] ?? 0);
   if (seconds === 0) {
@@ -262,10 +274,10 @@ export function addDiagnosisVerbs(noun: Command, terminal: Terminal): void {
     .argument('<names...>', 'names of the VMs')
     .addOption(
       new Option('--for <state>', 'running, ready, stopped, suspended, deleted or condition=TYPE')
-        .argParser(goalIn)
+        .argParser(parseGoal)
         .makeOptionMandatory(),
     )
-    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', durationIn)
+    .option('--timeout <time>', 'longest wait, for example 90s or 1h (default: 10m)', parseDuration)
     .action(async (names: string[], flags: { for: Goal; timeout?: number }, command: Command) => {
       const { for: goal, timeout = WAIT_MILLISECONDS } = flags;
       await wait(terminal, command.optsWithGlobals<Globals>(), { names, goal, timeout });

@@ -9,7 +9,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { pause } from '../../base/time.ts';
 import { EXIT, Interrupted } from '../errors.ts';
 import { estimator } from '../progress.ts';
-import { deploy, lineOf } from './deploy.ts';
+import { deploy, formatLine } from './deploy.ts';
 
 const METADATA = { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' };
 const CREATED = { metadata: METADATA, spec: {} };
@@ -138,7 +138,8 @@ it('ends with the code for a time limit if the operator was the first to notice 
 it('shows the part, the rate and the time that is left of a pull, and before it the words of the scheduler', () => {
   let now = 0;
   const estimate = estimator(() => now);
-  const line = (status: object) => lineOf({ metadata: { name: 'mac' }, spec: {}, status } as VM, estimate);
+  const line = (status: object) =>
+    formatLine({ metadata: { name: 'mac' }, spec: {}, status } as VM, estimate);
   const scheduled = {
     type: 'Scheduled',
     status: 'False',

@@ -69,7 +69,7 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
         ...cluster,
         wanted: { waitFor: 'running' },
         signal,
-        onVersion: (vm) => progress.show(lineOf(vm, estimate)),
+        onVersion: (vm) => progress.show(formatLine(vm, estimate)),
       });
     } catch (error) {
       // The code checks the time limit before it deletes the VM, because the time can also run out during the deletion.
@@ -119,7 +119,7 @@ function failureOf(
 }
 
 /** Returns a line about the current work of the host. If the VM has no host yet, the line says why. */
-export function lineOf({ metadata, status = {} }: VM, estimate: ReturnType<typeof estimator>): string {
+export function formatLine({ metadata, status = {} }: VM, estimate: ReturnType<typeof estimator>): string {
   const { progress, progressPercent: percent, phase = 'Pending' } = status;
   const scheduled = conditionOf({ status }, 'Scheduled');
   const waiting = scheduled?.status === 'False' ? scheduled.message : '';

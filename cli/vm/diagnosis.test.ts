@@ -2,7 +2,7 @@ import { expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { diagnose, type Seen } from './diagnosis.ts';
-import { pageOf } from './why.ts';
+import { formatPage } from './why.ts';
 
 const TIME = '2026-11-23T12:00:00Z';
 
@@ -258,7 +258,7 @@ it('adds the words of the Image, and passes on reasons that it does not know', (
 it('writes one page without characters that control a terminal', () => {
   const diagnosis = diagnose({ vm: failed('StartFailed', 'qemu: \u001b[2J bad') });
   const events = [{ time: TIME, type: 'Warning', reason: 'StartFailed', count: 3, message: 'a\nb' }] as const;
-  const page = pageOf(diagnosis, events, Date.parse(TIME) + 300_000);
+  const page = formatPage(diagnosis, events, Date.parse(TIME) + 300_000);
   expect(page).toMatch(/^VM mac \(Failed\): qemu: {2}\[2J bad\n/);
   expect(page).toMatch(/^ {2}machine +problem +StartFailed$/m);
   expect(page).toMatch(/What to do:\n {2}Read the condition’s message/);

@@ -149,7 +149,7 @@ export async function untilDone(terminal: Terminal, { cluster, image, work, wait
       if (result !== 'waiting') {
         throw new CommandError(`The ${work} of image ${from.name} failed: ${result.failure}`);
       }
-      progress.show(lineOf(version, work, estimate));
+      progress.show(formatLine(version, work, estimate));
     }
     throw new CommandError(`Image ${from.name} was deleted before the end of the ${work}`);
   } catch (error) {
@@ -211,7 +211,7 @@ function replacedBy(present = 'absent', { work, requestedAt = 'absent' }: Wanted
   return `another request replaced it (spec.${work}.requestedAt is now ${present}, not ${requestedAt}), so its result is unknown`;
 }
 
-function lineOf(image: Image, work: ImageWork, estimate: ReturnType<typeof estimator>): string {
+function formatLine(image: Image, work: ImageWork, estimate: ReturnType<typeof estimator>): string {
   const { phase = 'Pending', progressPercent: percent } = image.status ?? {};
   const state = percent === undefined ? (notReadyMessage(image) ?? phase) : estimate(percent, `${percent} %`);
   return `${work} of image ${image.metadata.name}: ${state}`;

@@ -8,7 +8,7 @@ import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
 import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import { printable } from '../text.ts';
-import { withoutPod, wordsIn } from './machine.ts';
+import { withoutPod, readWords } from './machine.ts';
 import { type JsonLimits, parseJson } from '../../base/json.ts';
 import { RawMode } from '../terminal.ts';
 
@@ -95,7 +95,7 @@ async function follow(channels: Channels, { tty, input, leave }: SessionRequest)
     pipeline(channels.channel(CHANNEL.stderr), process.stderr, { end: false }),
   ]);
   try {
-    const [status] = await Promise.all([wordsIn(channels.channel(CHANNEL.status)), channels.ended]);
+    const [status] = await Promise.all([readWords(channels.channel(CHANNEL.status)), channels.ended]);
     return hasLeft ? 'left' : status;
   } finally {
     terminal?.[Symbol.dispose]();
@@ -114,7 +114,7 @@ const STATUS_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 256 };
 
 /** @throws ProgramEnded or CommandError if the Status is not a success. */
 function judge(text: string, name: string): void {
-  const status = statusIn(text, name);
+  const status = parseStatus(text, name);
   if (status.status === 'Success') {
     return;
   }
@@ -131,7 +131,7 @@ function exitCodeIn({ reason, details }: Status): number | undefined {
   return reason === 'NonZeroExitCode' && isWhole ? code : undefined;
 }
 
-function statusIn(text: string, name: string): Status {
+function parseStatus(text: string, name: string): Status {
   try {
     return parseJson(text, STATUS_LIMITS) ?? {};
   } catch {

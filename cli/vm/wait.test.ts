@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { Format } from '../output.ts';
-import { goalIn, reached, wait, wordsOf } from './wait.ts';
+import { parseGoal, reached, wait, formatWords } from './wait.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 
 let folder: string;
@@ -53,7 +53,7 @@ async function waitFor(state: string, output: Format): Promise<void> {
     signal,
   };
   const globals = { kubeconfig, context: 'a', output };
-  await wait(terminal, globals, { names: ['a', 'b'], goal: goalIn(state), timeout: 60_000 });
+  await wait(terminal, globals, { names: ['a', 'b'], goal: parseGoal(state), timeout: 60_000 });
 }
 
 it.each<[Format, string]>([
@@ -113,7 +113,7 @@ it.each([
   ['suspended', { phase: 'Suspended' }, { powerState: 'Suspended' }, 'yes'],
   ['deleted', { phase: 'Running' }, {}, 'not yet'],
 ] as const)('the goal %s with status %j and spec %j: %s', (goal, status, spec, result) => {
-  expect(reached(vm(status, spec), goalIn(goal))).toBe(result);
+  expect(reached(vm(status, spec), parseGoal(goal))).toBe(result);
 });
 
 it.each([
@@ -133,8 +133,8 @@ it.each([
   ],
   [{ phase: 'Running' }, {}, { deletionTimestamp: LATE }, 'is being deleted'],
 ])('ends for a VM that cannot run: %j %j %j', (status, spec, metadata, failure) => {
-  expect(reached(vm(status, spec, metadata), goalIn('ready'))).toEqual({ failure: `VM mac ${failure}` });
-  expect(reached(vm(status, spec, metadata), goalIn('deleted'))).toBe('not yet');
+  expect(reached(vm(status, spec, metadata), parseGoal('ready'))).toEqual({ failure: `VM mac ${failure}` });
+  expect(reached(vm(status, spec, metadata), parseGoal('deleted'))).toBe('not yet');
 });
 
 it.each([
@@ -142,34 +142,34 @@ it.each([
   ['suspended', 'Running', 'Suspend the VM with `vm suspend`'],
   ['suspended', 'Stopped', 'Suspend the VM with `vm suspend`'],
 ])('ends for a VM that is not to be %s but %s', (goal, powerState, advice) => {
-  expect(reached(vm({ phase: 'Running' }, { powerState }), goalIn(goal))).toEqual({
+  expect(reached(vm({ phase: 'Running' }, { powerState }), parseGoal(goal))).toEqual({
     failure: `VM mac has the powerState ${powerState}. ${advice}`,
   });
 });
 
 it('ends for a VM that cannot be suspended, because it is off', () => {
-  expect(reached(vm({ phase: 'Stopped' }, { powerState: 'Suspended' }), goalIn('suspended'))).toEqual({
+  expect(reached(vm({ phase: 'Stopped' }, { powerState: 'Suspended' }), parseGoal('suspended'))).toEqual({
     failure:
       'VM mac is Stopped, so it has no memory to save. Start the VM with `vm start`, and suspend it again',
   });
 });
 
 it('refuses other goals', () => {
-  expect(wordsOf(goalIn('condition=Ready'))).toBe('at condition Ready=True');
+  expect(formatWords(parseGoal('condition=Ready'))).toBe('at condition Ready=True');
   for (const text of ['paused', 'condition=', 'condition=Ready=maybe', '']) {
-    expect(() => goalIn(text)).toThrow('running, ready, stopped, suspended, deleted');
+    expect(() => parseGoal(text)).toThrow('running, ready, stopped, suspended, deleted');
   }
 });
 
 it('a condition of an earlier generation does not count', () => {
   const [ready] = condition('Ready', 'True', 'Stopped').conditions;
   const status = { phase: 'Stopped', conditions: [{ ...ready, observedGeneration: 1 }] };
-  const at = (generation: number) => reached(vm(status, {}, { generation }), goalIn('condition=Ready'));
+  const at = (generation: number) => reached(vm(status, {}, { generation }), parseGoal('condition=Ready'));
   expect([at(1), at(2)]).toEqual(['yes', 'not yet']);
 });
 
 it('a guest that powered itself off is stopped, although its VM is Stalled', () => {
   const [stalled] = condition('Stalled', 'True', 'GuestShutdown').conditions;
   const off = { phase: 'Stopped', conditions: [...SHUT_DOWN.conditions, stalled] };
-  expect(reached(vm(off, {}), goalIn('stopped'))).toBe('yes');
+  expect(reached(vm(off, {}), parseGoal('stopped'))).toBe('yes');
 });

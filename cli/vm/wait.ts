@@ -8,7 +8,7 @@ import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { report } from '../objects/kind.ts';
 import { forEachName, getNamed } from '../objects/named.ts';
-import { type ConditionGoal, conditionGoalIn, hasCondition, versionsFrom } from '../objects/versions.ts';
+import { type ConditionGoal, parseConditionGoal, hasCondition, versionsFrom } from '../objects/versions.ts';
 import { progressLine } from '../progress.ts';
 import type { Terminal } from '../terminal.ts';
 import { VM_KIND } from './kind.ts';
@@ -52,7 +52,7 @@ export async function wait(
     });
     progress.end();
     const objects = done.filter((vm) => vm !== undefined);
-    const sentence = (name: string) => `vm ${name} is ${wordsOf(goal)}`;
+    const sentence = (name: string) => `vm ${name} is ${formatWords(goal)}`;
     // If all VMs were gone before the command, there is no object. Even so, programs get a list.
     const isDone = done.length > 0;
     await report(terminal, globals, { kind: VM_KIND, objects, sentence, isDone });
@@ -114,7 +114,7 @@ function outOfTime(
   const { name } = vm.metadata;
   const limit = timeText(timeout);
   return new CommandError(
-    `VM ${name} is not ${wordsOf(goal)} after ${limit}. It is waiting for: ${obstacleOf(vm)}. For details, run: ${command} vm why ${name}`,
+    `VM ${name} is not ${formatWords(goal)} after ${limit}. It is waiting for: ${obstacleOf(vm)}. For details, run: ${command} vm why ${name}`,
     EXIT.noAnswer,
   );
 }
@@ -140,12 +140,12 @@ const OWN_END: Reason = 'GuestShutdown';
 /** Whether the VM has reached the goal. `failure` is the reason why the VM cannot reach the goal. */
 type Reached = 'yes' | 'not yet' | { readonly failure: string };
 
-export function goalIn(text: string): Goal {
+export function parseGoal(text: string): Goal {
   const state = STATES.find((word) => word === text.toLowerCase());
   if (state !== undefined) {
     return { state };
   }
-  const goal = conditionGoalIn(text);
+  const goal = parseConditionGoal(text);
   if (goal === undefined) {
     throw new InvalidArgumentError(
       `It must be ${STATES.join(', ')} or condition=TYPE, such as condition=Ready or condition=Scheduled=False.`,
@@ -155,7 +155,7 @@ export function goalIn(text: string): Goal {
 }
 
 /** Returns the goal in words that can follow `is` in a sentence. */
-export function wordsOf(goal: Goal): string {
+export function formatWords(goal: Goal): string {
   return goal.state === 'condition' ? `at condition ${goal.type}=${goal.status}` : goal.state;
 }
 

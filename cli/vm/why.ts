@@ -31,7 +31,7 @@ export async function why(terminal: Terminal, globals: Globals, name: string): P
     const diagnosis = diagnose(seen);
     const events = lastOf(ownEvents(named, vm));
     if (globals.output === 'table' || globals.output === 'wide') {
-      terminal.out(pageOf(diagnosis, events));
+      terminal.out(formatPage(diagnosis, events));
       return;
     }
     const item = { ...diagnosis, lastWords: vm.status?.failure, events };
@@ -115,7 +115,7 @@ function shownEvent(event: Event): Shown {
   return { time: timeOf(event), type, reason, count: series?.count ?? 1, message: note };
 }
 
-export function pageOf(diagnosis: Diagnosis, events: readonly Shown[], now = Date.now()): string {
+export function formatPage(diagnosis: Diagnosis, events: readonly Shown[], now = Date.now()): string {
   const { name, phase, ok, reason, message, meaning, outlook, todo, checks } = diagnosis;
   const head = ok ? message : `VM ${name} (${phase}): ${message}`;
   const rows = checks.map((check) => [

@@ -55,7 +55,7 @@ const LICENSE_FILE = /^(licen[cs]e|notice)/i;
  */
 export async function licenses(inputs: readonly string[], ...others: readonly string[]): Promise<string> {
   const packages = inputs.map((input) => PACKAGE.exec(input)?.[1]).filter((path) => path !== undefined);
-  const texts = await Promise.all([...new Set(packages)].sort().map(licenseOf));
+  const texts = await Promise.all([...new Set(packages)].sort().map(readLicense));
   const own = await Promise.all(
     [join(ROOT, 'LICENSE'), ...others].map(async (path) => await readFile(path, 'utf8')),
   );
@@ -63,7 +63,7 @@ export async function licenses(inputs: readonly string[], ...others: readonly st
 }
 
 /** Returns the licence of the package in the folder. @throws Error when it has none. */
-async function licenseOf(folder: string): Promise<string> {
+async function readLicense(folder: string): Promise<string> {
   const path = join(ROOT, folder);
   const files = (await readdir(path)).filter((file) => LICENSE_FILE.test(file));
   const manifest = JSON.parse(await readFile(join(path, 'package.json'), 'utf8')) as PackageManifest;

@@ -123,7 +123,7 @@ export class AgentProcess {
     const root = join(this.dataDirectory, 'machines');
     const found = new Map<string, ProcessIdentity>();
     for (const uid of await listFolders(root)) {
-      const process = await processOf(join(root, uid));
+      const process = await readProcess(join(root, uid));
       if (process !== undefined) {
         found.set(uid, process);
       }
@@ -152,7 +152,7 @@ export async function endMachines(directory: string): Promise<void> {
   for (const host of await listFolders(directory)) {
     const root = join(directory, host, 'machines');
     for (const uid of await listFolders(root)) {
-      const process = await processOf(join(root, uid));
+      const process = await readProcess(join(root, uid));
       if (process !== undefined) {
         await killForCertain(process);
       }
@@ -161,7 +161,7 @@ export async function endMachines(directory: string): Promise<void> {
 }
 
 /** Returns the process of a VM's machine or of an emulator, by the state file in its folder. */
-async function processOf(folder: string): Promise<ProcessIdentity | undefined> {
+async function readProcess(folder: string): Promise<ProcessIdentity | undefined> {
   const state = (await readMachineFile(folder)) ?? (await emulatorFile(folder).read());
   return state?.process;
 }

@@ -16,7 +16,7 @@ import { readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { codeOf, isMissing, undefinedIfSync } from '../../base/errors.ts';
-import { startTimeIn } from '../../agent/processes/process.ts';
+import { parseStartTime } from '../../agent/processes/process.ts';
 import { waitFor } from '../wait.ts';
 
 export interface ProcessIdentity {
@@ -160,7 +160,7 @@ function linuxStartTime(pid: number): string | undefined {
     }
     throw error;
   }
-  return startTimeIn(text);
+  return parseStartTime(text);
 }
 
 /** Kills all recorded processes. It runs at the very end of this process, when asynchronous code no longer runs. */

@@ -93,12 +93,12 @@ function immutableFields(spec: JsonSchema): string[] {
 
 /** Returns the page with current tables. @throws Error naming each key without a description. */
 export function configurationPage(current: string): string {
-  const withOperator = between(current, 'operator', tableOf(operatorConfig, current, 'operator'));
-  const withServer = between(withOperator, 'server', tableOf(serverConfig, current, 'server'));
-  return between(withServer, 'agent', tableOf(agentConfig, current, 'agent'));
+  const withOperator = between(current, 'operator', formatTable(operatorConfig, current, 'operator'));
+  const withServer = between(withOperator, 'server', formatTable(serverConfig, current, 'server'));
+  return between(withServer, 'agent', formatTable(agentConfig, current, 'agent'));
 }
 
-function tableOf(schema: z.ZodType, current: string, name: string): string {
+function formatTable(schema: z.ZodType, current: string, name: string): string {
   const known = descriptions(current, name);
   const rows = fieldsOf(z.toJSONSchema(schema, { io: 'input' }) as JsonSchema).map(({ path, schema }) => ({
     path,
@@ -119,10 +119,10 @@ function tableOf(schema: z.ZodType, current: string, name: string): string {
 function defaultOf({ default: value }: JsonSchema): string {
   return value === undefined || (Array.isArray(value) && value.length === 0)
     ? 'none'
-    : `\`${textOf(value)}\``;
+    : `\`${formatText(value)}\``;
 }
 
-function textOf(value: unknown): string {
+function formatText(value: unknown): string {
   return typeof value === 'string' ? value : JSON.stringify(value);
 }
 
@@ -201,12 +201,12 @@ const DECLARATION =
 const SHARED_LABELS = /const labelNames = \[([^\]]*)\]/g;
 
 /** Reads the metrics that the files of a folder declare. @throws Error for a declaration that is written in another way. */
-async function metricsOf(folder: string): Promise<Metric[]> {
+async function readMetrics(folder: string): Promise<Metric[]> {
   const files = globSync(`${folder}/**/*.ts`, { cwd: ROOT }).filter((file) => !file.endsWith('.test.ts'));
   const found: Metric[] = [];
   for (const file of files.toSorted()) {
     const text = await readFile(join(ROOT, file), 'utf8');
-    const metrics = [...text.matchAll(DECLARATION)].map((match) => metricOf(text, match));
+    const metrics = [...text.matchAll(DECLARATION)].map((match) => parseMetric(text, match));
     const declared = text.match(/new (?:Counter|Gauge|Histogram)[<(]/g)?.length ?? 0;
     if (metrics.length !== declared) {
       throw new Error(
@@ -218,7 +218,7 @@ async function metricsOf(folder: string): Promise<Metric[]> {
   return found.toSorted((a, b) => a.name.localeCompare(b.name));
 }
 
-function metricOf(text: string, match: RegExpExecArray): Metric {
+function parseMetric(text: string, match: RegExpExecArray): Metric {
   const [whole, type = '', name = '', help = '', own] = match;
   const shared = [...text.slice(0, match.index).matchAll(SHARED_LABELS)].at(-1)?.[1] ?? '';
   const labels = own ?? (whole.trimEnd().endsWith('labelNames,') ? shared : '');
@@ -249,7 +249,7 @@ export async function metricsPage(current: string): Promise<string> {
     ['server', 'server'],
     ['both', 'kube'],
   ] as const) {
-    text = between(text, name, metricsTable(await metricsOf(folder)));
+    text = between(text, name, metricsTable(await readMetrics(folder)));
   }
   return text;
 }

@@ -91,14 +91,14 @@ export function productFiles(root: string = ROOT): SourceFile[] {
  * @throws Error when its text occurs nowhere or more than once in the files, or when nothing would change
  */
 export function mutate({ id, text, becomes }: Mutant, files: readonly SourceFile[]): Mutation {
-  const pattern = patternOf(text);
+  const pattern = parsePattern(text);
   const found = files.flatMap((file) => [...file.text.matchAll(pattern)].map((match) => ({ file, match })));
   const [only, ...others] = found;
   if (only === undefined) {
     throw new Error(`${id}: its text stands in no product file: ${firstLine(text)}`);
   }
   if (others.length > 0) {
-    const places = found.map(({ file, match }) => `${file.path}:${lineOf(file.text, match.index)}`);
+    const places = found.map(({ file, match }) => `${file.path}:${parseLine(file.text, match.index)}`);
     throw new Error(`${id}: its text stands ${found.length} times: ${places.join(', ')}`);
   }
   const { file, match } = only;
@@ -113,7 +113,7 @@ export function mutate({ id, text, becomes }: Mutant, files: readonly SourceFile
 }
 
 /** Returns a pattern for consecutive lines with any indentation. */
-function patternOf(text: string): RegExp {
+function parsePattern(text: string): RegExp {
   const lines = text.trim().split('\n');
   return new RegExp(lines.map((line) => literally(line.trim())).join(String.raw`[ \t]*\n[ \t]*`), 'g');
 }
@@ -127,6 +127,6 @@ function firstLine(text: string): string {
   return JSON.stringify(text.trim().split('\n')[0]);
 }
 
-function lineOf(text: string, offset: number): number {
+function parseLine(text: string, offset: number): number {
   return text.slice(0, offset).split('\n').length;
 }

@@ -139,7 +139,7 @@ export interface Fault {
 
 const segmenter = new Intl.Segmenter('en', { granularity: 'sentence' });
 
-function sentencesOf(text: string): string[] {
+function parseSentences(text: string): string[] {
   return [...segmenter.segment(text)].map(({ segment }) => segment.trim()).filter((text) => text !== '');
 }
 
@@ -157,7 +157,7 @@ function adviceFor(text: string, rules: readonly Rule[], maximum: number): strin
 /** Returns every breach of a rule in a Markdown page, in the order of the page. */
 export function faultsIn(markdown: string): Fault[] {
   return readPage(markdown).passages.flatMap(({ isHeading, text, line }) => {
-    const sentences = isHeading ? [text] : sentencesOf(text);
+    const sentences = isHeading ? [text] : parseSentences(text);
     const rules = isHeading ? HEADING_RULES : SENTENCE_RULES;
     const maximum = isHeading ? MAXIMUM_HEADING_WORDS : MAXIMUM_WORDS;
     return sentences.flatMap((sentence) =>

@@ -1,6 +1,6 @@
 import { X509Certificate } from 'node:crypto';
 import { describe, expect, it } from 'vitest';
-import { createKey, type KeyAlgorithm, readKey, selfSigned, validityOf } from './certificate.ts';
+import { createKey, type KeyAlgorithm, readKey, selfSigned, parseValidity } from './certificate.ts';
 
 const ALGORITHMS: KeyAlgorithm[] = ['ECDSA', 'RSA'];
 
@@ -16,7 +16,7 @@ describe.each(ALGORITHMS)('with a key of type %s', (algorithm) => {
     expect(certificate.checkIP('127.0.0.1')).toBe('127.0.0.1');
     expect(certificate.toLegacyObject().subject.CN).toBe('name, with=syntax');
     expect(certificate.ca).toBe(false);
-    const days = (validityOf(pem).notAfter.getTime() - Date.now()) / 86_400_000;
+    const days = (parseValidity(pem).notAfter.getTime() - Date.now()) / 86_400_000;
     expect(days).toBeCloseTo(10, 1);
   });
 });

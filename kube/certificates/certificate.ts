@@ -174,7 +174,7 @@ export async function signCertificate(content: CertificateContent, key: Key): Pr
 }
 
 /** Reads the validity of the first certificate of a chain. */
-export function validityOf(pem: string): Validity {
+export function parseValidity(pem: string): Validity {
   const certificate = new X509Certificate(pem);
   return { notBefore: new Date(certificate.validFrom), notAfter: new Date(certificate.validTo) };
 }

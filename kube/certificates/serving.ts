@@ -3,7 +3,7 @@ import { readFile } from 'node:fs/promises';
 import type { Server } from 'node:https';
 import { createSecureContext } from 'node:tls';
 import type { Logger } from 'pino';
-import { type Certificate, createKey, type KeyAlgorithm, selfSigned, validityOf } from './certificate.ts';
+import { type Certificate, createKey, type KeyAlgorithm, selfSigned, parseValidity } from './certificate.ts';
 import type { CertificateFiles } from '../../base/config.ts';
 import { messageOf } from '../../base/errors.ts';
 import { rest } from '../../base/time.ts';
@@ -63,7 +63,7 @@ export function selfMadeCertificate(o: {
     if (current === undefined || clock() >= current.renewAt) {
       const key = await createKey(o.algorithm);
       const certificate = await selfSigned({ ...o, key, days });
-      const end = validityOf(certificate).notAfter.getTime();
+      const end = parseValidity(certificate).notAfter.getTime();
       current = { certificate, key: key.pem, renewAt: end - days * DAY_MILLISECONDS * (1 - RENEW_AFTER) };
     }
     return current;
@@ -88,7 +88,7 @@ export interface ServeCertificateOptions {
 export async function serveCertificate(server: Server, o: ServeCertificateOptions): Promise<void> {
   let current = await o.provider();
   useCertificate(server, current);
-  o.onServed(validityOf(current.certificate).notAfter);
+  o.onServed(parseValidity(current.certificate).notAfter);
   void follow();
 
   async function follow(): Promise<void> {
@@ -114,7 +114,7 @@ export async function serveCertificate(server: Server, o: ServeCertificateOption
   function replaced(next: Certificate): Certificate {
     if (next.certificate !== current.certificate || next.key !== current.key) {
       useCertificate(server, next);
-      const { notAfter } = validityOf(next.certificate);
+      const { notAfter } = parseValidity(next.certificate);
       o.onServed(notAfter);
       o.logger.info({ notAfter }, 'serving certificate replaced');
     }

@@ -14,14 +14,14 @@ import {
   SLOTS_MAXIMUM,
   SYSTEM_NAMESPACE,
 } from '../../api/v1alpha1/names.ts';
-import { bytesIn } from '../../api/v1alpha1/quantity.ts';
+import { parseBytes } from '../../api/v1alpha1/quantity.ts';
 import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
 
 const quantity = z.string().refine(isQuantity, { error: 'is not a quantity such as 4Gi' });
 const seconds = (minimum: number, fallback: number) => z.number().min(minimum).default(fallback);
 
 function isQuantity(text: string): boolean {
-  return (bytesIn(text) ?? -1n) >= 0n;
+  return (parseBytes(text) ?? -1n) >= 0n;
 }
 
 const defaultsSchema = z

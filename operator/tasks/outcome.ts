@@ -52,14 +52,14 @@ function podEnd(pod: Pod | undefined): TaskOutcome | undefined {
   }
   const { exitCode, reason = '', message = '', finishedAt } = terminated;
   if (exitCode === 0) {
-    return { kind: 'succeeded', report: reportIn(message), finishedAt };
+    return { kind: 'succeeded', report: parseReport(message), finishedAt };
   }
   return { kind: 'failed', reason: saidReason(reason, 'TaskFailed'), message, finishedAt, ...waitIn(pod) };
 }
 
 /** Returns the wait that a server asked for, as the host reports it. */
 function waitIn(pod: Pod | undefined): { retryAfterMilliseconds?: number } {
-  const { retryAfterSeconds } = reportIn(conditionIn(pod?.status, TASK_CONDITION)?.message);
+  const { retryAfterSeconds } = parseReport(conditionIn(pod?.status, TASK_CONDITION)?.message);
   return retryAfterSeconds === undefined ? {} : { retryAfterMilliseconds: retryAfterSeconds * 1000 };
 }
 
@@ -93,7 +93,7 @@ export function isSeenAlive(pod: Pod | undefined): boolean {
 
 function running(pod: Pod): TaskOutcome {
   const condition = conditionIn(pod.status, TASK_CONDITION);
-  return { kind: 'running', nodeName: pod.spec.nodeName, report: reportIn(condition?.message) };
+  return { kind: 'running', nodeName: pod.spec.nodeName, report: parseReport(condition?.message) };
 }
 
 function waitingFor({ metadata: { name } }: Job, pod: Pod | undefined): string {
@@ -109,6 +109,6 @@ function waitingForHost(pod: Pod): string {
   return scheduled?.status === 'False' ? (scheduled.message ?? '') : 'The task is waiting for a host';
 }
 
-function reportIn(text: string | undefined): TaskReport {
+function parseReport(text: string | undefined): TaskReport {
   return taskReportSchema.safeParse(parseDocument(text)).data ?? {};
 }

@@ -187,7 +187,7 @@ export class FieldNames {
       const similar = similarField(name, names);
       const message = `is not a known ${this.#noun}`;
       if (similar === undefined) {
-        this.#known ||= sentenceOf(`${this.#noun}s${path === '' ? '' : ` of ${path}`}`, names);
+        this.#known ||= formatSentence(`${this.#noun}s${path === '' ? '' : ` of ${path}`}`, names);
         return message;
       }
       return `${message} (did you mean ${similar}?)`;
@@ -234,7 +234,7 @@ function shortened(name: string): string {
   return name.length <= NAME_LENGTH ? name || '""' : `${name.slice(0, NAME_LENGTH)}…`;
 }
 
-function sentenceOf(subject: string, names: readonly string[]): string {
+function formatSentence(subject: string, names: readonly string[]): string {
   return names.length === 0 ? `There are no ${subject}` : `The known ${subject} are ${names.join(', ')}`;
 }
 

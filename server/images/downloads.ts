@@ -307,7 +307,7 @@ export async function receiveFile(connection: Readable): Promise<ReceivedFile> {
   connection.on('error', () => undefined);
   const chunks = connection.iterator({ destroyOnReturn: false }) as AsyncIterator<Buffer>;
   const { line, rest } = await firstLine(chunks);
-  const head = headIn(line);
+  const head = parseHead(line);
   if (!('bytes' in head)) {
     const { reason, message } = head;
     throw new StatusError(503, message, { causes: [{ reason, message }] });
@@ -333,7 +333,7 @@ async function firstLine(chunks: AsyncIterator<Buffer>): Promise<{ line: string;
   throw new StatusError(503, BROKEN);
 }
 
-function headIn(line: string): TransferHead {
+function parseHead(line: string): TransferHead {
   try {
     return transferHeadSchema.parse(parseJson(line, ANSWER_LIMITS));
   } catch {

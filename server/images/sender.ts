@@ -129,7 +129,7 @@ async function answerOn(transfer: Transfer): Promise<TransferAnswer> {
     const chunks = transfer.connection.iterator({ destroyOnReturn: false }) as AsyncIterable<Buffer>;
     for await (const chunk of chunks) {
       bytes = Buffer.concat([bytes, chunk]);
-      const answer = answerIn(bytes);
+      const answer = parseAnswer(bytes);
       if (answer !== undefined && (answer.reason !== undefined || transfer.isWhole)) {
         return answer;
       }
@@ -143,7 +143,7 @@ async function answerOn(transfer: Transfer): Promise<TransferAnswer> {
   throw new BrokenTransferError(NO_ANSWER, { cause });
 }
 
-function answerIn(bytes: Buffer): TransferAnswer | undefined {
+function parseAnswer(bytes: Buffer): TransferAnswer | undefined {
   try {
     return transferAnswerSchema.parse(parseJson(bytes, ANSWER_LIMITS));
   } catch {

@@ -94,7 +94,7 @@ export async function readForm(request: FastifyRequest): Promise<UploadForm> {
       throw invalidField('file', 'is required');
     }
     if (part.type === 'file') {
-      return { ...formOf(texts, part.filename), file: chunksOf(part.file, parts) };
+      return { ...formOf(texts, part.filename), file: readChunks(part.file, parts) };
     }
     if (Object.hasOwn(texts, part.fieldname)) {
       throw invalidField(part.fieldname, 'is given more than once');
@@ -175,7 +175,7 @@ async function arriving<T>(next: Promise<T>): Promise<T> {
  * @throws StatusError 400 when the body ends before the file is complete, 408 when the client pauses too long, and 422 when a text follows
  * the file.
  */
-async function* chunksOf(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
+async function* readChunks(file: Readable, parts: Parts): AsyncGenerator<Buffer> {
   const chunks = file[Symbol.asyncIterator]() as AsyncIterator<Buffer>;
   try {
     for (;;) {

@@ -118,7 +118,7 @@ export class PairError extends Error {
  * @throws PairError when a file is not readable, the files do not belong together, or a certificate is not valid now.
  */
 export function checkedPair(pair: Certificate, now = Date.now()): Certificate {
-  const [leaf, ...chain] = certificatesIn(pair.certificate);
+  const [leaf, ...chain] = parseCertificates(pair.certificate);
   if (leaf === undefined) {
     throw new PairError('certPath', 'there is no certificate in PEM form');
   }
@@ -132,7 +132,7 @@ export function checkedPair(pair: Certificate, now = Date.now()): Certificate {
       );
     }
   }
-  if (!leaf.checkPrivateKey(keyIn(pair.key))) {
+  if (!leaf.checkPrivateKey(parseKey(pair.key))) {
     throw new PairError('keyPath', 'the key does not belong to the certificate');
   }
   try {
@@ -143,7 +143,7 @@ export function checkedPair(pair: Certificate, now = Date.now()): Certificate {
   return pair;
 }
 
-function certificatesIn(pem: string): X509Certificate[] {
+function parseCertificates(pem: string): X509Certificate[] {
   const blocks = pem.match(BLOCK) ?? [];
   if (blocks.length > CHAIN) {
     throw new PairError('certPath', `the chain has more than ${CHAIN} certificates`);
@@ -168,7 +168,7 @@ function refuseInvalidTime({ validFromDate, validToDate, subject }: X509Certific
   }
 }
 
-function keyIn(pem: string): KeyObject {
+function parseKey(pem: string): KeyObject {
   let key: KeyObject;
   try {
     key = createPrivateKey(pem);

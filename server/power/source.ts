@@ -33,7 +33,7 @@ export class Sources {
   #lastUntrusted(peer: string, forwarded: string | string[] | undefined): string {
     let last = peer;
     for (const item of [forwarded ?? []].flat().join(',').split(',').toReversed()) {
-      const address = addressOf(item);
+      const address = parseAddress(item);
       if (address === undefined || !this.#proxies.check(last, familyOf(last))) {
         return last;
       }
@@ -44,7 +44,7 @@ export class Sources {
 }
 
 /** Reads one item of the header. Some proxies add the port of the client. */
-function addressOf(item: string): string | undefined {
+function parseAddress(item: string): string | undefined {
   const text = item.trim();
   if (text.length > ITEM_LENGTH) {
     return undefined;

@@ -11,7 +11,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { judgeQcow2 } from '../../agent/disks/qcow2.ts';
 import type { HostImageStore } from '../../agent/images/store.ts';
 import { publishDisk } from '../../agent/images/layouts/publish.ts';
-import { compressionOf, unpack, zstdDecoder } from '../../agent/disks/unpack.ts';
+import { readCompression, unpack, zstdDecoder } from '../../agent/disks/unpack.ts';
 import { codeOf, reasonOf } from '../../base/errors.ts';
 import { asReasonedError } from '../../agent/images/layouts/pull.ts';
 import { ensure, openStore } from '../worlds/imagestores.ts';
@@ -354,7 +354,7 @@ describe('what is packed', () => {
   it('as a file with a window of 2^31 bytes is refused', async (context) => {
     const [from, to] = [join(root, 'window.zst'), join(root, 'window')];
     await writeFile(from, frameWithWindow(31));
-    expect(await compressionOf(from)).toBe('zstd');
+    expect(await readCompression(from)).toBe('zstd');
     const thrown = await unpack('zstd', { from, to, limitBytes: MIB }, signal).catch(
       (error: unknown) => error,
     );

@@ -11,7 +11,7 @@ import * as z from 'zod';
 import type { EmulatorMachine } from '../../../api/v1alpha1/emulatormachine.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { removeTrees } from '../../../base/files.ts';
-import { entriesOf } from '../../disks/diskio.ts';
+import { readEntries } from '../../disks/diskio.ts';
 import { endSchema, processSchema, runAsSchema, StateFile } from '../statefile.ts';
 import { AVD_NAME, avdFiles, AVDS, FOLDERS } from './arguments.ts';
 import type { Architecture } from './sdk.ts';
@@ -111,7 +111,7 @@ export async function makeFiles(
  */
 export async function prepareStart(folder: string, token: string, runAs: RunAs | undefined): Promise<void> {
   const disks = join(folder, AVDS, `${AVD_NAME}.avd`);
-  const names = (await entriesOf(disks, ENTRIES_LIMIT)).map(({ name }) => name);
+  const names = (await readEntries(disks, ENTRIES_LIMIT)).map(({ name }) => name);
   const locks = names.filter((name) => name.endsWith('.lock')).slice(0, LOCKS_LIMIT);
   await removeTrees(locks.map((name) => join(disks, name)));
   const path = join(folder, FOLDERS.home, TOKEN_FILE);

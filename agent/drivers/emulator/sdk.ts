@@ -135,8 +135,8 @@ async function closedFolder(hostRoot: string, path: string): Promise<string | un
 /** Yields the names of folders that are perhaps system images for this host. */
 async function* imagesIn(sdk: string, architecture: Architecture): AsyncGenerator<ImageName> {
   const root = join(sdk, 'system-images');
-  for (const platform of await namesIn(root)) {
-    for (const imageType of await namesIn(join(root, platform))) {
+  for (const platform of await readNames(root)) {
+    for (const imageType of await readNames(join(root, platform))) {
       const name = { platform, imageType, architecture };
       if ((await folderMode(join(sdk, imageFolder(name)))) !== undefined) {
         yield name;
@@ -145,7 +145,7 @@ async function* imagesIn(sdk: string, architecture: Architecture): AsyncGenerato
   }
 }
 
-async function namesIn(folder: string): Promise<string[]> {
+async function readNames(folder: string): Promise<string[]> {
   const names = (await undefinedIf(isOfSystem, readdir(folder))) ?? [];
   return names
     .filter((name) => ANDROID_NAME.test(name))

@@ -310,7 +310,7 @@ export class MessageSplitter {
   push(chunk: Buffer): Message[] {
     this.#bytes = Buffer.concat([this.#bytes, chunk]);
     const messages: Message[] = [];
-    for (let size = sizeOf(this.#bytes); size !== undefined; size = sizeOf(this.#bytes)) {
+    for (let size = parseSize(this.#bytes); size !== undefined; size = parseSize(this.#bytes)) {
       messages.push(decode(this.#bytes.subarray(0, size)));
       this.#bytes = this.#bytes.subarray(size);
     }
@@ -322,7 +322,7 @@ export class MessageSplitter {
  * Returns the size in bytes of the first message in `bytes`, or undefined if this message is not complete. @throws DBusFormatError when the
  * message is not D-Bus or too long.
  */
-function sizeOf(bytes: Buffer): number | undefined {
+function parseSize(bytes: Buffer): number | undefined {
   if (bytes.length < FIXED_HEADER_BYTES) {
     return undefined;
   }

@@ -14,7 +14,7 @@ const JOURNAL_LIMIT_BYTES = 4 * 1024 * 1024;
 /** Opens the journal in `folder` if its first line is `key`. Otherwise empties the folder and begins a new journal. */
 export async function openJournal(folder: string, key: string): Promise<Journal> {
   const path = join(folder, 'journal');
-  const lines = await linesOf(path);
+  const lines = await readLines(path);
   if (lines?.[0] === key) {
     const file = await open(path, 'a', 0o600);
     // If the agent was killed during a write, the last line can be incomplete. An incomplete line is removed, because otherwise the next
@@ -31,7 +31,7 @@ export async function openJournal(folder: string, key: string): Promise<Journal>
 }
 
 /** Returns the complete lines of a journal. Leaves out an incomplete last line. Returns undefined when the file is missing or too large. */
-async function linesOf(path: string): Promise<string[] | undefined> {
+async function readLines(path: string): Promise<string[] | undefined> {
   const file = await unlessMissing(open(path, 'r'));
   if (file === undefined) {
     return undefined;

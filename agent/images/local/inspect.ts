@@ -89,10 +89,10 @@ export async function inspectImage(
     const { size } = await file.stat();
     const isQcow2 = await isQcow2File(file);
     if (isQcow2 && (expected === 'Auto' || expected === 'QCOW2')) {
-      return { format: 'qcow2', virtualSizeBytes: await virtualSizeOf({ file, path }, reader) };
+      return { format: 'qcow2', virtualSizeBytes: await readVirtualSize({ file, path }, reader) };
     }
     if (expected !== 'Raw') {
-      refuseForeign(isQcow2 ? QCOW2 : await foreignFormatOf(file, size), expected);
+      refuseForeign(isQcow2 ? QCOW2 : await readForeignFormat(file, size), expected);
     }
     if (size === 0 || size % SECTOR_BYTES !== 0) {
       throw new ReasonedError(
@@ -133,7 +133,7 @@ function refuseForeign(foreign: ForeignFormat | undefined, expected: 'Auto' | 'Q
  * Returns the virtual size of a qcow2 image in bytes. Berth checks the header first. qemu-img reads the file only if the header passes this
  * check.
  */
-async function virtualSizeOf(
+async function readVirtualSize(
   { file, path }: { file: FileHandle; path: string },
   reader: RunAs | undefined,
 ): Promise<number> {
@@ -141,7 +141,7 @@ async function virtualSizeOf(
   if ('refusal' in verdict) {
     throw new ReasonedError('ImageInvalid', `The qcow2 image ${verdict.refusal}`);
   }
-  const info = await infoOf({ file, path }, reader);
+  const info = await readInfo({ file, path }, reader);
   if (info['virtual-size'] !== verdict.virtualSizeBytes) {
     throw new ReasonedError(
       'ImageInvalid',
@@ -154,7 +154,7 @@ async function virtualSizeOf(
 /** Limits of the output of `qemu-img info`. A qcow2 image without snapshots and without a backing file has about 30 items. */
 const INFO_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 1_024 };
 
-async function infoOf(
+async function readInfo(
   image: { file: FileHandle; path: string },
   reader: RunAs | undefined,
 ): Promise<z.infer<typeof infoSchema>> {
@@ -316,7 +316,7 @@ const CHECKS: readonly (ForeignFormat & { fits: (head: Buffer) => boolean })[] =
 ];
 
 /** Returns the format of a file of `size` bytes if it is a format that Berth does not read, and undefined otherwise. */
-async function foreignFormatOf(
+async function readForeignFormat(
   file: Pick<FileHandle, 'read'>,
   size: number,
 ): Promise<ForeignFormat | undefined> {

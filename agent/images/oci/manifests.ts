@@ -415,7 +415,7 @@ async function search(
   let unsaid: Fetched | undefined;
   for (const digest of digests) {
     const fetched = await unlessUseless(() => reader.manifest(digest));
-    const stated = fetched && (await unlessUseless(() => architectureOf(reader, fetched)));
+    const stated = fetched && (await unlessUseless(() => readArchitecture(reader, fetched)));
     if (fetched !== undefined && stated === architecture) {
       return { exact: fetched, unsaid };
     }
@@ -425,7 +425,7 @@ async function search(
 }
 
 /** Returns the architecture in the configuration of a manifest, or an empty text if it states none. */
-async function architectureOf(reader: Reader, { document }: Fetched): Promise<string> {
+async function readArchitecture(reader: Reader, { document }: Fetched): Promise<string> {
   if (document.kind === 'index') {
     return '';
   }

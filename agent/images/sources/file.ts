@@ -192,8 +192,8 @@ async function findBelowRoots({ path, roots, sha256 }: FilePlace, signal: AbortS
   }
   for (const root of roots) {
     await requireAnswer(root, signal);
-    const real = await realPathOf(join(root, path));
-    const realRoot = await realPathOf(root);
+    const real = await readRealPath(join(root, path));
+    const realRoot = await readRealPath(root);
     if (real !== undefined && realRoot !== undefined && isBelow(real, realRoot)) {
       return { real, stats: await regularFile(real, path) };
     }
@@ -224,7 +224,7 @@ function isBelow(path: string, root: string): boolean {
   return way !== '' && way !== '..' && !way.startsWith('../') && !isAbsolute(way);
 }
 
-async function realPathOf(path: string): Promise<string | undefined> {
+async function readRealPath(path: string): Promise<string | undefined> {
   try {
     return await realpath(path);
   } catch (error) {

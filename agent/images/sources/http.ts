@@ -11,7 +11,7 @@ import * as z from 'zod';
 import { describeUrl } from '../../../api/v1alpha1/source.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
-import { compressionOf, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';
+import { readCompression, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
 import type { ImageRequest, Stored, Waiting } from '../local/catalog.ts';
 import type { SourceImage, SourceParts } from '../local/importing.ts';
@@ -113,7 +113,7 @@ export class HttpImage implements SourceImage {
     const fetched = join(target.folder, 'download');
     const onBytes = (count: number): void => metrics.pulledBytes.inc(count);
     await download(url, sha256, fetched, { signal, onProgress, onBytes, onTotal: need, transport, clock });
-    const compression = await compressionOf(fetched);
+    const compression = await readCompression(fetched);
     if (compression !== undefined) {
       const unpacked = join(target.folder, 'unpacked');
       const { size } = await stat(fetched);

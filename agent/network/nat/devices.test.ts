@@ -1,5 +1,5 @@
 import { expect, test } from 'vitest';
-import { uplinksIn } from './devices.ts';
+import { parseUplinks } from './devices.ts';
 
 /** Returns a line of /proc/net/route. */
 function route(device: string, metric: number, target = '00000000', mask = '00000000'): string {
@@ -18,5 +18,5 @@ test.each([
   ],
   ['two equal ones', [route('eth0', 100), route('eth1', 100), route('eth0', 100)], ['eth0', 'eth1']],
 ])('only default routes of the lowest metric lead outside: %s', (_what, routes, uplinks) => {
-  expect(uplinksIn(`${[HEADING, ...routes].join('\n')}\n`)).toEqual(uplinks);
+  expect(parseUplinks(`${[HEADING, ...routes].join('\n')}\n`)).toEqual(uplinks);
 });

@@ -119,7 +119,7 @@ export async function readForwarding(device?: string): Promise<boolean> {
 const EVERYWHERE = '00000000';
 
 /** Returns the devices of the default routes with the lowest metric in a text of /proc/net/route. The kernel uses only these. */
-export function uplinksIn(text: string): string[] {
+export function parseUplinks(text: string): string[] {
   const routes = text.split('\n').map((line) => line.split('\t'));
   const defaults = routes.filter(
     ([, target, , , , , , mask]) => target === EVERYWHERE && mask === EVERYWHERE,
@@ -135,7 +135,7 @@ export function uplinksIn(text: string): string[] {
  */
 export async function readClosedUplinks(): Promise<string[]> {
   const closed: string[] = [];
-  for (const device of uplinksIn(await readFile('/proc/self/net/route', 'utf8'))) {
+  for (const device of parseUplinks(await readFile('/proc/self/net/route', 'utf8'))) {
     if (!(await readForwarding(device))) {
       closed.push(device);
     }

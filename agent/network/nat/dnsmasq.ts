@@ -108,7 +108,7 @@ export class Dnsmasq {
   /** Returns whether dnsmasq's files contain exactly these attachments and the present DNS servers of the host. */
   async knows(attachments: readonly Attachment[]): Promise<boolean> {
     const isRight = [...(await this.#files(attachments))].map(
-      async ([path, text]) => (await textOf(path)) === text,
+      async ([path, text]) => (await readText(path)) === text,
     );
     return (await Promise.all(isRight)).every(Boolean);
   }
@@ -158,7 +158,7 @@ export class Dnsmasq {
     const files = new Map([[this.#hostsFile, hostsText([{ macAddress, address }, ...attachments])]]);
     const { servers, resolvConf } = this.#upstream;
     if (servers.length === 0 && resolvConf !== undefined) {
-      files.set(this.#resolvFile, (await textOf(resolvConf)) ?? '');
+      files.set(this.#resolvFile, (await readText(resolvConf)) ?? '');
     }
     return files;
   }
@@ -231,7 +231,7 @@ export class Dnsmasq {
   }
 }
 
-async function textOf(path: string): Promise<string | undefined> {
+async function readText(path: string): Promise<string | undefined> {
   return await undefinedIf(isMissing, readFile(path, 'utf8'));
 }
 

@@ -1,5 +1,5 @@
 /** Counts what the Pods on a host request, and what is free. All functions are pure. */
-import { bytesIn } from '../../../api/v1alpha1/quantity.ts';
+import { parseBytes } from '../../../api/v1alpha1/quantity.ts';
 import type { Node, Pod, PodSpec } from '../../../kube/core.ts';
 import { holdsSlot, suits } from '../../tasks/placement.ts';
 
@@ -67,9 +67,9 @@ function amountsIn(quantities: Readonly<Record<string, string>>): Amounts {
 /** A quantity that cannot be read counts as 0, because a host writes the quantities of its own Node. */
 function amountOf(name: string, text: string): number {
   if (name === 'cpu' && text.endsWith('m')) {
-    return Number(bytesIn(text.slice(0, -1)) ?? 0n);
+    return Number(parseBytes(text.slice(0, -1)) ?? 0n);
   }
-  return Number(bytesIn(text) ?? 0n) * (name === 'cpu' ? 1000 : 1);
+  return Number(parseBytes(text) ?? 0n) * (name === 'cpu' ? 1000 : 1);
 }
 
 function hostPorts({ containers }: PodSpec): string[] {

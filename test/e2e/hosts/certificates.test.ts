@@ -11,7 +11,12 @@ import {
   requestCertificate,
   writePair,
 } from '../../../agent/identity/certificates.ts';
-import { type Certificate, createKey, readKey, validityOf } from '../../../kube/certificates/certificate.ts';
+import {
+  type Certificate,
+  createKey,
+  readKey,
+  parseValidity,
+} from '../../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../../kube/client.ts';
 import {
   CERTIFICATE_SIGNING_REQUESTS,
@@ -84,7 +89,7 @@ async function signed(kind: 'client' | 'serving', count: number): Promise<Certif
 }
 
 function secondsLeft(pem: string): number {
-  return (validityOf(pem).notAfter.getTime() - Date.now()) / 1000;
+  return (parseValidity(pem).notAfter.getTime() - Date.now()) / 1000;
 }
 
 /** Returns the certificate on the agent's disk once it has the requested lifetime. */
