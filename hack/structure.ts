@@ -83,10 +83,8 @@ function findCircles(sources: readonly Source[]): string[] {
 
 function circlesIn(folder: string, sources: readonly Source[]): string[] {
   const prefix = folder === '' ? '' : `${folder}/`;
-  const child = (path: string): string => {
-    const [name = '', ...rest] = path.slice(prefix.length).split('/');
-    return rest.length === 0 ? '.' : name;
-  };
+  // A file of the folder itself is a place of its own.
+  const child = (path: string): string => path.slice(prefix.length).split('/')[0] ?? '';
   const arrows = new Map<string, Set<string>>();
   for (const { path, imports } of sources.filter((source) => source.path.startsWith(prefix))) {
     for (const to of imports.filter((each) => each.startsWith(prefix) && child(each) !== child(path))) {

@@ -95,11 +95,15 @@ export const ORDER: Readonly<Record<string, string>> = {
   'agent/kubelet': 'streams < .',
   'agent/kubelet/streams': '. < spdy < finish.test.ts',
   'agent/network': '. < nat',
+  server:
+    'config.ts < http < dialect callers < own < documentation.ts services.ts < images imagecache power vms < .',
+  cli: '. < objects < namespace.ts node.ts image.ts < vm imagecache login support < config.ts emulator.ts registry.ts rolebinding.ts server.ts serviceaccount.ts vmconfig.ts program.ts main.ts',
+  'hack/cluster': 'processes.ts < toolchain < providers < . < nodes < index.ts',
 };
 
-/** Helpers from above that unit tests may import, because a second copy of them would test nothing. */
+/** Helpers from above that unit tests may import, and files that put a program together. Copies of them would test nothing. */
 const TEST_HELPERS =
-  /^(?:test\/(?:support|fixtures|wires|worlds)\/|hack\/cluster\/authority\.ts$|operator\/watches\.ts$)/;
+  /^(?:test\/(?:support|fixtures|wires|worlds)\/|hack\/cluster\/authority\.ts$|operator\/watches\.ts$|server\/server\.ts$|cli\/(?:program|registry|serviceaccount|vm\/kind)\.ts$)/;
 /** Condition of tests that the tools share with them. */
 const SHARED_CONDITION = 'test/support/unless.ts';
 
