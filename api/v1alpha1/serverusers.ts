@@ -55,7 +55,7 @@ export function parseServerUsers(text: string): ServerUsers {
       continue;
     }
     const { name, hash } = splitLine(line);
-    const why = parseMistake(name, hash) ?? (hashes.has(name) ? 'the name is in an earlier line' : undefined);
+    const why = findMistake(name, hash) ?? (hashes.has(name) ? 'the name is in an earlier line' : undefined);
     if (why !== undefined) {
       wrong.push({ line: index + 1, why });
     } else if (hashes.size >= SERVER_USERS_LIMIT) {
@@ -85,7 +85,7 @@ function splitLine(line: string): { name: string; hash: string } {
     : { name: line.slice(0, colon), hash: line.slice(colon + 1).trimEnd() };
 }
 
-function parseMistake(name: string, hash: string): string | undefined {
+function findMistake(name: string, hash: string): string | undefined {
   if (!isServerUserName(name)) {
     return `the name must have 1 to ${NAME_LENGTH} characters, without a colon or control characters`;
   }

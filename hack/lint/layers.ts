@@ -88,8 +88,7 @@ export const ORDER: Readonly<Record<string, string>> = {
   operator:
     'config < objects < tasks roles < image host < podbacked < vm < server imagecache imagestorage certificates emulator foreignpods < .',
   'operator/server': 'drivers < . < demand',
-  agent:
-    'disks processes seed adb < console network < drivers images < tasks < pods node identity < kubelet < .',
+  agent: 'disks processes seed < console network < drivers images < tasks < pods node identity < kubelet < .',
   'agent/drivers': '. < qemu emulator',
   'agent/images': 'oci < layouts < local < sources < .',
   'agent/kubelet': 'streams < .',

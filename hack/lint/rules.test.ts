@@ -1,5 +1,7 @@
+import { existsSync } from 'node:fs';
 import { join } from 'node:path';
 import { expect, test } from 'vitest';
+import { layersOf, ORDER, WINGS } from './layers.ts';
 import plugin from './rules.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
@@ -78,4 +80,14 @@ test.each([
     arguments: Array.from({ length: count }, () => name('text')),
   };
   expect(complaints('bounded-json', file, node)).toBe(expected);
+});
+
+test('the layers name only folders and files that exist', () => {
+  const inside = Object.keys(ORDER).flatMap((folder) =>
+    layersOf(folder)
+      .flat()
+      .map((name) => join(folder, name)),
+  );
+  expect(inside.length).toBeGreaterThan(50);
+  expect([...Object.keys(WINGS), ...inside].filter((path) => !existsSync(join(ROOT, path)))).toEqual([]);
 });

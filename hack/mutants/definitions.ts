@@ -98,7 +98,7 @@ export function mutate({ id, text, becomes }: Mutant, files: readonly SourceFile
     throw new Error(`${id}: its text stands in no product file: ${firstLine(text)}`);
   }
   if (others.length > 0) {
-    const places = found.map(({ file, match }) => `${file.path}:${parseLine(file.text, match.index)}`);
+    const places = found.map(({ file, match }) => `${file.path}:${lineNumberAt(file.text, match.index)}`);
     throw new Error(`${id}: its text stands ${found.length} times: ${places.join(', ')}`);
   }
   const { file, match } = only;
@@ -127,6 +127,6 @@ function firstLine(text: string): string {
   return JSON.stringify(text.trim().split('\n')[0]);
 }
 
-function parseLine(text: string, offset: number): number {
+function lineNumberAt(text: string, offset: number): number {
   return text.slice(0, offset).split('\n').length;
 }
