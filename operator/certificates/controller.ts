@@ -1,4 +1,5 @@
 /** Approves or denies the certificate requests of hosts. The rules are in policy.ts. */
+import { isHost } from '../tasks/placement.ts';
 import { timestamp } from '../../base/time.ts';
 import type { Logger } from 'pino';
 import type { IndexFunctions } from '../../kube/cache.ts';
@@ -17,7 +18,7 @@ import { Consistency } from '../../kube/consistency.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { HostApprovals } from '../host/approvals.ts';
-import { isHost, PODS_BY_NODE } from '../host/observe.ts';
+import { PODS_BY_NODE } from '../host/observe.ts';
 import type { HostRecords } from '../host/records.ts';
 import {
   CLIENT_SIGNER,

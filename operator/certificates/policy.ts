@@ -3,10 +3,10 @@
  * with a bootstrap token could then get the certificate of an existing node. Berth decides only about requests of its hosts. A person or
  * another approver decides about requests of the cluster's other nodes. All functions are pure.
  */
+import { isHost } from '../tasks/placement.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
-import { isHost } from '../host/observe.ts';
 import { hostNameOf, type Refusal, refusalOfAddresses, type Surroundings } from './addresses.ts';
 import {
   BOOTSTRAP_GROUP,

@@ -8,8 +8,8 @@ import { unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { isHost, PODS_BY_NODE } from '../host/observe.ts';
-import { asksForSlot, holdsSlot } from '../tasks/placement.ts';
+import { PODS_BY_NODE } from '../host/observe.ts';
+import { asksForSlot, holdsSlot, isHost } from '../tasks/placement.ts';
 import { type HostSources, type PodObserved, reachOf } from '../podbacked/observe.ts';
 import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/fields.ts';
 

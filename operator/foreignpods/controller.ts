@@ -2,6 +2,7 @@
  * Removes Pods of other programs that landed on hosts, so that their owners create them again and they run on other nodes. Such a Pod tolerates
  * every taint, and the cluster has no policy berth-foreign-pods, or the Pod is older than the policy.
  */
+import { isHost } from '../tasks/placement.ts';
 import type { Logger } from 'pino';
 import { LRUCache } from 'lru-cache';
 import { soonest } from '../../base/time.ts';
@@ -13,7 +14,6 @@ import { isObjectRefused, unlessMissing } from '../../kube/errors.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { isHost } from '../host/observe.ts';
 import { type Recorder, warning } from '../objects/events.ts';
 import { Writer } from '../objects/writer.ts';
 import {

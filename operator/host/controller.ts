@@ -3,6 +3,7 @@
  * when a host joins later or the configured number of slots changes. Keeps what a host loses with its Node: see records.ts. Gives up the
  * hosts that administrators declare gone for good.
  */
+import { isHost } from '../tasks/placement.ts';
 import type { Logger } from 'pino';
 import { LRUCache } from 'lru-cache';
 import { Gauge, type Registry } from 'prom-client';
@@ -28,7 +29,7 @@ import type { OperatorConfig } from '../config/config.ts';
 import { FIELD_MANAGER } from '../objects/writer.ts';
 import type { Adoptions } from './adoptions.ts';
 import { awaitedPatch, statusToApply, taintsToWrite } from './plan.ts';
-import { isHost, isReady, isTooOldOrNew, PODS_BY_NODE, silentSince } from './observe.ts';
+import { isReady, isTooOldOrNew, PODS_BY_NODE, silentSince } from './observe.ts';
 import {
   changedHosts,
   type HostRecord,

@@ -3,8 +3,6 @@ import { LRUCache } from 'lru-cache';
 import {
   AWAITED_ANNOTATION,
   EMULATORS_CONDITION,
-  HOST_MARK,
-  HOST_VALUE,
   NAT_READY_CONDITION,
   VERSION_SKEW_CONDITION,
 } from '../../api/v1alpha1/names.ts';
@@ -13,13 +11,7 @@ import { agentVersion, isTooFarApart } from '../../api/v1alpha1/version.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import { conditionIn } from '../objects/conditions.ts';
-
-/**
- * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.
- */
-export function isHost(node: Readonly<Node> | undefined): boolean {
-  return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
-}
+import { isHost } from '../tasks/placement.ts';
 
 export function isReady({ status }: Readonly<Node>): boolean {
   return conditionIn(status, 'Ready')?.status === 'True';

@@ -7,9 +7,9 @@ import { ONLY_NAMESPACE_LABEL, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names
 import type { Job, Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { isHost, PODS_BY_NODE } from '../host/observe.ts';
+import { PODS_BY_NODE } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { asksForSlot, holdsSlot, hostOfJob, JOBS_BY_HOST, slotsOf } from '../tasks/placement.ts';
+import { asksForSlot, holdsSlot, hostOfJob, JOBS_BY_HOST, slotsOf, isHost } from '../tasks/placement.ts';
 import { podCondition } from '../podbacked/pod.ts';
 import { condense, describeTaints } from '../vm/scheduling.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';

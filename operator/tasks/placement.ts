@@ -144,14 +144,20 @@ function nodeNameFields({ nodeName, avoidedNodes = [] }: Placement): NodeSelecto
   ];
 }
 
+/**
+ * Returns true if a Node is a host, which can get machines, tasks and certificates. Only the label {@link HOST_MARK} makes a Node a host.
+ */
+export function isHost(node: Readonly<Node> | undefined): boolean {
+  return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
+}
+
 /** Returns whether VMs and tasks of the namespace run on its own hosts only, according to the caches. */
 export function onlyOwnHosts(
   { nodes, namespaces }: { readonly nodes: Cached<Node>; readonly namespaces: Cached<Namespace> },
   namespace: string,
 ): boolean {
   const found = namespaces.cache.get(namespace) ?? { metadata: { name: namespace } };
-  const hosts = nodes.cache.list().filter(({ metadata }) => metadata.labels?.[HOST_MARK] === HOST_VALUE);
-  return isDedicated(found, hosts);
+  return isDedicated(found, nodes.cache.list().filter(isHost));
 }
 
 /** Index of Jobs by the only host that can do them. */

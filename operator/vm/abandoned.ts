@@ -4,13 +4,13 @@
  * an Event can warn if another VM gets the same address while the abandoned machine might be running. When the host reports again, it ends
  * all machines without a VM.
  */
+import { isHost } from '../tasks/placement.ts';
 import * as z from 'zod';
 import { timestamp } from '../../base/time.ts';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 import { API_VERSION, GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
-import { isHost } from '../host/observe.ts';
 import { isLost } from '../podbacked/observe.ts';
 import type { Observed } from './observe.ts';
 import { hasRun, machineOf, terminated } from '../podbacked/pod.ts';

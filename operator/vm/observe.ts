@@ -15,9 +15,8 @@ import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { Adoptions } from '../host/adoptions.ts';
-import { isHost } from '../host/observe.ts';
 import { startDeadline } from '../host/power.ts';
-import { onlyOwnHosts } from '../tasks/placement.ts';
+import { onlyOwnHosts, isHost } from '../tasks/placement.ts';
 import { podPorts, PODS_BY_PORT } from '../podbacked/pod.ts';
 import { type HostSources, type PodObserved, reachOf } from '../podbacked/observe.ts';
 

@@ -2,6 +2,7 @@
  * The steps of a VM. A step is a pure function of the observed state. It returns the requests to the API server, and how the reconcile
  * continues.
  */
+import { isHost } from '../tasks/placement.ts';
 import type { Pod, Secret } from '../../kube/core.ts';
 import { isForced, type Unsaved } from '../../kube/objects.ts';
 import type { Step as PodBackedStep, StepResult as PodBackedStepResult } from '../podbacked/kind.ts';
@@ -20,7 +21,7 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { answerBy, finishedAndDue } from './deadlines.ts';
 import { isAbandoned, isReleasable, toRemember } from './abandoned.ts';
 import { awaitedOn, type Desired } from '../../api/v1alpha1/machine.ts';
-import { isHost, isReady } from '../host/observe.ts';
+import { isReady } from '../host/observe.ts';
 import { mustContinue } from './adoption.ts';
 import { TERMINATION_GRACE_SECONDS } from '../podbacked/build.ts';
 import { buildDesired, buildPod } from './pod.ts';
