@@ -4,6 +4,7 @@
  * user interrupts the command, the command deletes the emulator.
  */
 import type { Command } from 'commander';
+import { DEPLOY_MINUTES_MAXIMUM } from '../api/v1alpha1/fields.ts';
 import { parseMemory, wholeNumber } from './flags.ts';
 import type { Globals } from './globals.ts';
 import { addCommonVerbs } from './objects/verbs.ts';
@@ -107,8 +108,6 @@ export interface EmulatorFlags {
   readonly timeout?: number;
 }
 
-/** Longest wait in minutes, as in the HTTP API. */
-const TIMEOUT_MAXIMUM = 1_440;
 /** Name of the flag for each field of the emulator. */
 const FLAG_BY_FIELD = {
   'metadata.name': 'the name',
@@ -170,8 +169,11 @@ function check({ config, timeout }: EmulatorFlags): void {
       EXIT.usage,
     );
   }
-  if (timeout !== undefined && (timeout < 1 || timeout > TIMEOUT_MAXIMUM)) {
-    throw new CommandError(`--timeout ${timeout} must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
+  if (timeout !== undefined && (timeout < 1 || timeout > DEPLOY_MINUTES_MAXIMUM)) {
+    throw new CommandError(
+      `--timeout ${timeout} must be from 1 to ${DEPLOY_MINUTES_MAXIMUM} minutes`,
+      EXIT.usage,
+    );
   }
 }
 

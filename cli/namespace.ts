@@ -3,19 +3,18 @@ import type { Command } from 'commander';
 import { BooleanFlag } from './flags.ts';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
+import { createNamespace, deleteNamespace } from '../actions/namespaces.ts';
 import {
-  DEDICATED_KEY,
-  DEFAULT_NAMESPACE,
   isObjectName,
+  isServedNamespace,
   NAMESPACE_PREFIX,
+  SERVED_NAMESPACES,
   SYSTEM_NAMESPACE,
 } from '../api/v1alpha1/names.ts';
-import { HOSTS_SELECTOR } from '../api/http/host.ts';
 import type { NamespaceItem } from '../api/http/namespace.ts';
-import { namespaceItem, namespaceLabels, ownNamespace, stillUsed } from '../api/http/namespaceitem.ts';
+import { namespaceItem } from '../api/http/namespaceitem.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
-import { NAMESPACES, NODES } from '../kube/core.ts';
-import { deleteExisting } from '../kube/client.ts';
+import { NAMESPACES } from '../kube/core.ts';
 import { isNotFound } from '../kube/errors.ts';
 import { type Cluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
@@ -53,7 +52,7 @@ export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
 }
 
 export function isServed(name: string): boolean {
-  return name === DEFAULT_NAMESPACE || name.startsWith(NAMESPACE_PREFIX);
+  return isServedNamespace(name, SERVED_NAMESPACES);
 }
 
 export async function list(terminal: Terminal, globals: Globals): Promise<void> {
@@ -94,8 +93,7 @@ export async function create(
   }
   const { signal } = terminal;
   await withCluster(terminal, globals, async ({ client }) => {
-    const labels = namespaceLabels({ customPods });
-    const created = await client.create(NAMESPACES, { metadata: { name, labels } }, { signal });
+    const created = await createNamespace(client, name, { customPods, signal });
     const words = 'Successfully created namespace';
     await printDone(terminal, globals.output, [namespaceItem(created)], words);
   });
@@ -121,28 +119,19 @@ export async function remove(terminal: Terminal, globals: Globals, names: readon
   });
 }
 
-/** Deletes the namespace. @throws CommandError when the namespace does not exist, belongs to Berth, or has hosts or VMs; ApiError. */
+/** @throws CommandError when the namespace does not exist; ActionError when it belongs to Berth, or has hosts or VMs; ApiError. */
 async function removeOne({ client }: Cluster, name: string): Promise<void> {
-  if ([DEFAULT_NAMESPACE, SYSTEM_NAMESPACE].includes(name)) {
-    throw new CommandError(ownNamespace(name));
-  }
   const missing = new CommandError(`namespace ${JSON.stringify(printable(name))} not found`, EXIT.notFound);
-  if (!isObjectName(name) || !isServed(name)) {
+  if (name !== SYSTEM_NAMESPACE && (!isObjectName(name) || !isServed(name))) {
     throw missing;
   }
+  const listVMs = async () => ({
+    vms: (await client.list(VMS, { namespace: name })).items,
+    areHidden: false,
+  });
   try {
-    await deleteExisting(client, NAMESPACES, { name }, { dryRun: true });
+    await deleteNamespace(client, name, { namespaces: SERVED_NAMESPACES, listVMs });
   } catch (error) {
     throw isNotFound(error) ? missing : error;
   }
-  const labelSelector = `${HOSTS_SELECTOR},${DEDICATED_KEY}=${name}`;
-  const [{ items: hosts }, { items: vms }] = await Promise.all([
-    client.list(NODES, { labelSelector }),
-    client.list(VMS, { namespace: name }),
-  ]);
-  const refusal = stillUsed(name, { hosts, vms });
-  if (refusal !== undefined) {
-    throw new CommandError(refusal);
-  }
-  await deleteExisting(client, NAMESPACES, { name });
 }

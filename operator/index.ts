@@ -7,7 +7,8 @@ import { Controller, type ControllerOptions } from '../kube/controller.ts';
 import type { Recorder } from './objects/events.ts';
 import type { Informer } from '../kube/informer.ts';
 import { type KubeObject, refOf } from '../kube/objects.ts';
-import { isServed, type OperatorConfig } from './config/config.ts';
+import type { OperatorConfig } from './config/config.ts';
+import { isServedNamespace } from '../api/v1alpha1/names.ts';
 import { exportRunnerMetrics, VMMetrics } from './vm/metrics.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { EmulatorReconciler, enqueueEmulators } from './emulator/controller.ts';
@@ -258,7 +259,7 @@ function emulatorController(options: OperatorOptions, watches: Watches, hostStat
 
 function servedNamespaces({ namespaces }: Watches, config: OperatorConfig): string[] {
   const names = namespaces.cache.list().map(({ metadata }) => metadata.name);
-  return names.filter((name) => isServed(name, config));
+  return names.filter((name) => isServedNamespace(name, config.namespaces));
 }
 
 /**

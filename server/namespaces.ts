@@ -1,16 +1,16 @@
 /** Namespaces: those that the caller may see, and their creation and deletion. */
 import PQueue from 'p-queue';
 import { namespaceItemSchema, namespaceListSchema, namespaceRequestSchema } from '../api/http/namespace.ts';
-import { NAMED, namespaceItem, namespaceLabels, ownNamespace, stillUsed } from '../api/http/namespaceitem.ts';
+import { createNamespace, deleteNamespace, NAMED } from '../actions/namespaces.ts';
+import { namespaceItem } from '../api/http/namespaceitem.ts';
 import { statusSchema, success } from '../api/http/status.ts';
-import { type Namespace, NAMESPACES, NODES } from '../kube/core.ts';
+import { type Namespace, NAMESPACES } from '../kube/core.ts';
 import type { App } from './http/app.ts';
 import { invalidField, StatusError } from './http/errors.ts';
-import { isServed, namespaceParams, NAMESPACES_PATH } from './http/namespaces.ts';
+import { namespaceParams, NAMESPACES_PATH } from './http/namespaces.ts';
 import type { Services } from './services.ts';
-import { HOSTS_SELECTOR } from '../api/http/host.ts';
-import { DEDICATED_KEY, GROUP } from '../api/v1alpha1/names.ts';
-import { deleteExisting, type KubeClient } from '../kube/client.ts';
+import { GROUP, isServedNamespace } from '../api/v1alpha1/names.ts';
+import type { KubeClient } from '../kube/client.ts';
 import type { KubeObject } from '../kube/objects.ts';
 import { callerMay } from './callers/objects.ts';
 import type { CallerClient } from './callers/caller.ts';
@@ -30,7 +30,7 @@ export function addNamespaceRoutes(app: App, services: Services): void {
 }
 
 function addReads(app: App, { config: { namespaces }, own }: Services): void {
-  const visible = new VisibleNamespaces(own.watches, (name) => isServed(name, namespaces));
+  const visible = new VisibleNamespaces(own.watches, (name) => isServedNamespace(name, namespaces));
   app.get(
     NAMESPACES_PATH,
     {
@@ -70,11 +70,10 @@ function addCreation(app: App, { config: { namespaces } }: Services): void {
     },
     async ({ caller, body: { name, enableCustomPods = false } }) => {
       const client = caller();
-      if (!isServed(name, namespaces)) {
+      if (!isServedNamespace(name, namespaces)) {
         throw invalidField('name', `must begin with ${namespaces.prefix}`);
       }
-      const labels = namespaceLabels({ customPods: enableCustomPods });
-      await client.create(NAMESPACES, { metadata: { name, labels } });
+      await createNamespace(client, name, { customPods: enableCustomPods });
       return success();
     },
   );
@@ -95,42 +94,19 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
       },
     },
     async ({ caller, params: { namespace } }) => {
-      if ([namespaces.default, namespaces.system].includes(namespace)) {
-        throw new StatusError(409, ownNamespace(namespace));
-      }
-      await removeNamespace({ caller: caller(), own: own.client }, namespace);
+      const client = caller();
+      const listVMs = async () => await remainingVMs({ caller: client, own: own.client }, namespace);
+      // The caller has the right to delete namespaces with the HTTP API, and the HTTP API has the right to delete them.
+      await deleteNamespace(own.client, namespace, { namespaces, listVMs });
       return success();
     },
   );
 }
 
-/**
- * Deletes the namespace with the rights of `own`. The caller must have the right to delete namespaces with the HTTP API. First, a dry run
- * shows whether the API server allows the deletion. Then this function checks that the namespace has no VMs and no hosts, because the API
- * server would delete everything in it. If `caller` has no right to list VMs, the refusal names none.
- *
- * @throws StatusError 409 when hosts or VMs are in the namespace. @throws ApiError when the API server refuses.
- */
-async function removeNamespace(
-  { caller, own }: { caller: CallerClient; own: KubeClient },
-  name: string,
-): Promise<void> {
-  await deleteExisting(own, NAMESPACES, { name }, { dryRun: true });
-  const labelSelector = `${HOSTS_SELECTOR},${DEDICATED_KEY}=${name}`;
-  const [{ items: hosts }, { items: vms }] = await Promise.all([
-    own.list(NODES, { labelSelector }),
-    listAs(caller, VMS, { namespace: name, limit: NAMED + 1 }, nameOf, own),
-  ]);
-  const hidesVMs = vms.length > 0 && !(await maySeeVMs(caller, name));
-  const refusal = stillUsed(name, { hosts, vms, hidesVMs });
-  if (refusal !== undefined) {
-    throw new StatusError(409, refusal);
-  }
-  await deleteExisting(own, NAMESPACES, { name });
-}
-
-async function maySeeVMs(caller: KubeClient, namespace: string): Promise<boolean> {
-  return await callerMay(caller, { verb: 'list', group: GROUP, resource: VMS.plural, namespace });
+/** Returns the first VMs of the namespace, read with the rights of `own`. They are hidden if `caller` has no right to list VMs. */
+async function remainingVMs({ caller, own }: { caller: CallerClient; own: KubeClient }, namespace: string) {
+  const { items: vms } = await listAs(caller, VMS, { namespace, limit: NAMED + 1 }, nameOf, own);
+  return { vms, areHidden: vms.length > 0 && !(await isMember(caller, namespace)) };
 }
 
 function nameOf({ metadata: { name } }: KubeObject): { metadata: { name: string } } {

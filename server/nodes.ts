@@ -8,7 +8,8 @@ import { statusSchema, success } from '../api/http/status.ts';
 import type { Node } from '../kube/core.ts';
 import type { App } from './http/app.ts';
 import { invalidField } from './http/errors.ts';
-import { isServed, namespaceParams } from './http/namespaces.ts';
+import { namespaceParams } from './http/namespaces.ts';
+import { isServedNamespace } from '../api/v1alpha1/names.ts';
 import type { Services } from './services.ts';
 
 const NODES_PATH = '/api/v1/namespaces/:namespace/nodes';
@@ -92,7 +93,7 @@ function addNamespace(app: App, { own: { hosts, client }, config }: Services): v
     async ({ params: { namespace, node }, body }) => {
       const { name } = hosts.find(namespace, node).metadata;
       const target = body.namespace;
-      if (!isServed(target, config.namespaces)) {
+      if (!isServedNamespace(target, config.namespaces)) {
         const rule = `must be ${defaultNamespace} or begin with ${prefix}, and must not be ${system}`;
         throw invalidField('namespace', rule);
       }

@@ -1,5 +1,6 @@
 /** Android emulators as the HTTP API shows and accepts them. */
 import * as z from 'zod';
+import { DEPLOY_MINUTES_MAXIMUM } from '../v1alpha1/fields.ts';
 import { ANDROID_NAME, EMULATOR_DEVICES } from '../v1alpha1/emulatormachine.ts';
 import { choice, LABEL, text } from '../v1alpha1/schema.ts';
 import { sameField, whole } from './request.ts';
@@ -34,7 +35,6 @@ export const emulatorListSchema = z.object({
 
 /** Bounds of memory in MiB. The Emulator kind has the same bounds. */
 const MEMORY = { minimum: 2_560, maximum: 16_777_216 };
-const TIMEOUT_MAXIMUM = 1_440;
 
 function androidName(description: string) {
   return text(description, 64, ANDROID_NAME).optional();
@@ -56,7 +56,7 @@ export const emulatorRequestSchema = z
     memory: whole(MEMORY.minimum, MEMORY.maximum)
       .optional()
       .meta({ description: 'Memory of Android in MiB. 4096 when omitted.' }),
-    timeout: whole(1, TIMEOUT_MAXIMUM)
+    timeout: whole(1, DEPLOY_MINUTES_MAXIMUM)
       .optional()
       .meta({ description: 'Minutes to wait until the emulator runs. 5 when omitted.' }),
     config: text(

@@ -7,6 +7,7 @@ import { fieldSchema, imageName } from '../v1alpha1/template.ts';
 import { decimal, sameField, whole } from './request.ts';
 import {
   boundsOf,
+  DEPLOY_MINUTES_MAXIMUM,
   type DisplayDpiMaximum,
   type FieldsWith,
   type ValueOf,
@@ -199,8 +200,6 @@ export const deleteQuery = z.object({
     .meta({ description: 'If true, the server answers only after the VM is completely removed.' }),
 });
 
-/** Largest time limit of a deployment, in minutes. */
-const TIMEOUT_MAXIMUM = 1_440;
 /** Largest number of metadata values for the guest. The VM kind has the same limit. */
 const METADATA_ENTRIES = 64;
 /** Largest number of labels in a request. The item of a VM shows at most this number of labels. */
@@ -246,7 +245,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         PORTS_LENGTH,
         RESERVED_PORTS,
       ).optional(),
-      timeout: whole(1, TIMEOUT_MAXIMUM)
+      timeout: whole(1, DEPLOY_MINUTES_MAXIMUM)
         .optional()
         .meta({ description: 'Minutes to wait until the VM runs. 10 when omitted.' }),
       vmMetadata: metadataSchema.optional(),

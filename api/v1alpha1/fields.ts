@@ -267,6 +267,9 @@ export function boundsOf(
   return { minimum, maximum: maximum === 'displayDPIMaximum' ? dpiMaximum : maximum };
 }
 
+/** Longest time in minutes for which a request or a command waits for a deployment. */
+export const DEPLOY_MINUTES_MAXIMUM = 1_440;
+
 /** Defaults of the fields of an emulator's spec. */
 export const EMULATOR_DEFAULTS = {
   platform: 'android-36',

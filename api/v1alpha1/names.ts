@@ -222,6 +222,30 @@ export const STORAGE_SECRET = 'berth-image-storage';
 export const STORAGE_WRITERS = 'berth-image-storage-writers';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
+
+/** Names of the namespaces that Berth serves, and of its own namespace. */
+export interface ServedNamespaces {
+  readonly default: string;
+  /** Prefix of the names of all others. */
+  readonly prefix: string;
+  readonly system: string;
+}
+
+/** The names without a configuration. The command uses them. */
+export const SERVED_NAMESPACES: ServedNamespaces = {
+  default: DEFAULT_NAMESPACE,
+  prefix: NAMESPACE_PREFIX,
+  system: SYSTEM_NAMESPACE,
+};
+
+/**
+ * Reports whether Berth handles the VMs of a namespace, with all objects that belong to these VMs. The system namespace is never served. Users
+ * get rights in served namespaces, and users with rights in the system namespace could act as the operator.
+ */
+export function isServedNamespace(name: string, namespaces: ServedNamespaces): boolean {
+  return name !== namespaces.system && (name === namespaces.default || name.startsWith(namespaces.prefix));
+}
+
 /** ClusterRoles that the operator binds in every served namespace. Each RoleBinding has the name of its role. */
 export const DEV_ROLE = 'berth-role-dev';
 export const ADMIN_ROLE = 'berth-role-admin';
@@ -276,3 +300,9 @@ export const TAG_FORM = `must be 1 to ${TAG_LENGTH} letters, digits, "-", "_" an
 export function isTag(text: string): boolean {
   return text.length <= TAG_LENGTH && TAG.test(text);
 }
+
+/**
+ * Escape character of consoles, Ctrl+], with which the user leaves. kubectl has no such key, so the agent looks for it too. The command does
+ * not rely on the agent, because the user must be able to leave even when the connection hangs.
+ */
+export const CONSOLE_ESCAPE = 0x1d;

@@ -1,5 +1,6 @@
 /** Turns the flags of a deployment into a VM, with the code that the HTTP API also uses for the body of a request. */
 import type { VMDeployBody } from '../../api/http/vm.ts';
+import { DEPLOY_MINUTES_MAXIMUM } from '../../api/v1alpha1/fields.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { inFlags as withFlags } from '../objects/create.ts';
@@ -19,9 +20,6 @@ export interface DeployFlags extends MachineFlags {
   readonly labels?: Record<string, string>;
   readonly timeout?: number;
 }
-
-/** Longest time limit of a deployment in minutes, as in the HTTP API. */
-const TIMEOUT_MAXIMUM = 1_440;
 
 /** Name of the flag for each field of the VM. */
 const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
@@ -64,8 +62,11 @@ function check({ image, iso, config, timeout }: DeployFlags): void {
   if (image !== undefined && iso !== undefined) {
     throw new CommandError('Use only one of --image and --iso', EXIT.usage);
   }
-  if (timeout !== undefined && (timeout < 1 || timeout > TIMEOUT_MAXIMUM)) {
-    throw new CommandError(`--timeout ${timeout} must be from 1 to ${TIMEOUT_MAXIMUM} minutes`, EXIT.usage);
+  if (timeout !== undefined && (timeout < 1 || timeout > DEPLOY_MINUTES_MAXIMUM)) {
+    throw new CommandError(
+      `--timeout ${timeout} must be from 1 to ${DEPLOY_MINUTES_MAXIMUM} minutes`,
+      EXIT.usage,
+    );
   }
 }
 

@@ -1,5 +1,6 @@
 /** Runs programs in VMs, and attaches to their consoles. */
 import { Transform } from 'node:stream';
+import { CONSOLE_ESCAPE } from '../../api/v1alpha1/names.ts';
 import { withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -41,12 +42,6 @@ export async function exec(
 }
 
 /**
- * The character of Ctrl+], with which the user leaves the console. The agent also ends the session when it receives this character. The
- * command does not rely on the agent, because the user must be able to leave even when the connection hangs.
- */
-const LEAVE = 0x1d;
-
-/**
  * Shows the console until the user leaves it or the machine ends. If the standard input is not a terminal, it is sent to the console only
  * if `stdin` is true.
  */
@@ -78,7 +73,7 @@ export async function connectConsole(
 function untilLeave(leave: () => void): Transform {
   return new Transform({
     transform(chunk: Buffer, _, done) {
-      const end = chunk.indexOf(LEAVE);
+      const end = chunk.indexOf(CONSOLE_ESCAPE);
       if (end === -1) {
         done(null, chunk);
         return;

@@ -235,17 +235,6 @@ export const configSchema = z.strictObject({
 export type OperatorConfig = z.infer<typeof configSchema>;
 
 /**
- * Returns true if Berth handles the VMs of a namespace, with all objects that belong to these VMs. The system namespace is never served.
- * Users get rights in served namespaces, and users with rights in the system namespace could act as the operator.
- */
-export function isServed(namespace: string, { namespaces }: Pick<OperatorConfig, 'namespaces'>): boolean {
-  return (
-    namespace !== namespaces.system &&
-    (namespace === namespaces.default || namespace.startsWith(namespaces.prefix))
-  );
-}
-
-/**
  * Reads and checks the configuration file at `path`. If `path` is undefined, returns the defaults.
  * @throws ConfigError when the file cannot be read or is not valid; the error lists every mistake.
  */

@@ -7,6 +7,7 @@ import { undefinedIf } from '../../base/errors.ts';
 import {
   ADMIN_ROLE,
   DEV_ROLE,
+  isServedNamespace,
   ROLE_BINDINGS_LABEL,
   ROLE_GROUPS_ANNOTATION,
   UNMANAGED,
@@ -19,7 +20,7 @@ import { isNamespaceTerminating, unlessMissing } from '../../kube/errors.ts';
 import { type Recorder, warning } from '../objects/events.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, refOf, type Unsaved } from '../../kube/objects.ts';
-import { isServed, type OperatorConfig } from '../config/config.ts';
+import type { OperatorConfig } from '../config/config.ts';
 import { Writer } from '../objects/writer.ts';
 import { parseDocument } from '../../api/v1alpha1/machine.ts';
 
@@ -128,7 +129,8 @@ type BoundRole = (typeof BOUND_ROLES)[number];
 /** Returns true if the operator creates and corrects the RoleBindings of this namespace. */
 export function isManaged({ metadata, status }: Namespace, config: OperatorConfig): boolean {
   const isEnding = metadata.deletionTimestamp !== undefined || status?.phase === 'Terminating';
-  return !isEnding && isServed(metadata.name, config) && metadata.labels?.[ROLE_BINDINGS_LABEL] !== UNMANAGED;
+  const isServed = isServedNamespace(metadata.name, config.namespaces);
+  return !isEnding && isServed && metadata.labels?.[ROLE_BINDINGS_LABEL] !== UNMANAGED;
 }
 
 /** Returns the configured groups whose members must have the role in the namespace, without duplicates. */

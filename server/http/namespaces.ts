@@ -1,24 +1,15 @@
 /** Namespaces and names of objects in the paths of requests. */
 import * as z from 'zod';
-import type { ServerConfig } from '../config.ts';
 import type { App } from './app.ts';
 import { notFound } from './errors.ts';
+import { isServedNamespace, type ServedNamespaces } from '../../api/v1alpha1/names.ts';
 import { LABEL, text } from '../../api/v1alpha1/schema.ts';
 
-type Namespaces = ServerConfig['namespaces'];
-
-/**
- * Reports whether the namespace is served. The system namespace is not served, because users with rights in it could act as the operator.
- */
-export function isServed(name: string, namespaces: Namespaces): boolean {
-  return name !== namespaces.system && (name === namespaces.default || name.startsWith(namespaces.prefix));
-}
-
 /** Answers a request with 404 if Berth does not serve its namespace. */
-export function refuseOtherNamespaces(app: App, namespaces: Namespaces): void {
+export function refuseOtherNamespaces(app: App, namespaces: ServedNamespaces): void {
   app.addHook('onRequest', (request, _reply, next) => {
     const { namespace } = request.params as { namespace?: string };
-    if (namespace !== undefined && !isServed(namespace, namespaces)) {
+    if (namespace !== undefined && !isServedNamespace(namespace, namespaces)) {
       throw notFound('namespaces', namespace);
     }
     next();

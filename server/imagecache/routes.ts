@@ -19,7 +19,8 @@ import {
 import type { App } from '../http/app.ts';
 import { notFound, StatusError } from '../http/errors.ts';
 import { decodedImageName, splitImagePath } from '../dialect/imagename.ts';
-import { isServed, namespaceParams } from '../http/namespaces.ts';
+import { namespaceParams } from '../http/namespaces.ts';
+import { isServedNamespace } from '../../api/v1alpha1/names.ts';
 import type { Services } from '../services.ts';
 import { Entries } from './entries.ts';
 import { cachedImage, imageToCache, type Named } from './image.ts';
@@ -217,7 +218,7 @@ function addRemovals(app: App, cache: ImageCache, { config: { namespaces }, own 
           namespace = namespaces.default,
           ...selection
         } = request.body;
-        if (!isServed(namespace, namespaces)) {
+        if (!isServedNamespace(namespace, namespaces)) {
           throw notFound('namespaces', namespace);
         }
         await own.rights.require(request.headers, { ...CHANGE, namespace });

@@ -11,6 +11,7 @@ import {
   StreamRefused,
 } from '../../drivers/driver.ts';
 import { type CommandSession, exited, failure, type Status, SUCCESS } from './session.ts';
+import { CONSOLE_ESCAPE } from '../../../api/v1alpha1/names.ts';
 import { messageOf } from '../../../base/errors.ts';
 
 /** Ways to connect to one running machine. Each function throws StreamRefused when the machine does not allow the connection. */
@@ -96,9 +97,6 @@ async function readAll(stdin: Readable, reserve: Reserve): Promise<Buffer> {
   return input.subarray(0, bytes);
 }
 
-/** The character of Ctrl+]. kubectl has no key to leave a console, so the agent uses the key of other hypervisors' consoles. */
-const LEAVE = 0x1d;
-
 /**
  * Connects the caller to the console, until the caller leaves or the machine ends. With `tty`, the caller has a terminal. Ctrl+C in this
  * terminal goes to the guest, and Ctrl+] ends the session.
@@ -146,7 +144,7 @@ function statusOf(output: PromiseSettledResult<void>, lost: AbortSignal, hasLeft
 function untilLeave(leave: () => void): Transform {
   return new Transform({
     transform(chunk: Buffer, _, done) {
-      const end = chunk.indexOf(LEAVE);
+      const end = chunk.indexOf(CONSOLE_ESCAPE);
       if (end === -1) {
         done(null, chunk);
         return;

@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { isServed } from './namespaces.ts';
+import { isServedNamespace } from './names.ts';
 
 const NAMESPACES = { system: 'platform-system', default: 'shared', prefix: 'platform-' };
 
@@ -9,5 +9,5 @@ it.each([
   ['kube-system', false],
   ['platform-system', false],
 ])('namespace %s: served is %s', (name, expected) => {
-  expect(isServed(name, NAMESPACES)).toBe(expected);
+  expect(isServedNamespace(name, NAMESPACES)).toBe(expected);
 });
