@@ -1,10 +1,11 @@
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmod, mkdir, mkdtemp, open, readFile, rm, symlink, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, test, vi } from 'vitest';
 import { isMissing } from './errors.ts';
-import { findProgram, ProgramError, run, start } from './exec.ts';
+import { findProgram, limitTime, ProgramError, run, start } from './exec.ts';
 
 /** Time limit of programs in this file. They end at once, but a busy machine may need longer. */
 const SECONDS_30 = { timeoutMilliseconds: 30_000 };
@@ -33,6 +34,19 @@ test('a program that ends before it has read its input reports its reason', asyn
     run('sh', ['-c', 'echo no >&2; exit 3'], { ...SECONDS_30, input, name: 'it' }),
   );
   expect(error).toMatchObject({ message: 'it ended with code 3: no', exitCode: 3, words: 'no' });
+});
+
+test('a time limit kills a program, and leaves no timer of a program that could not be started', async () => {
+  const late = spawn('sleep', ['60']);
+  limitTime(late, 50);
+  expect(await once(late, 'exit')).toEqual([null, 'SIGKILL']);
+  const script = `import { spawn } from 'node:child_process';
+    import { limitTime } from ${JSON.stringify(join(import.meta.dirname, 'exec.ts'))};
+    const child = spawn('/no/such/program');
+    limitTime(child, 60_000);
+    child.once('error', ({ code }) => console.log(code));`;
+  const output = await run(process.execPath, ['--input-type=module', '--eval', script], SECONDS_30);
+  expect(output).toBe('ENOENT\n');
 });
 
 test('distinguishes a program that is not installed from one that failed', async () => {

@@ -1,5 +1,5 @@
 /** Finds programs, and runs them without a shell. The caller can limit the time and the output of a program. */
-import { type ChildProcessByStdio, spawn } from 'node:child_process';
+import { type ChildProcess, type ChildProcessByStdio, spawn } from 'node:child_process';
 import { addAbortListener } from 'node:events';
 import { access, constants as fileConstants, type FileHandle, stat } from 'node:fs/promises';
 import { constants, setPriority } from 'node:os';
@@ -227,6 +227,17 @@ export async function run(
     throw failure;
   }
   return Buffer.concat(pieces).toString('utf8');
+}
+
+/**
+ * Kills `child` if it has not ended after this time in milliseconds. The option `timeout` of `spawn` must not be used instead, because its
+ * timer stays if the program could not be started. This process would then run on until the time is over.
+ */
+export function limitTime(child: ChildProcess, milliseconds: number): void {
+  const timer = setTimeout(() => child.kill('SIGKILL'), milliseconds);
+  for (const event of ['error', 'exit']) {
+    child.once(event, () => clearTimeout(timer));
+  }
 }
 
 /** Lowers the priority of a process, so that other processes get the processor first. Does nothing if the process has ended. */

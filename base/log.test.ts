@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { type Level, pino } from 'pino';
+import { limitTime } from './exec.ts';
 import { followLevel } from './log.ts';
 
 const LOGGER = `
@@ -39,8 +40,8 @@ async function run(program: string, output: string | undefined, ...args: string[
   const child = spawn(process.execPath, ['--input-type=module', '--eval', program, ...args], {
     stdio: ['ignore', descriptor ?? 'pipe', 'inherit'],
     env: { ...process.env, UV_THREADPOOL_SIZE: '1' },
-    timeout: LIMIT_MILLISECONDS,
   });
+  limitTime(child, LIMIT_MILLISECONDS);
   child.stdout?.destroy();
   if (descriptor !== undefined) {
     closeSync(descriptor);

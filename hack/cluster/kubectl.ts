@@ -1,4 +1,5 @@
 import { spawn } from 'node:child_process';
+import { limitTime } from '../../base/exec.ts';
 
 export interface KubectlOptions {
   input?: string;
@@ -32,11 +33,8 @@ export function kubectlFor(file: string, kubeconfig: string): Kubectl {
 }
 
 function run(file: string, args: readonly string[], options: KubectlOptions): Promise<KubectlResult> {
-  const child = spawn(file, args, {
-    stdio: 'pipe',
-    timeout: options.timeoutMilliseconds ?? DEFAULT_TIMEOUT_MILLISECONDS,
-    killSignal: 'SIGKILL',
-  });
+  const child = spawn(file, args, { stdio: 'pipe' });
+  limitTime(child, options.timeoutMilliseconds ?? DEFAULT_TIMEOUT_MILLISECONDS);
   const output = { stdout: '', stderr: '' };
   for (const name of ['stdout', 'stderr'] as const) {
     child[name].setEncoding('utf8').on('data', (text: string) => {

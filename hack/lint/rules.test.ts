@@ -82,6 +82,17 @@ test.each([
   expect(complaints('bounded-json', file, node)).toBe(expected);
 });
 
+test.each([
+  ['spawn', 'timeout', 1],
+  ['spawn', 'cwd', 0],
+  ['spawnSync', 'timeout', 0],
+])('%s(…, { %s }): %i complaints', (callee, key, count) => {
+  const name = (text: string) => ({ type: 'Identifier', name: text });
+  const options = { type: 'ObjectExpression', properties: [{ type: 'Property', key: name(key) }] };
+  const node = { type: 'CallExpression', callee: name(callee), arguments: [name('program'), options] };
+  expect(complaints('spawn-timeout', 'agent/main.ts', node)).toBe(count);
+});
+
 test('the layers name only folders and files that exist', () => {
   const inside = Object.keys(ORDER).flatMap((folder) =>
     layersOf(folder)

@@ -115,7 +115,30 @@ const boundedJson: Rule = {
   },
 };
 
+/** Forbids the option `timeout` of spawn. If the program is missing, its timer stays, and the caller seems to hang. */
+const spawnTimeout: Rule = {
+  create(context) {
+    return {
+      CallExpression({ callee, arguments: given = [] }) {
+        const name = callee?.name ?? callee?.property?.name;
+        const properties = given.flatMap((argument) => argument.properties ?? []);
+        for (const { key } of name === 'spawn' ? properties : []) {
+          if (key?.name === 'timeout') {
+            const message = 'Limit the time with limitTime, run or start of base/exec.ts.';
+            context.report({ node: key, message });
+          }
+        }
+      },
+    };
+  },
+};
+
 export default {
   meta: { name: 'berth' },
-  rules: { layers, 'logged-errors': loggedErrors, 'bounded-json': boundedJson },
+  rules: {
+    layers,
+    'logged-errors': loggedErrors,
+    'bounded-json': boundedJson,
+    'spawn-timeout': spawnTimeout,
+  },
 };

@@ -8,6 +8,7 @@ import { text } from 'node:stream/consumers';
 import { assert, constantFrom, integer, oneof, property, tuple } from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { Addresses } from '../../agent/images/oci/addresses.ts';
+import { limitTime } from '../../base/exec.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 import type { SourceResult, SourceWork } from '../worlds/sourceworker.ts';
 
@@ -47,9 +48,8 @@ const REFUSED = /The address of \S+ is not allowed for images/;
 async function attempts(work: SourceWork): Promise<SourceResult[]> {
   const child = spawn('unshare', ['--net', '--mount', process.execPath, WORKER, JSON.stringify(work)], {
     stdio: ['ignore', 'pipe', 'inherit'],
-    timeout: WORKER_MILLISECONDS,
-    killSignal: 'SIGKILL',
   });
+  limitTime(child, WORKER_MILLISECONDS);
   try {
     const [printed, [code]] = await Promise.all([text(child.stdout), once(child, 'exit')]);
     expect(code).toBe(0);

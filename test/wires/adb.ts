@@ -8,6 +8,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
+import { limitTime } from '../../base/exec.ts';
 import { freePort } from '../../hack/cluster/ports.ts';
 import { waitFor } from '../../hack/wait.ts';
 
@@ -62,9 +63,8 @@ export class AdbClient implements AsyncDisposable {
     const child = spawn(program, rest, {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: this.#environment,
-      timeout: milliseconds,
-      killSignal: 'SIGKILL',
     });
+    limitTime(child, milliseconds);
     const ended = once(child, 'exit');
     const [stdout, stderr] = await Promise.all([text(child.stdout), text(child.stderr)]);
     const [code] = (await ended) as [number | null];

@@ -18,7 +18,7 @@ import { NatNetwork } from '../../agent/network/nat/nat.ts';
 import type { AttachOptions, NamespaceOptions, Network } from '../../agent/network/network.ts';
 import { UserGuard, type UserGuardOptions, UserNetwork } from '../../agent/network/user.ts';
 import { portRulesSchema } from '../../api/v1alpha1/ports.ts';
-import { run } from '../../base/exec.ts';
+import { limitTime, run } from '../../base/exec.ts';
 
 /** Default time limit for a page, in milliseconds. It is long, because the machine may be busy. */
 const PAGE_TIMEOUT_MILLISECONDS = 20_000;
@@ -162,8 +162,8 @@ export const actions = {
       stdio: 'ignore',
       uid: user,
       gid: user,
-      timeout: timeoutMilliseconds,
     });
+    limitTime(child, timeoutMilliseconds);
     return once(child, 'exit').then(([code]) => code === 0);
   },
   tcpOpen(

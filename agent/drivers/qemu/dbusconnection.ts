@@ -6,6 +6,7 @@
 import { spawn } from 'node:child_process';
 import { EventEmitter, once } from 'node:events';
 import type { Duplex, Readable } from 'node:stream';
+import { limitTime } from '../../../base/exec.ts';
 import { type Call, encodeCall, type Message, MESSAGE_TYPE, MessageSplitter } from './dbus.ts';
 import { Calls } from './qmp.ts';
 import { FILES } from './state.ts';
@@ -205,9 +206,8 @@ export async function connectDisplay(folder: string, signal: AbortSignal): Promi
   const child = spawn('perl', ['-e', PROGRAM, ...parameters], {
     cwd: folder,
     stdio: ['ignore', 'ignore', 'pipe', 'pipe'],
-    timeout: PROGRAM_TIMEOUT_MILLISECONDS,
-    killSignal: 'SIGKILL',
   });
+  limitTime(child, PROGRAM_TIMEOUT_MILLISECONDS);
   // The listeners for errors do nothing, because the code below reports errors of the program and of the socket. Without a listener, an
   // error would end the agent.
   child.on('error', () => undefined);

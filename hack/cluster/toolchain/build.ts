@@ -1,7 +1,7 @@
 /** Builds the programs from Go modules. go.mod and go.sum of each group pin versions and checksums. */
-import { spawn } from 'node:child_process';
 import { cp, rename } from 'node:fs/promises';
 import { basename, join } from 'node:path';
+import { run } from '../../../base/exec.ts';
 import { moduleDirectory, type Tool, type ToolGroup } from './tools.ts';
 
 /** Interval between messages of a running build. */
@@ -16,8 +16,6 @@ export const NO_DEBUG_INFORMATION = '-gcflags=all=-dwarf=false';
 const COLLECTION_PERCENT = '400';
 /** Major version at the end of a package's path. The part before it is the program's name. */
 const MAJOR_VERSION = /\/v\d+$/;
-/** Length of the end of the compiler's output in the error message. */
-const OUTPUT_TAIL_CHARACTERS = 2_000;
 
 /** Reports progress. The argument is one line of text. */
 export type Progress = (line: string) => void;
@@ -66,26 +64,12 @@ async function goBuild(
   }
 }
 
-/** Runs the go command. @throws Error with the end of its output. */
-async function go(parameters: readonly string[], directory: string): Promise<void> {
-  const child = spawn('go', parameters, {
-    cwd: directory,
-    env: { ...process.env, CGO_ENABLED: '0', GOGC: COLLECTION_PERCENT },
-    stdio: ['ignore', 'ignore', 'pipe'],
-    timeout: BUILD_MILLISECONDS,
-  });
-  let output = '';
-  child.stderr.setEncoding('utf8').on('data', (text: string) => {
-    output = (output + text).slice(-OUTPUT_TAIL_CHARACTERS);
-  });
-  await new Promise<void>((resolve, reject) => {
-    child.once('error', (error) => reject(new Error(`go: ${error.message}`, { cause: error })));
-    child.once('close', (code, signal) => {
-      if (code === 0) {
-        resolve();
-      } else {
-        reject(new Error(`go build ended with ${signal ?? `code ${code}`}: ${output.trim()}`));
-      }
-    });
+/** Runs the go command. @throws ProgramError with the end of its output. */
+async function go(parameters: readonly string[], folder: string): Promise<void> {
+  await run('go', parameters, {
+    name: `go ${parameters[0]}`,
+    folder,
+    environment: { ...process.env, CGO_ENABLED: '0', GOGC: COLLECTION_PERCENT },
+    timeoutMilliseconds: BUILD_MILLISECONDS,
   });
 }

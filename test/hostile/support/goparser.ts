@@ -4,6 +4,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
+import { limitTime } from '../../../base/exec.ts';
 import { NO_DEBUG_INFORMATION } from '../../../hack/cluster/toolchain/build.ts';
 
 export interface GoInput {
@@ -77,7 +78,8 @@ export class GoParser implements AsyncDisposable {
 
 async function run(file: string, args: string[], input: string, timeout: number): Promise<string> {
   const env = { ...process.env, CGO_ENABLED: '0', GOTOOLCHAIN: 'local' };
-  const child = spawn(file, args, { cwd: SOURCE, env, timeout, stdio: 'pipe' });
+  const child = spawn(file, args, { cwd: SOURCE, env, stdio: 'pipe' });
+  limitTime(child, timeout);
   const ended = new Promise<string>((resolve, reject) => {
     child.once('error', reject);
     child.once('close', (code, signal) => resolve(signal ?? `code ${code}`));
