@@ -44,3 +44,7 @@ it('a shorter grace period stays as it is, and can be shortened later', () => {
   });
   expect(wantedBy(5, 7, runtime).deletion).toMatchObject({ deadline: NOW + 5_000 });
 });
+
+it.each([0, 1])('a grace period of %d s ends the machine at once', (seconds) => {
+  expect(wantedBy(seconds, 30).deletion).toMatchObject({ deadline: NOW });
+});

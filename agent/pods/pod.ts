@@ -9,6 +9,7 @@ import {
   machineReportSchema,
   machineSchema,
   parseDocument,
+  SHORTEST_GRACE_SECONDS,
 } from '../../api/v1alpha1/machine.ts';
 import {
   DESIRED_ANNOTATION,
@@ -230,13 +231,17 @@ function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['
   if (grace === undefined) {
     return undefined;
   }
-  const graceSeconds = Math.min(grace, LONGEST_GRACE_SECONDS);
+  const graceSeconds = allowedGrace(grace);
   const before = runtime.leaving;
   if (before === undefined || graceSeconds < before.graceSeconds) {
     const deadline = Math.min(before?.deadline ?? Number.POSITIVE_INFINITY, now + graceSeconds * 1000);
     runtime.leaving = { graceSeconds, deadline };
   }
   return runtime.leaving;
+}
+
+function allowedGrace(seconds: number): number {
+  return seconds <= SHORTEST_GRACE_SECONDS ? 0 : Math.min(seconds, LONGEST_GRACE_SECONDS);
 }
 
 export function claimOf(pod: Pod): Claim {

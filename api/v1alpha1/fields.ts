@@ -212,6 +212,19 @@ export const VM_FIELDS = {
     minimum: 1,
     maximum: SECONDS_PER_DAY,
   },
+  terminationGracePeriodSeconds: {
+    type: 'integer',
+    description:
+      'Seconds that the guest gets for its shutdown when the VM is deleted. 0 when omitted. The machine then ends at once, because its disk is deleted too. A stop, and an eviction of the Pod, always give 30 seconds.',
+    minimum: 0,
+    maximum: SECONDS_PER_DAY,
+    isMutable: true,
+    http: 'terminationGracePeriodSeconds',
+    flag: [
+      '--termination-grace-period-seconds <seconds>',
+      'seconds that the guest gets for its shutdown when the VM is deleted',
+    ],
+  },
   activeDeadlineSeconds: {
     type: 'integer',
     description:

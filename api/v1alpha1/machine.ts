@@ -16,6 +16,12 @@ import { machineImageSourceSchema } from './source.ts';
 export const MACHINE_API_VERSION = 'machine.berth.dev/v1';
 
 /**
+ * Shortest grace period of a Pod's deletion that is an order to the host, in seconds. It means "at once", because no guest shuts down in a
+ * second. A period of 0 is no order: Kubernetes deletes Pods so without asking their host.
+ */
+export const SHORTEST_GRACE_SECONDS = 1;
+
+/**
  * One reserved port. Connections to `hostPort` of the machine's host reach `guestPort` in the guest. The container of the Pod declares the
  * host port, too, so that the scheduler places the Pod only on a host where this port is free.
  */

@@ -50,7 +50,7 @@ class EmulatorWriter extends PodBackedWriter<Emulator, Observed, Write> {
       case 'adopt':
         return await this.#adopt(observed);
       case 'deletePod':
-        await this.deletePod(observed, write.force);
+        await this.deletePod(observed, write.force ? 0 : undefined);
         return observed;
       case 'deleteEmulator':
         await this.objects.delete(emulator);

@@ -109,10 +109,10 @@ export abstract class PodBackedWriter<T extends PodBacked, Observed extends PodO
     return created === undefined ? await this.readPod(observed) : { observed: { ...observed, pod: created } };
   }
 
-  /** Deletes the Pod. If `force` is true, the grace period is 0, because no agent can end the machine cleanly any more. */
-  protected async deletePod({ pod }: Observed, force: boolean): Promise<void> {
+  /** Deletes the Pod with this grace period, or with its own. A period of 0 means that no agent can end the machine cleanly any more. */
+  protected async deletePod({ pod }: Observed, gracePeriodSeconds: number | undefined): Promise<void> {
     if (pod !== undefined) {
-      await this.pods.delete(pod, force ? { gracePeriodSeconds: 0 } : {});
+      await this.pods.delete(pod, gracePeriodSeconds === undefined ? {} : { gracePeriodSeconds });
     }
   }
 }

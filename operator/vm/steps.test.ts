@@ -4,15 +4,17 @@ import {
   DESIRED_ANNOTATION,
   MACHINE_ANNOTATION,
   MACHINE_CONTAINER,
+  POD_FINALIZER,
 } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import type { Facts } from './facts.ts';
 import type { Observed } from './observe.ts';
-import { deploy, desire, ensureVncSecret, finish } from './steps.ts';
+import { deleteMachine, deploy, desire, ensureVncSecret, finish } from './steps.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
+import type { ObjectMeta } from '../../kube/objects.ts';
 
 const FACTS: Facts = {
   firstRunningTime: '2030-01-01T00:00:00Z',
@@ -46,6 +48,44 @@ describe('a VM whose deployer waits for an answer', () => {
 
   it.each(['', '0', 'soon', '2029', '2029-02-30T00:00:00Z'])('stays if the time is no time: "%s"', (text) => {
     expect(finish(observed(text, '2031-01-01T00:00:00Z'), FACTS).writes).toEqual([]);
+  });
+});
+
+describe('the Pod of a deleted VM', () => {
+  const TIME = UNTIL;
+
+  /** Returns the requests if the VM has this grace period, and `metadata` is that of its Pod. */
+  function writesOf(terminationGracePeriodSeconds: number | undefined, metadata: Partial<ObjectMeta> = {}) {
+    const pod = {
+      metadata: { name: 'x', finalizers: [POD_FINALIZER], ...metadata },
+      spec: { nodeName: 'host', containers: [] },
+      status: { phase: 'Running' },
+    };
+    const vm = { metadata: { name: 'x', deletionTimestamp: TIME }, spec: { terminationGracePeriodSeconds } };
+    return deleteMachine({ vm, pod, node: {} } as unknown as Observed).writes;
+  }
+
+  it.each([
+    [undefined, 1],
+    [0, 1],
+    [90, 90],
+  ])('is deleted with the grace period of the VM, %s, and never with 0', (seconds, graceSeconds) => {
+    expect(writesOf(seconds)).toEqual([{ kind: 'deletePod', graceSeconds }]);
+  });
+
+  it('that is already being deleted gets the shorter of the two periods', () => {
+    const leaving = (deletionGracePeriodSeconds: number) => ({
+      deletionTimestamp: TIME,
+      deletionGracePeriodSeconds,
+    });
+    expect(writesOf(undefined, leaving(30))).toEqual([{ kind: 'deletePod', graceSeconds: 1 }]);
+    expect(writesOf(undefined, leaving(1))).toEqual([]);
+    expect(writesOf(90, leaving(30))).toEqual([]);
+  });
+
+  it('that was deleted by force is told the grace period of the VM', () => {
+    const [write] = writesOf(7, { deletionTimestamp: TIME, deletionGracePeriodSeconds: 0 });
+    expect(write).toMatchObject({ kind: 'patchDesired', text: '{"deletion":{"graceSeconds":7}}' });
   });
 });
 

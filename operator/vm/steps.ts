@@ -20,7 +20,7 @@ import {
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { answerBy, finishedAndDue } from './deadlines.ts';
 import { isAbandoned, isReleasable, toRemember } from './abandoned.ts';
-import { awaitedOn, type Desired } from '../../api/v1alpha1/machine.ts';
+import { awaitedOn, type Desired, SHORTEST_GRACE_SECONDS } from '../../api/v1alpha1/machine.ts';
 import { isReady } from '../host/observe.ts';
 import { mustContinue } from './adoption.ts';
 import { TERMINATION_GRACE_SECONDS } from '../podbacked/build.ts';
@@ -56,7 +56,8 @@ export type Write =
   /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
   | { readonly kind: 'resizePod'; readonly size: Size }
   | { readonly kind: 'patchDesired'; readonly text: string }
-  | { readonly kind: 'deletePod'; readonly force: boolean }
+  /** A DELETE of the Pod. Without `graceSeconds`, the Pod has its own grace period. 0 means that no agent can end the machine any more. */
+  | { readonly kind: 'deletePod'; readonly graceSeconds: number | undefined }
   | { readonly kind: 'releasePod' }
   /** Stores the Pod that will continue the machine of the present Pod, as `successorOf` makes it. */
   | { readonly kind: 'saveSuccessor' }
@@ -129,7 +130,10 @@ export function retirePod(observed: Observed, _facts: Facts): StepResult {
     return letGo(observed, pod);
   }
   return mustGo(observed, pod)
-    ? waitFor('the Pod to end', { kind: 'deletePod', force: isAbandoned(observed, pod) })
+    ? waitFor('the Pod to end', {
+        kind: 'deletePod',
+        graceSeconds: isAbandoned(observed, pod) ? 0 : undefined,
+      })
     : NOTHING;
 }
 
@@ -154,13 +158,13 @@ function letGo(observed: Observed, pod: Pod): StepResult {
     return adopt(observed);
   }
   if (!isReleasable(observed, pod) || !factsAreWritten(observed, pod)) {
-    return waitFor('the machine to end', ...tellEnd(pod));
+    return waitFor('the machine to end', ...tellEnd(observed, pod));
   }
   return isAbandoned(observed, pod)
     ? waitFor(
         'the Pod to go',
         ...remember(observed, pod),
-        { kind: 'deletePod', force: true },
+        { kind: 'deletePod', graceSeconds: 0 },
         { kind: 'releasePod' },
       )
     : waitFor('the Pod to go', { kind: 'releasePod' });
@@ -190,10 +194,11 @@ function adopt({ vm, node }: Observed): StepResult {
  * Returns the request that tells the host to end the machine of a forcibly deleted Pod. Without it, the host keeps the machine, because such
  * a deletion alone is no order.
  */
-function tellEnd(pod: Pod): Write[] {
+function tellEnd({ vm }: Observed, pod: Pod): Write[] {
   const desired = desiredOf(pod);
   const isNeeded = isForced(pod) && terminated(pod) === undefined && desired?.deletion === undefined;
-  const deletion = { graceSeconds: TERMINATION_GRACE_SECONDS };
+  const isDeleted = vm.metadata.deletionTimestamp !== undefined;
+  const deletion = { graceSeconds: isDeleted ? graceOf(vm) : TERMINATION_GRACE_SECONDS };
   return isNeeded ? [{ kind: 'patchDesired', text: JSON.stringify({ ...desired, deletion }) }] : [];
 }
 
@@ -217,16 +222,27 @@ function factsAreWritten(observed: Observed, pod: Pod): boolean {
   return runIsKnown && endIsKnown;
 }
 
+/** Returns the seconds that the guest of a deleted VM gets. */
+function graceOf({ spec }: VM): number {
+  return spec.terminationGracePeriodSeconds ?? 0;
+}
+
 /** Deletes the Pod of a deleted VM. When the Pod no longer exists, removes the VM's own finalizer. */
 export function deleteMachine(observed: Observed): StepResult {
   const { pod } = observed;
   if (pod === undefined) {
     return { writes: [{ kind: 'removeFinalizer' }], outcome: { kind: 'gone' } };
   }
-  if (pod.metadata.deletionTimestamp !== undefined) {
+  const { deletionTimestamp, deletionGracePeriodSeconds = 0 } = pod.metadata;
+  // For Kubernetes, 0 is no order to the host. The host treats the shortest other period as "at once".
+  const graceSeconds = Math.max(graceOf(observed.vm), SHORTEST_GRACE_SECONDS);
+  if (deletionTimestamp !== undefined && deletionGracePeriodSeconds <= graceSeconds) {
     return letGo(observed, pod);
   }
-  return waitFor('the machine to end', { kind: 'deletePod', force: isAbandoned(observed, pod) });
+  return waitFor('the machine to end', {
+    kind: 'deletePod',
+    graceSeconds: isAbandoned(observed, pod) ? 0 : graceSeconds,
+  });
 }
 
 /**

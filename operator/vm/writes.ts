@@ -89,7 +89,7 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
   async #send(observed: Observed, write: Exclude<Write, Creation>): Promise<void> {
     switch (write.kind) {
       case 'deletePod':
-        return await this.deletePod(observed, write.force);
+        return await this.deletePod(observed, write.graceSeconds);
       case 'rememberGivenUp':
         return await this.#rememberGivenUp(observed, write.macAddresses);
       case 'saveSuccessor':

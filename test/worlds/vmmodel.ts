@@ -175,7 +175,7 @@ export class VMModel {
         break;
       case 'deletePod':
         this.#expectNoRunLost();
-        this.markPodDeleted(write.force ? 0 : 30);
+        this.markPodDeleted(write.graceSeconds ?? 30);
         break;
       case 'rememberGivenUp':
         (this.node as Node).metadata.annotations = {

@@ -21,6 +21,8 @@ import { BOOT, SET_UP_MILLISECONDS, STEP, World } from '../../worlds/vm.ts';
 const TEST_MILLISECONDS = 600_000;
 /** Time for one look at the output of a program that runs. */
 const LOOK_MILLISECONDS = 1_000;
+/** Time that docs/how-to/power.md promises for a deletion, with the start of kubectl. */
+const PROMISED_DELETION_MILLISECONDS = 2_000;
 const SECRET = 'first-boot';
 const PASSWORD = 'planted-6f1c2b';
 const USER_DATA = `#cloud-config\n{"password":"${PASSWORD}"}\n`;
@@ -412,6 +414,7 @@ test(
     const machine = await world.machine('x');
     // The boots are the first one, after the stop, the restart, the power cut, and the revert.
     expect((await world.vms.pod('x')).status?.containerStatuses?.[0]?.restartCount).toBe(4);
+    await world.patch('x', { terminationGracePeriodSeconds: 60 });
     await expectPowerButton(() => world.kubectl('delete', 'vm', 'x'));
     await machine.expectGone();
     await expectSilence();
@@ -436,6 +439,21 @@ test(
     await world.kubectl('delete', 'vm', 'y');
     // Nothing waits for the disk of an ended machine. Its Pod is removed at once, and the host learns of that.
     await machine.waitUntilGone();
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'is gone in less than two seconds when it is deleted and its guest does not react',
+  async () => {
+    await world.makeVM('z');
+    await world.vms.waitForPhase('z', 'Running', undefined, BOOT);
+    const machine = await world.machine('z');
+    // The firmware of a machine that has just started answers no power button.
+    const begin = performance.now();
+    await world.kubectl('delete', 'vm', 'z');
+    expect(performance.now() - begin).toBeLessThan(PROMISED_DELETION_MILLISECONDS);
+    await machine.expectGone();
   },
   TEST_MILLISECONDS,
 );
