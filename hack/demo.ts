@@ -25,6 +25,7 @@ import { SECRETS } from '../kube/core.ts';
 import { createAuthority, issue } from './cluster/authority.ts';
 import { freePort } from './cluster/ports.ts';
 import { startProcess } from './cluster/processes.ts';
+import { checkTools } from './cluster/toolchain/toolchain.ts';
 import { planRedfishEmulator } from './python/redfish.ts';
 
 const NAME = 'demo';
@@ -42,6 +43,7 @@ const CPU_OVERCOMMIT = 8;
 
 async function up(): Promise<void> {
   const architecture = guestArchitecture();
+  await checkTools();
   await ensurePrerequisites({ kind: 'demo', architecture });
   const image = await guestImage(architecture, say);
   await down();

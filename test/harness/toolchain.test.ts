@@ -2,12 +2,11 @@ import { chmodSync, existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, wri
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, test } from 'vitest';
-import { resolveTools, type ToolchainOptions } from '../../hack/cluster/toolchain/toolchain.ts';
+import type { Source } from '../../hack/cluster/toolchain/build.ts';
+import { checkTools, resolveTools } from '../../hack/cluster/toolchain/toolchain.ts';
 import { TOOL_GROUPS, type Tool } from '../../hack/cluster/toolchain/tools.ts';
 
 const TOOLS = TOOL_GROUPS.flatMap((group) => Object.keys(group.packages) as Tool[]);
-
-type Build = NonNullable<ToolchainOptions['build']>;
 
 let folder: string;
 
@@ -24,40 +23,45 @@ function program(path: string): void {
   chmodSync(path, 0o755);
 }
 
-/** Makes a build that puts empty programs into the given folder. The count of its calls shows how often the toolchain built. */
-function working(): Build & { calls: number } {
-  const source = Object.assign(
-    async (_group: unknown, tools: readonly Tool[], directory: string): Promise<void> => {
+/** Returns a source that puts empty programs into the given folder. The count of its calls shows how often it made programs. */
+function working(name = 'build'): Source & { calls: number } {
+  const source = {
+    name,
+    calls: 0,
+    check: async () => undefined,
+    make: async (_group: unknown, tools: readonly Tool[], directory: string): Promise<void> => {
       source.calls += 1;
       for (const tool of tools) {
         program(join(directory, tool));
       }
     },
-    { calls: 0 },
-  );
+  };
   return source;
 }
 
-function failing(message: string): Build {
-  return async () => {
+function failing(name: string, message: string): Source {
+  const fail = async (): Promise<void> => {
     throw new Error(message);
   };
+  return { name, check: fail, make: fail };
 }
 
 const quiet = (): void => undefined;
 
 describe('the toolchain', () => {
-  test('names its attempts and the packages to install if nothing works', async () => {
-    const build = failing('go: not found');
+  test.each([
+    ['before it starts', checkTools],
+    ['when it needs the programs', resolveTools],
+  ])('names its attempts and what helps if nothing works, %s', async (_, act) => {
+    const sources = [failing('download', 'no answer'), failing('build', 'go: not found')];
     const environment = { XDG_CACHE_HOME: folder };
-    const error = await resolveTools({ environment, build, progress: quiet }).catch(
-      (thrown: unknown) => thrown,
-    );
+    const error = await act({ environment, sources, progress: quiet }).catch((thrown: unknown) => thrown);
     expect(error).toBeInstanceOf(Error);
     const { message } = error as Error;
     for (const part of [
       'KUBEBUILDER_ASSETS: not set',
       `cache: not in ${folder}`,
+      'download: no answer',
       'build: go: not found',
       'BERTH_CLUSTER=kubeconfig',
       'install Go',
@@ -66,15 +70,27 @@ describe('the toolchain', () => {
     }
   });
 
+  test('builds only what cannot be downloaded', async () => {
+    const [download, build] = [working('download'), working()];
+    const environment = { XDG_CACHE_HOME: folder };
+    await checkTools({ environment, sources: [download, build] });
+    expect(download.calls).toBe(0);
+    await resolveTools({ environment, sources: [download, build], progress: quiet });
+    expect([download.calls, build.calls]).toEqual([TOOL_GROUPS.length, 0]);
+    const other = { XDG_CACHE_HOME: join(folder, 'other') };
+    await resolveTools({ environment: other, sources: [failing('download', 'no'), build], progress: quiet });
+    expect(build.calls).toBe(TOOL_GROUPS.length);
+  });
+
   test('uses the programs in KUBEBUILDER_ASSETS, and looks nowhere else', async () => {
     for (const tool of TOOLS) {
       program(join(folder, tool));
     }
     const cache = { XDG_CACHE_HOME: join(folder, 'cache') };
-    await resolveTools({ environment: cache, build: working(), progress: quiet });
+    await resolveTools({ environment: cache, sources: [working()], progress: quiet });
     const tools = await resolveTools({
       environment: { ...cache, KUBEBUILDER_ASSETS: folder },
-      build: failing('asked'),
+      sources: [failing('build', 'asked')],
       progress: quiet,
     });
     expect(tools).toEqual(Object.fromEntries(TOOLS.map((tool) => [tool, join(folder, tool)])));
@@ -84,7 +100,7 @@ describe('the toolchain', () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
-      build,
+      sources: [build],
       progress: quiet,
     };
     const tools = await resolveTools(options);
@@ -98,7 +114,7 @@ describe('the toolchain', () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
-      build,
+      sources: [build],
       progress: quiet,
     };
     await Promise.all([resolveTools(options), resolveTools(options), resolveTools(options)]);
@@ -111,7 +127,7 @@ describe('the toolchain', () => {
     const build = working();
     const options = {
       environment: { XDG_CACHE_HOME: folder },
-      build,
+      sources: [build],
       progress: quiet,
     };
     await resolveTools(options);

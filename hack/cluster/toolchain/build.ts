@@ -1,5 +1,5 @@
 /** Builds the programs from Go modules. go.mod and go.sum of each group pin versions and checksums. */
-import { cp, rename } from 'node:fs/promises';
+import { cp, readFile, rename } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { run } from '../../../base/exec.ts';
 import { moduleDirectory, type Tool, type ToolGroup } from './tools.ts';
@@ -20,8 +20,30 @@ const MAJOR_VERSION = /\/v\d+$/;
 /** Reports progress. The argument is one line of text. */
 export type Progress = (line: string) => void;
 
-/** Builds `tools` of the group into `directory`. @throws Error with the end of the compiler's output. */
-export async function buildTools(
+/** A way to get programs that the machine lacks. */
+export interface Source {
+  readonly name: string;
+  /** Checks within seconds whether the way is open. @throws Error with the reason why it is not. */
+  check(group: ToolGroup, tools: readonly Tool[]): Promise<void>;
+  /** Writes `tools` of the group into `directory`. @throws Error with the reason of the failure. */
+  make(group: ToolGroup, tools: readonly Tool[], directory: string, progress: Progress): Promise<void>;
+}
+
+/** Builds with the Go of this machine. */
+export const BUILD: Source = { name: 'build', check: checkGo, make: buildTools };
+
+/** Checks that this machine has Go of the version that the group needs. Newer versions of Go get that version by themselves. */
+async function checkGo(group: ToolGroup): Promise<void> {
+  const folder = moduleDirectory(group);
+  const [, major, minor] = /^go (\d+)\.(\d+)/m.exec(await readFile(join(folder, 'go.mod'), 'utf8')) ?? [];
+  const version = (await go(['env', 'GOVERSION'], folder)).trim();
+  const [, ownMajor, ownMinor] = /^go(\d+)\.(\d+)/.exec(version) ?? [];
+  if (ownMajor !== major || Number(ownMinor) < Number(minor)) {
+    throw new Error(`the installed ${version || 'go'} is older than go${major}.${minor}`);
+  }
+}
+
+async function buildTools(
   group: ToolGroup,
   tools: readonly Tool[],
   directory: string,
@@ -64,9 +86,9 @@ async function goBuild(
   }
 }
 
-/** Runs the go command. @throws ProgramError with the end of its output. */
-async function go(parameters: readonly string[], folder: string): Promise<void> {
-  await run('go', parameters, {
+/** Runs the go command and returns its output. @throws ProgramError with the end of its error output. */
+async function go(parameters: readonly string[], folder: string): Promise<string> {
+  return await run('go', parameters, {
     name: `go ${parameters[0]}`,
     folder,
     environment: { ...process.env, CGO_ENABLED: '0', GOGC: COLLECTION_PERCENT },

@@ -1,13 +1,14 @@
 /**
- * Finds the programs in KUBEBUILDER_ASSETS or in the user's cache, or builds them from Go modules. Nothing is downloaded ready-made. A
- * checksum from the same server as its file proves nothing. A go.sum file of this repository has checksums of every module of a build.
+ * Finds the programs in KUBEBUILDER_ASSETS or in the user's cache. Otherwise they are downloaded where their projects publish them, and at
+ * last built from Go modules. A go.sum file of this repository has checksums of every module of a build.
  */
 import { constants } from 'node:fs';
 import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
 import { cacheDirectory } from '../../cache.ts';
-import { buildTools, type Progress } from './build.ts';
+import { BUILD, type Progress, type Source } from './build.ts';
+import { DOWNLOAD } from './download.ts';
 import { withLock } from './lock.ts';
 import {
   CHART_TOOL_GROUPS,
@@ -39,8 +40,8 @@ class ToolchainError extends Error {
 export interface ToolchainOptions {
   environment?: Readonly<Record<string, string | undefined>>;
   progress?: Progress;
-  /** Function that builds the programs. Tests replace the go command with it. */
-  build?: typeof buildTools;
+  /** Ways to get programs that are neither given nor in the cache, in the order in which they are tried. */
+  sources?: readonly Source[];
 }
 
 type How = Required<ToolchainOptions>;
@@ -70,48 +71,59 @@ export async function resolveMetricsTools(options: ToolchainOptions = {}): Promi
   return (await resolveGroups(METRICS_TOOL_GROUPS, options)) as MetricsTools;
 }
 
+/**
+ * Checks, before anything takes minutes, that there is a way to get a cluster's programs.
+ * @throws ToolchainError that says what was tried and what helps.
+ */
+export async function checkTools(options: ToolchainOptions = {}): Promise<void> {
+  const how = complete(options);
+  for (const group of TOOL_GROUPS) {
+    const { missing } = await locate(group, how);
+    if (missing.length > 0) {
+      await useFirst(group, how, async (source) => await source.check(group, missing));
+    }
+  }
+}
+
 async function resolveGroups(
   groups: readonly ToolGroup[],
   options: ToolchainOptions,
 ): Promise<Partial<Record<Tool, string>>> {
-  const how: How = {
-    environment: process.env,
-    progress: toStandardError,
-    build: buildTools,
-    ...options,
-  };
+  const how = complete(options);
   const found: Partial<Record<Tool, string>> = {};
   for (const group of groups) {
-    const tools = Object.keys(group.packages) as Tool[];
-    Object.assign(found, await givenTools(tools, how.environment['KUBEBUILDER_ASSETS']));
-    const missing = tools.filter((tool) => found[tool] === undefined);
-    if (missing.length === 0) {
-      continue;
+    const { paths, directory, missing } = await locate(group, how);
+    if (missing.length > 0) {
+      await fill(group, missing, directory, how);
     }
-    const directory = join(cacheDirectory(how.environment), 'toolchain', await cacheKey(group));
-    await fill(group, missing, directory, how);
-    for (const tool of missing) {
-      found[tool] = join(directory, tool);
-    }
+    Object.assign(found, paths);
   }
   return found;
 }
 
-function toStandardError(line: string): void {
-  process.stderr.write(`toolchain: ${line}\n`);
+function complete(options: ToolchainOptions): How {
+  return { environment: process.env, progress: toStandardError, sources: [DOWNLOAD, BUILD], ...options };
 }
 
-async function givenTools(
-  tools: readonly Tool[],
-  directory: string | undefined,
-): Promise<Partial<Record<Tool, string>>> {
-  if (!directory) {
-    return {};
-  }
-  const present = await Promise.all(tools.map((tool) => isExecutable(join(directory, tool))));
-  return Object.fromEntries(
-    tools.filter((_, index) => present[index]).map((tool) => [tool, join(directory, tool)]),
-  );
+/** Where the programs of a group are or will be, and those of them that the group's folder in the cache lacks. */
+interface Location {
+  readonly paths: Partial<Record<Tool, string>>;
+  readonly directory: string;
+  readonly missing: readonly Tool[];
+}
+
+async function locate(group: ToolGroup, { environment }: How): Promise<Location> {
+  const tools = Object.keys(group.packages) as Tool[];
+  const directory = join(cacheDirectory(environment), 'toolchain', await cacheKey(group));
+  const given = environment['KUBEBUILDER_ASSETS'];
+  const notGiven = given ? await missingIn(given, tools) : tools;
+  const pathOf = (tool: Tool): string => join(notGiven.includes(tool) ? directory : (given ?? ''), tool);
+  const paths = Object.fromEntries(tools.map((tool) => [tool, pathOf(tool)]));
+  return { paths, directory, missing: await missingIn(directory, notGiven) };
+}
+
+function toStandardError(line: string): void {
+  process.stderr.write(`toolchain: ${line}\n`);
 }
 
 async function isExecutable(path: string): Promise<boolean> {
@@ -123,9 +135,6 @@ async function isExecutable(path: string): Promise<boolean> {
 
 /** Ensures that `directory` contains `tools`. Each file is moved there when complete, so that no partial file is ever visible. */
 async function fill(group: ToolGroup, tools: readonly Tool[], directory: string, how: How): Promise<void> {
-  if ((await missingIn(directory, tools)).length === 0) {
-    return;
-  }
   await mkdir(directory, { recursive: true });
   await withLock(`${directory}.lock`, how.progress, async () => {
     const missing = await missingIn(directory, tools);
@@ -134,7 +143,7 @@ async function fill(group: ToolGroup, tools: readonly Tool[], directory: string,
     }
     const work = await mkdtemp(`${directory}.new-`);
     try {
-      await build(group, missing, work, how);
+      await useFirst(group, how, async (source) => await source.make(group, missing, work, how.progress));
       for (const tool of missing) {
         await rename(join(work, tool), join(directory, tool));
       }
@@ -149,23 +158,30 @@ async function missingIn(directory: string, tools: readonly Tool[]): Promise<Too
   return tools.filter((_, index) => !present[index]);
 }
 
-async function build(group: ToolGroup, tools: readonly Tool[], directory: string, how: How): Promise<void> {
-  try {
-    await how.build(group, tools, directory, how.progress);
-  } catch (error) {
-    throw new ToolchainError(nothingWorks(group, messageOf(error), how), { cause: error });
+/** Does something with the first source with which it succeeds. @throws ToolchainError when it fails with each of them. */
+async function useFirst(group: ToolGroup, how: How, work: (source: Source) => Promise<void>): Promise<void> {
+  const failures: string[] = [];
+  for (const source of how.sources) {
+    try {
+      await work(source);
+      return;
+    } catch (error) {
+      failures.push(`${source.name}: ${messageOf(error)}`);
+    }
   }
+  throw new ToolchainError(nothingWorks(group, failures, how));
 }
 
-function nothingWorks(group: ToolGroup, failure: string, how: How): string {
+function nothingWorks(group: ToolGroup, failures: readonly string[], how: How): string {
   return [
     `No way to get ${group.name} ${group.version} (${Object.keys(group.packages).join(', ')}). Tried:`,
     '  - KUBEBUILDER_ASSETS: not set, or without these programs',
     `  - cache: not in ${cacheDirectory(how.environment)}/toolchain`,
-    `  - build: ${failure.replaceAll('\n', '\n    ')}`,
+    ...failures.map((failure) => `  - ${failure.replaceAll('\n', '\n    ')}`),
     'One of these helps:',
     '  - set KUBECONFIG and BERTH_CLUSTER=kubeconfig to use a cluster that you have',
     '  - set KUBEBUILDER_ASSETS to a folder with these programs',
+    '  - allow the addresses of the download, if need be by HTTPS_PROXY',
     '  - install Go 1.26 or newer, and allow a Go module proxy (GOPROXY)',
   ].join('\n');
 }

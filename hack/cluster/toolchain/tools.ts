@@ -24,6 +24,12 @@ export type MetricsTool = 'metrics-server';
 
 export type Tool = ClusterTool | SimulationTool | ChartTool | NodeTool | MetricsTool;
 
+/** Addresses of a file that has a program, and of the list with its SHA-256. The file is the program, or an archive (`.tar.gz`) with it. */
+export interface Publication {
+  readonly url: string;
+  readonly checksums: string;
+}
+
 /** Group of programs that are released and built together. */
 export interface ToolGroup {
   readonly name: 'kubernetes' | 'etcd' | 'kwok' | 'helm' | 'helm-unittest' | 'kubeconform' | 'metrics-server';
@@ -31,6 +37,8 @@ export interface ToolGroup {
   /** Go package of each program. */
   readonly packages: Readonly<Partial<Record<Tool, string>>>;
   readonly ldflags: string;
+  /** Returns where the project publishes a program for Linux and this architecture. Groups without it are built. */
+  readonly publication?: (tool: Tool, architecture: string) => Publication;
   /** Duration of a build without a cache. It is printed before a build, so that nobody thinks that the build hangs. */
   readonly coldBuild: string;
 }
@@ -45,12 +53,26 @@ const VERSION_FLAGS = [
   .map(([name, value]) => `-X k8s.io/component-base/version.${name}=${value}`)
   .join(' ');
 
+const ETCD_VERSION = 'v3.7.3';
+
+function publicationOfKubernetes(tool: Tool, architecture: string): Publication {
+  const url = `https://dl.k8s.io/release/${KUBERNETES_VERSION}/bin/linux/${architecture}/${tool}`;
+  return { url, checksums: `${url}.sha256` };
+}
+
+function publicationOfEtcd(_tool: Tool, architecture: string): Publication {
+  const release = `https://github.com/etcd-io/etcd/releases/download/${ETCD_VERSION}`;
+  const url = `${release}/etcd-${ETCD_VERSION}-linux-${architecture}.tar.gz`;
+  return { url, checksums: `${release}/SHA256SUMS` };
+}
+
 export const TOOL_GROUPS: readonly ToolGroup[] = [
   {
     name: 'etcd',
-    version: 'v3.7.3',
+    version: ETCD_VERSION,
     packages: { etcd: 'go.etcd.io/etcd/server/v3' },
     ldflags: '-s -w',
+    publication: publicationOfEtcd,
     coldBuild: 'about 20 s on 2 cores',
   },
   {
@@ -63,6 +85,7 @@ export const TOOL_GROUPS: readonly ToolGroup[] = [
       kubectl: 'k8s.io/kubernetes/cmd/kubectl',
     },
     ldflags: `-s -w ${VERSION_FLAGS}`,
+    publication: publicationOfKubernetes,
     coldBuild: 'about 6 min on 2 cores',
   },
 ];
@@ -108,6 +131,7 @@ export const NODE_TOOL_GROUPS: readonly ToolGroup[] = [
     version: KUBERNETES_VERSION,
     packages: { kubelet: 'k8s.io/kubernetes/cmd/kubelet', 'kube-proxy': 'k8s.io/kubernetes/cmd/kube-proxy' },
     ldflags: `-s -w ${VERSION_FLAGS}`,
+    publication: publicationOfKubernetes,
     coldBuild: 'about 40 s on 2 cores after the control plane',
   },
 ];
