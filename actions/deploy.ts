@@ -126,7 +126,8 @@ export async function discard(client: KubeClient, vm: VM, signal: AbortSignal): 
 /** Returns the message for a deployment whose time was over. `left` is a sentence about the VM that is left. */
 export function lateMessage(vm: VM, minutes: number, left: string): string {
   const limit = minutes === 1 ? '1 minute' : `${minutes} minutes`;
-  return `VM ${vm.metadata.name} did not run within ${limit}. ${left}. The VM waited for: ${progressOf(vm)}`;
+  const state = statusOfPhase(vm.status?.phase) === 'Running' ? 'was not Ready' : 'did not run';
+  return `VM ${vm.metadata.name} ${state} within ${limit}. ${left}. The VM waited for: ${progressOf(vm)}`;
 }
 
 function deleted({ metadata }: VM): ActionError {

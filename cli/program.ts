@@ -141,6 +141,13 @@ const NOUNS: readonly Noun[] = [
     },
   },
   {
+    name: 'secret',
+    description: 'Secrets with data for the first boot of guests',
+    addVerbs: async (noun, terminal) => {
+      (await import('./secret.ts')).addSecretCommands(noun, terminal);
+    },
+  },
+  {
     name: 'config',
     description: 'Settings of this command',
     addVerbs: async (noun, terminal) => {

@@ -15,6 +15,7 @@ import {
   FLAG_BY_MACHINE_FIELD,
   type MachineFlags,
   machineRequest,
+  tableValues,
 } from './objects/machineflags.ts';
 import { addCommonVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
@@ -37,7 +38,7 @@ export function addVMConfigCommands(noun: Command, terminal: Terminal): void {
     ),
   )
     .argument('[name]', 'name of the VM config')
-    .addOption(new Option('--type <architecture>', 'architecture of the VMs').choices(['arm64', 'amd64']))
+    .addOption(new Option('--type <architecture>', 'the same as --architecture').choices(['arm64', 'amd64']))
     .action(async (name: string | undefined, flags: VMConfigFlags, command: Command) => {
       await create(terminal, command.optsWithGlobals<Globals>(), { name, flags });
     });
@@ -73,8 +74,6 @@ export interface VMConfigFlags extends MachineFlags, FileFlag {
   readonly type?: 'arm64' | 'amd64';
 }
 
-const FLAG_BY_FIELD = { ...FLAG_BY_MACHINE_FIELD, 'spec.architecture': '--type' };
-
 /** Creates one VM config from flags, or all VM configs of a file. @throws CommandError when flags contradict each other; ApiError. */
 export async function create(
   terminal: Terminal,
@@ -91,14 +90,16 @@ export async function create(
     const metadata = { ...config.metadata, namespace: cluster.namespace };
     const { signal } = terminal;
     const made = createNamed(cluster, VM_CONFIGS, { ...config, metadata }, { signal });
-    const objects = [await made.catch((error: unknown) => Promise.reject(inFlags(error, FLAG_BY_FIELD)))];
+    const objects = [
+      await made.catch((error: unknown) => Promise.reject(inFlags(error, FLAG_BY_MACHINE_FIELD))),
+    ];
     const sentence = createdSentence(VM_CONFIG_KIND);
     await report(terminal, globals, { kind: VM_CONFIG_KIND, objects, sentence });
   });
 }
 
 function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMConfig> {
-  const { image, iso, memory, type } = flags;
+  const { image, iso, type } = flags;
   if (name === undefined) {
     throw new CommandError('Give the name of the VM config, or a file with -f', EXIT.usage);
   }
@@ -106,7 +107,5 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
     throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
   }
   const spec = vmConfigSpec({ ...machineRequest(flags), type });
-  // The function that made the spec can only set a memory that is given as a number of GiB, as in requests to the HTTP API. The flag gives
-  // the memory as a quantity, so this line sets the memory.
-  return { metadata: { name }, spec: { ...spec, memory } };
+  return { metadata: { name }, spec: { ...spec, ...tableValues(flags) } };
 }

@@ -3,13 +3,14 @@
  * read a Secret only if a Pod of this Node refers to the Secret.
  */
 import { isUtf8 } from 'node:buffer';
-import { SECRET_USER_DATA_BYTES, USER_DATA_SECRET_TYPE } from '../../api/v1alpha1/guestdata.ts';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import {
   INSECURE_SERVERS_ANNOTATION,
   STORAGE_SECRET,
   VNC_SECRET_KEY,
   vncSecretName,
+  SECRET_USER_DATA_BYTES,
+  USER_DATA_SECRET_TYPE,
 } from '../../api/v1alpha1/names.ts';
 import { ReasonedError, reasonIn, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import {

@@ -87,6 +87,7 @@ export const VM_FIELDS = {
     words: ['amd64', 'arm64'],
     isInConfig: true,
     isForHost: true,
+    flag: ['--architecture <architecture>', 'architecture of the processor'],
   },
   os: {
     type: 'choice',
@@ -117,6 +118,10 @@ export const VM_FIELDS = {
     description: 'Size of the disk. The size of the image when omitted.',
     isMutable: true,
     isInConfig: true,
+    flag: [
+      '--disk-size <size>',
+      'size of the disk, for example 120G or 100Gi; a number without a unit is in GB',
+    ],
   },
   displayWidth: {
     type: 'integer',
@@ -157,8 +162,19 @@ export const VM_FIELDS = {
   network: { type: 'structured', isInConfig: true },
   ports: { type: 'structured', isInConfig: true },
   vnc: { type: 'structured', isInConfig: true },
-  readiness: { type: 'structured', isInConfig: true },
-  sshAuthorizedKeys: { type: 'structured', isInConfig: true },
+  readiness: {
+    type: 'structured',
+    isInConfig: true,
+    flag: [
+      '--readiness <check>',
+      'when a running VM is Ready: none, guest-agent, or the number of a TCP port that answers',
+    ],
+  },
+  sshAuthorizedKeys: {
+    type: 'structured',
+    isInConfig: true,
+    flag: ['--ssh-key <key>', 'public SSH key that may log in, as its text or a file (can be repeated)'],
+  },
   hardwareIdentity: {
     type: 'choice',
     description:
@@ -203,8 +219,20 @@ export const VM_FIELDS = {
     flag: ['--system-serial <text>', 'serial number of the machine'],
   },
   guestMetadata: { type: 'structured' },
-  userData: { type: 'structured' },
-  userDataSecretRef: { type: 'structured' },
+  userData: {
+    type: 'structured',
+    flag: [
+      '--user-data <file>',
+      'file with data for the first boot, for example a cloud-config; without passwords',
+    ],
+  },
+  userDataSecretRef: {
+    type: 'structured',
+    flag: [
+      '--user-data-secret <name>',
+      'Secret with data for the first boot, from: berth secret create NAME --from-file FILE',
+    ],
+  },
   deployTimeoutSeconds: {
     type: 'integer',
     description:

@@ -4,6 +4,7 @@
  * KiB. So 32 KiB remain for the other fields of the machine.
  */
 import * as z from 'zod';
+import { USER_DATA_SECRET_TYPE } from './names.ts';
 import { documented, objectName, text } from './schema.ts';
 
 const KIBIBYTE = 1024;
@@ -20,17 +21,6 @@ const TEXT_RULE = { rule: `!self.matches(r'[${CONTROL}]')`, message: NO_CONTROL 
 
 /** Largest length of `userData`, in characters. */
 const USER_DATA_LENGTH = 16 * KIBIBYTE;
-/**
- * Largest length of user data from a Secret, in bytes. This limit is higher than the limit of `userData`, because no annotation contains
- * user data from a Secret. There is a limit, because the agent keeps the user data in memory while it makes the disk of the guest.
- */
-export const SECRET_USER_DATA_BYTES = 64 * KIBIBYTE;
-/**
- * Type of the Secrets whose values a guest may get. A Secret of another type could be a password of somebody else, and users who may create
- * VMs need no right to Secrets. The API server never changes the type of a Secret.
- */
-export const USER_DATA_SECRET_TYPE = 'berth.dev/user-data';
-
 export const userDataSchema = z
   .string()
   .min(1)

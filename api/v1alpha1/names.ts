@@ -306,3 +306,13 @@ export function isTag(text: string): boolean {
  * not rely on the agent, because the user must be able to leave even when the connection hangs.
  */
 export const CONSOLE_ESCAPE = 0x1d;
+/**
+ * Largest length of user data from a Secret, in bytes. This limit is higher than the limit of `userData`, because no annotation contains
+ * user data from a Secret. There is a limit, because the agent keeps the user data in memory while it makes the disk of the guest.
+ */
+export const SECRET_USER_DATA_BYTES = 64 * 1024;
+/**
+ * Type of the Secrets whose values a guest may get. A Secret of another type could be a password of somebody else, and users who may create
+ * VMs need no right to Secrets. The API server never changes the type of a Secret.
+ */
+export const USER_DATA_SECRET_TYPE = 'berth.dev/user-data';

@@ -1,16 +1,19 @@
 /** Flags for the fields of a VM and of a VM config, from the table of the fields. */
-import { type Command, Option } from 'commander';
+import { readFileSync } from 'node:fs';
+import { type Command, InvalidArgumentError, Option } from 'commander';
 import type { MachineRequest } from '../../api/http/vm.ts';
-import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
+import { VM_FIELD_ROWS, type VMFieldName } from '../../api/v1alpha1/fields.ts';
+import type { VMSpec } from '../../api/v1alpha1/vm.ts';
+import { isMissing, messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { BooleanFlag, parseMemory, wholeNumber } from '../flags.ts';
+import { BooleanFlag, parseDiskSize, parseMemory, wholeNumber } from '../flags.ts';
 
-/** Values of the flags that a VM and a VM config share. The flags of the table are read by {@link tableValues}. */
+/** Values of the flags that a VM and a VM config share. The other flags of the table are read by {@link tableValues}. */
 export interface MachineFlags {
   readonly image?: string;
   readonly iso?: string;
-  /** Memory as a quantity. */
-  readonly memory?: string;
+  /** Public SSH keys. */
+  readonly sshKey?: readonly string[] | undefined;
   readonly node?: string;
   readonly tag?: string;
   readonly tagRequired?: boolean;
@@ -29,33 +32,129 @@ function tableFlags(isInConfig: true | undefined): TableFlag[] {
   return VM_FIELD_ROWS.flatMap((row) =>
     row.flag === undefined || row.isInConfig !== isInConfig
       ? []
-      : [{ row, option: optionFor(row.type, row.flag) }],
+      : [{ row, option: optionFor(row, row.flag) }],
   );
 }
 
-function optionFor(type: TableFlag['row']['type'], [flag, text]: readonly [string, string]): Option {
+type Parser = (text: string, before: unknown) => unknown;
+
+/** Readers of the flags whose fields have fields of their own, or are lists. */
+const STRUCTURED: Partial<Readonly<Record<VMFieldName, Parser>>> = {
+  readiness: parseReadiness,
+  sshAuthorizedKeys: (text, before) => parseKeys(text, before as readonly string[] | undefined),
+  userData: parseUserData,
+  userDataSecretRef: parseSecretEntry,
+};
+
+const BY_TYPE: Partial<Readonly<Record<TableFlag['row']['type'], Parser>>> = {
+  integer: wholeNumber,
+  memory: parseMemory,
+  disk: parseDiskSize,
+};
+
+function optionFor(row: TableFlag['row'], [flag, text]: readonly [string, string]): Option {
   const option = new Option(flag, text);
-  if (type === 'integer') {
-    return option.argParser(wholeNumber);
+  if (row.type === 'choice') {
+    return option.choices(row.words);
   }
-  return type === 'memory' ? option.argParser(parseMemory) : option;
+  const parser = STRUCTURED[row.name] ?? BY_TYPE[row.type];
+  return parser === undefined ? option : option.argParser(parser);
 }
 
-/** Name of the flag for each field that a VM and a VM config share. */
+/** Returns the check that decides whether a machine is Ready. @throws InvalidArgumentError when the text has another form. */
+function parseReadiness(text: string): VMSpec['readiness'] {
+  const type = { none: 'None', 'guest-agent': 'GuestAgent' } as const;
+  if (text === 'none' || text === 'guest-agent') {
+    return { type: type[text] };
+  }
+  if (!/^\d{1,5}$/.test(text)) {
+    throw new InvalidArgumentError('It must be none, guest-agent, or the number of a TCP port of the guest.');
+  }
+  return { type: 'Port', port: Number(text) };
+}
+
+/**
+ * Form of a line with a public key. The API server checks the type and the bytes of the key. This check exists so that a file with a private
+ * key, or with another content, is never sent.
+ */
+const PUBLIC_KEY = /^(ssh|ecdsa|sk-ssh|sk-ecdsa)-[-a-z0-9.@]+ [A-Za-z0-9+/]{20,}={0,2}( [ -~]*)?$/;
+/** Largest file with keys in bytes, as large as the largest list of keys of a VM. */
+const KEYS_BYTES = 32 * 1024;
+/** Largest file with user data in bytes. A VM takes at most 16384 characters, and a character has at most four bytes. */
+const USER_DATA_BYTES = 64 * 1024;
+
+/**
+ * Adds the public keys to `before`, and returns the result. The text is a public key, or the path of a file with one key in each line. An
+ * empty text adds nothing, so `--ssh-key ''` means that the guest gets no key.
+ *
+ * @throws InvalidArgumentError when the file cannot be read, or has a line that is not a public key.
+ */
+export function parseKeys(text: string, before: readonly string[] = []): readonly string[] {
+  const key = text.trim();
+  if (key === '' || PUBLIC_KEY.test(key)) {
+    return key === '' ? before : [...before, key];
+  }
+  const lines = readText(text, KEYS_BYTES)
+    .split('\n')
+    .map((line) => line.trim())
+    .filter((line) => line !== '' && !line.startsWith('#'));
+  const wrong = lines.findIndex((line) => !PUBLIC_KEY.test(line));
+  if (lines.length === 0 || wrong >= 0) {
+    throw new InvalidArgumentError(
+      lines[0]?.includes('PRIVATE KEY') === true
+        ? `${text} is a private key, which must stay on this computer. Give the public key ${text}.pub.`
+        : `${text} must have one public SSH key in each line, such as ssh-ed25519 AAAA….`,
+    );
+  }
+  return [...before, ...lines];
+}
+
+function parseUserData(file: string): string {
+  return readText(file, USER_DATA_BYTES);
+}
+
+/** Key of the entry of a Secret with user data, unless the flag names another one. */
+export const USER_DATA_KEY = 'user-data';
+
+/** Reads `NAME` or `NAME/KEY`. */
+function parseSecretEntry(text: string): VMSpec['userDataSecretRef'] {
+  const [name = '', key = USER_DATA_KEY] = text.split('/', 2);
+  return { name, key };
+}
+
+/** Returns the text of a file. @throws InvalidArgumentError when the file cannot be read, is no text, or has more than `limit` bytes. */
+export function readText(file: string, limit: number): string {
+  let bytes: Buffer;
+  try {
+    bytes = readFileSync(file);
+  } catch (error) {
+    throw new InvalidArgumentError(
+      isMissing(error) ? `The file ${file} does not exist.` : `${file}: ${messageOf(error)}.`,
+    );
+  }
+  if (bytes.length > limit) {
+    throw new InvalidArgumentError(`${file} has ${bytes.length} bytes, but at most ${limit} are allowed.`);
+  }
+  try {
+    return new TextDecoder('utf-8', { fatal: true }).decode(bytes);
+  } catch {
+    throw new InvalidArgumentError(`${file} is not a text in UTF-8.`);
+  }
+}
+
+/** Name of the flag for each field of a VM or of a VM config. */
 export const FLAG_BY_MACHINE_FIELD: Readonly<Record<string, string>> = {
   'metadata.name': 'the name',
-  ...flagByField(true),
+  ...Object.fromEntries(
+    [...tableFlags(true), ...tableFlags(undefined)].map(({ row, option }) => [
+      `spec.${row.name}`,
+      option.long ?? '',
+    ]),
+  ),
   'spec.placement.node': '--node',
   'spec.placement.tag': '--tag',
   'spec.placement.strategy': '--scheduler',
 };
-
-/** Returns the name of the flag for each field of the table: those that a VM config has, too, or those of a VM alone. */
-export function flagByField(isInConfig: true | undefined): Record<string, string> {
-  return Object.fromEntries(
-    tableFlags(isInConfig).map(({ row, option }) => [`spec.${row.name}`, option.long ?? '']),
-  );
-}
 
 /** Adds the flags of the table that belong to a VM alone. */
 export function addOwnFlags(command: Command): Command {
@@ -82,25 +181,24 @@ export function addMachineFlags(command: Command): Command {
 }
 
 /**
- * Returns the fields of a request to the HTTP API, except the memory. Such a request gives the memory as a number of GiB, but the flag
- * gives a quantity. Therefore the caller sets the memory.
+ * Returns the fields of a request to the HTTP API for the flags that are not in the table.
  *
  * @throws CommandError when a flag has no effect without another one.
  */
-export function machineRequest(flags: MachineFlags): MachineRequest {
-  const { node, tag, tagRequired, scheduler } = flags;
+export function machineRequest({ node, tag, tagRequired, scheduler, vnc }: MachineFlags): MachineRequest {
   if (tagRequired === true && tag === undefined) {
     throw new CommandError('--tag-required needs --tag', EXIT.usage);
   }
-  return { ...tableValues(flags, true), node, tag, tagRequired, scheduler, vncConsole: flags.vnc };
+  return { node, tag, tagRequired, scheduler, vncConsole: vnc };
 }
 
-/** Returns the fields of a request whose values are those of flags: the ones that a VM config has, too, or the ones of a VM alone. */
-export function tableValues(flags: object, isInConfig: true | undefined): Record<string, unknown> {
+/** Returns the fields of a VM that flags of the table give. */
+export function tableValues(flags: object): Partial<VMSpec> {
   const given = flags as Readonly<Record<string, unknown>>;
   return Object.fromEntries(
-    tableFlags(isInConfig).flatMap(({ row, option }) =>
-      row.http === undefined ? [] : [[row.http, given[option.attributeName()]]],
-    ),
+    [...tableFlags(true), ...tableFlags(undefined)].flatMap(({ row, option }) => {
+      const value = given[option.attributeName()];
+      return value === undefined ? [] : [[row.name, value]];
+    }),
   );
 }

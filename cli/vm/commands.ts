@@ -15,7 +15,7 @@ import { addFileFlag } from '../objects/create.ts';
 import { addMachineFlags, addOwnFlags } from '../objects/machineflags.ts';
 import { addCommonVerbs } from '../objects/verbs.ts';
 import type { Terminal } from '../terminal.ts';
-import type { DeployFlags } from './body.ts';
+import type { DeployFlags } from './deploy.ts';
 import { VM_KIND } from './kind.ts';
 import { parseDuration } from '../duration.ts';
 import { CommandError, EXIT } from '../errors.ts';
@@ -36,12 +36,17 @@ const POWER: readonly (readonly [PowerCommand, string])[] = [
 
 export function addVMCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, VM_KIND);
-  addDeployFlags(noun.command('deploy').description('Make a VM and wait until it runs')).action(
-    async (name: string | undefined, flags: DeployFlags, command: Command) => {
+  addDeployFlags(noun.command('deploy').description('Make a VM and wait until it runs'))
+    .addOption(
+      new Option('--wait-for <state>', 'state that ends the wait (default: running)').choices([
+        'running',
+        'ready',
+      ]),
+    )
+    .action(async (name: string | undefined, flags: DeployFlags, command: Command) => {
       const { deploy } = await import('./deploy.ts');
       await deploy(terminal, command.optsWithGlobals<Globals>(), { name, flags });
-    },
-  );
+    });
   addDeployFlags(
     addFileFlag(noun.command('create')).description(
       'Make a VM, or all VMs that a file describes, and do not wait',
@@ -76,7 +81,8 @@ function addDeployFlags(command: Command): Command {
     )
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', parsePairs)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', parsePairs)
-    .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber);
+    .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber)
+    .addOption(new BooleanFlag('--no-ssh-key', 'give the guest no SSH key, not even your own one'));
   return addOwnFlags(command);
 }
 

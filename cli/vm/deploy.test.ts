@@ -1,15 +1,17 @@
 import { once } from 'node:events';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdir, mkdtemp, rm, writeFile } from 'node:fs/promises';
 import { createServer, type IncomingMessage, type Server, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { json } from 'node:stream/consumers';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { pause } from '../../base/time.ts';
+import { ApiError } from '../../kube/errors.ts';
 import { EXIT, Interrupted } from '../errors.ts';
 import { estimator } from '../progress.ts';
-import { deploy, formatLine } from './deploy.ts';
+import { bodyOf, deploy, formatLine, inFlags, vmFrom } from './deploy.ts';
 
 const METADATA = { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' };
 const CREATED = { metadata: METADATA, spec: {} };
@@ -33,14 +35,23 @@ type Answer = (status: number, body: object) => void;
 interface Behaviour {
   /** Answers the requests that keep the VM. */
   readonly keep?: (answer: Answer, socket: IncomingMessage['socket']) => void;
-  /** Version of the VM in the watch. */
-  readonly version?: object;
+  /** Versions of the VM in the watch. */
+  readonly version?: object | object[];
+  /** Spec of the VM config `ci`. */
+  readonly config?: object;
+  readonly flags?: object;
+  readonly output?: 'table' | 'json';
   /** Called when the API server has received the request that creates the VM, and before it answers. */
   readonly onCreate?: (interrupt: AbortController) => Promise<void>;
 }
 
 /** Deploys a VM at an API server whose VM runs at once. `calls` receives the methods of all requests. */
-async function deployed({ keep, version = RUNNING, onCreate }: Behaviour, calls: string[] = []) {
+async function deployed(
+  { keep = (answer) => answer(200, RUNNING), version = RUNNING, onCreate, ...asked }: Behaviour,
+  calls: string[] = [],
+) {
+  const { config, flags = {}, output } = asked;
+  let sent: Partial<VM> = {};
   const interrupt = new AbortController();
   const created = async (answer: Answer) => {
     await onCreate?.(interrupt);
@@ -52,12 +63,19 @@ async function deployed({ keep, version = RUNNING, onCreate }: Behaviour, calls:
     const answer: Answer = (status, body) =>
       response.writeHead(status, { 'content-type': 'application/json' }).end(JSON.stringify(body));
     if (method === 'PATCH') {
-      keep?.(answer, request.socket);
+      keep(answer, request.socket);
+    } else if (url.includes('/vmconfigs/')) {
+      answer(200, { metadata: { name: 'ci' }, spec: config });
     } else if (method === 'GET') {
       response.writeHead(200, { 'content-type': 'application/json' });
-      response.write(`${JSON.stringify({ type: 'MODIFIED', object: version })}\n`);
+      for (const object of [version].flat()) {
+        response.write(`${JSON.stringify({ type: 'MODIFIED', object })}\n`);
+      }
     } else if (method === 'POST' && !url.includes('selfsubjectreviews')) {
-      void created(answer);
+      void json(request).then((vm) => {
+        sent = vm as Partial<VM>;
+        return created(answer);
+      });
     } else {
       answer(200, { status: {} });
     }
@@ -81,9 +99,9 @@ async function deployed({ keep, version = RUNNING, onCreate }: Behaviour, calls:
     isForPeople: false,
     signal,
   };
-  const globals = { kubeconfig, context: 'a', output: 'name' } as const;
-  await deploy(terminal, globals, { name: 'mac', flags: { image: 'linux' } });
-  return { calls, out };
+  const globals = { kubeconfig, context: 'a', output: output ?? 'name' } as const;
+  await deploy(terminal, globals, { name: 'mac', flags: { image: 'linux', ...flags } });
+  return { calls, out, spec: sent.spec ?? {} };
 }
 
 it('keeps the VM although the API server is restarted when the VM runs', async () => {
@@ -153,4 +171,127 @@ it('shows the part, the rate and the time that is left of a pull, and before it 
   now = 60_000;
   expect(pulling(50)).toBe('mac: Pulling 50 % (80 MB/s), 60 s left');
   expect(line({ phase: 'Starting' })).toBe('mac: Starting');
+});
+
+it('makes the VM of the flags', () => {
+  const flags = {
+    image: 'sonoma',
+    cpu: 4,
+    memory: '4G',
+    diskSize: '20G',
+    sshKey: ['ssh-ed25519 AAAA'],
+    tag: 'fast',
+    tagRequired: true,
+    scheduler: 'most-allocated',
+    reservePort: ['8080:80', '5353:53/udp'],
+    displayDpi: 96,
+    vnc: false,
+    metadata: { items: '1' },
+    timeout: 5,
+    activeDeadlineSeconds: 3600,
+    ttlSecondsAfterFinished: 0,
+  } as const;
+  const { metadata, spec } = vmFrom(bodyOf('mac', flags), flags, { namespace: 'platform-a' });
+  expect(metadata).toMatchObject({ name: 'mac', namespace: 'platform-a' });
+  expect(JSON.parse(JSON.stringify(spec))).toEqual({
+    image: 'sonoma',
+    cpu: 4,
+    memory: '4G',
+    diskSize: '20G',
+    sshAuthorizedKeys: ['ssh-ed25519 AAAA'],
+    placement: { tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },
+    ports: ['8080:80', '5353:53/udp'],
+    displayDPI: 96,
+    vnc: { enabled: false },
+    guestMetadata: { items: '1' },
+    deployTimeoutSeconds: 300,
+    activeDeadlineSeconds: 3600,
+    ttlSecondsAfterFinished: 0,
+  });
+});
+
+it('refuses --tag-required without --tag, because it would have no effect', () => {
+  expect(() => bodyOf('mac', { image: 'sonoma', tagRequired: true })).toThrow('--tag-required needs --tag');
+  expect(bodyOf('mac', { image: 'sonoma', tagRequired: false })).toMatchObject({ tag: undefined });
+});
+
+it('names the flags of the fields that an older cluster does not have', () => {
+  const message =
+    'VM in version "v1alpha1" cannot be handled as a VM: strict decoding error: unknown field "spec.displayDPI", unknown field "spec.odd"';
+  const words =
+    'the cluster does not have this field, because its release of Berth is older than this command';
+  expect(inFlags(new ApiError(message, { status: 400, reason: 'BadRequest' }))).toMatchObject({
+    message: `--display-dpi: ${words}\nspec.odd: ${words}`,
+  });
+  const other = new ApiError('the body is no JSON', { status: 400, reason: 'BadRequest' });
+  expect(inFlags(other)).toBe(other);
+});
+
+it('names the flags of the fields that the API server refuses', () => {
+  const causes = [
+    {
+      field: 'spec.displayWidth',
+      message: 'Invalid value: 9: spec.displayWidth in body should be at least 320',
+    },
+    { field: 'spec.ports[0]', message: 'Invalid value: "x"' },
+    { field: 'spec.activeDeadlineSeconds', message: 'Invalid value: 0: must be from 1' },
+    { field: 'spec.ttlSecondsAfterFinished', message: 'Invalid value: -1: must be from 0' },
+    { field: 'spec.vnc', message: 'is odd' },
+  ];
+  const error = new ApiError('VM is invalid', { status: 422, reason: 'Invalid', details: { causes } });
+  expect(inFlags(error)).toMatchObject({
+    message:
+      '--display-width: Invalid value: 9: should be at least 320\n--reserve-port: Invalid value: "x"\n--active-deadline-seconds: Invalid value: 0: must be from 1\n--ttl-seconds-after-finished: Invalid value: -1: must be from 0\nspec.vnc: is odd',
+  });
+});
+
+describe('the SSH keys of a deployment', () => {
+  const OWN = `ssh-ed25519 ${'A'.repeat(68)} me@desk`;
+
+  beforeEach(async () => {
+    await mkdir(join(folder, '.ssh'));
+    await writeFile(join(folder, '.ssh', 'id_rsa.pub'), `${OWN}\n`);
+    // A key that OpenSSH no longer reads stands before the others, and nobody asked for it.
+    await writeFile(join(folder, '.ssh', 'id_ecdsa.pub'), '-----BEGIN PUBLIC KEY-----\n');
+  });
+
+  it('are the own one of the user, which the command says in one line to people, and not to programs', async () => {
+    const { spec, out } = await deployed({ output: 'table' });
+    expect(spec.sshAuthorizedKeys).toEqual([OWN]);
+    const said = `The guest accepts your SSH key ${join(folder, '.ssh', 'id_rsa.pub')}. Without it: --no-ssh-key\n`;
+    expect(out).toHaveBeenCalledWith(said);
+    server?.close();
+    const programs = await deployed({ output: 'json' });
+    expect(programs.spec.sshAuthorizedKeys).toEqual([OWN]);
+    expect(programs.out).not.toHaveBeenCalledWith(said);
+  });
+
+  it.each([
+    ['the flags name others', { flags: { sshKey: ['ssh-rsa BBBB'] } }, ['ssh-rsa BBBB']],
+    ['--no-ssh-key is given', { flags: { noSshKey: true } }, []],
+    ['the VM boots from an ISO', { flags: { image: undefined, iso: 'debian' } }, undefined],
+    ['its config has keys', { flags: { config: 'ci' }, config: { sshAuthorizedKeys: ['a'] } }, undefined],
+    ['its config has another OS', { flags: { config: 'ci' }, config: { os: 'Windows' } }, undefined],
+    ['its config says nothing', { flags: { config: 'ci' }, config: { cpu: 2 } }, [OWN]],
+  ])('are not changed by it if %s', async (_, behaviour, keys) => {
+    expect((await deployed(behaviour)).spec.sshAuthorizedKeys).toEqual(keys);
+  });
+});
+
+it('waits until the VM is ready, if the user wants that', async () => {
+  const ready = (status: string) => ({
+    phase: 'Running',
+    conditions: [{ type: 'Ready', status, message: '' }],
+  });
+  const failure = { reason: 'Stopped', message: 'The guest ended', time: '' };
+  const running = { ...RUNNING, status: ready('False') };
+  const ended = { ...RUNNING, status: { ...ready('False'), phase: 'Failed', failure } };
+  const version = [running, ended];
+  expect((await deployed({ version })).calls).not.toContain('DELETE');
+  server?.close();
+  const waiting = deployed({ version, flags: { waitFor: 'ready' } });
+  await expect(waiting).rejects.toThrow('The guest ended. VM mac was deleted');
+  server?.close();
+  const succeeded = await deployed({ version: [running, { ...RUNNING, status: ready('True') }] });
+  expect(succeeded.calls).not.toContain('DELETE');
 });

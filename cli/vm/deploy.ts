@@ -3,22 +3,201 @@
  * ends, the VM has the annotation `berth.dev/answer-by`. With this annotation, the operator deletes the VM if the command is killed during
  * the deployment.
  */
+import { join } from 'node:path';
+import { InvalidArgumentError } from 'commander';
 import { answerByIn, discard, lateMessage, untilDeployed } from '../../actions/deploy.ts';
 import { conditionOf } from '../../api/http/conditions.ts';
-import { timeoutMinutes } from '../../api/http/vmspec.ts';
+import { timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
+import { DEPLOY_MINUTES_MAXIMUM } from '../../api/v1alpha1/fields.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { createFromFile, createNamed, type FileFlag, fileIn } from '../objects/create.ts';
+import {
+  createFromFile,
+  createNamed,
+  type FileFlag,
+  fileIn,
+  inFlags as withFlags,
+} from '../objects/create.ts';
 import { listingOf } from '../objects/kind.ts';
 import { print } from '../output.ts';
 import { estimator, progressLine } from '../progress.ts';
 import type { Terminal } from '../terminal.ts';
-import { bodyOf, type DeployFlags, inFlags, vmFrom } from './body.ts';
 import { VM_KIND } from './kind.ts';
+import type { VMDeployBody } from '../../api/http/vm.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { homeFolder } from '../../base/files.ts';
+import { isForbidden } from '../../kube/errors.ts';
+import {
+  FLAG_BY_MACHINE_FIELD,
+  type MachineFlags,
+  machineRequest,
+  parseKeys,
+  tableValues,
+} from '../objects/machineflags.ts';
+import { findNamed } from '../objects/named.ts';
+import { VM_CONFIG_KIND } from '../vmconfig.ts';
+
+export interface DeployFlags extends MachineFlags {
+  readonly generateName?: boolean;
+  readonly config?: string;
+  readonly reservePort?: readonly string[];
+  readonly metadata?: Record<string, string>;
+  readonly labels?: Record<string, string>;
+  readonly timeout?: number;
+  /** Whether the guest gets no SSH key, not even the user's own one. */
+  readonly noSshKey?: boolean;
+  /** State of the VM at which the deployment ends. */
+  readonly waitFor?: 'running' | 'ready';
+}
+
+/** Name of the flag for each field of the VM. */
+const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
+  ...FLAG_BY_MACHINE_FIELD,
+  'metadata.generateName': 'the name',
+  'metadata.labels': '--labels',
+  'spec.ports': '--reserve-port',
+  'spec.configRef': '--config',
+  'spec.guestMetadata': '--metadata',
+  'spec.deployTimeoutSeconds': '--timeout',
+};
+
+/**
+ * Returns the body of a request to the HTTP API that deploys the VM.
+ *
+ * @throws CommandError when flags are missing or wrong, or contradict each other.
+ */
+export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBody {
+  check(flags);
+  const { generateName, config, timeout, labels } = flags;
+  return {
+    ...machineRequest(flags),
+    name,
+    shouldGenerateName: generateName,
+    vmConfig: config,
+    timeout,
+    reservedPorts: flags.reservePort?.join(','),
+    vmMetadata: flags.metadata && itemsOf(flags.metadata),
+    labels,
+  };
+}
+
+/** @throws CommandError when flags are missing or wrong, or contradict each other. */
+function check({ image, iso, config, timeout }: DeployFlags): void {
+  if (image === undefined && iso === undefined && config === undefined) {
+    throw new CommandError('Name the source of the VM: --image, --iso or --config', EXIT.usage);
+  }
+  if (image !== undefined && iso !== undefined) {
+    throw new CommandError('Use only one of --image and --iso', EXIT.usage);
+  }
+  if (timeout !== undefined && (timeout < 1 || timeout > DEPLOY_MINUTES_MAXIMUM)) {
+    throw new CommandError(
+      `--timeout ${timeout} must be from 1 to ${DEPLOY_MINUTES_MAXIMUM} minutes`,
+      EXIT.usage,
+    );
+  }
+}
+
+/**
+ * Returns the VM that the flags describe. `answerBy` is a time in milliseconds since the epoch. The operator deletes the VM at this time if
+ * the deployment has not ended before.
+ */
+export function vmFrom(
+  body: VMDeployBody,
+  flags: DeployFlags,
+  where: { namespace: string; answerBy?: number },
+): ReturnType<typeof vmOf> {
+  const vm = vmOf(body, where);
+  return { ...vm, spec: { ...vm.spec, ...tableValues(flags) } };
+}
+
+/** Files in `~/.ssh` with the public key of the user, in the order in which they are tried. */
+const OWN_KEYS = ['id_ed25519.pub', 'id_ecdsa.pub', 'id_rsa.pub'];
+
+/**
+ * Returns the public SSH keys of the VM. If the flags name no key, and neither does the VM config, the result is the user's own key, and a
+ * line on the error stream names its file. A VM that boots from an ISO, or whose VM config says that the guest is not Linux, gets no key by
+ * itself, because nothing in such a guest would read the key.
+ *
+ * @throws ApiError when the API server does not give the VM config.
+ */
+async function keysFor(
+  terminal: Terminal,
+  { output }: Globals,
+  cluster: Cluster,
+  flags: DeployFlags,
+): Promise<readonly string[] | undefined> {
+  if (flags.noSshKey === true) {
+    return [];
+  }
+  if (flags.sshKey !== undefined) {
+    return flags.sshKey;
+  }
+  const own = readOwnKey(terminal);
+  if (own === undefined || !(await takesKey(cluster, flags, terminal.signal))) {
+    return undefined;
+  }
+  if (output === 'table' || output === 'wide') {
+    terminal.err(`The guest accepts your SSH key ${own.file}. Without it: --no-ssh-key\n`);
+  }
+  return own.keys;
+}
+
+/** Returns the first public key of the user that can be read. Files with other content are left out, because nobody asked for them. */
+function readOwnKey({
+  environment,
+}: Pick<Terminal, 'environment'>): { file: string; keys: readonly string[] } | undefined {
+  for (const name of OWN_KEYS) {
+    const file = join(homeFolder(environment), '.ssh', name);
+    try {
+      return { file, keys: parseKeys(file) };
+    } catch (error) {
+      if (!(error instanceof InvalidArgumentError)) {
+        throw error;
+      }
+    }
+  }
+  return undefined;
+}
+
+/** Reports whether the VM gets a key by itself: see {@link keysFor}. @throws ApiError when the API server does not give the VM config. */
+async function takesKey(
+  cluster: Cluster,
+  { iso, config }: DeployFlags,
+  signal: AbortSignal,
+): Promise<boolean> {
+  if (iso !== undefined || config === undefined) {
+    return iso === undefined;
+  }
+  const found = await undefinedIf(
+    (error) => error instanceof CommandError || isForbidden(error),
+    findNamed(cluster, VM_CONFIG_KIND, config, signal),
+  );
+  if (found === undefined) {
+    return false;
+  }
+  const { sshAuthorizedKeys, os = 'Linux', iso: configISO } = found.spec;
+  return sshAuthorizedKeys === undefined && os === 'Linux' && configISO === undefined;
+}
+
+/**
+ * If the API server refused fields of the VM, returns an error whose message names the flags for these fields. Returns other errors
+ * unchanged.
+ */
+export function inFlags(error: unknown): unknown {
+  return withFlags(error, FLAG_BY_FIELD);
+}
+
+/**
+ * Returns the metadata as an object with the field `items`, which is a list of keys with their values. In this form, a key of the metadata
+ * can have any name, even `items`.
+ */
+function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
+  return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
+}
 
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
 const LAST_WRITE_MILLISECONDS = 10_000;
@@ -42,7 +221,9 @@ export async function create(
   const body = bodyOf(name, flags);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
-    const vm = await createVM(cluster, vmFrom(body, flags, { namespace }), terminal.signal);
+    const sshKey = await keysFor(terminal, globals, cluster, flags);
+    const wanted = vmFrom(body, { ...flags, sshKey }, { namespace });
+    const vm = await createVM(cluster, wanted, terminal.signal);
     await print(terminal, globals.output, listingOf(VM_KIND, [vm]));
   });
 }
@@ -60,14 +241,19 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
     const answerBy = answerByIn(minutes);
     const late = AbortSignal.timeout(minutes * 60_000);
     const signal = AbortSignal.any([terminal.signal, late]);
-    const created = await createVM(cluster, vmFrom(body, flags, { namespace, answerBy }), signal);
+    const sshKey = await keysFor(terminal, globals, cluster, flags);
+    const created = await createVM(
+      cluster,
+      vmFrom(body, { ...flags, sshKey }, { namespace, answerBy }),
+      signal,
+    );
     const latest = { vm: created };
     const progress = progressLine(terminal);
     const estimate = estimator();
     try {
       latest.vm = await untilDeployed(latest, {
         ...cluster,
-        wanted: { waitFor: 'running' },
+        wanted: { waitFor: flags.waitFor ?? 'running' },
         signal,
         onVersion: (vm) => progress.show(formatLine(vm, estimate)),
       });

@@ -387,6 +387,25 @@ describe('members of a namespace', () => {
     expect([gone.code, gone.err]).toEqual([4, expect.stringContaining('not found')]);
   });
 
+  it('secret makes a Secret that guests may get, from a file whose content no argument has', async () => {
+    const file = join(cluster.directory, 'setup.yaml');
+    writeFileSync(file, '#cloud-config\npassword: geheim\n');
+    const create = ['secret', 'create', 'setup', '--from-file', file];
+    expect(await berthAsAdmin(...create)).toEqual({
+      code: 0,
+      out: 'Successfully created secret setup\n',
+      err: '',
+    });
+    const { type, data } = await cluster.client().get(SECRETS, { namespace, name: 'setup' });
+    expect(type).toBe('berth.dev/user-data');
+    const text = Buffer.from(data?.['user-data'] ?? '', 'base64').toString();
+    expect(text).toBe('#cloud-config\npassword: geheim\n');
+    const again = await berthAsAdmin(...create);
+    expect([again.code, again.err]).toEqual([1, expect.stringContaining('already exists')]);
+    const missing = await berthAsAdmin('secret', 'create', 'setup', '--from-file', `${file}.absent`);
+    expect([missing.code, missing.err]).toEqual([2, expect.stringContaining('does not exist')]);
+  });
+
   it('registry asks a person for the password, which is not shown, and ends with a signal', async () => {
     const add = ['registry', 'add', 'https://registry.example', '--username', 'ci'];
     const call = `sh -c 'echo "pid $$"; exec ${command.words(add).join(' ')}'`;
