@@ -12,6 +12,7 @@ import { type ClusterInfo, clusterInfoSchema } from '../api/http/cluster.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import type { Connection } from '../kube/credentials.ts';
 import type { ServerConfig } from './config.ts';
+import { OWNERS } from './own/rights.ts';
 
 /** Limits of an upload, with sizes in bytes. A chain of ten certificates with large keys has only 32 KiB. */
 const LIMITS = { fileSize: 64 * 1024, fieldSize: 64 * 1024, files: 2, fields: 2, parts: 4, headerPairs: 32 };
@@ -27,8 +28,14 @@ export function addCertificateRoutes(app: App, { own }: Services): void {
         schema: {
           summary:
             'Upload the certificate of this API. The files in certPath and keyPath must be in PEM form',
+          description:
+            'All replicas of the server use the new certificate within a minute. The certificate must fit the key, and must not be expired.',
+          roles: OWNERS,
+          sample: {},
           tags: ['Cluster'],
-          response: { 200: z.string() },
+          response: {
+            200: z.string().meta({ id: 'Confirmation', description: 'A sentence that confirms the upload.' }),
+          },
         },
         config: { files: FIELDS },
       },
@@ -134,6 +141,9 @@ export function addClusterRoutes(app: App, { clusterInfo }: Pick<Services, 'clus
       schema: {
         summary:
           'Get the address of the Kubernetes API and the settings for signing in. This request needs no token',
+        description:
+          'Clients read from it where to send requests for Kubernetes, and at which provider users sign in.',
+        roles: 'no token',
         tags: ['Cluster'],
         security: [],
         response: { 200: clusterInfoSchema },

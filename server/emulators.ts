@@ -1,6 +1,6 @@
 /** The Android emulators of a namespace. A deployment waits until Android has booted. */
 import type { Logger } from 'pino';
-import { inNamespace } from './own/rights.ts';
+import { inNamespace, MEMBERS, READERS } from './own/rights.ts';
 import {
   emulatorItemSchema,
   emulatorListSchema,
@@ -21,9 +21,11 @@ import { ActionError } from '../actions/error.ts';
 import type { Emulator } from '../api/v1alpha1/emulator.ts';
 import type { Caller } from './callers/caller.ts';
 import { WaitEnd } from './http/waiting.ts';
+import { SAMPLE } from './http/samples.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/emulators';
 const tags = ['Emulators'];
+const emulatorParams = objectParams('emulator', SAMPLE.emulator);
 
 export function addEmulatorRoutes(app: App, { waiting }: Services): void {
   app.get(
@@ -31,6 +33,8 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
     {
       schema: {
         summary: 'List the emulators of a namespace',
+        description: 'The list can be read in pages, as the list of VMs.',
+        roles: READERS,
         tags,
         params: namespaceParams,
         querystring: listQuerySchema,
@@ -45,8 +49,10 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
     {
       schema: {
         summary: 'Get an emulator',
+        description: 'The item has the address and the port of ADB while the emulator runs.',
+        roles: READERS,
         tags,
-        params: objectParams,
+        params: emulatorParams,
         response: { 200: emulatorItemSchema },
       },
     },
@@ -58,6 +64,8 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
       config: { right: inNamespace({ verb: 'create', resource: 'emulators' }) },
       schema: {
         summary: 'Deploy an emulator on the host of a running VM, and wait until the emulator runs',
+        roles: MEMBERS,
+        sample: { vm: SAMPLE.vm, name: SAMPLE.new },
         description:
           'If the emulator does not run within the timeout, the answer has the status Pending, and the deployment continues.',
         tags,
@@ -80,8 +88,10 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
     {
       schema: {
         summary: 'Delete an emulator',
+        description: 'The VM of the emulator stays.',
+        roles: MEMBERS,
         tags,
-        params: objectParams,
+        params: emulatorParams,
         response: { 200: statusSchema },
       },
     },

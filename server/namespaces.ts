@@ -19,6 +19,8 @@ import { VMS } from '../api/v1alpha1/resources.ts';
 import { undefinedIf } from '../base/errors.ts';
 import { isForbidden } from '../kube/errors.ts';
 import type { Watches } from './own/watches.ts';
+import { SAMPLE } from './http/samples.ts';
+import { HTTP_ROLES, OWNERS } from './own/rights.ts';
 
 const NAMESPACE_PATH = `${NAMESPACES_PATH}/:namespace`;
 const tags = ['Namespaces'];
@@ -36,6 +38,8 @@ function addReads(app: App, { config: { namespaces }, own }: Services): void {
     {
       schema: {
         summary: 'List the namespaces that the caller can see',
+        description: 'A caller sees a namespace if the caller may list its VMs.',
+        roles: 'any token',
         tags,
         response: { 200: namespaceListSchema },
       },
@@ -47,6 +51,8 @@ function addReads(app: App, { config: { namespaces }, own }: Services): void {
     {
       schema: {
         summary: 'Get a namespace',
+        description: 'The answer says whether the namespace allows Pods of users.',
+        roles: HTTP_ROLES,
         tags,
         params: namespaceParams,
         response: { 200: namespaceItemSchema },
@@ -63,6 +69,10 @@ function addCreation(app: App, { config: { namespaces } }: Services): void {
       config: { right: () => ({ verb: 'create', group: '', resource: 'namespaces' }) },
       schema: {
         summary: 'Create a namespace',
+        description:
+          'The name must begin with the prefix of the installation. The default prefix is platform-.',
+        roles: OWNERS,
+        sample: { name: SAMPLE.newNamespace },
         tags,
         body: namespaceRequestSchema,
         response: { 200: statusSchema },
@@ -88,6 +98,8 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
       },
       schema: {
         summary: 'Delete a namespace and all its objects. It must have no hosts and no VMs',
+        description: 'The namespaces of the installation itself cannot be deleted.',
+        roles: OWNERS,
         tags,
         params: namespaceParams,
         response: { 200: statusSchema },

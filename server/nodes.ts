@@ -1,6 +1,6 @@
 /** Routes for the hosts of a namespace. The server reads and changes Nodes with its own identity, because Nodes belong to no namespace. */
 import { changeTag, dedicate } from '../actions/nodes.ts';
-import { inNamespace } from './own/rights.ts';
+import { ADMINS, inNamespace, MEMBERS, OWNERS } from './own/rights.ts';
 import * as z from 'zod';
 import { nodeListSchema, nodeNamespaceSchema, nodeTagSchema } from '../api/http/node.ts';
 import { nodeItem } from '../api/http/host.ts';
@@ -11,10 +11,17 @@ import { invalidField } from './http/errors.ts';
 import { namespaceParams } from './http/namespaces.ts';
 import { isServedNamespace } from '../api/v1alpha1/names.ts';
 import type { Services } from './services.ts';
+import { SAMPLE } from './http/samples.ts';
 
 const NODES_PATH = '/api/v1/namespaces/:namespace/nodes';
 const tags = ['Nodes'];
-const nodeParams = namespaceParams.extend({ node: z.string().min(1).max(253) });
+const nodeParams = namespaceParams.extend({
+  node: z
+    .string()
+    .min(1)
+    .max(253)
+    .meta({ description: 'Name of the host.', examples: [SAMPLE.host] }),
+});
 
 export function addNodeRoutes(app: App, services: Services): void {
   addList(app, services);
@@ -29,6 +36,8 @@ function addList(app: App, { own: { rights, hosts, watches } }: Services): void 
       schema: {
         summary:
           'List the hosts that VMs of a namespace can run on: its own and, unless it is dedicated to them, the shared ones',
+        description: 'Each item has the free and the total resources of a host, its tags and its versions.',
+        roles: MEMBERS,
         tags,
         params: namespaceParams,
         response: { 200: nodeListSchema },
@@ -59,6 +68,10 @@ function addTags(app: App, { own: { hosts, client } }: Services): void {
         config: { right: inNamespace({ verb: 'update', resource: 'hosts', subresource: 'tags' }) },
         schema: {
           summary,
+          description:
+            'VMs can ask for hosts with a tag. Tags of a shared host are changed in the default namespace.',
+          roles: ADMINS,
+          sample: { tag: 'fast' },
           tags,
           params: nodeParams,
           body: nodeTagSchema,
@@ -84,6 +97,10 @@ function addNamespace(app: App, { own: { hosts, client }, config }: Services): v
       config: { right: () => ({ verb: 'update', resource: 'hosts', subresource: 'namespace' }) },
       schema: {
         summary: 'Move a host to another namespace. The request is refused if VMs run on the host',
+        description:
+          'After that, only VMs of the new namespace run on the host. To share the host again, name the default namespace.',
+        roles: OWNERS,
+        sample: { namespace: SAMPLE.namespace },
         tags,
         params: nodeParams,
         body: nodeNamespaceSchema,

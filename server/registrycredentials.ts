@@ -4,7 +4,7 @@
  */
 import { addCredential, listCredentials, removeCredential } from '../actions/credentials.ts';
 import { REGISTRIES_CONFIG_MAP } from '../api/v1alpha1/registrycredentials.ts';
-import type { RouteRight } from './own/rights.ts';
+import { ADMINS, MEMBERS, type RouteRight } from './own/rights.ts';
 import {
   registryCredentialListSchema,
   registryCredentialRequestSchema,
@@ -13,6 +13,7 @@ import {
 import { statusSchema, success } from '../api/http/status.ts';
 import type { App } from './http/app.ts';
 import { namespaceParams } from './http/namespaces.ts';
+import { SAMPLE } from './http/samples.ts';
 
 const PATH = '/api/v1/namespaces/:namespace/secrets/registrycredentials';
 const tags = ['Registry credentials'];
@@ -32,6 +33,8 @@ export function addRegistryCredentialRoutes(app: App): void {
     {
       schema: {
         summary: 'List the registries for which the namespace has credentials',
+        description: 'The list shows no passwords.',
+        roles: MEMBERS,
         tags,
         params: namespaceParams,
         response: { 200: registryCredentialListSchema },
@@ -45,6 +48,10 @@ export function addRegistryCredentialRoutes(app: App): void {
       config: { right: CHANGE },
       schema: {
         summary: 'Add the credential for a registry',
+        description:
+          'Hosts use the credential to fetch images of VMs in this namespace, and pushes use it too.',
+        roles: ADMINS,
+        sample: { server: SAMPLE.registry, username: 'ci', password: 'secret' },
         tags,
         params: namespaceParams,
         body: registryCredentialRequestSchema,
@@ -62,6 +69,9 @@ export function addRegistryCredentialRoutes(app: App): void {
       config: { right: CHANGE },
       schema: {
         summary: 'Remove the credential for a registry',
+        description: 'Images that hosts already have stay usable until VMs need them again.',
+        roles: ADMINS,
+        sample: { server: SAMPLE.registry },
         tags,
         params: namespaceParams,
         body: registryServerSchema,

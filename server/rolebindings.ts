@@ -1,5 +1,5 @@
 /** Routes for the members of a namespace. */
-import type { RouteRight } from './own/rights.ts';
+import { ADMINS, type RouteRight } from './own/rights.ts';
 import * as z from 'zod';
 import { subjectListSchema, type Subjects, subjectsSchema } from '../api/http/rolebinding.ts';
 import { statusSchema, success } from '../api/http/status.ts';
@@ -9,6 +9,7 @@ import { addSubjects, listSubjects, type RoleRef, removeSubjects } from '../kube
 import type { App } from './http/app.ts';
 import { notFound } from './http/errors.ts';
 import { namespaceParams, NAMESPACES_PATH } from './http/namespaces.ts';
+import { SAMPLE } from './http/samples.ts';
 
 const SUBJECTS_PATH = `${NAMESPACES_PATH}/:namespace/rolebindings/:binding/subjects`;
 const tags = ['Role bindings'];
@@ -21,7 +22,7 @@ const changeOfMembers: RouteRight = ({ namespace = '', binding = '' }) => ({
   name: binding,
 });
 const bindingParams = namespaceParams.extend({
-  binding: z.string().meta({ description: `Name of the RoleBinding: ${DEV_ROLE}.` }),
+  binding: z.string().meta({ description: `Name of the RoleBinding: ${DEV_ROLE}.`, examples: [DEV_ROLE] }),
 });
 
 export function addRoleBindingRoutes(app: App): void {
@@ -30,6 +31,8 @@ export function addRoleBindingRoutes(app: App): void {
     {
       schema: {
         summary: 'List the users, groups and service accounts with the role dev in a namespace',
+        description: 'The role dev lets its members use VMs and images in the namespace.',
+        roles: ADMINS,
         tags,
         params: bindingParams,
         response: { 200: subjectListSchema },
@@ -70,6 +73,9 @@ function addChange(app: App, { method, action, summary, change }: Change): void 
     config: { right: changeOfMembers },
     schema: {
       summary,
+      description: 'The request names users, service accounts or both.',
+      roles: ADMINS,
+      sample: { users: [SAMPLE.user] },
       tags,
       params: bindingParams,
       body: subjectsSchema,

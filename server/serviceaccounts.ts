@@ -1,5 +1,5 @@
 /** Routes for the service accounts of a namespace and for their tokens. */
-import { onObject } from './own/rights.ts';
+import { ADMINS, onObject } from './own/rights.ts';
 import * as z from 'zod';
 import { statusSchema, success } from '../api/http/status.ts';
 import {
@@ -17,11 +17,18 @@ import { listAs } from './callers/list.ts';
 import { checked } from './callers/objects.ts';
 import type { App } from './http/app.ts';
 import { namespaceParams, NAMESPACES_PATH } from './http/namespaces.ts';
+import { SAMPLE } from './http/samples.ts';
 
 const ACCOUNTS_PATH = `${NAMESPACES_PATH}/:namespace/serviceaccounts`;
 const ACCOUNT_PATH = `${ACCOUNTS_PATH}/:name`;
 const tags = ['Service accounts'];
-const accountParams = namespaceParams.extend({ name: z.string().min(1).max(253) });
+const accountParams = namespaceParams.extend({
+  name: z
+    .string()
+    .min(1)
+    .max(253)
+    .meta({ description: 'Name of the service account.', examples: [SAMPLE.new] }),
+});
 
 export function addServiceAccountRoutes(app: App): void {
   addList(app);
@@ -35,6 +42,8 @@ function addList(app: App): void {
     {
       schema: {
         summary: 'List the service accounts of a namespace',
+        description: 'Programs such as CI systems use service accounts. The list can be read in pages.',
+        roles: ADMINS,
         tags,
         params: namespaceParams,
         querystring: listQuerySchema,
@@ -56,6 +65,8 @@ function addChanges(app: App): void {
     {
       schema: {
         summary: 'Create a service account with the role dev in its namespace',
+        description: 'The request needs no body. The path that ends with /token makes its tokens.',
+        roles: ADMINS,
         tags,
         params: accountParams,
         response,
@@ -71,6 +82,8 @@ function addChanges(app: App): void {
     {
       schema: {
         summary: 'Delete a service account. All its tokens become invalid',
+        description: 'The service account also loses its role in the namespace.',
+        roles: ADMINS,
         tags,
         params: accountParams,
         response,
@@ -93,6 +106,9 @@ function addToken(app: App): void {
       schema: {
         summary:
           'Create a token of a service account. The token becomes invalid when the service account is deleted',
+        description: 'The answer shows the token once. Send it in the header `Authorization: Bearer TOKEN`.',
+        roles: ADMINS,
+        sample: { duration: '1h' },
         tags,
         params: accountParams,
         body: tokenRequestSchema,

@@ -2,7 +2,7 @@
  * Routes for the VM configs of a namespace. Each namespace also shows the VM configs of the default namespace, because all users can use
  * them.
  */
-import { inNamespace } from './own/rights.ts';
+import { inNamespace, MEMBERS, READERS } from './own/rights.ts';
 import { sharedListQuerySchema } from '../api/http/request.ts';
 import { success, statusSchema } from '../api/http/status.ts';
 import { vmConfigItemSchema, vmConfigListSchema, vmConfigRequestSchema } from '../api/http/vmconfig.ts';
@@ -15,9 +15,11 @@ import { VM_CONFIGS } from '../api/v1alpha1/resources.ts';
 import type { Services } from './services.ts';
 import { vmConfigItem } from '../api/http/vmitem.ts';
 import { vmConfigSpec } from '../api/http/vmspec.ts';
+import { SAMPLE } from './http/samples.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/vmconfigs';
 const tags = ['VM configs'];
+const configParams = objectParams('VM config', SAMPLE.vmConfig);
 
 export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum } }: Services): void {
   app.get(
@@ -25,6 +27,8 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
     {
       schema: {
         summary: 'List the VM configs of a namespace and of the default namespace',
+        description: 'A VM config of the namespace hides one of the same name in the default namespace.',
+        roles: READERS,
         tags,
         params: namespaceParams,
         querystring: sharedListQuerySchema,
@@ -44,8 +48,10 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
       schema: {
         summary:
           'Get a VM config. If the namespace has no VM config of this name, the one in the default namespace is returned',
+        description: 'A VM config has values for VMs that name it when they are deployed.',
+        roles: READERS,
         tags,
-        params: objectParams,
+        params: configParams,
         response: { 200: vmConfigItemSchema },
       },
     },
@@ -58,6 +64,10 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
       config: { right: inNamespace({ verb: 'create', resource: 'vmconfigs' }) },
       schema: {
         summary: 'Create a VM config',
+        description:
+          'A VM that names the VM config takes its values for all fields that the request leaves out.',
+        roles: MEMBERS,
+        sample: { name: SAMPLE.new, image: SAMPLE.image, cpu: 1, memory: 0.25 },
         tags,
         params: namespaceParams,
         body: vmConfigRequestSchema(dpiMaximum),
@@ -77,8 +87,10 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
     {
       schema: {
         summary: 'Delete a VM config',
+        description: 'VMs that were deployed with the VM config stay as they are.',
+        roles: MEMBERS,
         tags,
-        params: objectParams,
+        params: configParams,
         response: { 200: statusSchema },
       },
     },

@@ -23,5 +23,5 @@ export const clusterInfoSchema = z
     version: z.string().meta({ description: 'Version of Berth.' }),
     namespaceDefault: z.string().meta({ description: 'Namespace of requests that do not name a namespace.' }),
   })
-  .meta({ id: 'ClusterInfo' });
+  .meta({ id: 'ClusterInfo', description: 'Facts about the cluster, for signing in.' });
 export type ClusterInfo = z.infer<typeof clusterInfoSchema>;

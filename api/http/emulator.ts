@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { DEPLOY_MINUTES_MAXIMUM } from '../v1alpha1/fields.ts';
 import { ANDROID_NAME, EMULATOR_DEVICES } from '../v1alpha1/emulatormachine.ts';
 import { choice, LABEL, text } from '../v1alpha1/schema.ts';
-import { sameField, whole } from './request.ts';
+import { continueField, sameField, whole } from './request.ts';
 
 const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
 
@@ -25,13 +25,12 @@ export const emulatorItemSchema = z
     errorMessage: z.string().optional(),
     message: z.string().optional().meta({ description: 'Reason why the emulator does not run yet.' }),
   })
-  .meta({ id: 'Emulator' });
+  .meta({ id: 'Emulator', description: 'An emulator with its state.' });
 export type EmulatorItem = z.infer<typeof emulatorItemSchema>;
 
-export const emulatorListSchema = z.object({
-  items: z.array(emulatorItemSchema),
-  continue: z.string().optional(),
-});
+export const emulatorListSchema = z
+  .object({ items: z.array(emulatorItemSchema), continue: continueField })
+  .meta({ id: 'EmulatorList', description: 'The emulators of a namespace.' });
 
 /** Bounds of memory in MiB. The Emulator kind has the same bounds. */
 const MEMORY = { minimum: 2_560, maximum: 16_777_216 };

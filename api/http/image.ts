@@ -34,10 +34,12 @@ export const imageItemSchema = z
     progressPercent: z.int().optional(),
     digest: z.string().optional(),
   })
-  .meta({ id: 'Image' });
+  .meta({ id: 'Image', description: 'An Image or an ISO, with the state of its content.' });
 export type ImageItem = z.infer<typeof imageItemSchema>;
 
-export const imageListSchema = z.object({ items: z.array(imageItemSchema) });
+export const imageListSchema = z
+  .object({ items: z.array(imageItemSchema) })
+  .meta({ id: 'ImageList', description: 'Images or ISOs.' });
 
 /** Longest name of a new image. */
 const NAME_LENGTH = 63;

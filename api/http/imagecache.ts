@@ -67,7 +67,7 @@ export const cacheResultSchema = z
       }),
     ),
   })
-  .meta({ id: 'ImageCacheResult' });
+  .meta({ id: 'ImageCacheResult', description: 'A status for each selected host.' });
 export type CacheResult = z.infer<typeof cacheResultSchema>;
 
 export const cacheInfoSchema = z
@@ -82,20 +82,22 @@ export const cacheInfoSchema = z
       }),
     ),
   })
-  .meta({ id: 'ImageCacheInfo' });
+  .meta({ id: 'ImageCacheInfo', description: 'The state of an image on each host that has it.' });
 export type CacheInfo = z.infer<typeof cacheInfoSchema>;
 
-export const cacheListSchema = z.object({
-  items: z.array(
-    z
-      .object({
-        image: z.string(),
-        tag: z.string().optional(),
-        imageId: z.string().optional().meta({ description: 'Digest of the image.' }),
-        size: z.string().optional(),
-        nodes: z.int().meta({ description: 'Number of hosts of the namespace that have the image.' }),
-      })
-      .meta({ id: 'CachedImage' }),
-  ),
-});
+export const cacheListSchema = z
+  .object({
+    items: z.array(
+      z
+        .object({
+          image: z.string(),
+          tag: z.string().optional(),
+          imageId: z.string().optional().meta({ description: 'Digest of the image.' }),
+          size: z.string().optional(),
+          nodes: z.int().meta({ description: 'Number of hosts of the namespace that have the image.' }),
+        })
+        .meta({ id: 'CachedImage' }),
+    ),
+  })
+  .meta({ id: 'CachedImageList', description: 'Images on the hosts of a namespace.' });
 export type CacheList = z.infer<typeof cacheListSchema>;

@@ -7,10 +7,12 @@ export const namespaceItemSchema = z
     name: z.string(),
     customPods: z.boolean().meta({ description: 'Whether users are allowed to have Pods in the namespace.' }),
   })
-  .meta({ id: 'Namespace' });
+  .meta({ id: 'Namespace', description: 'A namespace.' });
 export type NamespaceItem = z.infer<typeof namespaceItemSchema>;
 
-export const namespaceListSchema = z.object({ items: z.array(namespaceItemSchema) });
+export const namespaceListSchema = z
+  .object({ items: z.array(namespaceItemSchema) })
+  .meta({ id: 'NamespaceList', description: 'The namespaces that the caller can see.' });
 
 export const namespaceRequestSchema = z.object({
   name: namespaceName('Name of the namespace. It begins with the prefix that all namespaces of Berth have.'),

@@ -33,7 +33,9 @@ export const nodeItemSchema = z
   .meta({ id: 'Node' });
 export type NodeItem = z.infer<typeof nodeItemSchema>;
 
-export const nodeListSchema = z.object({ items: z.array(nodeItemSchema) });
+export const nodeListSchema = z
+  .object({ items: z.array(nodeItemSchema) })
+  .meta({ id: 'NodeList', description: 'The hosts of a namespace.' });
 
 const tagName = z.string().min(1).max(TAG_LENGTH).regex(TAG, TAG_FORM);
 

@@ -7,13 +7,15 @@ import { text } from '../v1alpha1/schema.ts';
 const PASSWORD_LENGTH = 16_384;
 const server = text('URL of the registry: scheme, host and optional port.', 512);
 
-export const registryCredentialListSchema = z.object({
-  items: z.array(
-    z
-      .object({ server: z.string(), username: z.string().optional(), allowInsecure: z.boolean() })
-      .meta({ id: 'RegistryCredential' }),
-  ),
-});
+export const registryCredentialListSchema = z
+  .object({
+    items: z.array(
+      z
+        .object({ server: z.string(), username: z.string().optional(), allowInsecure: z.boolean() })
+        .meta({ id: 'RegistryCredential' }),
+    ),
+  })
+  .meta({ id: 'RegistryCredentialList', description: 'The registries of a namespace, without passwords.' });
 
 export const registryCredentialRequestSchema = z.object({
   server,

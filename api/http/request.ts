@@ -30,11 +30,31 @@ export function decimal(minimum: number, maximum: number) {
 
 /** Query of each list. Its parameters are those of lists in Kubernetes. */
 export const listQuerySchema = z.object({
-  labelSelector: z.string().max(1024).optional(),
-  limit: z.coerce.number().int().min(1).max(500).optional(),
-  continue: z.string().max(4096).optional(),
+  labelSelector: z
+    .string()
+    .max(1024)
+    .optional()
+    .meta({ description: 'Selects objects by their labels, for example job=42,team!=web.' }),
+  limit: z.coerce
+    .number()
+    .int()
+    .min(1)
+    .max(500)
+    .optional()
+    .meta({ description: 'Largest number of items in the answer. More are on the next page.' }),
+  continue: z
+    .string()
+    .max(4096)
+    .optional()
+    .meta({ description: 'The field `continue` of the answer with the page before.' }),
 });
 export type ListQuery = z.infer<typeof listQuerySchema>;
+
+/** Field of a list that has more pages. */
+export const continueField = z
+  .string()
+  .optional()
+  .meta({ description: 'Parameter `continue` of the request for the next page. Absent on the last page.' });
 
 /** Query of each list that combines the objects of two namespaces. Such a list has no pages. */
 export const sharedListQuerySchema = listQuerySchema.pick({ labelSelector: true });

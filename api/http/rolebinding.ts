@@ -7,17 +7,19 @@ const SUBJECTS = 256;
 /** Longest name of a user, in characters. Email addresses have the same limit. */
 const USER_LENGTH = 320;
 
-export const subjectListSchema = z.object({
-  items: z.array(
-    z
-      .object({
-        kind: z.string().meta({ description: 'User, Group or ServiceAccount.' }),
-        name: z.string(),
-        namespace: z.string().optional().meta({ description: 'Namespace of a service account.' }),
-      })
-      .meta({ id: 'Subject' }),
-  ),
-});
+export const subjectListSchema = z
+  .object({
+    items: z.array(
+      z
+        .object({
+          kind: z.string().meta({ description: 'User, Group or ServiceAccount.' }),
+          name: z.string(),
+          namespace: z.string().optional().meta({ description: 'Namespace of a service account.' }),
+        })
+        .meta({ id: 'Subject' }),
+    ),
+  })
+  .meta({ id: 'SubjectList', description: 'The members of a role.' });
 
 export const subjectsSchema = z.object({
   users: z

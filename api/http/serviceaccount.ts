@@ -1,6 +1,6 @@
 /** Service accounts and their tokens, as the HTTP API shows and makes them. */
 import * as z from 'zod';
-import { whole } from './request.ts';
+import { continueField, whole } from './request.ts';
 
 /** Shortest and longest lifetime of a token in seconds. The API server has the same bounds. */
 const LIFE_MINIMUM = 600;
@@ -9,10 +9,12 @@ const LIFE_MAXIMUM = 2 ** 32;
 const LIFE_DEFAULT = 8_760 * 3_600;
 const DURATION = /^(?=.)(?:(\d{1,10})h)?(?:(\d{1,10})m)?(?:(\d{1,10})s)?$/;
 
-export const serviceAccountListSchema = z.object({
-  items: z.array(z.object({ name: z.string(), namespace: z.string() }).meta({ id: 'ServiceAccount' })),
-  continue: z.string().optional(),
-});
+export const serviceAccountListSchema = z
+  .object({
+    items: z.array(z.object({ name: z.string(), namespace: z.string() }).meta({ id: 'ServiceAccount' })),
+    continue: continueField,
+  })
+  .meta({ id: 'ServiceAccountList', description: 'The service accounts of a namespace.' });
 
 export const tokenRequestSchema = z
   .object({
@@ -44,13 +46,15 @@ export const tokenRequestSchema = z
   .meta({ description: 'Lifetime of the token. 8760h when omitted.' });
 export type TokenLife = z.infer<typeof tokenRequestSchema>;
 
-export const tokenSchema = z.object({
-  token: z.string(),
-  expirationTimestamp: z.string().optional().meta({
-    description:
-      'RFC 3339 time at which the token expires. The lifetime can be shorter than requested, because the API server decides it.',
-  }),
-});
+export const tokenSchema = z
+  .object({
+    token: z.string(),
+    expirationTimestamp: z.string().optional().meta({
+      description:
+        'RFC 3339 time at which the token expires. The lifetime can be shorter than requested, because the API server decides it.',
+    }),
+  })
+  .meta({ id: 'Token', description: 'A token of a service account. It is shown only in this answer.' });
 
 /** Returns the requested lifetime of a token in seconds. */
 export function lifeSeconds({ duration, expirationSeconds, noExpiration }: TokenLife): number {

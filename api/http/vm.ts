@@ -4,7 +4,7 @@ import { NEW_IMAGE_NAME_LENGTH, TAG, TAG_LENGTH } from '../v1alpha1/names.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { fieldSchema, imageName } from '../v1alpha1/template.ts';
-import { decimal, sameField, whole } from './request.ts';
+import { continueField, decimal, sameField, whole } from './request.ts';
 import {
   boundsOf,
   DEPLOY_MINUTES_MAXIMUM,
@@ -135,10 +135,12 @@ export const vmItemSchema = z
     labels: z.record(z.string(), z.string()).optional(),
     message: z.string().optional(),
   })
-  .meta({ id: 'VM' });
+  .meta({ id: 'VM', description: 'A VM with its state and its ports.' });
 export type VMItem = z.infer<typeof vmItemSchema>;
 
-export const vmListSchema = z.object({ items: z.array(vmItemSchema), continue: z.string().optional() });
+export const vmListSchema = z
+  .object({ items: z.array(vmItemSchema), continue: continueField })
+  .meta({ id: 'VMList', description: 'VMs, in the order of the API server.' });
 
 /** Largest disk in GB. */
 const DISK_MAXIMUM = 1_000_000;
@@ -161,7 +163,9 @@ export const execBody = z
   })
   .refine(...sameField('command', 'action', 'operation'));
 
-export const execParams = { command: commandSchema };
+export const execParams = {
+  command: commandSchema.meta({ description: 'What the machine does.', examples: ['start'] }),
+};
 
 export const saveBody = z.object({
   imageName: objectName('Name of the new image.').max(NEW_IMAGE_NAME_LENGTH),
@@ -172,9 +176,9 @@ export const commitBody = z.object({ description: descriptionSchema.optional() }
 
 export const pushBody = z.object({ imageReference: imageName('Target of the push.') });
 
-export const pushStartedSchema = z.object({
-  jobName: z.string().meta({ description: 'Name of the push.' }),
-});
+export const pushStartedSchema = z
+  .object({ jobName: z.string().meta({ description: 'Name of the push.' }) })
+  .meta({ id: 'PushStarted', description: 'The name of a new push.' });
 
 export const resizeBody = z.object({
   size: whole(1, DISK_MAXIMUM).meta({ description: 'Size of the disk in GB. A disk can only grow.' }),
@@ -188,10 +192,12 @@ export const pushSchema = z
     progressPercent: z.int().optional(),
     message: z.string().optional(),
   })
-  .meta({ id: 'Push' });
+  .meta({ id: 'Push', description: 'A push with its progress.' });
 export type Push = z.infer<typeof pushSchema>;
 
-export const pushListSchema = z.object({ items: z.array(pushSchema) });
+export const pushListSchema = z
+  .object({ items: z.array(pushSchema) })
+  .meta({ id: 'PushList', description: 'The pushes of a namespace.' });
 
 export const deleteQuery = z.object({
   wait: z
@@ -312,5 +318,5 @@ export const deployedVMSchema = z
     screenshare: z.int().optional(),
     status: z.string(),
   })
-  .meta({ id: 'DeployedVM' });
+  .meta({ id: 'DeployedVM', description: 'The deployed VM, with the address and the ports of its guest.' });
 export type DeployedVM = z.infer<typeof deployedVMSchema>;

@@ -33,10 +33,12 @@ export const vmConfigItemSchema = z
     tagRequired: z.boolean().optional(),
     vncConsole: z.boolean().optional(),
   })
-  .meta({ id: 'VMConfig' });
+  .meta({ id: 'VMConfig', description: 'A VM config: values for VMs that name it.' });
 export type VMConfigItem = z.infer<typeof vmConfigItemSchema>;
 
-export const vmConfigListSchema = z.object({ items: z.array(vmConfigItemSchema) });
+export const vmConfigListSchema = z
+  .object({ items: z.array(vmConfigItemSchema) })
+  .meta({ id: 'VMConfigList', description: 'VM configs.' });
 
 /** Longest name of a VM config. The VMConfig kind has the same limit. */
 const NAME_LENGTH = 50;

@@ -1,114 +1,23 @@
 /**
- * Makes docs/reference/http-rights.md with the callers that are allowed to use each operation of the HTTP API. A test calls every operation
- * as every kind of caller and compares the answers with this table (test/e2e/installed/httpapi.test.ts).
+ * Makes docs/reference/http-rights.md with the callers that are allowed to use each operation of the HTTP API, from the schemas of its
+ * routes. A test calls every operation as every kind of caller and compares the answers (test/e2e/installed/httpapi.test.ts).
  */
+import { HTTP_ROLES, type HTTPAccess } from '../../server/own/rights.ts';
 import { table } from './table.ts';
 
-/** Roles of callers, as columns of the table. Cluster administrators are allowed to do everything. */
-export const HTTP_ROLES = ['dev', 'admin', 'namespace-admin', 'viewer'] as const;
-export type HTTPRole = (typeof HTTP_ROLES)[number];
-
-/** Callers that are allowed to call an operation: a list of roles, all callers, or all callers with a token. */
-export type HTTPAccess = readonly HTTPRole[] | 'no token' | 'any token';
-
-const NAMESPACE = '/api/v1/namespaces/{namespace}';
-const SUBJECTS = `${NAMESPACE}/rolebindings/{binding}/subjects`;
-const CREDENTIALS = `${NAMESPACE}/secrets/registrycredentials`;
-const CACHED = `${NAMESPACE}/cache/images`;
-
-const READ = ['dev', 'admin', 'viewer'] as const;
-const WRITE = ['dev', 'admin'] as const;
-const MANAGE = ['admin'] as const;
-const CLUSTER = ['namespace-admin'] as const;
-
-/** Access by the method and the path, as docs/reference/openapi.json has it. */
-export const HTTP_RIGHTS: Readonly<Record<string, HTTPAccess>> = {
-  'GET /api/v1/cluster-info': 'no token',
-  'POST /api/v1/upload/cert': CLUSTER,
-
-  'GET /api/v1/namespaces': 'any token',
-  'POST /api/v1/namespaces': CLUSTER,
-  [`GET ${NAMESPACE}`]: HTTP_ROLES,
-  [`DELETE ${NAMESPACE}`]: CLUSTER,
-
-  [`GET ${NAMESPACE}/nodes`]: WRITE,
-  [`POST ${NAMESPACE}/nodes/{node}/tag`]: MANAGE,
-  [`POST ${NAMESPACE}/nodes/{node}/untag`]: MANAGE,
-  [`POST ${NAMESPACE}/nodes/{node}/namespace`]: CLUSTER,
-
-  [`GET ${CACHED}`]: WRITE,
-  [`GET ${CACHED}/{image}`]: WRITE,
-  [`POST ${CACHED}/{image}`]: WRITE,
-  [`POST ${CACHED}/{image}/add`]: WRITE,
-  [`POST ${CACHED}/{image}/remove`]: WRITE,
-  'POST /api/v1/imagecache/remove': WRITE,
-  'POST /v1/imagecache/remove': WRITE,
-
-  [`GET ${NAMESPACE}/vms`]: READ,
-  [`POST ${NAMESPACE}/vms`]: WRITE,
-  [`GET ${NAMESPACE}/vms/{name}`]: READ,
-  [`POST ${NAMESPACE}/vms/{name}/exec`]: WRITE,
-  [`POST ${NAMESPACE}/vms/{name}/exec/{command}`]: WRITE,
-  [`POST ${NAMESPACE}/vms/{name}/resize`]: WRITE,
-  [`POST ${NAMESPACE}/vms/{name}/save`]: WRITE,
-  [`POST ${NAMESPACE}/vms/{name}/commit`]: WRITE,
-  [`POST ${NAMESPACE}/vms/{name}/push`]: WRITE,
-  [`GET ${NAMESPACE}/pushes`]: READ,
-  [`GET ${NAMESPACE}/pushes/{name}`]: READ,
-
-  [`GET ${NAMESPACE}/emulators`]: READ,
-  [`POST ${NAMESPACE}/emulators`]: WRITE,
-  [`GET ${NAMESPACE}/emulators/{name}`]: READ,
-  [`DELETE ${NAMESPACE}/emulators/{name}`]: WRITE,
-  [`DELETE ${NAMESPACE}/vms/{name}`]: WRITE,
-
-  [`GET ${NAMESPACE}/vmconfigs`]: READ,
-  [`POST ${NAMESPACE}/vmconfigs`]: WRITE,
-  [`GET ${NAMESPACE}/vmconfigs/{name}`]: READ,
-  [`DELETE ${NAMESPACE}/vmconfigs/{name}`]: WRITE,
-
-  [`GET ${NAMESPACE}/images`]: READ,
-  [`POST ${NAMESPACE}/images`]: WRITE,
-  [`GET ${NAMESPACE}/images/{name}`]: READ,
-  [`POST ${NAMESPACE}/images/{name}/description`]: WRITE,
-  [`POST ${NAMESPACE}/images/{name}/copy`]: WRITE,
-  [`DELETE ${NAMESPACE}/images/{name}`]: WRITE,
-  [`GET ${NAMESPACE}/images/{name}/download`]: WRITE,
-  [`POST ${NAMESPACE}/upload/image`]: WRITE,
-  [`GET ${NAMESPACE}/remoteimages`]: READ,
-  [`POST ${NAMESPACE}/remoteimages/{name}/pull`]: 'any token',
-
-  [`GET ${NAMESPACE}/isos`]: READ,
-  [`GET ${NAMESPACE}/isos/{name}`]: READ,
-  [`POST ${NAMESPACE}/isos/{name}/description`]: WRITE,
-  [`POST ${NAMESPACE}/isos/{name}/copy`]: WRITE,
-  [`DELETE ${NAMESPACE}/isos/{name}`]: WRITE,
-  [`GET ${NAMESPACE}/isos/{name}/download`]: WRITE,
-  [`POST ${NAMESPACE}/upload/iso`]: WRITE,
-  [`POST ${NAMESPACE}/remoteisos/{name}/pull`]: 'any token',
-
-  [`GET ${CREDENTIALS}`]: WRITE,
-  [`POST ${CREDENTIALS}/add`]: MANAGE,
-  [`DELETE ${CREDENTIALS}/remove`]: MANAGE,
-
-  [`GET ${NAMESPACE}/serviceaccounts`]: MANAGE,
-  [`POST ${NAMESPACE}/serviceaccounts/{name}`]: MANAGE,
-  [`POST ${NAMESPACE}/serviceaccounts/{name}/token`]: MANAGE,
-  [`DELETE ${NAMESPACE}/serviceaccounts/{name}`]: MANAGE,
-
-  [`GET ${SUBJECTS}`]: MANAGE,
-  [`POST ${SUBJECTS}/add`]: MANAGE,
-  [`DELETE ${SUBJECTS}/remove`]: MANAGE,
-};
-
-/** The part of an OpenAPI document that the page needs. */
-interface OpenAPI {
-  readonly paths: Readonly<Record<string, Readonly<Record<string, { readonly summary?: string }>>>>;
+/** One operation of an OpenAPI document, with the parts that the page and the test of rights need. */
+export interface Operation {
+  readonly summary: string;
+  /** Callers that are allowed to call the operation. */
+  readonly 'x-berth-roles': HTTPAccess;
+  readonly parameters?: readonly { readonly name: string; readonly in: string; readonly example?: string }[];
+  readonly requestBody?: { readonly content: Readonly<Record<string, { readonly example?: object }>> };
+  readonly responses: Readonly<Record<string, object>>;
 }
 
 const INTRODUCTION = `# Rights in the HTTP API
 
-<!-- Generated by hack/docs.ts from hack/docs/httprights.ts. Do not edit. -->
+<!-- Generated by hack/docs.ts from docs/reference/openapi.json. Do not edit. -->
 
 A dot marks the callers that may use an operation. Others get 403. [Quotas and rights](../how-to/quotas-and-rights.md) says how to give a role.
 
@@ -118,29 +27,22 @@ A dot marks the callers that may use an operation. Others get 403. [Quotas and r
 - The list of namespaces shows each caller only the namespaces that the caller may see. Pulls answer 501.
 `;
 
-/** Returns the operations of a document: `METHOD PATH` with its summary. */
-export function operationsOf({ paths }: OpenAPI): Map<string, string> {
+/** Returns the operations of an OpenAPI document by `METHOD PATH`. */
+export function operationsOf(openapi: string): Map<string, Operation> {
+  const { paths } = JSON.parse(openapi) as { paths: Record<string, Record<string, Operation>> };
   const operations = Object.entries(paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(
-      ([method, { summary = '' }]) => [`${method.toUpperCase()} ${path}`, summary] as const,
+      ([method, operation]) => [`${method.toUpperCase()} ${path}`, operation] as const,
     ),
   );
   return new Map(operations);
 }
 
-/** Returns the page. @throws Error when the table and the OpenAPI document have other operations. */
+/** Returns the page for an OpenAPI document. */
 export function httpRightsPage(openapi: string): string {
-  const operations = operationsOf(JSON.parse(openapi) as OpenAPI);
-  const missing = [...operations.keys()].filter((operation) => !Object.hasOwn(HTTP_RIGHTS, operation));
-  const gone = Object.keys(HTTP_RIGHTS).filter((operation) => !operations.has(operation));
-  if (missing.length > 0 || gone.length > 0) {
-    throw new Error(
-      `hack/docs/httprights.ts needs rights for: ${missing.join(', ') || 'none'}; remove: ${gone.join(', ') || 'none'}`,
-    );
-  }
-  const rows = [...operations].map(([operation, summary]) => {
+  const rows = [...operationsOf(openapi)].map(([operation, { summary, 'x-berth-roles': access }]) => {
     const [method = '', path = ''] = operation.split(' ');
-    return [`${method} \`${path}\``, summary, ...cellsOf(HTTP_RIGHTS[operation] ?? [])];
+    return [`${method} \`${path}\``, summary, ...cellsOf(access)];
   });
   return `${INTRODUCTION}\n${table(['operation', 'effect', ...HTTP_ROLES, 'others'], rows)}\n`;
 }

@@ -4,6 +4,7 @@ import type { App } from './app.ts';
 import { notFound } from './errors.ts';
 import { isServedNamespace, type ServedNamespaces } from '../../api/v1alpha1/names.ts';
 import { LABEL, text } from '../../api/v1alpha1/schema.ts';
+import { SAMPLE } from './samples.ts';
 
 /** Answers a request with 404 if Berth does not serve its namespace. */
 export function refuseOtherNamespaces(app: App, namespaces: ServedNamespaces): void {
@@ -19,10 +20,19 @@ export function refuseOtherNamespaces(app: App, namespaces: ServedNamespaces): v
 export const NAMESPACES_PATH = '/api/v1/namespaces';
 
 /** Schema of the name of a namespace. It refuses a slash, which would change the path of the request to the API server. */
-export const namespaceParams = z.object({ namespace: text('Namespace.', 63, LABEL) });
+export const namespaceParams = z.object({
+  namespace: text('Namespace.', 63, LABEL).meta({ examples: [SAMPLE.namespace] }),
+});
 
 /**
- * Schema of the names of a namespace and of an object in it. This schema accepts an object name that no object can have. A request with
- * such a name then gets the same answer as a request for a missing object.
+ * Returns the schema of the names of a namespace and of an object in it. This schema accepts an object name that no object can have. A
+ * request with such a name then gets the same answer as a request for a missing object. `one` is the word for an object of this type, and
+ * `example` is a name.
  */
-export const objectParams = namespaceParams.extend({ name: z.string().min(1) });
+export function objectParams(one: string, example: string) {
+  const name = z
+    .string()
+    .min(1)
+    .meta({ description: `Name of the ${one}.`, examples: [example] });
+  return namespaceParams.extend({ name });
+}

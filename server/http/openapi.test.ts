@@ -1,13 +1,21 @@
 import { pino } from 'pino';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import * as z from 'zod';
 import { loadConfig } from '../config.ts';
 import { assemble } from '../server.ts';
+import { createApp } from './app.ts';
+import { addDocument } from './openapi.ts';
 
 interface Operation {
   readonly operationId: string;
-  readonly responses: Readonly<Record<string, unknown>>;
+  readonly summary?: string;
+  readonly description?: string;
+  readonly parameters?: readonly { readonly name: string; readonly description?: string }[];
+  readonly responses: Readonly<Record<string, { readonly description?: string; readonly $ref?: string }>>;
   readonly requestBody?: {
-    readonly content: Readonly<Record<string, { readonly schema: { readonly properties?: object } }>>;
+    readonly content: Readonly<
+      Record<string, { readonly example?: object; readonly schema: { readonly properties?: object } }>
+    >;
   };
 }
 
@@ -37,12 +45,54 @@ beforeAll(async () => {
 
 afterAll(async () => await server.close());
 
+it('tells a reader of the page all that a request needs', () => {
+  const all = Object.entries(operations);
+  const withoutExample = ([, { requestBody }]: (typeof all)[number]) =>
+    requestBody?.content['application/json']?.example === undefined;
+  const json = all.filter(([, { requestBody }]) => requestBody?.content['application/json'] !== undefined);
+  expect(json.length).toBeGreaterThan(20);
+  expect(json.filter(withoutExample).map(([name]) => name)).toEqual([]);
+  expect(all.filter(([, { summary, description }]) => !summary || !description)).toEqual([]);
+  const parameters = all.flatMap(([, { parameters = [] }]) => parameters);
+  expect(parameters.filter(({ description }) => !description)).toEqual([]);
+  const answers = all.flatMap(([name, { responses }]) =>
+    Object.entries(responses).map(([code, { description, $ref }]) => [name, code, description ?? $ref]),
+  );
+  expect(answers.filter(([, , said]) => said === undefined || said === 'Default Response')).toEqual([]);
+  expect(text).toMatch(/"securitySchemes":{"bearer":{[^}]*"description":"A token/);
+  expect(text).toContain('"servers":[{"url":"/"');
+});
+
+it.each([
+  [{ description: undefined }, 'description'],
+  [{ roles: undefined }, 'roles'],
+  [{ sample: { size: 'large' } }, 'sample'],
+  [{ sample: undefined }, 'sample'],
+])('a route with %j does not start', async (change, missing) => {
+  const app = createApp({ logger: pino({ level: 'silent' }), tls: false });
+  await addDocument(app, '1');
+  const schema = {
+    summary: 'Resize',
+    description: 'It grows.',
+    roles: 'any token',
+    sample: { size: 1 },
+    body: z.object({ size: z.int() }),
+  } as const;
+  const add = (more: object) => app.post('/resize', { schema: { ...schema, ...more } }, () => '');
+  expect(() => add(change)).toThrow(`The schema of the route POST /resize lacks: ${missing}`);
+  expect(() => add({})).not.toThrow();
+  await app.close();
+});
+
 it('gives each operation its own ID and the Status of its errors', () => {
   const ids = Object.values(operations).map(({ operationId }) => operationId);
   expect(new Set(ids).size).toBe(ids.length);
   expect(operations['delete /api/v1/namespaces/{namespace}/vms/{name}']?.operationId).toBe('deleteVmsByName');
   for (const { responses } of Object.values(operations)) {
-    expect(JSON.stringify(responses['default'])).toContain('"#/components/schemas/Status"');
+    expect(responses).toMatchObject({
+      '4XX': { $ref: '#/components/responses/ClientError' },
+      '5XX': { $ref: '#/components/responses/ServerError' },
+    });
   }
 });
 

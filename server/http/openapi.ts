@@ -1,9 +1,8 @@
 /** Creates the OpenAPI document of all routes from their schemas. */
 import swagger from '@fastify/swagger';
-import type { FastifySchema } from 'fastify';
+import type { FastifyContextConfig, FastifySchema, RouteOptions } from 'fastify';
 import { jsonSchemaTransform, jsonSchemaTransformObject } from 'fastify-type-provider-zod';
 import * as z from 'zod';
-import { statusSchema } from '../../api/http/status.ts';
 import type { App } from './app.ts';
 
 const MULTIPART = 'multipart/form-data';
@@ -25,33 +24,86 @@ declare module 'fastify' {
   }
 }
 
+/** Where a reader of the page gets a token. */
+const TOKEN =
+  'A token of the Kubernetes cluster. `berth login` gets one from the identity provider. `POST …/serviceaccounts/{name}/token` makes one for a program, and so does `kubectl create token NAME`. `make demo` writes tokens into `.berth/demo/tokens/`.';
+
+/** Answers that every operation can give. */
+const FAILURES = {
+  '4XX': {
+    name: 'ClientError',
+    description:
+      'The request is refused. The Status tells the reason and, for a mistake in the body, the field. It can be sent again once the cause is gone.',
+  },
+  '5XX': {
+    name: 'ServerError',
+    description:
+      'The request failed on the side of the server. The Status tells the reason, and the header Retry-After when to try again.',
+  },
+} as const;
+
 /** Makes the OpenAPI document available as `app.swagger()`. `version` is the version of Berth. */
 export async function addDocument(app: App, version: string): Promise<void> {
+  app.addHook('onRoute', requireDescription);
   await app.register(swagger, {
     openapi: {
       openapi: '3.1.0',
       info: { title: 'Berth', version },
-      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer' } } },
+      servers: [{ url: '/', description: 'The server that serves this document.' }],
+      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer', description: TOKEN } } },
       security: [{ bearer: [] }],
     },
     transform: (document) => {
       const { route, schema, url } = document;
-      // The default response describes errors, because the body of every error is a Status.
-      const response = { ...(schema.response as object | undefined), default: statusSchema };
+      const { roles, sample, ...known } = schema;
       const operationId = operationIdOf(String(route.method), url);
       const described = jsonSchemaTransform({
         ...document,
-        schema: { ...schema, response, operationId },
+        schema: { ...known, description: describe(schema), operationId },
       });
-      refuseUnknownFields(described.schema?.body);
       const { files, texts } = route.config ?? {};
-      return files === undefined
-        ? described
-        : { ...described, schema: withForm(described.schema, files, texts) };
+      const body =
+        files === undefined ? withExample(described.schema?.body, sample) : formOf(files, texts, sample);
+      const form = files && { consumes: [MULTIPART] };
+      return {
+        ...described,
+        schema: { ...described.schema, ...form, ...(body && { body }), 'x-berth-roles': roles },
+      };
     },
-    transformObject: (document) => withoutNoise(jsonSchemaTransformObject(document)),
+    transformObject: (document) => withNamedAnswers(withoutNoise(jsonSchemaTransformObject(document))),
   });
 }
+
+/** @throws Error when a route of the document lacks a part that its readers need, or has a sample that its own schema refuses. */
+function requireDescription({ method, url, schema, config }: RouteOptions): void {
+  if (schema === undefined || schema.hide === true || method === 'HEAD') {
+    return;
+  }
+  const missing: string[] = (['summary', 'description', 'roles'] as const).filter(
+    (part) => schema[part] === undefined,
+  );
+  if (!fitsSample(schema, config)) {
+    missing.push('sample');
+  }
+  if (missing.length > 0) {
+    throw new Error(`The schema of the route ${String(method)} ${url} lacks: ${missing.join(', ')}`);
+  }
+}
+
+function fitsSample({ body, sample }: FastifySchema, config: FastifyContextConfig = {}): boolean {
+  const read = config.files === undefined ? body : (config.texts ?? z.object());
+  return !(read instanceof z.ZodType) || read.safeParse(sample).success;
+}
+
+/** Returns the description of an operation, with the callers that are allowed to use it. */
+function describe({ description, roles }: FastifySchema): string {
+  return `${description} ${typeof roles === 'string' ? CALLERS[roles] : `Roles: ${roles?.join(', ')}.`}`;
+}
+
+const CALLERS = {
+  'no token': 'The request needs no token.',
+  'any token': 'Every caller with a valid token is allowed to send it.',
+};
 
 /** Returns the operation ID of a route, for example `getVmsByName` for `GET /api/v1/namespaces/:namespace/vms/:name`. */
 function operationIdOf(method: string, url: string): string {
@@ -81,24 +133,63 @@ function refuseUnknownFields(schema: unknown): void {
   }
 }
 
-function withForm(
-  schema: FastifySchema,
+/** Returns the schema of a body with its example. */
+function withExample(body: unknown, sample: object | undefined): object | undefined {
+  refuseUnknownFields(body);
+  return typeof body === 'object' && body !== null ? { ...body, examples: [sample] } : undefined;
+}
+
+/** Returns the schema of a multipart body. */
+function formOf(
   files: readonly string[],
   texts: z.ZodObject = z.object(),
-): FastifySchema {
-  const file = { type: 'string', format: 'binary' };
+  sample: Readonly<Record<string, unknown>> = {},
+): object {
+  const file = { type: 'string', format: 'binary', description: 'The file.' };
+  const fields = Object.entries(z.toJSONSchema(texts).properties ?? {}).map(([name, field]) => [
+    name,
+    { ...(field as object), ...(name in sample && { examples: [sample[name]] }) },
+  ]);
   // The properties of the texts come before those of the files. Clients send the fields in this order, and the server needs the texts
   // first.
   const properties = {
-    ...z.toJSONSchema(texts).properties,
+    ...(Object.fromEntries(fields) as object),
     ...Object.fromEntries(files.map((name) => [name, file])),
   };
-  return {
-    ...schema,
-    consumes: [MULTIPART],
-    body: { type: 'object', properties, required: files, additionalProperties: false },
+  return { type: 'object', properties, required: files, additionalProperties: false };
+}
+
+/** Names the answers of each operation: successful ones after their schema, and failures by the two answers that all operations share. */
+function withNamedAnswers(document: Described): Described {
+  const { paths, components } = document as unknown as Parts;
+  for (const { responses } of Object.values(paths).flatMap((methods) => Object.values(methods))) {
+    for (const answer of Object.values(responses)) {
+      const [, name = ''] = REFERENCE.exec(JSON.stringify(answer.content)) ?? [];
+      answer.description = components.schemas[name]?.description ?? answer.description;
+    }
+    for (const [code, { name }] of Object.entries(FAILURES)) {
+      responses[code] = { $ref: `#/components/responses/${name}` };
+    }
+  }
+  const content = { 'application/json': { schema: { $ref: '#/components/schemas/Status' } } };
+  components.responses = Object.fromEntries(
+    Object.values(FAILURES).map(({ name, description }) => [name, { description, content }]),
+  );
+  return document;
+}
+
+/** Reference to the schema of an answer. */
+const REFERENCE = /^{"application\/json":{"schema":{"\$ref":"#\/components\/schemas\/(\w+)"/;
+
+/** The parts of a document that {@link withNamedAnswers} changes. */
+interface Parts {
+  readonly paths: Readonly<Record<string, Readonly<Record<string, { readonly responses: Answers }>>>>;
+  readonly components: {
+    readonly schemas: Readonly<Record<string, { readonly description?: string }>>;
+    responses?: object;
   };
 }
+type Answers = Record<string, { $ref?: string; description?: string | undefined; content?: object }>;
 
 /**
  * Removes minimums and maximums that are only the bounds of JavaScript's safe integers. Also removes the schemas for requests if nothing in
@@ -112,8 +203,10 @@ function withoutNoise(document: Described): Described {
   );
   const clean = JSON.parse(text) as Described & { components: { schemas: Record<string, object> } };
   const { schemas } = clean.components;
+  const answers = Object.entries(schemas).filter(([name]) => !INPUT.test(name));
+  const used = JSON.stringify([clean.paths, answers]);
   const isUsed = ([name]: [string, object]) =>
-    !INPUT.test(name) || text.includes(`"#/components/schemas/${name}"`);
+    !INPUT.test(name) || used.includes(`"#/components/schemas/${name}"`);
   clean.components.schemas = Object.fromEntries(Object.entries(schemas).filter(isUsed));
   return clean;
 }

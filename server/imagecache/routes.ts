@@ -2,7 +2,7 @@
  * Routes for the image cache of a namespace's hosts. The server changes ImageCacheEntries with its own rights. It cannot use the caller's
  * rights: ImageCacheEntries are cluster-scoped, and a role in a namespace gives no right to them.
  */
-import { inNamespace } from '../own/rights.ts';
+import { inNamespace, MEMBERS } from '../own/rights.ts';
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
 import { cacheChange, isOneSelection } from '../../api/http/cachechange.ts';
@@ -24,10 +24,19 @@ import { isServedNamespace } from '../../api/v1alpha1/names.ts';
 import type { Services } from '../services.ts';
 import { Entries } from './entries.ts';
 import { cachedImage, imageToCache, type Named } from './image.ts';
+import { SAMPLE } from '../http/samples.ts';
 
 const IMAGES_PATH = '/api/v1/namespaces/:namespace/cache/images';
 const tags = ['Image cache'];
-const imageParams = namespaceParams.extend({ image: z.string().min(1) });
+const imageParams = namespaceParams.extend({
+  image: z
+    .string()
+    .min(1)
+    .meta({
+      description: 'Name of an Image, or an OCI reference. Slashes are percent-encoded.',
+      examples: [SAMPLE.image],
+    }),
+});
 /**
  * Parameters of a path in which the slashes of the image name are not encoded. The parameter `*` contains the image name, and the action if
  * the path ends with an action.
@@ -114,6 +123,8 @@ function addReads(app: App, cache: ImageCache): void {
     {
       schema: {
         summary: 'List the images on the hosts of a namespace',
+        description: 'Each item has the number of hosts that have the image.',
+        roles: MEMBERS,
         tags,
         params: namespaceParams,
         response: { 200: cacheListSchema },
@@ -126,6 +137,8 @@ function addReads(app: App, cache: ImageCache): void {
     {
       schema: {
         summary: 'List the hosts of a namespace that have an image',
+        description: 'Each item shows whether the image is ready on the host, and the reason if it failed.',
+        roles: MEMBERS,
         tags,
         params: imageParams,
         response: { 200: cacheInfoSchema },
@@ -151,6 +164,10 @@ function addChanges(app: App, cache: ImageCache): void {
         config: { right: inNamespace(CHANGE) },
         schema: {
           summary,
+          description:
+            'Exactly one of `nodes`, `tags` and `all` selects the hosts. The answer has a status for each host.',
+          roles: MEMBERS,
+          sample: { nodes: [SAMPLE.host] },
           tags,
           params: imageParams,
           body: cacheSelectionSchema,
@@ -205,6 +222,9 @@ function addRemovals(app: App, cache: ImageCache, { config: { namespaces }, own 
         schema: {
           summary:
             'Remove an image from hosts for a namespace. If the request names no namespace, the default namespace is used',
+          description: 'This path is for clients that name the image in the body.',
+          roles: MEMBERS,
+          sample: { image: SAMPLE.image, namespace: SAMPLE.namespace, nodes: [SAMPLE.host] },
           tags,
           body: cacheRemovalSchema,
           response: { [MULTI_STATUS]: cacheResultSchema },

@@ -4,8 +4,9 @@
  */
 import { Readable } from 'node:stream';
 import multipart from '@fastify/multipart';
+import type { FastifySchema } from 'fastify';
 import * as z from 'zod';
-import { inNamespace, onObject } from '../own/rights.ts';
+import { inNamespace, MEMBERS, onObject, READERS } from '../own/rights.ts';
 import {
   copyRequestSchema,
   descriptionRequestSchema,
@@ -29,6 +30,7 @@ import { StatusError } from '../http/errors.ts';
 import { lengthOf, readForm, UPLOAD_LIMITS, uploadTextsSchema } from './uploadform.ts';
 import type { Downloads } from './downloads.ts';
 import type { Uploads } from './uploads.ts';
+import { SAMPLE } from '../http/samples.ts';
 
 /** Uploads and downloads of files. */
 export interface Transfers {
@@ -62,6 +64,8 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
     {
       schema: {
         summary: `List the ${one}s of a namespace and of the default namespace`,
+        description: 'The item shows whether the content is ready, and the reason if it failed.',
+        roles: READERS,
         tags: tagsOf(one),
         params: namespaceParams,
         querystring: sharedListQuerySchema,
@@ -79,8 +83,10 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
     {
       schema: {
         summary: `Get an ${one}. If the namespace has no ${one} of this name, the one in the default namespace is returned`,
+        description: 'The item shows whether the content is ready, and the reason if it failed.',
+        roles: READERS,
         tags: tagsOf(one),
-        params: objectParams,
+        params: paramsOf(one),
         response: { 200: imageItemSchema },
       },
     },
@@ -95,8 +101,11 @@ function addDescriptionRoute(app: App, { type, one }: Kind): void {
       config: { right: onObject({ verb: 'patch', resource: type.plural }) },
       schema: {
         summary: `Set the description of an ${one}`,
+        description: 'An empty text removes the description.',
+        roles: MEMBERS,
+        sample: { description: 'For the build of the desktop app' },
         tags: tagsOf(one),
-        params: objectParams,
+        params: paramsOf(one),
         body: descriptionRequestSchema,
         response: { 200: statusSchema },
       },
@@ -116,8 +125,11 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
       config: { right: inNamespace({ verb: 'create', resource: type.plural }) },
       schema: {
         summary: `Copy an ${one}. If the namespace has no ${one} of this name, the one in the default namespace is copied`,
+        description: 'The copy has the same content. Later changes of the source do not change the copy.',
+        roles: MEMBERS,
+        sample: { imageName: SAMPLE.copy },
         tags: tagsOf(one),
-        params: objectParams,
+        params: paramsOf(one),
         body: copyRequestSchema,
         response: { 200: imageItemSchema },
       },
@@ -139,8 +151,10 @@ function addDeleteRoute(app: App, { type, one }: Kind): void {
     {
       schema: {
         summary: `Delete an ${one}`,
+        description: 'VMs that use it keep their disks. Its content is removed from the image storage.',
+        roles: MEMBERS,
         tags: tagsOf(one),
-        params: objectParams,
+        params: paramsOf(one),
         response: { 200: statusSchema },
       },
     },
@@ -158,6 +172,9 @@ function addGenerateRoute(app: App): void {
       config: { right: inNamespace({ verb: 'create', resource: 'images' }) },
       schema: {
         summary: 'Make an image with an empty disk',
+        description: 'An operating system is installed on it from an ISO.',
+        roles: MEMBERS,
+        sample: { imageName: SAMPLE.new, size: '1G' },
         tags: tagsOf('image'),
         params: namespaceParams,
         body: generateRequestSchema,
@@ -173,6 +190,10 @@ function addGenerateRoute(app: App): void {
 
 function collection({ plural }: Resource<Stored>): string {
   return `/api/v1/namespaces/:namespace/${plural}`;
+}
+
+function paramsOf(one: string) {
+  return objectParams(one, one === 'image' ? SAMPLE.image : SAMPLE.iso);
 }
 
 function tagsOf(one: string): string[] {
@@ -196,6 +217,9 @@ export function addTransferRoutes(app: App, services: Services, { uploads, downl
     {
       schema: {
         summary: 'List remote images. The list is always empty',
+        description:
+          'This path is for clients of other platforms. Berth uses images in registries by their references.',
+        roles: READERS,
         tags: ['Images'],
         params: namespaceParams,
         response: { 200: imageListSchema },
@@ -211,10 +235,12 @@ export function addTransferRoutes(app: App, services: Services, { uploads, downl
     ['image', 'Images'],
     ['iso', 'ISOs'],
   ] as const) {
-    const object = { params: objectParams, tags: [tag] };
     refuse(app, 'POST', `/remote${one}s/:name/pull`, {
-      ...object,
       summary: 'Pull a remote image. This is not supported, so the answer is always 501',
+      description: 'This path is for clients of other platforms, which get the reason in the answer.',
+      roles: 'any token',
+      params: objectParams('remote image', SAMPLE.image),
+      tags: [tag],
       message: NO_REMOTE,
     });
   }
@@ -233,6 +259,10 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
         {
           schema: {
             summary: `Upload a file as a new ${one}. In the body, all texts must come before the file`,
+            sample: { imageName: SAMPLE.new, description: 'With all updates of May' },
+            description:
+              'The cluster needs an image storage. The answer comes when the content is stored, so it can take minutes.',
+            roles: MEMBERS,
             tags: [tag],
             params: namespaceParams,
             response: { 200: imageItemSchema },
@@ -272,8 +302,10 @@ function addDownloadRoutes(app: App, { config: { namespaces } }: Services, downl
       {
         schema: {
           summary: `Download an ${one} as a file. If the namespace has no ${one} of this name, the one in the default namespace is sent`,
+          description: 'The cluster needs an image storage, and the content must be ready.',
+          roles: MEMBERS,
           tags: [tag],
-          params: objectParams,
+          params: paramsOf(one),
           response: { 200: FILE_ANSWER },
         },
       },
@@ -294,10 +326,7 @@ function addDownloadRoutes(app: App, { config: { namespaces } }: Services, downl
   }
 }
 
-interface Refusal {
-  readonly params: typeof objectParams;
-  readonly tags: string[];
-  readonly summary: string;
+interface Refusal extends FastifySchema {
   readonly message: string;
 }
 

@@ -30,7 +30,26 @@ type PathParams = Readonly<Record<string, string>>;
 /** Returns the right that a request needs, from the parameters of its path. */
 export type RouteRight = (params: PathParams) => Right;
 
+/** Roles of callers, which administrators bind in a namespace or in the cluster. Cluster administrators are allowed to do everything. */
+export const HTTP_ROLES = ['dev', 'admin', 'namespace-admin', 'viewer'] as const;
+export type HTTPRole = (typeof HTTP_ROLES)[number];
+/** Callers that are allowed to use a route: a list of roles, all callers, or all callers with a token. */
+export type HTTPAccess = readonly HTTPRole[] | 'no token' | 'any token';
+
+/** Roles of those who read, who use, who manage a namespace, and who own the namespaces of the cluster. */
+export const READERS = ['dev', 'admin', 'viewer'] as const;
+export const MEMBERS = ['dev', 'admin'] as const;
+export const ADMINS = ['admin'] as const;
+export const OWNERS = ['namespace-admin'] as const;
+
 declare module 'fastify' {
+  interface FastifySchema {
+    /**
+     * Callers that are allowed to use the route. The OpenAPI document and the page of rights show them, and a test calls each route as each
+     * of them. The rights themselves come from the roles of the chart.
+     */
+    roles?: HTTPAccess;
+  }
   interface FastifyContextConfig {
     /**
      * Right that the caller needs before the body is read. Each route with a body has it. The value `body` means that only the body tells

@@ -1,5 +1,5 @@
 /** Routes for actions on one VM: power, and work with its disk. */
-import { inNamespace, onObject } from '../own/rights.ts';
+import { inNamespace, MEMBERS, onObject, READERS } from '../own/rights.ts';
 import {
   commitBody,
   execBody,
@@ -24,10 +24,12 @@ import { pushedImage, requestCommit, requestResize, savedImage } from '../../act
 import { requestPower } from '../../actions/power.ts';
 import type { Command } from '../../api/http/vm.ts';
 import type { CallerClient } from '../callers/caller.ts';
+import { SAMPLE } from '../http/samples.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';
 const VM = `${NAMESPACE}/vms/:name`;
 const tags = ['VMs'];
+const vmParams = objectParams('VM', SAMPLE.vm);
 const succeeds = { 200: statusSchema };
 
 export function addActionRoutes(app: App): void {
@@ -40,8 +42,12 @@ export function addActionRoutes(app: App): void {
       config: { right: onObject({ verb: 'patch', resource: 'vms' }) },
       schema: {
         summary: 'Enlarge the disk of a VM',
+        description:
+          'The VM must be stopped or must not run yet. The guest enlarges its file systems by itself, or its user does.',
+        roles: MEMBERS,
+        sample: { size: 8 },
         tags,
-        params: objectParams,
+        params: vmParams,
         body: resizeBody,
         response: succeeds,
       },
@@ -61,8 +67,12 @@ function addPowerRoutes(app: App): void {
       config: { right: onObject({ verb: 'patch', resource: 'vms' }) },
       schema: {
         summary: 'Start, stop, suspend, resume or revert a VM',
+        description:
+          'The answer comes before the machine has changed. The status of the VM shows when it has.',
+        roles: MEMBERS,
+        sample: { command: 'stop' },
         tags,
-        params: objectParams,
+        params: vmParams,
         body: execBody,
         response: succeeds,
       },
@@ -80,8 +90,11 @@ function addPowerRoutes(app: App): void {
     {
       schema: {
         summary: 'Start, stop, suspend, resume or revert a VM. The request has no body',
+        description:
+          'This path is for clients that send the command in the path. It does the same as the path without the command.',
+        roles: MEMBERS,
         tags,
-        params: objectParams.extend(execParams),
+        params: vmParams.extend(execParams),
         response: succeeds,
       },
     },
@@ -103,8 +116,11 @@ function addImageRoutes(app: App): void {
       config: { right: inNamespace({ verb: 'create', resource: 'images' }) },
       schema: {
         summary: 'Save the disk of a VM as a new image',
+        description: 'The cluster needs an image storage. The answer comes before the image is Ready.',
+        roles: MEMBERS,
+        sample: { imageName: SAMPLE.saved, description: 'With all updates of May' },
         tags,
-        params: objectParams,
+        params: vmParams,
         body: saveBody,
         response: succeeds,
       },
@@ -122,8 +138,12 @@ function addImageRoutes(app: App): void {
       config: { right: inNamespace({ verb: 'patch', resource: 'images' }) },
       schema: {
         summary: 'Replace the content of a VM’s image with the disk of the VM',
+        description:
+          'The cluster needs an image storage. VMs that run keep the content with which they started.',
+        roles: MEMBERS,
+        sample: { description: 'With all updates of May' },
         tags,
-        params: objectParams,
+        params: vmParams,
         body: commitBody,
         response: succeeds,
       },
@@ -143,8 +163,12 @@ function addPushRoutes(app: App): void {
       config: { right: inNamespace({ verb: 'create', resource: 'images' }) },
       schema: {
         summary: 'Push the disk of a VM to a registry',
+        description:
+          'The answer has the name of the push, which the path /pushes shows. The namespace needs a credential for the registry.',
+        roles: MEMBERS,
+        sample: { imageReference: SAMPLE.reference },
         tags,
-        params: objectParams,
+        params: vmParams,
         body: pushBody,
         response: { 200: pushStartedSchema },
       },
@@ -161,6 +185,8 @@ function addPushRoutes(app: App): void {
     {
       schema: {
         summary: 'List the pushes of a namespace',
+        description: 'A push is shown while its object exists.',
+        roles: READERS,
         tags,
         params: namespaceParams,
         response: { 200: pushListSchema },
@@ -177,8 +203,10 @@ function addPushRoutes(app: App): void {
     {
       schema: {
         summary: 'Get a push',
+        description: 'The item shows the progress, and the reason if the push failed.',
+        roles: READERS,
         tags,
-        params: objectParams,
+        params: objectParams('push', SAMPLE.push),
         response: { 200: pushSchema },
       },
     },

@@ -1,5 +1,5 @@
 /** Routes for the VMs of a namespace. */
-import { inNamespace } from '../own/rights.ts';
+import { inNamespace, MEMBERS, READERS } from '../own/rights.ts';
 import { listQuerySchema } from '../../api/http/request.ts';
 import {
   deleteQuery,
@@ -24,9 +24,11 @@ import { follow } from '../../kube/follow.ts';
 import type { Caller } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
+import { SAMPLE } from '../http/samples.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
 const VM_PATH = `${VMS_PATH}/:name`;
+const vmParams = objectParams('VM', SAMPLE.vm);
 
 export function addVMRoutes(app: App, { waiting, config, own }: Services, deploys: Deploys): void {
   const itemOf = (vm: VM) => vmItem(vm, (host) => own.watches.architectureOf(host));
@@ -35,6 +37,9 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
     {
       schema: {
         summary: 'List the VMs of a namespace',
+        description:
+          'The list can be read in pages: `limit` sets the size of a page, and `continue` of one answer asks for the next page.',
+        roles: READERS,
         tags: ['VMs'],
         params: namespaceParams,
         querystring: listQuerySchema,
@@ -52,6 +57,10 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
       config: { right: inNamespace({ verb: 'create', resource: 'vms' }) },
       schema: {
         summary: 'Deploy a VM and wait until it runs',
+        description:
+          'The request names an image, an ISO or a VM config. If the VM does not run within the timeout, it is deleted, and the answer says why. With `wait=false`, the answer comes as soon as the VM exists.',
+        roles: MEMBERS,
+        sample: { name: SAMPLE.new, image: SAMPLE.image, cpu: 1, memory: 0.25 },
         tags: ['VMs'],
         params: namespaceParams,
         querystring: vmDeployQuery,
@@ -79,8 +88,10 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
     {
       schema: {
         summary: 'Get a VM',
+        description: 'The item has the address and the ports at which the guest is reached.',
+        roles: READERS,
         tags: ['VMs'],
-        params: objectParams,
+        params: vmParams,
         response: { 200: vmItemSchema },
       },
     },
@@ -91,8 +102,10 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
     {
       schema: {
         summary: 'Delete a VM',
+        description: 'The disk of the VM is lost, unless it was saved or committed before.',
+        roles: MEMBERS,
         tags: ['VMs'],
-        params: objectParams,
+        params: vmParams,
         querystring: deleteQuery,
         response: { 200: statusSchema },
       },

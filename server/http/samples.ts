@@ -1,0 +1,31 @@
+/**
+ * Names in the samples of requests. The OpenAPI document shows the sample of each request as its example, so that a reader of the page can
+ * send it to the demo (`make demo`).
+ */
+export const SAMPLE = {
+  /** Objects of the demo. */
+  namespace: 'platform-default',
+  host: 'demo-host',
+  vm: 'hello',
+  image: 'demo-guest',
+  /** Objects that exist only after somebody has made them. */
+  iso: 'installer',
+  vmConfig: 'desktop',
+  emulator: 'phone',
+  push: 'vm-push-1',
+  /** Names of objects that the samples make. */
+  new: 'sample',
+  saved: 'sample-saved',
+  copy: 'sample-copy',
+  newNamespace: 'platform-sample',
+  user: 'ada@example.com',
+  registry: 'https://registry.example',
+  reference: 'registry.example/team/desktop:1',
+} as const;
+
+declare module 'fastify' {
+  interface FastifySchema {
+    /** Body that a caller can send. Each route with a body has one, and the OpenAPI document shows it as the example. */
+    sample?: Readonly<Record<string, unknown>>;
+  }
+}
