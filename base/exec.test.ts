@@ -33,7 +33,7 @@ test('a program that ends before it has read its input reports its reason', asyn
   const error = await failureOf(
     run('sh', ['-c', 'echo no >&2; exit 3'], { ...SECONDS_30, input, name: 'it' }),
   );
-  expect(error).toMatchObject({ message: 'it ended with code 3: no', exitCode: 3, words: 'no' });
+  expect(error).toMatchObject({ message: 'it ended with code 3: no', exitCode: 3, lastOutput: 'no' });
 });
 
 test('a time limit kills a program, and leaves no timer of a program that could not be started', async () => {
@@ -56,9 +56,9 @@ test('distinguishes a program that is not installed from one that failed', async
 
 test("keeps the end of a program's error output", async () => {
   const script = 'i=0; while [ $i -lt 5000 ]; do echo "line $i" >&2; i=$((i+1)); done; exit 1';
-  const { words } = await failureOf(run('sh', ['-c', script], SECONDS_30));
-  expect(words.length).toBeLessThanOrEqual(2_000);
-  expect(words.endsWith('line 4999')).toBe(true);
+  const { lastOutput } = await failureOf(run('sh', ['-c', script], SECONDS_30));
+  expect(lastOutput.length).toBeLessThanOrEqual(2_000);
+  expect(lastOutput.endsWith('line 4999')).toBe(true);
 });
 
 test('is killed at its deadline, at its signal and at its limit of output', async () => {

@@ -11,7 +11,7 @@ import { codeOf, isOfSystem } from './errors.ts';
  * Number of characters that are kept from a program's standard error. Only the end is kept, because programs write the reason for a failure
  * last.
  */
-const WORDS_LIMIT_CHARACTERS = 2_000;
+const OUTPUT_CHARACTERS = 2_000;
 /** Default limit of a program's standard output, in bytes. Most programs write much less. */
 const OUTPUT_LIMIT_BYTES = 1024 * 1024;
 
@@ -61,7 +61,7 @@ export class ProgramError extends Error {
   /** Exit code. It is undefined if the program was killed or was not started. */
   readonly exitCode: number | undefined;
   /** Last part of the program's standard error. */
-  readonly words: string;
+  readonly lastOutput: string;
   /** Error code of the operating system if the program could not be started, for example `ENOENT` if the program is not installed. */
   readonly code: string | undefined;
   /** Signal that ended the program. It is undefined if the program ended by itself or was not started. */
@@ -71,11 +71,11 @@ export class ProgramError extends Error {
 
   constructor(
     message: string,
-    how: Partial<Pick<ProgramError, 'exitCode' | 'words' | 'killedBy' | 'exceeded' | 'cause'>>,
+    how: Partial<Pick<ProgramError, 'exitCode' | 'lastOutput' | 'killedBy' | 'exceeded' | 'cause'>>,
   ) {
     super(message, { cause: how.cause });
     this.exitCode = how.exitCode;
-    this.words = how.words ?? '';
+    this.lastOutput = how.lastOutput ?? '';
     this.code = codeOf(how.cause);
     this.killedBy = how.killedBy;
     this.exceeded = how.exceeded;
@@ -137,9 +137,9 @@ async function endOf(
   child.once('error', (cause) =>
     reject(new ProgramError(`${name} cannot be executed: ${cause.message}`, { cause })),
   );
-  let words = '';
+  let lastOutput = '';
   child.stderr?.setEncoding('utf8').on('data', (text: string) => {
-    words = `${words}${text}`.slice(-WORDS_LIMIT_CHARACTERS);
+    lastOutput = `${lastOutput}${text}`.slice(-OUTPUT_CHARACTERS);
     onErrorOutput?.(text);
   });
   let isLate = false;
@@ -158,14 +158,14 @@ async function endOf(
       resolve();
       return;
     }
-    const last = words.trim();
+    const last = lastOutput.trim();
     const how = isLate
       ? `did not end within ${timeoutMilliseconds} ms`
       : `ended with ${killedBy ?? `code ${code}`}`;
     const message = `${name} ${how}${last === '' ? '' : `: ${last}`}`;
     const exceeded = isLate ? 'time' : undefined;
     const end = { exitCode: code ?? undefined, killedBy: killedBy ?? undefined };
-    reject(new ProgramError(message, { ...end, words: last, exceeded }));
+    reject(new ProgramError(message, { ...end, lastOutput: last, exceeded }));
   });
   try {
     await promise;

@@ -74,7 +74,7 @@ it('the lines of a log name the time, the level and the program in words, and an
     await run(`${LOGGER}logger.child({ namespace: 'n', name: 'a' }).warn({ size: 1 }, 'a line');`, file);
     const line = await readFile(file, 'utf8');
     const time = expect.stringMatching(/^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$/) as string;
-    const words = {
+    const expected = {
       level: 'warn',
       time,
       program: 'berth-test',
@@ -84,7 +84,7 @@ it('the lines of a log name the time, the level and the program in words, and an
       msg: 'a line',
     };
     const read: unknown = JSON.parse(line);
-    expect(read).toEqual(words);
+    expect(read).toEqual(expected);
     expect(`${JSON.stringify(read)}\n`).toBe(line);
   } finally {
     await rm(folder, { recursive: true });

@@ -59,13 +59,13 @@ export async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal)
  * renewal of a lease, for example, is late by at most the sum of this time and the time of one piece of work. The limit is not shorter,
  * because a pause after each piece of a long list would double the time for reading the list.
  */
-const TURN_MILLISECONDS = 5;
+const SLICE_MILLISECONDS = 5;
 
 /** Time, as in `performance.now`, at which the first work in this turn of the event loop began. */
 let began: number | undefined;
 
 /** Marks the beginning of work. The work of several callers in one turn of the event loop counts together. */
-export function beginTurn(): number {
+export function beginSlice(): number {
   if (began === undefined) {
     began = performance.now();
     setImmediate(() => (began = undefined));
@@ -74,6 +74,6 @@ export function beginTurn(): number {
 }
 
 /** Returns true if the work in this turn took too long. Further work must then wait for the next turn, for example by `setImmediate`. */
-export function isTurnOver(): boolean {
-  return performance.now() - beginTurn() > TURN_MILLISECONDS;
+export function isSliceOver(): boolean {
+  return performance.now() - beginSlice() > SLICE_MILLISECONDS;
 }

@@ -134,7 +134,7 @@ it.each([
     () => new ApiError('Unauthorized', { status: 401, reason: 'Unauthorized' }),
     'Unauthorized: The token expired at 1970-01-01T00:00:01.000Z. Sign in again',
   ],
-])('names %s once if the command works on several objects', async (_, cause, words) => {
+])('names %s once if the command works on several objects', async (_, cause, expected) => {
   const [terminal, globals] = await givenCluster('https://127.0.0.1:1');
   const claims = Buffer.from('{"exp":1}').toString('base64url');
   await addToken(`e30.${claims}.e30`);
@@ -142,5 +142,5 @@ it.each([
     throw new AggregateError([cause(), cause()]);
   });
   const error: unknown = await work.catch((reason: unknown) => reason);
-  expect(described(error).message).toBe(words);
+  expect(described(error).message).toBe(expected);
 });

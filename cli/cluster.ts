@@ -141,13 +141,13 @@ export async function connect(
   } catch (error) {
     const { path } = error as NodeJS.ErrnoException;
     const signIn = `Sign in with ${name} login, or name a`;
-    let words = messageOf(error);
+    let message = messageOf(error);
     if (codeOf(error) === 'ENOENT') {
-      words = `The file ${path} does not exist. ${signIn} kubeconfig with --kubeconfig or in KUBECONFIG`;
+      message = `The file ${path} does not exist. ${signIn} kubeconfig with --kubeconfig or in KUBECONFIG`;
     } else if (error instanceof ContextError) {
-      words = `${words}. ${signIn} context with --context`;
+      message = `${message}. ${signIn} context with --context`;
     }
-    throw new CommandError(words, EXIT.usage);
+    throw new CommandError(message, EXIT.usage);
   }
 }
 

@@ -77,24 +77,24 @@ it('completes the plug-in of kubectl with the script of the docs', async () => {
     await writeFile(join(folder, 'berth'), `#!/bin/sh\ncat '${folder}/words'\n`, { mode: 0o755 });
     await writeFile(join(folder, 'kubectl_complete-berth'), script, { mode: 0o755 });
     const env = { PATH: `${folder}:${process.env.PATH}` };
-    const words = execFileSync(join(folder, 'kubectl_complete-berth'), ['vm', 'st'], {
+    const expected = execFileSync(join(folder, 'kubectl_complete-berth'), ['vm', 'st'], {
       encoding: 'utf8',
       env,
     });
-    expect(words).toBe('start\nstop\n:4\n');
+    expect(expected).toBe('start\nstop\n:4\n');
   } finally {
     await rm(folder, { recursive: true });
   }
 });
 
 /** Returns the commands and the flags that are shown, each with its place. */
-function wordsOf(command: Command, path = ''): { path: string; word: string; description: string }[] {
+function candidatesOf(command: Command, path = ''): { path: string; word: string; description: string }[] {
   const flags = command.options.filter(({ hidden }) => !hidden);
   return [
     ...flags.map(({ long, description }) => ({ path, word: long ?? '', description })),
     ...command.commands.flatMap((next) => [
       { path, word: next.name(), description: next.description() },
-      ...wordsOf(next, `${path} ${next.name()}`),
+      ...candidatesOf(next, `${path} ${next.name()}`),
     ]),
   ];
 }
@@ -104,7 +104,7 @@ it('describes each word in zsh and fish', () => {
   expect(zsh).toContain(`'stop:Stop VMs. They keep their disk'`);
   expect(fish).toContain(`= " vm"' -a stop -d 'Stop VMs. They keep their disk'`);
   const inQuotes = (text: string) => text.replaceAll("'", String.raw`'\''`);
-  for (const { path, word, description } of wordsOf(program)) {
+  for (const { path, word, description } of candidatesOf(program)) {
     expect(zsh).toContain(`'${word}:${inQuotes(description.replaceAll(':', String.raw`\:`))}'`);
     const flag = word.startsWith('--') ? `-l ${word.slice(2)}` : `-a ${word}`;
     expect(fish).toContain(`= "${path}"' ${flag} -d '${inQuotes(description)}'`);

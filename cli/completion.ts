@@ -16,7 +16,7 @@ type Names = 'one' | 'several';
 /** Place in the tree of commands. `path` contains the names of the commands up to this place, with a space before each name. */
 interface Place {
   readonly path: string;
-  readonly words: readonly Word[];
+  readonly candidates: readonly Word[];
   /** Whether one name or several names of objects can follow the command in `path`. Absent if no name can follow. */
   readonly names?: Names;
 }
@@ -61,7 +61,7 @@ function placesOf(command: Command, path: string, inherited: readonly Word[]): P
   return [
     {
       path,
-      words: [...names, ...values, ...own, help],
+      candidates: [...names, ...values, ...own, help],
       ...(objects === undefined ? {} : { names: objects }),
     },
     ...names.flatMap(({ text, next }) => placesOf(next, `${path} ${text}`, own)),
@@ -122,11 +122,11 @@ function pathsWith(places: readonly Place[], wanted: Names): string {
  * Returns the code of a function for bash and zsh. The function writes the names of the objects of a noun such as `vm`. `words` is shell
  * code for the words between the name of this command and the word at the cursor.
  */
-function namesFunction(name: string, words: string): string {
+function namesFunction(name: string, candidates: string): string {
   return `${functionOf(name)}_names() {
   local word takes=''
   local -a flags
-  for word in ${words}; do
+  for word in ${candidates}; do
     if [[ -n $takes && $word != "=" ]]; then
       flags+=("$word") takes=''
     else
@@ -146,7 +146,7 @@ function equalled(): string[] {
 }
 
 function bashScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
-  const wordsOf = (words: readonly string[]) => `words=${quoted(words.join(' '))} ;;`;
+  const assignment = (candidates: readonly string[]) => `words=${quoted(candidates.join(' '))} ;;`;
   return `${namesFunction(name, '"${COMP_WORDS[@]:1:COMP_CWORD-1}"')}
 ${functionOf(name)}() {
   local current=\${COMP_WORDS[COMP_CWORD]} before=\${COMP_WORDS[COMP_CWORD-1]} at='' noun word words='' names=''
@@ -160,14 +160,14 @@ ${functionOf(name)}() {
     ${pathsWith(places, 'one')}) [[ $at == *" $before" ]] && names=yes ;;
   esac
   case "$before" in
-${choices.map(({ flags, values }) => `    ${flags.join('|')}) ${wordsOf(values)}`).join('\n')}
+${choices.map(({ flags, values }) => `    ${flags.join('|')}) ${assignment(values)}`).join('\n')}
     *)
       if [[ -n $names && $current != -* ]]; then
         noun=\${at# }
         words=$(${functionOf(name)}_names "\${COMP_WORDS[0]}" "\${noun%% *}")
       else
         case "$at" in
-${places.map(({ path, words }) => `          ${quoted(path)}) ${wordsOf(words.map(({ text }) => text))}`).join('\n')}
+${places.map(({ path, candidates }) => `          ${quoted(path)}) ${assignment(candidates.map(({ text }) => text))}`).join('\n')}
         esac
       fi ;;
   esac
@@ -202,7 +202,7 @@ ${choices.map(({ flags, values }) => `    ${flags.join('|')}) candidates=(${valu
         candidates=(\${(f)"$(${functionOf(name)}_names \${words[1]} \${noun%% *})"})
       else
         case "$at" in
-${places.map(({ path, words }) => `          ${quoted(path)}) candidates=(${words.map(described).join(' ')}) ;;`).join('\n')}
+${places.map(({ path, candidates }) => `          ${quoted(path)}) candidates=(${candidates.map(described).join(' ')}) ;;`).join('\n')}
         esac
       fi ;;
   esac
@@ -243,7 +243,7 @@ function fishScript(name: string, places: readonly Place[], choices: readonly Ch
   echo $at
 end
 ${fishNames(name)}
-${[...places.flatMap(({ path, words }) => words.map((word) => line(path, word))), ...values, ...objects].join('\n')}
+${[...places.flatMap(({ path, candidates }) => candidates.map((word) => line(path, word))), ...values, ...objects].join('\n')}
 `;
 }
 

@@ -59,10 +59,10 @@ it.each([
   [new Interrupted(), EXIT.interrupted, /^Interrupted$/],
   [new AggregateError([new CommandError('a', EXIT.notFound), new Error('b')]), EXIT.notFound, /^a\nb$/],
   [new AggregateError([new CommandError('a', EXIT.noAnswer), new Error('a')]), EXIT.noAnswer, /^a$/],
-])('describes %s', (error, code, words) => {
+])('describes %s', (error, code, expected) => {
   const { exitCode, message } = described(error);
   expect(exitCode).toBe(code);
-  expect(message).toMatch(words);
+  expect(message).toMatch(expected);
 });
 
 it.each([
@@ -74,8 +74,8 @@ it.each([
   ['Sign in again and agree', 'Sign in again and agree'],
   // A credential plug-in has already added its own name.
   ['Sign in again: berth login', 'Sign in again: berth login'],
-])('adds the command for the sign-in, with the name that the user typed: %s', (message, words) => {
-  expect(withLogin(message, 'kubectl berth')).toBe(words);
+])('adds the command for the sign-in, with the name that the user typed: %s', (message, expected) => {
+  expect(withLogin(message, 'kubectl berth')).toBe(expected);
 });
 
 it('says why none of the addresses of a server could be reached', () => {

@@ -93,7 +93,7 @@ export function described(error: unknown): { exitCode: ExitCode; message: string
     return { exitCode: all[0]?.exitCode ?? EXIT.failed, message: [...messages].join('\n') };
   }
   if (error instanceof ApiError) {
-    return { exitCode: exitCodeOf(error), message: printable(formatWords(error)) };
+    return { exitCode: exitCodeOf(error), message: printable(formatRefusal(error)) };
   }
   return { exitCode: exitCodeFor(error), message: messageOf(error).split('\n').map(printable).join('\n') };
 }
@@ -120,7 +120,7 @@ function exitCodeOf(error: ApiError): ExitCode {
   return isRefused(error) ? EXIT.failed : (EXIT_BY_STATUS[status] ?? EXIT.failed);
 }
 
-function formatWords(error: ApiError): string {
+function formatRefusal(error: ApiError): string {
   const { status, message } = error;
   if (status === 403 && !isRefused(error)) {
     return `${message}. ${adviceFor(message)}`;

@@ -49,9 +49,9 @@ export function withBooleans(program: Command, args: readonly string[]): string[
  * the result is undefined.
  */
 function namesIn(arg: string, longs: ReadonlyMap<string, string>): string[] | undefined {
-  const words = /^-[a-z]{2,}$/i.test(arg) ? Array.from(arg.slice(1), (letter) => `-${letter}`) : [arg];
-  const names = words.map((word) => longs.get(word)).filter((name) => name !== undefined);
-  return names.length === words.length ? names : undefined;
+  const given = /^-[a-z]{2,}$/i.test(arg) ? Array.from(arg.slice(1), (letter) => `-${letter}`) : [arg];
+  const names = given.map((word) => longs.get(word)).filter((name) => name !== undefined);
+  return names.length === given.length ? names : undefined;
 }
 
 /** Returns `--follow=VALUE` for `-f=VALUE`, because commander would read the equals sign as a part of the value. */

@@ -66,10 +66,10 @@ it.each([
     /does not support this command, because the HTTP API has an older release$/,
   ],
   ['nodes "a" not found', /^nodes "a" not found$/],
-])('tells an HTTP API that is too old from an object that is missing: %s', async (message, words) => {
+])('tells an HTTP API that is too old from an object that is missing: %s', async (message, expected) => {
   certData = pemOf('b2xk');
   answer = { status: 404, body: { kind: 'Status', message, reason: 'NotFound', code: 404 } };
-  await expect(ask()).rejects.toThrow(words);
+  await expect(ask()).rejects.toThrow(expected);
 });
 
 it.each([' ', '-', 'b3', pemOf(''), pemOf('b3d1'), AUTHORITY + pemOf('bmV3'), 7])(

@@ -94,8 +94,8 @@ export async function create(
   const { signal } = terminal;
   await withCluster(terminal, globals, async ({ client }) => {
     const created = await createNamespace(client, name, { customPods, signal });
-    const words = 'Successfully created namespace';
-    await printDone(terminal, globals.output, [namespaceItem(created)], words);
+    const message = 'Successfully created namespace';
+    await printDone(terminal, globals.output, [namespaceItem(created)], message);
   });
 }
 

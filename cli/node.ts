@@ -227,9 +227,9 @@ export async function giveHost(terminal: Terminal, globals: Globals, gift: Gift)
         await server({ method: 'POST', path, body: { namespace: target } });
       },
     );
-    const words = `Namespace ${target} now owns the node`;
+    const text = `Namespace ${target} now owns the node`;
     const item = { name, namespace: target };
-    await printDone(terminal, globals.output, [item], words);
+    await printDone(terminal, globals.output, [item], text);
   });
 }
 
@@ -278,8 +278,8 @@ export async function changeTag(
       },
     );
     const item = { name, tag };
-    const words = `Successfully ${isSet ? 'added' : 'removed'} tag ${tag} ${isSet ? 'to' : 'from'} node`;
-    await printDone(terminal, globals.output, [item], words);
+    const text = `Successfully ${isSet ? 'added' : 'removed'} tag ${tag} ${isSet ? 'to' : 'from'} node`;
+    await printDone(terminal, globals.output, [item], text);
   });
 }
 

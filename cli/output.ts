@@ -70,13 +70,13 @@ export async function printDone(
   terminal: Terminal,
   format: Format,
   items: readonly Item[],
-  words: string,
+  message: string,
 ): Promise<void> {
   if (items.length === 0) {
     return;
   }
   if (format === 'table' || format === 'wide') {
-    terminal.out(items.map((item) => `${words} ${printable(nameOf(item))}\n`).join(''));
+    terminal.out(items.map((item) => `${message} ${printable(nameOf(item))}\n`).join(''));
   } else {
     await print(terminal, format, { rows: items, columns: [], itemOf: (item) => item });
   }

@@ -82,10 +82,10 @@ it.each([
   [['vm-config', 'lst'], 'Did you mean one of list, ls?'],
   [['user', 'set-token', 'a', '--api-url', 'http://berth.example'], 'It must be https://'],
   [['vm', 'list'], 'The file /nonexistent/config does not exist. Sign in with berth login'],
-])('refuses %j with words that help', async (args, words) => {
+])('refuses %j with words that help', async (args, expected) => {
   const { code, out, err } = await berth(...args);
   expect([code, out]).toEqual([EXIT.usage, '']);
-  expect(err).toContain(words);
+  expect(err).toContain(expected);
 });
 
 it('has the name under which it was started, in help, advice and completion', async () => {

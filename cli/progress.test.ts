@@ -63,9 +63,9 @@ it.each([
   ['10m', 600_000, '10 min'],
   ['10', 600_000, '10 min'],
   ['3h', 10_800_000, '3 h'],
-])('reads %s as %i ms', (text, milliseconds, words) => {
+])('reads %s as %i ms', (text, milliseconds, expected) => {
   expect(parseDuration(text)).toBe(milliseconds);
-  expect(timeText(milliseconds)).toBe(words);
+  expect(timeText(milliseconds)).toBe(expected);
 });
 
 it.each(['0s', '', '-1m', '1d', '999999h', '1.5h', 'm'])('refuses %j', (text) => {

@@ -92,8 +92,8 @@ export async function change(
       ...users.map((name) => ({ kind: 'User', name })),
       ...(subjects.serviceaccounts ?? []).map((account) => ({ kind: 'ServiceAccount', ...account })),
     ];
-    const words = verb === 'add-subject' ? 'Successfully added subject' : 'Successfully removed subject';
-    await printDone(terminal, globals.output, items, words);
+    const message = verb === 'add-subject' ? 'Successfully added subject' : 'Successfully removed subject';
+    await printDone(terminal, globals.output, items, message);
   });
 }
 

@@ -271,7 +271,7 @@ async function changeUsers(
   terminal: Terminal,
   globals: Globals,
   name: string,
-  words: string,
+  sentence: string,
   change: (text: string) => string,
 ): Promise<void> {
   await withCluster(terminal, globals, async ({ client, namespace }) => {
@@ -284,7 +284,7 @@ async function changeUsers(
         throw new CommandError(`Secret ${ref.name} changes too often. Try again later`, EXIT.noAnswer);
       }
     }
-    await printDone(terminal, globals.output, [{ name }], words);
+    await printDone(terminal, globals.output, [{ name }], sentence);
   });
 }
 
@@ -329,7 +329,7 @@ function isReached(server: Server, goal: ServerGoal): boolean {
   return 'power' in goal ? server.status?.power === goal.power : hasCondition(server, goal);
 }
 
-function formatWords(goal: ServerGoal): string {
+function formatGoal(goal: ServerGoal): string {
   return 'power' in goal ? goal.power.toLowerCase() : `at condition ${goal.type}=${goal.status}`;
 }
 
@@ -352,12 +352,12 @@ export async function wait(
       try {
         return await until(cluster, first, { goal, signal, show: progress.show });
       } catch (error) {
-        const text = `Server ${name} is not ${formatWords(goal)} after ${timeText(timeout)}`;
+        const text = `Server ${name} is not ${formatGoal(goal)} after ${timeText(timeout)}`;
         throw error === late.reason ? new CommandError(text, EXIT.noAnswer) : error;
       }
     });
     progress.end();
-    const sentence = (name: string) => `server ${name} is ${formatWords(goal)}`;
+    const sentence = (name: string) => `server ${name} is ${formatGoal(goal)}`;
     await report(terminal, globals, { kind: SERVER_KIND, objects, sentence });
     rethrow();
   });

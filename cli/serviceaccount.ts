@@ -112,14 +112,14 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
 /** Creates the accounts one after the other, because each creation changes the same RoleBinding. */
 export async function create(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   await changeEach(terminal, globals, names, {
-    words: 'Successfully created serviceaccount',
+    text: 'Successfully created serviceaccount',
     change: createMember,
   });
 }
 
 export async function remove(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   await changeEach(terminal, globals, names, {
-    words: 'Successfully deleted serviceaccount',
+    text: 'Successfully deleted serviceaccount',
     change: deleteMember,
   });
 }
@@ -139,19 +139,21 @@ async function changeEach(
   terminal: Terminal,
   globals: Globals,
   names: readonly string[],
-  { words, change }: { words: string; change: typeof createMember },
+  { text, change }: { text: string; change: typeof createMember },
 ): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     let before: Promise<unknown> = Promise.resolve();
     const { done, rethrow } = await forEachName(names, async (name) => {
       const ref = accountIn(namespace, name);
-      const turn = before.then(async () => await change(clientForChange(cluster, terminal), ref, DEV_ROLE));
-      before = turn.catch(() => undefined);
-      await turn;
+      const changed = before.then(
+        async () => await change(clientForChange(cluster, terminal), ref, DEV_ROLE),
+      );
+      before = changed.catch(() => undefined);
+      await changed;
       return { name, namespace };
     });
-    await printDone(terminal, globals.output, done, words);
+    await printDone(terminal, globals.output, done, text);
     rethrow();
   });
 }

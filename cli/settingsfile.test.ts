@@ -52,8 +52,8 @@ it.each([
   ['ssh: {user: "-oProxyCommand=a"}', 'ssh.user must be the name of a user'],
   ['apiURL: http://berth.example', 'apiURL must be https://'],
   ['{', 'config.yaml'],
-])('refuses %s by name', async (text, words) => {
-  await expect(settingsIn(text)).rejects.toThrow(words);
+])('refuses %s by name', async (text, expected) => {
+  await expect(settingsIn(text)).rejects.toThrow(expected);
 });
 
 it('takes an HTTP API without TLS only on this machine, because others could answer in its place', () => {

@@ -73,8 +73,8 @@ describe('the command', () => {
       [ISSUER, 'desk', '--hardened', `--authority=${import.meta.filename}`],
       'PEM',
     ],
-  ])('refuses to print one %s', async (_, parameters, words) => {
-    await expect(command(...parameters)).rejects.toThrow(words);
+  ])('refuses to print one %s', async (_, parameters, expected) => {
+    await expect(command(...parameters)).rejects.toThrow(expected);
   });
 });
 
@@ -129,8 +129,8 @@ describe('the configuration', () => {
         { issuer: ISSUER, userPrefix: 'a:', groupPrefix: 'a:' },
         'already has',
       ],
-    ])('is none %s', (_, options, words) => {
-      expect(() => authenticationConfiguration({ ...second, ...options })).toThrow(words);
+    ])('is none %s', (_, options, expected) => {
+      expect(() => authenticationConfiguration({ ...second, ...options })).toThrow(expected);
     });
 
     it('is none with the users of an earlier one', () => {

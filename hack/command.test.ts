@@ -28,8 +28,8 @@ describe('a program of make with a wrong argument', () => {
     ['hack/test.ts', ['no-such'], 'no such project: no-such'],
     ['hack/values.ts', ['--no-such'], "Unknown option '--no-such'"],
     ['test/bench/main.ts', ['--no-such'], "Unknown option '--no-such'"],
-  ])('%s %j prints one line', async (program, args, words) => {
-    expect(await run(program, ...args)).toEqual({ code: 1, said: `${words}\n` });
+  ])('%s %j prints one line', async (program, args, expected) => {
+    expect(await run(program, ...args)).toEqual({ code: 1, said: `${expected}\n` });
   });
 });
 

@@ -44,7 +44,7 @@ async function render(helm: string, template: readonly string[]): Promise<string
     });
   } catch (error) {
     throw error instanceof ProgramError && error.exitCode !== undefined
-      ? new Error(error.words, { cause: error })
+      ? new Error(error.lastOutput, { cause: error })
       : error;
   }
 }

@@ -15,7 +15,7 @@ const root = process.argv[2] ?? join(import.meta.dirname, '..');
 /** Wings whose texts users read. */
 const SPEAKING = Object.keys(WINGS).filter((wing) => wing !== 'hack' && wing !== 'test');
 /** Words that a text has at least to count as a message. */
-const MESSAGE_WORDS = 3;
+const SENTENCE_LENGTH = 3;
 
 const read = (path: string): string => readFileSync(join(root, path), 'utf8');
 
@@ -107,13 +107,13 @@ function listPaths(): string[] {
 }
 
 /** Returns the commands below one, with their flags, from their help. */
-function* commandsBelow(words: readonly string[]): Generator<string> {
-  const help = execFileSync(process.execPath, ['cli/main.ts', ...words, '--help'], {
+function* commandsBelow(parents: readonly string[]): Generator<string> {
+  const help = execFileSync(process.execPath, ['cli/main.ts', ...parents, '--help'], {
     cwd: root,
     encoding: 'utf8',
     env: { ...process.env, COLUMNS: '200' },
   });
-  const name = ['berth', ...words].join(' ');
+  const name = ['berth', ...parents].join(' ');
   yield `command ${/^Usage: .*$/m.exec(help)?.[0] ?? name}`;
   for (const [, flag] of help.matchAll(/^ {2}(-.*?)(?: {2}|$)/gm)) {
     yield `flag ${name} ${flag}`;
@@ -121,7 +121,7 @@ function* commandsBelow(words: readonly string[]): Generator<string> {
   const commands = /\nCommands:\n([^]*?)(?:\n\n|$)/.exec(help)?.[1] ?? '';
   for (const [, command = ''] of commands.matchAll(/^ {2}([a-z][\w-]*)/gm)) {
     if (command !== 'help') {
-      yield* commandsBelow([...words, command]);
+      yield* commandsBelow([...parents, command]);
     }
   }
 }
@@ -161,7 +161,7 @@ function listMessages(): string[] {
     (file) => !file.endsWith('.test.ts'),
   );
   const isMessage = (text: string): boolean =>
-    text.split(' ').filter((word) => /\w/.test(word)).length >= MESSAGE_WORDS;
+    text.split(' ').filter((word) => /\w/.test(word)).length >= SENTENCE_LENGTH;
   return files
     .flatMap((file) => [...textsIn(parseSync(file, read(file)).program)])
     .filter(isMessage)

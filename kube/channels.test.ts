@@ -2,7 +2,7 @@ import { once } from 'node:events';
 import { createServer, type Server } from 'node:https';
 import type { AddressInfo } from 'node:net';
 import { text } from 'node:stream/consumers';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { createKey, selfSigned } from './certificates/certificate.ts';
@@ -127,8 +127,8 @@ it('a host that sends too much at once loses the connection, and one that sends 
     host.send(message(0, Buffer.alloc(MEBIBYTE - 1)));
   }
   await expect.poll(() => channel.readableLength).toBeGreaterThan(0);
-  for (let turns = 0; turns < 100; turns += 1) {
-    await turn();
+  for (let cycles = 0; cycles < 100; cycles += 1) {
+    await nextCycle();
   }
   // The message that filled the channel is whole.
   expect(channel.readableLength).toBeLessThan(3 * MEBIBYTE);

@@ -4,7 +4,7 @@ import PQueue from 'p-queue';
 import type { Logger } from 'pino';
 import type { Registry } from 'prom-client';
 import { waitAfter } from '../base/backoff.ts';
-import { beginTurn, isTurnOver } from '../base/time.ts';
+import { beginSlice, isSliceOver } from '../base/time.ts';
 import { isConflict, isProgrammingError, TerminalError } from './errors.ts';
 import { runtimeMetrics } from './metrics.ts';
 import { refOf } from './objects.ts';
@@ -128,7 +128,7 @@ export class Controller {
     if (!this.#isPumpScheduled) {
       this.#isPumpScheduled = true;
       // A reconcile that sends no request never waits. Without a pause, thousands of them would delay the renewal of the Lease for seconds.
-      const schedule = isTurnOver() ? setImmediate : queueMicrotask;
+      const schedule = isSliceOver() ? setImmediate : queueMicrotask;
       schedule(() => {
         this.#isPumpScheduled = false;
         this.#pump();
@@ -137,7 +137,7 @@ export class Controller {
   }
 
   #pump(): void {
-    beginTurn();
+    beginSlice();
     while (
       this.#signal !== undefined &&
       !this.#stopped &&
@@ -154,7 +154,7 @@ export class Controller {
         this.#queue.addAfter(ready.key, STALE_WAIT_MILLISECONDS);
       } else {
         void this.#workers.add(() => this.#work(ready)).then(() => this.#schedulePump());
-        if (isTurnOver()) {
+        if (isSliceOver()) {
           this.#schedulePump();
         }
       }

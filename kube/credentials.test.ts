@@ -101,13 +101,13 @@ describe('kubeconfig', () => {
     const exec = { apiVersion, command: process.execPath, args: ['-e', script] };
     const extension = { name: 'client.authentication.k8s.io/exec', extension: { audience: 'berth' } };
     const cluster = { 'certificate-authority-data': base64('AUTHORITY'), extensions: [extension] };
-    const told = async (more: object) => {
+    const reported = async (more: object) => {
       const kubeconfigPath = await kubeconfig({ exec: { ...exec, ...more } }, cluster);
       const token = await (await loadConnection({ kubeconfigPath })).tokenPlugin?.();
       return JSON.parse(Buffer.from(token ?? '', 'base64url').toString()) as unknown;
     };
-    expect(await told({})).toBe('none');
-    expect(await told({ provideClusterInfo: true })).toEqual({
+    expect(await reported({})).toBe('none');
+    expect(await reported({ provideClusterInfo: true })).toEqual({
       server: 'https://127.0.0.1:6443',
       'certificate-authority-data': base64('AUTHORITY'),
       config: { audience: 'berth' },

@@ -6,7 +6,7 @@ import { addAbortListener } from 'node:events';
 import type { IncomingHttpHeaders } from 'node:http';
 import { createGunzip, type Gunzip } from 'node:zlib';
 import type { Dispatcher } from 'undici';
-import { beginTurn, isTurnOver } from '../base/time.ts';
+import { beginSlice, isSliceOver } from '../base/time.ts';
 
 /**
  * Limit in bytes of an answer with a status other than 200. Such an answer is a refusal or one object, and an object has at most 3 MB. The
@@ -107,10 +107,10 @@ class Exchange implements Dispatcher.DispatchHandler {
       }
       return;
     }
-    beginTurn();
+    beginSlice();
     this.#take(chunk);
     // One connection can deliver 2 MiB in a turn, and reading them takes about 20 ms.
-    if (isTurnOver()) {
+    if (isSliceOver()) {
       controller.pause();
       setImmediate(() => controller.resume());
     }

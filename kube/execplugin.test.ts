@@ -143,14 +143,14 @@ describe('a plug-in', () => {
       /is not a valid time$/,
     ],
     ['endless output', 'yes secret-token', /wrote more than 1048576 bytes$/],
-  ])('with %s is an error without its token', async (_, script, words) => {
+  ])('with %s is an error without its token', async (_, script, expected) => {
     const { source } = await pluginOf(script);
     const error: Error = await source().then(
       () => new Error('no error'),
       (reason: Error) => reason,
     );
     expect(error).toBeInstanceOf(CredentialError);
-    expect(error.message).toMatch(words);
+    expect(error.message).toMatch(expected);
     expect(error.message).not.toContain('secret-token');
   });
 
@@ -169,6 +169,6 @@ it.each([
   [{ apiVersion, command: 'a', args: [1] }, 'exec.args must contain only texts'],
   [{ apiVersion, command: 'a', env: [{ name: 'A' }] }, 'exec.env must contain only texts'],
   [{ apiVersion, command: 'a', interactiveMode: 'Always' }, 'interactiveMode Always'],
-])('%j is refused by its field', (exec, words) => {
-  expect(() => execPluginIn(exec, folder)).toThrow(words);
+])('%j is refused by its field', (exec, expected) => {
+  expect(() => execPluginIn(exec, folder)).toThrow(expected);
 });

@@ -129,7 +129,7 @@ async function runPlugin(
   const spec = { ...(provideClusterInfo && { cluster }), interactive: false };
   const request = { apiVersion, kind: 'ExecCredential', spec };
   const name = `The credential plug-in ${command}`;
-  const words = wordsOfSlow();
+  const message = slowMessage();
   let output: string;
   try {
     output = await run(command, args, {
@@ -137,7 +137,7 @@ async function runPlugin(
       timeoutMilliseconds: PLUGIN_MILLISECONDS,
       outputLimitBytes: CREDENTIAL_LIMITS.bytes,
       environment: { ...environment, ...env, KUBERNETES_EXEC_INFO: JSON.stringify(request) },
-      onErrorOutput: words.take,
+      onErrorOutput: message.take,
     });
   } catch (error) {
     const isAbsent = error instanceof ProgramError && error.code === 'ENOENT';
@@ -145,13 +145,13 @@ async function runPlugin(
     const exitCode = error instanceof ProgramError ? error.exitCode : undefined;
     throw new CredentialError(`${messageOf(error)}${hint}`, exitCode);
   } finally {
-    words.end();
+    message.end();
   }
   return parseCredential(output, apiVersion, name);
 }
 
 /** Shows the standard error of a plug-in that runs for a long time. Call `end` when the plug-in has ended. */
-function wordsOfSlow(): { take: (text: string) => void; end: () => void } {
+function slowMessage(): { take: (text: string) => void; end: () => void } {
   let early = '';
   let isSlow = false;
   const timer = setTimeout(() => {

@@ -8,7 +8,7 @@ export const MESSAGE_LENGTH = 4096;
 export const STOPPED_EXIT_CODE = 143;
 
 /** Returns at most the last `length` characters of a text. The end is kept, because the last lines contain the reason of a failure. */
-export function lastWords(text: string, length = MESSAGE_LENGTH): string {
+export function truncateStart(text: string, length = MESSAGE_LENGTH): string {
   return text.length <= length ? text : `…${text.slice(1 - length)}`;
 }
 
@@ -56,13 +56,13 @@ export function refusedStatus(pod: Pod, why: Refusal, hostAddress: string, now: 
   const terminated = {
     exitCode: why.exitCode,
     reason: why.reason,
-    message: lastWords(why.message),
+    message: truncateStart(why.message),
     finishedAt: now,
   };
   return {
     ...frame(pod, 'Failed', hostAddress, now),
     reason: why.reason,
-    message: lastWords(why.message),
+    message: truncateStart(why.message),
     conditions: stamp(
       pod,
       [
@@ -99,7 +99,7 @@ export function frame(
 export type SaidCondition<Reason extends string> = PodCondition & { reason?: Reason };
 
 export function waiting(reason: string, message?: string): ContainerState {
-  return { waiting: { reason, ...(message === undefined ? {} : { message: lastWords(message) }) } };
+  return { waiting: { reason, ...(message === undefined ? {} : { message: truncateStart(message) }) } };
 }
 
 /** Returns the status of a container of which this host has no record. */
@@ -128,7 +128,7 @@ export function condition<Reason extends string>(
     type,
     status: ok ? 'True' : 'False',
     ...(reason === undefined ? {} : { reason }),
-    ...(message === undefined || message === '' ? {} : { message: lastWords(message) }),
+    ...(message === undefined || message === '' ? {} : { message: truncateStart(message) }),
   };
 }
 

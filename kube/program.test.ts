@@ -54,7 +54,7 @@ describe('runUntilSignal', () => {
     process.emit(signal);
     await expect.poll(() => stop).toHaveBeenCalledOnce();
     // A program that does not wait for its work would exit in this turn.
-    await new Promise((turn) => setImmediate(turn));
+    await new Promise((proceed) => setImmediate(proceed));
     expect(exit).not.toHaveBeenCalled();
     resolve();
     await expect.poll(() => exit.mock.calls).toEqual([[0]]);

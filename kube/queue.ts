@@ -106,8 +106,8 @@ export class WorkQueue {
    * `done` with the key after the work.
    */
   take(): Ready | undefined {
-    const turnOfOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;
-    const lanes = turnOfOthers ? [this.#ready, this.#urgent] : [this.#urgent, this.#ready];
+    const isForOthers = this.#taken % URGENT_SHARE === URGENT_SHARE - 1;
+    const lanes = isForOthers ? [this.#ready, this.#urgent] : [this.#urgent, this.#ready];
     for (const lane of lanes) {
       const first = lane.takeFirst();
       if (first !== undefined) {

@@ -36,8 +36,8 @@ async function refusal(): Promise<unknown> {
 
 it('of a stream has the words of the server', async () => {
   refuse = (response) => response.end('{"message":"no right","reason":"Forbidden"}');
-  const words = { status: 403, message: 'no right', reason: 'Forbidden', retryAfterMilliseconds: 7_000 };
-  expect(await refusal()).toMatchObject(words);
+  const expected = { status: 403, message: 'no right', reason: 'Forbidden', retryAfterMilliseconds: 7_000 };
+  expect(await refusal()).toMatchObject(expected);
 });
 
 it('of a stream ends, although the server sends it without an end or not at all', async () => {

@@ -50,13 +50,13 @@ it('every request that a renewed token overtakes is sent again with the new toke
 it.each([
   ['is missing', undefined, /^The token file .*token cannot be read: ENOENT/],
   ['is empty', '\n', /^The token file .*token is empty$/],
-])('tells that the token file %s', async (_, content, words) => {
+])('tells that the token file %s', async (_, content, expected) => {
   if (content !== undefined) {
     await writeFile(join(folder, 'token'), content);
   }
   const error: unknown = await statusOf().catch((reason: unknown) => reason);
   expect(error).toBeInstanceOf(CredentialError);
-  expect((error as Error).message).toMatch(words);
+  expect((error as Error).message).toMatch(expected);
 });
 
 it('keeps its token while another program writes the token file', async () => {

@@ -46,8 +46,8 @@ it.each<[Method, number]>([
   request.catch(ended);
   await arrived.promise;
   vi.advanceTimersByTime(milliseconds - 1);
-  for (let turns = 0; turns < 100; turns += 1) {
-    await new Promise((turn) => setImmediate(turn));
+  for (let rounds = 0; rounds < 100; rounds += 1) {
+    await new Promise((proceed) => setImmediate(proceed));
   }
   expect(ended).not.toHaveBeenCalled();
   vi.advanceTimersByTime(1);

@@ -90,8 +90,8 @@ it('an attempt without an answer ends after 30 s with a DeadlineError', async ()
     attempt.catch(late);
     await arrived;
     vi.advanceTimersByTime(29_999);
-    for (let turns = 0; turns < 100; turns += 1) {
-      await new Promise((turn) => setImmediate(turn));
+    for (let rounds = 0; rounds < 100; rounds += 1) {
+      await new Promise((proceed) => setImmediate(proceed));
     }
     expect(late).not.toHaveBeenCalled();
     vi.advanceTimersByTime(1);

@@ -145,8 +145,8 @@ it('tells when the certificate ends that it shows to its clients', async () => {
   await serveClients(app.server, { provider, logger, metrics, signal: ended.signal });
   ended.abort();
   const end = parseValidity(certificate).notAfter.getTime() / 1000;
-  const told = `berth_certificate_expiration_timestamp_seconds{certificate="http"} ${end}\n`;
-  expect(await metrics.metrics()).toContain(told);
+  const reported = `berth_certificate_expiration_timestamp_seconds{certificate="http"} ${end}\n`;
+  expect(await metrics.metrics()).toContain(reported);
 });
 
 it('speaks plain HTTP if the configuration says so', async () => {

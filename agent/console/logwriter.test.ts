@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import {
-  forgetLastWords,
+  forgetLastOutput,
   listSegments,
   type LogName,
   logsWritten,
@@ -31,7 +31,7 @@ describe('the log writer', () => {
 
   /** Runs a shell script in place of the hypervisor until its end, and returns its exit code. */
   async function run(script: string): Promise<number | null> {
-    await forgetLastWords(folder);
+    await forgetLastOutput(folder);
     const [program, ...parameters] = withLogWriter(['/bin/sh', '-c', script, 'the-machine']);
     const log = await open(join(folder, 'hypervisor.0.log'), 'a', 0o600);
     const child = spawn(program, parameters, {

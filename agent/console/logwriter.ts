@@ -157,7 +157,7 @@ export async function logWriterPid(folder: string): Promise<number | undefined> 
 }
 
 /** Removes the output of the hypervisor's last start. */
-export async function forgetLastWords(folder: string): Promise<void> {
+export async function forgetLastOutput(folder: string): Promise<void> {
   const segments = listSegments(folder, 'hypervisor').map(({ path }) => path);
   const files = [...segments, join(folder, LOGGING)];
   await Promise.all(files.map(async (path) => await rm(path, { force: true })));

@@ -125,7 +125,7 @@ const CONSOLE_READS = 2;
 const readFile = promisify(read);
 
 /** Creates the queue that limits how many readers of one console read at the same time. */
-export function consoleTurns(): PQueue {
+export function consoleReads(): PQueue {
   return new PQueue({ concurrency: CONSOLE_READS });
 }
 
@@ -135,21 +135,21 @@ export function consoleTurns(): PQueue {
  */
 export class StoredRecords {
   readonly #files: { descriptor: number; size: number }[];
-  readonly #turns: PQueue;
+  readonly #reads: PQueue;
   readonly #size: number;
 
-  private constructor(files: { descriptor: number; size: number }[], turns: PQueue) {
+  private constructor(files: { descriptor: number; size: number }[], reads: PQueue) {
     this.#files = files;
-    this.#turns = turns;
+    this.#reads = reads;
     this.#size = files.reduce((sum, { size }) => sum + size, 0);
   }
 
   /** Opens both files of the store in one synchronous call, so that the store cannot move records from one file to the other in between. */
-  static open(folder: string, turns: PQueue): StoredRecords {
+  static open(folder: string, reads: PQueue): StoredRecords {
     const files = STORE_FILES.map((name) => openIfThere(join(folder, name)));
     return new StoredRecords(
       files.filter((file) => file !== undefined),
-      turns,
+      reads,
     );
   }
 
@@ -207,7 +207,7 @@ export class StoredRecords {
 
   async #read(position: number, length: number): Promise<Buffer> {
     const bytes = Buffer.alloc(length);
-    await this.#turns.add(async () => await HOST_READS.add(async () => await this.#fill(bytes, position)));
+    await this.#reads.add(async () => await HOST_READS.add(async () => await this.#fill(bytes, position)));
     return bytes;
   }
 

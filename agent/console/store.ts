@@ -10,7 +10,7 @@
 import { EventEmitter } from 'node:events';
 import { appendFileSync, mkdirSync, renameSync, truncateSync } from 'node:fs';
 import { join } from 'node:path';
-import { setImmediate as nextTurn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import type { Logger } from 'pino';
 import { isOfSystem, undefinedIfSync } from '../../base/errors.ts';
 import { AppendedFile, CONSOLE_FOLDER, type ConsoleInput, Segments, sizeOf } from './input.ts';
@@ -19,7 +19,7 @@ import {
   type ConsoleReadOptions,
   type ConsoleRecord,
   ConsoleText,
-  consoleTurns,
+  consoleReads,
   StoredRecords,
 } from './records.ts';
 
@@ -66,7 +66,7 @@ export class ConsoleStore implements ConsoleLog {
   readonly #clock: () => Date;
   readonly #events = new EventEmitter<StoreEvents>();
   #lines = new ConsoleLines();
-  readonly #turns = consoleTurns();
+  readonly #reads = consoleReads();
   #catchingUp: Promise<void> | undefined;
   #timer: NodeJS.Timeout | undefined;
   #closed = false;
@@ -113,7 +113,7 @@ export class ConsoleStore implements ConsoleLog {
     await this.#caughtUp();
     // The code opens the stored records and creates the follower without an `await` in between. So each record is either a stored record or
     // one that the follower gets.
-    const stored = StoredRecords.open(this.#folder, this.#turns);
+    const stored = StoredRecords.open(this.#folder, this.#reads);
     const follower =
       options.follow === true ? new Follower(this.#events, this.#closed, options.signal) : undefined;
     try {
@@ -145,7 +145,7 @@ export class ConsoleStore implements ConsoleLog {
   async #catchUp(): Promise<void> {
     const deadline = performance.now() + CATCH_UP_MILLISECONDS;
     while (!this.#closed && this.#poll() && performance.now() < deadline) {
-      await nextTurn();
+      await nextCycle();
     }
   }
 

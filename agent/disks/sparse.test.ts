@@ -27,9 +27,9 @@ it.each([
   const content = randomBytes(length);
   await writeFile(join(folder, 'source'), content);
   const source = await open(join(folder, 'source'));
-  let told = 0;
+  let reported = 0;
   const onBytes = (count: number): void => {
-    told += count;
+    reported += count;
   };
   const copied = await copyHashed(source, join(folder, 'copy'), {
     bytes,
@@ -40,5 +40,5 @@ it.each([
   const expected = content.subarray(0, bytes);
   expect(expected.equals(await readFile(join(folder, 'copy')))).toBe(true);
   const sha256 = createHash('sha256').update(expected).digest('hex');
-  expect({ ...copied, told }).toEqual({ sha256, bytes: expected.length, told: expected.length });
+  expect({ ...copied, reported }).toEqual({ sha256, bytes: expected.length, reported: expected.length });
 });

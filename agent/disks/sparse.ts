@@ -162,30 +162,30 @@ async function copyPieces(
   /** The last write from each room. A room is read into again only after its write has ended. */
   const writes: Promise<void>[] = rooms.map(async () => await Promise.resolve());
   const count = Math.ceil(bytes / PIECE_BYTES);
-  const readInto = async (turn: number): Promise<Buffer> => {
-    const at = turn % PIECES;
+  const readInto = async (index: number): Promise<Buffer> => {
+    const at = index % PIECES;
     await writes[at];
-    const position = turn * PIECE_BYTES;
+    const position = index * PIECE_BYTES;
     const length = Math.min(PIECE_BYTES, bytes - position);
     return await readPiece(source, rooms[at]!.subarray(0, length), position);
   };
   /** Reads of the next pieces. The read of a piece is at the place of its turn, and the place is used again for a later turn. */
   const reads: Promise<Buffer>[] = [];
-  const ask = (turn: number): void => {
-    if (turn < count) {
-      reads[turn % READS] = handled(readInto(turn));
+  const ask = (index: number): void => {
+    if (index < count) {
+      reads[index % READS] = handled(readInto(index));
     }
   };
   let copied = 0;
   try {
-    for (let turn = 0; turn < READS; turn += 1) {
-      ask(turn);
+    for (let index = 0; index < READS; index += 1) {
+      ask(index);
     }
-    for (let turn = 0; turn < count; turn += 1) {
-      const piece = await reads[turn % READS]!;
+    for (let index = 0; index < count; index += 1) {
+      const piece = await reads[index % READS]!;
       signal.throwIfAborted();
-      writes[turn % PIECES] = handled(writeSparse(target, piece, copied));
-      ask(turn + READS);
+      writes[index % PIECES] = handled(writeSparse(target, piece, copied));
+      ask(index + READS);
       hash.update(piece);
       onBytes(piece.length);
       copied += piece.length;

@@ -139,8 +139,8 @@ function frame(raw: Uint8Array, checksum: boolean, contentSize: boolean): Buffer
 
 async function decode(stream: Buffer, pieces: readonly number[] = [stream.length]): Promise<Buffer> {
   const parts: Buffer[] = [];
-  for (let at = 0, turn = 0; at < stream.length; turn += 1) {
-    const length = pieces[turn % pieces.length] ?? 1;
+  for (let at = 0, round = 0; at < stream.length; round += 1) {
+    const length = pieces[round % pieces.length] ?? 1;
     parts.push(stream.subarray(at, at + length));
     at += length;
   }

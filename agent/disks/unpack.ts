@@ -160,7 +160,7 @@ async function unpackXz(unpacking: Unpacking, signal: AbortSignal): Promise<void
     });
     signal.throwIfAborted();
     if (error instanceof ProgramError && error.exitCode !== undefined) {
-      throw new DiskError('invalid', `The xz content is broken: ${error.words || error.message}`);
+      throw new DiskError('invalid', `The xz content is broken: ${error.lastOutput || error.message}`);
     }
     throw error;
   }

@@ -12,7 +12,7 @@ import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
 import { findByArgument, identify, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitReason, MachineFolder, MachineState, RunningState } from './driver.ts';
 import { type Change, type StateFile, UNREADABLE } from './statefile.ts';
-import { forgetLastWords, logsWritten, segmentName } from '../console/logwriter.ts';
+import { forgetLastOutput, logsWritten, segmentName } from '../console/logwriter.ts';
 import { makeTerminal } from '../console/terminal.ts';
 
 /**
@@ -99,7 +99,7 @@ export async function launch(
   cgroups: MachineCgroups,
 ): Promise<Launched> {
   await logsWritten(folder.path);
-  await Promise.all([forgetLastWords(folder.path), makeTerminal(folder.path)]);
+  await Promise.all([forgetLastOutput(folder.path), makeTerminal(folder.path)]);
   // The started process writes its output into this file until the log writer runs. The log writer then appends to the same file.
   const log = await open(join(folder.path, segmentName('hypervisor', 0)), 'a', 0o600);
   try {

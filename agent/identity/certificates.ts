@@ -50,7 +50,7 @@ export interface CertificateRequest {
   ipAddresses: readonly string[];
   expirationSeconds: number;
   /** Called with a sentence about the obstacle while the request waits for its approval or for a signer. */
-  tell?: (words: string) => void;
+  tell?: (sentence: string) => void;
   /**
    * Key of the certificate. The default is a new key. If an earlier attempt made a request with this key, and the request still exists, the
    * agent waits for that request. The agent must not make a second request, because the operator denies a second request for the same host.
@@ -291,12 +291,12 @@ const TELL_AGAIN_MILLISECONDS = 10 * 60_000;
 /** Tells why a request has no certificate yet. */
 class Obstacle {
   readonly #signerName: string;
-  readonly #tell: ((words: string) => void) | undefined;
+  readonly #tell: ((sentence: string) => void) | undefined;
   #tellAt = performance.now() + TELL_MILLISECONDS;
-  #told = '';
+  #reported = '';
 
   /** @param tell is called with each sentence */
-  constructor(signerName: string, tell: ((words: string) => void) | undefined) {
+  constructor(signerName: string, tell: ((sentence: string) => void) | undefined) {
     this.#signerName = signerName;
     this.#tell = tell;
   }
@@ -304,14 +304,14 @@ class Obstacle {
   /** Looks at the request, which has no certificate. */
   seen({ metadata: { name }, status }: CertificateSigningRequest): void {
     const isApproved = status?.conditions?.some(({ type }) => type === 'Approved') === true;
-    const words = isApproved
+    const sentence = isApproved
       ? `The certificate request ${name} is approved, but no signer issues the certificate. The cluster needs a signer for ${this.#signerName}`
       : `The certificate request ${name} waits for its approval. See the log of the operator, which approves the requests of hosts`;
     const now = performance.now();
-    const isDue = now >= this.#tellAt || (this.#told !== '' && this.#told !== words);
+    const isDue = now >= this.#tellAt || (this.#reported !== '' && this.#reported !== sentence);
     if (isDue) {
-      this.#tell?.(words);
-      this.#told = words;
+      this.#tell?.(sentence);
+      this.#reported = sentence;
       this.#tellAt = now + TELL_AGAIN_MILLISECONDS;
     }
   }

@@ -311,11 +311,11 @@ describe('a host that joins', () => {
       open,
       { status: 200, body: { ...open.body, status: { conditions } } },
     ];
-    const told: string[][] = [];
+    const reported: string[][] = [];
     answers = {
       [REQUEST]: MADE,
       [READ]: () => {
-        told.push(warnings());
+        reported.push(warnings());
         later += 2_000;
         return looks.shift() ?? APPROVED();
       },
@@ -325,7 +325,7 @@ describe('a host that joins', () => {
     const signer = expect.stringContaining(
       'no signer issues the certificate. The cluster needs a signer for kubernetes.io/kube-apiserver-client-kubelet',
     );
-    expect(told).toEqual([[], [], [approval], [approval], [approval, signer]]);
+    expect(reported).toEqual([[], [], [approval], [approval], [approval, signer]]);
   });
 
   test('asks again if the API server had no time for its request', async () => {

@@ -214,7 +214,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
     nodeName,
     kind: 'client',
     ipAddresses: [],
-    tell: (words: string) => o.logger.warn(words),
+    tell: (message: string) => o.logger.warn(message),
     expirationSeconds: Math.min(certificates.clientSeconds, FIRST_CERTIFICATE_SECONDS),
   } as const;
   const backoff = new Backoff({

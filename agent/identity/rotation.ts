@@ -135,7 +135,7 @@ export function keepCertificates(users: CertificateUsers): Promise<void>[] {
 }
 
 function asking({ client, config, logger }: CertificateUsers, request: Omit<CertificateRequest, 'nodeName'>) {
-  const whole = { nodeName: config.nodeName, tell: (words: string) => logger.warn(words), ...request };
+  const whole = { nodeName: config.nodeName, tell: (message: string) => logger.warn(message), ...request };
   return (signal: AbortSignal): Promise<Certificate> => requestCertificate(client, whole, signal);
 }
 

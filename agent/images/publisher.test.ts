@@ -78,7 +78,7 @@ describe('a disk in the folder of the image storage', () => {
     const synced: string[] = [];
     vi.mocked(sync).mockImplementation(async (path) => {
       // A store that does not wait for this call goes on meanwhile.
-      for (let turn = 0; turn < 100; turn += 1) {
+      for (let index = 0; index < 100; index += 1) {
         await immediate();
       }
       const when = existsSync(join(storageFolder, PATH)) ? 'named' : 'unnamed';

@@ -54,11 +54,11 @@ export async function forgetConnections(filter: readonly string[]): Promise<void
       await run('conntrack', ['-D', ...filter]);
       return;
     } catch (error) {
-      const words = error instanceof ProgramError ? error.words : '';
-      if (words.includes('0 flow entries have been deleted')) {
+      const lastOutput = error instanceof ProgramError ? error.lastOutput : '';
+      if (lastOutput.includes('0 flow entries have been deleted')) {
         return;
       }
-      if (pass === FORGET_PASSES || !words.includes("such conntrack doesn't exist")) {
+      if (pass === FORGET_PASSES || !lastOutput.includes("such conntrack doesn't exist")) {
         throw error;
       }
     }

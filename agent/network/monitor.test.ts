@@ -17,16 +17,16 @@ function monitorOf(...checks: (() => Promise<NetworkReport>)[]): [NetworkMonitor
   const network = { check: () => checks.shift()?.() } as unknown as Network;
   const options = { network, intervalMilliseconds: 1, logger: pino({ enabled: false }) };
   const monitor = new NetworkMonitor({ ...options, metrics: new Registry() });
-  const told: NetworkReport[] = [];
-  monitor.onReport = (report) => told.push(report);
-  return [monitor, told];
+  const reported: NetworkReport[] = [];
+  monitor.onReport = (report) => reported.push(report);
+  return [monitor, reported];
 }
 
 const fails = (): Promise<NetworkReport> => Promise.reject(new Error('nft is busy'));
 const succeeds = (): Promise<NetworkReport> => Promise.resolve(FINE);
 
 test('a check that fails is a fault with its reason, which is counted and ends with the next good check', async () => {
-  const [monitor, told] = monitorOf(fails, succeeds);
+  const [monitor, reported] = monitorOf(fails, succeeds);
   const faults = ['The network could not be checked: nft is busy'];
   expect(await monitor.check()).toMatchObject({ healthy: false, faults });
   expect(monitor.host).toEqual({ healthy: false, message: faults[0] });
@@ -34,7 +34,7 @@ test('a check that fails is a fault with its reason, which is counted and ends w
   expect(await monitor.checkOf('a')).toEqual(FINE);
   expect(monitor.host?.healthy).toBe(true);
   expect(monitor.faultyChecks).toBe(0);
-  expect(told).toHaveLength(2);
+  expect(reported).toHaveLength(2);
 });
 
 test('a fault of one machine is not counted as a fault of the whole network, because the host still takes VMs', async () => {
@@ -72,14 +72,14 @@ test('checks that fail for the same reason write one line to the log', async () 
 });
 
 test('a check for a machine that fails is one faulty check', async () => {
-  const [monitor, told] = monitorOf(fails, fails);
+  const [monitor, reported] = monitorOf(fails, fails);
   expect(await monitor.checkOf('a')).toMatchObject({ healthy: false });
   expect(monitor.faultyChecks).toBe(1);
-  expect(told).toHaveLength(1);
+  expect(reported).toHaveLength(1);
 });
 
 test('a check that began before the machine was attached is followed by another', async () => {
-  const [monitor, told] = monitorOf(() => Promise.resolve({ ...FINE, machines: {} }), succeeds);
+  const [monitor, reported] = monitorOf(() => Promise.resolve({ ...FINE, machines: {} }), succeeds);
   expect(await monitor.checkOf('a')).toEqual(FINE);
-  expect(told).toHaveLength(2);
+  expect(reported).toHaveLength(2);
 });

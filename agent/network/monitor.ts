@@ -144,9 +144,9 @@ export class NetworkMonitor {
     for (const [uid, packets] of Object.entries(refusedConnections)) {
       this.#refused.inc(packets);
       if (this.#report?.refusedConnections[uid] === undefined) {
-        const told =
+        const reported =
           'A guest lost packets, because it has as many connections as network.connectionsPerGuest allows';
-        this.#options.logger.warn({ uid }, told);
+        this.#options.logger.warn({ uid }, reported);
       }
     }
   }

@@ -33,7 +33,7 @@ export function parseRuleset(text: string): RulesetEntry[] {
 /** Reads one table by its name in nft, for example `inet berth`. Returns an empty list if the table does not exist. */
 export async function readTable(name: string): Promise<RulesetEntry[]> {
   const isAbsent = (error: unknown): boolean =>
-    error instanceof ProgramError && error.words.includes('No such file or directory');
+    error instanceof ProgramError && error.message.includes('No such file or directory');
   const text = await undefinedIf(isAbsent, run('nft', ['--json', 'list', 'table', ...name.split(' ')]));
   return text === undefined ? [] : parseRuleset(text);
 }

@@ -124,17 +124,17 @@ it('the SDK is looked at every 30 s, and only changes are told', async () => {
   let now: EmulatorOffer = OFFER;
   const read = vi.fn<() => Promise<EmulatorOffer>>(async () => structuredClone(now));
   const offers = offersOf(read);
-  const told: EmulatorOffer[] = [];
+  const reported: EmulatorOffer[] = [];
   const end = new AbortController();
   vi.useFakeTimers({ toFake: ['setTimeout'] });
   try {
     await offers.ask();
-    const running = offers.run(end.signal, (offer) => told.push(offer));
+    const running = offers.run(end.signal, (offer) => reported.push(offer));
     await vi.advanceTimersByTimeAsync(60_000);
-    expect([read.mock.calls.length, told]).toEqual([3, []]);
+    expect([read.mock.calls.length, reported]).toEqual([3, []]);
     now = { kind: 'none', message: 'gone' };
     await vi.advanceTimersByTimeAsync(60_000);
-    expect(told).toEqual([now]);
+    expect(reported).toEqual([now]);
     end.abort();
     await running;
   } finally {

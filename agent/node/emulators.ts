@@ -118,10 +118,10 @@ export function emulatorCondition(offer: EmulatorOffer): { offered: boolean; mes
   const listed = new Set(listedImages(offer));
   const others = offer.systemImages.filter((name) => !listed.has(name)).toSorted();
   const count = listed.size === 1 ? '1 system image' : `${listed.size} system images`;
-  return { offered: true, message: `The host has ${count} for emulators${leftOutWords(others)}` };
+  return { offered: true, message: `The host has ${count} for emulators${formatLeftOut(others)}` };
 }
 
-function leftOutWords(names: readonly string[]): string {
+function formatLeftOut(names: readonly string[]): string {
   if (names.length === 0) {
     return '';
   }

@@ -15,14 +15,19 @@ afterEach(() => void vi.restoreAllMocks());
 
 interface Parts {
   apply: () => Promise<unknown>;
-  told?: string[];
+  reported?: string[];
   /** Answers to the question whether the Pods are read; then the answer is yes. */
   isUpToDate?: boolean[];
   logger?: Logger;
 }
 
 /** Starts to renew a Lease. `told` collects the calls of the lease's parts. */
-function startLease({ apply, told = [], isUpToDate = [], logger = pino({ level: 'silent' }) }: Parts): void {
+function startLease({
+  apply,
+  reported = [],
+  isUpToDate = [],
+  logger = pino({ level: 'silent' }),
+}: Parts): void {
   const stop = new AbortController();
   const lease = new NodeLease({
     client: { apply } as unknown as KubeClient,
@@ -30,10 +35,10 @@ function startLease({ apply, told = [], isUpToDate = [], logger = pino({ level: 
     node: () => node,
     fenceAfterMilliseconds: FENCE_AFTER_MILLISECONDS,
     isUpToDate: async () => {
-      told.push('read');
+      reported.push('read');
       return isUpToDate.shift() ?? true;
     },
-    onFenced: (fenced) => told.push(fenced ? 'fenced' : 'connected'),
+    onFenced: (fenced) => reported.push(fenced ? 'fenced' : 'connected'),
     logger,
   });
   const running = lease.run(stop.signal);
@@ -44,20 +49,20 @@ function startLease({ apply, told = [], isUpToDate = [], logger = pino({ level: 
 }
 
 test('a host that was suspended for too long is fenced before its next renewal, until its Pods are read', async () => {
-  const told: string[] = [];
-  const apply = vi.fn(async () => void told.push('renewed'));
+  const reported: string[] = [];
+  const apply = vi.fn(async () => void reported.push('renewed'));
   // The regular check of the age never comes, so only the renewal itself can notice the suspension.
   vi.useFakeTimers({ toFake: ['setInterval'] });
   onTestFinished(() => void vi.useRealTimers());
   vi.mocked(uptime).mockReturnValue(1_000);
-  startLease({ apply, told, isUpToDate: [false] });
+  startLease({ apply, reported, isUpToDate: [false] });
   await expect.poll(() => apply.mock.calls.length).toBeGreaterThan(1);
-  expect(new Set(told)).toEqual(new Set(['renewed']));
-  told.length = 0;
+  expect(new Set(reported)).toEqual(new Set(['renewed']));
+  reported.length = 0;
   // The clocks of Node.js do not count the time of a suspension. The uptime of the host counts it.
   vi.mocked(uptime).mockReturnValue(1_000 + 3_600);
-  await expect.poll(() => told).toContain('connected');
-  const until = told.slice(told.indexOf('fenced'), told.indexOf('connected') + 1);
+  await expect.poll(() => reported).toContain('connected');
+  const until = reported.slice(reported.indexOf('fenced'), reported.indexOf('connected') + 1);
   expect(until).toEqual(['fenced', 'renewed', 'read', 'renewed', 'read', 'connected']);
 });
 

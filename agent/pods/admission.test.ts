@@ -222,10 +222,10 @@ describe('a machine that runs', () => {
     [9, 1, 'Infeasible', 'The Pod requests 9000m of CPU, and the host has only 8000m of 8000m left'],
     [1, 9, 'Infeasible', 'bytes of memory, and the host has only'],
     [8, 1, 'Deferred', 'The Pod requests 8000m of CPU, and the host has only 7000m of 8000m left'],
-  ])('is not promised %i processors and %i GiB: %s', (cpu, gibibytes, reason, words) => {
+  ])('is not promised %i processors and %i GiB: %s', (cpu, gibibytes, reason, expected) => {
     const model = new Model(2);
     const pending = model.resize(0, cpu, gibibytes);
-    expect(pending).toMatchObject({ reason, message: expect.stringContaining(words) as string });
+    expect(pending).toMatchObject({ reason, message: expect.stringContaining(expected) as string });
     expect(resizeConditions(model.record(0), pending)).toMatchObject([{ type: 'PodResizePending', reason }]);
     model.restart(0);
     expect(model.record(0).startedWith).toEqual({ cpu: 1, memoryBytes: GIBIBYTE });

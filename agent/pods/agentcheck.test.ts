@@ -195,8 +195,8 @@ describe('a guest agent that answers', () => {
 
   test('is known from the report of an earlier agent, until it has been asked', async () => {
     const message = JSON.stringify({ guestAgentConnected: true, guest: FACTS });
-    const told = { type: MACHINE_CONDITION, status: 'True' as const, message };
-    const { rounds } = await poll([SILENT, ANSWERS], { pod: { ...POD, status: { conditions: [told] } } });
+    const reported = { type: MACHINE_CONDITION, status: 'True' as const, message };
+    const { rounds } = await poll([SILENT, ANSWERS], { pod: { ...POD, status: { conditions: [reported] } } });
     expect(rounds.map(({ connected, changes }) => [connected, changes])).toEqual([
       [true, 0],
       [true, 0],

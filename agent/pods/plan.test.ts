@@ -126,7 +126,7 @@ class Model {
   }
 
   /** Takes steps until the machine is as wanted or waits. Fails after too many steps. */
-  settle(): Step {
+  stabilize(): Step {
     for (let count = 0; count < MOST_STEPS; count += 1) {
       const step = plan(this.situation(), this.now);
       this.check(step);
@@ -238,7 +238,7 @@ describe('over any history', () => {
       for (const event of history) {
         const wasRunning = model.state.kind === 'running';
         model.happen(event);
-        const step = model.settle();
+        const step = model.stabilize();
         expectRest(model, step);
         const { failure } = model.record;
         const isDown = model.deletion !== undefined || failure !== undefined || step.kind === 'wait';
@@ -259,7 +259,7 @@ describe('over any history', () => {
       const model = new Model();
       for (const event of history) {
         model.happen(event);
-        expectRest(model, model.settle());
+        expectRest(model, model.stabilize());
       }
     });
   });
@@ -269,10 +269,10 @@ describe('over any history', () => {
       const model = new Model();
       for (const event of history) {
         model.happen(event);
-        model.settle();
+        model.stabilize();
       }
       model.happen({ kind: 'delete' });
-      expect(model.settle().kind).toBe('reached');
+      expect(model.stabilize().kind).toBe('reached');
       expect(model.state.kind).toBe('absent');
       expect(model.record.released).toBe(true);
     });
@@ -307,7 +307,7 @@ function expectRest(model: Model, step: Step): void {
 
 function running(change: Partial<MachineRecord> = {}, desired: Partial<Desired> = {}): Model {
   const model = new Model();
-  model.settle();
+  model.stabilize();
   model.desired = { ...DESIRED, ...desired };
   Object.assign(model.record, { startedAt: new Date(0).toISOString() }, change);
   model.steps.length = 0;
@@ -329,7 +329,7 @@ describe('the end of a guest', () => {
   ] as const)('under %s after %s', (restartPolicy, reason, rest, steps) => {
     const model = running({}, { restartPolicy });
     model.happen({ kind: 'end', reason });
-    expect(model.settle().kind).toBe(rest);
+    expect(model.stabilize().kind).toBe(rest);
     expect(kinds(model)).toEqual(steps);
   });
 
@@ -338,7 +338,7 @@ describe('the end of a guest', () => {
     (restartPolicy) => {
       const model = running({}, { restartPolicy });
       model.happen({ kind: 'reboot' });
-      model.settle();
+      model.stabilize();
       expect(kinds(model)).toEqual(['note', 'start']);
     },
   );
@@ -347,15 +347,15 @@ describe('the end of a guest', () => {
     const model = running({}, { restartPolicy: 'Always' });
     const crash = (): Step => {
       model.happen({ kind: 'end', reason: 'Crashed' });
-      return model.settle();
+      return model.stabilize();
     };
     expect(crash().kind).toBe('reached');
     expect(crash()).toEqual({ kind: 'wait', until: model.now + 10_000 });
     model.happen({ kind: 'wait', milliseconds: 10_000 });
-    model.settle();
+    model.stabilize();
     expect(crash()).toEqual({ kind: 'wait', until: model.now + 20_000 });
     model.happen({ kind: 'wait', milliseconds: 20_000 });
-    model.settle();
+    model.stabilize();
     model.record.startedAt = new Date(model.now).toISOString();
     model.happen({ kind: 'wait', milliseconds: 600_000 });
     expect(crash().kind).toBe('reached');
@@ -366,17 +366,17 @@ test('a machine whose end is in the future, after the clock was set back, is sta
   const model = running({}, { restartPolicy: 'Always' });
   for (const step of ['reached', 'wait']) {
     model.happen({ kind: 'end', reason: 'Crashed' });
-    expect(model.settle().kind).toBe(step);
+    expect(model.stabilize().kind).toBe(step);
   }
   model.now -= 3_600_000;
-  expect(model.settle().kind).toBe('reached');
+  expect(model.stabilize().kind).toBe('reached');
   expect(model.state.kind).toBe('running');
 });
 
 test('a machine whose folder vanished is not made again', () => {
   const model = running();
   model.state = { kind: 'absent' };
-  model.settle();
+  model.stabilize();
   expect(model.record.failure?.reason).toBe('DiskLost');
 });
 
@@ -392,25 +392,25 @@ test('an emulator that failed before its first start gives its user back', () =>
 test('a network that cannot be healed fails a machine that has never run, and no other', () => {
   const fresh = new Model();
   fresh.happen({ kind: 'fault', fault: 'no bridge' });
-  fresh.settle();
+  fresh.stabilize();
   expect(fresh.record.failure?.reason).toBe('NATSelfHealFailed');
   const old = running();
   old.happen({ kind: 'fault', fault: 'no bridge' });
-  expect(old.settle().kind).toBe('reached');
+  expect(old.stabilize().kind).toBe('reached');
   expect(old.state.kind).toBe('running');
 });
 
 test('a host that is cut off destroys what nobody has seen running, and keeps the rest', () => {
   const unseen = running({ acknowledged: false });
   unseen.happen({ kind: 'fence', fenced: true });
-  unseen.settle();
+  unseen.stabilize();
   expect(unseen.state.kind).toBe('stopped');
   unseen.happen({ kind: 'fence', fenced: false });
-  unseen.settle();
+  unseen.stabilize();
   expect(unseen.state.kind).toBe('running');
   const seen = running();
   seen.happen({ kind: 'fence', fenced: true });
-  seen.settle();
+  seen.stabilize();
   expect(seen.state.kind).toBe('running');
 });
 
@@ -427,9 +427,9 @@ test('a machine that is paused stays so when asked to go on by nobody, and is st
   const paused = (): Model => {
     const model = running();
     model.happen({ kind: 'disk', wish: 'pause' });
-    model.settle();
+    model.stabilize();
     model.happen({ kind: 'disk', wish: undefined });
-    model.settle();
+    model.stabilize();
     expect(kinds(model)).toEqual(['pause']);
     expect(model.state).toMatchObject({ paused: true });
     model.steps.length = 0;
@@ -441,12 +441,12 @@ test('a machine that is paused stays so when asked to go on by nobody, and is st
   ] as const) {
     const model = paused();
     model.happen({ kind: 'desire', change: { powerState: power } });
-    model.settle();
+    model.stabilize();
     expect(kinds(model)).toEqual(steps);
   }
   const gone = paused();
   gone.happen({ kind: 'delete' });
-  gone.settle();
+  gone.stabilize();
   expect(kinds(gone)).toEqual(['release', 'remove']);
 });
 
@@ -454,12 +454,12 @@ test('a machine whose memory has no room is not suspended until it has, and may 
   const model = running();
   model.happen({ kind: 'room', lacking: 'too large' });
   model.happen({ kind: 'desire', change: { powerState: 'Suspended' } });
-  expect(model.settle()).toEqual({ kind: 'wait', until: model.now + 5_000, noRoomToSuspend: 'too large' });
+  expect(model.stabilize()).toEqual({ kind: 'wait', until: model.now + 5_000, noRoomToSuspend: 'too large' });
   model.happen({ kind: 'disk', wish: 'pause' });
-  model.settle();
+  model.stabilize();
   expect(kinds(model)).toEqual(['pause']);
   model.happen({ kind: 'room', lacking: undefined });
-  expect(model.settle().kind).toBe('reached');
+  expect(model.stabilize().kind).toBe('reached');
   expect(kinds(model)).toEqual(['pause', 'suspend']);
 });
 
@@ -482,7 +482,7 @@ test('a machine that is off has no size of a run, also after a failed start, or 
     model.state = state;
     model.record = { ...model.record, created: true, everRan: true, startedWith };
     model.happen({ kind: 'desire', change: { powerState: 'Suspended' } });
-    expect(model.settle().kind).toBe('reached');
+    expect(model.stabilize().kind).toBe('reached');
     expect(model.record.startedWith).toEqual(state.kind === 'suspended' ? startedWith : undefined);
   }
 });

@@ -81,11 +81,15 @@ it.each<[string, Record<string, Partial<Secret> | Error>, Reason, string]>([
   ['has no content', { bad: { type } }, 'PullSecretTypeMismatch', 'needs the type'],
   ['has no JSON', { bad: { type, data: encoded('secret') } }, 'PullSecretInvalid', 'is not JSON'],
   ['cannot be read now', { bad: away }, 'SecretNotRead', 'could not read the Secret'],
-])('a pull secret that %s is skipped, and an Event names it', async (_, secrets, reason, words) => {
+])('a pull secret that %s is skipped, and an Event names it', async (_, secrets, reason, expected) => {
   const keyring = await pullKeyring(clientWith({ ...secrets, good }), podUsing('bad', 'good'));
   expect(keyring.candidates('a.io', 'x')).toEqual([{ type: 'password', username: 'u', password: 'secret' }]);
   const event = skippedSecrets(keyring);
-  expect(event).toMatchObject({ type: 'Warning', reason, message: expect.stringContaining(words) as string });
+  expect(event).toMatchObject({
+    type: 'Warning',
+    reason,
+    message: expect.stringContaining(expected) as string,
+  });
   expect(event?.message).toContain('bad in platform-ci');
   expect(event?.message).not.toContain('secret"');
   // The machine waits until somebody mends the Secret.
@@ -191,10 +195,10 @@ describe('user data from a Secret', () => {
     ['no answer', refused(503), 'SecretNotRead', 'could not read the Secret'],
   ])(
     'with %s makes the machine wait, and the message has no part of the value',
-    async (_, client, reason, words) => {
+    async (_, client, reason, expected) => {
       const error: unknown = await readUserData(client, REF).catch((thrown: unknown) => thrown);
       expect([reasonIn(error), classOf(reasonIn(error), 'VM')]).toEqual([reason, 'mendable']);
-      expect(messageOf(error)).toContain(words);
+      expect(messageOf(error)).toContain(expected);
       expect(messageOf(error)).not.toContain(PASSWORD.slice(0, 4));
     },
   );

@@ -69,10 +69,13 @@ test.each([
   ['Crashed', 'The hypervisor was ended by SIGKILL', 'Crashed: The hypervisor was ended by SIGKILL'],
   ['HostLost', 'The machine ended', 'HostLost: The machine ended'],
   ['GuestShutdown', 'The guest powered itself off', 'The guest powered itself off'],
-] as const)('a machine that waits for its next start after %s says how it ended', (how, message, told) => {
-  const { ready } = conditions({ kind: 'stopped' }, WAITING, { end: { how, message, at: 0 } });
-  expect(ready).toMatchObject({ status: 'False', reason: 'Starting', message: told });
-});
+] as const)(
+  'a machine that waits for its next start after %s says how it ended',
+  (how, message, reported) => {
+    const { ready } = conditions({ kind: 'stopped' }, WAITING, { end: { how, message, at: 0 } });
+    expect(ready).toMatchObject({ status: 'False', reason: 'Starting', message: reported });
+  },
+);
 
 test.each(['x', '"', '\u0001'])('a report can be read, however long its message of %j is', (one) => {
   const message = `${one.repeat(10_000)}the end`;

@@ -19,7 +19,7 @@ import {
   condition,
   emptyContainer,
   frame,
-  lastWords,
+  truncateStart,
   MESSAGE_LENGTH,
   type SaidCondition,
   stamp,
@@ -102,7 +102,7 @@ export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, 
   return {
     ...frame(pod, podPhase, host.address, now),
     ...(record.failure !== undefined && phase === 'Failed'
-      ? { reason: record.failure.reason, message: lastWords(record.failure.message) }
+      ? { reason: record.failure.reason, message: truncateStart(record.failure.message) }
       : {}),
     podIP: address,
     podIPs: [{ ip: address }],
@@ -309,7 +309,7 @@ function terminated(record: Readonly<MachineRecord>): NonNullable<ContainerState
   return {
     exitCode: ended.exitCode,
     reason: ended.reason,
-    message: lastWords(ended.message),
+    message: truncateStart(ended.message),
     ...(record.startedAt !== undefined && { startedAt: record.startedAt }),
     ...(record.finishedAt !== undefined && { finishedAt: record.finishedAt }),
   };
@@ -335,7 +335,7 @@ export function reportOf(runtime: Readonly<Runtime>, { message, ...facts }: Repo
   const report = factsOf(runtime, facts);
   const room = MESSAGE_LENGTH - MESSAGE_KEY_LENGTH - JSON.stringify(report).length;
   const length = Math.max(2, Math.min(REPORT_MESSAGE_LENGTH, Math.floor(room / LONGEST_ESCAPE)));
-  return { ...report, ...defined('message', message && lastWords(message, length)) };
+  return { ...report, ...defined('message', message && truncateStart(message, length)) };
 }
 
 function factsOf(

@@ -21,7 +21,7 @@ const VM = { namespace: 'platform-ci', name: 'x', uid: 'vm' };
 const NETWORK = { kind: 'user', address: undefined };
 
 /** Returns a host whose parts do nothing. `told` collects the kind, name and words of its Events. */
-function hostOf(directory: string, told: string[]): Host {
+function hostOf(directory: string, reported: string[]): Host {
   const driver = {
     create: ({ path }: { path: string }) => mkdirSync(path),
     start: () => undefined,
@@ -43,13 +43,13 @@ function hostOf(directory: string, told: string[]): Host {
     monitor: { checkOf: () => ({ healthy: true, faults: [], machines: {} }) },
     disk: { startsAnew: () => undefined },
     event: ({ kind, metadata }: KubeObject, { reason, message }: EventText<string>) =>
-      told.push(`${kind} ${metadata.name} ${reason}: ${message.replace(/\d+\.\d/, 'N')}`),
+      reported.push(`${kind} ${metadata.name} ${reason}: ${message.replace(/\d+\.\d/, 'N')}`),
   };
   return host as unknown as Host;
 }
 
 /** Returns a new VM machine on a host whose parts do nothing. `told` collects what {@link hostOf} collects. */
-function newVm(told: string[] = []) {
+function newVm(reported: string[] = []) {
   const directory = mkdtempSync(join(tmpdir(), 'berth-steps-'));
   onTestFinished(() => rmSync(directory, { recursive: true }));
   const machine = {
@@ -73,12 +73,12 @@ function newVm(told: string[] = []) {
     abort: new AbortController(),
     changed: () => undefined,
   } as unknown as Operation;
-  return { host: hostOf(directory, told), record, operation, runtime: newRuntime(record, directory) };
+  return { host: hostOf(directory, reported), record, operation, runtime: newRuntime(record, directory) };
 }
 
 it('tells the VM how its machine was made and started, leaves to the operator what the Pod shows, and keeps the slot of a start', async () => {
-  const told: string[] = [];
-  const { host, record, operation, runtime } = newVm(told);
+  const reported: string[] = [];
+  const { host, record, operation, runtime } = newVm(reported);
   await STEPS.create(host, runtime, operation);
   // The operator creates a deleted Secret again only before the machine is created.
   host.vncPassword = () => expect.unreachable();
@@ -88,7 +88,7 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
   await started;
   await STEPS.suspend(host, runtime, operation);
   expect(record.startedWith).toEqual({ cpu: 1, memoryBytes: 2 ** 27, diskSizeBytes: 2 ** 30 });
-  expect(told).toEqual([
+  expect(reported).toEqual([
     'VM x Pulling: The host is fetching https://images.example/a.qcow2',
     'VM x Pulled: The image is on the host as sha256:0 after N s',
     'VM x Cloned: The host cloned the image in N s',
@@ -98,14 +98,14 @@ it('tells the VM how its machine was made and started, leaves to the operator wh
 });
 
 it('tells the VM why its machine was not suspended, because the VM stays Running', async () => {
-  const told: string[] = [];
-  const { host, record, operation, runtime } = newVm(told);
+  const reported: string[] = [];
+  const { host, record, operation, runtime } = newVm(reported);
   const fault = new Error('Migration is blocked');
   driverOfVM(host, record).suspend = async () => {
     throw fault;
   };
   await expect(STEPS.suspend(host, runtime, operation)).rejects.toBe(fault);
-  expect(told).toEqual(['VM x SuspendFailed: The machine was not suspended: Migration is blocked']);
+  expect(reported).toEqual(['VM x SuspendFailed: The machine was not suspended: Migration is blocked']);
 });
 
 it('counts no stop for a machine that was not suspended, because its emulators would lose their data', async () => {

@@ -135,7 +135,7 @@ async function machineOf(
 }
 
 /** Drives the machine until it needs no further step. Returns the steps. */
-async function settle(machines: Machines, runtime: Runtime, wanted: Wanted): Promise<Step['kind'][]> {
+async function stabilize(machines: Machines, runtime: Runtime, wanted: Wanted): Promise<Step['kind'][]> {
   const kinds: Step['kind'][] = [];
   while (kinds.at(-1) !== 'reached' && kinds.length < 10) {
     kinds.push((await machines.drive(runtime, wanted)).step.kind);
@@ -153,7 +153,7 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
     'whose state file is %s fails, and its folder goes with its Pod',
     async (_, content) => {
       const { machines, runtime, hasProcess, hasData } = await machineOf(driver, content);
-      expect(await settle(machines, runtime, WANTED)).toEqual(['release', 'reached']);
+      expect(await stabilize(machines, runtime, WANTED)).toEqual(['release', 'reached']);
       const { failure } = runtime.record;
       expect(failure?.reason).toBe('RecordDamaged');
       expect(failure?.message).toContain(join(folder, DRIVERS[driver].state));
@@ -163,7 +163,7 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
       expect(hasData()).toBe(DRIVERS[driver].keeps);
 
       const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
-      expect(await settle(machines, runtime, deleted)).toEqual(['remove', 'reached']);
+      expect(await stabilize(machines, runtime, deleted)).toEqual(['remove', 'reached']);
       expect(existsSync(folder)).toBe(false);
     },
     2 * SOON_MILLISECONDS,
@@ -181,7 +181,7 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
       expect([hasProcess(), hasData()]).toEqual([true, true]);
 
       const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
-      expect(await settle(machines, runtime, deleted)).toEqual(['release', 'remove', 'reached']);
+      expect(await stabilize(machines, runtime, deleted)).toEqual(['release', 'remove', 'reached']);
       await expect.poll(hasProcess).toBe(false);
       expect(existsSync(folder)).toBe(false);
     },
@@ -199,7 +199,7 @@ describe.each(['qemu', 'emulator'] as const)('a machine of the driver %s', (driv
     await expect(stopping).rejects.toThrow(file);
     expect(hasProcess()).toBe(true);
     const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
-    expect(await settle(machines, runtime, deleted)).toContain('remove');
+    expect(await stabilize(machines, runtime, deleted)).toContain('remove');
   });
 
   it('whose state file is damaged is not removed from a host on which its process cannot be found', async () => {
@@ -233,7 +233,7 @@ it(
     const { machines, runtime } = await machineOf('qemu', '');
     writeFileSync(join(folder, 'copy.json'), 'damage');
     const deleted = { ...WANTED, deletion: { deadline: Date.now() } };
-    expect(await settle(machines, runtime, deleted)).toEqual(['release', 'remove', 'reached']);
+    expect(await stabilize(machines, runtime, deleted)).toEqual(['release', 'remove', 'reached']);
     expect(existsSync(folder)).toBe(false);
   },
   SOON_MILLISECONDS,

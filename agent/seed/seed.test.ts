@@ -237,10 +237,10 @@ test.each([
   ['variant: fcos\nversion: 1.5.0\n', 'reads. cloud-init reads'],
   ['{"ignition":{}}', 'reads. cloud-init reads'],
   ['{"ignition":{"version":"3.4.0"}', 'reads. cloud-init reads'],
-])('the user data %j may be ignored', (userData, words) => {
+])('the user data %j may be ignored', (userData, message) => {
   const notice = userDataNotice(userData);
   expect(notice).toContain('Its first line is none that cloud-init or Ignition reads');
-  expect(notice).toContain(words);
+  expect(notice).toContain(message);
   expect(notice).not.toContain('packages');
 });
 

@@ -112,13 +112,13 @@ describe('an upload', () => {
     let isOver = false;
     let atOnce = 0;
     let longest = 0;
-    const turn = (): void => {
+    const nextCycle = (): void => {
       atOnce = 0;
       if (!isOver) {
-        setImmediate(turn);
+        setImmediate(nextCycle);
       }
     };
-    turn();
+    nextCycle();
     const onBytes = (): void => {
       atOnce += 1;
       longest = Math.max(longest, atOnce);
@@ -195,19 +195,19 @@ describe('an upload', () => {
     received.catch(() => undefined);
     sender.on('error', () => undefined);
     while (vi.getTimerCount() === 0) {
-      await new Promise((turn) => setImmediate(turn));
+      await new Promise((proceed) => setImmediate(proceed));
     }
     const disk = Promise.withResolvers<void>();
     vi.mocked(writeSparse).mockImplementationOnce(async () => await disk.promise);
     sender.write(piece(content.subarray(0, 1000)));
     while (vi.mocked(writeSparse).mock.calls.length === 0) {
-      await new Promise((turn) => setImmediate(turn));
+      await new Promise((proceed) => setImmediate(proceed));
     }
     vi.advanceTimersByTime(120_000);
     expect(host.destroyed).toBe(false);
     disk.resolve();
     while (vi.getTimerCount() === 0) {
-      await new Promise((turn) => setImmediate(turn));
+      await new Promise((proceed) => setImmediate(proceed));
     }
     vi.advanceTimersByTime(59_999);
     expect(host.destroyed).toBe(false);

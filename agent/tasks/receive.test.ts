@@ -233,7 +233,7 @@ it('a task without a sender ends after two minutes', async () => {
   const received = receive(diskHost(), TASK, context(), vi.fn());
   received.catch(() => undefined);
   while (vi.getTimerCount() === 0) {
-    await new Promise((turn) => setImmediate(turn));
+    await new Promise((proceed) => setImmediate(proceed));
   }
   vi.advanceTimersByTime(119_999);
   expect(vi.getTimerCount()).toBe(1);

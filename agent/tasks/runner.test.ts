@@ -204,8 +204,8 @@ test('a task whose server asks for a wait reports it to the operator, at most an
     await vi.waitFor(() => expect(kinds(uid)).toEqual(['failed']), WAIT);
     const state = runner.state(uid) ?? { kind: 'waiting', message: '' };
     const { conditions = [] } = taskStatus(podOf(uid), state, '192.0.2.1', '');
-    const told = conditions.find(({ type }) => type === 'berth.dev/Task');
-    expect(JSON.parse(told?.message ?? '')).toEqual({ retryAfterSeconds });
+    const reported = conditions.find(({ type }) => type === 'berth.dev/Task');
+    expect(JSON.parse(reported?.message ?? '')).toEqual({ retryAfterSeconds });
   }
 });
 

@@ -13,10 +13,10 @@ import type { ContainerState, Pod, PodStatus } from '../../kube/core.ts';
 import { type ConsoleLog, ConsoleStore } from '../console/store.ts';
 import { TASK_LOG } from '../console/input.ts';
 import { messageOf } from '../../base/errors.ts';
-import { Turns } from '../disks/turns.ts';
+import { FairQueue } from '../disks/fairqueue.ts';
 import { timestamp } from '../../base/time.ts';
 import { TASK_CONDITION } from '../../api/v1alpha1/names.ts';
-import { condition, emptyContainer, frame, lastWords, stamp, waiting } from '../../kube/podstatus.ts';
+import { condition, emptyContainer, frame, truncateStart, stamp, waiting } from '../../kube/podstatus.ts';
 
 /** Shortest time between two reports of progress, because every report causes a request to the API server. */
 const PROGRESS_MILLISECONDS = 2_000;
@@ -98,11 +98,11 @@ interface TaskRunnerOptions {
 export class TaskRunner {
   readonly #options: TaskRunnerOptions;
   readonly #running = new Map<string, Running>();
-  readonly #turns: Turns;
+  readonly #queue: FairQueue;
 
   constructor(options: TaskRunnerOptions) {
     this.#options = options;
-    this.#turns = new Turns({
+    this.#queue = new FairQueue({
       atOnce: options.atOnce,
       work: { one: 'task', many: 'tasks' },
       setting: 'tasksAtOnce',
@@ -170,7 +170,7 @@ export class TaskRunner {
       running.take = take;
     };
     const context = { uid, pod, folder, signal, log, progress, takeCallers };
-    this.#turns
+    this.#queue
       .take({ namespace, signal: running.leave.signal, onWait }, () => this.#run(running, task, context))
       .catch((error: unknown) => this.#failed(running, { task, context, startedAt: Date.now() }, error));
   }
@@ -247,14 +247,14 @@ export class TaskRunner {
 
 /** Returns a function that reports a task's progress in whole percents, at most once every 2 s. */
 function throttled(running: Running, changed: () => void): (percent: number) => void {
-  let toldAt = 0;
+  let reportedAt = 0;
   return (percent) => {
     if (running.state.kind !== 'running') {
       return;
     }
     running.state.report.progressPercent = Math.min(100, Math.floor(percent));
-    if (performance.now() - toldAt >= PROGRESS_MILLISECONDS) {
-      toldAt = performance.now();
+    if (performance.now() - reportedAt >= PROGRESS_MILLISECONDS) {
+      reportedAt = performance.now();
       changed();
     }
   };
@@ -265,7 +265,7 @@ export function taskStatus(pod: Pod, state: TaskState, hostAddress: string, now:
   const notReady: Reason | undefined = running ? undefined : isOver(state) ? 'PodCompleted' : QUEUED;
   return {
     ...frame(pod, phaseOf(pod, state), hostAddress, now),
-    ...(state.kind === 'failed' && { reason: state.reason, message: lastWords(state.message) }),
+    ...(state.kind === 'failed' && { reason: state.reason, message: truncateStart(state.message) }),
     podIP: hostAddress,
     podIPs: [{ ip: hostAddress }],
     conditions: stamp(
@@ -318,7 +318,7 @@ function containerState(state: TaskState): ContainerState {
     default: {
       const { reason, message, finishedAt } = state;
       const ended = { startedAt, finishedAt: timestamp(finishedAt) };
-      return { terminated: { exitCode: 1, reason, message: lastWords(message), ...ended } };
+      return { terminated: { exitCode: 1, reason, message: truncateStart(message), ...ended } };
     }
   }
 }

@@ -18,7 +18,7 @@ type Values =
   | { readonly type: 'integer'; readonly minimum: number; readonly maximum: number | 'displayDPIMaximum' }
   /** A text of 1 to `length` characters. */
   | { readonly type: 'text'; readonly length: number; readonly pattern?: RegExp }
-  | { readonly type: 'choice'; readonly words: readonly [string, ...string[]] }
+  | { readonly type: 'choice'; readonly values: readonly [string, ...string[]] }
   /** The name of an Image or ISO, or an OCI reference. */
   | { readonly type: 'image' }
   /** An RFC 3339 time. */
@@ -84,7 +84,7 @@ export const VM_FIELDS = {
   architecture: {
     type: 'choice',
     description: 'Architecture of the processor: amd64 or arm64.',
-    words: ['amd64', 'arm64'],
+    values: ['amd64', 'arm64'],
     isInConfig: true,
     isForHost: true,
     flag: ['--architecture <architecture>', 'architecture of the processor'],
@@ -92,7 +92,7 @@ export const VM_FIELDS = {
   os: {
     type: 'choice',
     description: 'Operating system of the guest: MacOS, Linux or Windows.',
-    words: ['MacOS', 'Linux', 'Windows'],
+    values: ['MacOS', 'Linux', 'Windows'],
     isInConfig: true,
     isForHost: true,
   },
@@ -179,14 +179,14 @@ export const VM_FIELDS = {
     type: 'choice',
     description:
       'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values.',
-    words: ['Consistent', 'Dynamic'],
+    values: ['Consistent', 'Dynamic'],
     isInConfig: true,
   },
   placement: { type: 'structured', isInConfig: true },
   powerState: {
     type: 'choice',
     description: 'Desired state of the machine: Running (the default), Stopped or Suspended.',
-    words: ['Running', 'Stopped', 'Suspended'],
+    values: ['Running', 'Stopped', 'Suspended'],
     isMutable: true,
     isForHost: true,
   },
@@ -194,7 +194,7 @@ export const VM_FIELDS = {
     type: 'choice',
     description:
       'Whether the machine starts again when the guest ends by itself: Never (the default), OnFailure or Always.',
-    words: ['Never', 'OnFailure', 'Always'],
+    values: ['Never', 'OnFailure', 'Always'],
     isMutable: true,
     isForHost: true,
   },
@@ -289,7 +289,7 @@ export type FieldsWith<Row> = {
 /** TypeScript type of the values of a field that is not structured. */
 export type ValueOf<Name extends VMFieldName> = Table[Name] extends { type: 'integer' }
   ? number
-  : Table[Name] extends { words: readonly (infer Word)[] }
+  : Table[Name] extends { values: readonly (infer Word)[] }
     ? Word
     : Table[Name] extends { type: 'memory' | 'disk' }
       ? number | string

@@ -81,7 +81,7 @@ function hostShape<Name extends ForHost>(names: readonly Name[]): HostShape<Name
 
 function hostSchema(row: VMField): z.ZodType {
   if (row.type === 'choice') {
-    return z.enum(row.words);
+    return z.enum(row.values);
   }
   return row.type === 'integer' ? z.number().int() : z.string();
 }
@@ -141,8 +141,8 @@ export function displayOf({
  */
 export const desiredSchema = z.object({
   ...hostShape(DESIRED_FIELDS),
-  powerState: z.enum(VM_FIELDS.powerState.words),
-  restartPolicy: z.enum(VM_FIELDS.restartPolicy.words),
+  powerState: z.enum(VM_FIELDS.powerState.values),
+  restartPolicy: z.enum(VM_FIELDS.restartPolicy.values),
   /**
    * `cpu` and `memoryBytes` take effect at the next start of the machine. They never exceed the Pod's requests. The Pod requests {@link
    * MACHINE_MEMORY_OVERHEAD_BYTES} more memory than `memoryBytes`.

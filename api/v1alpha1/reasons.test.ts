@@ -18,7 +18,7 @@ const CATALOGUE = Object.entries(REASONS) as [Reason, ReasonEntry][];
 const ROOT = join(import.meta.dirname, '..', '..');
 const CONDITION_REASON = /^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$/;
 /** Largest number of words in a sentence. Readers have to read longer sentences twice. */
-const WORDS_LIMIT = 25;
+const SENTENCE_LENGTH = 25;
 
 describe('the catalogue of reasons', () => {
   it('has each word once', () => {
@@ -58,7 +58,7 @@ describe('the catalogue of reasons', () => {
   it.each(CATALOGUE)('%s has short sentences', (_, { says, todo, class: known }) => {
     for (const sentence of [says, todo].filter((one) => one !== undefined)) {
       expect(sentence).toMatch(/^[A-Z].*[^.!]$/);
-      expect(sentence.split(/\s+/).length).toBeLessThanOrEqual(WORDS_LIMIT);
+      expect(sentence.split(/\s+/).length).toBeLessThanOrEqual(SENTENCE_LENGTH);
     }
     expect(todo !== undefined || known === 'state' || known === 'passing').toBe(true);
   });

@@ -67,11 +67,11 @@ export function timestamp(description: string) {
 }
 
 /** Returns the schema of a text that must be one of `words`. */
-export function choice<const Words extends readonly [string, ...string[]]>(
+export function choice<const Values extends readonly [string, ...string[]]>(
   description: string,
-  words: Words,
+  values: Values,
 ) {
-  return z.enum(words).meta({ description });
+  return z.enum(values).meta({ description });
 }
 
 /** Pattern of RFC 1123 labels. The pattern does not check their length, which is at most 63 characters. */

@@ -15,9 +15,9 @@ describe('a URL in texts for people', () => {
     ['https://s3.example/a?X-Amz-Signature=secret&X-Amz-Expires=1', 'https://s3.example/a?…'],
     ['https://images.example/a#secret', 'https://images.example/a'],
     ['https://secret:secret', 'a URL that cannot be read'],
-  ])('%s is %s', (url, told) => {
-    expect(describeUrl(url)).toBe(told);
-    expect(describeSource({ type: 'http', url, sha256: '' })).toBe(told);
+  ])('%s is %s', (url, reported) => {
+    expect(describeUrl(url)).toBe(reported);
+    expect(describeSource({ type: 'http', url, sha256: '' })).toBe(reported);
   });
 
   it.each([

@@ -60,8 +60,8 @@ export const imagePullSecretsSchema = z
     'x-kubernetes-list-map-keys': ['name'],
   });
 
-export const architectureSchema = choice(VM_FIELDS.architecture.description, VM_FIELDS.architecture.words);
-export const osSchema = choice(VM_FIELDS.os.description, VM_FIELDS.os.words);
+export const architectureSchema = choice(VM_FIELDS.architecture.description, VM_FIELDS.architecture.values);
+export const osSchema = choice(VM_FIELDS.os.description, VM_FIELDS.os.values);
 
 /** Fields that choose the host of a machine. */
 const placementFields = {
@@ -196,7 +196,7 @@ export function fieldSchema(
     case 'text':
       return text(row.description, row.length, row.pattern);
     case 'choice':
-      return choice(row.description, row.words);
+      return choice(row.description, row.values);
     case 'image':
       return imageName(row.description);
     case 'time':

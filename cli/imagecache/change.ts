@@ -211,9 +211,8 @@ async function report(
     return;
   }
   const done = items.filter(({ status }) => status === 'Success');
-  const words =
-    action === 'add' ? `caching of ${printable(image)} on` : `removal of ${printable(image)} from`;
-  await printDone(terminal, output, done, `Requested ${words} node`);
+  const text = action === 'add' ? `caching of ${printable(image)} on` : `removal of ${printable(image)} from`;
+  await printDone(terminal, output, done, `Requested ${text} node`);
   const failed = items.filter(({ status }) => status === 'Failure');
   if (failed.length > 0) {
     throw new AggregateError(failed.map(({ node, message }) => new CommandError(`node ${node}: ${message}`)));

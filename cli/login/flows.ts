@@ -208,8 +208,8 @@ export class Loopback implements AsyncDisposable {
   }
 }
 
-function answer(response: ServerResponse, status: number, words: string): void {
-  response.writeHead(status, HEADERS).end(`<!doctype html><title>berth</title><p>${words}</p>\n`);
+function answer(response: ServerResponse, status: number, message: string): void {
+  response.writeHead(status, HEADERS).end(`<!doctype html><title>berth</title><p>${message}</p>\n`);
 }
 
 /**

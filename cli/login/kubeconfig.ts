@@ -74,8 +74,8 @@ export class Kubeconfig {
     this.#document = parseDocument(text, QUOTING);
     const [mistake] = this.#document.errors;
     if (mistake !== undefined || (this.#document.contents !== null && !isMap(this.#document.contents))) {
-      const words = mistake === undefined ? 'it must be a map' : mistake.message.split('\n')[0];
-      throw new CommandError(`The kubeconfig ${file} has a mistake: ${words}`, EXIT.usage);
+      const sentence = mistake === undefined ? 'it must be a map' : mistake.message.split('\n')[0];
+      throw new CommandError(`The kubeconfig ${file} has a mistake: ${sentence}`, EXIT.usage);
     }
     if (this.#document.contents === null) {
       this.#document.contents = this.#document.createNode({ apiVersion: 'v1', kind: 'Config' });

@@ -14,7 +14,7 @@ import type { Session, Tokens } from './session.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 
 /** Largest number of characters of a provider's text in a message. Longer texts are cut. */
-const WORDS_CHARACTERS = 300;
+const MESSAGE_CHARACTERS = 300;
 /** Scope that a client must request to get refresh tokens. */
 const OFFLINE = 'offline_access';
 
@@ -108,14 +108,14 @@ function explained(error: unknown, issuer: string): unknown {
     error_description?: unknown;
   };
   if (typeof code === 'string') {
-    const words = [code, description].filter((text) => typeof text === 'string').join(': ');
+    const message = [code, description].filter((text) => typeof text === 'string').join(': ');
     const action = ACTIONS[code] ?? 'Check the client at the identity provider';
     const exitCode = DENIED.includes(code) ? EXIT.denied : EXIT.failed;
-    return new CommandError(`${action}. ${issuer} says ${words.slice(0, WORDS_CHARACTERS)}`, exitCode);
+    return new CommandError(`${action}. ${issuer} says ${message.slice(0, MESSAGE_CHARACTERS)}`, exitCode);
   }
-  const words = causes.map(messageOf).join(': ').slice(0, WORDS_CHARACTERS);
+  const message = causes.map(messageOf).join(': ').slice(0, MESSAGE_CHARACTERS);
   return new CommandError(
-    `The identity provider ${issuer} gave an answer that cannot be used: ${words}. Check the issuer and the client ID, and compare the clocks of this computer and the identity provider`,
+    `The identity provider ${issuer} gave an answer that cannot be used: ${message}. Check the issuer and the client ID, and compare the clocks of this computer and the identity provider`,
   );
 }
 

@@ -3,7 +3,7 @@ import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { Readable } from 'node:stream';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from '../errors.ts';
 import { logout, setToken } from './token.ts';
@@ -83,8 +83,8 @@ it('lets a renewal of the earlier session end first, because the renewal would w
   const stored = store('abc.def', Readable.from([]));
   await expect.poll(() => existsSync(kubeconfig)).toBe(true);
   await expect.poll(() => existsSync(`${kubeconfig}.lock`)).toBe(false);
-  for (let turns = 0; turns < 1_000; turns += 1) {
-    await turn();
+  for (let rounds = 0; rounds < 1_000; rounds += 1) {
+    await nextCycle();
   }
   await writeFile(session, '{}');
   renew();

@@ -104,10 +104,10 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
   const isRevoked = session === undefined || (await revoke(session, terminal));
   const { output } = globals;
   if (output === 'table' || output === 'wide') {
-    const words = wasThere
+    const message = wasThere
       ? 'Signed out. Removed the context'
       : 'You were not signed in. There is no context';
-    terminal.out(`${words} "${place.context}" of ${place.file}\n`);
+    terminal.out(`${message} "${place.context}" of ${place.file}\n`);
   } else {
     const rows = wasThere ? [{ name: place.context, kubeconfig: place.file }] : [];
     await print(terminal, output, { rows, columns: [], itemOf: (row) => row });

@@ -55,7 +55,7 @@ const BY_TYPE: Partial<Readonly<Record<TableFlag['row']['type'], Parser>>> = {
 function optionFor(row: TableFlag['row'], [flag, text]: readonly [string, string]): Option {
   const option = new Option(flag, text);
   if (row.type === 'choice') {
-    return option.choices(row.words);
+    return option.choices(row.values);
   }
   const parser = STRUCTURED[row.name] ?? BY_TYPE[row.type];
   return parser === undefined ? option : option.argParser(parser);

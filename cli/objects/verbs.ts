@@ -172,8 +172,8 @@ async function remove<T extends KubeObject>(
       await removeOne(cluster, kind, object, { wait, signal });
       return object;
     });
-    const words = wait ? 'Successfully deleted' : 'Requested deletion of';
-    await report(terminal, globals, { kind, objects, sentence: (name) => `${words} ${kind.noun} ${name}` });
+    const message = wait ? 'Successfully deleted' : 'Requested deletion of';
+    await report(terminal, globals, { kind, objects, sentence: (name) => `${message} ${kind.noun} ${name}` });
     rethrow();
   });
 }

@@ -199,9 +199,9 @@ export class Redactor {
 
 /** Returns the parts of a removed value that logs could repeat. Common words of a longer text are not among them. */
 function secretParts(value: string): string[] {
-  const words = value.match(PART) ?? [];
-  const least = words.length === 1 ? WORD_LENGTH : Infinity;
-  return words.flatMap(formsOf).filter((part) => part.length >= (/\d/.test(part) ? MIXED_LENGTH : least));
+  const segments = value.match(PART) ?? [];
+  const least = segments.length === 1 ? WORD_LENGTH : Infinity;
+  return segments.flatMap(formsOf).filter((part) => part.length >= (/\d/.test(part) ? MIXED_LENGTH : least));
 }
 
 /** Returns two forms of a part of a text: the whole part, and the part without punctuation marks at its end. */

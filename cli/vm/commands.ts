@@ -153,10 +153,10 @@ export function addStreamCommands(noun: Command, terminal: Terminal): void {
     .argument('<command...>', 'command after --, with its arguments')
     .addOption(new BooleanFlag('-i, --stdin', 'let the command read the standard input'))
     .addOption(new BooleanFlag('-t, --tty', 'connect the command to this terminal'))
-    .action(async (name: string, words: string[], flags: SessionFlags, command: Command) => {
+    .action(async (name: string, args: string[], flags: SessionFlags, command: Command) => {
       const { exec } = await import('./exec.ts');
       const { stdin = false, tty = false } = flags;
-      await exec(terminal, command.optsWithGlobals<Globals>(), { name, command: words, stdin, tty });
+      await exec(terminal, command.optsWithGlobals<Globals>(), { name, command: args, stdin, tty });
     });
   noun
     .command('console')
@@ -236,9 +236,9 @@ function addSSH(noun: Command, terminal: Terminal): void {
     .argument('<name>', 'name of the VM')
     .argument('[command...]', 'command after --, instead of a shell')
     .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
-    .action(async (name: string, words: string[], { user }: { user?: string }, command: Command) => {
+    .action(async (name: string, args: string[], { user }: { user?: string }, command: Command) => {
       const { ssh } = await import('./ssh.ts');
-      await ssh(terminal, command.optsWithGlobals<Globals>(), { name, user, command: words });
+      await ssh(terminal, command.optsWithGlobals<Globals>(), { name, user, command: args });
     });
 }
 

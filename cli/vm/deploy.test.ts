@@ -218,10 +218,10 @@ it('refuses --tag-required without --tag, because it would have no effect', () =
 it('names the flags of the fields that an older cluster does not have', () => {
   const message =
     'VM in version "v1alpha1" cannot be handled as a VM: strict decoding error: unknown field "spec.displayDPI", unknown field "spec.odd"';
-  const words =
+  const expected =
     'the cluster does not have this field, because its release of Berth is older than this command';
   expect(inFlags(new ApiError(message, { status: 400, reason: 'BadRequest' }))).toMatchObject({
-    message: `--display-dpi: ${words}\nspec.odd: ${words}`,
+    message: `--display-dpi: ${expected}\nspec.odd: ${expected}`,
   });
   const other = new ApiError('the body is no JSON', { status: 400, reason: 'BadRequest' });
   expect(inFlags(other)).toBe(other);

@@ -260,11 +260,11 @@ function areaOf(reason: string): Area {
 
 function waitsFor(vm: VM, phase: string): string {
   const { progress } = vm.status ?? {};
-  const told = ['Scheduled', 'Ready'].map((type) => conditionOf(vm, type)?.message).find(Boolean);
+  const reported = ['Scheduled', 'Ready'].map((type) => conditionOf(vm, type)?.message).find(Boolean);
   if (vm.status?.phase === undefined) {
     return 'The operator has not processed the VM yet';
   }
-  return progress ?? told ?? `The phase is ${phase}`;
+  return progress ?? reported ?? `The phase is ${phase}`;
 }
 
 function patience(phase: string): string {

@@ -62,7 +62,7 @@ const LIMIT_BYTES = 16 * 1024;
  * Resolves with the text of the stream, without the first `skippedBytes`. Never rejects. If the stream fails, the result is the text before
  * the failure.
  */
-export async function readWords(stream: Readable, skippedBytes = 0): Promise<string> {
+export async function readMessage(stream: Readable, skippedBytes = 0): Promise<string> {
   const chunks: Buffer[] = [];
   let bytes = 0;
   try {

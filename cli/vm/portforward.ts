@@ -10,7 +10,7 @@ import { type Cluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT } from '../errors.ts';
 import type { PortPair } from '../flags.ts';
 import type { Globals } from '../globals.ts';
-import { runningVM, streamPath, withoutPod, readWords } from './machine.ts';
+import { runningVM, streamPath, withoutPod, readMessage } from './machine.ts';
 import type { Terminal } from '../terminal.ts';
 import { PORT_PROTOCOL } from '../../kube/channels.ts';
 import { printable } from '../text.ts';
@@ -207,7 +207,7 @@ async function carry(
     from.destroy();
   };
   const timer = new HalfOpenTimer(over);
-  const words = readWords(channels.channel(CHANNEL.error), PORT_BYTES);
+  const text = readMessage(channels.channel(CHANNEL.error), PORT_BYTES);
   const sent = pipeline(from, data).finally(() => timer.start());
   const received = pipeline(
     data,
@@ -227,7 +227,7 @@ async function carry(
   // connection.
   isOver ||= up.status === 'rejected' || down.status === 'rejected';
   channels.close();
-  const [{ code }, message] = await Promise.all([channels.ended, words]);
+  const [{ code }, message] = await Promise.all([channels.ended, text]);
   signal.throwIfAborted();
   if (message !== '') {
     throw new CommandError(printable(message));

@@ -8,7 +8,7 @@ import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
 import type { Cluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import { printable } from '../text.ts';
-import { withoutPod, readWords } from './machine.ts';
+import { withoutPod, readMessage } from './machine.ts';
 import { type JsonLimits, parseJson } from '../../base/json.ts';
 import { RawMode } from '../terminal.ts';
 
@@ -95,7 +95,7 @@ async function follow(channels: Channels, { tty, input, leave }: SessionRequest)
     pipeline(channels.channel(CHANNEL.stderr), process.stderr, { end: false }),
   ]);
   try {
-    const [status] = await Promise.all([readWords(channels.channel(CHANNEL.status)), channels.ended]);
+    const [status] = await Promise.all([readMessage(channels.channel(CHANNEL.status)), channels.ended]);
     return hasLeft ? 'left' : status;
   } finally {
     terminal?.[Symbol.dispose]();
@@ -119,9 +119,9 @@ function judge(text: string, name: string): void {
     return;
   }
   const code = exitCodeIn(status);
-  const words = printable((status.message ?? '').replace(HOST_REFUSES, ''));
+  const sentence = printable((status.message ?? '').replace(HOST_REFUSES, ''));
   throw code === undefined
-    ? new CommandError(words || `The session with VM ${name} failed`)
+    ? new CommandError(sentence || `The session with VM ${name} failed`)
     : new ProgramEnded(code);
 }
 

@@ -86,8 +86,8 @@ it('gives ssh a command whose words no shell changes', async () => {
   context = { name: String.raw`it's a \'(touch hit)\' $(touch hit)` };
   await login();
   const [, proxy = ''] = /^ProxyCommand=(.*)$/m.exec(await readFile(join(folder, 'arguments'), 'utf8')) ?? [];
-  const words = execFileSync('sh', ['-c', `printf '%s\\n' ${proxy}`], { encoding: 'utf8', cwd: folder });
-  expect(words.split('\n')).toContain(context.name);
+  const args = execFileSync('sh', ['-c', `printf '%s\\n' ${proxy}`], { encoding: 'utf8', cwd: folder });
+  expect(args.split('\n')).toContain(context.name);
   // In fish, a backslash in single quotes has a special meaning.
   expect(proxy.replace(/"[^"]*"/g, '')).not.toContain('\\');
 });

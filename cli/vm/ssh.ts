@@ -109,8 +109,8 @@ function proxyCommand({ kubeconfig, context, namespace = '' }: Globals, name: st
     ...(kubeconfig === undefined ? [] : ['--kubeconfig', kubeconfig]),
     ...(context === undefined ? [] : ['--context', context]),
   ];
-  const words = [process.execPath, ...program, 'vm', 'port-forward', name, SSH_PORT, '--stdio'];
-  return literal([...words, '--namespace', namespace, ...flags].map(quoted).join(' '));
+  const argv = [process.execPath, ...program, 'vm', 'port-forward', name, SSH_PORT, '--stdio'];
+  return literal([...argv, '--namespace', namespace, ...flags].map(quoted).join(' '));
 }
 
 /**

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { Format } from '../output.ts';
-import { parseGoal, reached, wait, formatWords } from './wait.ts';
+import { parseGoal, reached, wait, formatGoal } from './wait.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 
 let folder: string;
@@ -155,7 +155,7 @@ it('ends for a VM that cannot be suspended, because it is off', () => {
 });
 
 it('refuses other goals', () => {
-  expect(formatWords(parseGoal('condition=Ready'))).toBe('at condition Ready=True');
+  expect(formatGoal(parseGoal('condition=Ready'))).toBe('at condition Ready=True');
   for (const text of ['paused', 'condition=', 'condition=Ready=maybe', '']) {
     expect(() => parseGoal(text)).toThrow('running, ready, stopped, suspended, deleted');
   }

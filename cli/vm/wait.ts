@@ -52,7 +52,7 @@ export async function wait(
     });
     progress.end();
     const objects = done.filter((vm) => vm !== undefined);
-    const sentence = (name: string) => `vm ${name} is ${formatWords(goal)}`;
+    const sentence = (name: string) => `vm ${name} is ${formatGoal(goal)}`;
     // If all VMs were gone before the command, there is no object. Even so, programs get a list.
     const isDone = done.length > 0;
     await report(terminal, globals, { kind: VM_KIND, objects, sentence, isDone });
@@ -114,7 +114,7 @@ function outOfTime(
   const { name } = vm.metadata;
   const limit = timeText(timeout);
   return new CommandError(
-    `VM ${name} is not ${formatWords(goal)} after ${limit}. It is waiting for: ${obstacleOf(vm)}. For details, run: ${command} vm why ${name}`,
+    `VM ${name} is not ${formatGoal(goal)} after ${limit}. It is waiting for: ${obstacleOf(vm)}. For details, run: ${command} vm why ${name}`,
     EXIT.noAnswer,
   );
 }
@@ -155,7 +155,7 @@ export function parseGoal(text: string): Goal {
 }
 
 /** Returns the goal in words that can follow `is` in a sentence. */
-export function formatWords(goal: Goal): string {
+export function formatGoal(goal: Goal): string {
   return goal.state === 'condition' ? `at condition ${goal.type}=${goal.status}` : goal.state;
 }
 

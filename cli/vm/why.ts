@@ -34,7 +34,7 @@ export async function why(terminal: Terminal, globals: Globals, name: string): P
       terminal.out(formatPage(diagnosis, events));
       return;
     }
-    const item = { ...diagnosis, lastWords: vm.status?.failure, events };
+    const item = { ...diagnosis, failure: vm.status?.failure, events };
     await print(terminal, globals.output, { rows: [item], columns: [], itemOf: (row) => row });
   });
 }

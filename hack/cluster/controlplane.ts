@@ -28,7 +28,7 @@ const READY_MILLISECONDS = 90_000;
  * Number of characters from the end of the log in an error message. They contain the reason why the server ended. The log begins with the
  * printed flags.
  */
-const LAST_WORDS_CHARACTERS = 2_000;
+const LOG_TAIL_CHARACTERS = 2_000;
 /** Time limit of one answer on loopback. */
 const PROBE_MILLISECONDS = 2_000;
 
@@ -114,15 +114,15 @@ export async function waitUntilReady(directory: string, server: string): Promise
       { deadlineMilliseconds: READY_MILLISECONDS },
     );
     if (state === 'ended') {
-      throw new Error(`kube-apiserver ended: ${lastWords(directory)}`);
+      throw new Error(`kube-apiserver ended: ${readLogTail(directory)}`);
     }
   } finally {
     agent.destroy();
   }
 }
 
-function lastWords(directory: string): string {
-  return readFileSync(join(directory, 'kube-apiserver.log'), 'utf8').slice(-LAST_WORDS_CHARACTERS);
+function readLogTail(directory: string): string {
+  return readFileSync(join(directory, 'kube-apiserver.log'), 'utf8').slice(-LOG_TAIL_CHARACTERS);
 }
 
 function probe(url: string, agent: Agent): Promise<boolean> {

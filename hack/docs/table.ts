@@ -48,9 +48,9 @@ export function typeOf(schema: JsonSchema): string {
   if (schema['x-kubernetes-int-or-string'] === true) {
     return 'quantity';
   }
-  const words = schema.enum ?? [schema, ...(schema.anyOf ?? [])].flatMap((one) => one.const ?? []);
-  if (words.length > 0) {
-    return words.map((word) => `\`${word}\``).join(', ');
+  const values = schema.enum ?? [schema, ...(schema.anyOf ?? [])].flatMap((one) => one.const ?? []);
+  if (values.length > 0) {
+    return values.map((word) => `\`${word}\``).join(', ');
   }
   if (schema.items !== undefined) {
     const { type = 'object' } = schema.items;
@@ -103,8 +103,8 @@ function unique(fields: readonly Field[]): Field[] {
  * first field.
  */
 function either(one: JsonSchema, other: JsonSchema): JsonSchema {
-  const words = [one, other].flatMap(
+  const values = [one, other].flatMap(
     (schema) => schema.enum ?? (schema.const === undefined ? [] : [`${schema.const}`]),
   );
-  return words.length === 0 ? one : { ...one, const: undefined, enum: [...new Set(words)] };
+  return values.length === 0 ? one : { ...one, const: undefined, enum: [...new Set(values)] };
 }

@@ -93,6 +93,23 @@ test.each([
   expect(complaints('spawn-timeout', 'agent/main.ts', node)).toBe(count);
 });
 
+test.each([
+  ['words', 1],
+  ['lastWords', 1],
+  ['LAST_WORDS', 1],
+  ['isTurnOver', 1],
+  ['untilTold', 1],
+  ['word', 0],
+  ['settled', 0],
+  ['allSettled', 0],
+  ['returns', 0],
+  ['understood', 0],
+])('the name %s: %i complaints', (name, count) => {
+  for (const type of ['Identifier', 'PrivateIdentifier']) {
+    expect(complaints('standard-terms', 'agent/main.ts', { type, name } as { type: string })).toBe(count);
+  }
+});
+
 test('the layers name only folders and files that exist', () => {
   const inside = Object.keys(ORDER).flatMap((folder) =>
     layersOf(folder)

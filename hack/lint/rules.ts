@@ -133,6 +133,25 @@ const spawnTimeout: Rule = {
   },
 };
 
+/** Parts of names that are no terms of the field: each was used for several things that have a standard term. */
+const VAGUE = new Set(['lastwords', 'words', 'turn', 'turns', 'settle', 'told', 'stood']);
+/** Places between the parts of a name: before a capital letter that begins a part, and at underscores. */
+const BETWEEN_PARTS = /(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_/;
+
+/** Forbids names with a vague part, in code and in tests. */
+const standardTerms: Rule = {
+  create(context) {
+    const look = (node: Node): void => {
+      const vague = node.name?.split(BETWEEN_PARTS).find((part) => VAGUE.has(part.toLowerCase()));
+      if (vague !== undefined) {
+        const message = `The name ${node.name} has the vague part "${vague}". Use the standard term of the field`;
+        context.report({ node, message });
+      }
+    };
+    return { Identifier: look, PrivateIdentifier: look };
+  },
+};
+
 export default {
   meta: { name: 'berth' },
   rules: {
@@ -140,5 +159,6 @@ export default {
     'logged-errors': loggedErrors,
     'bounded-json': boundedJson,
     'spawn-timeout': spawnTimeout,
+    'standard-terms': standardTerms,
   },
 };

@@ -6,12 +6,12 @@ function advice(markdown: string): string[] {
 }
 
 test('a sentence has at most 25 words, inline code counting as one', () => {
-  const words = (count: number): string =>
+  const sentenceOf = (count: number): string =>
     `${['Word', ...Array.from({ length: count - 1 }, () => 'word')].join(' ')}.`;
-  expect(advice(words(25))).toEqual([]);
-  expect(advice(words(26))).toEqual(['has 26 words, at most 25 are allowed']);
-  expect(advice(`\`one two three\` ${words(24)}`)).toEqual([]);
-  expect(advice(`${words(20)} ${words(20)}`)).toEqual([]);
+  expect(advice(sentenceOf(25))).toEqual([]);
+  expect(advice(sentenceOf(26))).toEqual(['has 26 words, at most 25 are allowed']);
+  expect(advice(`\`one two three\` ${sentenceOf(24)}`)).toEqual([]);
+  expect(advice(`${sentenceOf(20)} ${sentenceOf(20)}`)).toEqual([]);
 });
 
 test.each([

@@ -71,8 +71,8 @@ export function anchorOf(heading: string): string {
     .replaceAll(/\s/g, '-');
 }
 
-const MAXIMUM_WORDS = 25;
-const MAXIMUM_HEADING_WORDS = 8;
+const SENTENCE_LENGTH = 25;
+const HEADING_LENGTH = 8;
 
 interface Rule {
   readonly pattern: RegExp;
@@ -148,8 +148,8 @@ function wordCount(text: string): number {
 }
 
 function adviceFor(text: string, rules: readonly Rule[], maximum: number): string[] {
-  const words = wordCount(text);
-  const tooLong = words > maximum ? [`has ${words} words, at most ${maximum} are allowed`] : [];
+  const count = wordCount(text);
+  const tooLong = count > maximum ? [`has ${count} words, at most ${maximum} are allowed`] : [];
   const broken = rules.filter(({ pattern, except }) => pattern.test(text) && except?.test(text) !== true);
   return [...tooLong, ...broken.map(({ advice }) => advice)];
 }
@@ -159,7 +159,7 @@ export function faultsIn(markdown: string): Fault[] {
   return readPage(markdown).passages.flatMap(({ isHeading, text, line }) => {
     const sentences = isHeading ? [text] : parseSentences(text);
     const rules = isHeading ? HEADING_RULES : SENTENCE_RULES;
-    const maximum = isHeading ? MAXIMUM_HEADING_WORDS : MAXIMUM_WORDS;
+    const maximum = isHeading ? HEADING_LENGTH : SENTENCE_LENGTH;
     return sentences.flatMap((sentence) =>
       adviceFor(sentence, rules, maximum).map((advice) => ({ line, advice, sentence })),
     );

@@ -53,13 +53,13 @@ class Answers<V> {
   readonly #asked = new Map<string, { readonly answer: Promise<V>; readonly username: string | undefined }>();
   readonly #accepted: LRUCache<string, { readonly answer: V }>;
   readonly #refused: LRUCache<string, { readonly answer: V }>;
-  readonly #turns: PQueue;
+  readonly #queue: PQueue;
   readonly #waiting: number;
 
   constructor({ answers, questions, waiting }: AuthorizerLimits) {
     this.#accepted = new LRUCache({ max: answers, ttl: ANSWER_MILLISECONDS });
     this.#refused = new LRUCache({ max: answers, ttl: ANSWER_MILLISECONDS });
-    this.#turns = new PQueue({ concurrency: questions });
+    this.#queue = new PQueue({ concurrency: questions });
     this.#waiting = waiting;
   }
 
@@ -76,7 +76,7 @@ class Answers<V> {
   }
 
   async #begin(question: string, ask: () => Promise<V>, username: string | undefined): Promise<V> {
-    if (this.#turns.size >= this.#waiting) {
+    if (this.#queue.size >= this.#waiting) {
       throw new HttpError(429, 'Too many callers are being checked at the same time. Try again later');
     }
     const own = [...this.#asked.values()].filter((asked) => asked.username === username).length;
@@ -86,7 +86,7 @@ class Answers<V> {
         `Too many rights of user ${username} are being checked at the same time. Try again later`,
       );
     }
-    const asked = this.#turns.add(ask);
+    const asked = this.#queue.add(ask);
     this.#asked.set(question, { answer: asked, username });
     try {
       const answer = await asked;

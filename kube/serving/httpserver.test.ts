@@ -142,7 +142,7 @@ it('a server that drains accepts no connection, and waits for the answers under 
   );
   const running = await listen(server, '127.0.0.1:0');
   const slow = await ask(running.port, '/slow');
-  const told = once(slow, 'data');
+  const reported = once(slow, 'data');
   let isDrained = false;
   const draining = running.drain(60_000).then(() => {
     isDrained = true;
@@ -152,7 +152,7 @@ it('a server that drains accepts no connection, and waits for the answers under 
   resolve();
   await draining;
   await running.close();
-  expect(String((await told)[0])).toContain('ended');
+  expect(String((await reported)[0])).toContain('ended');
 });
 
 it('a server that drains does not wait for an answer without end', async () => {

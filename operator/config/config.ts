@@ -171,7 +171,7 @@ export const configSchema = z.strictObject({
    * Longest time in seconds that a cache Job waits for a slot on its host. After this time, the operator deletes the Job and continues with
    * the next host in the queue.
    */
-  cacheTurnSeconds: seconds(1, 60),
+  cacheSlotWaitSeconds: seconds(1, 60),
   /**
    * Time in seconds between the first failure of a host to cache an image and the next attempt. The time doubles with each further failure,
    * up to an hour.

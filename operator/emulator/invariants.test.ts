@@ -438,7 +438,7 @@ function afterAll(actions: readonly Action[]): World {
 }
 
 /** Lets the operator and the agent act until the operator has nothing to write. */
-function settle(world: World): World {
+function stabilize(world: World): World {
   for (let pass = 0; pass < 20; pass += 1) {
     world.act('agentEnds');
     world.act('reconcile');
@@ -456,7 +456,7 @@ const TIMEOUT_MILLISECONDS = 60_000;
 describe('an Emulator, whatever happens in whatever order', { timeout: TIMEOUT_MILLISECONDS }, () => {
   it('has one Pod at most, on the host of its own VM, and keeps it while that VM may run', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
-      const world = settle(afterAll([...actions, 'hostBack']));
+      const world = stabilize(afterAll([...actions, 'hostBack']));
       expect([world.faults, world.isAstray()]).toEqual([[], false]);
     });
   });
@@ -464,12 +464,12 @@ describe('an Emulator, whatever happens in whatever order', { timeout: TIMEOUT_M
   it('follows its VM to another host', () => {
     const world = afterAll(['vmRuns', 'reconcile', 'reconcile', 'schedule', 'agentRuns', 'vmRunsElsewhere']);
     expect(hostOfPod(world.pod as Pod)).toBe('host');
-    expect([hostOfPod(settle(world).pod as Pod), world.faults]).toEqual(['other', []]);
+    expect([hostOfPod(stabilize(world).pod as Pod), world.faults]).toEqual(['other', []]);
   });
 
   it('comes to rest and then writes nothing', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
-      const world = settle(afterAll(actions));
+      const world = stabilize(afterAll(actions));
       world.act('reconcile');
       expect(world.writes).toBe(0);
     });
@@ -478,14 +478,14 @@ describe('an Emulator, whatever happens in whatever order', { timeout: TIMEOUT_M
   it('has no Pod once its VM is off, and has one again when its VM runs', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = afterAll([...actions, 'garbageIsCollected', 'whenVMStopsStop', 'hostBack', 'vmStops']);
-      const { vm } = settle(world);
+      const { vm } = stabilize(world);
       const isOff = vm?.status?.phase === 'Stopped';
       const isLeft = world.emulator?.metadata.deletionTimestamp !== undefined || !world.nodes.has('host');
       fc.pre(isOff && !isLeft && vm.metadata.deletionTimestamp === undefined);
       expect(world.pod).toBeUndefined();
       world.act('hostOffersImage');
       world.act('vmRuns');
-      settle(world);
+      stabilize(world);
       const host = world.emulator && world.vmPod?.spec.nodeName;
       expect([world.pod && hostOfPod(world.pod), world.faults]).toEqual([host, []]);
     });
@@ -493,7 +493,7 @@ describe('an Emulator, whatever happens in whatever order', { timeout: TIMEOUT_M
 
   it('goes with its Pod once it is deleted and its host answers', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
-      const world = settle(afterAll([...actions, 'hostBack', 'emulatorIsDeleted']));
+      const world = stabilize(afterAll([...actions, 'hostBack', 'emulatorIsDeleted']));
       expect([world.emulator, world.pod]).toEqual([undefined, undefined]);
     });
   });

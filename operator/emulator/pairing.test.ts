@@ -6,29 +6,29 @@ import { hostFault, systemImagesChanged } from './pairing.ts';
 const SPEC = { vmName: 'desk' };
 const config = parseConfig({}, 'test');
 
-interface Told {
+interface Offered {
   offer?: 'True' | 'False' | 'Unknown';
   message?: string;
   images?: string[];
   architecture?: string;
 }
 
-function host({ offer, message = '', images = [], architecture = 'arm64' }: Told): Node {
+function host({ offer, message = '', images = [], architecture = 'arm64' }: Offered): Node {
   const named = images.map((image) => [`emulator.berth.dev/${image}`, '']);
   const labels = { 'kubernetes.io/arch': architecture, ...Object.fromEntries(named) };
   const conditions = offer === undefined ? [] : [{ type: 'berth.dev/Emulators', status: offer, message }];
   return { apiVersion: 'v1', kind: 'Node', metadata: { name: 'mac-1', labels }, status: { conditions } };
 }
 
-it.each<[string, Told]>([
+it.each<[string, Offered]>([
   ['that says nothing about emulators', {}],
   ['whose answer is not known', { offer: 'Unknown' }],
   ['with the system image', { offer: 'True', images: ['android-35.default', 'android-36.google_apis'] }],
-])('a host %s may run an Emulator', (_, told) => {
-  expect(hostFault(host(told), SPEC, config)).toBeUndefined();
+])('a host %s may run an Emulator', (_, reported) => {
+  expect(hostFault(host(reported), SPEC, config)).toBeUndefined();
 });
 
-it.each<[string, Told, string, string]>([
+it.each<[string, Offered, string, string]>([
   ['of another architecture', { architecture: 'amd64' }, 'ArchitectureNotAllowed', 'amd64'],
   [
     'that runs no emulators',
@@ -43,8 +43,8 @@ it.each<[string, Told, string, string]>([
     'Host mac-1 has no system image android-36.google_apis; it has android-34.default, android-35.google_apis',
   ],
   ['without any system image', { offer: 'True' }, 'SystemImageMissing', 'it has none'],
-])('a host %s may not, and the message says why', (_, told, reason, says) => {
-  const fault = hostFault(host(told), SPEC, config);
+])('a host %s may not, and the message says why', (_, reported, reason, says) => {
+  const fault = hostFault(host(reported), SPEC, config);
   expect([fault?.reason, fault?.message]).toEqual([reason, expect.stringContaining(says)]);
 });
 

@@ -7,7 +7,7 @@ function emulator(namespace: string, phase?: string): Emulator {
   return { metadata: { name: 'any', namespace }, status: { phase } } as unknown as Emulator;
 }
 
-async function told(isLeader: boolean, emulators: Emulator[]): Promise<string[]> {
+async function reported(isLeader: boolean, emulators: Emulator[]): Promise<string[]> {
   const registry = new Registry();
   exportEmulatorMetrics(registry, {
     isLeader: () => isLeader,
@@ -18,7 +18,7 @@ async function told(isLeader: boolean, emulators: Emulator[]): Promise<string[]>
 }
 
 it('every phase of every namespace has a number, 0 where there is none', async () => {
-  const lines = await told(true, [emulator('a', 'Running'), emulator('a', 'Running'), emulator('b')]);
+  const lines = await reported(true, [emulator('a', 'Running'), emulator('a', 'Running'), emulator('b')]);
   expect(lines).toHaveLength(14);
   expect(lines.filter((line) => !line.endsWith(' 0'))).toEqual([
     'berth_emulators{phase="Running",vm_namespace="a"} 2',
@@ -27,5 +27,5 @@ it('every phase of every namespace has a number, 0 where there is none', async (
 });
 
 it('only the leader counts', async () => {
-  expect(await told(false, [emulator('a', 'Running')])).toEqual([]);
+  expect(await reported(false, [emulator('a', 'Running')])).toEqual([]);
 });

@@ -100,7 +100,7 @@ export class HostReconciler {
       await this.#forgetGivenUp(node);
     }
     await this.#keep(node);
-    await (isHost(node) ? this.#settleAwaited(node) : undefined);
+    await (isHost(node) ? this.#resolveAwaited(node) : undefined);
     const isAwaiting = Object.keys(awaitedOn(node)).length > 0;
     return { again: isAwaiting ? AWAITED_LOOK_MILLISECONDS : undefined };
   }
@@ -163,7 +163,7 @@ export class HostReconciler {
    * Ends the wait for the Pods of machines that have their Pods, or whose VMs are deleted or have failed. This comes last, because the host can
    * write the list itself, and must not keep the operator from its taints.
    */
-  async #settleAwaited(node: Node): Promise<void> {
+  async #resolveAwaited(node: Node): Promise<void> {
     const { client, adoptions, clock } = this.#options;
     const awaited = awaitedOn(node);
     const settled: string[] = [];

@@ -124,7 +124,7 @@ export class ImageReconciler {
   }
 
   #observe(object: Image | ISO): ObservedImage {
-    return observeImage(this.#options, object, (job) => this.#refusedPods.wordsAbout(job));
+    return observeImage(this.#options, object, (job) => this.#refusedPods.messageFor(job));
   }
 
   /**
@@ -133,8 +133,8 @@ export class ImageReconciler {
    */
   async #tellRefusal(observed: ObservedImage, refusal: Error): Promise<void> {
     const { object } = observed;
-    const words = refusalMessage(refusal, conditionIn(object.status, 'Reconciling')?.message);
-    await this.#writeStatus(object, planImage(observed, words).status);
+    const reported = refusalMessage(refusal, conditionIn(object.status, 'Reconciling')?.message);
+    await this.#writeStatus(object, planImage(observed, reported).status);
     if (!isObjectRefused(refusal)) {
       throw refusal;
     }

@@ -43,8 +43,8 @@ function copied(name: string, copyOf: { name: string; namespace?: string }, othe
   };
   const sources = { kind: 'Image' as const, objects, config, clock: () => 0, ...none };
   const { origin } = observeImage(sources as unknown as Parameters<typeof observeImage>[0], copy);
-  const told = origin && imagesAffected({ kind: 'Image', objects, config }).byOrigin(origin);
-  return { origin: origin?.metadata.uid, told };
+  const reported = origin && imagesAffected({ kind: 'Image', objects, config }).byOrigin(origin);
+  return { origin: origin?.metadata.uid, reported };
 }
 
 describe('the origin of a copied Image', () => {
@@ -52,10 +52,16 @@ describe('the origin of a copied Image', () => {
   const own = image('platform-ci', 'golden', EMPTY);
 
   it('is looked up in its own namespace, then in the default one', () => {
-    const told = ['platform-ci/copy'];
-    expect(copied('copy', { name: 'golden' }, [shared, own])).toEqual({ origin: 'platform-ci/golden', told });
-    expect(copied('copy', { name: 'golden' }, [shared])).toEqual({ origin: 'platform-default/golden', told });
-    expect(copied('copy', { name: 'golden' }, [])).toEqual({ origin: undefined, told: undefined });
+    const reported = ['platform-ci/copy'];
+    expect(copied('copy', { name: 'golden' }, [shared, own])).toEqual({
+      origin: 'platform-ci/golden',
+      reported,
+    });
+    expect(copied('copy', { name: 'golden' }, [shared])).toEqual({
+      origin: 'platform-default/golden',
+      reported,
+    });
+    expect(copied('copy', { name: 'golden' }, [])).toEqual({ origin: undefined, reported: undefined });
   });
 
   it('is in the named namespace, and nowhere else', () => {
@@ -68,7 +74,7 @@ describe('the origin of a copied Image', () => {
   it('is never the Image itself, which may have the name of its origin', () => {
     expect(copied('golden', { name: 'golden' }, [shared])).toEqual({
       origin: 'platform-default/golden',
-      told: ['platform-ci/golden'],
+      reported: ['platform-ci/golden'],
     });
   });
 });
@@ -127,19 +133,19 @@ describe('a change of a VM', () => {
     ['with its first run concerns', { firstRunningTime: time }, true],
     ['with its failure concerns', { failure }, true],
     ['with only another host does not concern', { nodeName: 'mac1' }, false],
-  ])('%s the Image of its disk', (_, status, isTold) => {
+  ])('%s the Image of its disk', (_, status, isReported) => {
     const vm = { ...deployed('builder', {}, ''), status: {} };
     const vms = holding<VM>([vm]);
     const objects = holding([image('platform-ci', 'saved', { fromVM: { name: 'builder' } })]);
-    const told: string[] = [];
-    const controller = { enqueue: (key: string) => told.push(key) } as unknown as Controller;
+    const reported: string[] = [];
+    const controller = { enqueue: (key: string) => reported.push(key) } as unknown as Controller;
     const none = { jobs: holding([]), taskPods: holding([]), nodes: holding([]), namespaces: holding([]) };
     const options = { kind: 'Image', objects, vms, config, ...none };
     enqueueImages(controller, options as unknown as Parameters<typeof enqueueImages>[1]);
-    told.length = 0;
+    reported.length = 0;
     const metadata = { ...vm.metadata, resourceVersion: '2' };
     (vms.cache as Store<VM>).put({ ...vm, metadata, status });
-    expect(told).toEqual(isTold ? ['platform-ci/saved'] : []);
+    expect(reported).toEqual(isReported ? ['platform-ci/saved'] : []);
   });
 });
 

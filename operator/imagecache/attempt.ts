@@ -76,7 +76,7 @@ function progressOf(job: CacheJob, observed: ObservedEntry): Attempt {
     const at = Date.parse(outcome.finishedAt ?? '');
     return { kind: 'succeeded', at: Number.isNaN(at) ? createdAt : at, digest: outcome.report.digest };
   }
-  const end = isScheduled || isParked ? undefined : createdAt + config.cacheTurnSeconds * 1000;
+  const end = isScheduled || isParked ? undefined : createdAt + config.cacheSlotWaitSeconds * 1000;
   return end !== undefined && now >= end
     ? { kind: 'unscheduled', message: whyUnscheduled(job, observed) }
     : { kind: 'underWay', job, wakeAt: end };
@@ -121,7 +121,7 @@ function whyUnscheduled(job: CacheJob, { config }: ObservedEntry): string {
     return refused;
   }
   const cause = obstacle === undefined ? '' : `: ${obstacle}`;
-  return `NotScheduled: the Job was not scheduled within ${config.cacheTurnSeconds} s${cause}`;
+  return `NotScheduled: the Job was not scheduled within ${config.cacheSlotWaitSeconds} s${cause}`;
 }
 
 /** Returns the next row of a host whose Job did not get to the host in time. `message` tells why. */
@@ -179,6 +179,6 @@ export function orOverdue(row: NodeCacheState, failure: Failure, observed: Obser
   }
   const last = failure.message.startsWith(DEADLINE) ? row.message : failure.message;
   const seconds = observed.config.cache_job_active_deadline_seconds;
-  const words = last === undefined ? '' : `: ${last}`;
-  return { ...failure, message: `${DEADLINE}: image not fetched within ${seconds} s${words}` };
+  const text = last === undefined ? '' : `: ${last}`;
+  return { ...failure, message: `${DEADLINE}: image not fetched within ${seconds} s${text}` };
 }

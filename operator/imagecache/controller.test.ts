@@ -168,8 +168,8 @@ it('tells once by an Event that the API server refuses the removal of the finali
   const reconciler = new ImageCacheReconciler(options as unknown as CacheControllerOptions);
   await expect(reconciler.reconcile('guest')).rejects.toThrow(failure);
   await expect(reconciler.reconcile('guest')).rejects.toThrow(failure);
-  const told = `The API server refused a change of the ImageCacheEntry or its Job: ${message}`;
-  expect(events).toEqual([{ type: 'Warning', reason: 'JobRefused', action: 'Changing', message: told }]);
+  const reported = `The API server refused a change of the ImageCacheEntry or its Job: ${message}`;
+  expect(events).toEqual([{ type: 'Warning', reason: 'JobRefused', action: 'Changing', message: reported }]);
 });
 
 it('reconciles only the entries of images that a host gets or loses', () => {

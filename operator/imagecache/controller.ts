@@ -47,7 +47,7 @@ export class ImageCacheReconciler {
   /** Uids of Jobs that this process deleted and that the cache still shows. */
   readonly #deletedJobs = new Set<string>();
   /** Message of the API server for each entry whose last reconcile failed. The map's key is the name of the entry. */
-  readonly #words = new Map<string, string>();
+  readonly #reported = new Map<string, string>();
 
   constructor(options: CacheControllerOptions) {
     const { client, consistency, entries, jobs, clock } = options;
@@ -70,7 +70,7 @@ export class ImageCacheReconciler {
     if (entry === undefined) {
       this.#status.forget(key);
       this.#options.consistency.forget(key);
-      this.#words.delete(key);
+      this.#reported.delete(key);
       this.#refusals.forget(key);
       return undefined;
     }
@@ -84,25 +84,25 @@ export class ImageCacheReconciler {
     const { name } = entry.metadata;
     try {
       const result = await this.#serve(entry);
-      this.#words.delete(name);
+      this.#reported.delete(name);
       return result;
     } catch (error) {
       const refused = this.#refusals.judge(name, error);
       if (refused !== undefined) {
-        const words = refusalMessage(refused, this.#words.get(name));
-        this.#words.set(name, words);
-        await this.#tell(entry, words);
+        const reported = refusalMessage(refused, this.#reported.get(name));
+        this.#reported.set(name, reported);
+        await this.#tell(entry, reported);
       }
       throw error;
     }
   }
 
   /** Stores the words of the API server in the status of the entry. They belong to the rows of the hosts that wait for a Job. */
-  async #tell(entry: ImageCacheEntry, words: string): Promise<void> {
+  async #tell(entry: ImageCacheEntry, reported: string): Promise<void> {
     const observed = this.#observe(entry);
     const { status } = planEntry(observed);
     const queued = { ...observed, entry: { ...entry, status } };
-    await this.#writeStatus(entry, planEntry(queued, words).status, false);
+    await this.#writeStatus(entry, planEntry(queued, reported).status, false);
   }
 
   async #serve(entry: ImageCacheEntry): Promise<Result> {
@@ -112,13 +112,13 @@ export class ImageCacheReconciler {
     if (held === undefined) {
       return undefined;
     }
-    const planned = planEntry(observed, this.#words.get(entry.metadata.name));
+    const planned = planEntry(observed, this.#reported.get(entry.metadata.name));
     const wait = await this.#execute({ ...observed, entry: held }, planned);
     return { requeueAfterMilliseconds: soonest(wait, nextQuestion) };
   }
 
   #observe(entry: ImageCacheEntry): ObservedEntry {
-    const refusal = (job: Job) => this.#refusedPods.wordsAbout(job);
+    const refusal = (job: Job) => this.#refusedPods.messageFor(job);
     return observeEntry(this.#options, entry, this.#jobsOf(entry), refusal);
   }
 

@@ -10,7 +10,7 @@ export function recordEntryEvents(
   entry: ImageCacheEntry,
   next: ImageCacheEntryStatus,
 ): void {
-  const texts = [...failures(entry.status, next), ...turns(entry.status, next)];
+  const texts = [...failures(entry.status, next), ...rounds(entry.status, next)];
   texts.forEach((text) => recorder.event(entry, text));
 }
 
@@ -19,15 +19,15 @@ function failures(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntry
   return (next.nodes ?? [])
     .filter((row) => (row.failures ?? 0) > (before.get(row.node) ?? 0))
     .map(({ node, message = '', state, retryAt = '' }) => {
-      const told = `Host ${node}: ${message}; the next attempt is at ${retryAt}`;
+      const reported = `Host ${node}: ${message}; the next attempt is at ${retryAt}`;
       return state === 'Removing'
-        ? warning('RemovingFailed', 'Removing', told)
-        : warning('CachingFailed', 'Caching', told);
+        ? warning('RemovingFailed', 'Removing', reported)
+        : warning('CachingFailed', 'Caching', reported);
     });
 }
 
 /** Returns Events for changed conditions of the entry. Failures of single hosts have their own Events. */
-function turns(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): OperatorEvent[] {
+function rounds(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): OperatorEvent[] {
   return (next.conditions ?? []).flatMap(({ type, status, reason, message }) =>
     isReason(reason) &&
     isSeen(reason, 'ImageCacheEntry', 'Event') &&

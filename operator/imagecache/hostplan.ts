@@ -277,10 +277,10 @@ function leaverAtRest(context: HostContext, row: NodeCacheState): PlanAtRest {
     const shown = row.triedAt === undefined ? rest : row;
     return { row: shown, isHeld: true, start: { type: 'uncache', isParked: false } };
   }
-  const told = { ...row, message: why };
+  const reported = { ...row, message: why };
   return isLost(context)
-    ? { row: told, isHeld: true, start: { type: 'uncache', isParked: true } }
-    : { row: told, isHeld: true, wakeAt: lostAt(context) };
+    ? { row: reported, isHeld: true, start: { type: 'uncache', isParked: true } }
+    : { row: reported, isHeld: true, wakeAt: lostAt(context) };
 }
 
 /**

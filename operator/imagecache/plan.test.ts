@@ -49,7 +49,7 @@ describe('an ImageCacheEntry, in any order of events,', () => {
   it('keeps its limit, forgets no host, and ends with the image on its targets only', (context) => {
     assertHistories(context, { ...STORIES, numRuns: 250 }, (actions) => {
       const world = tell(new World(5), actions);
-      expect(world.settle(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
+      expect(world.stabilize(ROUNDS), 'rounds until nothing is written any more').toBeLessThan(ROUNDS);
       expectPromises(world);
       for (const [name, host] of world.hosts) {
         if (world.isTarget(name)) {
@@ -84,7 +84,7 @@ describe('an ImageCacheEntry, in any order of events,', () => {
       const world = tell(new World(5), actions.slice(0, middle));
       world.delete();
       tell(world, actions.slice(middle));
-      world.settle(ROUNDS);
+      world.stabilize(ROUNDS);
       expect(world.isReleased, 'it goes in the end').toBe(true);
       // Parked Jobs for lost hosts run once these hosts are back.
       for (const job of world.jobs) {
@@ -205,7 +205,7 @@ describe('one host', () => {
 
   it('that is not Ready keeps a deleted entry until it counts as lost, and is cleaned when it returns', () => {
     const world = new World(2);
-    world.settle(ROUNDS);
+    world.stabilize(ROUNDS);
     act(world, 'host-1', 'silence');
     world.delete();
     minutes(world, 2);
@@ -237,20 +237,20 @@ describe('one host', () => {
 
   it('whose Node was deleted and has returned with its disk is cleaned with the entry', () => {
     const world = new World(1);
-    world.settle(ROUNDS);
+    world.stabilize(ROUNDS);
     act(world, 'host-0', 'removeNode', 'reconcile', 'returnNode', 'reconcile');
     expect(world.entry.status?.holders).toEqual(['host-0']);
     world.delete();
-    world.settle(ROUNDS);
+    world.stabilize(ROUNDS);
     expect([world.isReleased, world.hosts.get('host-0')?.holds]).toEqual([true, false]);
   });
 
   it('with an older image is Outdated until a newer one is requested, once for each request', () => {
     const world = new World(2);
-    world.settle(ROUNDS);
+    world.stabilize(ROUNDS);
     act(world, 'host-0', 'moveTag');
     world.addHost('late');
-    world.settle(ROUNDS);
+    world.stabilize(ROUNDS);
     expect(world.entry.status).toMatchObject({ digest: 'sha256:2', outdated: 2, cached: 1, desired: 3 });
     expect(world.row('host-0')).toEqual({
       node: 'host-0',
@@ -258,14 +258,14 @@ describe('one host', () => {
       message: 'The host has the outdated image sha256:1',
     });
     world.act('refresh', 0);
-    world.settle(ROUNDS);
+    world.stabilize(ROUNDS);
     expect(world.entry.status).toMatchObject({
       outdated: 0,
       cached: 3,
       lastRefresh: world.entry.spec.refreshRequestedAt,
     });
     world.act('moveTag', 0);
-    expect(world.settle(ROUNDS), 'nothing more to do').toBe(0);
+    expect(world.stabilize(ROUNDS), 'nothing more to do').toBe(0);
   });
 
   it.each(['reconcile', 'succeed', 'fail', 'fill'] as const)(
@@ -278,7 +278,7 @@ describe('one host', () => {
       }
       world.pass(end === 'fill' ? 60_000 : 1_000);
       act(world, 'host-0', end, 'pullByVM', 'moveTag', 'refresh', 'reconcile');
-      world.settle(ROUNDS);
+      world.stabilize(ROUNDS);
       expect(world.hosts.get('host-0')?.digest).toBe('sha256:2');
       expect(world.entry.status?.lastRefresh).toBe(world.entry.spec.refreshRequestedAt);
     },

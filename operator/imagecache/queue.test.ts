@@ -152,15 +152,17 @@ describe('a host that should remove the image', () => {
   });
 
   it('has the words with which the API server refuses the Pod of its Job, until there is a Pod', () => {
-    const words = 'pods "uncache-1" is forbidden: exceeded quota: small';
-    const message = `PodRefused: ${words}`;
+    const expected = 'pods "uncache-1" is forbidden: exceeded quota: small';
+    const message = `PodRefused: ${expected}`;
     const waits = { isScheduled: false, obstacle: undefined };
-    const outcome = { kind: 'waiting', reason: 'PodRefused', message: words } as const;
+    const outcome = { kind: 'waiting', reason: 'PodRefused', message: expected } as const;
     expect(messageAbout(queued, { ...waits, outcome, createdAt: NOW })).toBe(message);
     expect(messageAbout(queued, { ...waits, outcome })).toBe(message);
-    const told = { ...queued, message };
-    expect(messageAbout(told, { ...waits, createdAt: NOW })).toBe(message);
-    expect(messageAbout(told, { ...waits, createdAt: NOW, obstacle: 'the host is full' })).toBeUndefined();
+    const reported = { ...queued, message };
+    expect(messageAbout(reported, { ...waits, createdAt: NOW })).toBe(message);
+    expect(
+      messageAbout(reported, { ...waits, createdAt: NOW, obstacle: 'the host is full' }),
+    ).toBeUndefined();
   });
 
   it('that is Ready again does not keep the message that it is not Ready while it waits for its turn', () => {

@@ -48,7 +48,7 @@ export class RemovalReconciler {
    */
   #unneededSince: RemovalPlan['unneededSince'] = new Map();
   /** Uids of ended Jobs that this process has already reported and deleted. The cache might still contain these Jobs. */
-  #told: ReadonlySet<string> = new Set();
+  #reported: ReadonlySet<string> = new Set();
 
   constructor(options: RemovalControllerOptions) {
     const { client, consistency, jobs } = options;
@@ -97,13 +97,13 @@ export class RemovalReconciler {
    */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
     const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';
-    const told = new Set(ended.map(uidOf).filter((uid) => this.#told.has(uid)));
-    for (const removal of ended.filter((one) => !told.has(uidOf(one)))) {
+    const reported = new Set(ended.map(uidOf).filter((uid) => this.#reported.has(uid)));
+    for (const removal of ended.filter((one) => !reported.has(uidOf(one)))) {
       this.#tell(removal, removal.end.kept, logger);
       await this.#jobs.delete(removal.job, { propagationPolicy: 'Background' });
-      told.add(uidOf(removal));
+      reported.add(uidOf(removal));
     }
-    this.#told = told;
+    this.#reported = reported;
   }
 
   #tell({ job, place }: Removal, kept: string | undefined, logger: Logger): void {

@@ -141,7 +141,7 @@ class World {
     if (crashes) {
       this.objects.set(name, { ...object, spec: { ...object.spec, commit: COMMIT } });
       this.#unsettled.set(name, commitJob(content));
-      this.#flights.push({ begun: this.now, land: () => this.#settle(name, content) });
+      this.#flights.push({ begun: this.now, land: () => this.#finishFlight(name, content) });
     } else {
       this.objects.set(name, { ...object, status: { content } });
     }
@@ -151,7 +151,7 @@ class World {
     const name = `copy-${this.#made}-${this.now}-${this.#flights.length}`;
     const content = object.status?.content as MachineImageSource | undefined;
     this.objects.set(name, image(name));
-    this.#flights.push({ begun: this.now, land: () => this.#settle(name, content) });
+    this.#flights.push({ begun: this.now, land: () => this.#finishFlight(name, content) });
   }
 
   deploy(object: Image): void {
@@ -248,7 +248,7 @@ class World {
     }));
   }
 
-  #settle(name: string, content: MachineImageSource | undefined): void {
+  #finishFlight(name: string, content: MachineImageSource | undefined): void {
     const object = this.objects.get(name);
     this.#unsettled.delete(name);
     if (object !== undefined && content !== undefined) {

@@ -92,7 +92,7 @@ export class Refusals {
    * Last recorded message of each object whose last change was refused, and its time. An Event for each attempt would use up the rate limit
    * of the object, and other Events would be lost.
    */
-  readonly #recorded = new Map<string, { readonly words: string; readonly at: number }>();
+  readonly #recorded = new Map<string, { readonly text: string; readonly at: number }>();
   /** Time of the first failure of each object whose last reconcile failed, in milliseconds since the epoch. */
   readonly #failingSince = new Map<string, number>();
 
@@ -124,11 +124,11 @@ export class Refusals {
     }
     const { recorder, dependent, clock } = this.#options;
     const last = this.#recorded.get(key);
-    const words = refusalMessage(refused, last?.words);
+    const text = refusalMessage(refused, last?.text);
     const at = clock();
-    if (words !== last?.words || at - last.at >= REPEAT_MILLISECONDS) {
-      this.#recorded.set(key, { words, at });
-      const message = `The API server refused a change of the ${object.kind} or its ${dependent}: ${words}`;
+    if (text !== last?.text || at - last.at >= REPEAT_MILLISECONDS) {
+      this.#recorded.set(key, { text, at });
+      const message = `The API server refused a change of the ${object.kind} or its ${dependent}: ${text}`;
       recorder.event(object, warning(`${dependent}Refused`, 'Changing', message));
     }
   }

@@ -27,7 +27,7 @@ export const ACTION_POLL_MILLISECONDS = 5_000;
  * Time in milliseconds between the cordon of a host and the check for machines. A scheduler that has not seen the cordon yet can bind a Pod
  * in this time. A scheduler normally sees a change within 100 ms.
  */
-const SETTLE_MILLISECONDS = 3_000;
+const CORDON_MILLISECONDS = 3_000;
 /**
  * Time in milliseconds after which a command without an answer is sent a second time, if the power shows no effect. Real controllers show
  * the effect of a command within 15 s.
@@ -162,7 +162,7 @@ function cordonedPlan(observed: Observed, waiting: Plan | undefined): Plan | und
     };
   }
   // A host without a Node gets no machines.
-  const settled = host?.cordonedAt === undefined ? now : Date.parse(host.cordonedAt) + SETTLE_MILLISECONDS;
+  const settled = host?.cordonedAt === undefined ? now : Date.parse(host.cordonedAt) + CORDON_MILLISECONDS;
   return waiting ?? (now < settled ? { ...plan, wakeAt: settled } : undefined);
 }
 

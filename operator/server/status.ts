@@ -58,10 +58,10 @@ function ready(observed: Observed, plan: Plan): ConditionDraft {
   return { ...reachable(observed), type };
 }
 
-type Words = Pick<ConditionDraft, 'reason' | 'message'>;
+type ConditionText = Pick<ConditionDraft, 'reason' | 'message'>;
 
 /** Returns why the Server cannot become as declared without a change by somebody. */
-function obstacleOf({ problem, server, reading }: Observed, { lastAction }: Plan): Words | undefined {
+function obstacleOf({ problem, server, reading }: Observed, { lastAction }: Plan): ConditionText | undefined {
   if (problem !== undefined || lastAction === undefined) {
     return problem;
   }
@@ -76,7 +76,7 @@ function obstacleOf({ problem, server, reading }: Observed, { lastAction }: Plan
 }
 
 /** Returns what Berth is doing for the Server. */
-function progressOf(observed: Observed, { lastAction }: Plan): Words | undefined {
+function progressOf(observed: Observed, { lastAction }: Plan): ConditionText | undefined {
   if (isOpen(lastAction)) {
     const message = `${lastAction.action} of Server ${observed.server.metadata.name} runs`;
     return lastAction.result === 'Waiting'
@@ -157,11 +157,11 @@ function actionEvent(
     return undefined;
   }
   const { reason, make } = RESULTS[after.result];
-  const words = after.message === '' ? '' : `: ${after.message}`;
+  const text = after.message === '' ? '' : `: ${after.message}`;
   return make(
     reason,
     after.action,
-    `${after.action}, requested by ${after.by} at ${after.requestedAt}${words}`,
+    `${after.action}, requested by ${after.by} at ${after.requestedAt}${text}`,
   );
 }
 

@@ -188,7 +188,7 @@ class World {
   }
 
   /** Shows all changes, and reconciles as long as the controller has something to do. */
-  async settle(): Promise<void> {
+  async stabilize(): Promise<void> {
     for (let round = 0; round < 10; round += 1) {
       this.entries.seeAll();
       this.jobs.seeAll();
@@ -214,7 +214,7 @@ it('no-orphan: no ended Job of a removal outlives its entry, and no Job of an en
     for (const one of history) {
       await world.apply(one);
     }
-    await world.settle();
+    await world.stabilize();
     expect(world.wronglyDeleted).toEqual([]);
     expect(world.leftovers()).toEqual([]);
   });

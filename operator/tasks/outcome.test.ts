@@ -56,9 +56,9 @@ describe('a task whose Job has failed with its Pod', () => {
   });
 
   it('has the message of the Job if the Pod has none', () => {
-    const words = { kind: 'failed', reason: 'BackoffLimitExceeded', message: 'reached the limit' };
+    const expected = { kind: 'failed', reason: 'BackoffLimitExceeded', message: 'reached the limit' };
     for (const silent of [undefined, pod('Failed'), pod('Running', {}, '2026-01-01T00:00:00Z')]) {
-      expect(taskOutcome(failed, silent)).toMatchObject(words);
+      expect(taskOutcome(failed, silent)).toMatchObject(expected);
     }
   });
 });

@@ -48,26 +48,26 @@ async function asked(seconds: number, answer: (second: number) => ApiError | und
     },
   } as unknown as KubeClient;
   const refused = new RefusedPods({ client, jobs, taskPods, clock: () => now });
-  const words: (string | undefined)[] = [];
+  const messages: (string | undefined)[] = [];
   const ask = async (): Promise<number | undefined> => {
     const wait = await refused.ask([job]);
-    words.push(refused.wordsAbout(job));
+    messages.push(refused.messageFor(job));
     return wait;
   };
   while (now <= seconds * 1000) {
     const wait = await ask();
     now += wait ?? Number.POSITIVE_INFINITY;
   }
-  return { refused, runs, requests, words, taskPods, jobs, ask };
+  return { refused, runs, requests, messages, taskPods, jobs, ask };
 }
 
 const quota = () => new ApiError(QUOTA, { status: 403, reason: 'Forbidden' });
 const unknown = () => new ApiError(SCOPES, { status: 500, reason: '' });
 
 it('the Pod of a Job that stays without a Pod is checked after a second, and then after growing waits', async () => {
-  const { runs, requests, words } = await asked(200, quota);
+  const { runs, requests, messages } = await asked(200, quota);
   expect(runs).toEqual([1, 11, 22, 44, 88, 148]);
-  expect(words).toEqual([undefined, ...Array.from({ length: 6 }, () => QUOTA)]);
+  expect(messages).toEqual([undefined, ...Array.from({ length: 6 }, () => QUOTA)]);
   const [resource, pod, options] = requests[0] ?? [];
   expect(resource).toMatchObject({ kind: 'Pod' });
   expect(options).toEqual({ dryRun: true });
@@ -83,10 +83,10 @@ it('the Pod of a Job that stays without a Pod is checked after a second, and the
 });
 
 it('an error without a reason is told once it lasts, within 5 s', async () => {
-  const { runs, words } = await asked(5, unknown);
+  const { runs, messages } = await asked(5, unknown);
   expect(runs).toEqual([1, 2]);
-  expect(words).toEqual([undefined, undefined, SCOPES]);
-  expect((await asked(5, (second) => (second < 2 ? unknown() : undefined))).words).toEqual([
+  expect(messages).toEqual([undefined, undefined, SCOPES]);
+  expect((await asked(5, (second) => (second < 2 ? unknown() : undefined))).messages).toEqual([
     undefined,
     undefined,
     undefined,
@@ -95,17 +95,20 @@ it('an error without a reason is told once it lasts, within 5 s', async () => {
 
 it('a webhook that supports no dry run says nothing about the Pod', async () => {
   const message = 'admission webhook "policy.example" does not support dry run';
-  const { runs, words } = await asked(20, () => new ApiError(message, { status: 400, reason: 'BadRequest' }));
+  const { runs, messages } = await asked(
+    20,
+    () => new ApiError(message, { status: 400, reason: 'BadRequest' }),
+  );
   expect(runs).toEqual([1, 11]);
-  expect(words).toEqual([undefined, undefined, undefined]);
+  expect(messages).toEqual([undefined, undefined, undefined]);
 });
 
 it('the words are forgotten when the API server accepts the Pod, when the Pod exists, and when the Job is gone', async () => {
   const later = await asked(12, (second) => (second < 5 ? quota() : undefined));
-  expect(later.words).toEqual([undefined, QUOTA, undefined]);
+  expect(later.messages).toEqual([undefined, QUOTA, undefined]);
 
   const { refused, taskPods, ask } = await asked(1, quota);
-  expect(refused.wordsAbout(JOB)).toBe(QUOTA);
+  expect(refused.messageFor(JOB)).toBe(QUOTA);
   taskPods.cache.put({
     apiVersion: 'v1',
     kind: 'Pod',
@@ -117,11 +120,11 @@ it('the words are forgotten when the API server accepts the Pod, when the Pod ex
     spec: { containers: [] },
   });
   expect(await ask()).toBeUndefined();
-  expect(refused.wordsAbout(JOB)).toBeUndefined();
+  expect(refused.messageFor(JOB)).toBeUndefined();
 
   const gone = await asked(1, quota);
   gone.jobs.cache.delete('ci/pull');
-  expect(gone.refused.wordsAbout(JOB)).toBeUndefined();
+  expect(gone.refused.messageFor(JOB)).toBeUndefined();
 });
 
 it.each([

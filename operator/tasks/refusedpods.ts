@@ -41,7 +41,7 @@ interface Podless {
   /** Time of the next dry run. */
   readonly askAt: number;
   /** Message of the API server. It is undefined if the API server has not refused the Pod. */
-  readonly words?: string | undefined;
+  readonly message?: string | undefined;
 }
 
 export class RefusedPods {
@@ -59,8 +59,8 @@ export class RefusedPods {
   }
 
   /** Returns the message with which the API server refused the Pod of the Job in the last dry run. */
-  wordsAbout(job: Job): string | undefined {
-    return this.#podless.get(uidOf(job))?.words;
+  messageFor(job: Job): string | undefined {
+    return this.#podless.get(uidOf(job))?.message;
   }
 
   /**
@@ -99,7 +99,7 @@ export class RefusedPods {
     }
     const isReason = isObjectRefused(error) || (!isConflict(error) && now - since >= LASTING_MILLISECONDS);
     return isReason
-      ? { since, askAt: later, words: refusalMessage(error, known.words) }
+      ? { since, askAt: later, message: refusalMessage(error, known.message) }
       : { ...known, askAt: now + QUESTION_MILLISECONDS };
   }
 }

@@ -77,9 +77,9 @@ it('a machine without room to be suspended is not Ready, and still Reconciling',
     { reason: NO_ROOM_TO_SUSPEND, message: 'too large' },
     { powerState: 'Suspended' },
   );
-  const told = { reason: NO_ROOM_TO_SUSPEND, message: 'too large' };
-  expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'False', ...told });
-  expect(conditionIn(status, 'Reconciling')).toMatchObject({ status: 'True', ...told });
+  const reported = { reason: NO_ROOM_TO_SUSPEND, message: 'too large' };
+  expect(conditionIn(status, 'Ready')).toMatchObject({ status: 'False', ...reported });
+  expect(conditionIn(status, 'Reconciling')).toMatchObject({ status: 'True', ...reported });
 });
 
 it('a reason that no agent of Berth has is ignored, so a host cannot cause a status that the API server refuses', () => {

@@ -13,7 +13,7 @@ const REASONS = [HOST_DISK_FULL, NO_ROOM_TO_SUSPEND] as const;
  * For other VMs the result is undefined.
  */
 export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
-  const message = told(pod, HOST_DISK_FULL);
+  const message = reportedMessage(pod, HOST_DISK_FULL);
   return message === undefined
     ? undefined
     : { type: 'Ready', status: 'False', reason: HOST_DISK_FULL, message };
@@ -23,12 +23,14 @@ export function pausedByDisk(pod: Pod | undefined): ConditionDraft | undefined {
 export function unsuspendedByDisk(
   pod: Pod | undefined,
 ): Pick<ConditionDraft, 'reason' | 'message'> | undefined {
-  const message = told(pod, NO_ROOM_TO_SUSPEND);
+  const message = reportedMessage(pod, NO_ROOM_TO_SUSPEND);
   return message === undefined ? undefined : { reason: NO_ROOM_TO_SUSPEND, message };
 }
 
 /** Returns the disk problem that a status reports. The result is undefined if the status reports no such problem. */
-export function toldTrouble(status: VMStatus | undefined): { reason: Reason; message: string } | undefined {
+export function reportedTrouble(
+  status: VMStatus | undefined,
+): { reason: Reason; message: string } | undefined {
   for (const reason of REASONS) {
     const condition = status?.conditions?.find((one) => one.reason === reason);
     if (condition !== undefined) {
@@ -38,7 +40,7 @@ export function toldTrouble(status: VMStatus | undefined): { reason: Reason; mes
   return undefined;
 }
 
-function told(pod: Pod | undefined, reason: Reason): string | undefined {
+function reportedMessage(pod: Pod | undefined, reason: Reason): string | undefined {
   const condition = podCondition(pod, DISK_CONDITION);
   return condition?.status === 'False' && condition.reason === reason ? (condition.message ?? '') : undefined;
 }

@@ -17,7 +17,7 @@ function running(ready: 'True' | 'False', message: string, time = STARTED): VMSt
 }
 
 /** Returns the Events of a change between two statuses. */
-function told(before: VMStatus | undefined, after: VMStatus): string[] {
+function reported(before: VMStatus | undefined, after: VMStatus): string[] {
   const events: string[] = [];
   const event: EventRecorder<SaidReason>['event'] = (_vm, { reason, message }) =>
     events.push(`${reason}: ${message}`);
@@ -35,17 +35,17 @@ function told(before: VMStatus | undefined, after: VMStatus): string[] {
 const ANSWERS = running('True', 'Port 22 of the guest answers');
 
 it('a VM that becomes Ready has one Event with the reason', () => {
-  expect(told(running('False', 'The guest does not answer'), ANSWERS)).toEqual([
+  expect(reported(running('False', 'The guest does not answer'), ANSWERS)).toEqual([
     'Ready: Port 22 of the guest answers',
   ]);
-  expect(told(ANSWERS, ANSWERS)).toEqual([]);
+  expect(reported(ANSWERS, ANSWERS)).toEqual([]);
 });
 
 it('a guest that closes and opens its port causes no more Events before its next start', () => {
   const closed = running('False', 'Port 22 is closed', '2030-01-01T00:07:00Z');
-  expect(told(closed, ANSWERS)).toEqual([]);
+  expect(reported(closed, ANSWERS)).toEqual([]);
   const startedAgain = { ...ANSWERS, startTime: '2030-01-01T00:08:00Z' };
-  expect(told(closed, startedAgain)).toEqual(['Ready: Port 22 of the guest answers']);
+  expect(reported(closed, startedAgain)).toEqual(['Ready: Port 22 of the guest answers']);
 });
 
 it('a VM that is off as declared has no Event about its readiness', () => {
@@ -56,11 +56,11 @@ it('a VM that is off as declared has no Event about its readiness', () => {
     conditions: ready === undefined ? [] : [ready],
   };
   const before = running('False', 'The VM is to be stopped');
-  expect(told(before, stopped)).toEqual(['Stopped: The machine is stopped']);
+  expect(reported(before, stopped)).toEqual(['Stopped: The machine is stopped']);
 });
 
 it('a VM that is Ready as soon as it runs has only the Events of its host and its run', () => {
-  expect(told(undefined, running('True', 'The machine runs'))).toEqual([
+  expect(reported(undefined, running('True', 'The machine runs'))).toEqual([
     'Scheduled: The VM was placed on host host (attempt 1)',
     'Running: The machine runs',
   ]);

@@ -6,7 +6,7 @@ import { isReason, meaningOf, type Reason, saidReason } from '../../api/v1alpha1
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
-import { toldTrouble } from './disktrouble.ts';
+import { reportedTrouble } from './disktrouble.ts';
 import type { LostPlacement } from './facts.ts';
 
 /**
@@ -83,8 +83,8 @@ function heldUp(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
 }
 
 function troubledByDisk(last: VMStatus | undefined, next: VMStatus): OperatorEvent[] {
-  const before = toldTrouble(last);
-  const now = toldTrouble(next);
+  const before = reportedTrouble(last);
+  const now = reportedTrouble(next);
   if (now === undefined) {
     const isOver = before !== undefined && next.phase === 'Running';
     return isOver ? [normal('HostDiskHasRoom', 'Running', 'The disk of the host has room again')] : [];

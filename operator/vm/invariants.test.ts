@@ -3,7 +3,7 @@ import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import type { Node, Pod } from '../../kube/core.ts';
 import { assertHistories } from '../../test/support/properties.ts';
-import { ACTIONS, settle, World, worldAfter } from '../../test/worlds/vmhistory.ts';
+import { ACTIONS, stabilize, World, worldAfter } from '../../test/worlds/vmhistory.ts';
 import { givenUpOn, macAddressOf } from './abandoned.ts';
 
 const HISTORIES = { step: fc.constantFrom(...ACTIONS), maxLength: 60, numRuns: 500 };
@@ -14,7 +14,7 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
   it('no-lost-disk: is never placed again after a machine of it ran, and no machine runs unseen', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = worldAfter(actions);
-      settle(world);
+      stabilize(world);
       expect(world.createdAfterRun).toBe(0);
       expect(world.disksLost).toBe(0);
       expect(world.releasedUnobserved).toBe(0);
@@ -31,7 +31,7 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
         world.act('agentEnds');
         world.act('awaitedIsSettled');
       }
-      settle(world);
+      stabilize(world);
       expect(world.vm).toBeUndefined();
       expect(world.pod).toBeUndefined();
       world.act('awaitedIsSettled');
@@ -43,7 +43,7 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
   it('idle-quiet: comes to rest and writes no more while nothing changes', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = worldAfter(actions);
-      settle(world);
+      stabilize(world);
       world.act('reconcile');
       expect(world.writesInLastPass).toBe(0);
     });
@@ -52,8 +52,8 @@ describe('a VM, in any order of events,', { timeout: TIMEOUT_MILLISECONDS }, () 
   it('tells its host no size that the Pod does not count, and does not repeat a refused size at once', (context) => {
     assertHistories(context, HISTORIES, (actions) => {
       const world = worldAfter(actions);
-      expect(world.toldUncounted).toBe(0);
-      settle(world);
+      expect(world.reportedUncounted).toBe(0);
+      stabilize(world);
       const asked = world.resizesAsked;
       world.act('reconcile');
       expect(world.resizesAsked).toBe(asked);

@@ -12,13 +12,13 @@ function vm(namespace: string, minutesOld: number, status: object, deleted = fal
   return { metadata: { name: 'any', namespace, creationTimestamp, ...deletion }, status } as unknown as VM;
 }
 
-interface Told {
+interface Scrape {
   metrics: VMMetrics;
   /** Returns the exported lines that contain `part`. */
   lines: (part: string) => Promise<string[]>;
 }
 
-function told(view: Partial<VMView>): Told {
+function scrape(view: Partial<VMView>): Scrape {
   const registry = new Registry();
   const none = { isLeader: () => true, clock: () => NOW, vms: () => [], namespaces: () => [] };
   const metrics = new VMMetrics(registry, { ...none, ...view });
@@ -37,7 +37,7 @@ describe('the number of waiting VMs', () => {
       vm('a', 40, { phase: 'Terminating' }, true),
       vm('b', 3, { phase: 'Failed' }),
     ];
-    const { lines } = told({ vms: () => vms, namespaces: () => ['a', 'b'] });
+    const { lines } = scrape({ vms: () => vms, namespaces: () => ['a', 'b'] });
     expect(await lines('pending_vm')).toEqual([
       'berth_pending_vms{vm_namespace="a"} 3',
       'berth_pending_vms{vm_namespace="b"} 0',
@@ -47,14 +47,14 @@ describe('the number of waiting VMs', () => {
   });
 
   it('is exported only by the leader', async () => {
-    const { lines } = told({ isLeader: () => false, vms: () => [vm('a', 2, {})], namespaces: () => ['a'] });
+    const { lines } = scrape({ isLeader: () => false, vms: () => [vm('a', 2, {})], namespaces: () => ['a'] });
     expect(await lines('pending_vm')).toEqual([]);
   });
 });
 
 describe('events of VMs', () => {
   it('are counted when a status shows them for the first time', async () => {
-    const { metrics, lines } = told({});
+    const { metrics, lines } = scrape({});
     const failed = {
       phase: 'Failed',
       failure: { reason: 'PortTaken', message: 'port 22', time: '' },
@@ -71,7 +71,7 @@ describe('events of VMs', () => {
   });
 
   it('have a reason of the catalogue, although a host can report any word', async () => {
-    const { metrics, lines } = told({});
+    const { metrics, lines } = scrape({});
     const failure = { reason: 'WordOfTheHost', message: '', time: '' };
     metrics.observe(vm('a', 1, {}), {}, { failure }, NOW);
     expect(await lines('failed_total')).toEqual([
@@ -80,7 +80,7 @@ describe('events of VMs', () => {
   });
 
   it('are no longer exported when their namespace is deleted', async () => {
-    const { metrics, lines } = told({});
+    const { metrics, lines } = scrape({});
     const failed = { phase: 'Failed', failure: { reason: 'PortTaken', message: '', time: '' } } as const;
     for (const namespace of ['a', 'b']) {
       metrics.observe(vm(namespace, 1, {}), { phase: 'Starting' }, failed, NOW);

@@ -114,9 +114,9 @@ function podPhase(pod: Pod): Phase {
  * the machine, the container states the obstacle, and the Pod's condition `berth.dev/Machine` states the phase.
  */
 function preRunningPhase(pod: Pod, waiting: string): VMPhase {
-  const told = machineCondition(pod)?.reason;
+  const reported = machineCondition(pod)?.reason;
   const named = (word: string | undefined) => PRE_RUNNING.find((phase) => phase === word);
-  return named(waiting) ?? named(told) ?? 'Scheduled';
+  return named(waiting) ?? named(reported) ?? 'Scheduled';
 }
 
 function runningPhase(pod: Pod, waiting: string, message: string): Phase {
@@ -124,8 +124,8 @@ function runningPhase(pod: Pod, waiting: string, message: string): Phase {
     const shutDown = machineCondition(pod)?.reason === 'GuestShutdown';
     return { name: waiting, reason: shutDown ? 'GuestShutdown' : waiting, message };
   }
-  const told = machineCondition(pod)?.reason;
-  const transition = TRANSITIONS.find((phase) => phase === told);
+  const reported = machineCondition(pod)?.reason;
+  const transition = TRANSITIONS.find((phase) => phase === reported);
   if (transition !== undefined) {
     return { name: transition, reason: transition, message };
   }

@@ -153,10 +153,10 @@ const unknown = (attempt: number) => new ApiError(`${SCOPES} (${attempt})`, { re
 
 it('a VM tells an error without a reason within 5 s if it lasts, and its Pod is requested again at least once a minute', async () => {
   const { attempts, stored, conditions } = await refusedFor(240, { refusal: unknown });
-  const told = { status: 'False', reason: 'PodRefused', message: expect.stringContaining(SCOPES) };
+  const reported = { status: 'False', reason: 'PodRefused', message: expect.stringContaining(SCOPES) };
   expect(conditions.filter(({ type }) => ['Scheduled', 'Ready'].includes(type))).toEqual([
-    expect.objectContaining(told),
-    expect.objectContaining(told),
+    expect.objectContaining(reported),
+    expect.objectContaining(reported),
   ]);
   expect(stored).toEqual([expect.closeTo(2.6, 0)]);
   expect(stored[0]).toBeLessThan(5);

@@ -160,7 +160,7 @@ it('a webhook that cannot be called does not count as a refusal of the size', as
 });
 
 it('Kubernetes 1.33 refuses a smaller memory limit: the VM has its words, and the Pod keeps its size', async () => {
-  const words =
+  const expected =
     'Pod "x" is invalid: spec.containers[0].resources.limits[memory]: Forbidden: memory limits cannot be decreased unless resizePolicy is RestartContainer';
   const { vm, pod } = failedVM();
   const requests = { cpu: '2', memory: '2176Mi' };
@@ -169,11 +169,11 @@ it('Kubernetes 1.33 refuses a smaller memory limit: the VM has its words, and th
     vm: { ...vm, spec: { ...vm.spec, cpu: 1, memory: '1Gi' }, status: { phase: 'Scheduled' } },
     pod: { ...pod, spec: { ...pod.spec, containers } },
   });
-  world.refusal = () => new ApiError(words, { reason: 'Invalid', status: 422 });
+  world.refusal = () => new ApiError(expected, { reason: 'Invalid', status: 422 });
   await reconcile().catch(() => undefined);
   expect(world.stored?.conditions?.find(({ type }) => type === 'RestartRequired')).toMatchObject({
     status: 'True',
     reason: 'ResizeRefused',
-    message: expect.stringContaining(`cpu 1, memory 1Gi was refused: ${words}`),
+    message: expect.stringContaining(`cpu 1, memory 1Gi was refused: ${expected}`),
   });
 });

@@ -110,7 +110,7 @@ export function restartRequired(observed: Observed): ConditionDraft | undefined 
       ? {
           ...draft,
           reason: 'ResizeDeferred',
-          message: `The host has no room yet for the size ${inWords(counted)}: ${message}`,
+          message: `The host has no room yet for the size ${formatSize(counted)}: ${message}`,
         }
       : { ...draft, reason: 'ResizeRefused', message: keeps(pod, counted, message) };
   }
@@ -118,10 +118,10 @@ export function restartRequired(observed: Observed): ConditionDraft | undefined 
   return message === undefined ? undefined : { ...draft, reason: 'ResourcesChanged', message };
 }
 
-function keeps(pod: Pod, wanted: Size, words: string): string {
+function keeps(pod: Pod, wanted: Size, text: string): string {
   const started = startedSize(pod);
-  const size = started === undefined ? 'its old size' : inWords(started);
-  return `The machine keeps ${size} at every start, because ${inWords(wanted)} was refused: ${words}`;
+  const size = started === undefined ? 'its old size' : formatSize(started);
+  return `The machine keeps ${size} at every start, because ${formatSize(wanted)} was refused: ${text}`;
 }
 
 /** Returns a message with the machine's sizes now and after its next start. The result is undefined if they are the same or unknown. */
@@ -129,7 +129,7 @@ function differs(vm: VM, pod: Pod, counted: Size | undefined): string | undefine
   const started = startedSize(pod);
   const changes: (readonly [string, string])[] = [];
   if (started !== undefined && counted !== undefined && !isSameSize(started, counted)) {
-    changes.push([inWords(started), inWords(counted)]);
+    changes.push([formatSize(started), formatSize(counted)]);
   }
   const { diskSizeBytes } = machineReport(pod);
   const { diskSize = '0' } = vm.spec;
@@ -150,6 +150,6 @@ function startedSize(pod: Pod): Size | undefined {
     : { cpu, memoryBytes: BigInt(memoryBytes) };
 }
 
-function inWords({ cpu, memoryBytes }: Size): string {
+function formatSize({ cpu, memoryBytes }: Size): string {
   return `cpu ${cpu}, memory ${formatQuantity(memoryBytes)}`;
 }

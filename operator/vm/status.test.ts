@@ -97,12 +97,12 @@ describe('a VM is Ready, Reconciling or Stalled', () => {
     ['GuestShutdown', { powerState: 'Stopped' }, 'Ready: GuestShutdown'],
   ];
 
-  it.each(cases)('in the machine state %s with spec %j: %s', (told, spec, expected) => {
-    const name = told === 'GuestShutdown' ? 'Stopped' : told;
+  it.each(cases)('in the machine state %s with spec %j: %s', (reported, spec, expected) => {
+    const name = reported === 'GuestShutdown' ? 'Stopped' : reported;
     const isOff = name === 'Stopped' || name === 'Suspended';
     const message = JSON.stringify({ restartedAt: RAN });
     const conditions = [
-      { type: MACHINE_CONDITION, status: 'True', reason: told, message } as const,
+      { type: MACHINE_CONDITION, status: 'True', reason: reported, message } as const,
       { type: 'Ready', status: 'True' } as const,
     ];
     const state = isOff ? { waiting: { reason: name } } : { running: { startedAt: RAN } };
@@ -115,7 +115,7 @@ describe('a VM is Ready, Reconciling or Stalled', () => {
     const all = [...found.values()];
     expect(all.filter(isTrue).map(({ type, reason }) => `${type}: ${reason}`)).toEqual([expected]);
     expect(
-      all.every(({ observedGeneration, message: words }) => observedGeneration === 7 && words !== ''),
+      all.every(({ observedGeneration, message: text }) => observedGeneration === 7 && text !== ''),
     ).toBe(true);
   });
 });
@@ -220,7 +220,7 @@ describe('the machine in the status', () => {
     {
       spec = {},
       report = {},
-      pod: told = {},
+      pod: reported = {},
       last,
       inserted = [],
     }: { spec?: VMSpec; report?: MachineReport; pod?: PodStatus; last?: VMStatus; inserted?: Container[] },
@@ -263,7 +263,7 @@ describe('the machine in the status', () => {
         containerStatuses: [
           { name: MACHINE_CONTAINER, image: '', imageID: '', ready: false, restartCount: 0, state: {} },
         ],
-        ...told,
+        ...reported,
       },
     } as Pod;
     return machineStatus({ vm, pod } as unknown as Observed, phase);

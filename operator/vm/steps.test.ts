@@ -94,7 +94,7 @@ describe('the desired size of a disk', () => {
   const FACTS: Facts = { firstRunningTime: undefined, attempt: 1, avoidedNodes: [], failure: undefined };
 
   /** Returns the GiB that a host is told for the disk, if the VMConfig sets 8 GiB and the VM later sets `diskSize`. */
-  function toldAfter(diskSize: string): number | undefined {
+  function waitAfter(diskSize: string): number | undefined {
     const before: Desired = {
       powerState: 'Running',
       restartPolicy: 'Never',
@@ -108,13 +108,13 @@ describe('the desired size of a disk', () => {
     };
     const { writes } = desire({ vm: { spec: { diskSize } }, pod } as unknown as Observed, FACTS);
     const [write] = writes;
-    const told = write?.kind === 'patchDesired' ? (JSON.parse(write.text) as Desired) : before;
-    return told.diskSizeBytes && told.diskSizeBytes / GIB;
+    const reported = write?.kind === 'patchDesired' ? (JSON.parse(write.text) as Desired) : before;
+    return reported.diskSizeBytes && reported.diskSizeBytes / GIB;
   }
 
   it('a VM makes the disk larger than its VMConfig does, but never smaller', () => {
-    expect(toldAfter('9Gi')).toBe(9);
-    expect(toldAfter('4Gi')).toBe(8);
+    expect(waitAfter('9Gi')).toBe(9);
+    expect(waitAfter('4Gi')).toBe(8);
   });
 });
 

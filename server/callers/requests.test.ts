@@ -83,8 +83,8 @@ it.each<[string, object, string]>([
   ['without the time of its issue', { iat: undefined }, 'does not tell its lifetime'],
   ['without an end', { exp: undefined }, 'does not tell its lifetime'],
   ['of an unverified address', { email_verified: 'true' }, 'not verified'],
-])('tells that a token is %s', (_, changes, words) => {
-  expect(challenge({ ...GOOD, ...changes })).toContain(words);
+])('tells that a token is %s', (_, changes, expected) => {
+  expect(challenge({ ...GOOD, ...changes })).toContain(expected);
   expect(challenge({ ...GOOD, ...changes })).toMatch(HEADER);
 });
 

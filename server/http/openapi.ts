@@ -107,11 +107,11 @@ const CALLERS = {
 
 /** Returns the operation ID of a route, for example `getVmsByName` for `GET /api/v1/namespaces/:namespace/vms/:name`. */
 function operationIdOf(method: string, url: string): string {
-  const words = url
+  const segments = url
     .replace(PREFIX, '')
     .split(/[^A-Za-z0-9:]+/)
     .map((word) => (word.startsWith(':') ? `By${capital(word.slice(1))}` : capital(word)));
-  return method.toLowerCase() + words.join('');
+  return method.toLowerCase() + segments.join('');
 }
 
 function capital(word: string): string {

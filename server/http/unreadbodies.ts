@@ -31,11 +31,11 @@ export class UnreadBodies {
   #wait(body: IncomingMessage): void {
     if (!this.#waiting.has(body)) {
       this.#waiting.add(body);
-      void this.#queue.add(async () => await this.#turn(body));
+      void this.#queue.add(async () => await this.#readNext(body));
     }
   }
 
-  async #turn(body: IncomingMessage): Promise<void> {
+  async #readNext(body: IncomingMessage): Promise<void> {
     this.#waiting.delete(body);
     let bytes = 0;
     for (let chunk = body.read() as Buffer | null; chunk !== null; chunk = body.read() as Buffer | null) {

@@ -279,11 +279,11 @@ function workOf(object: Stored): string {
 /** Throws if the download failed. Does not throw if the download ended because its clients closed their connections. @throws StatusError */
 function refuseFailed(last: NonNullable<Stored['status']>['lastDownload']): void {
   const { result, message = '' } = last ?? {};
-  const [reason = '', ...words] = message.split(': ');
+  const [reason = '', ...details] = message.split(': ');
   if (result !== 'Failed' || reason === INTERRUPTED) {
     return;
   }
-  const text = words.join(': ');
+  const text = details.join(': ');
   throw new StatusError(CODES[reason] ?? 503, text, { causes: [{ reason, message: text }] });
 }
 

@@ -63,7 +63,7 @@ async function received(): Promise<ReturnType<typeof piecesIn>> {
 /** Waits without timers, because a test can replace the timers. */
 async function until(isTrue: () => boolean): Promise<void> {
   while (!isTrue()) {
-    await new Promise((turn) => setImmediate(turn));
+    await new Promise((resolve) => setImmediate(resolve));
   }
 }
 

@@ -14,7 +14,7 @@ it.each([
   [403, LACKS, 503, OWN],
   [403, 'nodes "a" is forbidden: a policy denied the request', 403, 'a policy denied the request'],
   [404, 'nodes "a" not found', 404, 'nodes "a" not found'],
-])('answers a refusal %i of its own request (%s) with %i', async (refusal, message, code, words) => {
+])('answers a refusal %i of its own request (%s) with %i', async (refusal, message, code, expected) => {
   const body = { kind: 'Status', status: 'Failure', code: refusal, message };
   const request = async () => ({ status: refusal, body, retryAfterMilliseconds: undefined });
   const client = new OwnClient({ request } as unknown as Transport);
@@ -22,7 +22,7 @@ it.each([
   app.setErrorHandler(sendError);
   app.get('/', async () => await client.create(TOKEN_REVIEWS, { metadata: {}, spec: { token: 'a' } }));
   const answer = await app.inject('/');
-  expect(answer.json()).toMatchObject({ code, message: expect.stringContaining(words) });
+  expect(answer.json()).toMatchObject({ code, message: expect.stringContaining(expected) });
 });
 
 /** Namespaces of the API server. The watch does not show the second one yet. */

@@ -18,9 +18,9 @@ class HeldThread {
   /** Answers everything, in turn, until nothing waits. Returns the passwords in the order of their checks. */
   async finish(): Promise<string[]> {
     const passwords: string[] = [];
-    for (let turn = this.asked.shift(); turn !== undefined; turn = this.asked.shift()) {
-      passwords.push(turn.password);
-      turn.answer(turn.password === 'secret');
+    for (let waiting = this.asked.shift(); waiting !== undefined; waiting = this.asked.shift()) {
+      passwords.push(waiting.password);
+      waiting.answer(waiting.password === 'secret');
       await new Promise(setImmediate);
     }
     return passwords;

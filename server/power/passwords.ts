@@ -138,7 +138,7 @@ export class Passwords {
     const lane = this.#lanes.get(user) ?? [];
     lane.push(async () => await work().then(resolve, reject));
     this.#lanes.set(user, lane);
-    void this.#queue.add(async () => await this.#turn());
+    void this.#queue.add(async () => await this.#runNext());
     places.forEach((place) => this.#places.set(place, this.#taken(place) + 1));
     try {
       return await promise;
@@ -148,7 +148,7 @@ export class Passwords {
   }
 
   /** Runs the first check of the first user. */
-  async #turn(): Promise<void> {
+  async #runNext(): Promise<void> {
     const [first] = this.#lanes;
     const [user, lane] = first ?? ['', []];
     const check = lane.shift();

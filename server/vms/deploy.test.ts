@@ -7,7 +7,7 @@ import { ApiError } from '../../kube/errors.ts';
 import { ActionError } from '../../actions/error.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
-import { answerOf, settle, trimmed } from './deploy.ts';
+import { answerOf, keepOrDiscard, trimmed } from './deploy.ts';
 
 const TIME = '2030-01-01T00:11:00.000Z';
 const logger = pino({ level: 'silent' });
@@ -43,7 +43,7 @@ it.each([
   '%s the VM when the API server is back, long after the answer to a client that is %s',
   async (_, why, stays, own, other) => {
     const { state, writes, client } = api();
-    const settled = settle(client, vm, { error: new WaitEnd(why), stays, logger });
+    const settled = keepOrDiscard(client, vm, { error: new WaitEnd(why), stays, logger });
     await vi.advanceTimersByTimeAsync(10_000);
     expect(await settled).toBe(false);
     await vi.advanceTimersByTimeAsync(240_000);
@@ -56,7 +56,7 @@ it.each([
 it('writes nothing with a token that is no longer valid', async () => {
   const { writes, client } = api();
   for (const stays of [true, false]) {
-    expect(await settle(client, vm, { error: UNAUTHORIZED, stays, logger })).toBe(false);
+    expect(await keepOrDiscard(client, vm, { error: UNAUTHORIZED, stays, logger })).toBe(false);
   }
   await vi.advanceTimersByTimeAsync(60_000);
   expect([writes.delete.mock.calls, writes.mergePatch.mock.calls]).toEqual([[], []]);
@@ -90,10 +90,10 @@ it.each<[unknown, boolean, number, string]>([
     'VM mac cannot run: no. VM mac was deleted',
   ],
   [new ApiError('no right', { status: 403, reason: 'Forbidden' }), true, 403, 'no right. VM mac was deleted'],
-])('after %o the answer tells what becomes of the VM', (error, isDeleted, code, words) => {
+])('after %o the answer tells what becomes of the VM', (error, isDeleted, code, expected) => {
   const answer = answerOf(error, vm, { isDeleted, minutes: 1 });
   expect(answer).toBeInstanceOf(StatusError);
-  expect((answer as StatusError).body).toMatchObject({ code, message: expect.stringContaining(words) });
+  expect((answer as StatusError).body).toMatchObject({ code, message: expect.stringContaining(expected) });
 });
 
 it('keeps only the fields that a waiting request needs', () => {

@@ -112,7 +112,7 @@ export class Deploys {
       return await untilDeployed(latest, { ...caller, wanted, signal, trim: trimmed });
     } catch (error) {
       const stays = error instanceof WaitEnd && error.why === 'gone' && isNamed(body);
-      const isDeleted = await settle(caller.client, latest.vm, { error, stays, logger });
+      const isDeleted = await keepOrDiscard(caller.client, latest.vm, { error, stays, logger });
       throw answerOf(error, latest.vm, { isDeleted, minutes: timeoutMinutes(body), fullStatus });
     }
   }
@@ -128,7 +128,7 @@ async function createTrimmed({ caller, namespace, body }: DeployRequest, answerB
  * kept or deleted, or no longer exists. Resolves with false when the request to the API server fails or takes too long. A request that
  * takes too long continues in the background.
  */
-export async function settle(
+export async function keepOrDiscard(
   client: KubeClient,
   vm: VM,
   { error, stays, logger }: { error: unknown; stays: boolean; logger: Logger },
@@ -180,8 +180,8 @@ export function answerOf(
   }
   if (isRefusal(error)) {
     const { status, reason, message } = error;
-    const words = status === 401 ? 'Unauthorized: the token is no longer valid' : message;
-    return new StatusError(status, `${words}. ${left}`, { reason });
+    const text = status === 401 ? 'Unauthorized: the token is no longer valid' : message;
+    return new StatusError(status, `${text}. ${left}`, { reason });
   }
   return error instanceof ActionError && error.kind !== 'gone'
     ? answerToAction(error, { end: `. ${left}`, roomStatus: fullStatus })

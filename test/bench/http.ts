@@ -34,7 +34,7 @@ const WARM_UP = 20;
 const REQUESTS = { list: { alone: 200, crowd: 80 }, deploy: { alone: 300, crowd: 800 } } as const;
 
 /** Figures of one turn. */
-export interface Turn {
+export interface Batch {
   /** Milliseconds of a request, when no other is under way. */
   p50: number;
   p99: number;
@@ -44,8 +44,8 @@ export interface Turn {
 
 export interface Compared {
   /** One turn for each round. */
-  apiServer: Turn[];
-  server: Turn[];
+  apiServer: Batch[];
+  server: Batch[];
   /** 99th percentile of the delay of the server's event loop in each of its turns, in milliseconds. */
   delays: number[];
 }
@@ -115,17 +115,17 @@ async function measure(
   }
   for (let round = 0; round < rounds; round += 1) {
     for (const kind of ['list', 'deploy'] as const) {
-      const turns = [
+      const batches = [
         async () => {
-          work[kind].apiServer.push(await turn(apiServer, kind));
+          work[kind].apiServer.push(await runBatch(apiServer, kind));
         },
         async () => {
           await delayOf(cluster, server);
-          work[kind].server.push(await turn(http, kind));
+          work[kind].server.push(await runBatch(http, kind));
           work[kind].delays.push(await delayOf(cluster, server));
         },
       ];
-      for (const run of round % 2 === 0 ? turns : turns.toReversed()) {
+      for (const run of round % 2 === 0 ? batches : batches.toReversed()) {
         await run();
         await cluster.client().raw('DELETE', pathOf(VMS, { namespace: DEPLOYED }));
       }
@@ -134,7 +134,7 @@ async function measure(
   return work;
 }
 
-async function turn(side: HTTPSide, work: Work): Promise<Turn> {
+async function runBatch(side: HTTPSide, work: Work): Promise<Batch> {
   const { alone, crowd } = REQUESTS[work];
   for (let count = 0; count < WARM_UP; count += 1) {
     await side.send(work);
@@ -146,9 +146,9 @@ async function turn(side: HTTPSide, work: Work): Promise<Turn> {
     times.push(performance.now() - began);
   }
   const began = performance.now();
-  const turns = Array(crowd).keys();
+  const batches = Array(crowd).keys();
   const client = async (): Promise<void> => {
-    for (const _ of turns) {
+    for (const _ of batches) {
       await side.send(work);
     }
   };

@@ -1,5 +1,5 @@
 /** Shows the figures of the HTTP API beside those of the API server, and whether they reach their targets. */
-import type { Compared, HTTPFigures, Turn } from './http.ts';
+import type { Compared, HTTPFigures, Batch } from './http.ts';
 import type { Work } from './httpside.ts';
 import { format } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
@@ -29,9 +29,9 @@ export function httpTable(figures: HTTPFigures): string {
 }
 
 function rowsOf(title: string, { apiServer, server, delays }: Compared): string[][] {
-  const row = (label: string, of: (turn: Turn) => number, text: (value: number) => string) => [
+  const row = (label: string, of: (batch: Batch) => number, text: (value: number) => string) => [
     `${title}, ${label}`,
-    ...[apiServer, server].map((turns) => text(median(turns.map(of)))),
+    ...[apiServer, server].map((batches) => text(median(batches.map(of)))),
   ];
   return [
     row('p50', ({ p50 }) => p50, fine),
@@ -59,7 +59,7 @@ export function httpVerdicts({ work, idleMegabytes }: HTTPFigures): Verdict[] {
 
 /** Compares the turns of each round, so that other load of the machine affects both sides. */
 function verdictsOf(name: string, { apiServer, server, delays }: Compared): Verdict[] {
-  const overRounds = (of: (own: Turn, other: Turn) => number): number =>
+  const overRounds = (of: (own: Batch, other: Batch) => number): number =>
     median(server.map((own, round) => of(own, apiServer[round] ?? own)));
   const added = overRounds((own, other) => own.p50 - other.p50);
   const slowest = overRounds((own, other) => own.p99 / other.p99);

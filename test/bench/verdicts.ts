@@ -10,7 +10,7 @@ export interface Verdict {
   reached: boolean | undefined;
 }
 
-const WORDS = { true: 'reached', false: 'MISSED', undefined: 'not measured' } as const;
+const LABELS = { true: 'reached', false: 'MISSED', undefined: 'not measured' } as const;
 
 /** Returns a table with a line for each verdict. */
 export function verdictsTable(verdicts: readonly Verdict[]): string {
@@ -20,7 +20,7 @@ export function verdictsTable(verdicts: readonly Verdict[]): string {
       claim,
       measured,
       target,
-      WORDS[`${reached}` as const],
+      LABELS[`${reached}` as const],
     ]),
   ]);
 }

@@ -7,7 +7,7 @@ import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { PowerAction, ServerSpec } from '../../api/v1alpha1/server.ts';
 import { timestamp } from '../../base/time.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
-import { untilTold } from '../fixtures/objects.ts';
+import { untilReported } from '../fixtures/objects.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { Health } from '../support/health.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
@@ -87,7 +87,7 @@ it('a Server is finished when its power is read and its declared action is done,
   await host.run({ namespace: vms.namespace, name: 'runs' });
   for (const [name, spec, word] of STATES) {
     await create(name, spec());
-    await untilTold(`Server ${name}`, () => cluster.client().get(SERVERS, { name }), word);
+    await untilReported(`Server ${name}`, () => cluster.client().get(SERVERS, { name }), word);
   }
   const objects = await Promise.all(STATES.map(([name]) => cluster.client().get(SERVERS, { name })));
   const verdicts = await health.judge(objects);
@@ -97,7 +97,7 @@ it('a Server is finished when its power is read and its declared action is done,
   });
   expect(found).toEqual(STATES.map(([name, , , verdict]) => `${name}: ${verdict}`));
   for (const [index, [name, , , , says]] of STATES.entries()) {
-    expect.soft(verdicts[index]?.told, name).toMatch(says);
+    expect.soft(verdicts[index]?.reported, name).toMatch(says);
   }
 });
 
@@ -106,7 +106,7 @@ it('a Server that waits for its VMs is in progress, and the message says how lon
   await cluster.client().delete(SERVERS, { name: 'refused' });
   await create('waiting', { nodeName: 'bare', policy, powerAction: asked('Off') });
   const read = () => cluster.client().get(SERVERS, { name: 'waiting' });
-  await untilTold('Server waiting', read, 'PowerActionWaiting');
+  await untilReported('Server waiting', read, 'PowerActionWaiting');
   const [verdict] = await health.judge([await read()]);
   expect(verdict).toMatchObject({ kstatus: 'InProgress', script: 'Progressing' });
   expect(verdict?.message).toMatch(/^1 machine runs on host bare\. Berth waits until /);

@@ -23,7 +23,7 @@ import { Emulators } from '../fixtures/emulatorobjects.ts';
 import { IMAGE, VMs } from '../fixtures/vms.ts';
 import { Health } from '../support/health.ts';
 import { MachineChart } from '../support/machinechart.ts';
-import { type Stored, untilTold } from '../fixtures/objects.ts';
+import { type Stored, untilReported } from '../fixtures/objects.ts';
 import { ActingHost, podOfTask } from '../worlds/actinghost.ts';
 import { CacheSimulator } from '../worlds/cachesimulator.ts';
 
@@ -101,7 +101,7 @@ function get<T extends Stored>(type: Resource<T>, name: string): Promise<T> {
 
 /** Waits until the object has a condition with this reason, or this type and status `True`. */
 function until<T extends Stored>(type: Resource<T>, name: string, word: string): Promise<void> {
-  return untilTold(`${type.kind} ${name}`, () => get(type, name), word);
+  return untilReported(`${type.kind} ${name}`, () => get(type, name), word);
 }
 
 /** Creates a VM on the bare host, and lets it run. */
@@ -484,13 +484,13 @@ it('each state of the six kinds has the health that clients expect, with a sente
     process.stdout.write(
       `${type.kind} ${name}: ${verdict?.kstatus}, ${verdict?.script}: ${verdict?.message}\n`,
     );
-    const told = { kstatus: expected, script: HEALTH[expected] };
-    expect.soft(verdict, `${type.kind} ${name}`).toMatchObject(told);
+    const reported = { kstatus: expected, script: HEALTH[expected] };
+    expect.soft(verdict, `${type.kind} ${name}`).toMatchObject(reported);
     if (expected !== 'Current' && expected !== 'Terminating') {
       expect.soft(verdict?.message, `${type.kind} ${name}, kstatus`).toMatch(says);
     }
     if (type !== VM_CONFIGS) {
-      expect.soft(verdict?.told, `${type.kind} ${name}, script`).toMatch(says);
+      expect.soft(verdict?.reported, `${type.kind} ${name}, script`).toMatch(says);
     }
   }
   const conditions = objects.flatMap(({ status }) => status?.conditions ?? []);

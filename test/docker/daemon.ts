@@ -13,7 +13,7 @@ import { FOLDERS, ping } from './host.ts';
 
 /** On an idle machine the daemon answers after 0.1 s. */
 const READY = { deadlineMilliseconds: 60_000 };
-const LAST_WORDS_CHARACTERS = 2_000;
+const LOG_TAIL_CHARACTERS = 2_000;
 /** Name of the control group of the containers of all such daemons, in each hierarchy. */
 const GROUP = 'berth-docker';
 /** With a `/run` of its own, the daemon uses neither sockets of a daemon on this machine nor its containerd. */
@@ -76,7 +76,7 @@ async function waitUntilReady(daemon: ProcessRecord, directory: string, socket: 
     return;
   }
   const log = readFileSync(join(directory, 'dockerd.log'), 'utf8');
-  throw new Error(`dockerd ended: ${log.slice(-LAST_WORDS_CHARACTERS)}`);
+  throw new Error(`dockerd ended: ${log.slice(-LOG_TAIL_CHARACTERS)}`);
 }
 
 /** Ends the daemon and its containers, and removes containers of earlier runs that were killed. */

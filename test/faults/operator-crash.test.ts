@@ -237,7 +237,7 @@ describe('a watch of VMs that lags', () => {
   /** Waits until the operator has received all changes of this VM, and then holds back all events about VMs. */
   async function lag(name: string): Promise<void> {
     const { resourceVersion } = (await vms.get(name)).metadata;
-    await waitFor('the last change', () => proxy.hasTold(`"resourceVersion":"${resourceVersion}"`));
+    await waitFor('the last change', () => proxy.hasPassedOn(`"resourceVersion":"${resourceVersion}"`));
     proxy.silence(VM_WATCH);
   }
 

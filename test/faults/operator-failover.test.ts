@@ -194,13 +194,13 @@ it('the leader frozen past its lease, then continued: it writes nothing more, an
   await freezeAtWork(first);
   await waitForAnother(before);
   await lifeGoesOn();
-  const stood = await untilStill(versions);
+  const unchanged = await untilStill(versions);
 
   // The frozen leader first finds work that nobody has done, before it can know that it no longer leads.
   const { length: sent } = proxy.writes;
   await second.kill('SIGSTOP');
   await vms.create('found');
-  await waitFor('the frozen one to be told', () => proxy.hasTold('"name":"found"'));
+  await waitFor('the frozen one to be told', () => proxy.hasPassedOn('"name":"found"'));
   await first.kill('SIGCONT');
   await first.stopped;
   expect(proxy.writes.slice(sent)).toEqual([]);
@@ -215,6 +215,6 @@ it('the leader frozen past its lease, then continued: it writes nothing more, an
   expect(late.filter(LATE.pod).map(({ status }) => status)).toEqual([201]);
   await vms.waitUntilGone('deleted-meanwhile');
   await vms.waitForPhase('found', 'Running');
-  expect(await versions()).toEqual(stood);
+  expect(await versions()).toEqual(unchanged);
   expect(faultsIn(second.logFile)).toEqual([]);
 });

@@ -171,7 +171,8 @@ test('a list with --watch shows each change until the user ends it', async () =>
     isForPeople: false,
     signal: interrupt.signal,
   });
-  const shows = async (words: RegExp) => await waitFor(`the list to show ${words}`, () => words.test(out));
+  const shows = async (expected: RegExp) =>
+    await waitFor(`the list to show ${expected}`, () => expected.test(out));
   await shows(/^There are no VM configs/);
   const metadata = { name: 'watched', namespace: 'platform-default' };
   await cluster.client().create(VM_CONFIGS, { metadata, spec: { image: 'a', cpu: 2 } });

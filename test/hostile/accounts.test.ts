@@ -94,7 +94,7 @@ afterAll(async () => {
 
 test('serves the one namespace after an administrator has marked it, also its logs', async () => {
   await host.launch({ approve: false });
-  const told = await waitFor(
+  const reported = await waitFor(
     'the Event NotMarkedAsHost',
     async () => {
       const { items } = await cluster.client().list(EVENTS);
@@ -102,7 +102,7 @@ test('serves the one namespace after an administrator has marked it, also its lo
     },
     STEP,
   );
-  const [, command = ''] = /run: kubectl (.*)$/.exec(told.note ?? '') ?? [];
+  const [, command = ''] = /run: kubectl (.*)$/.exec(reported.note ?? '') ?? [];
   await cluster.kubectl(command.split(' '));
   const node = await waitFor(
     'the taint of the namespace',

@@ -121,8 +121,8 @@ describe('a host with a small disk', unless(missing), () => {
   }
 
   async function expectEvent(name: string, reason: string): Promise<void> {
-    const isTold = async (): Promise<boolean> => (await description(name)).includes(reason);
-    await waitFor(`an Event ${reason} of VM ${name}`, isTold);
+    const isReported = async (): Promise<boolean> => (await description(name)).includes(reason);
+    await waitFor(`an Event ${reason} of VM ${name}`, isReported);
   }
 
   test(

@@ -179,7 +179,7 @@ describe('a Node that claims to be a host', () => {
   });
 
   test('is not marked, and an Event on its Node tells an administrator how to mark it', async (context) => {
-    const told = await waitFor(
+    const reported = await waitFor(
       'an Event',
       async () => {
         const { items } = await cluster.client().list(EVENTS);
@@ -189,7 +189,7 @@ describe('a Node that claims to be a host', () => {
       },
       STEP,
     );
-    expect(told.note).toContain(`kubectl label node impostor ${HOST_MARK}=${HOST_VALUE}`);
+    expect(reported.note).toContain(`kubectl label node impostor ${HOST_MARK}=${HOST_VALUE}`);
     expect(await markOf('impostor')).toBeUndefined();
     tried(context, 'label berth.dev/host on itself', 'not a host');
   });

@@ -239,10 +239,10 @@ describe('a console of 8 MiB and its readers', () => {
       await host.kill();
       await terminate(hypervisor.pid);
       await host.startAgain();
-      const told = /HostLost .*The machine ended .*: terminating on signal 15 from pid \d+/;
+      const reported = /HostLost .*The machine ended .*: terminating on signal 15 from pid \d+/;
       await waitFor(
         'the Pod to tell',
-        async () => told.test(await world.kubectl('describe', 'pod', 'lines')),
+        async () => reported.test(await world.kubectl('describe', 'pod', 'lines')),
         STEP,
       );
       await waitFor(

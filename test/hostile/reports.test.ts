@@ -246,22 +246,22 @@ it('a task or Pod that a tenant presents as that of another object does not chan
   for (const [index, [what, apiVersion, { kind, metadata }]] of forgeries.entries()) {
     const path = (await ownTask(`own-${index}`))[what];
     const { name, uid = '' } = metadata;
-    const told = `${what} as one of ${kind} ${name}`;
+    const reported = `${what} as one of ${kind} ${name}`;
     for (const label of ['berth.dev/image-uid', 'berth.dev/cache-entry-uid', 'berth.dev/vm-uid']) {
       const labelled = await tenant.send('PATCH', path, { metadata: { labels: { [label]: uid } } });
-      expect(labelled, `${told} by ${label}`).toMatchObject({ status: 403 });
+      expect(labelled, `${reported} by ${label}`).toMatchObject({ status: 403 });
     }
     const ownerReferences = [{ apiVersion, kind, name, uid, controller: true }];
     // Without this finalizer the garbage collector would remove the forged object, because its owner is not in this namespace.
     const forged = { metadata: { ownerReferences, finalizers: ['example.com/hold'] } };
     const { status } = await tenant.send('PATCH', path, forged);
-    tried(context, told, `HTTP ${status}`);
+    tried(context, reported, `HTTP ${status}`);
     // A change of every object makes the operator look at it again. A later Image shows that the operator has done so.
     const look = [`example.com/look=${index}`, '--overwrite'];
     await cluster.kubectl(['annotate', '-n', HELD_BACK, 'images', '--all', ...look]);
     await cluster.kubectl(['annotate', '-n', NAMESPACE, 'vm/victim', 'ice/victim', ...look]);
     await create(`later-${index}`, { source: tag('later') });
     await jobFor(`later-${index}`);
-    expect(await states(), `after a ${told}`).toEqual(before);
+    expect(await states(), `after a ${reported}`).toEqual(before);
   }
 });

@@ -214,9 +214,9 @@ describe('a disk with less free space than images.minimumFree', () => {
     const pod = await operator.get(PODS, { namespace, name: 'asleep' });
     await setDesired(operator, pod, { ...DESIRED, powerState: 'Suspended' });
     const { status } = await waitForPod('asleep', (one) => conditionOf(one, DISK_CONDITION) !== undefined);
-    const told = status?.conditions?.find(({ type }) => type === DISK_CONDITION);
-    expect(told).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend' });
-    expect(told?.message).toContain('images.minimumFree');
+    const reported = status?.conditions?.find(({ type }) => type === DISK_CONDITION);
+    expect(reported).toMatchObject({ status: 'False', reason: 'NoRoomToSuspend' });
+    expect(reported?.message).toContain('images.minimumFree');
     expect(host.driver.calls).not.toContain(`suspend ${uid}`);
     await setDesired(operator, pod, { ...DESIRED, powerState: 'Running' });
     await waitForPod('asleep', (one) => conditionOf(one, DISK_CONDITION) === undefined);

@@ -8,8 +8,8 @@ import { lz4Header, lz4Stream } from '../fixtures/lz4.ts';
 function decode(stream: Buffer, size: number, pieces: readonly number[] = [stream.length]): Buffer {
   const decoder = new AppleLz4Decoder(size);
   const out: Buffer[] = [];
-  for (let at = 0, turn = 0; at < stream.length; turn += 1) {
-    const length = pieces[turn % pieces.length] ?? 1;
+  for (let at = 0, round = 0; at < stream.length; round += 1) {
+    const length = pieces[round % pieces.length] ?? 1;
     for (const piece of decoder.push(stream.subarray(at, at + length))) {
       out.push(Buffer.from(piece));
     }
@@ -56,8 +56,8 @@ describe('the LZ4 streams of Apple', () => {
   });
 
   it('give the encoded content, wherever they are cut', () => {
-    const words = uint8Array({ minLength: 1, maxLength: 40 });
-    const raws = array(tuple(words, integer({ min: 1, max: 300 })), { maxLength: 12 }).map((parts) =>
+    const pattern = uint8Array({ minLength: 1, maxLength: 40 });
+    const raws = array(tuple(pattern, integer({ min: 1, max: 300 })), { maxLength: 12 }).map((parts) =>
       Buffer.concat(parts.flatMap(([word, times]) => Array<Uint8Array>(times).fill(word))),
     );
     assert(

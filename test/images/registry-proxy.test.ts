@@ -201,14 +201,17 @@ it.each([
   [407, `https://${SECURE}/`, 'the proxy of this host refuses the connection to the server'],
   [407, `http://${PLAIN}/`, 'the proxy of this host refuses the connection to the server'],
   [503, `https://${SECURE}/`, 'the proxy of this host cannot reach the server'],
-])('tells the status %i of the proxy for %s, and its credentials to nobody', async (status, url, words) => {
-  proxy.status = status;
-  const { message, cause } = await failureOf(url);
-  expect(message).toBe(`The image: ${words}`);
-  expect(cause).toMatch(
-    /^The proxy http:\/\/127\.0\.0\.1:\d+ answered \d+ to a connection to (?:secure|plain)\.example:7\d+$/,
-  );
-});
+])(
+  'tells the status %i of the proxy for %s, and its credentials to nobody',
+  async (status, url, expected) => {
+    proxy.status = status;
+    const { message, cause } = await failureOf(url);
+    expect(message).toBe(`The image: ${expected}`);
+    expect(cause).toMatch(
+      /^The proxy http:\/\/127\.0\.0\.1:\d+ answered \d+ to a connection to (?:secure|plain)\.example:7\d+$/,
+    );
+  },
+);
 
 it('tries again while the proxy is away', async () => {
   proxy.status = 503;

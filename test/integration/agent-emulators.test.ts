@@ -197,12 +197,12 @@ describe('an emulator', () => {
     const booting = await waitForPod('early.emulator', 'boots', (pod) =>
       /Android/.test(waiting(pod)?.message ?? ''),
     );
-    const told = await waitFor('the Event of the Emulator', async () => {
+    const reported = await waitFor('the Event of the Emulator', async () => {
       const { items } = await cluster.client().list(EVENTS, { namespace: NAMESPACE });
       return items.find(({ regarding }) => regarding?.kind === 'Emulator' && regarding.name === 'early');
     });
     const note = 'The process of the emulator is running, and Android is still booting';
-    expect(told).toMatchObject({ reason: 'Started', note, regarding: { uid: 'uid-of-emulator-early' } });
+    expect(reported).toMatchObject({ reason: 'Started', note, regarding: { uid: 'uid-of-emulator-early' } });
     await destroy(booting);
   });
 

@@ -93,9 +93,9 @@ class Model {
         return await this.host.start();
       case 'reconcile':
       default:
-        await this.settle();
+        await this.stabilize();
         this.reconcile();
-        await this.settle();
+        await this.stabilize();
         return this.#expectNoEmulatorAlone();
     }
   }
@@ -225,7 +225,7 @@ class Model {
   }
 
   /** Waits until every Pod of the host is as it should be. */
-  async settle(): Promise<void> {
+  async stabilize(): Promise<void> {
     await waitFor('the host to be at rest', () => {
       const restless = this.host.api.pods.filter((pod) => !this.#isAtRest(pod));
       if (restless.length > 0) {

@@ -32,7 +32,7 @@ const ENDLESS_PORT = 19;
 /** Time limit for an output of kubectl. If it takes longer, kubectl hangs. */
 const ATTACH_MILLISECONDS = 500;
 /** Callers are told at once that the agent ends. */
-const TOLD_MILLISECONDS = 5_000;
+const LOSS_MILLISECONDS = 5_000;
 
 let cluster: Cluster;
 let host: TestHost;
@@ -328,7 +328,7 @@ it('tells callers that the agent ends', async () => {
   });
   await host.stop();
   // A client who is not told notices the end only after 10 s.
-  await forwarder.prints(/lost connection to pod/, TOLD_MILLISECONDS);
+  await forwarder.prints(/lost connection to pod/, LOSS_MILLISECONDS);
   expect(await reader.result()).toMatchObject({
     code: 1,
     stderr: expect.stringContaining(

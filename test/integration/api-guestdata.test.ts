@@ -57,10 +57,10 @@ describe('data for a guest', () => {
       'sshAuthorizedKeys',
       '32768',
     ],
-  ])('with %s is refused', async (_, fields, field, words) => {
+  ])('with %s is refused', async (_, fields, field, expected) => {
     const refusal: unknown = await create('VM', fields).catch(String);
     expect(refusal).toEqual(expect.stringContaining(`spec.${field}`));
-    expect(refusal).toEqual(expect.stringContaining(words));
+    expect(refusal).toEqual(expect.stringContaining(expected));
   });
 });
 

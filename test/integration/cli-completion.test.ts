@@ -59,14 +59,14 @@ describe.each(SHELLS)('$name', ({ name, start, shell, list }) => {
   });
 
   /** Types the beginning of a line and asks for the words. Returns the screen when it shows all of them. */
-  async function offered(line: string, keys: readonly string[], ...words: string[]): Promise<string> {
+  async function offered(line: string, keys: readonly string[], ...expected: string[]): Promise<string> {
     const environment = { ...command.installed(), HOME: folder, BERTH_NAMESPACE: NAMESPACE };
     await using terminal = await TestTerminal.open({ environment, shell });
     await terminal.type(`. ${path}\n`);
     await terminal.shows(/^ready>$/m);
     await terminal.type(line);
     await terminal.press(...keys);
-    await terminal.shows(new RegExp(words.map((word) => `(?=[^]*\\b${word}\\b)`).join('')));
+    await terminal.shows(new RegExp(expected.map((word) => `(?=[^]*\\b${word}\\b)`).join('')));
     return await terminal.shown();
   }
 

@@ -121,15 +121,15 @@ describe('the forms that integrations call', () => {
 
   /** Runs the command line, while the test acts as the agent if the line needs one. */
   async function answerTo(line: string): Promise<string> {
-    const [, kubeconfig = '', words = ''] = /^\$ (?:KUBECONFIG=(\w+) )?berth (.*)$/.exec(line) ?? [];
-    if (words.startsWith('image list')) {
+    const [, kubeconfig = '', output = ''] = /^\$ (?:KUBECONFIG=(\w+) )?berth (.*)$/.exec(line) ?? [];
+    if (output.startsWith('image list')) {
       await untilReady('base');
     }
-    const [, verb, name = ''] = /^emulator (deploy|delete) (pixel|plain)/.exec(words) ?? [];
+    const [, verb, name = ''] = /^emulator (deploy|delete) (pixel|plain)/.exec(output) ?? [];
     const acting =
       verb === 'deploy' ? boot(name) : verb === 'delete' ? bare.end(emulators.podRef(name)) : undefined;
     const path = kubeconfigs[kubeconfig];
-    const result = command.run(words.split(' '), path === undefined ? {} : { kubeconfig: path });
+    const result = command.run(output.split(' '), path === undefined ? {} : { kubeconfig: path });
     const [{ code, out, err }] = await Promise.all([result, acting]);
     return `${shown(out, '')}${shown(err, '2> ')}exit ${code}\n`;
   }

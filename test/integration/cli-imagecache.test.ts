@@ -333,10 +333,10 @@ describe('imagecache', () => {
     );
     const none = ['imagecache', 'remove', 'desktop', '--tags', 'slow'];
     expect(await json(cluster.kubeconfig, ...none)).toEqual([]);
-    const words = `No host of namespace ${namespace} has all of these tags: slow\n`;
-    expect(await berth(...none)).toEqual({ code: 0, out: '', err: words });
+    const expected = `No host of namespace ${namespace} has all of these tags: slow\n`;
+    expect(await berth(...none)).toEqual({ code: 0, out: '', err: expected });
     const { code, err } = await berth('imagecache', 'add', 'desktop', '--tags', 'slow');
-    expect([code, err]).toEqual([4, `error: ${words}`]);
+    expect([code, err]).toEqual([4, `error: ${expected}`]);
   });
 
   it('changes nothing when one of several names is wrong, and cleans up hosts that are gone', async () => {
@@ -389,12 +389,12 @@ describe('imagecache', () => {
       metadata: { name: `${namespace}-excluded` },
       spec: { reference: image, targets: { excludeTags: ['new'] } },
     });
-    const words = (node: string) => `Requested caching of ${image} on node ${node}\n`;
+    const expected = (node: string) => `Requested caching of ${image} on node ${node}\n`;
     const refusal = (node: string) =>
       `node ${node}: The host does not keep this image, because excludeTags contains a tag of the host\n`;
     expect(await berth('imagecache', 'add', image, '--all')).toEqual({
       code: 1,
-      out: words(first),
+      out: expected(first),
       err: `error: ${refusal(second)}${refusal(third)}`,
     });
     const kept = (await entries()).filter(({ spec }) => spec.reference === image);

@@ -408,7 +408,7 @@ describe('members of a namespace', () => {
 
   it('registry asks a person for the password, which is not shown, and ends with a signal', async () => {
     const add = ['registry', 'add', 'https://registry.example', '--username', 'ci'];
-    const call = `sh -c 'echo "pid $$"; exec ${command.words(add).join(' ')}'`;
+    const call = `sh -c 'echo "pid $$"; exec ${command.expected(add).join(' ')}'`;
     const ends = [
       (_: StartedProgram, pid: number) => process.kill(pid, 'SIGTERM'),
       (asking: StartedProgram) => asking.type('secret\u0003'),

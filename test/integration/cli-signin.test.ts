@@ -179,7 +179,7 @@ describe('a session', () => {
   });
 
   it('survives plug-ins that renew it at the same time', async () => {
-    for (let turn = 0; turn < 2; turn += 1) {
+    for (let index = 0; index < 2; index += 1) {
       await expire();
       const results = await Promise.all(Array.from({ length: PLUGINS }, plugin));
       expect(results.map(({ code, err }) => [code, err])).toEqual(results.map(() => [0, '']));
@@ -247,10 +247,10 @@ describe('a sign-in that fails writes nothing and says what to do', () => {
     ['another issuer', { flags: ['--issuer', 'https://127.0.0.1:1'] }, 5, /127\.0\.0\.1:1 does not answer/],
     ['an issuer without TLS', { flags: ['--issuer', 'http://127.0.0.1:1'] }, 2, /must be an https address/],
     ['another server', { flags: ['--api-url', 'https://127.0.0.1:1'] }, 5, /The HTTP API .* does not answer/],
-  ])('of %s', async (_, person, code, words) => {
+  ])('of %s', async (_, person, code, expected) => {
     const result = await login(person);
     expect([result.code, result.out]).toEqual([code, '']);
-    expect(result.err).toMatch(words);
+    expect(result.err).toMatch(expected);
   });
 
   it('of a token that lives too long', async () => {
@@ -305,8 +305,8 @@ describe('a token that the user brings', () => {
     command.configure('');
     const past = Math.floor(Date.now() / 1000) - HOUR_SECONDS;
     await berth(['user', 'set-token', provider.forge('dev', { iat: past - HOUR_SECONDS, exp: past })]);
-    const words = /Unauthorized: The token expired at .*Sign in again: berth login\n$/;
-    expect(await berth(['vm', 'list'])).toEqual({ code: 3, out: '', err: expect.stringMatching(words) });
+    const expected = /Unauthorized: The token expired at .*Sign in again: berth login\n$/;
+    expect(await berth(['vm', 'list'])).toEqual({ code: 3, out: '', err: expect.stringMatching(expected) });
     const { code, out } = await berth(['user', 'get-token']);
     expect([code, out]).toEqual([3, '']);
     const version = await berth(['version']);

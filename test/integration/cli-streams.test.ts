@@ -181,8 +181,8 @@ describe('exec', () => {
     const session = follow(
       command.inTerminal(`berth vm exec -n ${NAMESPACE} -t ${VM} -- true; echo "end $?"`),
     );
-    const [, words] = await session.prints(/^([^]*)end 1/);
-    expect(words).toMatch(/^error: A guest agent has no terminals: leave out -t[^]*\n$/);
+    const [, expected] = await session.prints(/^([^]*)end 1/);
+    expect(expected).toMatch(/^error: A guest agent has no terminals: leave out -t[^]*\n$/);
   });
 
   it('refuses a user without rights', async () => {
@@ -371,11 +371,11 @@ exit 7`,
     const args = ['vm', 'ssh', '-n', NAMESPACE, VM, '--', 'uname', '-a'];
     expect(await command.run(args, { environment })).toEqual({ code: 7, out: 'hello\n', err: '' });
     const { metadata } = await vms.get(VM);
-    const words = await readFile(environment.RESULT ?? '', 'utf8');
-    expect(words).toMatch(new RegExp(`^HostKeyAlias=${metadata.uid}$`, 'm'));
-    expect(words).toMatch(/^UserKnownHostsFile=".+\/state\/berth\/known_hosts"$/m);
-    expect(words).toContain('StrictHostKeyChecking=accept-new\n');
-    expect(words).toMatch(/\n--\ndeploy@desk\nuname\n-a\n$/);
+    const expected = await readFile(environment.RESULT ?? '', 'utf8');
+    expect(expected).toMatch(new RegExp(`^HostKeyAlias=${metadata.uid}$`, 'm'));
+    expect(expected).toMatch(/^UserKnownHostsFile=".+\/state\/berth\/known_hosts"$/m);
+    expect(expected).toContain('StrictHostKeyChecking=accept-new\n');
+    expect(expected).toMatch(/\n--\ndeploy@desk\nuname\n-a\n$/);
   });
 
   it('names the program that is missing', async () => {

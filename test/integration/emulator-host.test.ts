@@ -150,8 +150,8 @@ describe('an emulator', () => {
       );
     });
     await create('new');
-    const told = await world.emulators.waitForReason('new', 'Scheduled', 'HostWithoutEmulators');
-    expect(told.message).toContain(`Host ${name} runs no emulators: ${message}`);
+    const reported = await world.emulators.waitForReason('new', 'Scheduled', 'HostWithoutEmulators');
+    expect(reported.message).toContain(`Host ${name} runs no emulators: ${message}`);
     expect([await uidOf('old'), emulators.machines.get(uid)?.kind]).toEqual([uid, 'running']);
     await restartAgent(() => {
       emulators.offered = before;
@@ -211,13 +211,13 @@ describe('an emulator', () => {
     const isUsable = network.isUsable.bind(network);
     network.isUsable = async () => false;
     await create('open', { exposure: 'Host' });
-    const told = await world.emulators.waitForReason('open', 'Ready', 'NoFreePort');
-    expect(told.message).toMatch(/No TCP port .* is free on this host in the range 5554-5754/);
+    const reported = await world.emulators.waitForReason('open', 'Ready', 'NoFreePort');
+    expect(reported.message).toMatch(/No TCP port .* is free on this host in the range 5554-5754/);
     await create('late', { exposure: 'Host', deployTimeoutSeconds: 5 });
     const { status } = await world.emulators.waitForPhase('late', 'Failed');
     expect(status?.failure).toMatchObject({
       reason: 'DeployTimeout',
-      message: expect.stringContaining(`; the host last reported NoFreePort: ${told.message}`) as string,
+      message: expect.stringContaining(`; the host last reported NoFreePort: ${reported.message}`) as string,
     });
     network.isUsable = isUsable;
     await world.emulators.waitForPhase('open', 'Running');

@@ -167,11 +167,11 @@ test(
     const stayed = (await podsOf(REMOVED)).filter(isParked).map(kindOf);
     expect(stayed.toSorted()).toEqual(['DaemonSet', 'Pod']);
     const expected = before.filter((pod) => !stayed.includes(kindOf(pod)));
-    const told = await waitFor('the Events', async () => {
+    const reported = await waitFor('the Events', async () => {
       const names = await removals();
       return names.length >= expected.length && names;
     });
-    expect(told.toSorted()).toEqual(expected.map(({ metadata }) => metadata.name).toSorted());
+    expect(reported.toSorted()).toEqual(expected.map(({ metadata }) => metadata.name).toSorted());
     const job = ['get', 'job', 'job', '-n', REMOVED, '-o', 'jsonpath={.status.failed} {.status.active}'];
     expect((await cluster.kubectl(job)).stdout.trim()).toBe('1');
   },

@@ -67,12 +67,16 @@ async function relists(): Promise<Record<string, number>> {
 }
 
 /** Returns the changes with names without the test's own prefix. */
-function told(): string[] {
+function reported(): string[] {
   return seen.map((one) => one.replace(`-${label}`, ''));
 }
 
 async function waitToSee(what: string): Promise<void> {
-  await waitFor(`the change "${what}"; seen: ${told().join(', ')}`, () => told().includes(what), RECOVERY);
+  await waitFor(
+    `the change "${what}"; seen: ${reported().join(', ')}`,
+    () => reported().includes(what),
+    RECOVERY,
+  );
 }
 
 beforeAll(async () => {
@@ -104,11 +108,11 @@ describe('informer', () => {
     await create('a', '1');
     await create('b', '1');
     await follow();
-    expect(told().toSorted()).toEqual(['added a 1', 'added b 1']);
+    expect(reported().toSorted()).toEqual(['added a 1', 'added b 1']);
     await change('a', '2');
     await remove('a');
     await waitToSee('deleted a 2');
-    expect(told().slice(2)).toEqual(['updated a 2', 'deleted a 2']);
+    expect(reported().slice(2)).toEqual(['updated a 2', 'deleted a 2']);
     expect(proxy.requests).toEqual([expect.stringContaining('sendInitialEvents=true')]);
     expect(informer.cache.list().map(({ metadata }) => metadata.name)).toEqual([`b-${label}`]);
   });
@@ -122,10 +126,12 @@ describe('informer', () => {
     await create('a', '1');
     await Promise.all(numbered('b', 500).map((name) => create(name, '1')));
     await follow();
-    expect(new Set(told())).toEqual(new Set(['a', ...numbered('b', 500)].map((name) => `added ${name} 1`)));
+    expect(new Set(reported())).toEqual(
+      new Set(['a', ...numbered('b', 500)].map((name) => `added ${name} 1`)),
+    );
     await change('b-499', '2');
     await waitToSee('updated b-499 2');
-    expect(told().at(-1)).toBe('updated b-499 2');
+    expect(reported().at(-1)).toBe('updated b-499 2');
     expect(proxy.requests.slice(1, 3)).toEqual([
       expect.stringContaining('limit=500'),
       expect.stringContaining('continue='),
@@ -145,7 +151,7 @@ describe('informer', () => {
     lose();
     await change('a', '2');
     await waitToSee('updated a 2');
-    expect(told()).toEqual(['added a 1', 'updated a 2']);
+    expect(reported()).toEqual(['added a 1', 'updated a 2']);
     expect(await relists()).toEqual({ start: 1 });
   });
 
@@ -159,7 +165,7 @@ describe('informer', () => {
     await remove('b');
     proxy.inject(JSON.stringify({ type: 'ERROR', object: GONE }));
     await waitToSee('deleted b 1');
-    expect(told().slice(2)).toEqual(['deleted a 1', 'added a 1', 'deleted b 1']);
+    expect(reported().slice(2)).toEqual(['deleted a 1', 'added a 1', 'deleted b 1']);
     expect(informer.cache.get(`${namespace}/a-${label}`)?.metadata.uid).toBe(second.metadata.uid);
     expect(second.metadata.uid).not.toBe(first.metadata.uid);
     expect(await relists()).toEqual({ start: 1, '410': 1 });
@@ -195,7 +201,7 @@ describe('informer', () => {
     consistency.wrote('key', informer, written.metadata.resourceVersion ?? '');
     expect(consistency.ready('key')).toBe(false);
     await waitFor('the own write', () => consistency.ready('key'), RECOVERY);
-    expect(told()).toEqual(['added a 1', 'updated a 2']);
+    expect(reported()).toEqual(['added a 1', 'updated a 2']);
     expect(await relists()).toEqual({ start: 1 });
     const cuts = await client.transport.metrics.cuts.get();
     expect(cuts.values[0]).toMatchObject({ labels: { reason: 'behind' }, value: 1 });
@@ -214,7 +220,7 @@ describe('informer', () => {
     await waitToSee('added b trimmed');
     await change('b', 'strange');
     await waitToSee('updated b strange');
-    expect(told()).toEqual(['added a strange', 'added b trimmed', 'updated b strange']);
+    expect(reported()).toEqual(['added a strange', 'added b trimmed', 'updated b strange']);
     expect(proxy.requests).toHaveLength(1);
   });
 

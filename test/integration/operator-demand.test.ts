@@ -98,8 +98,8 @@ describe('power by demand', () => {
     expect(Date.now() - begun).toBeLessThan(WAIT_MILLISECONDS);
     expect(hosts.on).toHaveLength(3);
     const text = 'PowerOnByDemand: A VM waits, and no host that is on or starts has room for it';
-    const told = await Promise.all(hosts.on.map(async (name) => (await eventsOf(name)).includes(text)));
-    expect(told.filter((isTold) => isTold)).toHaveLength(2);
+    const reported = await Promise.all(hosts.on.map(async (name) => (await eventsOf(name)).includes(text)));
+    expect(reported.filter((isReported) => isReported)).toHaveLength(2);
   });
 
   it('keeps a host on while it has a VM, and switches the others off again when their VMs are gone', async () => {

@@ -13,7 +13,7 @@ const HOSTS = 20;
 const ENTRIES = 20;
 const LIMIT = 5;
 /** Time limit. The Jobs take the control plane a quarter of a minute on two idle cores. */
-const SETTLE = { deadlineMilliseconds: 120_000, intervalMilliseconds: 500 };
+const STEADY = { deadlineMilliseconds: 120_000, intervalMilliseconds: 500 };
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -50,7 +50,7 @@ describe(`${ENTRIES} entries for all of ${HOSTS} hosts`, () => {
     await waitFor(
       'every host to have every image',
       async () => (await entries.list()).every(({ status }) => status?.cached === HOSTS),
-      SETTLE,
+      STEADY,
     );
     seconds = (performance.now() - began) / 1000;
     await waitFor('every Job to be gone', () => history.present === 0);

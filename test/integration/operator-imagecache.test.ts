@@ -16,7 +16,7 @@ const LIMIT = 5;
 const CONFIG = {
   osx_node_platform_quota_pod: 1,
   // A busy cluster must schedule each Job within this time. Otherwise the operator would replace the Job, and tests count Jobs.
-  cacheTurnSeconds: 30,
+  cacheSlotWaitSeconds: 30,
   cacheRetrySeconds: 2,
 };
 /** Deadline of Jobs, in seconds. A test waits for it. */
@@ -75,7 +75,7 @@ async function deleteAll(): Promise<void> {
 }
 
 /** Waits for an Event in the output of kubectl describe, because Events are written a little later. */
-async function untilTold(name: string, event: RegExp): Promise<void> {
+async function untilReported(name: string, event: RegExp): Promise<void> {
   await waitFor(`${String(event)} in kubectl describe`, async () =>
     event.test((await cluster.kubectl(['describe', 'ice', name])).stdout),
   );
@@ -120,7 +120,7 @@ describe('an ImageCacheEntry for all hosts', () => {
     const [head, row] = await kubectlGet();
     expect(head).toEqual(['NAME', 'IMAGE', 'DIGEST', 'CACHED', 'WANTED', 'AGE']);
     expect(row?.slice(0, 5)).toEqual(['all', reference, simulator.digest(reference), '13', '13']);
-    await untilTold('all', /Normal\s+Cached\s.*12 of 12 hosts have the image/);
+    await untilReported('all', /Normal\s+Cached\s.*12 of 12 hosts have the image/);
   });
 
   it('asks nothing of a host that has the image already', async () => {
@@ -243,7 +243,7 @@ describe('hosts that do not finish', () => {
     );
     expect(rowOf(failed, 'host-2')?.message).toBe('ImageAccessDenied: the registry wants a password');
     expect(readyOf(failed)?.message).toContain('host-2');
-    await untilTold(
+    await untilReported(
       'denied',
       /Warning\s+CachingFailed\s.*Host host-2: ImageAccessDenied: the registry wants/,
     );
@@ -282,7 +282,7 @@ describe('hosts that do not finish', () => {
 
   it('tainted by an admin: wait with the taint in their message, until it is removed', async () => {
     await operator.stop();
-    await startOperator({ cacheTurnSeconds: 3 });
+    await startOperator({ cacheSlotWaitSeconds: 3 });
     await cluster.kubectl(['taint', 'node', 'host-4', 'example.com/broken=:NoSchedule']);
     const created = { reference: 'registry.example/tainted:1', targets: { nodes: ['host-4'] } };
     await entries.create('tainted', created);

@@ -388,8 +388,8 @@ describe('hosts', () => {
       const { status } = await client.get(NODES, { name: host.name });
       return status?.conditions?.find(({ type }) => type === 'berth.dev/VersionSkew');
     };
-    const told = await waitFor('the condition', skew);
-    expect(told).toMatchObject({ status: 'True', reason: 'AgentVersionUnsupported' });
+    const reported = await waitFor('the condition', skew);
+    expect(reported).toMatchObject({ status: 'True', reason: 'AgentVersionUnsupported' });
     const status = { nodeInfo: { kubeletVersion: nodeVersion() } };
     await client.mergePatch(NODES, { name: host.name }, { status }, { subresource: 'status' });
     await waitFor('the condition to be gone', async () => (await skew()) === undefined);

@@ -82,10 +82,10 @@ async function waitUntilUsed(memory: bigint): Promise<void> {
   await waitFor(`the quota to count ${memory} bytes`, async () => (await used()) === memory, AGAIN);
 }
 
-async function runOnBare(name: string, spec: object = {}, told?: { size: boolean }): Promise<void> {
+async function runOnBare(name: string, spec: object = {}, reported?: { size: boolean }): Promise<void> {
   await vms.create(name, { placement: { node: 'bare' }, architecture: 'amd64', ...spec });
   await bare.waitForPod(ref(name));
-  await bare.run(ref(name), told);
+  await bare.run(ref(name), reported);
   await vms.waitForPhase(name, 'Running');
 }
 
@@ -97,7 +97,7 @@ function desiredOf(pod: Pod): Desired {
   return desiredSchema.parse(parseDocument(pod.metadata.annotations?.[DESIRED_ANNOTATION]));
 }
 
-async function waitUntilTold(name: string, size: Partial<Desired>): Promise<void> {
+async function waitUntilReported(name: string, size: Partial<Desired>): Promise<void> {
   await waitFor(`the host to be told ${JSON.stringify(size)}`, async () => {
     const desired = desiredOf(await vms.pod(name));
     return Object.entries(size).every(([field, value]) => desired[field as keyof Desired] === value);
@@ -128,7 +128,7 @@ it('a size within the quota is counted there and told to the host; the VM has Re
   expect(spec.containers[0]?.resources?.requests).toMatchObject({ cpu: '4', memory: '4224Mi' });
   expect(spec.containers[0]?.resources?.limits).toEqual(spec.containers[0]?.resources?.requests);
   expect(podStatus).toMatchObject({ qosClass: 'Guaranteed' });
-  await waitUntilTold('grows', { cpu: 4, memoryBytes: 2 ** 32 });
+  await waitUntilReported('grows', { cpu: 4, memoryBytes: 2 ** 32 });
   await report(4, 2 ** 32);
   const { status } = await vms.waitForVM(
     'grows',
@@ -168,7 +168,7 @@ it('a size past the quota is refused in the words of the server, is not told to 
   expect(message).toContain('exceeded quota: counted');
   expect(message).toContain('limited: requests.memory=6Gi');
   // The other requested changes of the VM are applied.
-  await waitUntilTold('grows', { powerState: 'Stopped', memoryBytes: 2 ** 32 });
+  await waitUntilReported('grows', { powerState: 'Stopped', memoryBytes: 2 ** 32 });
   expect(requestsOf(await vms.pod('grows'))).toMatchObject({ memory: '4224Mi' });
   expect(await used()).toBe(4224n * MEBIBYTE);
   await quota({ ...QUOTA, 'requests.memory': '20Gi' });
@@ -177,7 +177,7 @@ it('a size past the quota is refused in the words of the server, is not told to 
     async () => requestsOf(await vms.pod('grows'))['memory'] === '16512Mi',
     AGAIN,
   );
-  await waitUntilTold('grows', { memoryBytes: 2 ** 34 });
+  await waitUntilReported('grows', { memoryBytes: 2 ** 34 });
   await vms.delete('grows');
   await bare.end(ref('grows'));
   await vms.waitUntilGone('grows');
@@ -186,7 +186,7 @@ it('a size past the quota is refused in the words of the server, is not told to 
 it('a smaller size is taken, also as the limit', async () => {
   await runOnBare('shrinks', { cpu: 2, memory: '2Gi' });
   await vms.patch('shrinks', { cpu: 1, memory: '1Gi' });
-  await waitUntilTold('shrinks', { cpu: 1, memoryBytes: 2 ** 30 });
+  await waitUntilReported('shrinks', { cpu: 1, memoryBytes: 2 ** 30 });
   const [container] = (await vms.pod('shrinks')).spec.containers;
   expect(container?.resources?.limits).toMatchObject({ cpu: '1', memory: '1152Mi' });
   await vms.delete('shrinks');
@@ -214,7 +214,7 @@ it('a size that does not fit on its own host is refused in the words of the host
   const pending = (reason: string, message: string): Promise<void> =>
     bare.setPodCondition(ref('crowded'), { type: 'PodResizePending', status: 'True', reason, message });
   await vms.patch('crowded', { cpu: 3 });
-  await waitUntilTold('crowded', { cpu: 3 });
+  await waitUntilReported('crowded', { cpu: 3 });
   await pending('Deferred', 'The Pod requests 3000m of CPU, and the host has only 500m of 8000m left');
   const deferred = await vms.waitForCondition('crowded', 'RestartRequired', { reason: 'ResizeDeferred' });
   expect(deferred.message).toContain(

@@ -29,7 +29,7 @@ plugins:
 /** Words with which the API server refuses such a Pod. The status is 500, and there is no reason. */
 const NO_QUOTA = 'insufficient quota to match these scopes: [{PriorityClass In [system-node-critical';
 /** Time limit until people see why an object waits. This takes 3 s, and several times that on a busy machine. */
-const TOLD = { deadlineMilliseconds: 20_000 };
+const REPORTED = { deadlineMilliseconds: 20_000 };
 /** Time limit until an object runs after its obstacle is gone. The Job controller and the operator try again at least once a minute. */
 const MENDED = { deadlineMilliseconds: 90_000 };
 const TIMEOUT = { timeout: 240_000 };
@@ -83,22 +83,22 @@ async function forbidCritical(namespace: string): Promise<void> {
   await cluster.kubectl(['delete', 'quota', 'berth-critical-pods', '-n', namespace]);
 }
 
-interface Told extends KubeObject {
+interface WithConditions extends KubeObject {
   status?: { conditions?: Condition[] | undefined; phase?: string | undefined } | undefined;
 }
 
-function conditionOf(object: Told, type: string): Condition | undefined {
+function conditionOf(object: WithConditions, type: string): Condition | undefined {
   return object.status?.conditions?.find((one) => one.type === type);
 }
 
 /** Waits until the object has the reason in a condition, and returns the condition's message. */
-async function told(
+async function untilReported(
   name: string,
-  get: () => Promise<Told>,
+  get: () => Promise<WithConditions>,
   [type, reason]: readonly [string, string],
 ): Promise<string> {
-  const matches = (object: Told) => conditionOf(object, type)?.reason === reason;
-  const object = await waitForObject(`${name} to have ${type}/${reason}`, get, matches, TOLD);
+  const matches = (object: WithConditions) => conditionOf(object, type)?.reason === reason;
+  const object = await waitForObject(`${name} to have ${type}/${reason}`, get, matches, REPORTED);
   return conditionOf(object, type)?.message ?? '';
 }
 
@@ -125,7 +125,7 @@ async function workOn(namespace: string): Promise<void> {
   }
 }
 
-function isRunning({ status }: Told): boolean {
+function isRunning({ status }: WithConditions): boolean {
   return status?.phase === 'Running';
 }
 
@@ -142,10 +142,10 @@ describe('where Pods with a critical priority class need a quota', () => {
     await vms.create('desk', SMALL);
     const disks = await createDisks(team);
     const messages = await Promise.all([
-      told('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']),
-      told('VM desk', () => vms.get('desk'), ['Ready', 'PodRefused']),
-      told('Image disk', disks.image, ['Ready', 'PodRefused']),
-      told('ISO disk', disks.iso, ['Ready', 'PodRefused']),
+      untilReported('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']),
+      untilReported('VM desk', () => vms.get('desk'), ['Ready', 'PodRefused']),
+      untilReported('Image disk', disks.image, ['Ready', 'PodRefused']),
+      untilReported('ISO disk', disks.iso, ['Ready', 'PodRefused']),
     ]);
     for (const message of messages) {
       expect(message).toContain(NO_QUOTA);
@@ -161,7 +161,10 @@ describe('where Pods with a critical priority class need a quota', () => {
     const emulators = new Emulators(cluster, team);
     await forbidCritical(team);
     await emulators.create('desk', { vmName: 'desk', cpu: 1, memory: '2560Mi' });
-    const message = await told('Emulator desk', () => emulators.get('desk'), ['Scheduled', 'PodRefused']);
+    const message = await untilReported('Emulator desk', () => emulators.get('desk'), [
+      'Scheduled',
+      'PodRefused',
+    ]);
     expect(message).toContain(NO_QUOTA);
     await allowCritical(team);
     await waitForObject('Emulator desk', () => emulators.get('desk'), isRunning, MENDED);
@@ -176,8 +179,8 @@ describe('where Pods with a critical priority class need a quota', () => {
         targets: { nodes: ['host-0'] },
       });
       const row = (entry: Awaited<ReturnType<CacheEntries['get']>>) => rowOf(entry, 'host-0')?.message ?? '';
-      const isTold = (entry: Parameters<typeof row>[0]) => row(entry).includes(NO_QUOTA);
-      const entry = await entries.waitFor('guest', 'the words in the row of its host', isTold, TOLD);
+      const isReported = (entry: Parameters<typeof row>[0]) => row(entry).includes(NO_QUOTA);
+      const entry = await entries.waitFor('guest', 'the words in the row of its host', isReported, REPORTED);
       expect(row(entry)).toMatch(/^PodRefused: /);
       await allowCritical('berth-system');
       await entries.waitUntilCached('guest', 1, MENDED);
@@ -265,9 +268,9 @@ it(
     const vms = new VMs(cluster, namespace);
     await vms.create('desk', SMALL);
     const disks = await createDisks(namespace);
-    const message = await told('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']);
+    const message = await untilReported('VM desk', () => vms.get('desk'), ['Scheduled', 'PodRefused']);
     expect(message).toMatch(/quota: team/);
-    expect(await told('Image disk', disks.image, ['Ready', 'PodRefused'])).toMatch(/quota: team/);
+    expect(await untilReported('Image disk', disks.image, ['Ready', 'PodRefused'])).toMatch(/quota: team/);
     await raise('2');
     await untilRunning(vms, 'desk');
     await workOn(namespace);

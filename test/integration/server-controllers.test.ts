@@ -190,8 +190,8 @@ describe.concurrent('a Server', () => {
       expect(await act(name, 'Off')).toBe(`Succeeded: Server ${name} is already off`);
       await world.stop();
       // One of them waits for the next reading, and the others read by an action.
-      const told = way === 'webhook' ? becomes('ControllerUnreachable') : act(name, 'On');
-      expect(await told).toMatch(/^(Error|Failed): .*(ECONNREFUSED|Unable to establish)/);
+      const reported = way === 'webhook' ? becomes('ControllerUnreachable') : act(name, 'On');
+      expect(await reported).toMatch(/^(Error|Failed): .*(ECONNREFUSED|Unable to establish)/);
     },
   );
 

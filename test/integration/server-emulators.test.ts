@@ -128,7 +128,7 @@ it('deletes an emulator whose client is gone without its name, and keeps one tha
 });
 
 it('refuses an emulator without a running VM, and values that are not offered', async () => {
-  for (const [body, code, words] of [
+  for (const [body, code, expected] of [
     [{ vm: 'waits' }, 409, 'VM waits is not running'],
     [{ vm: 'missing' }, 404, 'not found'],
     [{}, 422, 'vm: is required'],
@@ -137,7 +137,11 @@ it('refuses an emulator without a running VM, and values that are not offered', 
     [{ vm: 'runs', platform: '../android' }, 422, 'platform'],
   ] as const) {
     const answer = await deploy(body);
-    expect([body, answer.status, answer.body.message]).toEqual([body, code, expect.stringContaining(words)]);
+    expect([body, answer.status, answer.body.message]).toEqual([
+      body,
+      code,
+      expect.stringContaining(expected),
+    ]);
   }
   expect(await emulators()).toEqual([]);
 });

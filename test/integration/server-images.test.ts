@@ -134,7 +134,7 @@ it('shows the VM configs of the default namespace in another one, except to user
 it('refuses a VM config outside the bounds in words that name field, value and bounds, and stores nothing', async () => {
   const valid = { name: 'wrong', image: 'base', cpu: 2 };
   const before = (await get(`${namespace}/vmconfigs`)).body.items;
-  for (const [change, code, words] of [
+  for (const [change, code, expected] of [
     [{ displayHeight: 100 }, 422, 'displayHeight: must be from 480 to 2160, not 100'],
     [{ displayDPI: 300 }, 422, 'displayDPI: must be from 60 to 240, not 300'],
     [{ memory: -1 }, 422, 'memory: must be from 0.1 to 16384, not -1'],
@@ -146,7 +146,7 @@ it('refuses a VM config outside the bounds in words that name field, value and b
     [{ name: 'n'.repeat(51) }, 422, 'name'],
   ] as const) {
     const { status, body } = await post(`${namespace}/vmconfigs`, { ...valid, ...change });
-    expect([change, status, body.message]).toEqual([change, code, expect.stringContaining(words)]);
+    expect([change, status, body.message]).toEqual([change, code, expect.stringContaining(expected)]);
     expect(body.details.causes.length).toBeGreaterThan(0);
   }
   expect((await get(`${namespace}/vmconfigs`)).body.items).toEqual(before);

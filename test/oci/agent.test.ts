@@ -126,7 +126,7 @@ test('joins from its image, and runs a guest', async ({ skip }) => {
     async () => (await cluster.client().get(NODES, { name: NODE })).status?.allocatable?.['berth.dev/slot'],
     JOIN,
   ).catch((error: unknown) => {
-    throw new Error(agent.lastWords(), { cause: error });
+    throw new Error(agent.readLogTail(), { cause: error });
   });
   guestPort = await freePort();
   await vms.create(VM, {

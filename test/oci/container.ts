@@ -12,7 +12,7 @@ import type { UnpackedImage } from './image.ts';
 /** Time that a kubelet gives a container to end, in milliseconds. */
 const END_MILLISECONDS = 30_000;
 /** Number of characters for a stack trace and some lines before it. */
-const LAST_WORDS_CHARACTERS = 3_000;
+const LOG_TAIL_CHARACTERS = 3_000;
 
 export interface Mount {
   source: string;
@@ -64,8 +64,8 @@ export class Container {
   }
 
   /** Returns the end of the log, for messages, because the file is removed with the cluster. */
-  lastWords(): string {
-    return readFileSync(this.logFile, 'utf8').slice(-LAST_WORDS_CHARACTERS);
+  readLogTail(): string {
+    return readFileSync(this.logFile, 'utf8').slice(-LOG_TAIL_CHARACTERS);
   }
 
   /** Reads a file in `/proc` of the first process. */

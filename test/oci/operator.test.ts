@@ -93,7 +93,7 @@ async function firstReconcile(name: string): Promise<number> {
     await started.stop();
     return Date.parse(act.time) - started.askedAt;
   } catch (error) {
-    throw new Error(started.lastWords(), { cause: error });
+    throw new Error(started.readLogTail(), { cause: error });
   } finally {
     await started.remove();
   }

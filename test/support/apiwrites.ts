@@ -11,7 +11,7 @@ const WRITES = new Set(['POST', 'PUT', 'PATCH', 'APPLY', 'DELETE']);
  * seconds after the change.
  */
 const QUIET_MILLISECONDS = 6_000;
-const SETTLE_MILLISECONDS = 120_000;
+const STEADY_MILLISECONDS = 120_000;
 const LOOK_MILLISECONDS = 500;
 /** Key by which the API server distinguishes the credentials of one user. */
 const CREDENTIAL_KEY = 'authentication.kubernetes.io/credential-id';
@@ -96,6 +96,6 @@ export async function untilSettled(cluster: Cluster): Promise<void> {
       const quietSince = Date.now() - QUIET_MILLISECONDS;
       return auditedWrites(cluster).every((write) => write.at < quietSince || isSignOfLife(write));
     },
-    { deadlineMilliseconds: SETTLE_MILLISECONDS, intervalMilliseconds: LOOK_MILLISECONDS },
+    { deadlineMilliseconds: STEADY_MILLISECONDS, intervalMilliseconds: LOOK_MILLISECONDS },
   );
 }

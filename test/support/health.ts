@@ -14,7 +14,7 @@ export interface Verdict {
   readonly kstatus: string;
   readonly message: string;
   readonly script: string;
-  readonly told: string;
+  readonly reported: string;
 }
 
 export class Health {

@@ -11,7 +11,7 @@ export function sampleValues(isWanted: (row: VMField) => boolean, at: 0 | 1): Re
       if (row.type === 'integer') {
         return [[row.name, row.minimum + at]];
       }
-      return row.type === 'choice' ? [[row.name, row.words[at]]] : [];
+      return row.type === 'choice' ? [[row.name, row.values[at]]] : [];
     }),
   );
 }

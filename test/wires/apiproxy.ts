@@ -61,7 +61,7 @@ export class ApiProxy {
   readonly #watches = new Set<Watch>();
   #silent: string | undefined;
   /** Text of all events of watches, in the order of their arrival. */
-  #told = '';
+  #reported = '';
 
   private constructor(cluster: Cluster, server: Server, name: string) {
     const authority = readFileSync(join(cluster.directory, 'pki', 'ca.crt'), 'utf8');
@@ -120,8 +120,8 @@ export class ApiProxy {
   }
 
   /** Whether the API server has sent this text in a watch. A frozen operator reads the text when it continues. */
-  hasTold(text: string): boolean {
-    return this.#told.includes(text);
+  hasPassedOn(text: string): boolean {
+    return this.#reported.includes(text);
   }
 
   async close(): Promise<void> {
@@ -180,7 +180,7 @@ export class ApiProxy {
     begin(from, to);
     to.flushHeaders();
     from.on('data', (chunk: Buffer) => {
-      this.#told += chunk.toString('utf8');
+      this.#reported += chunk.toString('utf8');
       if (path === this.#silent) {
         watch.held.push(chunk);
       } else {

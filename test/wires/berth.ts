@@ -58,7 +58,7 @@ export class BerthCommand implements AsyncDisposable {
   installed(): NodeJS.ProcessEnv {
     const folder = join(this.#folder, 'bin');
     mkdirSync(folder, { recursive: true });
-    writeFileSync(join(folder, 'berth'), `#!/bin/sh\nexec ${this.words(['"$@"']).join(' ')}\n`, {
+    writeFileSync(join(folder, 'berth'), `#!/bin/sh\nexec ${this.expected(['"$@"']).join(' ')}\n`, {
       mode: 0o755,
     });
     const environment = this.#environment({});
@@ -74,7 +74,7 @@ export class BerthCommand implements AsyncDisposable {
   /** Runs the command and resolves when it has ended. */
   async run(args: readonly string[], options: CommandOptions = {}): Promise<CommandResult> {
     const { together = false, input = '', interrupt, onError } = options;
-    const command = this.words(args);
+    const command = this.expected(args);
     const shell = ['-c', together ? 'exec "$@" 2>&1' : 'exec "$@"', 'sh', ...command];
     const child = spawn('/bin/sh', shell, {
       stdio: ['pipe', 'pipe', 'pipe'],
@@ -102,13 +102,13 @@ export class BerthCommand implements AsyncDisposable {
     args: readonly string[],
     options: Pick<CommandOptions, 'environment' | 'kubeconfig'> = {},
   ): StartedProgram {
-    const [file = '', ...rest] = this.words(args);
+    const [file = '', ...rest] = this.expected(args);
     return new StartedProgram(file, rest, this.#environment(options));
   }
 
   /** Starts a script of the shell in a terminal. `berth` is the command there. */
   inTerminal(script: string): StartedProgram {
-    const berth = this.words([]).join(' ');
+    const berth = this.expected([]).join(' ');
     const shell = `berth() { ${berth} "$@"; }; ${script}`;
     return new StartedProgram('script', ['-qec', shell, '/dev/null'], {
       ...this.#environment({}),
@@ -118,7 +118,7 @@ export class BerthCommand implements AsyncDisposable {
   }
 
   /** Returns the program and its arguments. */
-  words(args: readonly string[]): string[] {
+  expected(args: readonly string[]): string[] {
     return [process.execPath, join(this.#folder, 'berth'), ...args];
   }
 

@@ -85,15 +85,15 @@ function groupCard(group: Buffer): string {
 }
 
 function datagram(port: number, text: string): number[] {
-  return [...words(OWN_PORT, port, 8 + text.length, 0), ...Buffer.from(text)];
+  return [...expected(OWN_PORT, port, 8 + text.length, 0), ...Buffer.from(text)];
 }
 
 function tcpSyn(port: number): number[] {
   const [noSequence, headerAndSyn, window] = [[0, 1, 0, 0], 0x5002, 0xffff];
-  return words(OWN_PORT, port, ...noSequence, headerAndSyn, window, 0, 0);
+  return expected(OWN_PORT, port, ...noSequence, headerAndSyn, window, 0, 0);
 }
 
 /** Returns the bytes of 16-bit numbers. */
-function words(...values: number[]): number[] {
+function expected(...values: number[]): number[] {
   return values.flatMap((value) => [value >> 8, value & 255]);
 }

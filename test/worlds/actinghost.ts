@@ -194,7 +194,7 @@ export class ActingHost {
   ): Promise<void> {
     const { spec } = await this.#client.get(PODS, ref);
     const resources = spec.containers.find((container) => container.name === name)?.resources;
-    const told = size && resources !== undefined;
+    const reported = size && resources !== undefined;
     const container = {
       name,
       image: 'guest',
@@ -202,7 +202,7 @@ export class ActingHost {
       ready: state.running !== undefined,
       restartCount: 0,
       state,
-      ...(told && { resources, allocatedResources: resources.requests ?? {} }),
+      ...(reported && { resources, allocatedResources: resources.requests ?? {} }),
     };
     const status = { phase, startTime: now(), containerStatuses: [container] };
     await this.#client.mergePatch(PODS, ref, { status }, { subresource: 'status' });

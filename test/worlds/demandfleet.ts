@@ -21,7 +21,7 @@ import { type Host, nodeOf, serverOf, START } from './demandhost.ts';
 /** Time in milliseconds in which the reconciler begins a requested action. */
 const BEGIN_MILLISECONDS = 200;
 /** Time in milliseconds from the cordon of a host until the reconciler checks again that it is empty. */
-const SETTLE_MILLISECONDS = 3_000;
+const CORDON_MILLISECONDS = 3_000;
 interface Timer {
   readonly at: number;
   readonly run: () => void;
@@ -165,7 +165,7 @@ export class DemandFleet {
   }
 
   /** Does what is due at once. */
-  settle(): void {
+  stabilize(): void {
     this.#schedule();
     this.#decide();
   }
@@ -173,14 +173,14 @@ export class DemandFleet {
   /** Lets time pass. The policy looks after each change, and every `stepMilliseconds`. */
   advance(milliseconds: number, stepMilliseconds = 5_000): void {
     const end = this.now + milliseconds;
-    this.settle();
+    this.stabilize();
     while (this.now < end) {
       const next = this.#timers[0]?.at ?? Number.POSITIVE_INFINITY;
       this.now = Math.min(end, Math.max(next, this.now), this.now + stepMilliseconds);
       while (this.#timers[0] !== undefined && this.#timers[0].at <= this.now) {
         this.#timers.shift()?.run();
       }
-      this.settle();
+      this.stabilize();
     }
   }
 
@@ -349,7 +349,7 @@ export class DemandFleet {
     if (request.action === 'Off') {
       this.#patch(name, { host: { cordonedAt: timestamp(this.now) } });
       this.#setCordon(name, true);
-      this.after(SETTLE_MILLISECONDS, () => (this.#isOccupied(name) ? this.#refuse(name) : this.#send(name)));
+      this.after(CORDON_MILLISECONDS, () => (this.#isOccupied(name) ? this.#refuse(name) : this.#send(name)));
     } else {
       this.#send(name);
     }

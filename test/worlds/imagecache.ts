@@ -153,7 +153,7 @@ export class World {
   }
 
   /** Makes all hosts ready with free space, and lets all tasks succeed. Returns the number of rounds until nothing was written. */
-  settle(rounds: number): number {
+  stabilize(rounds: number): number {
     for (const host of this.hosts.values()) {
       host.notReadySince = undefined;
       host.isCordoned = false;

@@ -8,7 +8,7 @@ const STEPS = 20;
 /** Interval in seconds at which a device asks whether its person has signed in. */
 const POLL_SECONDS = 1;
 /** Length of a page's beginning in an error message. */
-const WORDS_CHARACTERS = 500;
+const MESSAGE_CHARACTERS = 500;
 
 /** Signs in with a browser: authorization code with PKCE. Returns the ID token. */
 export async function signIn(
@@ -126,7 +126,7 @@ class Session implements AsyncDisposable {
     }
     const page = await response.text();
     if (response.status >= 400) {
-      throw new Error(`${address.pathname}: HTTP ${response.status} ${page.slice(0, WORDS_CHARACTERS)}`);
+      throw new Error(`${address.pathname}: HTTP ${response.status} ${page.slice(0, MESSAGE_CHARACTERS)}`);
     }
     return { location: response.headers.get('location') ?? undefined, page };
   }

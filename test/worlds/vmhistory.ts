@@ -250,7 +250,7 @@ export function worldAfter(actions: readonly Action[]): World {
   return world;
 }
 
-export function settle(world: World): void {
+export function stabilize(world: World): void {
   for (let pass = 0; pass < 20; pass += 1) {
     world.act('reconcile');
     if (world.writesInLastPass === 0) {

@@ -74,7 +74,7 @@ export class VMModel {
   quota = 4;
   resizeRefused: ResizeRefusal | undefined;
   resizesAsked = 0;
-  toldUncounted = 0;
+  reportedUncounted = 0;
 
   observed(): Observed {
     const vm = this.vm as VM;
@@ -224,7 +224,7 @@ export class VMModel {
   #tell(text: string): void {
     const counted = podSize(this.pod as Pod)?.cpu ?? 0;
     if (desiredSchema.parse(parseDocument(text)).cpu > counted) {
-      this.toldUncounted += 1;
+      this.reportedUncounted += 1;
     }
   }
 

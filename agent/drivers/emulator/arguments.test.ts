@@ -53,12 +53,12 @@ describe('the command line of an emulator', () => {
   };
 
   it('names ports, sizes and the DNS server, and opens nothing else', () => {
-    const words = commandLine(command).join(' ');
-    expect(words).toContain('-avd berth -id the-uid ');
-    expect(words).toContain('-cores 2 -memory 4096 -accel on -port 5554 ');
-    expect(words).toContain('-dns-server 198.51.100.1');
-    expect(words).toContain('-no-window -no-audio -no-boot-anim -no-snapshot');
-    const options = words.split(' ').filter((word) => /^-[a-z]/.test(word));
+    const line = commandLine(command).join(' ');
+    expect(line).toContain('-avd berth -id the-uid ');
+    expect(line).toContain('-cores 2 -memory 4096 -accel on -port 5554 ');
+    expect(line).toContain('-dns-server 198.51.100.1');
+    expect(line).toContain('-no-window -no-audio -no-boot-anim -no-snapshot');
+    const options = line.split(' ').filter((word) => /^-[a-z]/.test(word));
     expect(options.join(' ')).toBe(
       '-avd -id -no-window -no-audio -no-boot-anim -no-snapshot -gpu -no-metrics -feature -feature ' +
         '-cores -memory -accel -port -skip-adb-auth -dns-server -show-kernel',

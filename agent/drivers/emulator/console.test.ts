@@ -65,12 +65,12 @@ describe('the console of an emulator', () => {
       },
       'more than 65536 bytes',
     ],
-  ])('that %s is given up', async (_, act, words) => {
+  ])('that %s is given up', async (_, act, expected) => {
     const [client, server] = duplexPair();
     server.on('error', () => undefined);
     act(server);
     server.resume();
-    await expect(killByConsole(client, 'secret')).rejects.toThrow(words);
+    await expect(killByConsole(client, 'secret')).rejects.toThrow(expected);
   });
 
   it('that cannot be reached because the agent has too many open files does not end the agent', async () => {

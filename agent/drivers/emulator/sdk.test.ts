@@ -152,9 +152,9 @@ describe('the SDK of a host', () => {
       async (folder: string) => await chmod(join(folder, '..'), 0o700),
       'no right to enter',
     ],
-  ])('does not offer a system image with %s', async (_, damage, words) => {
+  ])('does not offer a system image with %s', async (_, damage, expected) => {
     await damage(join(root, imageFolder(IMAGE)));
-    expect(await reason()).toContain(words);
+    expect(await reason()).toContain(expected);
   });
 
   it('offers only names that are allowed in paths, and looks at 64 types of a platform', async () => {

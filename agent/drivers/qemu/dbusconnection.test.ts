@@ -34,9 +34,9 @@ afterEach(async () => {
 /** Answers the login as QEMU does, and returns the connection. */
 async function login(answer = 'OK 1234deadbeef\r\n'): Promise<DBusConnection> {
   const opening = DBusConnection.open(socket);
-  const [words] = (await once(peer, 'data')) as [Buffer];
+  const [message] = (await once(peer, 'data')) as [Buffer];
   const user = Buffer.from(String(process.getuid?.())).toString('hex');
-  expect(words.toString()).toBe(`\0AUTH EXTERNAL ${user}\r\n`);
+  expect(message.toString()).toBe(`\0AUTH EXTERNAL ${user}\r\n`);
   peer.write(answer);
   return await opening;
 }
@@ -78,8 +78,8 @@ it('logs in, calls and gets answers, also out of order', async () => {
 it('reports signals', async () => {
   const dbus = await login();
   peer.write(signal());
-  const [told] = (await once(dbus, 'signal')) as [{ path: string; member: string }];
-  expect(told).toMatchObject({ path: '/a', member: 'c' });
+  const [reported] = (await once(dbus, 'signal')) as [{ path: string; member: string }];
+  expect(reported).toMatchObject({ path: '/a', member: 'c' });
 });
 
 it('fails when QEMU refuses the login', async () => {

@@ -16,8 +16,8 @@ const ALWAYS: Reserve = () => true;
 function read(line: Buffer | string, lengths: readonly number[] = [], reserve = ALWAYS): unknown {
   const bytes = Buffer.from(line);
   const reader = new StatusLine(reserve);
-  for (let at = 0, turn = 0; at < bytes.length; turn += 1) {
-    const length = lengths[turn % lengths.length] ?? bytes.length;
+  for (let at = 0, index = 0; at < bytes.length; index += 1) {
+    const length = lengths[index % lengths.length] ?? bytes.length;
     reader.push(bytes.subarray(at, at + length));
     at += length;
   }

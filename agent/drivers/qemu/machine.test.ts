@@ -123,8 +123,8 @@ describe('a hypervisor in the run state shutdown', () => {
   });
 
   it('has crashed also when the agent missed the event and finds the signal in its last words', async () => {
-    const words = 'qemu-system-x86_64: terminating on signal 15 from pid 1 (init)\n';
-    await writeFile(join(folder.path, segmentName('hypervisor', 0)), words);
+    const expected = 'qemu-system-x86_64: terminating on signal 15 from pid 1 (init)\n';
+    await writeFile(join(folder.path, segmentName('hypervisor', 0)), expected);
     await listen('shutdown');
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'exited', reason: 'Crashed' });
   });
@@ -136,10 +136,10 @@ describe('a hypervisor whose guest cannot continue', () => {
     ['internal-error', 'The hypervisor stopped the guest after an internal error'],
     ['guest-panicked', 'The guest reported that its kernel crashed'],
   ])('in the run state %s is ended, and its machine has crashed', async (status, cause) => {
-    const words = 'KVM internal error. Suberror: 1';
-    await writeFile(join(folder.path, segmentName('hypervisor', 0)), `${words}\n`);
+    const expected = 'KVM internal error. Suberror: 1';
+    await writeFile(join(folder.path, segmentName('hypervisor', 0)), `${expected}\n`);
     const qmp = await listen(status);
-    const crashed = { kind: 'exited', reason: 'Crashed', message: `${cause}: ${words}` };
+    const crashed = { kind: 'exited', reason: 'Crashed', message: `${cause}: ${expected}` };
     expect(await driver.inspect(folder)).toEqual(crashed);
     expect(qmp.commands).toContain('quit');
     expect(await driver.inspect(folder)).toEqual(crashed);

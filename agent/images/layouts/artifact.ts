@@ -9,7 +9,7 @@
  */
 import { createHash } from 'node:crypto';
 import { constants, open } from 'node:fs/promises';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Repository } from '../oci/repository.ts';
@@ -357,7 +357,7 @@ export async function digestOf(bytes: Buffer): Promise<string> {
   const hash = createHash('sha256');
   for (let at = 0; at < bytes.length; at += HASH_BYTES) {
     hash.update(bytes.subarray(at, at + HASH_BYTES));
-    await turn();
+    await nextCycle();
   }
   return `sha256:${hash.digest('hex')}`;
 }

@@ -79,7 +79,7 @@ export type PlanPull = (
 ) => Promise<PullPlan | undefined>;
 
 /** Architectures that a VM can have. */
-const ARCHITECTURES: ReadonlySet<string> = new Set(VM_FIELDS.architecture.words);
+const ARCHITECTURES: ReadonlySet<string> = new Set(VM_FIELDS.architecture.values);
 /** Values that tools for images write when no architecture was specified. */
 const UNSAID: ReadonlySet<string> = new Set(['', 'unknown']);
 

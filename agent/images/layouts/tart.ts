@@ -6,7 +6,7 @@
 import { createHash } from 'node:crypto';
 import { constants, open, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import { setImmediate as turn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import * as z from 'zod';
 import type { Repository } from '../oci/repository.ts';
 import { type Descriptor, type Manifest, optionalText, printable, readDocument } from '../oci/manifests.ts';
@@ -253,7 +253,7 @@ class LayerDecoding {
     this.#position += piece.length;
     // This pause lets other work run. Often, zeros need not be written, so a layer with many zeros can be decoded without any wait for the
     // disk. Without the pause, the decoding of such a layer would block all other work.
-    await turn();
+    await nextCycle();
   }
 }
 

@@ -7,7 +7,7 @@ import { type Reason, ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { SingleFlight } from '../../../base/concurrency.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
-import { Turns } from '../../disks/turns.ts';
+import { FairQueue } from '../../disks/fairqueue.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
 import type { Catalog, ImageRequest, Stored, Waiting } from './catalog.ts';
 import type { Holders } from './holders.ts';
@@ -80,7 +80,7 @@ interface ImportingParts {
 export class Importing {
   readonly #parts: ImportingParts;
   readonly #flights = new SingleFlight<Stored>();
-  readonly #turns = new Turns({
+  readonly #queue = new FairQueue({
     atOnce: FETCHES_AT_ONCE,
     work: { one: 'fetch of an image', many: 'fetches of images' },
   });
@@ -130,7 +130,11 @@ export class Importing {
    * exists. Otherwise other namespaces that need the same image would wait for the places of this caller's namespace. The import keeps the
    * place until its end, also if this caller no longer waits for it. Otherwise others who have joined could run imports without a place.
    */
-  async #inPlace<T>(key: string, turn: Parameters<Turns['take']>[0], join: () => Promise<T>): Promise<T> {
+  async #inPlace<T>(
+    key: string,
+    queued: Parameters<FairQueue['take']>[0],
+    join: () => Promise<T>,
+  ): Promise<T> {
     const joined = Promise.withResolvers<T>();
     const hold = async (): Promise<void> => {
       const joining = join();
@@ -138,7 +142,7 @@ export class Importing {
       await Promise.allSettled([joining]);
       await this.#flights.ended(key);
     };
-    this.#turns.take(turn, hold).catch(joined.reject);
+    this.#queue.take(queued, hold).catch(joined.reject);
     return await joined.promise;
   }
 

@@ -61,9 +61,9 @@ describe('a qcow2 file, when qemu-img', () => {
     ['refuses it', 'echo bad table >&2; exit 1', 'bad table'],
     ['crashes', 'kill -SEGV $$', 'ended with SIGSEGV'],
     ['writes without end', 'while echo endless; do :; done', 'wrote more than 1048576 bytes'],
-  ])('%s, is ImageInvalid', async (_, script, words) => {
+  ])('%s, is ImageInvalid', async (_, script, expected) => {
     await replace(script);
-    const message = expect.stringContaining(words) as string;
+    const message = expect.stringContaining(expected) as string;
     await expect(inspectImage(path)).rejects.toMatchObject({ reason: 'ImageInvalid', message });
   });
 
@@ -148,19 +148,19 @@ function program(): Buffer {
   return file;
 }
 
-async function expectRefused(words: string): Promise<void> {
+async function expectRefused(expected: string): Promise<void> {
   const message = (text: string) => expect.stringContaining(text) as string;
   await expect(inspectImage(path)).rejects.toMatchObject({
     reason: 'ImageInvalid',
-    message: message(`The image is ${words}`),
+    message: message(`The image is ${expected}`),
   });
   await expect(inspectImage(path, 'QCOW2')).rejects.toMatchObject({
     reason: 'ImageInvalid',
-    message: message(`it is ${words}`),
+    message: message(`it is ${expected}`),
   });
   await expect(inspectImage(path, 'ISO')).rejects.toMatchObject({
     reason: 'ImageInvalid',
-    message: message(`The file is ${words}`),
+    message: message(`The file is ${expected}`),
   });
 }
 
@@ -175,11 +175,11 @@ describe('a file of another format is refused with its name, unless the Image sa
     ['vdi', [], 'a VDI disk'],
     ['qed', [], 'a QED disk'],
     ['parallels', [], 'a Parallels disk'],
-  ])('qemu-img create -f %s %j', async (format, options, words) => {
+  ])('qemu-img create -f %s %j', async (format, options, expected) => {
     execFileSync('qemu-img', ['create', '-q', '-f', format, ...options, path, '4M']);
-    await expectRefused(words);
+    await expectRefused(expected);
     // The descriptor alone has no size that a disk can have.
-    if (!words.startsWith('the descriptor')) {
+    if (!expected.startsWith('the descriptor')) {
       await expect(inspectImage(path, 'Raw')).resolves.toMatchObject({ format: 'raw' });
     }
   });
@@ -225,9 +225,9 @@ describe('a file of another format is refused with its name, unless the Image sa
     ['a program for Windows or UEFI (PE)', program],
     ['an XML document', () => withBytes('<?xml version="1.0"?><Envelope/>')],
     ['a web page (HTML)', () => withBytes('\n<!DOCTYPE html>')],
-  ])('%s', async (words, content) => {
+  ])('%s', async (expected, content) => {
     await writeFile(path, content());
-    await expectRefused(words);
+    await expectRefused(expected);
   });
 });
 

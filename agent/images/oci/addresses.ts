@@ -169,7 +169,7 @@ export class Addresses {
       return `a metadata address of a cloud; ${OUTSIDE}`;
     }
     if (zone !== undefined || isIn(LISTS.local) || isIn(this.#own())) {
-      return this.#rules.allowLoopbackHttp ? undefined : LOCAL_WORDS;
+      return this.#rules.allowLoopbackHttp ? undefined : LOCAL_REFUSAL;
     }
     if (isIn(this.#cluster)) {
       return `an address of the cluster (clusterCIDRs); ${OUTSIDE}`;
@@ -239,7 +239,7 @@ function spellingsOf({
   return port === '' ? [hostname, `${hostname}:${standard}`] : [`${hostname}:${port}`];
 }
 
-const LOCAL_WORDS =
+const LOCAL_REFUSAL =
   'an address of this host or a link-local address; to allow such addresses, set images.allowLoopbackHttp of the agent, or name the server in images.registries';
 
 const LISTS = { metadata: listOf(METADATA), local: listOf(LOCAL), special: listOf(SPECIAL) };

@@ -113,7 +113,7 @@ export function networkError(error: unknown, what: string, signal?: AbortSignal)
     return known;
   }
   const code = firstCodeOf(error) ?? firstCodeOf(causeOf(error)) ?? '';
-  const final = new ReasonedError('ImageFetchFailed', `${what}: ${causeInWords(code)}`, { cause: error });
+  const final = new ReasonedError('ImageFetchFailed', `${what}: ${describeCause(code)}`, { cause: error });
   return TRANSIENT_CODES.has(code) ? new TransientError(final) : final;
 }
 
@@ -194,7 +194,7 @@ export function retryAfterMilliseconds(header: string | string[] | undefined): n
   return Number.isNaN(date) ? undefined : Math.max(0, date - Date.now());
 }
 
-function causeInWords(code: string): string {
+function describeCause(code: string): string {
   if (isCertificateError(code)) {
     return `this host does not trust the certificate of the server (${code})`;
   }

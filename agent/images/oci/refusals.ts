@@ -42,14 +42,14 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
   const { code, message } = await readError(response, asked.what);
   const isOwn = url.origin === asked.registry.origin;
   const said = [code, message].filter((part) => part !== undefined && part !== '').join(': ');
-  const words = [`${asked.what}: ${url.host} answered ${status}`];
+  const sentences = [`${asked.what}: ${url.host} answered ${status}`];
   if (said !== '') {
-    words.push(` (${said})`);
+    sentences.push(` (${said})`);
   }
   if (isOwn) {
-    words.push(hintFor(status, asked.hasCredential));
+    sentences.push(hintFor(status, asked.hasCredential));
   }
-  const error = new ReasonedError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', words.join(''));
+  const error = new ReasonedError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', sentences.join(''));
   // A URL of a storage server is valid for minutes only. Another try can help, because the registry then redirects to a new URL.
   const isTransient = isTransientStatus(status) || (!isOwn && status < 500);
   return isTransient

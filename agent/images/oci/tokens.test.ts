@@ -209,7 +209,7 @@ it.each<[unknown, string]>([
   [{ errors: [{ code: 'DENIED', message: '' }] }, '(DENIED)'],
   [{ errors: null, details: 'incorrect username or password' }, '(incorrect username or password)'],
   [{ errors: 7 }, 'answered 403'],
-])('the refusal %j is told', async (answer, words) => {
+])('the refusal %j is told', async (answer, output) => {
   const asked = answering(answer, 403).answer(NEED, refusalNaming('auth.example'), undefined, signal);
-  await expect(asked).rejects.toThrow(words);
+  await expect(asked).rejects.toThrow(output);
 });

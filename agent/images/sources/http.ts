@@ -252,8 +252,8 @@ class Download {
     if (this.#isRight()) {
       return;
     }
-    const words = `has the sha256 ${this.#hash.digest('hex')} instead of ${this.#parts.sha256}`;
-    throw new ReasonedError('DigestMismatch', `${this.#what} ${words}`);
+    const message = `has the sha256 ${this.#hash.digest('hex')} instead of ${this.#parts.sha256}`;
+    throw new ReasonedError('DigestMismatch', `${this.#what} ${message}`);
   }
 
   async #fetch(): Promise<void> {
@@ -294,8 +294,8 @@ class Download {
     }
     const { total } = this.#source;
     if (total !== undefined && this.#at < total) {
-      const words = `The transfer of ${this.#what} was interrupted at byte ${this.#at}`;
-      throw new TransientError(new ReasonedError('ImageFetchFailed', words));
+      const message = `The transfer of ${this.#what} was interrupted at byte ${this.#at}`;
+      throw new TransientError(new ReasonedError('ImageFetchFailed', message));
     }
   }
 
@@ -327,8 +327,8 @@ class Download {
     await this.#startOver();
     if (status !== 200) {
       await body.dump();
-      const words = `${this.#what} answered ${status}, but did not send the requested part of the file`;
-      throw new TransientError(new ReasonedError('ImageFetchFailed', words));
+      const message = `${this.#what} answered ${status}, but did not send the requested part of the file`;
+      throw new TransientError(new ReasonedError('ImageFetchFailed', message));
     }
     this.#source = sourceOf(headers);
     await writeFile(sourceFile(this.#parts.path), JSON.stringify(this.#source), { mode: 0o600 });

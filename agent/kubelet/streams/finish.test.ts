@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { createServer, request, type Server } from 'node:http';
 import type { AddressInfo, Socket } from 'node:net';
-import { setImmediate as nextTurn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { WebSocket } from 'ws';
@@ -107,7 +107,7 @@ it('a client that does not read is given up soon after the agent begins to stop'
   expect(over).toBe(false);
   stop.abort(new Error('The agent is stopping'));
   await vi.advanceTimersByTimeAsync(MINUTE);
-  await nextTurn();
+  await nextCycle();
   expect(over).toBe(true);
   client.close();
 });

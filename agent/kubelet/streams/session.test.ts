@@ -1,4 +1,4 @@
-import { setImmediate as nextTurn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import { expect, it } from 'vitest';
 import { chooseProtocol, ReceivingStream } from './session.ts';
 
@@ -42,7 +42,7 @@ it.each([
   stream.on('data', (piece: Buffer) => pieces.push(piece));
   const content = Buffer.allocUnsafeSlow(CHUNK_BYTES).fill('x').subarray(0, length);
   stream.give(content);
-  await nextTurn();
+  await nextCycle();
   expect(pieces.map((piece) => piece.buffer.byteLength)).toEqual([kept]);
   expect(Buffer.concat(pieces).equals(content)).toBe(true);
 });
@@ -52,11 +52,11 @@ it('a stream with many small pieces is full until they are read', async () => {
   const answers: boolean[] = [];
   for (let count = 0; count < PIECES; count += 1) {
     answers.push(stream.give(Buffer.from('x')));
-    await nextTurn();
+    await nextCycle();
   }
   expect(answers.indexOf(false)).toBe(PIECES - 1);
   stream.room = 0;
-  await nextTurn();
+  await nextCycle();
   expect(stream.room).toBe(0);
   expect(String(stream.read())).toBe('x'.repeat(PIECES));
   expect(stream.room).toBeGreaterThan(0);

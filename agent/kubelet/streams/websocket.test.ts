@@ -3,7 +3,7 @@ import { createServer, type Server } from 'node:http';
 import { type AddressInfo, createServer as createTcpServer } from 'node:net';
 import type { Readable } from 'node:stream';
 import { text } from 'node:stream/consumers';
-import { setImmediate as nextTurn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import { pino } from 'pino';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { WebSocket } from 'ws';
@@ -111,7 +111,7 @@ describe('commands over WebSockets', () => {
       const { socket } = upgrade;
       // The connection is full too. If it were read, it would never be.
       while (socket.readableLength < socket.readableHighWaterMark) {
-        await nextTurn();
+        await nextCycle();
       }
       resolve(session.stdin?.readableLength ?? 0);
       session.stdin?.resume();
@@ -156,7 +156,7 @@ describe('ports over WebSockets', () => {
     expect(String(await once(web?.data ?? server, 'data'))).toBe('request');
     web?.data.end('answer');
     connections[0]?.end('refused');
-    await new Promise((turn) => web?.data.once('finish', turn));
+    await new Promise((proceed) => web?.data.once('finish', proceed));
     web?.end();
     await once(socket, 'close');
     expect([received(0), received(1)]).toEqual(['\u0016\0', '\u0016\0refused']);

@@ -43,7 +43,7 @@ function dnsmasqFor(servers: readonly string[], resolvConf?: string): Dnsmasq {
   return new Dnsmasq(layout, directory, { servers, resolvConf });
 }
 
-async function wordsOf(dnsmasq: Dnsmasq): Promise<string[]> {
+async function argumentsOf(dnsmasq: Dnsmasq): Promise<string[]> {
   return (await readFile(`/proc/${await dnsmasq.pid()}/cmdline`, 'utf8')).split('\0');
 }
 
@@ -116,14 +116,14 @@ test('dnsmasq has places for the waiting queries of several guests that send as 
   const dnsmasq = dnsmasqFor([]);
   await dnsmasq.tell([]);
   await dnsmasq.start();
-  expect(await wordsOf(dnsmasq)).toContain('--dns-forward-max=20000');
+  expect(await argumentsOf(dnsmasq)).toContain('--dns-forward-max=20000');
 });
 
 test('guests choose no names of the DNS server that all guests of the host use', async () => {
   const dnsmasq = dnsmasqFor([]);
   await dnsmasq.tell([]);
   await dnsmasq.start();
-  expect(await wordsOf(dnsmasq)).toContain('--dhcp-ignore-names');
+  expect(await argumentsOf(dnsmasq)).toContain('--dhcp-ignore-names');
 });
 
 /** The resolv.conf in a container names the DNS server of the cluster, which knows the names of all Services. */
@@ -135,7 +135,7 @@ test('dnsmasq in a container asks the DNS servers of the host, also when they ch
   await dnsmasq.tell([]);
   await dnsmasq.start();
   const copy = join(directory, 'resolv.conf');
-  expect(await wordsOf(dnsmasq)).toContain(`--resolv-file=${copy}`);
+  expect(await argumentsOf(dnsmasq)).toContain(`--resolv-file=${copy}`);
   expect(await readFile(copy, 'utf8')).toBe('nameserver 192.0.2.1\n');
   expect(await dnsmasq.knows([])).toBe(true);
   await writeFile(host, 'nameserver 192.0.2.2\n');
@@ -152,9 +152,9 @@ test('dnsmasq does not read a resolv.conf if the configuration names DNS servers
   const dnsmasq = dnsmasqFor(['192.0.2.1'], join(root, 'host-resolv.conf'));
   await dnsmasq.tell([]);
   await dnsmasq.start();
-  const words = await wordsOf(dnsmasq);
-  expect(words).toEqual(expect.arrayContaining(['--no-resolv', '--server=192.0.2.1']));
-  expect(words.join(' ')).not.toContain('--resolv-file');
+  const args = await argumentsOf(dnsmasq);
+  expect(args).toEqual(expect.arrayContaining(['--no-resolv', '--server=192.0.2.1']));
+  expect(args.join(' ')).not.toContain('--resolv-file');
 });
 
 /** For each DNS connection over TCP, dnsmasq has a child with the same arguments. The child keeps the ports if its parent is killed. */

@@ -79,12 +79,12 @@ export class Dnsmasq {
     return (await this.#running())?.pid;
   }
 
-  async #running(): Promise<{ pid: number; words: string[] } | undefined> {
+  async #running(): Promise<{ pid: number; args: string[] } | undefined> {
     const isGone = hasCode('ENOENT', 'ESRCH');
     const pid = Number.parseInt((await undefinedIf(isGone, readFile(this.#pidFile, 'utf8'))) ?? '', 10);
     const commandLine = await undefinedIf(isGone, readFile(`/proc/${pid}/cmdline`, 'utf8'));
-    const words = commandLine?.split('\0').slice(0, -1) ?? [];
-    return words.includes(this.#mark) ? { pid, words } : undefined;
+    const args = commandLine?.split('\0').slice(0, -1) ?? [];
+    return args.includes(this.#mark) ? { pid, args } : undefined;
   }
 
   /**
@@ -98,7 +98,7 @@ export class Dnsmasq {
     if (running === undefined) {
       return;
     }
-    if (!isDeepStrictEqual(running.words.slice(-parameters.length), parameters)) {
+    if (!isDeepStrictEqual(running.args.slice(-parameters.length), parameters)) {
       await this.stop();
     } else {
       readAgain(running.pid);

@@ -147,7 +147,7 @@ const keyed = { concat: [{ meta: { key: 'l4proto' } }, field('th', 'dport')] };
 const jump = (target: string) => ({ jump: { target } });
 
 /** Returns the message about port 8080/TCP of a host with these chains of rules. The first chain is at the hook prerouting. */
-function told(
+function reported(
   chains: Record<string, object[][]>,
   more: RulesetEntry[] = [],
   hostAddress?: string,
@@ -218,7 +218,7 @@ test.each([
   ],
 ])('a port that %s leads elsewhere is told', (_what, chains, chain) => {
   const message = `Other programs lead port 8080/TCP of this host elsewhere in table ip other, chain ${chain}`;
-  expect(told(chains as Record<string, object[][]>)).toBe(message);
+  expect(reported(chains as Record<string, object[][]>)).toBe(message);
 });
 
 test('a NodePort of kube-proxy with nftables is told, and only its own port', () => {
@@ -232,8 +232,8 @@ test('a NodePort of kube-proxy with nftables is told, and only its own port', ()
       [{ concat: ['tcp', port] }, { goto: { target: 'svc' } }],
     ]),
   ];
-  expect(told(chains, nodePorts(8080))).toContain('chain svc');
-  expect(told(chains, nodePorts(8081))).toBeUndefined();
+  expect(reported(chains, nodePorts(8080))).toContain('chain svc');
+  expect(reported(chains, nodePorts(8081))).toBeUndefined();
 });
 
 test('a port in a map of addresses is told, and only its own port', () => {
@@ -241,8 +241,8 @@ test('a port in a map of addresses is told, and only its own port', () => {
   const reserved = (port: number) => [
     map('reservations', [[{ concat: ['tcp', port] }, { concat: ['10.1.1.1', 80] }]]),
   ];
-  expect(told({ pre: [[dnat]] }, reserved(8080))).toContain('chain pre');
-  expect(told({ pre: [[dnat]] }, reserved(8081))).toBeUndefined();
+  expect(reported({ pre: [[dnat]] }, reserved(8080))).toContain('chain pre');
+  expect(reported({ pre: [[dnat]] }, reserved(8081))).toBeUndefined();
 });
 
 test('a port in an element of a map with a comment is told, and only its own port', () => {
@@ -250,8 +250,8 @@ test('a port in an element of a map with a comment is told, and only its own por
   const commented = (port: number) => [
     map('ports', [[{ elem: { val: { concat: ['tcp', port] }, comment: 'web' } }, jump('svc')]]),
   ];
-  expect(told(chains, commented(8080))).toContain('chain svc');
-  expect(told(chains, commented(8081))).toBeUndefined();
+  expect(reported(chains, commented(8080))).toContain('chain svc');
+  expect(reported(chains, commented(8081))).toBeUndefined();
 });
 
 test.each(['numgen', 'jhash', 'symhash'])(
@@ -261,7 +261,7 @@ test.each(['numgen', 'jhash', 'symhash'])(
       pre: [[dport(8080), { vmap: { key: { [by]: { mod: 2 } }, data: { set: [[0, jump('svc')]] } } }]],
       svc: [[DNAT]],
     };
-    expect(told(chains)).toContain('chain svc');
+    expect(reported(chains)).toContain('chain svc');
   },
 );
 
@@ -335,15 +335,15 @@ test.each([
     { pre: [[{ goto: { target: 'none' } }], [dport(8080), DNAT]], none: [] },
   ],
 ])('a rule about %s is not told', (_what, chains) => {
-  expect(told(chains as Record<string, object[][]>)).toBeUndefined();
+  expect(reported(chains as Record<string, object[][]>)).toBeUndefined();
 });
 
 test('only the address at which ports are reached matters', () => {
   const chains = { pre: [[match(field('ip', 'daddr'), HOST), dport(8080), DNAT]] };
-  expect(told(chains, [], HOST)).toBeDefined();
-  expect(told(chains, [], '192.0.2.9')).toBeUndefined();
+  expect(reported(chains, [], HOST)).toBeDefined();
+  expect(reported(chains, [], '192.0.2.9')).toBeUndefined();
 });
 
 test('chains that jump to each other end', () => {
-  expect(told({ pre: [[jump('a')]], a: [[jump('pre')]] })).toBeUndefined();
+  expect(reported({ pre: [[jump('a')]], a: [[jump('pre')]] })).toBeUndefined();
 });

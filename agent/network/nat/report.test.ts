@@ -87,8 +87,8 @@ test.each([
   expect(machines['a']?.healthy).toBe(elsewhere === undefined);
   expect(machines['p']?.healthy).toBe(true);
   if (elsewhere !== undefined) {
-    const told = `The route to ${dst} leads packets for 10.213.0.20 to ${elsewhere}`;
-    expect(machines['a']?.message).toContain(told);
+    const reported = `The route to ${dst} leads packets for 10.213.0.20 to ${elsewhere}`;
+    expect(machines['a']?.message).toContain(reported);
   }
 });
 
@@ -147,7 +147,7 @@ test('a foreign device in the place of the bridge is the first fault of all mach
 });
 
 test('a lost namespace and a failed repair of a namespace are the fault of its program alone', () => {
-  for (const [evidence, words] of [
+  for (const [evidence, expected] of [
     [{ lostNamespaces: new Set(['bn-p']) }, 'until its next start'],
     [{ failedNamespaces: new Map([['bn-p', 'The route was missing']]) }, 'The route was missing'],
     [{ foreignDevices: new Map([['bn-p', 'Device bn-p is foreign']]) }, 'Device bn-p is foreign'],
@@ -155,15 +155,15 @@ test('a lost namespace and a failed repair of a namespace are the fault of its p
     const { healthy, machines } = report(evidence);
     expect(healthy).toBe(true);
     expect(machines['p']?.healthy).toBe(false);
-    expect(machines['p']?.message).toContain(words);
+    expect(machines['p']?.message).toContain(expected);
     expect(machines['a']?.healthy).toBe(true);
   }
 });
 
 test('a leftover that cannot be removed is told, and is the fault of no machine', () => {
-  const told = 'Network namespace bn-old was left over, and the repair failed';
-  const { healthy, faults, machines } = report({ failedNamespaces: new Map([['bn-old', told]]) });
-  expect({ healthy, faults }).toEqual({ healthy: true, faults: [told] });
+  const reported = 'Network namespace bn-old was left over, and the repair failed';
+  const { healthy, faults, machines } = report({ failedNamespaces: new Map([['bn-old', reported]]) });
+  expect({ healthy, faults }).toEqual({ healthy: true, faults: [reported] });
   expect(Object.values(machines).map((one) => one.healthy)).toEqual([true, true, true]);
 });
 
@@ -187,11 +187,11 @@ test('a failed repair of a namespace concerns no machine but its own, and preclu
   const failures = new Failures({ namespaces: { prefix: 'bn' } } as Layout);
   failures.add({ kind: 'createPair', device: 'bn1' }, 'it failed');
   failures.add({ kind: 'raiseDevice', device: 'bn1' }, 'it failed too');
-  const told = 'Network namespace bn1 was not connected to this host, and it failed';
+  const reported = 'Network namespace bn1 was not connected to this host, and it failed';
   expect(failures.areGeneral).toBe(false);
   expect(failures.described()).toEqual({
     failedRepair: undefined,
-    failedNamespaces: new Map([['bn1', told]]),
+    failedNamespaces: new Map([['bn1', reported]]),
   });
   expect(failures.precludes({ kind: 'raiseDevice', device: 'bn1' })).toBe(true);
   expect(failures.precludes({ kind: 'raiseDevice', device: 'bn2' })).toBe(false);

@@ -66,9 +66,9 @@ function explainLoss(path: ProbePath, culprits: readonly string[]): string {
 }
 
 function explainClosed(device: string): string {
-  const told = `Device ${device} leads outside, but the kernel forwards no packets from it, so guests get no answers`;
+  const reported = `Device ${device} leads outside, but the kernel forwards no packets from it, so guests get no answers`;
   // The name has slashes, because sysctl reads a dot in the name of a device as a slash.
-  return `${told}; set net/ipv4/conf/${device}/forwarding to 1`;
+  return `${reported}; set net/ipv4/conf/${device}/forwarding to 1`;
 }
 
 /** Properties of one machine and of its connection, from which the report is made. */

@@ -125,26 +125,26 @@ describe.each(POOLS)('an exchange of %s', (_name, One) => {
     const { origin } = await listening((_, response) => void response.writeHead(200, headers).end(body));
     const pool = new One(origin, { connections: 2 });
     ends.push(() => pool.destroy());
-    let turn = 0;
+    let cycle = 0;
     const work = (): void => {
-      turn += 1;
+      cycle += 1;
       next = setImmediate(work);
     };
     let next = setImmediate(work);
     ends.push(() => clearImmediate(next));
-    const turns: number[] = [];
+    const cycles: number[] = [];
     const read = (): void => {
-      turns.push(turn);
+      cycles.push(cycle);
       const end = performance.now() + 3;
       while (performance.now() < end) {
         // Another program would parse the piece.
       }
     };
     await Promise.all([0, 1].map(async () => await exchange(pool as Dispatcher, GET, never(), read)));
-    expect(turns.length).toBeGreaterThan(50);
+    expect(cycles.length).toBeGreaterThan(50);
     // The second piece of a turn is over 5 ms, and the other connection may deliver one piece more.
     const most = Math.max(
-      ...Map.groupBy(turns, (each) => each)
+      ...Map.groupBy(cycles, (each) => each)
         .values()
         .map(({ length }) => length),
     );

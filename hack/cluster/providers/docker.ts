@@ -22,7 +22,7 @@ COPY busybox ${PROGRAMS.join(' ')} /
 `;
 /** Command that runs a program and appends its output to a log. The path of the log, the program and its arguments follow it. */
 const ENTRY = ['/busybox', 'sh', '-c', 'exec "$@" >>"$0" 2>&1'];
-const LAST_WORDS_CHARACTERS = 1_000;
+const LOG_TAIL_CHARACTERS = 1_000;
 
 /** Labels of containers: the name of the cluster's folder, and the program. */
 export const CLUSTER_LABEL = 'dev.berth.cluster';
@@ -110,8 +110,8 @@ export async function startContainer(
     const started = await container.start();
     return await recordProcess(directory, plan, await processOf(started.getId()));
   } catch (error) {
-    const words = await readFile(log, 'utf8').catch(() => 'it wrote no log');
-    const reason = `${messageOf(error)}: ${words.slice(-LAST_WORDS_CHARACTERS)}`;
+    const message = await readFile(log, 'utf8').catch(() => 'it wrote no log');
+    const reason = `${messageOf(error)}: ${message.slice(-LOG_TAIL_CHARACTERS)}`;
     throw new Error(`${plan.name} did not start in a container: ${reason}`, { cause: error });
   }
 }

@@ -57,9 +57,9 @@ async function findFile(group: ToolGroup, tool: Tool): Promise<PublishedFile> {
     chunks.push(chunk as Buffer);
   }
   const lines = Buffer.concat(chunks).toString('utf8').split('\n');
-  const words = lines.map((line) => line.trim().split(/\s+/));
+  const message = lines.map((line) => line.trim().split(/\s+/));
   // The list of a single file has no name.
-  const line = words.find(([, name]) => name === undefined || name === basename(url));
+  const line = message.find(([, name]) => name === undefined || name === basename(url));
   const [sha256 = ''] = line ?? [];
   if (!/^[0-9a-f]{64}$/.test(sha256)) {
     throw new Error(`${checksums} has no SHA-256 of ${basename(url)}`);

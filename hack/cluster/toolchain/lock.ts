@@ -16,12 +16,12 @@ const NAMELESS_MILLISECONDS = 5_000;
 
 /** Runs `work` while it holds the lock at `path`. If the process with the lock has died, its lock is removed and acquired again. */
 export async function withLock<T>(path: string, progress: Progress, work: () => Promise<T>): Promise<T> {
-  let told = false;
+  let reported = false;
   while (!(await tryLock(path))) {
-    if (!told) {
+    if (!reported) {
       progress(`waiting for another process that fills ${path.replace(/\.lock$/, '')}`);
     }
-    told = true;
+    reported = true;
     await pause(RETRY_MILLISECONDS);
   }
   try {

@@ -100,7 +100,7 @@ function act(fleet: DemandFleet, { action, index }: Step): void {
     default:
       actOnHost(fleet, action, host);
   }
-  fleet.settle();
+  fleet.stabilize();
 }
 
 function actOnHost(fleet: DemandFleet, action: Step['action'], host: Host): void {

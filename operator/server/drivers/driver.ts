@@ -58,7 +58,7 @@ export interface PowerDriver {
 }
 
 /** Largest number of characters of a controller's text. A status has room for a sentence, not for a page. */
-const WORDS_LIMIT = 300;
+const MESSAGE_CHARACTERS = 300;
 /** Control characters, characters that change the direction of text, and white space. */
 const BREAKING = /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}\s]+/gu;
 
@@ -68,7 +68,7 @@ export function quoteController(text: string, credentials: Credentials | undefin
   for (const secret of credentials === undefined ? [] : [basicToken(credentials), credentials.password]) {
     safe = secret === '' ? safe : safe.replaceAll(secret, '***');
   }
-  return safe.replaceAll(BREAKING, ' ').trim().slice(0, WORDS_LIMIT).toWellFormed();
+  return safe.replaceAll(BREAKING, ' ').trim().slice(0, MESSAGE_CHARACTERS).toWellFormed();
 }
 
 /** Characters that a header cannot carry, and the colon, which ends the user name. */

@@ -121,10 +121,10 @@ export class HttpCall implements AsyncDisposable {
  * Returns an error for an answer that is not a success.
  * @param words text of the controller about the error, or an empty text
  */
-export function statusError(request: HttpRequest, { status }: HttpAnswer, words: string): PowerError {
+export function statusError(request: HttpRequest, { status }: HttpAnswer, message: string): PowerError {
   const isRefused = (status >= 400 && status < 500) || NOT_DONE.has(status);
   const how = { isRefusal: request.method === 'GET' || isRefused };
-  const tail = words === '' ? '' : `: ${words}`;
+  const tail = message === '' ? '' : `: ${message}`;
   if (status === 401 || status === 403) {
     return new PowerError('CredentialsRefused', `${request.what} was answered with ${status}${tail}`, how);
   }

@@ -69,11 +69,11 @@ it.each([
     'ipmitool wrote "Chassis Power Control: Down/Off" instead of the power',
   ],
   ['', 'ipmitool wrote "" instead of the power'],
-])('the output %j is no power', async (output, words) => {
+])('the output %j is no power', async (output, expected) => {
   await ipmitool(output);
   await expect(driver().read()).rejects.toMatchObject({
     reason: 'ControllerFailed',
-    message: `IPMI controller 192.0.2.1, port 623: ${words}`,
+    message: `IPMI controller 192.0.2.1, port 623: ${expected}`,
   });
 });
 

@@ -108,28 +108,28 @@ export class IpmiDriver implements PowerDriver {
       const late = `no answer came within ${this.#limitMilliseconds / 1000} s`;
       return this.#error('ControllerUnreachable', late, isRead);
     }
-    const lines = error.words.split('\n').map((line) => line.replace(/^(> |Error: )/, '').trim());
-    const words = lines.filter((line) => line !== '' && !NOISE.test(line)).join('; ') || error.message;
-    const isRefusal = isRead || NO_SESSION.test(words) || COMMAND_REFUSED.test(words);
-    if (SUITE.test(words)) {
+    const lines = error.lastOutput.split('\n').map((line) => line.replace(/^(> |Error: )/, '').trim());
+    const lastOutput = lines.filter((line) => line !== '' && !NOISE.test(line)).join('; ') || error.message;
+    const isRefusal = isRead || NO_SESSION.test(lastOutput) || COMMAND_REFUSED.test(lastOutput);
+    if (SUITE.test(lastOutput)) {
       const advice = 'another value of spec.controller.ipmi.cipherSuite may be needed';
-      return this.#error('ControllerFailed', `${words}; ${advice}`, isRefusal);
+      return this.#error('ControllerFailed', `${lastOutput}; ${advice}`, isRefusal);
     }
-    return this.#error(reasonIn(words), words, isRefusal);
+    return this.#error(reasonIn(lastOutput), lastOutput, isRefusal);
   }
 
-  #error(reason: PowerError['reason'], words: string, isRefusal: boolean): PowerError {
+  #error(reason: PowerError['reason'], lastOutput: string, isRefusal: boolean): PowerError {
     const { address, port = IPMI_PORT } = this.#settings;
-    const text = quoteController(words, this.#credentials);
+    const text = quoteController(lastOutput, this.#credentials);
     return new PowerError(reason, `IPMI controller ${address}, port ${port}: ${text}`, { isRefusal });
   }
 }
 
-function reasonIn(words: string): PowerError['reason'] {
-  if (CREDENTIALS.test(words)) {
+function reasonIn(lastOutput: string): PowerError['reason'] {
+  if (CREDENTIALS.test(lastOutput)) {
     return 'CredentialsRefused';
   }
-  return NO_SESSION.test(words) ? 'ControllerUnreachable' : 'ControllerFailed';
+  return NO_SESSION.test(lastOutput) ? 'ControllerUnreachable' : 'ControllerFailed';
 }
 
 function requireFits(key: string, value: string, limitBytes: number): void {

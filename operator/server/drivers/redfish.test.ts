@@ -214,13 +214,13 @@ it.each([
   [307, '', 'ControllerFailed', false, ', a redirect, which Berth does not follow'],
 ])(
   'the answer %i is an error with the words of the controller',
-  async (status, body, reason, isRefusal, words) => {
+  async (status, body, reason, isRefusal, expected) => {
     reset({ target: TARGET });
     answers[`POST ${TARGET}`] = { status, body, headers: { location: `${endpoint()}/other` } };
     await expect(driver().send('Off')).rejects.toMatchObject({
       reason,
       isRefusal,
-      message: `POST ${TARGET} at ${endpoint()} was answered with ${status}${words}`,
+      message: `POST ${TARGET} at ${endpoint()} was answered with ${status}${expected}`,
     });
     expect(received).toHaveLength(2);
   },

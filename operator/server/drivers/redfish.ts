@@ -87,9 +87,9 @@ export class RedfishDriver implements PowerDriver {
     const { PowerState: state } = await this.#get(http, await this.#systemPath(http), powerSchema);
     const power = POWERS.get(state);
     if (power === undefined) {
-      const told = state === undefined ? 'is missing' : `is ${this.#quote(JSON.stringify(state))}`;
+      const reported = state === undefined ? 'is missing' : `is ${this.#quote(JSON.stringify(state))}`;
       const expected = `one of ${[...POWERS.keys()].join(', ')} was expected`;
-      throw failed(`PowerState of the system at ${this.#origin} ${told}; ${expected}`);
+      throw failed(`PowerState of the system at ${this.#origin} ${reported}; ${expected}`);
     }
     return power;
   }
@@ -166,9 +166,9 @@ export class RedfishDriver implements PowerDriver {
     const types: readonly string[] = RESET_TYPES[command];
     const type = types.find((one) => allowed?.includes(one) ?? true);
     if (type === undefined) {
-      const told = this.#quote(allowed?.join(', ') ?? '');
+      const reported = this.#quote(allowed?.join(', ') ?? '');
       throw failed(
-        `The controller at ${this.#origin} has no reset type for ${command}: it allows "${told}", and ${types.join(' or ')} is needed`,
+        `The controller at ${this.#origin} has no reset type for ${command}: it allows "${reported}", and ${types.join(' or ')} is needed`,
       );
     }
     return type;
@@ -211,7 +211,7 @@ export class RedfishDriver implements PowerDriver {
     };
     const answer = await http.send(request);
     if (!isSuccess(answer.status)) {
-      throw statusError(request, answer, this.#quote(wordsIn(answer)));
+      throw statusError(request, answer, this.#quote(formatDetails(answer)));
     }
     return answer;
   }
@@ -266,7 +266,7 @@ function parseAnswer(body: Buffer, what: string): unknown {
 }
 
 /** Returns the text of an error of Redfish. Most controllers have a general text in `message`, and the cause in the other field. */
-function wordsIn({ body, isCut }: HttpAnswer): string {
+function formatDetails({ body, isCut }: HttpAnswer): string {
   if (isCut) {
     return '';
   }

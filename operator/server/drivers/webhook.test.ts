@@ -99,12 +99,12 @@ it.each([
   [303, 'ControllerFailed', false, ', a redirect, which Berth does not follow'],
 ])(
   'the answer %i is an error that names the field, and not the key in the URL',
-  async (status, reason, isRefusal, words) => {
+  async (status, reason, isRefusal, expected) => {
     answer = { status, body: 'details' };
     await expect(driver().send('On')).rejects.toMatchObject({
       reason,
       isRefusal,
-      message: `POST to spec.controller.webhook.onURL at ${origin()} was answered with ${status}${words}`,
+      message: `POST to spec.controller.webhook.onURL at ${origin()} was answered with ${status}${expected}`,
     });
     expect(received).toHaveLength(1);
   },

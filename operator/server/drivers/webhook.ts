@@ -65,9 +65,11 @@ export class WebhookDriver implements PowerDriver {
     const group = matcher.group(1) ?? '';
     const power = POWERS.get(group.toLowerCase());
     if (power === undefined) {
-      const told = quoteController(group, this.#credentials);
+      const reported = quoteController(group, this.#credentials);
       const expected = [...POWERS.keys()].join(', ');
-      throw unclear(`has "${told}" in the first group of the pattern, and one of ${expected} was expected`);
+      throw unclear(
+        `has "${reported}" in the first group of the pattern, and one of ${expected} was expected`,
+      );
     }
     return power;
   }

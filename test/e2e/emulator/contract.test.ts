@@ -238,12 +238,12 @@ if (!IS_REAL) {
       ['port-taken', 'too many emulator instances are running on this machine'],
       ['image-missing', 'Broken AVD system path'],
       ['ends-during-boot', 'ends during the boot'],
-    ] as const)('ends with code 1: %s', async (cue, words) => {
+    ] as const)('ends with code 1: %s', async (cue, expected) => {
       await using home = await EmulatorHome.make(sdk);
       await giveCue(home.avd, cue);
       const { code, output } = await home.run(home.options());
       expect(code).toBe(1);
-      expect(chooseLines(output)).toContain(words);
+      expect(chooseLines(output)).toContain(expected);
     });
 
     test('asks for a key, or boots only when the cue is taken back', async () => {

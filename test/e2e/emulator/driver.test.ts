@@ -106,12 +106,12 @@ describe('a machine of the stand-in for the emulator', () => {
     ['port-taken', 'PortTaken', 'too many emulator instances'],
     ['disk-full', 'StartFailed', 'does not have enough disk space'],
     ['avd-locked', 'StartFailed', 'Running multiple emulators with the same AVD'],
-  ] satisfies [Cue, string, string][])('says why it does not start: %s', async (cue, reason, words) => {
+  ] satisfies [Cue, string, string][])('says why it does not start: %s', async (cue, reason, expected) => {
     await host.sdk.give(cue);
     await create();
     await expect(start()).rejects.toMatchObject({
       reason,
-      message: expect.stringContaining(words) as string,
+      message: expect.stringContaining(expected) as string,
     });
     expect(await state()).toEqual({ kind: 'stopped' });
     expect([...(await processesOf(user))]).toEqual([]);

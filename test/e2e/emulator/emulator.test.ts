@@ -241,8 +241,8 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
   async function story(name: string, reasons: readonly string[]): Promise<void> {
     await waitFor(`the Events of Emulator ${name}`, async () => {
       const fields = `--field-selector=involvedObject.kind=Emulator,involvedObject.name=${name}`;
-      const told = await world.kubectl('get', 'events', fields, '-o', 'jsonpath={.items[*].reason}');
-      return reasons.every((reason) => told.split(' ').includes(reason));
+      const reported = await world.kubectl('get', 'events', fields, '-o', 'jsonpath={.items[*].reason}');
+      return reasons.every((reason) => reported.split(' ').includes(reason));
     });
   }
 
@@ -326,13 +326,13 @@ describe('emulators beside their VMs, with the stand-in for the emulator', unles
     } finally {
       forward.kill();
     }
-    for (const [words, told] of [
+    for (const [expected, reported] of [
       [['attach', 'phone.emulator'], 'An emulator has no console'],
       [['exec', 'phone.emulator', '--', 'true'], 'An emulator has no guest agent'],
     ] as const) {
-      const args = ['-n', NAMESPACE, ...words];
+      const args = ['-n', NAMESPACE, ...expected];
       const { code, stderr } = await world.cluster.kubectl(args, { allowFailure: true });
-      expect([code, stderr]).toEqual([1, expect.stringContaining(told)]);
+      expect([code, stderr]).toEqual([1, expect.stringContaining(reported)]);
     }
   });
 

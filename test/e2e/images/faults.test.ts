@@ -138,8 +138,8 @@ async function tell(name: string, reference: string, secret = 'right'): Promise<
 }
 
 /** Checks that all three messages have the same reason and the known details. */
-function expectAll(told: Record<string, string>, ...patterns: RegExp[]): void {
-  for (const text of Object.values(told)) {
+function expectAll(reported: Record<string, string>, ...patterns: RegExp[]): void {
+  for (const text of Object.values(reported)) {
     for (const pattern of patterns) {
       expect(text).toMatch(pattern);
     }
@@ -234,7 +234,9 @@ test(
     expect(message).toMatch(/needs \d+ bytes, and this host has too little disk space for it/);
     const row = await waitFor('the entry to say so', async () => {
       const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name: 'large' });
-      return status?.nodes?.find(({ node, message: told }) => node === 'small' && told?.includes('DiskFull'));
+      return status?.nodes?.find(
+        ({ node, message: reported }) => node === 'small' && reported?.includes('DiskFull'),
+      );
     });
     expect(row.message).toMatch(/needs \d+ bytes, and this host has too little disk space for it/);
     await client.delete(IMAGE_CACHE_ENTRIES, { name: 'large' });

@@ -113,9 +113,18 @@ describe('Berth installed with helm', unless(unfit), () => {
     const node = berth.nodes.find(({ name }) => name === names[index % names.length]);
     const get = ['get', 'service', '-n', SYSTEM, 'berth-power', '-o', 'jsonpath={.spec.ports[0].nodePort}'];
     const { stdout: port } = await berth.cluster.kubectl(get);
-    const told = ['--output', '/dev/null', '--write-out', '%{http_code}', '--max-time', SILENCE_SECONDS];
+    const reported = ['--output', '/dev/null', '--write-out', '%{http_code}', '--max-time', SILENCE_SECONDS];
     const url = `https://${node?.address}:${port}/core/api/servers`;
-    const call = ['--silent', '--insecure', '--interface', source, '--user', `ann:${password}`, ...told, url];
+    const call = [
+      '--silent',
+      '--insecure',
+      '--interface',
+      source,
+      '--user',
+      `ann:${password}`,
+      ...reported,
+      url,
+    ];
     return await berth.fromOutside('curl', ...call).catch((error: { stdout?: string }) => error.stdout ?? '');
   }
 
@@ -153,10 +162,15 @@ describe('Berth installed with helm', unless(unfit), () => {
       const page = await fetch('/api/v1/swagger');
       const files = [...page.matchAll(/ (?:src|href)="(\/[^"]+)"/g)].map(([, path = '']) => path);
       expect(files).toHaveLength(3);
-      const told = ['--output', '/dev/null', '--write-out', '%{http_code} %{content_type} %{size_download}'];
+      const reported = [
+        '--output',
+        '/dev/null',
+        '--write-out',
+        '%{http_code} %{content_type} %{size_download}',
+      ];
       for (const file of files) {
         const type = file.endsWith('.css') ? 'css' : 'javascript';
-        expect(await fetch(file, ...told)).toMatch(new RegExp(`^200 text/${type}; charset=utf-8 [1-9]`));
+        expect(await fetch(file, ...reported)).toMatch(new RegExp(`^200 text/${type}; charset=utf-8 [1-9]`));
       }
     });
 

@@ -163,9 +163,9 @@ describe('The HTTP API of an installation', unless(unfit), () => {
     const items = pod === undefined ? [] : plantedObjects('platform-default', SYSTEM, pod);
     const input = JSON.stringify({ apiVersion: 'v1', kind: 'List', items });
     await cluster.kubectl(['create', '--filename', '-'], { input });
-    const words = ['logs', 'planted', '--namespace', SYSTEM];
+    const expected = ['logs', 'planted', '--namespace', SYSTEM];
     const isWritten = async () =>
-      plantedIn((await cluster.kubectl(words).catch(() => ({ stdout: '' }))).stdout).length > 0;
+      plantedIn((await cluster.kubectl(expected).catch(() => ({ stdout: '' }))).stdout).length > 0;
     await waitFor('the log of the planted Pod', isWritten, ROLLOUT);
     await using command = await BerthCommand.make(cluster.kubeconfig);
     const file = join(cluster.directory, 'support.tar.gz');

@@ -56,8 +56,8 @@ describe('Berth installed with kubectl', unless(unfit), () => {
     const commands = block.trim().split('\n');
     expect(commands).toHaveLength(3);
     for (const command of commands) {
-      const words = command.replace('dist/install.yaml', manifest).split(' ');
-      await berth.cluster.kubectl(words.slice(1));
+      const expected = command.replace('dist/install.yaml', manifest).split(' ');
+      await berth.cluster.kubectl(expected.slice(1));
     }
     const { objects, hosts } = await remains(berth, []);
     expect(objects).toEqual([]);

@@ -203,17 +203,17 @@ describe('network namespaces of programs', unless(missing), () => {
     test('a namespace that was removed under its program is made again, and the program named that must start again', async () => {
       const { path } = await program('emulator');
       execFileSync('umount', [path]);
-      const told = { healthy: false, message: expect.stringContaining('until its next start') as string };
+      const reported = { healthy: false, message: expect.stringContaining('until its next start') as string };
       const report = await host.do('check');
       expect(report.repaired).toContain(`Network namespace ${basename(path)} was missing`);
-      expect(report).toMatchObject({ healthy: true, machines: { emulator: told, a: { healthy: true } } });
+      expect(report).toMatchObject({ healthy: true, machines: { emulator: reported, a: { healthy: true } } });
       await host.do('attachNamespace', 'emulator', {
         exposedPort: EXPOSED,
         peer: undefined,
         ports: [],
         running: true,
       });
-      expect((await host.do('check')).machines['emulator']).toMatchObject(told);
+      expect((await host.do('check')).machines['emulator']).toMatchObject(reported);
       const { address } = await program('emulator');
       expect(await host.do('check')).toMatchObject({
         repaired: [],
@@ -243,14 +243,16 @@ describe('network namespaces of programs', unless(missing), () => {
       const device = basename(path);
       await host.do('detach', 'emulator');
       net.inHost('ip', 'link', 'add', device, 'type', 'bridge');
-      const told = expect.stringContaining(`Device ${device} is of kind "bridge"`) as string;
+      const reported = expect.stringContaining(`Device ${device} is of kind "bridge"`) as string;
       const options = { exposedPort: EXPOSED, peer: undefined, ports: [] };
-      await expect(host.do('attachNamespace', 'emulator', options)).rejects.toMatchObject({ message: told });
+      await expect(host.do('attachNamespace', 'emulator', options)).rejects.toMatchObject({
+        message: reported,
+      });
       const report = await host.do('check');
       expect(report).toMatchObject({
         healthy: true,
         repaired: [],
-        machines: { emulator: { message: told }, a: { healthy: true } },
+        machines: { emulator: { message: reported }, a: { healthy: true } },
       });
       net.inHost('ip', 'link', 'delete', device);
     });

@@ -335,13 +335,13 @@ describe('nat', unless(missing), () => {
     const service = net.worker('host');
     await service.do('serveUdp', 5353);
     await service.do('serveHttp', 8080);
-    const told = await waitFor('the taken ports to be told', async () => {
+    const reported = await waitFor('the taken ports to be told', async () => {
       const report = await host.do('check');
       const { healthy, message } = report.machines['a'] ?? {};
       return healthy === false && message?.includes('5353/UDP') && report;
     });
-    expect(told.machines['a']?.message).toContain('Port 8080/TCP on 192.0.2.1 is in use');
-    expect(told.healthy).toBe(true);
+    expect(reported.machines['a']?.message).toContain('Port 8080/TCP on 192.0.2.1 is in use');
+    expect(reported.healthy).toBe(true);
     // The world's own address: who answers is the service, not the guest.
     expect(await world.do('httpGet', `http://${HOST_ADDRESS}:8080/`)).toBe(WORLD_ADDRESS);
     const text = 'to the service';
@@ -354,8 +354,8 @@ describe('nat', unless(missing), () => {
   });
 
   test('a device of others with the name of the bridge is told and left alone, while the rest is repaired', async () => {
-    const told = 'Device berth0 is of kind "veth"';
-    const refused = { reason: 'NetworkUnavailable', message: expect.stringContaining(told) as string };
+    const reported = 'Device berth0 is of kind "veth"';
+    const refused = { reason: 'NetworkUnavailable', message: expect.stringContaining(reported) as string };
     await guest('a', []);
     net.inHost('ip', 'link', 'delete', 'berth0');
     net.inHost('ip', 'link', 'add', 'berth0', 'type', 'veth', 'peer', 'name', 'theirs');
@@ -365,7 +365,7 @@ describe('nat', unless(missing), () => {
       healthy: false,
       repaired: ['The nftables rules were missing or changed'],
     });
-    expect(report.faults[0]).toContain(told);
+    expect(report.faults[0]).toContain(reported);
     await expect(host.do('attach', 'b', { macAddress: MACS.b, ports: [] })).rejects.toMatchObject(refused);
     for (const name of ['a', 'b']) {
       await host.do('detach', name);

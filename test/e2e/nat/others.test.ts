@@ -121,11 +121,12 @@ describe('nat beside other programs', unless(missing), () => {
       'nft',
       `table inet other { chain theirs { type nat hook prerouting priority dstnat + 5; ${publish}; }; }`,
     );
-    const told = 'Other programs lead port 8080/TCP of this host elsewhere in table inet other, chain theirs';
+    const reported =
+      'Other programs lead port 8080/TCP of this host elsewhere in table inet other, chain theirs';
     for (let check = 0; check < 2; check++) {
       const { healthy, machines } = await host.do('check');
       expect({ healthy, a: machines['a']?.healthy }).toEqual({ healthy: true, a: false });
-      expect(machines['a']?.message).toContain(told);
+      expect(machines['a']?.message).toContain(reported);
     }
     expect(net.inHost('nft', 'list', 'map', 'inet', 'berth', 'reservations')).not.toContain('8080');
     const taken = [reservation('UDP', 5354, 53)];

@@ -189,7 +189,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     const screen = folderOf(machine.host, 'c52dc9f5-4a5c-4c8e-a0bb-3c2a8bb7c0a1');
     const vm = { ...machine.plan.guest.vm, ...displayFields(2560, 1440, 144) };
     const plan = { ...machine.plan, guest: { ...machine.plan.guest, diskSizeBytes: 1024 ** 2, vm } };
-    const told = async () =>
+    const reported = async () =>
       await waitFor('the agent to set the DPI', async () => {
         const state = await machine.driver.inspect(screen);
         return state.kind === 'running' ? state.display : undefined;
@@ -197,9 +197,9 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
     await machine.driver.create(screen, plan, undefined);
     await machine.driver.start(screen, plan);
     const message = 'The screen of the guest has 2560×1440 pixels and 144 DPI';
-    expect(await told()).toEqual({ ready: true, reason: 'DisplaySet', message });
+    expect(await reported()).toEqual({ ready: true, reason: 'DisplaySet', message });
     await machine.host.restartAgent();
-    expect(await told()).toEqual({ ready: true, reason: 'DisplaySet', message });
+    expect(await reported()).toEqual({ ready: true, reason: 'DisplaySet', message });
     await machine.driver.delete(screen);
   });
 });

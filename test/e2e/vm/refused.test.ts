@@ -162,8 +162,8 @@ test(
     }
     expect((await world.vms.get('moves')).status).toMatchObject({ nodeName: 'two', attempt: 2 });
     expect((await fetch(`http://${HOSTS.two}:${port}/`)).status).toBe(200);
-    const words = `Attempt 1 on host one was given up: Port ${port}/TCP on ${HOSTS.one} is in use`;
-    await world.expectStory('moves', new RegExp(`Warning +PortTaken .*${words}`));
+    const expected = `Attempt 1 on host one was given up: Port ${port}/TCP on ${HOSTS.one} is in use`;
+    await world.expectStory('moves', new RegExp(`Warning +PortTaken .*${expected}`));
     await world.expectStory('moves', /Normal +Scheduled .*placed on host one \(attempt 1\)/);
     await world.expectStory('moves', /Normal +Scheduled .*placed on host two \(attempt 2\)/);
     await world.kubectl('delete', 'vm', 'moves');

@@ -99,7 +99,7 @@ async function toTheEnd(
     if (!(error instanceof ProgramError) || error.exitCode !== 1) {
       throw error;
     }
-    output += error.words;
+    output += error.lastOutput;
   }
   return output;
 }

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { type AddressInfo, connect, createServer, type Server, type Socket } from 'node:net';
 import { PassThrough } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import { setImmediate as nextTurn } from 'node:timers/promises';
+import { setImmediate as nextCycle } from 'node:timers/promises';
 import { deflateSync } from 'node:zlib';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { FIN, FRAME, SpdyClient } from '../../../../test/wires/spdyclient.ts';
@@ -92,9 +92,9 @@ describe('a SPDY connection', () => {
     const { ours, theirs } = await open();
     void client.sendAll(ours, Buffer.alloc(64 * MEBIBYTE)).catch(() => undefined);
     // Both the stream and the socket are full.
-    await turnsUntil(() => serverSocket.readableLength >= theirs.readableHighWaterMark);
+    await cyclesUntil(() => serverSocket.readableLength >= theirs.readableHighWaterMark);
     client.ping(1);
-    await nextTurn();
+    await nextCycle();
     expect(theirs.readableLength + serverSocket.readableLength).toBeLessThan(MEBIBYTE);
     expect(client.pings).toEqual([]);
     theirs.destroy();
@@ -108,7 +108,7 @@ describe('a SPDY connection', () => {
     for (let sent = 0; sent < count; sent += 1) {
       client.data(ours, 'x', { end: sent === count - 1 });
     }
-    await turnsUntil(() => serverSocket.readableLength >= theirs.readableHighWaterMark);
+    await cyclesUntil(() => serverSocket.readableLength >= theirs.readableHighWaterMark);
     expect(theirs.readableLength).toBe(1024);
     const copy = new PassThrough({ highWaterMark: 1 });
     const copied = pipeline(theirs, copy);
@@ -122,7 +122,7 @@ describe('a SPDY connection', () => {
     let written = 0;
     while (written < 64 * MEBIBYTE && theirs.write(Buffer.alloc(16 * 1024))) {
       written += 16 * 1024;
-      await nextTurn();
+      await nextCycle();
     }
     expect(written).toBeLessThan(16 * MEBIBYTE);
   });
@@ -161,7 +161,7 @@ describe('a SPDY connection', () => {
   it('destroys streams when it is lost, also while a full stream keeps it from reading', async () => {
     const { ours, theirs } = await open();
     void client.sendAll(ours, Buffer.alloc(64 * MEBIBYTE)).catch(() => undefined);
-    await turnsUntil(() => serverSocket.readableLength >= theirs.readableHighWaterMark);
+    await cyclesUntil(() => serverSocket.readableLength >= theirs.readableHighWaterMark);
     serverSocket.destroy();
     await run;
     expect(theirs.destroyed).toBe(true);
@@ -217,7 +217,7 @@ describe('a SPDY connection', () => {
     );
     while (!serverSocket.destroyed) {
       client.raw(pings);
-      await nextTurn();
+      await nextCycle();
     }
     await run;
     expect(serverSocket.destroyed).toBe(true);
@@ -231,9 +231,9 @@ async function echo(stream: SpdyStream): Promise<void> {
 }
 
 /** Resolves when the condition holds, which is checked at each turn of the event loop. */
-async function turnsUntil(condition: () => boolean): Promise<void> {
+async function cyclesUntil(condition: () => boolean): Promise<void> {
   while (!condition()) {
-    await nextTurn();
+    await nextCycle();
   }
 }
 

@@ -2,7 +2,7 @@
 import { constants, createInflate } from 'node:zlib';
 
 /** Words of the dictionary. In the dictionary, the length of each word comes before the word, as in a block of headers. */
-const WORDS = (
+const HEADER_STRINGS = (
   'options,head,post,put,delete,trace,accept,accept-charset,accept-encoding,accept-language,' +
   'accept-ranges,age,allow,authorization,cache-control,connection,content-base,content-encoding,' +
   'content-language,content-length,content-location,content-md5,content-range,content-type,date,' +
@@ -22,7 +22,7 @@ const REST =
   'text/javascript,publicprivatemax-age=gzip,deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.';
 
 export const SPDY_DICTIONARY = Buffer.concat([
-  ...WORDS.flatMap((word) => [uint32(word.length), Buffer.from(word)]),
+  ...HEADER_STRINGS.flatMap((word) => [uint32(word.length), Buffer.from(word)]),
   Buffer.from(REST),
 ]);
 

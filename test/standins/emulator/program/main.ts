@@ -75,13 +75,13 @@ function prepare({ program, host, guest }: Self, options: Options): Emulator {
 
 /** @throws Fatal on the cue of a test. */
 function failOnCue({ avd, host, cues, options }: Emulator): void {
-  const words: Partial<Record<Cue, string>> = {
+  const expected: Partial<Record<Cue, string>> = {
     'no-acceleration': `${host} emulation currently requires hardware acceleration!\nCPU acceleration status: /dev/kvm is not found: VT disabled in BIOS or KVM kernel module not loaded`,
     'disk-full': `Your device does not have enough disk space to run avd: \`${avd.name}\``,
     'avd-locked': files.SAME_AVD,
     'port-taken': 'It seems too many emulator instances are running on this machine. Aborting.',
   };
-  for (const [cue, text] of Object.entries(words)) {
+  for (const [cue, text] of Object.entries(expected)) {
     if (cues.has(cue as Cue) && !(cue === 'no-acceleration' && options.values.accel === 'off')) {
       throw new Fatal(text);
     }
@@ -208,9 +208,9 @@ class Life {
     log('INFO', `Boot completed in ${Math.round(performance.now())} ms`);
   }
 
-  #end(code: number, words?: string): void {
-    if (code !== 0 && words !== undefined) {
-      log('FATAL', words);
+  #end(code: number, expected?: string): void {
+    if (code !== 0 && expected !== undefined) {
+      log('FATAL', expected);
     }
     this.#guest?.kill();
     files.removeTraces(this.#emulator.avd);

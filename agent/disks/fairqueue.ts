@@ -1,7 +1,7 @@
 /** Limits how much work of one kind a host does at the same time, and how much of it for one namespace. */
 import PQueue from 'p-queue';
 
-interface Turn {
+interface QueuedWork {
   readonly namespace: string;
   /** Signal that aborts when the work must leave the queue. The abort has no effect after the work has begun. */
   readonly signal: AbortSignal;
@@ -9,7 +9,7 @@ interface Turn {
   readonly onWait: (reason: string) => void;
 }
 
-interface TurnsOptions {
+interface FairQueueOptions {
   /** Number of places. */
   readonly atOnce: number;
   /** Words for one piece of the work and for several, in messages. */
@@ -24,8 +24,8 @@ interface TurnsOptions {
  * namespaces can still run. If the host has only one place, work of any namespace can occupy it. Each piece of work belongs to a Pod of the
  * host, so the number of Pods of a host limits the length of the queues.
  */
-export class Turns {
-  readonly #options: TurnsOptions;
+export class FairQueue {
+  readonly #options: FairQueueOptions;
   /** Largest number of pieces of work of one namespace that run at the same time. */
   readonly #share: number;
   readonly #host: PQueue;
@@ -35,19 +35,19 @@ export class Turns {
    */
   readonly #namespaces = new Map<string, PQueue>();
 
-  constructor(options: TurnsOptions) {
+  constructor(options: FairQueueOptions) {
     this.#options = options;
     this.#share = Math.max(1, options.atOnce - 1);
     this.#host = new PQueue({ concurrency: options.atOnce });
   }
 
   /** Waits for a place, and then runs `work`. @throws the error of `work`; the signal's reason when the signal aborts. */
-  async take<T>({ namespace, signal, onWait }: Turn, work: () => Promise<T>): Promise<T> {
+  async take<T>({ namespace, signal, onWait }: QueuedWork, work: () => Promise<T>): Promise<T> {
     const { atOnce, setting } = this.#options;
     const queue = this.#namespaces.get(namespace) ?? this.#queueFor(namespace);
     if (queue.pending >= this.#share) {
       onWait(
-        `The host already has ${this.#words(this.#share)} of namespace ${namespace}, which is the limit for one namespace`,
+        `The host already has ${this.#describeCount(this.#share)} of namespace ${namespace}, which is the limit for one namespace`,
       );
     }
     // p-queue would also free the place of running work when its signal aborts. So its signal no longer aborts when the work begins.
@@ -62,7 +62,7 @@ export class Turns {
     const waitForHost = async (): Promise<T> => {
       if (this.#host.pending >= atOnce) {
         const limit = setting === undefined ? 'its limit' : `its limit (${setting})`;
-        onWait(`The host is already doing ${this.#words(atOnce)}, which is ${limit}`);
+        onWait(`The host is already doing ${this.#describeCount(atOnce)}, which is ${limit}`);
       }
       return await this.#host.add(begin, { signal: waiting.signal });
     };
@@ -77,7 +77,7 @@ export class Turns {
     return queue;
   }
 
-  #words(count: number): string {
+  #describeCount(count: number): string {
     const { one, many } = this.#options.work;
     return `${count} ${count === 1 ? one : many}`;
   }
