@@ -12,7 +12,7 @@ import type { Host } from './host.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 import { lastReport } from './pod.ts';
 import { portsOf } from './ports.ts';
-import { isSameTarget, PortCheck, questionFor } from './readiness.ts';
+import { type OpenForward, PortCheck, questionFor } from './readiness.ts';
 
 type Readiness = NonNullable<Runtime['readiness']>;
 
@@ -129,8 +129,18 @@ export class GuestChecks {
     if (question.kind === 'answer') {
       this.#ports.forget(uid);
       runtime.readiness = question.readiness ?? runtime.readiness;
-    } else if (!isSameTarget(question.target, this.#ports.check(uid)?.target)) {
-      this.#ports.start(uid, new PortCheck(runtime, question.target));
+    } else if (!isDeepStrictEqual(question.target, this.#ports.check(uid)?.target)) {
+      const open: OpenForward = async (guestPort) => await this.#openForward(runtime, guestPort);
+      this.#ports.start(uid, new PortCheck(runtime, question.target, open));
+    }
+  }
+
+  async #openForward({ record, folder }: Runtime, guestPort: number): ReturnType<OpenForward> {
+    try {
+      return await driverOfVM(this.#host, record).forwardPort(folder, guestPort);
+    } catch (error) {
+      this.#host.logger.debug({ uid: folder.uid, err: error }, 'A port of a guest could not be forwarded');
+      return undefined;
     }
   }
 

@@ -5,6 +5,8 @@ import type { rest } from '../../base/time.ts';
 export const PERIODS = {
   /** The guest answers as it should. By default, a kubelet's readiness probe has the same period. */
   fine: 10_000,
+  /** An SSH server answers. The time is long, because an SSH server writes each question into its log. */
+  fineSSH: 60_000,
   /** Android boots or does not answer. Each question is a short connection to ADB. */
   booting: 2_000,
   /** A guest agent or a port does not answer. The time is short, because users wait for the guest. */

@@ -4,9 +4,10 @@ import type { AddressInfo } from 'node:net';
 import { afterEach, describe, expect, test } from 'vitest';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { rest } from '../../base/time.ts';
+import type { PortForward } from '../drivers/driver.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 import { GuestLoops } from './guestloop.ts';
-import { PortCheck, questionFor } from './readiness.ts';
+import { type OpenForward, PortCheck, questionFor, type Target } from './readiness.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
 const RECORD = newRecord({ driver: 'qemu', uid: 'uid', key: 'ns/x', machine: undefined, claim: CLAIM });
@@ -32,7 +33,11 @@ async function listen(serve: (socket: Socket) => void): Promise<number> {
 }
 
 /** Returns the first result for a port, or the first ready result if `until` is set. A busy test machine can lose the first connection. */
-async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<Runtime['readiness']> {
+async function ask(
+  port: number,
+  { until, ...target }: Pick<Target, 'forwarded'> & Partial<Target> & { until?: 'ready' },
+  open: OpenForward = async () => undefined,
+): Promise<Runtime['readiness']> {
   const runtime = newRuntime(RECORD, '/none');
   await new Promise<void>((resolve) => {
     const changed = (): void => {
@@ -42,7 +47,8 @@ async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<R
     };
     const loops = new GuestLoops<PortCheck>({ changed, onError: () => undefined, wait: rest });
     started.push(loops);
-    loops.start('uid', new PortCheck(runtime, { host: '127.0.0.1', port, guestPort: 22, forwarded }));
+    const checked = { at: { host: '127.0.0.1', port }, guestPort: 22, ssh: false, ...target };
+    loops.start('uid', new PortCheck(runtime, checked, open));
   });
   return runtime.readiness;
 }
@@ -50,17 +56,20 @@ async function ask(port: number, forwarded: boolean, until?: 'ready'): Promise<R
 describe('a guest behind the hypervisor’s forwarding', () => {
   test('is not ready while its connections are taken and nobody is behind', async () => {
     const port = await listen((socket) => socket.resume());
-    expect(await ask(port, true)).toMatchObject({ ready: false });
+    expect(await ask(port, { forwarded: true })).toMatchObject({ ready: false });
   });
 
   test('is not ready while its connections are dropped', async () => {
     const port = await listen((socket) => socket.destroy());
-    expect(await ask(port, true)).toMatchObject({ ready: false });
+    expect(await ask(port, { forwarded: true })).toMatchObject({ ready: false });
   });
 
   test('is ready when it speaks first', async () => {
     const port = await listen((socket) => socket.write('SSH-2.0\r\n'));
-    expect(await ask(port, true, 'ready')).toEqual({ ready: true, message: 'Port 22 of the guest answers' });
+    expect(await ask(port, { forwarded: true, until: 'ready' })).toEqual({
+      ready: true,
+      message: 'Port 22 of the guest answers',
+    });
   });
 
   test('is ready when it closes after its client', async () => {
@@ -68,21 +77,74 @@ describe('a guest behind the hypervisor’s forwarding', () => {
       socket.on('end', () => socket.end());
       socket.resume();
     });
-    expect(await ask(port, true, 'ready')).toEqual({ ready: true, message: 'Port 22 of the guest answers' });
+    expect(await ask(port, { forwarded: true, until: 'ready' })).toEqual({
+      ready: true,
+      message: 'Port 22 of the guest answers',
+    });
   });
 });
 
 test('a guest with an address of its own is ready as soon as it takes a connection', async () => {
   const port = await listen((socket) => socket.resume());
-  expect(await ask(port, false, 'ready')).toEqual({ ready: true, message: 'Port 22 of the guest answers' });
+  expect(await ask(port, { forwarded: false, until: 'ready' })).toEqual({
+    ready: true,
+    message: 'Port 22 of the guest answers',
+  });
 });
 
 test('a port that nobody listens on says so', async () => {
   const port = await listen(() => undefined);
   servers.splice(0).forEach((server) => server.close());
-  expect(await ask(port, false)).toEqual({
+  expect(await ask(port, { forwarded: false })).toEqual({
     ready: false,
     message: `The guest does not answer on 127.0.0.1:${port}`,
+  });
+});
+
+describe('a guest with SSH keys', () => {
+  const SSH = { ssh: true, forwarded: false } as const;
+
+  test.each([
+    ['at once', 'SSH-2.0-dropbear\r\n'],
+    ['after other lines', 'Welcome\r\nSSH-2.0-x\r\n'],
+  ])('is ready when an SSH server begins %s', async (_, text) => {
+    const port = await listen((socket) => socket.write(text));
+    expect(await ask(port, { ...SSH, until: 'ready' })).toEqual({
+      ready: true,
+      message: 'The SSH server of the guest answers',
+    });
+  });
+
+  test.each([
+    ['says nothing', (socket: Socket) => socket.end()],
+    ['speaks another protocol', (socket: Socket) => socket.end('HTTP/1.1 400 Bad Request\r\n\r\n')],
+    ['says far too much', (socket: Socket) => socket.write('x'.repeat(5_000))],
+  ])('is not ready while its port %s', async (_, serve) => {
+    const port = await listen(serve);
+    expect(await ask(port, SSH)).toEqual({
+      ready: false,
+      message: 'No SSH server of the guest answers on port 22',
+    });
+  });
+});
+
+describe('a guest that is reached by a port that the driver opens', () => {
+  const TARGET = { at: undefined, forwarded: true, ssh: true } as const;
+
+  test('is asked through it, and the port is closed again', async () => {
+    const port = await listen((socket) => socket.write('SSH-2.0-x\r\n'));
+    let open = 0;
+    const forward = { port, close: async () => void (open -= 1) };
+    const opened = async (): Promise<PortForward> => {
+      open += 1;
+      return forward;
+    };
+    expect(await ask(0, { ...TARGET, until: 'ready' }, opened)).toMatchObject({ ready: true });
+    expect(open).toBe(0);
+  });
+
+  test('is not ready while the driver opens none', async () => {
+    expect(await ask(0, TARGET)).toMatchObject({ ready: false });
   });
 });
 
@@ -130,8 +192,9 @@ describe('a guest that has answered', () => {
         resolve();
       };
       const loops = new GuestLoops<PortCheck>({ changed: () => undefined, onError: () => undefined, wait });
-      const target = { host: '127.0.0.1', port: guest.port, guestPort: 22, forwarded: false };
-      loops.start('uid', new PortCheck(runtime, target));
+      const at = { host: '127.0.0.1', port: guest.port };
+      const target = { at, guestPort: 22, forwarded: false, ssh: false };
+      loops.start('uid', new PortCheck(runtime, target, async () => undefined));
     });
     return seen;
   }
@@ -168,19 +231,25 @@ describe('where to ask', () => {
     expect(
       questionFor(machine({ type: 'Port', port: 22 }), { ...UNKNOWN, address: '10.0.0.2' }, '127.0.0.1'),
     ).toMatchObject({
-      target: { host: '10.0.0.2', port: 22, forwarded: false },
+      target: { at: { host: '10.0.0.2', port: 22 }, forwarded: false, ssh: false },
     });
   });
 
   test('else a reserved port of the host that leads there', () => {
     expect(questionFor(machine({ type: 'Port', port: 80 }), UNKNOWN, '127.0.0.1')).toMatchObject({
-      target: { host: '127.0.0.1', port: 8080, forwarded: true },
+      target: { at: { host: '127.0.0.1', port: 8080 }, forwarded: true, ssh: false },
     });
   });
 
-  test('else nowhere, and the machine says why it is not ready', () => {
+  test('else a port that the driver opens', () => {
     expect(questionFor(machine({ type: 'Port', port: 22 }), UNKNOWN, '127.0.0.1')).toMatchObject({
-      readiness: { ready: false, message: expect.stringContaining('guest port 22') as string },
+      target: { at: undefined, guestPort: 22, forwarded: true },
+    });
+  });
+
+  test('for SSH: its usual port', () => {
+    expect(questionFor(machine({ type: 'SSH' }), UNKNOWN, '127.0.0.1')).toMatchObject({
+      target: { at: undefined, guestPort: 22, forwarded: true, ssh: true },
     });
   });
 });

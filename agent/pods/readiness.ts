@@ -1,9 +1,10 @@
 /**
- * Checks whether a guest is ready: whether its guest agent answers, or whether it accepts TCP connections on a port. The spec of the VM
- * selects one of these checks.
+ * Checks whether a guest is ready: whether its guest agent or its SSH server answers, or whether it accepts TCP connections on a port. The
+ * spec of the VM selects one of these checks.
  */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import type { PortForward } from '../drivers/driver.ts';
 import { FAILURES, type GuestCheck, PERIODS } from './guestloop.ts';
 import type { Runtime } from './machine.ts';
 
@@ -18,10 +19,21 @@ const HOLD_MILLISECONDS = 300;
 /** Time limit for the guest's answer after the agent has closed its half of the connection. */
 const ANSWER_MILLISECONDS = 2_000;
 
-/** Address at which a guest is checked. */
+/** Time limit for the first line of an SSH server. A busy guest starts a process for each connection. */
+const BANNER_MILLISECONDS = 5_000;
+/** Line with which an SSH server begins (RFC 4253, section 4.2). Other lines may come before it. */
+const BANNER = /^SSH-/m;
+/** Number of characters in which the line of the SSH server must come. */
+const BANNER_LIMIT_CHARACTERS = 4_096;
+/** Port of the SSH server in a guest. */
+const SSH_PORT = 22;
+/** Address of a port that a driver opens for the check. */
+const LOOPBACK = '127.0.0.1';
+
+/** Port of a guest that is checked. */
 export interface Target {
-  host: string;
-  port: number;
+  /** Where the port is reached. Undefined if the driver must open a port of the host for each check. */
+  at: { host: string; port: number } | undefined;
   /** Port in the guest. It is shown in messages. */
   guestPort: number;
   /**
@@ -29,7 +41,12 @@ export interface Target {
    * them.
    */
   forwarded: boolean;
+  /** Whether an SSH server must answer. Otherwise, any program that accepts the connection suffices. */
+  ssh: boolean;
 }
+
+/** Opens a port of the host that leads to this TCP port of the guest. The result is undefined if that is not possible now. */
+export type OpenForward = (guestPort: number) => Promise<PortForward | undefined>;
 
 /**
  * How to find out whether a machine is ready. If `kind` is `probe`, the agent must check a port of the guest. If `kind` is `answer`, the
@@ -40,11 +57,11 @@ export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
   | { kind: 'probe'; target: Target };
 
-const READY: Readiness = { ready: true, message: '' };
+const READY: Readiness = { ready: true, message: 'The machine runs. Its guest is not checked' };
 
 /**
  * Returns how to find out whether the machine is ready. If the address of the guest is unknown, the check uses a host port that is reserved
- * for the machine. `forwardAddress` is the address at which the agent reaches that host port.
+ * for the machine, or one that the driver opens. `forwardAddress` is the address at which the agent reaches a reserved port.
  */
 export function questionFor(
   machine: Machine,
@@ -58,26 +75,19 @@ export function questionFor(
   if (readiness.type === 'GuestAgent') {
     return { kind: 'answer', readiness: guest && readinessOf(guest) };
   }
-  if (readiness.port === undefined) {
-    return unready('The VM has no port for the readiness check. Set readiness.port');
+  const ssh = readiness.type === 'SSH';
+  const guestPort = ssh ? SSH_PORT : readiness.port;
+  if (guestPort === undefined) {
+    const message = 'The VM has no port for the readiness check. Set readiness.port';
+    return { kind: 'answer', readiness: { ready: false, message } };
   }
-  const { port } = readiness;
   if (guestAddress !== undefined) {
-    return { kind: 'probe', target: { host: guestAddress, port, guestPort: port, forwarded: false } };
+    const at = { host: guestAddress, port: guestPort };
+    return { kind: 'probe', target: { at, guestPort, forwarded: false, ssh } };
   }
-  const reserved = ports.find((one) => one.guestPort === port && one.protocol === 'TCP');
-  return reserved === undefined
-    ? unready(
-        `The guest port ${port} cannot be checked: no reserved host port leads to it, and the address of the guest is not known yet`,
-      )
-    : {
-        kind: 'probe',
-        target: { host: forwardAddress, port: reserved.hostPort, guestPort: port, forwarded: true },
-      };
-}
-
-function unready(message: string): Question {
-  return { kind: 'answer', readiness: { ready: false, message } };
+  const reserved = ports.find((one) => one.guestPort === guestPort && one.protocol === 'TCP');
+  const at = reserved && { host: forwardAddress, port: reserved.hostPort };
+  return { kind: 'probe', target: { at, guestPort, forwarded: true, ssh } };
 }
 
 function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
@@ -86,50 +96,92 @@ function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
     : { ready: false, message: 'The guest agent does not answer' };
 }
 
-/** Returns whether both are the same address. */
-export function isSameTarget(one: Target, other: Target | undefined): boolean {
-  return one.host === other?.host && one.port === other.port;
-}
-
 /** Checks whether a port of a guest answers. */
 export class PortCheck implements GuestCheck<boolean> {
   readonly target: Target;
   readonly #runtime: Runtime;
+  readonly #open: OpenForward;
   #failures = 0;
 
-  constructor(runtime: Runtime, target: Target) {
+  constructor(runtime: Runtime, target: Target, open: OpenForward) {
     this.#runtime = runtime;
     this.target = target;
+    this.#open = open;
   }
 
   get pauseMilliseconds(): number {
-    return this.#failures === 0 ? PERIODS.fine : PERIODS.silent;
+    const fine = this.target.ssh ? PERIODS.fineSSH : PERIODS.fine;
+    return this.#failures === 0 ? fine : PERIODS.silent;
   }
 
   async ask(): Promise<boolean> {
-    return await answers(this.target);
+    const { at, guestPort } = this.target;
+    if (at !== undefined) {
+      return await answers(at, this.target);
+    }
+    const forward = await this.#open(guestPort);
+    if (forward === undefined) {
+      return false;
+    }
+    try {
+      return await answers({ host: LOOPBACK, port: forward.port }, this.target);
+    } finally {
+      await forward.close();
+    }
   }
 
   take(isAnswered: boolean): boolean {
     const { readiness: before } = this.#runtime;
     this.#failures = isAnswered ? 0 : this.#failures + 1;
     const ready = isAnswered || (before?.ready === true && this.#failures < FAILURES);
-    const { host, port, guestPort } = this.target;
-    const message = ready
-      ? `Port ${guestPort} of the guest answers`
-      : `The guest does not answer on ${host}:${port}`;
+    const message = messageOf(this.target, ready);
     this.#runtime.readiness = { ready, message };
     return before?.ready !== ready || before.message !== message;
   }
 }
 
-async function answers({ host, port, forwarded }: Target): Promise<boolean> {
+function messageOf({ at, guestPort, ssh }: Target, ready: boolean): string {
+  if (ready) {
+    return ssh ? 'The SSH server of the guest answers' : `Port ${guestPort} of the guest answers`;
+  }
+  if (ssh) {
+    return `No SSH server of the guest answers on port ${guestPort}`;
+  }
+  return `The guest does not answer on ${at === undefined ? `port ${guestPort}` : `${at.host}:${at.port}`}`;
+}
+
+async function answers(
+  { host, port }: NonNullable<Target['at']>,
+  { forwarded, ssh }: Target,
+): Promise<boolean> {
   const socket = connect({ host, port, allowHalfOpen: true });
   try {
     const connected = (await next(socket, CONNECT_MILLISECONDS)) === 'connect';
-    return connected && (!forwarded || (await isHeld(socket)));
+    if (!connected || ssh) {
+      return connected && (await sendsBanner(socket));
+    }
+    return !forwarded || (await isHeld(socket));
   } finally {
     socket.destroy();
+  }
+}
+
+/** Returns whether an SSH server sends its first line. */
+async function sendsBanner(socket: Socket): Promise<boolean> {
+  const { promise, resolve } = Promise.withResolvers<boolean>();
+  const timer = setTimeout(() => resolve(false), BANNER_MILLISECONDS);
+  let text = '';
+  socket.on('data', (data) => {
+    text += data.toString('latin1');
+    if (BANNER.test(text) || text.length > BANNER_LIMIT_CHARACTERS) {
+      resolve(BANNER.test(text));
+    }
+  });
+  socket.once('end', () => resolve(false)).once('close', () => resolve(false));
+  try {
+    return await promise;
+  } finally {
+    clearTimeout(timer);
   }
 }
 

@@ -109,7 +109,10 @@ export const machineSchema = z.object({
   /** Ports of the guest for which the agent chooses host ports. */
   automaticPorts: z.array(automaticPortSchema).max(MAXIMUM_AUTOMATIC_PORTS),
   vnc: z.object({ enabled: z.boolean() }),
-  readiness: z.object({ type: z.enum(['None', 'GuestAgent', 'Port']), port: z.number().int().optional() }),
+  readiness: z.object({
+    type: z.enum(['None', 'SSH', 'GuestAgent', 'Port']),
+    port: z.number().int().optional(),
+  }),
   hardware: z.object({ uuid: z.string(), serialNumber: z.string(), macAddress: z.string() }),
   guestMetadata: z.record(z.string(), z.string()),
   userData: z.string().optional(),

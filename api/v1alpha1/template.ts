@@ -127,16 +127,19 @@ const vncSchema = z
 const readinessSchema = z
   .object({
     type: choice(
-      'Type of the check. None: the VM is ready when the machine runs. GuestAgent: the VM is ready when the QEMU guest agent in the guest answers. Port: the VM is ready when a TCP port of the guest answers.',
-      ['None', 'GuestAgent', 'Port'],
+      'Type of the check. None: the VM is ready when the machine runs. SSH: the VM is ready when an SSH server of the guest answers on port 22. GuestAgent: the VM is ready when the QEMU guest agent in the guest answers. Port: the VM is ready when a TCP port of the guest answers.',
+      ['None', 'SSH', 'GuestAgent', 'Port'],
     ),
     port: integer('TCP port in the guest, for type Port.', 1, 65_535).optional(),
   })
   .meta(
-    documented('Check that decides whether a running machine is Ready.', {
-      rule: "has(self.port) == (self.type == 'Port')",
-      message: 'readiness.port is required with type Port, and must not be set with any other type',
-    }),
+    documented(
+      'Check that decides whether a running machine is Ready. If omitted, the type is SSH for a guest with SSH keys, and otherwise None. Berth knows the keys in sshAuthorizedKeys and userData, but not those in a Secret.',
+      {
+        rule: "has(self.port) == (self.type == 'Port')",
+        message: 'readiness.port is required with type Port, and must not be set with any other type',
+      },
+    ),
   );
 
 /** Schemas of the fields that have fields of their own, or are lists. */

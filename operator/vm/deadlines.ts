@@ -1,12 +1,13 @@
 /** Computes the next deadline of a VM. At this time, the VM must be reconciled, even if no object changes. */
+import type { Pod } from '../../kube/core.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { startsAgain } from './declared.ts';
 import { lostAt } from '../podbacked/observe.ts';
-import { type Facts, nextDeadline } from './facts.ts';
+import { deployTimeoutOf, type Facts, nextDeadline } from './facts.ts';
 import type { Observed } from './observe.ts';
-import { machineCondition, machineOf } from '../podbacked/pod.ts';
+import { containerState, machineCondition, machineOf, podCondition } from '../podbacked/pod.ts';
 import { standingRefusal } from './size.ts';
 
 /** Returns the milliseconds until the next deadline. The result is at least 1. It is undefined if there is no deadline. */
@@ -18,6 +19,7 @@ export function untilNextDeadline(observed: Observed, facts: Facts): number | un
     nextDeadline(observed, facts)?.at,
     lostAt(observed),
     standingRefusal(observed)?.retryAt,
+    sshDueAt(observed),
   ];
   const future = moments.filter((moment) => moment !== undefined && moment > now) as number[];
   return future.length === 0 ? undefined : Math.max(1, Math.min(...future) - now);
@@ -77,4 +79,24 @@ function shutDownTime({ vm, pod }: Observed): number | undefined {
   return lastTransitionTime === undefined
     ? undefined
     : Math.max(Date.parse(lastTransitionTime), Date.parse(ready.lastTransitionTime));
+}
+
+/**
+ * Returns the time when the guest must have an SSH server, in milliseconds since the epoch: `deployTimeoutSeconds` after the start of the
+ * machine, or after the server was lost. The result is undefined while the server answers, and for a VM that does not wait for one.
+ */
+export function sshDueAt(observed: Observed): number | undefined {
+  const { pod } = observed;
+  const ready = podCondition(pod, 'Ready');
+  const started = pod === undefined || ready?.status === 'True' ? undefined : startWithSSH(pod);
+  if (started === undefined) {
+    return undefined;
+  }
+  const since = Math.max(Date.parse(started), Date.parse(ready?.lastTransitionTime ?? started));
+  return since + deployTimeoutOf(observed) * 1000;
+}
+
+/** Returns the start of a running machine that waits for an SSH server, in RFC 3339. */
+function startWithSSH(pod: Pod): string | undefined {
+  return machineOf(pod)?.readiness.type === 'SSH' ? containerState(pod)?.running?.startedAt : undefined;
 }

@@ -231,10 +231,10 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
  * does not report. Otherwise the VM would fail before its host counts as lost, and would never get another host.
  */
 function deployDeadline(observed: Observed): Deadline | undefined {
-  const { vm, pod, config } = observed;
+  const { pod } = observed;
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
   const bound = isDeploying ? boundTime(pod) : undefined;
-  const seconds = vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
+  const seconds = deployTimeoutOf(observed);
   const at = bound === undefined ? undefined : endOfLimit(observed, bound, seconds);
   return at === undefined
     ? undefined
@@ -243,4 +243,8 @@ function deployDeadline(observed: Observed): Deadline | undefined {
         reason: TIMEOUT,
         message: `The VM was not Running ${seconds} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`,
       };
+}
+
+export function deployTimeoutOf({ vm, config }: Observed): number {
+  return vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
 }

@@ -232,3 +232,28 @@ it("the screen's port of the host comes from the VM or its VMConfig, and needs V
   expect(resolved({ ...spec, vnc: { hostPort: false } }, shared).vncHostPort).toBe(false);
   expect(resolved({ ...spec, vnc: { enabled: false } }, shared).vncHostPort).toBe(false);
 });
+
+describe('the readiness of a VM that asks for none', () => {
+  const KEYS = { sshAuthorizedKeys: ['ssh-ed25519 shared'] };
+
+  it.each<[string, VMSpec, VMConfigSpec, string]>([
+    ['a guest without keys', {}, {}, 'None'],
+    ['keys of the VM', KEYS, {}, 'SSH'],
+    ['keys of its VMConfig', {}, KEYS, 'SSH'],
+    ['no keys, although its VMConfig has some', { sshAuthorizedKeys: [] }, KEYS, 'None'],
+    [
+      'keys in cloud-config',
+      { userData: '#cloud-config\nssh_authorized_keys:\n- ssh-ed25519 a\n' },
+      {},
+      'SSH',
+    ],
+    ['keys of a user in cloud-config', { userData: 'users:\n- {"ssh_authorized_keys": ["a"]}\n' }, {}, 'SSH'],
+    ['keys in Ignition', { userData: '{"passwd":{"users":[{"sshAuthorizedKeys":["a"]}]}}' }, {}, 'SSH'],
+    ['keys in a comment alone', { userData: '#cloud-config\n# ssh_authorized_keys: []\n' }, {}, 'None'],
+    ['another wish', { ...KEYS, readiness: { type: 'None' } }, {}, 'None'],
+    ['another wish of its VMConfig', KEYS, { readiness: { type: 'GuestAgent' } }, 'GuestAgent'],
+  ])('%s', (_, spec, config, type) => {
+    const vm = { image: 'quay.io/a/b:1', configRef: { name: 'config' }, ...spec };
+    expect(resolved(vm, config).readiness).toEqual({ type });
+  });
+});

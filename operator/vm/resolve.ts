@@ -289,12 +289,21 @@ function resolveVnc(layers: readonly Layer[]) {
   return { vncEnabled, vncHostPort: vncEnabled && isAsked };
 }
 
+/** Fields with SSH keys in user data of cloud-init and Ignition, outside comments. */
+const KEYS_IN_USER_DATA = /^(?!\s*#).*\b(?:ssh_authorized_keys|ssh_import_id|sshAuthorizedKeys)["']?\s*:/m;
+
+/** Returns true if users can log in to the guest with SSH keys, as far as the operator knows. It does not know user data in a Secret. */
+function hasKeys(layers: readonly Layer[]): boolean {
+  const keys = pick(layers, 'sshAuthorizedKeys') ?? [];
+  return keys.length > 0 || KEYS_IN_USER_DATA.test(pick(layers, 'userData') ?? '');
+}
+
 function resolveRest(layers: readonly Layer[]) {
   return {
     placement: layers.reduceRight<Resolved['placement']>(mergePlacement, {}),
     ...resolveNetwork(layers),
     ...resolveVnc(layers),
-    readiness: pick(layers, 'readiness') ?? { type: 'None' as const },
+    readiness: pick(layers, 'readiness') ?? { type: hasKeys(layers) ? ('SSH' as const) : ('None' as const) },
     sshAuthorizedKeys: pick(layers, 'sshAuthorizedKeys') ?? [],
   };
 }

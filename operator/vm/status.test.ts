@@ -1,5 +1,11 @@
 import { describe, expect, it } from 'vitest';
-import { MACHINE_CONDITION, MACHINE_CONTAINER, USER_DATA_CONDITION } from '../../api/v1alpha1/names.ts';
+import { machineDocument } from '../../test/fixtures/machines.ts';
+import {
+  MACHINE_ANNOTATION,
+  MACHINE_CONDITION,
+  MACHINE_CONTAINER,
+  USER_DATA_CONDITION,
+} from '../../api/v1alpha1/names.ts';
 import type { Container, Node, Pod, PodStatus } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { reachOfNode } from '../host/observe.ts';
@@ -208,6 +214,46 @@ describe('the condition UserDataReady', () => {
     ],
   ])('UserDataReady %s', (_, spec, phase, said, expected) => {
     expect(conditionOf(spec, phase, said)).toBe(expected);
+  });
+});
+
+describe('a guest with SSH keys, whose SSH server does not answer', () => {
+  const STARTED = Date.parse(RAN);
+
+  /** Returns the condition Ready this many seconds after the start of the machine, whose server was lost after `lostSeconds`. */
+  function readyAfter(seconds: number, lostSeconds = 0, type: 'SSH' | 'Port' = 'SSH') {
+    const vm = { namespace: 'ci', name: 'x', uid: 'vm' };
+    const machine = machineDocument(vm, { readiness: { type, port: 22 } });
+    const lastTransitionTime = new Date(STARTED + lostSeconds * 1000).toISOString();
+    const status: PodStatus = {
+      phase: 'Running',
+      containerStatuses: [{ ...CONTAINER, containerID: 'a', state: { running: { startedAt: RAN } } }],
+      conditions: [{ type: 'Ready', status: 'False', message: 'No SSH server', lastTransitionTime }],
+    };
+    const pod: Pod = {
+      apiVersion: 'v1',
+      kind: 'Pod',
+      metadata: { name: 'x', annotations: { [MACHINE_ANNOTATION]: JSON.stringify(machine) } },
+      spec: { nodeName: 'host', containers: [] },
+      status,
+    };
+    return conditionsOf(status, { pod, now: STARTED + seconds * 1000 }).get('Ready');
+  }
+
+  it('is not ready, and says so in plain words after deployTimeoutSeconds', () => {
+    expect(readyAfter(599)).toMatchObject({ status: 'False', reason: 'NotReady', message: 'No SSH server' });
+    expect(readyAfter(600)).toMatchObject({
+      status: 'False',
+      reason: 'NoSSHServer',
+      message:
+        'No SSH server of the guest has answered on port 22 for 600 s. The VM waits for one, because its guest has SSH keys',
+    });
+  });
+
+  it('counts from the loss of a server that answered, and only if the VM waits for one', () => {
+    expect(readyAfter(700, 200)).toMatchObject({ reason: 'NotReady' });
+    expect(readyAfter(800, 200)).toMatchObject({ reason: 'NoSSHServer' });
+    expect(readyAfter(800, 0, 'Port')).toMatchObject({ reason: 'NotReady' });
   });
 });
 

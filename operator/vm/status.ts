@@ -6,7 +6,8 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft, type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
 import { awaitedChange, doneStamps, hasEndedByItself } from './declared.ts';
-import type { Facts } from './facts.ts';
+import { sshDueAt } from './deadlines.ts';
+import { deployTimeoutOf, type Facts } from './facts.ts';
 import { pausedByDisk } from './disktrouble.ts';
 import type { Observed } from './observe.ts';
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
@@ -110,8 +111,21 @@ function ready(observed: Observed, phase: Phase, { blocked }: Findings): Draft {
   if (phase.name !== 'Running') {
     return { type, status: isOffAsDeclared(observed, phase) ? 'True' : 'False', reason, message };
   }
-  const { pod } = observed;
-  return pausedByDisk(pod) ?? readyByPod(pod, 'The guest is not ready yet');
+  return pausedByDisk(observed.pod) ?? withoutSSH(observed) ?? guestReady(observed);
+}
+
+function guestReady({ pod }: Observed): Draft {
+  return readyByPod(pod, 'The guest is not ready yet');
+}
+
+/** Returns the condition of a VM whose guest should have had an SSH server for long. */
+function withoutSSH(observed: Observed): Draft | undefined {
+  const due = sshDueAt(observed);
+  if (due === undefined || observed.now < due) {
+    return undefined;
+  }
+  const message = `No SSH server of the guest has answered on port 22 for ${deployTimeoutOf(observed)} s. The VM waits for one, because its guest has SSH keys`;
+  return { type: 'Ready', status: 'False', reason: 'NoSSHServer', message };
 }
 
 const SETTLED = phasesIn('settled');

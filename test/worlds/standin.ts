@@ -41,7 +41,7 @@ import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 
 /** Largest number of forwards of a machine. Machines of QEMU have the same limit. */
-const FORWARDS = 16;
+const FORWARDS = 17;
 const SECTOR_BYTES = 512;
 /** Its path is that of this file, because the agent checks before each start of a machine that it can read the image. */
 const IMAGE: BaseImage = {

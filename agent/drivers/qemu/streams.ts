@@ -17,10 +17,10 @@ import { FILES } from './state.ts';
 /** Loopback address on which QEMU listens. Other hosts cannot reach this address. */
 const ADDRESS = '127.0.0.1';
 /**
- * Largest number of forwards of one machine. This number equals the largest number of the machine's streams, because a stream needs at most
- * one forward.
+ * Largest number of forwards of one machine: the largest number of the machine's streams, because a stream needs at most one forward, and one
+ * for the check of its readiness.
  */
-const FORWARDS = 16;
+const FORWARDS = 17;
 /**
  * Largest number of attempts to open a host port. Another program can take a free port before QEMU does, but this hardly happens three
  * times in a row.

@@ -201,6 +201,13 @@ export const FAULTS = {
     says: 'The machine runs, but the check in spec.readiness fails',
     todo: 'If the guest does not become ready, look at the console of the guest',
   },
+  NoSSHServer: {
+    seen: { VM: ['Ready'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The guest has SSH keys, but no SSH server has answered for longer than deployTimeoutSeconds. The VM runs on',
+    todo: 'Look at the console of the guest. If the image has no SSH server, create the VM with readiness.type None or GuestAgent',
+  },
   SecretNotFound: {
     seen: { VM: ['UserDataReady', 'Ready'], Pod: ['berth.dev/UserData', 'waiting'] },
     class: 'mendable',

@@ -297,11 +297,11 @@ describe.each([
     const { folder } = subject;
     const driver = vms();
     const forwards = await Promise.all(
-      Array.from({ length: 16 }, async () => await driver.forwardPort(folder, 80)),
+      Array.from({ length: 17 }, async () => await driver.forwardPort(folder, 80)),
     );
     const [first, second] = forwards as [PortForward, PortForward];
-    expect(new Set(forwards.map(({ port }) => port)).size).toBe(16);
-    await expect(driver.forwardPort(folder, 80)).rejects.toThrow('16 forwarded ports');
+    expect(new Set(forwards.map(({ port }) => port)).size).toBe(17);
+    await expect(driver.forwardPort(folder, 80)).rejects.toThrow('17 forwarded ports');
     expect(await page(first.port)).toMatchObject(await subject.guest());
     await first.close();
     await first.close();

@@ -97,7 +97,6 @@ async function makeConfig(publicKey: string): Promise<void> {
       image: 'guest',
       cpu: 1,
       memory: '256Mi',
-      readiness: { type: 'Port', port: 22 },
       sshAuthorizedKeys: [publicKey],
     },
   });

@@ -425,10 +425,14 @@ test(
 );
 
 test(
-  'is Failed when its hypervisor is killed, keeps its disk until it is deleted, and says how it ended',
+  'with SSH keys is Ready when its SSH server answers; it is Failed when its hypervisor is killed, keeps its disk until it is deleted, and says how it ended',
   async () => {
-    await world.makeVM('y');
+    // No port of the host leads to the SSH server of this guest.
+    await world.makeVM('y', { sshAuthorizedKeys: [PUBLIC_KEYS[0]], network: { automaticPorts: false } });
     await world.vms.waitForPhase('y', 'Running', undefined, BOOT);
+    await world.vms.waitForCondition('y', 'Ready', { status: 'False', reason: 'NotReady' });
+    const { message } = await world.vms.waitForCondition('y', 'Ready', { status: 'True' }, BOOT);
+    expect(message).toBe('The SSH server of the guest answers');
     const machine = await world.machine('y');
     process.kill(machine.process.pid, 'SIGKILL');
     const { status } = await world.vms.waitForPhase('y', 'Failed', undefined, STEP);
