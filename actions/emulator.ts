@@ -33,14 +33,14 @@ export function requireRunning({ metadata, status }: VM): void {
 
 /** Returns the Emulator for the request. The time limit in its `deployTimeoutSeconds` is at least the time for which the request waits. */
 export function emulatorOf(request: EmulatorRequest, namespace: string): UnsavedEmulator {
-  const { vm, name, platform, device, deviceProfile, imageType, cpu, memory } = request;
+  const { vm, name, platform, device, imageType, cpu, memory } = request;
   const seconds = timeoutMinutes(request) * 60;
   return {
     metadata: { namespace, ...(name === undefined ? { generateName: 'emulator-' } : { name }) },
     spec: {
       vmName: vm,
       platform,
-      device: device ?? deviceProfile,
+      device,
       imageType,
       cpu,
       memory: memory === undefined ? undefined : `${memory}Mi`,

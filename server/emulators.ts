@@ -21,6 +21,7 @@ import { ActionError } from '../actions/error.ts';
 import type { Emulator } from '../api/v1alpha1/emulator.ts';
 import type { Caller } from './callers/caller.ts';
 import { WaitEnd } from './http/waiting.ts';
+import { EMULATOR_DIALECT } from './dialect/fields.ts';
 import { SAMPLE } from './http/samples.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/emulators';
@@ -61,7 +62,10 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
   app.post(
     COLLECTION,
     {
-      config: { right: inNamespace({ verb: 'create', resource: 'emulators' }) },
+      config: {
+        right: inNamespace({ verb: 'create', resource: 'emulators' }),
+        dialect: EMULATOR_DIALECT,
+      },
       schema: {
         summary: 'Deploy an emulator on the host of a running VM, and wait until the emulator runs',
         roles: MEMBERS,

@@ -15,6 +15,7 @@ import { VM_CONFIGS } from '../api/v1alpha1/resources.ts';
 import type { Services } from './services.ts';
 import { vmConfigItem } from '../api/http/vmitem.ts';
 import { vmConfigSpec } from '../api/http/vmspec.ts';
+import { VM_CONFIG_DIALECT } from './dialect/fields.ts';
 import { SAMPLE } from './http/samples.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/vmconfigs';
@@ -61,7 +62,10 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
   app.post(
     COLLECTION,
     {
-      config: { right: inNamespace({ verb: 'create', resource: 'vmconfigs' }) },
+      config: {
+        right: inNamespace({ verb: 'create', resource: 'vmconfigs' }),
+        dialect: VM_CONFIG_DIALECT,
+      },
       schema: {
         summary: 'Create a VM config',
         description:

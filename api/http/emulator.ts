@@ -3,7 +3,7 @@ import * as z from 'zod';
 import { DEPLOY_MINUTES_MAXIMUM } from '../v1alpha1/fields.ts';
 import { ANDROID_NAME, EMULATOR_DEVICES } from '../v1alpha1/emulatormachine.ts';
 import { choice, LABEL, text } from '../v1alpha1/schema.ts';
-import { continueField, sameField, whole } from './request.ts';
+import { continueField, whole } from './request.ts';
 
 const phaseSchema = z.enum(['Pending', 'Running', 'Failed', 'Stopped', 'Terminating']);
 
@@ -49,7 +49,6 @@ export const emulatorRequestSchema = z
     name: text('Name of the emulator. When omitted, a name is generated.', 63, LABEL).optional(),
     platform: androidName('Android platform. android-36 when omitted.'),
     device: choice('Device to emulate. pixel_9 when omitted.', EMULATOR_DEVICES).optional(),
-    deviceProfile: choice('Another name of the field `device`.', EMULATOR_DEVICES).optional(),
     imageType: androidName('Type of the system image. google_apis when omitted.'),
     cpu: whole(1, 256).optional().meta({ description: 'Number of virtual processors. 2 when omitted.' }),
     memory: whole(MEMORY.minimum, MEMORY.maximum)
@@ -63,7 +62,6 @@ export const emulatorRequestSchema = z
       253,
     ).optional(),
   })
-  .refine(...sameField('device', 'deviceProfile'))
   .refine(({ config }) => config === undefined, {
     error: 'there are no emulator configs: give the values in the request',
     path: ['config'],

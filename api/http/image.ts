@@ -3,7 +3,6 @@ import * as z from 'zod';
 import { diskQuantity, objectName } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { architectureSchema } from '../v1alpha1/template.ts';
-import { sameField } from './request.ts';
 
 /** Image or ISO. The architecture and the description are empty texts if nobody gave them, because clients always read both fields. */
 export const imageItemSchema = z
@@ -44,45 +43,21 @@ export const imageListSchema = z
 /** Longest name of a new image. */
 const NAME_LENGTH = 63;
 
-const nameFields = {
-  imageName: objectName('Name of the new object.').max(NAME_LENGTH).optional(),
-  name: objectName('Another name of the field `imageName`.').max(NAME_LENGTH).optional(),
-};
+const imageName = objectName('Name of the new object.').max(NAME_LENGTH);
 
-interface Named {
-  imageName?: string | undefined;
-  name?: string | undefined;
-  destination?: string | undefined;
-}
+export const generateRequestSchema = z.object({
+  imageName,
+  size: diskQuantity('size', 'Size of the empty disk.'),
+  description: descriptionSchema.optional(),
+  type: architectureSchema.optional(),
+});
 
-/** Returns the name of the new object. Clients send this name under one of three keys. */
-export function nameIn({ imageName, name, destination }: Named): string {
-  return imageName ?? name ?? destination ?? '';
-}
-
-const hasName = (body: Named) => nameIn(body) !== '';
-const NEEDS_NAME = { error: 'is required', path: ['imageName'] };
-
-export const generateRequestSchema = z
-  .object({
-    ...nameFields,
-    size: diskQuantity('size', 'Size of the empty disk.'),
-    description: descriptionSchema.optional(),
-    type: architectureSchema.optional(),
-  })
-  .refine(hasName, NEEDS_NAME)
-  .refine(...sameField('imageName', 'name'));
-
-export const copyRequestSchema = z
-  .object({
-    ...nameFields,
-    destination: objectName('Another name of the field `imageName`.').max(NAME_LENGTH).optional(),
-    description: descriptionSchema
-      .optional()
-      .meta({ description: 'Description of the copy. The description of the source when omitted.' }),
-  })
-  .refine(hasName, NEEDS_NAME)
-  .refine(...sameField('imageName', 'name', 'destination'));
+export const copyRequestSchema = z.object({
+  imageName,
+  description: descriptionSchema
+    .optional()
+    .meta({ description: 'Description of the copy. The description of the source when omitted.' }),
+});
 
 /** Body of a request that replaces a description. To remove the stored description, clients send an empty text. */
 export const descriptionRequestSchema = z.object({ description: descriptionSchema });

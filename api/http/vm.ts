@@ -4,7 +4,7 @@ import { NEW_IMAGE_NAME_LENGTH, TAG, TAG_LENGTH } from '../v1alpha1/names.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { fieldSchema, imageName } from '../v1alpha1/template.ts';
-import { continueField, decimal, sameField, whole } from './request.ts';
+import { continueField, decimal, whole } from './request.ts';
 import {
   boundsOf,
   DEPLOY_MINUTES_MAXIMUM,
@@ -17,16 +17,6 @@ import {
 
 /** Bounds of memory in GiB. The minimum is 0.1, because clients offer steps of 0.1 GiB. The kinds VM and VMConfig have the same maximum. */
 const MEMORY = { minimum: 0.1, maximum: 16_384 };
-
-/**
- * The only fields that are accepted without effect. Clients of another platform send them even if their users chose nothing: the Jenkins
- * plug-in sends `netBoost` with each VM and VM config, and its older templates send `legacyIO` with each VM. On that platform, the fields
- * choose drivers of the hypervisor, which the hosts of Berth choose by themselves.
- */
-const WITHOUT_EFFECT = {
-  netBoost: z.boolean().optional().meta({ description: 'Without effect.' }),
-  legacyIO: z.boolean().optional().meta({ description: 'Without effect.' }),
-};
 
 type HttpField = FieldsWith<{ http: string }>;
 type ConfigField = HttpField & FieldsWith<{ isInConfig: true }>;
@@ -84,7 +74,6 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
       .boolean()
       .optional()
       .meta({ description: 'Whether the display is served over VNC. True when omitted.' }),
-    ...WITHOUT_EFFECT,
     gpuPassthrough: z
       .literal(false, { error: 'GPU passthrough is not offered' })
       .optional()
@@ -150,18 +139,7 @@ export type Command = (typeof COMMANDS)[number];
 
 const commandSchema = z.enum(COMMANDS);
 
-/** Body with a command. Clients send the command under one of three keys. */
-export const execBody = z
-  .object({
-    command: commandSchema.optional(),
-    action: commandSchema.optional().meta({ description: 'Another name of the field `command`.' }),
-    operation: commandSchema.optional().meta({ description: 'Another name of the field `command`.' }),
-  })
-  .refine(({ command, action, operation }) => (command ?? action ?? operation) !== undefined, {
-    error: 'is required',
-    path: ['command'],
-  })
-  .refine(...sameField('command', 'action', 'operation'));
+export const execBody = z.object({ command: commandSchema.meta({ description: 'What the machine does.' }) });
 
 export const execParams = {
   command: commandSchema.meta({ description: 'What the machine does.', examples: ['start'] }),
@@ -255,8 +233,6 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         .optional()
         .meta({ description: 'Minutes to wait until the VM runs. 10 when omitted.' }),
       vmMetadata: metadataSchema.optional(),
-      vm_metadata: metadataSchema.optional(),
-      customVMMetadata: metadataSchema.optional(),
       labels: z
         .record(z.string(), z.string())
         .refine((labels) => Object.keys(labels).length <= LABELS, {

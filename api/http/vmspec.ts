@@ -90,14 +90,14 @@ export function vmConfigSpec({
 }
 
 function specOf(body: VMDeployBody): VMSpec {
-  const { vmConfig, timeout, reservedPorts } = body;
+  const { vmConfig, timeout, reservedPorts, vmMetadata } = body;
   return {
     ...machineSpec(body),
     ...sameValues(body, ({ isInConfig }) => isInConfig === undefined),
     configRef: vmConfig === undefined ? undefined : { name: vmConfig },
     ports: reservedPorts === undefined ? undefined : parsePorts(reservedPorts),
     deployTimeoutSeconds: timeout === undefined ? undefined : timeout * 60,
-    guestMetadata: guestMetadataOf(body),
+    guestMetadata: vmMetadata && valuesIn(vmMetadata),
   };
 }
 
@@ -108,14 +108,7 @@ function parsePorts(text: string): string[] {
     .filter((port) => port !== '');
 }
 
-/** Returns the metadata values for the guest, which clients send in one of three fields. */
-function guestMetadataOf(body: VMDeployBody): Record<string, string> | undefined {
-  const given = [body.vmMetadata, body.vm_metadata, body.customVMMetadata].filter(
-    (metadata) => metadata !== undefined,
-  );
-  return given.length === 0 ? undefined : Object.assign({}, ...given.map(valuesIn));
-}
-
+/** Returns the metadata values for the guest, which clients send as a map or as a list. */
 function valuesIn(metadata: Metadata): Record<string, string> {
   const { items } = metadata;
   return Array.isArray(items)

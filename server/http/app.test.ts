@@ -39,6 +39,14 @@ async function causesOf(body: object): Promise<{ field: string; message: string 
   return answer.json<{ details: { causes: { field: string; message: string }[] } }>().details.causes;
 }
 
+it('tells a client in a header which of its fields have no effect', async () => {
+  const payload = { image: 'a', netBoost: true, legacyIO: false };
+  const { headers } = await server.app.inject({ method: 'POST', url: VMS, headers: TOKEN, payload });
+  expect(headers['warning']).toBe(
+    '299 - "netBoost has no effect. The hosts choose the drivers of machines by themselves"',
+  );
+});
+
 it('names at most twenty mistakes of a body', async () => {
   expect(await causesOf({ image: 'a', labels: mapOf(64, 5) })).toHaveLength(20);
 });
@@ -52,8 +60,8 @@ it.each(['labels', 'vmMetadata', 'vm_metadata', 'customVMMetadata'])(
       headers: TOKEN,
       payload: { image: 'a', [field]: mapOf(8_000, 5) },
     });
-    const message = 'must have at most 1024 entries';
-    expect(answer.json()).toMatchObject({ code: 422, message: `${field}: ${message}` });
+    const name = field === 'labels' ? field : 'vmMetadata';
+    expect(answer.json()).toMatchObject({ code: 422, message: `${name}: must have at most 1024 entries` });
   },
 );
 

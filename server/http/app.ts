@@ -12,7 +12,7 @@ import type { Logger } from 'pino';
 import * as z from 'zod';
 import { createServer, type Handler } from '../../kube/serving/httpserver.ts';
 import { UnreadAnswers } from './answers.ts';
-import { normalizeBody, refuseUnknownParameters } from './bodies.ts';
+import { type Dialect, normalizeBody, refuseUnknownParameters, translateBody } from './bodies.ts';
 import { BODY_BYTES, BodyReader } from './bodyreader.ts';
 import { UnreadBodies } from './unreadbodies.ts';
 import { refuseMalformed, requestIDOf, sendError, StatusError } from './errors.ts';
@@ -43,6 +43,10 @@ declare module 'fastify' {
      * the caller.
      */
     owner?: () => Promise<string>;
+  }
+  interface FastifyContextConfig {
+    /** Fields of other vendors' clients in the body. */
+    dialect?: Dialect;
   }
 }
 
@@ -150,11 +154,15 @@ function readBodies(app: App): void {
     unread.drop(payload);
     return undefined;
   });
-  app.addHook('preValidation', (request, _reply, next) => {
+  app.addHook('preValidation', (request, reply, next) => {
     const schema = bodySchemaOf(request);
     // If no schema describes the body, no handler reads it. Such a body is dropped, so that it does not stay in memory while the request
     // waits.
-    request.body = schema === undefined ? undefined : normalizeBody(schema, request.body);
+    const { body, warnings } = translateBody(schema && request.body, request.routeOptions.config.dialect);
+    request.body = schema && normalizeBody(schema, body);
+    if (warnings.length > 0) {
+      void reply.header('warning', warnings.map((text) => `299 - "${text}"`).join(', '));
+    }
     next();
   });
 }

@@ -3,6 +3,7 @@
  * refused. A field with the value null counts as absent, and so does an entry of a map with this value. An optional or unknown field also
  * counts as absent if it is an empty text, and an optional field if it is zero and is one of {@link WITHOUT_ZERO}.
  */
+import { isDeepStrictEqual } from 'node:util';
 import * as z from 'zod';
 import { VM_FIELD_ROWS } from '../../api/v1alpha1/fields.ts';
 import { type FieldMistake, invalidField, invalidFields } from './errors.ts';
@@ -28,6 +29,77 @@ const WITHOUT_ZERO: ReadonlySet<string> = new Set([
     type === 'integer' && isInConfig && http !== undefined ? [http] : [],
   ),
 ]);
+
+/** Fields that other vendors' clients send in the bodies of a route, and that its schema does not have. Letter case does not matter. */
+export interface Dialect {
+  /** Names of fields, by other names of these fields. */
+  readonly aliases?: Readonly<Record<string, string>> | undefined;
+  /** Fields without effect, each with the reason. */
+  readonly withoutEffect?: Readonly<Record<string, string>> | undefined;
+}
+
+/**
+ * Translates a body into the fields of the schema, and returns it with a warning for each field without effect. A field that asks for
+ * nothing (null, false or an empty text) gets no warning.
+ *
+ * @throws StatusError 422 when the body has different values under two names of one field.
+ */
+export function translateBody(
+  body: unknown,
+  { aliases = {}, withoutEffect = {} }: Dialect = {},
+): { body: unknown; warnings: string[] } {
+  if (!isObject(body)) {
+    return { body, warnings: [] };
+  }
+  const ignored = lowerCased(withoutEffect);
+  const renamed = lowerCased(aliases);
+  const own: [string, unknown][] = [];
+  const others: [field: string, value: unknown][] = [];
+  const warnings: string[] = [];
+  for (const [key, value] of Object.entries(body)) {
+    const name = key.toLowerCase();
+    const [field, reason] = [renamed.get(name), ignored.get(name)];
+    if (field !== undefined) {
+      others.push([field, value]);
+    } else if (reason === undefined) {
+      own.push([key, value]);
+    } else if (!isNothing(value)) {
+      warnings.push(`${key} has no effect. ${reason}`);
+    }
+  }
+  return { body: Object.fromEntries([...own, ...renamedFields(own, others, aliases)]), warnings };
+}
+
+/** Returns the values of the fields that a body gives under `others`, their other names, and not under their own. */
+function renamedFields(
+  own: readonly (readonly [string, unknown])[],
+  others: readonly (readonly [field: string, value: unknown])[],
+  aliases: Readonly<Record<string, string>>,
+): Map<string, unknown> {
+  const before = new Map(own.map(([key, value]) => [key.toLowerCase(), value]));
+  const read = new Map<string, unknown>();
+  for (const [field, value] of others.filter(([, given]) => !isNothing(given))) {
+    const name = field.toLowerCase();
+    const first = before.get(name);
+    if (isNothing(first)) {
+      before.set(name, value);
+      read.set(field, value);
+    } else if (!isDeepStrictEqual(first, value)) {
+      const names = [field, ...Object.keys(aliases).filter((alias) => aliases[alias] === field)].join(', ');
+      throw invalidField(field, `must be the only one of ${names}, because they are names of the same field`);
+    }
+  }
+  return read;
+}
+
+/** Reports whether a value asks for nothing. Some clients write all fields that they know. */
+function isNothing(value: unknown): boolean {
+  return value === undefined || value === null || value === '' || value === false;
+}
+
+function lowerCased(names: Readonly<Record<string, string>>): Map<string, string> {
+  return new Map(Object.entries(names).map(([name, value]) => [name.toLowerCase(), value]));
+}
 
 /**
  * Returns the body with its keys in the spelling of the schema. Absent fields are left out.

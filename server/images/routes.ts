@@ -13,7 +13,6 @@ import {
   generateRequestSchema,
   imageItemSchema,
   imageListSchema,
-  nameIn,
 } from '../../api/http/image.ts';
 import { sharedListQuerySchema } from '../../api/http/request.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
@@ -30,6 +29,7 @@ import { StatusError } from '../http/errors.ts';
 import { lengthOf, readForm, UPLOAD_LIMITS, uploadTextsSchema } from './uploadform.ts';
 import type { Downloads } from './downloads.ts';
 import type { Uploads } from './uploads.ts';
+import { COPY_DIALECT, IMAGE_DIALECT } from '../dialect/fields.ts';
 import { SAMPLE } from '../http/samples.ts';
 
 /** Uploads and downloads of files. */
@@ -122,7 +122,7 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
   app.post(
     `${collection(type)}/:name/copy`,
     {
-      config: { right: inNamespace({ verb: 'create', resource: type.plural }) },
+      config: { right: inNamespace({ verb: 'create', resource: type.plural }), dialect: COPY_DIALECT },
       schema: {
         summary: `Copy an ${one}. If the namespace has no ${one} of this name, the one in the default namespace is copied`,
         description: 'The copy has the same content. Later changes of the source do not change the copy.',
@@ -138,7 +138,7 @@ function addCopyRoute(app: App, { type, one }: Kind, { config: { namespaces } }:
       const client = caller();
       const source = await findAs(client, type, params, namespaces.default);
       const { namespace } = params;
-      const metadata = { name: nameIn(body), namespace };
+      const metadata = { name: body.imageName, namespace };
       const spec = copySpec(source, namespace, body.description);
       return imageItem(await createAs(client, type, { metadata, spec }));
     },
@@ -169,7 +169,7 @@ function addGenerateRoute(app: App): void {
   app.post(
     collection(IMAGES),
     {
-      config: { right: inNamespace({ verb: 'create', resource: 'images' }) },
+      config: { right: inNamespace({ verb: 'create', resource: 'images' }), dialect: IMAGE_DIALECT },
       schema: {
         summary: 'Make an image with an empty disk',
         description: 'An operating system is installed on it from an ISO.',
@@ -182,7 +182,7 @@ function addGenerateRoute(app: App): void {
       },
     },
     async ({ caller, params: { namespace }, body }) => {
-      const metadata = { name: nameIn(body), namespace };
+      const metadata = { name: body.imageName, namespace };
       return imageItem(await createAs(caller(), IMAGES, { metadata, spec: emptySpec(body) }));
     },
   );

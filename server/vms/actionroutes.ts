@@ -24,6 +24,7 @@ import { pushedImage, requestCommit, requestResize, savedImage } from '../../act
 import { requestPower } from '../../actions/power.ts';
 import type { Command } from '../../api/http/vm.ts';
 import type { CallerClient } from '../callers/caller.ts';
+import { POWER_DIALECT } from '../dialect/fields.ts';
 import { SAMPLE } from '../http/samples.ts';
 
 const NAMESPACE = '/api/v1/namespaces/:namespace';
@@ -64,7 +65,7 @@ function addPowerRoutes(app: App): void {
   app.post(
     `${VM}/exec`,
     {
-      config: { right: onObject({ verb: 'patch', resource: 'vms' }) },
+      config: { right: onObject({ verb: 'patch', resource: 'vms' }), dialect: POWER_DIALECT },
       schema: {
         summary: 'Start, stop, suspend, resume or revert a VM',
         description:
@@ -78,10 +79,7 @@ function addPowerRoutes(app: App): void {
       },
     },
     async ({ caller, params, body }) => {
-      const word = body.command ?? body.action ?? body.operation;
-      if (word !== undefined) {
-        await command(caller(), params, word);
-      }
+      await command(caller(), params, body.command);
       return success();
     },
   );

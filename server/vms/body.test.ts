@@ -1,13 +1,15 @@
 import { expect, it } from 'vitest';
 import { vmDeployBody, vmDeployQuery } from '../../api/http/vm.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { normalizeBody } from '../http/bodies.ts';
+import { VM_DIALECT } from '../dialect/fields.ts';
+import { normalizeBody, translateBody } from '../http/bodies.ts';
 import { vmOf } from '../../api/http/vmspec.ts';
 
 const SCHEMA = vmDeployBody(240);
 
 function vm(body: object) {
-  return vmOf(SCHEMA.parse(normalizeBody(SCHEMA, body)), { namespace: 'platform-a' });
+  const read = translateBody(body, VM_DIALECT).body;
+  return vmOf(SCHEMA.parse(normalizeBody(SCHEMA, read)), { namespace: 'platform-a' });
 }
 
 it('makes the fields of a VM, from keys of any letter case', () => {
@@ -57,14 +59,27 @@ it.each([
   expect(vm(body)).toMatchObject({ metadata: name, spec: { configRef: { name: 'c' } } });
 });
 
-it('reads the values for the guest from all three fields, as items and as a map', () => {
-  const body = {
-    vmConfig: 'c',
-    vmMetadata: { items: [{ key: 'a', value: '1' }] },
-    vm_metadata: { b: '2' },
-    customVMMetadata: { c: '3', items: '4' },
-  };
-  expect(vm(body).spec.guestMetadata).toEqual({ a: '1', b: '2', c: '3', items: '4' });
+it.each([
+  { vmMetadata: { items: [{ key: 'a', value: '1' }] } },
+  { vm_metadata: { a: '1' } },
+  { CUSTOMVMMetadata: { a: '1' }, vmMetadata: null },
+  { vm_metadata: { a: '1' }, customVMMetadata: { a: '1' } },
+])('reads the values for the guest from %j', (metadata) => {
+  expect(vm({ vmConfig: 'c', ...metadata }).spec.guestMetadata).toEqual({ a: '1' });
+});
+
+it('refuses two values of the metadata, under two names', () => {
+  expect(() => vm({ vmConfig: 'c', vm_metadata: { a: '1' }, VMMetadata: { a: '2' } })).toThrow(
+    'vmMetadata: must be the only one of vmMetadata, vm_metadata, customVMMetadata',
+  );
+});
+
+it('warns of a field that other platforms have and that has no effect, unless it asks for nothing', () => {
+  const { body, warnings } = translateBody({ netboost: true, LegacyIO: false, cpu: 1 }, VM_DIALECT);
+  expect(body).toEqual({ cpu: 1 });
+  expect(warnings).toEqual([
+    'netboost has no effect. The hosts choose the drivers of machines by themselves',
+  ]);
 });
 
 it('notes until when the answer is taken', () => {

@@ -24,6 +24,7 @@ import { follow } from '../../kube/follow.ts';
 import type { Caller } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd } from '../http/waiting.ts';
+import { VM_DIALECT } from '../dialect/fields.ts';
 import { SAMPLE } from '../http/samples.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
@@ -54,7 +55,7 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
   app.post(
     VMS_PATH,
     {
-      config: { right: inNamespace({ verb: 'create', resource: 'vms' }) },
+      config: { right: inNamespace({ verb: 'create', resource: 'vms' }), dialect: VM_DIALECT },
       schema: {
         summary: 'Deploy a VM and wait until it runs',
         description:
