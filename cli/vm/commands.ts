@@ -20,6 +20,7 @@ import { VM_KIND } from './kind.ts';
 import { parseDuration } from '../duration.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { LogFlags } from './logs.ts';
+import type { LoginFlags } from './ssh.ts';
 import { withCluster } from '../cluster.ts';
 import { report } from '../objects/kind.ts';
 import { forEachName, getNamed } from '../objects/named.ts';
@@ -230,16 +231,36 @@ function addPortForward(noun: Command, terminal: Terminal): void {
 }
 
 function addSSH(noun: Command, terminal: Terminal): void {
-  noun
-    .command('ssh')
+  addLogin(noun.command('ssh'))
     .description('Log in to a VM with the program ssh of this computer')
     .argument('<name>', 'name of the VM')
     .argument('[command...]', 'command after --, instead of a shell')
-    .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
-    .action(async (name: string, args: string[], { user }: { user?: string }, command: Command) => {
+    .action(async (name: string, args: string[], flags: LoginFlags, command: Command) => {
       const { ssh } = await import('./ssh.ts');
-      await ssh(terminal, command.optsWithGlobals<Globals>(), { name, user, command: args });
+      await ssh(terminal, command.optsWithGlobals<Globals>(), { name, ...flags, command: args });
     });
+  addLogin(noun.command('scp'))
+    .description('Copy a file to or from a VM with the program scp of this computer')
+    .argument('<source>', 'file of this computer, or NAME:PATH for a file of a VM')
+    .argument('<target>', 'the other one of them')
+    .addOption(new BooleanFlag('-r, --recursive', 'copy a folder with all its files'))
+    .action(
+      async (
+        source: string,
+        target: string,
+        flags: LoginFlags & { recursive?: boolean },
+        command: Command,
+      ) => {
+        const { scp } = await import('./ssh.ts');
+        await scp(terminal, command.optsWithGlobals<Globals>(), { source, target, ...flags });
+      },
+    );
+}
+
+function addLogin(command: Command): Command {
+  return command
+    .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
+    .option('-i, --identity <file>', 'file with the private key for the login');
 }
 
 /** Returns the number of seconds in a duration like `5m`. @throws InvalidArgumentError when the text has another form. */

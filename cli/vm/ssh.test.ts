@@ -8,7 +8,9 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from '../errors.ts';
-import { ssh } from './ssh.ts';
+import type { Globals } from '../globals.ts';
+import type { Terminal } from '../terminal.ts';
+import { scp, ssh } from './ssh.ts';
 
 /** Time limit for the start of ssh, which usually takes milliseconds. */
 const START_MILLISECONDS = 20_000;
@@ -21,10 +23,11 @@ let context: { name: string; namespace?: string };
 
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-ssh-'));
-  // This program takes the place of ssh, and writes its arguments to a file.
-  await writeFile(join(folder, 'ssh'), `#!/bin/sh\nprintf '%s\\n' "$@" > ${folder}/arguments\n`, {
-    mode: 0o700,
-  });
+  // These programs take the place of ssh and scp, and write their arguments to a file.
+  for (const program of ['ssh', 'scp']) {
+    const script = `#!/bin/sh\nprintf '%s\\n' "$@" > ${folder}/arguments\n`;
+    await writeFile(join(folder, program), script, { mode: 0o700 });
+  }
   vi.stubEnv('PATH', `${folder}${delimiter}${process.env['PATH']}`);
   server = createServer((_request, response) => {
     response.setHeader('content-type', 'application/json');
@@ -43,7 +46,11 @@ afterEach(async () => {
   await rm(folder, { recursive: true });
 });
 
-async function login({ signal } = new AbortController()): Promise<void> {
+type Action = (terminal: Terminal, globals: Globals) => Promise<void>;
+const plain: Action = async (terminal, globals) =>
+  await ssh(terminal, globals, { name: 'desk', command: [] });
+
+async function login({ signal } = new AbortController(), action = plain): Promise<void> {
   const { port } = server.address() as AddressInfo;
   const { name, namespace } = context;
   const document = {
@@ -53,11 +60,14 @@ async function login({ signal } = new AbortController()): Promise<void> {
   };
   await writeFile(kubeconfig, JSON.stringify(document));
   const ignored = () => undefined;
-  await ssh(
+  await action(
     { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
     { kubeconfig, context: name, output: 'table' },
-    { name: 'desk', user: undefined, command: [] },
   );
+}
+
+async function argumentsOf(): Promise<string[]> {
+  return (await readFile(join(folder, 'arguments'), 'utf8')).trimEnd().split('\n');
 }
 
 it('knows the key of a VM by its UID', async () => {
@@ -82,7 +92,7 @@ it('starts no ssh for a namespace that would be a command in the shell fish', as
   expect(existsSync(join(folder, 'arguments'))).toBe(false);
 });
 
-it('gives ssh a command whose words no shell changes', async () => {
+it('gives ssh a command whose argumentsOf no shell changes', async () => {
   context = { name: String.raw`it's a \'(touch hit)\' $(touch hit)` };
   await login();
   const [, proxy = ''] = /^ProxyCommand=(.*)$/m.exec(await readFile(join(folder, 'arguments'), 'utf8')) ?? [];
@@ -110,4 +120,34 @@ it('ends ssh when the user ends the command, because the signal might not reach 
   stop.abort(new Interrupted());
   await expect(ended).rejects.toThrow('Interrupted');
   await expect.poll(() => isRunning(program), { timeout: START_MILLISECONDS / 2 }).toBe(false);
+});
+
+it('uses only the key that the user chooses', async () => {
+  const flags = { name: 'desk', user: 'me', identity: '/keys/ci', command: ['-v'] };
+  await login(undefined, async (terminal, globals) => await ssh(terminal, globals, flags));
+  expect(await argumentsOf()).toEqual(expect.arrayContaining(['-i', '/keys/ci', 'IdentitiesOnly=yes']));
+  expect((await argumentsOf()).slice(-3)).toEqual(['--', 'me@desk', '-v']);
+});
+
+it.each([
+  [{ source: 'a.txt', target: 'desk:/tmp/' }, ['--', 'a.txt', 'root@desk:/tmp/']],
+  [{ source: 'desk:b:c', target: './d:e', recursive: true }, ['-r', '--', 'root@desk:b:c', './d:e']],
+  [{ source: '-x', target: 'desk:', user: 'me' }, ['--', '-x', 'me@desk:']],
+])('copies %j', async (copy, last) => {
+  await login(undefined, async (terminal, globals) => await scp(terminal, globals, copy));
+  expect((await argumentsOf()).slice(-last.length)).toEqual(last);
+  expect(await argumentsOf()).toContain(`HostKeyAlias=${uid}`);
+});
+
+it.each([
+  ['a', 'b'],
+  ['desk:a', 'desk:b'],
+  ['./desk:a', '/desk:b'],
+])('copies nothing from %s to %s, because exactly one must be of a VM', async (source, target) => {
+  const copied = login(
+    undefined,
+    async (terminal, globals) => await scp(terminal, globals, { source, target }),
+  );
+  await expect(copied).rejects.toThrow('Exactly one of the source and the target');
+  expect(existsSync(join(folder, 'arguments'))).toBe(false);
 });

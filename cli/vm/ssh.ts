@@ -1,6 +1,6 @@
 /**
- * Logs in to a VM with the program ssh of this computer. ssh starts this command as its `ProxyCommand`, so the connection goes through the
- * API server.
+ * Logs in to a VM with the program ssh of this computer, and copies files with its program scp. Both start this command as their
+ * `ProxyCommand`, so the connection goes through the API server.
  */
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -11,7 +11,7 @@ import { isSea } from 'node:sea';
 import { codeOf } from '../../base/errors.ts';
 import { homeFolder } from '../../base/files.ts';
 import { withCluster } from '../cluster.ts';
-import { CommandError, ProgramEnded } from '../errors.ts';
+import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { readSettings } from '../settingsfile.ts';
 import { runningVM } from './machine.ts';
@@ -29,9 +29,15 @@ const SIGNALLED = 128;
  */
 const UID = /^[\w-]{1,64}$/;
 
-interface Login {
+/** Who logs in. */
+export interface LoginFlags {
+  readonly user?: string;
+  /** File with the private key. Without it, ssh chooses the keys. */
+  readonly identity?: string;
+}
+
+interface Login extends LoginFlags {
   readonly name: string;
-  readonly user: string | undefined;
   /** Command that runs in the VM. If it is empty, ssh starts a shell in the VM. */
   readonly command: readonly string[];
 }
@@ -40,31 +46,76 @@ interface Login {
 export async function ssh(
   terminal: Terminal,
   globals: Globals,
-  { name, user, command }: Login,
+  { name, command, ...flags }: Login,
 ): Promise<void> {
+  const { options, user } = await prepared(terminal, globals, { name, ...flags });
+  // After `--`, nothing is an option. So ssh does not read a command that begins with a dash as an option.
+  await runProgram(terminal, 'ssh', [...options, '--', `${user}@${name}`, ...command]);
+}
+
+interface Copy extends LoginFlags {
+  readonly source: string;
+  readonly target: string;
+  /** Whether folders are copied, too. */
+  readonly recursive?: boolean;
+}
+
+/**
+ * Copies a file from or to a VM. One of `source` and `target` is `NAME:PATH`, and the other one is a path of this computer.
+ *
+ * @throws ProgramEnded with the exit code of scp if it is not 0; CommandError; ApiError.
+ */
+export async function scp(
+  terminal: Terminal,
+  globals: Globals,
+  { source, target, recursive = false, ...flags }: Copy,
+): Promise<void> {
+  const remotes = [source, target].map(parseRemote).filter((remote) => remote !== undefined);
+  const [remote] = remotes;
+  if (remote === undefined || remotes.length > 1) {
+    throw new CommandError(
+      'Exactly one of the source and the target must be a file of a VM, as NAME:PATH. A path of this computer with a colon begins with ./',
+      EXIT.usage,
+    );
+  }
+  const { options, user } = await prepared(terminal, globals, { name: remote.name, ...flags });
+  const paths = [source, target].map((text) =>
+    parseRemote(text) === undefined ? text : `${user}@${remote.name}:${remote.path}`,
+  );
+  await runProgram(terminal, 'scp', [...options, ...(recursive ? ['-r'] : []), '--', ...paths]);
+}
+
+/** Reads `NAME:PATH`. As for scp, a text is a path of this computer if it has no colon, or a slash before its first colon. */
+function parseRemote(text: string): { name: string; path: string } | undefined {
+  const [, name, path = ''] = /^([^/:]+):(.*)$/s.exec(text) ?? [];
+  return name === undefined ? undefined : { name, path };
+}
+
+/** Returns the options of ssh and scp for a VM that runs, and the user of the VM. @throws CommandError; ApiError. */
+async function prepared(
+  terminal: Terminal,
+  globals: Globals,
+  { name, user, identity }: LoginFlags & { readonly name: string },
+): Promise<{ options: string[]; user: string }> {
   const { environment, signal } = terminal;
   const settings = await readSettings(environment);
   const known = knownHostsFile(environment);
-  const args = await withCluster(terminal, globals, async (cluster) => {
+  const options = await withCluster(terminal, globals, async (cluster) => {
     const { uid = '' } = (await runningVM(cluster, name, signal)).metadata;
     if (!UID.test(uid)) {
       throw new CommandError(`The API server gave VM ${name} an invalid UID: ${JSON.stringify(uid)}`);
     }
-    const proxy = proxyCommand({ ...globals, namespace: cluster.namespace }, name);
-    return sshArguments({
-      proxy,
+    return sshOptions({
+      proxy: proxyCommand({ ...globals, namespace: cluster.namespace }, name),
       known,
       uid,
-      destination: `${user || settings.sshUser || DEFAULT_USER}@${name}`,
+      identity,
     });
   });
   // ssh creates the `known_hosts` file, but not its folder, so this line creates the folder. Only the user can read the folder, because the
   // file lists the VMs of the user.
   await mkdir(dirname(known), { recursive: true, mode: 0o700 });
-  const code = await exitCodeOf('ssh', [...args, ...command], { name, signal });
-  if (code !== 0) {
-    throw new ProgramEnded(code);
-  }
+  return { options, user: user || settings.sshUser || DEFAULT_USER };
 }
 
 interface SSHOptions {
@@ -72,15 +123,14 @@ interface SSHOptions {
   /** Path of the `known_hosts` file with the host keys of VMs. */
   readonly known: string;
   readonly uid: string;
-  /** `USER@NAME`. */
-  readonly destination: string;
+  readonly identity: string | undefined;
 }
 
 /**
- * Returns the arguments of ssh without the command that runs in the VM. ssh identifies a VM by its UID. If a new VM gets the name of an
- * earlier VM, ssh treats the new VM as another host.
+ * Returns the options of ssh, which scp passes on. ssh identifies a VM by its UID. If a new VM gets the name of an earlier VM, ssh treats
+ * the new VM as another host.
  */
-function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] {
+function sshOptions({ proxy, known, uid, identity }: SSHOptions): string[] {
   const options = [
     `ProxyCommand=${proxy}`,
     `HostKeyAlias=${uid}`,
@@ -94,9 +144,13 @@ function sshArguments({ proxy, known, uid, destination }: SSHOptions): string[] 
     // ssh finds a shared connection by the name of the host, and a VM of another namespace can have the same name. Therefore connections
     // are not shared.
     'ControlPath=none',
+    // The guest ends the login after a few wrong keys, so ssh must not try those of its agent before the one that the user has chosen.
+    ...(identity === undefined ? [] : ['IdentitiesOnly=yes']),
   ];
-  // After `--`, nothing is an option. So ssh does not read a command that begins with a dash as an option.
-  return [...options.flatMap((option) => ['-o', option]), '--', destination];
+  return [
+    ...(identity === undefined ? [] : ['-i', identity]),
+    ...options.flatMap((option) => ['-o', option]),
+  ];
 }
 
 /**
@@ -136,26 +190,31 @@ function knownHostsFile(environment: Terminal['environment']): string {
 }
 
 /**
- * Runs the program with the terminal of the user, and resolves with its exit code. The program receives the signals of the terminal
- * directly. Other signals, for example from a CI system, reach only this command. Therefore the program ends when `signal` aborts.
+ * Runs the program with the terminal of the user. The program receives the signals of the terminal directly. Other signals, for example
+ * from a CI system, reach only this command. Therefore the program ends when the signal of `terminal` aborts.
  *
- * @throws CommandError when the program does not exist; the reason of `signal` when `signal` aborts.
+ * @throws ProgramEnded with the exit code of the program if it is not 0; CommandError when the program does not exist; the signal's reason
+ * when the signal aborts.
  */
-async function exitCodeOf(
+async function runProgram(
+  { signal, name: command }: Terminal,
   program: string,
   args: readonly string[],
-  { name, signal }: { name: string; signal: AbortSignal },
-): Promise<number> {
+): Promise<void> {
   const child = spawn(program, args, { stdio: 'inherit', signal });
+  let code: number;
   try {
-    const [code, cause] = (await once(child, 'exit')) as [number | null, NodeJS.Signals | null];
-    return code ?? SIGNALLED + constants.signals[cause ?? 'SIGTERM'];
+    const [own, cause] = (await once(child, 'exit')) as [number | null, NodeJS.Signals | null];
+    code = own ?? SIGNALLED + constants.signals[cause ?? 'SIGTERM'];
   } catch (error) {
     signal.throwIfAborted();
     throw codeOf(error) === 'ENOENT'
       ? new CommandError(
-          `There is no program ${program} on this computer. Install OpenSSH, or forward the port: vm port-forward ${name} 2222:${SSH_PORT}`,
+          `There is no program ${program} on this computer. Install OpenSSH, or forward the port: ${command} vm port-forward NAME 2222:${SSH_PORT}`,
         )
       : error;
+  }
+  if (code !== 0) {
+    throw new ProgramEnded(code);
   }
 }
