@@ -15,6 +15,7 @@ import { addCommonVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
 import type { ImageItem } from '../api/http/image.ts';
 import { copySpec, emptySpec, imageItem, type Stored } from '../api/http/imageitem.ts';
+import { formatSize } from '../api/v1alpha1/quantity.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { type Kind, report } from './objects/kind.ts';
 import type { Column } from './output.ts';
@@ -57,11 +58,11 @@ const COLUMNS: readonly Column<Stored>[] = [
   ofItem('NAME', ({ name }) => name),
   ofItem('TYPE', ({ type }) => type),
   ofItem('STATE', ({ state }) => state),
-  ofItem('SIZE', ({ size }) => size),
+  ofItem('SIZE', ({ size }) => formatSize(size)),
   ofItem('DESCRIPTION', ({ description }) => description),
   { ...ofItem('NAMESPACE', ({ namespace }) => namespace), isWide: true },
   { ...ofItem('PROGRESS', ({ progressPercent: percent }) => percent && `${percent} %`), isWide: true },
-  { ...ofItem('STORAGE', ({ storageSize }) => storageSize), isWide: true },
+  { ...ofItem('STORAGE', ({ storageSize }) => formatSize(storageSize)), isWide: true },
   { ...ofItem('UPDATED', ({ lastUpdatedTimestamp }) => lastUpdatedTimestamp), isWide: true },
   { ...ofItem('MESSAGE', ({ errorMessage }) => errorMessage), isWide: true },
 ];

@@ -1,4 +1,5 @@
 /** The noun `node`: the hosts of a namespace, their tags and their namespace. */
+import { formatSize } from '../api/v1alpha1/quantity.ts';
 import type { Command } from 'commander';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
@@ -135,7 +136,8 @@ const COLUMNS: readonly Column<NodeItem>[] = [
   { header: 'CPU', value: ({ availableCpu, allocatableCpu }) => `${availableCpu}/${allocatableCpu}` },
   {
     header: 'MEMORY',
-    value: ({ availableMemory, allocatableMemory }) => `${availableMemory}/${allocatableMemory}`,
+    value: ({ availableMemory, allocatableMemory }) =>
+      `${formatSize(availableMemory) ?? ''}/${formatSize(allocatableMemory) ?? ''}`,
   },
   { header: 'SLOTS', value: ({ slotsFree, slots }) => `${slotsFree}/${slots}` },
   { header: 'ARCHITECTURE', value: ({ architecture }) => architecture },

@@ -198,7 +198,7 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
     .exitOverride();
   addGlobals(program);
   program.hook('preAction', async (_program, verb) => {
-    if (DESTRUCTIVE.has(verb.name())) {
+    if (DESTRUCTIVE.has(verb.name()) && isComplete(verb)) {
       const { confirm } = await import('./confirm.ts');
       await confirm(terminal, formatQuestion(verb));
     }
@@ -219,11 +219,19 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   return program;
 }
 
+/** Reports whether the command line says what the verb destroys. Otherwise the verb itself ends with the mistake. */
+function isComplete(verb: Command): boolean {
+  const { all = false, selector } = verb.opts<{ all?: boolean; selector?: string }>();
+  return verb.args.length > 0 || all || selector !== undefined;
+}
+
 /** Returns the question that the user must confirm before the verb runs, for example `Delete vm desk? This cannot be undone`. */
 function formatQuestion(verb: Command): string {
   const word = verb.name();
-  const names = printable(verb.args.join(', '));
-  return `${word.charAt(0).toUpperCase()}${word.slice(1)} ${verb.parent?.name()} ${names}? This cannot be undone`;
+  const { selector } = verb.opts<{ selector?: string }>();
+  const labels = selector === undefined ? 'of the namespace' : `with the labels ${selector}`;
+  const names = verb.args.length > 0 ? verb.args.join(', ') : `(all ${labels})`;
+  return `${word.charAt(0).toUpperCase()}${word.slice(1)} ${verb.parent?.name()} ${printable(names)}? This cannot be undone`;
 }
 
 function addVersion(program: Command, terminal: Terminal): void {

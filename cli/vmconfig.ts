@@ -21,6 +21,7 @@ import { addCommonVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
 import type { VMConfigItem } from '../api/http/vmconfig.ts';
 import { vmConfigItem } from '../api/http/vmitem.ts';
+import { formatSize } from '../api/v1alpha1/quantity.ts';
 import { VM_CONFIGS } from '../api/v1alpha1/resources.ts';
 import type { VMConfig } from '../api/v1alpha1/vmconfig.ts';
 import { type Kind, report } from './objects/kind.ts';
@@ -52,7 +53,7 @@ export const VM_CONFIG_KIND: Kind<VMConfig> = {
     ofItem('NAME', ({ name }) => name),
     ofItem('IMAGE', ({ image, iso }) => image ?? iso),
     ofItem('CPU', ({ cpu }) => cpu),
-    ofItem('MEMORY', ({ memory }) => (memory === undefined ? undefined : `${memory}Gi`)),
+    { header: 'MEMORY', value: ({ spec }) => formatSize(spec.memory) },
     ofItem('TYPE', ({ type }) => type),
     ofItem('TAG', ({ tag }) => tag),
     { ...ofItem('NAMESPACE', ({ namespace }) => namespace), isWide: true },

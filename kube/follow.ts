@@ -53,6 +53,8 @@ export interface Following<T extends KubeObject> {
   readonly type: Resource<T>;
   /** Metadata of a version of the object. Only later versions are yielded. */
   readonly from: ObjectMeta;
+  /** Labels that the objects must have. An object that no longer has them is yielded once more, as a deleted one is. */
+  readonly labelSelector?: string | undefined;
   /**
    * Function that keeps only the fields of an object that the caller needs. It saves memory, because the last version of each object stays
    * in memory. If the function is absent, all fields are kept.
@@ -78,7 +80,7 @@ export async function* follow<T extends KubeObject>(following: Following<T>): As
 }
 
 /**
- * Yields each new version of all objects of a namespace after `resourceVersion`. `resourceVersion` comes from a list of these objects that
+ * Yields each new version of all objects of a namespace, or of all namespaces, after `resourceVersion`. `resourceVersion` comes from a list of these objects that
  * the caller has read. A deleted object is yielded once more. If the API server was unavailable for a long time, all objects are yielded
  * again.
  *
@@ -86,9 +88,10 @@ export async function* follow<T extends KubeObject>(following: Following<T>): As
  */
 export async function* followAll<T extends KubeObject>(
   following: Omit<Following<T>, 'from'>,
-  { namespace, resourceVersion }: { namespace: string; resourceVersion: string },
+  { namespace, resourceVersion }: { namespace: string | undefined; resourceVersion: string },
 ): AsyncGenerator<T> {
-  const all = { ...following, from: { name: ALL, namespace, resourceVersion } };
+  const from = { name: ALL, resourceVersion, ...(namespace === undefined ? {} : { namespace }) };
+  const all = { ...following, from };
   for await (const { object } of resumed(all, (position) => changesAfter(all, position))) {
     yield object;
   }
@@ -132,12 +135,13 @@ async function* changesAfter<T extends KubeObject>(
   following: Following<T>,
   position: string | undefined,
 ): AsyncGenerator<WatchEvent<T>> {
-  const { client, type, from, signal } = following;
+  const { client, type, from, labelSelector, signal } = following;
   if (position !== undefined) {
     yield* watch(following, position);
     return;
   }
-  const { items, resourceVersion } = await client.list(type, { namespace: from.namespace, signal });
+  const { namespace } = from;
+  const { items, resourceVersion } = await client.list(type, { namespace, labelSelector, signal });
   for (const object of items) {
     yield { type: 'MODIFIED', object };
   }
@@ -174,13 +178,14 @@ async function* watch<T extends KubeObject>(
   following: Following<T>,
   resourceVersion: string | undefined,
 ): AsyncGenerator<WatchEvent<T>> {
-  const { watches, type, from, signal } = following;
+  const { watches, type, from, labelSelector, signal } = following;
   const end = new AbortController();
   using _listener = addAbortListener(signal, () => end.abort(signal.reason));
   const silence = setTimeout(() => end.abort(new DeadlineError('the watch is silent')), SILENCE_MILLISECONDS);
   const { name, ...namespace } = refOf(from);
   const fieldSelector = name === ALL ? undefined : `metadata.name=${name}`;
-  const parameters = { watch: true, allowWatchBookmarks: true, fieldSelector, resourceVersion };
+  const selectors = { fieldSelector, labelSelector };
+  const parameters = { watch: true, allowWatchBookmarks: true, ...selectors, resourceVersion };
   try {
     signal.throwIfAborted();
     const stream = await watches.stream(pathOf(type, namespace) + query(parameters), end.signal);

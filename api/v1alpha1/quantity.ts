@@ -93,6 +93,26 @@ function shortened(bytes: bigint, base: bigint, suffixes: readonly string[]): st
   return `${value}${suffixes[suffix]}`;
 }
 
+/**
+ * Returns a size for people, in the largest binary unit of which there is at least one, with at most one decimal: `256Mi`, `19.5Mi`, `120Gi`.
+ * The result is undefined if the quantity is absent or not valid. If the function threw an error instead, one wrong object would make a
+ * whole list fail.
+ */
+export function formatSize(quantity: Quantity | undefined): string | undefined {
+  const bytes = parseBytes(String(quantity ?? ''));
+  if (bytes === undefined) {
+    return undefined;
+  }
+  let value = Number(bytes);
+  let suffix = 0;
+  // A value that the rounding would turn into 1024 gets the next unit.
+  while (value >= 1023.95 && suffix < BINARY_SUFFIXES.length - 1) {
+    value /= 1024;
+    suffix += 1;
+  }
+  return `${Math.round(value * 10) / 10}${BINARY_SUFFIXES[suffix]}`;
+}
+
 /** Formats thousandths of a processor in the spelling of Kubernetes: `4`, `1500m`. */
 export function formatMillis(millis: number): string {
   return millis % 1000 === 0 ? String(millis / 1000) : `${Math.floor(millis)}m`;

@@ -1,7 +1,7 @@
 import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { parsePort, portName, portsSchema } from './ports.ts';
-import { formatQuantity, parseQuantity } from './quantity.ts';
+import { formatQuantity, formatSize, parseQuantity } from './quantity.ts';
 import { memoryQuantity } from './schema.ts';
 import { vmShape } from './template.ts';
 
@@ -120,4 +120,18 @@ describe('fields of a display', () => {
       expect([minimum - 1, minimum, maximum, maximum + 1].map(accepts)).toEqual([false, true, true, false]);
     }
   });
+});
+
+it.each([
+  ['256Mi', '256Mi'],
+  ['0.25Gi', '256Mi'],
+  [20_415_376, '19.5Mi'],
+  ['120G', '111.8Gi'],
+  ['1048575Ki', '1Gi'],
+  ['1023.9Mi', '1023.9Mi'],
+  [0, '0'],
+  [undefined, undefined],
+  ['much', undefined],
+])('the size %s is %s for people', (quantity, text) => {
+  expect(formatSize(quantity)).toBe(text);
 });

@@ -1,4 +1,5 @@
 /** Shows the cache of images on the hosts of a namespace. */
+import { formatSize } from '../../api/v1alpha1/quantity.ts';
 import { listItems } from '../../api/http/cacheinfo.ts';
 import type { CacheList } from '../../api/http/imagecache.ts';
 import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
@@ -19,14 +20,14 @@ type ListItem = CacheList['items'][number];
 const LIST_COLUMNS: readonly Column<ListItem>[] = [
   { header: 'IMAGE', value: ({ image }) => image },
   { header: 'TAG', value: ({ tag }) => tag },
-  { header: 'SIZE', value: ({ size }) => size },
+  { header: 'SIZE', value: ({ size }) => formatSize(size) },
   { header: 'NODES', value: ({ nodes }) => nodes },
   { header: 'IMAGE-ID', value: ({ imageId }) => imageId, isWide: true },
 ];
 const INFO_COLUMNS: readonly Column<InfoItem>[] = [
   { header: 'NODE', value: ({ node }) => node },
   { header: 'STATUS', value: ({ status }) => status },
-  { header: 'SIZE', value: ({ size }) => size },
+  { header: 'SIZE', value: ({ size }) => formatSize(size) },
   { header: 'MESSAGE', value: ({ message }) => message },
 ];
 

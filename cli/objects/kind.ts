@@ -4,6 +4,9 @@ import type { Globals } from '../globals.ts';
 import { type Column, type Listing, print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 
+/** A line of a page: a word and its value. Lines without a value are left out. */
+export type PageLine = readonly [word: string, value: string | number | undefined];
+
 export interface Kind<T extends KubeObject> {
   readonly type: Resource<T>;
   /** Word for one object in messages, for example `vm`. It is also the noun of the commands. */
@@ -11,6 +14,8 @@ export interface Kind<T extends KubeObject> {
   /** Word for several objects in sentences, for example `VMs`. */
   readonly plural: string;
   readonly columns: readonly Column<T>[];
+  /** Returns the lines of the page that `get` shows instead of a table. `command` is the name of this command, for advice. */
+  readonly pageOf?: (object: T, command: string) => readonly PageLine[];
   /** Returns the object as the HTTP API shows it. */
   readonly itemOf: (object: T) => { name: string };
   /** Whether users of each namespace may also use the objects of the default namespace. */

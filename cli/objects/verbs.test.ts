@@ -68,7 +68,7 @@ async function watched(...names: string[]): Promise<string[]> {
     signal: interrupt.signal,
   };
   try {
-    await watchList(terminal, { kubeconfig, context: 'a', output: 'name' }, VM_KIND, names);
+    await watchList(terminal, { kubeconfig, context: 'a', output: 'name' }, VM_KIND, { names });
   } catch (error) {
     if (!(error instanceof Interrupted)) {
       throw error;

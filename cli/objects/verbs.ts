@@ -4,39 +4,59 @@ import type { KubeObject } from '../../kube/objects.ts';
 import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
-import { type Kind, listingOf, report } from './kind.ts';
+import { type Kind, listingOf, type PageLine, report } from './kind.ts';
+import { aligned, printable } from '../text.ts';
 import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { isForbidden } from '../../kube/errors.ts';
 import { type Cluster, withCluster } from '../cluster.ts';
-import { lineBelow, print } from '../output.ts';
+import { lineBelow, type Listing, print } from '../output.ts';
 import { findNamed, forEachName, getNamed, placeOf } from './named.ts';
 import { follow, followAll } from '../../kube/follow.ts';
 import { CommandError, EXIT } from '../errors.ts';
 
+/** Which objects a command works with. */
+interface Selection {
+  readonly names: readonly string[];
+  /** Labels of the objects, as in kubectl. */
+  readonly selector?: string;
+  readonly allNamespaces?: boolean;
+}
+
+type ShowFlags = Omit<Selection, 'names'> & { readonly watch?: boolean };
+
 /** Adds the verbs `list` and `get`. */
 export function addShowVerbs<T extends KubeObject>(noun: Command, terminal: Terminal, kind: Kind<T>): void {
-  const show = async (names: string[], _flags: object, command: Command) => {
-    await list(terminal, command.optsWithGlobals<Globals>(), kind, names);
-  };
-  noun
+  const verb = noun
     .command('list')
     .alias('ls')
     .description(`List ${kind.plural}`)
     .argument('[names...]', `names of the ${kind.plural} to list (default: all)`)
-    .addOption(new BooleanFlag('--watch', 'show changes until you press Ctrl+C'))
-    .action(async (names: string[], flags: { watch?: boolean }, command: Command) => {
-      if (flags.watch !== true) {
-        await show(names, flags, command);
-        return;
-      }
-      await watchList(terminal, command.optsWithGlobals<Globals>(), kind, names);
+    .option('-l, --selector <labels>', `list ${kind.plural} with these labels, for example app=ci,stage!=old`)
+    .addOption(new BooleanFlag('-w, --watch', 'show changes until you press Ctrl+C'))
+    .action(async (names: string[], { watch = false, ...flags }: ShowFlags, command: Command) => {
+      const selection = checked({ names, ...flags });
+      await (watch ? watchList : list)(terminal, command.optsWithGlobals<Globals>(), kind, selection);
     });
+  if (kind.type.namespaced) {
+    verb.addOption(new BooleanFlag('-A, --all-namespaces', `list ${kind.plural} of all namespaces`));
+  }
   noun
     .command('get')
     .description(`Show ${kind.plural}`)
     .argument('<names...>', `names of the ${kind.plural}`)
-    .action(show);
+    .action(async (names: string[], _flags: object, command: Command) => {
+      await get(terminal, command.optsWithGlobals<Globals>(), kind, names);
+    });
+}
+
+/** @throws CommandError when names and a selection of objects are given together. */
+function checked(selection: Selection): Selection {
+  const { names, selector, allNamespaces = false } = selection;
+  if (names.length > 0 && (selector !== undefined || allNamespaces)) {
+    throw new CommandError('Give either names, or --selector and --all-namespaces', EXIT.usage);
+  }
+  return selection;
 }
 
 /** Adds the verbs `list`, `get` and `delete`. */
@@ -45,53 +65,112 @@ export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Te
   noun
     .command('delete')
     .description(`Delete ${kind.plural} and wait until they are completely removed`)
-    .argument('<names...>', `names of the ${kind.plural}`)
+    .argument('[names...]', `names of the ${kind.plural}`)
+    .addOption(new BooleanFlag('--all', `delete all ${kind.plural} of the namespace`))
+    .option('-l, --selector <labels>', `delete ${kind.plural} with these labels, for example app=ci`)
     .addOption(new BooleanFlag('--wait', 'whether to wait for the complete removal (default: true)'))
-    .action(async (names: string[], { wait = true }: { wait?: boolean }, command: Command) => {
-      await remove(terminal, command.optsWithGlobals<Globals>(), kind, { names, wait });
+    .action(async (names: string[], { wait = true, ...flags }: DeleteFlags, command: Command) => {
+      const { all = false, selector } = flags;
+      if ([names.length > 0, all, selector !== undefined].filter(Boolean).length !== 1) {
+        throw new CommandError('Give one of these: names, --all or --selector', EXIT.usage);
+      }
+      await remove(terminal, command.optsWithGlobals<Globals>(), kind, { names, ...flags, wait });
     });
 }
 
-/** Lists the named objects. Without names, lists all objects of the namespace. */
-async function list<T extends KubeObject>(
+interface DeleteFlags extends Pick<Selection, 'selector'> {
+  readonly all?: boolean;
+  readonly wait?: boolean;
+}
+
+/** Shows the named objects: as pages for people, if the kind has pages, and otherwise in a list. */
+async function get<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
   kind: Kind<T>,
   names: readonly string[],
 ): Promise<void> {
   const { signal } = terminal;
+  const { pageOf } = kind;
   await withCluster(terminal, globals, async (cluster) => {
-    if (names.length === 0) {
-      const all = await listAll(cluster, kind, signal);
-      const none = `There are no ${kind.plural}${placeOf(kind.type, cluster.namespace)}`;
-      await print(terminal, globals.output, listingOf(kind, all, none));
-      return;
-    }
     const { done, rethrow } = await forEachName(
       names,
       async (name) => await findNamed(cluster, kind, name, signal),
     );
-    if (done.length > 0) {
+    if (pageOf !== undefined && globals.output === 'table') {
+      terminal.out(done.map((object) => formatPage(pageOf(object, terminal.name))).join('\n'));
+    } else if (done.length > 0) {
       await print(terminal, globals.output, listingOf(kind, done));
     }
     rethrow();
   });
 }
 
+function formatPage(lines: readonly PageLine[]): string {
+  const shown = lines.filter(([, value]) => value !== undefined && value !== '');
+  return aligned(shown.map(([word, value]) => [`${word}:`, printable(String(value))]));
+}
+
+/** Lists the named objects. Without names, lists the selected objects of the namespace, or of all namespaces. */
+async function list<T extends KubeObject>(
+  terminal: Terminal,
+  globals: Globals,
+  kind: Kind<T>,
+  selection: Selection,
+): Promise<void> {
+  const { names } = selection;
+  if (names.length > 0) {
+    await get(terminal, globals, withoutPage(kind), names);
+    return;
+  }
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const all = await listAll(cluster, kind, selection, signal);
+    await print(terminal, globals.output, listingIn(cluster, kind, selection, all));
+  });
+}
+
+function withoutPage<T extends KubeObject>({ pageOf: _pageOf, ...kind }: Kind<T>): Kind<T> {
+  return kind;
+}
+
+/** Returns the listing of the objects. Objects of all namespaces are shown with their namespaces. */
+function listingIn<T extends KubeObject>(
+  { namespace }: Cluster,
+  kind: Kind<T>,
+  { allNamespaces = false, selector }: Selection,
+  rows: readonly T[],
+): Listing<T> {
+  const place = allNamespaces ? ' in any namespace' : placeOf(kind.type, namespace);
+  const labels = selector === undefined ? '' : ` with the labels ${selector}`;
+  const listing = listingOf(kind, rows, `There are no ${kind.plural}${labels}${place}`);
+  if (!allNamespaces) {
+    return listing;
+  }
+  const columns = listing.columns.filter(({ header }) => header !== 'NAMESPACE');
+  return {
+    ...listing,
+    columns: [{ header: 'NAMESPACE', value: ({ metadata }) => metadata.namespace }, ...columns],
+    itemOf: (object) => ({ ...kind.itemOf(object), namespace: object.metadata.namespace }),
+  };
+}
+
 /**
- * Returns the objects of the namespace. If the kind is shared, also returns the objects of the default namespace. If both namespaces have
- * an object with the same name, leaves out the object of the default namespace.
+ * Returns the selected objects of the namespace, or of all namespaces. If the kind is shared, also returns the objects of the default
+ * namespace. If both namespaces have an object with the same name, leaves out the object of the default namespace.
  */
 async function listAll<T extends KubeObject>(
   { client, namespace }: Cluster,
   { type, isShared }: Kind<T>,
+  { selector: labelSelector, allNamespaces = false }: Selection,
   signal: AbortSignal,
 ): Promise<readonly T[]> {
-  const { items } = await client.list(type, { namespace, signal });
-  if (!isShared || namespace === DEFAULT_NAMESPACE) {
+  const options = { labelSelector, signal };
+  const { items } = await client.list(type, { ...options, ...(allNamespaces ? {} : { namespace }) });
+  if (!isShared || allNamespaces || namespace === DEFAULT_NAMESPACE) {
     return items;
   }
-  const asked = client.list(type, { namespace: DEFAULT_NAMESPACE, signal });
+  const asked = client.list(type, { ...options, namespace: DEFAULT_NAMESPACE });
   // A user without rights in the default namespace gets only the objects of the chosen namespace.
   const { items: shared = [] } = (await undefinedIf(isForbidden, asked)) ?? {};
   const own = new Set(items.map(({ metadata }) => metadata.name));
@@ -108,14 +187,16 @@ export async function watchList<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
   kind: Kind<T>,
-  names: readonly string[],
+  selection: Selection,
 ): Promise<void> {
   const { signal } = terminal;
+  const { names, selector: labelSelector, allNamespaces = false } = selection;
   const isWanted = ({ metadata }: T) => names.length === 0 || names.includes(metadata.name);
   await withCluster(terminal, globals, async (cluster) => {
-    const { client, watches, namespace } = cluster;
+    const { client, watches } = cluster;
     const { type } = kind;
-    const { items, resourceVersion } = await client.list(type, { namespace, signal });
+    const namespace = allNamespaces ? undefined : cluster.namespace;
+    const { items, resourceVersion } = await client.list(type, { namespace, labelSelector, signal });
     let above = items.filter(isWanted);
     const missing = names.filter((name) => above.every(({ metadata }) => metadata.name !== name));
     // As in kubectl, a name that does not exist is a mistake. The command does not wait until somebody creates the object.
@@ -124,18 +205,18 @@ export async function watchList<T extends KubeObject>(
       async (name) => await getNamed(cluster, kind, name, signal),
     );
     rethrow();
-    const none = `There are no ${kind.plural}${placeOf(type, namespace)}`;
-    await print(terminal, globals.output, listingOf(kind, above, none));
+    const listed = (rows: readonly T[]) => listingIn(cluster, kind, selection, rows);
+    await print(terminal, globals.output, listed(above));
     const isTable = globals.output === 'table' || globals.output === 'wide';
-    const following = { client, watches, type, signal };
+    const following = { client, watches, type, labelSelector, signal };
     for await (const object of followAll<T>(following, { namespace, resourceVersion })) {
       if (!isWanted(object)) {
         continue;
       }
       if (isTable && above.length > 0) {
-        terminal.out(lineBelow(listingOf(kind, above), object, globals.output === 'wide'));
+        terminal.out(lineBelow(listed(above), object, globals.output === 'wide'));
       } else {
-        await print(terminal, globals.output, listingOf(kind, [object]));
+        await print(terminal, globals.output, listed([object]));
         above = [object];
       }
     }
@@ -148,14 +229,14 @@ export async function watchList<T extends KubeObject>(
  */
 const LIMIT_MILLISECONDS = 600_000;
 
-interface Removal {
-  readonly names: readonly string[];
+/** Objects to delete: those with the names, or the selected ones of the namespace. */
+interface Removal extends Pick<Selection, 'names' | 'selector'> {
   /** Whether to wait until the objects are completely removed. */
   readonly wait: boolean;
 }
 
 /**
- * Deletes all named objects at the same time.
+ * Deletes all named objects at the same time. Without names, deletes the selected objects.
  *
  * @throws CommandError when an object does not exist, or still exists after the time limit; ApiError.
  */
@@ -163,19 +244,37 @@ async function remove<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
   kind: Kind<T>,
-  { names, wait }: Removal,
+  removal: Removal,
 ): Promise<void> {
   const { signal } = terminal;
+  const { wait } = removal;
   await withCluster(terminal, globals, async (cluster) => {
+    const isSelected = removal.names.length === 0;
+    const names = isSelected ? await namesOf(cluster, kind, removal, signal) : removal.names;
     const { done: objects, rethrow } = await forEachName(names, async (name) => {
       const object = await getNamed(cluster, kind, name, signal);
       await removeOne(cluster, kind, object, { wait, signal });
       return object;
     });
-    const message = wait ? 'Successfully deleted' : 'Requested deletion of';
-    await report(terminal, globals, { kind, objects, sentence: (name) => `${message} ${kind.noun} ${name}` });
+    const result = wait ? 'Successfully deleted' : 'Requested deletion of';
+    const sentence = (name: string) => `${result} ${kind.noun} ${name}`;
+    await report(terminal, globals, { kind, objects, sentence, isDone: isSelected || objects.length > 0 });
+    if (names.length === 0 && (globals.output === 'table' || globals.output === 'wide')) {
+      terminal.err(`${listingIn(cluster, kind, removal, []).none}\n`);
+    }
     rethrow();
   });
+}
+
+/** Returns the names of the selected objects. Objects of the default namespace are selected only in that namespace. */
+async function namesOf<T extends KubeObject>(
+  cluster: Cluster,
+  kind: Kind<T>,
+  selection: Removal,
+  signal: AbortSignal,
+): Promise<string[]> {
+  const selected = await listAll(cluster, { ...kind, isShared: false }, selection, signal);
+  return selected.map(({ metadata }) => metadata.name);
 }
 
 /**

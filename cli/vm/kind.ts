@@ -1,15 +1,19 @@
 /** Defines the columns of tables with VMs, and the names of the kind in messages. */
 import type { VMItem } from '../../api/http/vm.ts';
 import { vmItem } from '../../api/http/vmitem.ts';
+import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
+import { vncSecretName } from '../../api/v1alpha1/names.ts';
+import { formatSize } from '../../api/v1alpha1/quantity.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Kind } from '../objects/kind.ts';
+import type { Kind, PageLine } from '../objects/kind.ts';
 import type { Column } from '../output.ts';
 import { age } from '../text.ts';
 
 const COLUMNS: readonly Column<VM>[] = [
   { header: 'NAME', value: ({ metadata }) => metadata.name },
   ofItem('STATUS', ({ status }) => status),
+  { header: 'READY', value: (vm) => conditionOf(vm, 'Ready')?.status },
   ofItem('NODE', ({ node }) => node),
   ofItem('IP', ({ ip }) => ip),
   ofItem('SSH', ({ ssh }) => ssh),
@@ -19,9 +23,14 @@ const COLUMNS: readonly Column<VM>[] = [
   { header: 'PHASE', value: ({ status }) => status?.phase, isWide: true },
   { header: 'PROGRESS', value: ({ status }) => status?.progress, isWide: true },
   { ...ofItem('CPU', ({ cpu }) => cpu), isWide: true },
-  { ...ofItem('MEMORY', ({ memory }) => memory), isWide: true },
+  {
+    header: 'MEMORY',
+    value: ({ spec, status }) => formatSize(status?.resources?.memory ?? spec.memory),
+    isWide: true,
+  },
   { ...ofItem('PORTS', ({ reservedPorts }) => reservedPorts), isWide: true },
   { ...ofItem('OWNER', ({ owner }) => owner), isWide: true },
+  { header: 'MESSAGE', value: readyMessage, isWide: true },
 ];
 
 export const VM_KIND: Kind<VM> = {
@@ -29,6 +38,7 @@ export const VM_KIND: Kind<VM> = {
   noun: 'vm',
   plural: 'VMs',
   columns: COLUMNS,
+  pageOf,
   itemOf: (vm) => vmItem(vm),
   isShared: false,
 };
@@ -36,4 +46,61 @@ export const VM_KIND: Kind<VM> = {
 /** Returns a column that shows one field of the VM, with the value that the HTTP API gives for this field. */
 function ofItem(header: string, value: (item: VMItem) => string | number | undefined): Column<VM> {
   return { header, value: (vm) => value(vmItem(vm)) };
+}
+
+/** Returns the reason why the VM failed or is not Ready. The result is undefined if the VM is Ready. */
+function readyMessage(vm: VM): string | undefined {
+  return vm.status?.failure?.message ?? notReadyMessage(vm);
+}
+
+/** Returns what users ask about a VM: whether they can use it, where it is, how to log in, and what it was made from. */
+function pageOf(vm: VM, command: string): PageLine[] {
+  const { metadata, status = {} } = vm;
+  const item = vmItem(vm);
+  const ready = conditionOf(vm, 'Ready');
+  return [
+    ['Name', metadata.name],
+    ['Namespace', metadata.namespace],
+    ['Phase', status.phase ?? 'Pending'],
+    ['Progress', status.progress],
+    ['Ready', ready && [ready.status, ready.message].filter(Boolean).join(': ')],
+    ['Failure', status.failure?.message],
+    ['Age', age(metadata.creationTimestamp)],
+    ['Host', [item.node, item.ip && `at ${item.ip}`].filter(Boolean).join(' ')],
+    ...accessLines(vm, command),
+    ['Image', [item.image, status.image?.digest].filter(Boolean).join(' ')],
+    ['Config', vm.spec.configRef?.name],
+    ...sizeLines(vm),
+    ['Created by', item.owner],
+  ];
+}
+
+/** Returns how to reach the guest and its screen. A port of the host is shown if the host has reserved one. */
+function accessLines(vm: VM, command: string): PageLine[] {
+  const { metadata, spec, status = {} } = vm;
+  const { ip, ssh, vnc, screenshare, reservedPorts } = vmItem(vm);
+  const port = ssh === undefined ? '' : `, or ssh -p ${ssh} USER@${ip}`;
+  const viewer =
+    vnc === undefined ? '' : `, or ${ip}:${vnc} with the password in Secret ${vncSecretName(metadata.name)}`;
+  return [
+    ['Login', `${command} vm ssh ${metadata.name}${port}`],
+    ['Ports', reservedPorts],
+    [
+      'Guest',
+      [status.guest?.hostName, status.guest?.os, ...(status.addresses ?? [])].filter(Boolean).join(', '),
+    ],
+    ['Screen', spec.vnc?.enabled === false ? 'off' : `${command} vm vnc ${metadata.name}${viewer}`],
+    ['Screen sharing', screenshare === undefined ? undefined : `${ip}:${screenshare}`],
+    ['Display', conditionOf(vm, 'DisplayReady')?.message],
+  ];
+}
+
+function sizeLines({ spec, status = {} }: VM): PageLine[] {
+  const { cpu = spec.cpu, memory = spec.memory, diskSize = spec.diskSize } = status.resources ?? {};
+  return [
+    ['CPU', cpu],
+    ['Memory', formatSize(memory)],
+    ['Disk', formatSize(diskSize)],
+    ['Architecture', spec.architecture],
+  ];
 }

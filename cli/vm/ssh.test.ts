@@ -66,7 +66,7 @@ async function login({ signal } = new AbortController(), action = plain): Promis
   );
 }
 
-async function argumentsOf(): Promise<string[]> {
+async function readArguments(): Promise<string[]> {
   return (await readFile(join(folder, 'arguments'), 'utf8')).trimEnd().split('\n');
 }
 
@@ -92,7 +92,7 @@ it('starts no ssh for a namespace that would be a command in the shell fish', as
   expect(existsSync(join(folder, 'arguments'))).toBe(false);
 });
 
-it('gives ssh a command whose argumentsOf no shell changes', async () => {
+it('gives ssh a command whose words no shell changes', async () => {
   context = { name: String.raw`it's a \'(touch hit)\' $(touch hit)` };
   await login();
   const [, proxy = ''] = /^ProxyCommand=(.*)$/m.exec(await readFile(join(folder, 'arguments'), 'utf8')) ?? [];
@@ -125,8 +125,8 @@ it('ends ssh when the user ends the command, because the signal might not reach 
 it('uses only the key that the user chooses', async () => {
   const flags = { name: 'desk', user: 'me', identity: '/keys/ci', command: ['-v'] };
   await login(undefined, async (terminal, globals) => await ssh(terminal, globals, flags));
-  expect(await argumentsOf()).toEqual(expect.arrayContaining(['-i', '/keys/ci', 'IdentitiesOnly=yes']));
-  expect((await argumentsOf()).slice(-3)).toEqual(['--', 'me@desk', '-v']);
+  expect(await readArguments()).toEqual(expect.arrayContaining(['-i', '/keys/ci', 'IdentitiesOnly=yes']));
+  expect((await readArguments()).slice(-3)).toEqual(['--', 'me@desk', '-v']);
 });
 
 it.each([
@@ -135,8 +135,8 @@ it.each([
   [{ source: '-x', target: 'desk:', user: 'me' }, ['--', '-x', 'me@desk:']],
 ])('copies %j', async (copy, last) => {
   await login(undefined, async (terminal, globals) => await scp(terminal, globals, copy));
-  expect((await argumentsOf()).slice(-last.length)).toEqual(last);
-  expect(await argumentsOf()).toContain(`HostKeyAlias=${uid}`);
+  expect((await readArguments()).slice(-last.length)).toEqual(last);
+  expect(await readArguments()).toContain(`HostKeyAlias=${uid}`);
 });
 
 it.each([

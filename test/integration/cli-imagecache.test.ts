@@ -289,7 +289,7 @@ describe('imagecache', () => {
       isDeepStrictEqual(await json(member, ...info), items),
     );
     expect((await berth(...info)).out).toMatch(
-      /^NODE +STATUS +SIZE +MESSAGE\n.* ready +31.23G\n.* queued\n$/,
+      /^NODE +STATUS +SIZE +MESSAGE\n.* ready +29.1Gi\n.* queued\n$/,
     );
     const added = await json(member, 'imagecache', 'add', `${IMAGE}:latest`, '--nodes', third);
     expect(added).toEqual([{ node: third, code: 200, status: 'Success' }]);

@@ -131,11 +131,15 @@ describe('the forms that integrations call', () => {
     const [table, wide, names] = await Promise.all(
       ['table', 'wide', 'name'].map(async (format) => (await berth('vm', 'list', '-o', format)).out),
     );
-    expect(table).toMatch(/^NAME +STATUS +NODE +IP +SSH +VNC +IMAGE +AGE\n/);
-    expect(table).toMatch(/^named +Running +\S+ +\S+ +8822 /m);
-    expect(wide).toMatch(/ PHASE +PROGRESS +CPU +MEMORY +PORTS +OWNER\n/);
+    expect(table).toMatch(/^NAME +STATUS +READY +NODE +IP +SSH +VNC +IMAGE +AGE\n/);
+    expect(table).toMatch(/^named +Running +True +\S+ +\S+ +8822 /m);
+    expect(wide).toMatch(/ PHASE +PROGRESS +CPU +MEMORY +PORTS +OWNER +MESSAGE\n/);
     expect(new Set(names?.trim().split('\n'))).toEqual(new Set(items.map(({ name }) => name)));
     expect((await berth('vm', 'get', 'named', '-o', 'yaml')).out).toContain('- name: named\n');
+    const page = (await berth('vm', 'get', 'named')).out;
+    expect(page).toMatch(/^Name: +named\n/);
+    expect(page).toMatch(/^Ready: +True/m);
+    expect(page).toMatch(/^Login: +berth vm ssh named, or ssh -p 8822 USER@\S+$/m);
   });
 
   it('list VM configs and images, also those of the default namespace', async () => {
@@ -164,6 +168,35 @@ describe('the forms that integrations call', () => {
     expect(err).toBe(`error: vm "absent" not found in namespace ${namespace}\n`);
     const left = (await vms.list()).map(({ metadata }) => metadata.name);
     expect(left.filter((one) => one === name || one === 'named')).toEqual([]);
+  });
+
+  it('list and delete the VMs with labels, and list those of all namespaces', async () => {
+    const labels = ['--labels', 'team=blue'];
+    await Promise.all(
+      ['blue-1', 'blue-2'].map((name) => berth('vm', 'create', name, '--config', CONFIG, ...labels)),
+    );
+    await berth('vm', 'create', 'red', '--config', CONFIG);
+    expect((await berth('vm', 'list', '-l', 'team=blue', '-o', 'name')).out).toBe('blue-1\nblue-2\n');
+    const asAdmin = { kubeconfig: cluster.kubeconfig };
+    const args = ['vm', 'list', '-A', '-n', 'platform-elsewhere'];
+    const everywhere = await command.run(args, asAdmin);
+    expect(everywhere.out).toMatch(/^NAMESPACE +NAME /);
+    expect(everywhere.out).toMatch(/^platform-default +red /m);
+    const items = JSON.parse((await command.run([...args, '-o', 'json'], asAdmin)).out) as object[];
+    expect(items).toContainEqual(expect.objectContaining({ name: 'red', namespace }));
+    const { code, out } = await berth('vm', 'delete', '-l', 'team=blue');
+    expect([code, out]).toEqual([0, 'Successfully deleted vm blue-1\nSuccessfully deleted vm blue-2\n']);
+    const none = await berth('vm', 'delete', '-l', 'team=blue');
+    expect([none.code, none.err]).toEqual([
+      0,
+      `There are no VMs with the labels team=blue in namespace ${namespace}\n`,
+    ]);
+    const elsewhere = await command.run(['vm', 'delete', '--all', '-n', 'platform-elsewhere'], asAdmin);
+    expect([elsewhere.code, elsewhere.err]).toEqual([
+      0,
+      'There are no VMs in namespace platform-elsewhere\n',
+    ]);
+    expect((await berth('vm', 'delete', 'red')).code).toBe(0);
   });
 
   it('say Unauthorized to a token that nobody has', async () => {

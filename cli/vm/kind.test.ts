@@ -1,0 +1,53 @@
+import { expect, it } from 'vitest';
+import type { VM } from '../../api/v1alpha1/vm.ts';
+import { VM_KIND } from './kind.ts';
+
+const condition = (type: string, status: string, message: string) => ({ type, status, reason: 'A', message });
+
+function linesOf(spec: object, status: object): Record<string, unknown> {
+  const vm = { metadata: { name: 'desk', namespace: 'platform-a' }, spec, status } as unknown as VM;
+  const lines = VM_KIND.pageOf?.(vm, 'kubectl berth') ?? [];
+  return Object.fromEntries(lines.filter(([, value]) => value !== undefined && value !== ''));
+}
+
+it('says of a running VM whether it is ready, where it is, how to log in and how large it is', () => {
+  const status = {
+    phase: 'Running',
+    nodeName: 'host-1',
+    hostAddress: '192.0.2.1',
+    conditions: [condition('Ready', 'False', 'The guest has no SSH server')],
+    endpoints: [
+      { name: 'ssh', purpose: 'ssh', protocol: 'TCP', hostPort: 8822, guestPort: 22 },
+      { name: 'vnc', purpose: 'vnc', protocol: 'TCP', hostPort: 5901 },
+      { name: '8080-tcp', protocol: 'TCP', hostPort: 8080, guestPort: 80 },
+    ],
+    image: { name: 'debian', digest: 'sha256:1' },
+    resources: { cpu: 2, memory: '1536Mi', diskSize: 20_415_376 },
+  };
+  expect(linesOf({ image: 'debian' }, status)).toEqual({
+    Name: 'desk',
+    Namespace: 'platform-a',
+    Phase: 'Running',
+    Ready: 'False: The guest has no SSH server',
+    Host: 'host-1 at 192.0.2.1',
+    Login: 'kubectl berth vm ssh desk, or ssh -p 8822 USER@192.0.2.1',
+    Ports: '8080:80/tcp',
+    Screen: 'kubectl berth vm vnc desk, or 192.0.2.1:5901 with the password in Secret desk-vnc',
+    Image: 'debian sha256:1',
+    CPU: 2,
+    Memory: '1.5Gi',
+    Disk: '19.5Mi',
+  });
+});
+
+it('says of a VM without a host only what is known', () => {
+  expect(linesOf({ image: 'debian', memory: '2Gi', vnc: { enabled: false } }, {})).toEqual({
+    Name: 'desk',
+    Namespace: 'platform-a',
+    Phase: 'Pending',
+    Login: 'kubectl berth vm ssh desk',
+    Screen: 'off',
+    Image: 'debian',
+    Memory: '2Gi',
+  });
+});
