@@ -167,7 +167,7 @@ export const VM_FIELDS = {
     isInConfig: true,
     flag: [
       '--readiness <check>',
-      'when a running VM is Ready: none, guest-agent, or the number of a TCP port that answers',
+      'check for Ready: none, ssh, guest-agent, or the number of a TCP port that answers',
     ],
   },
   sshAuthorizedKeys: {

@@ -29,6 +29,7 @@ function fields(...args: string[]): object {
 
 it.each([
   [['--readiness', 'none'], { readiness: { type: 'None' } }],
+  [['--readiness', 'ssh'], { readiness: { type: 'SSH' } }],
   [['--readiness', 'guest-agent'], { readiness: { type: 'GuestAgent' } }],
   [['--readiness', '22'], { readiness: { type: 'Port', port: 22 } }],
   [['--disk-size', '20'], { diskSize: '20G' }],
@@ -43,7 +44,7 @@ it.each([
 });
 
 it.each([
-  ['--readiness', 'ssh-ish', 'none, guest-agent, or the number of a TCP port'],
+  ['--readiness', 'ssh-ish', 'none, ssh, guest-agent, or the number of a TCP port'],
   ['--architecture', 'x86', 'Allowed choices are amd64, arm64'],
   ['--disk-size', 'much', 'such as 120G or 100Gi'],
   ['--ssh-key', secret, 'is a private key, which must stay on this computer'],

@@ -61,14 +61,22 @@ function optionFor(row: TableFlag['row'], [flag, text]: readonly [string, string
   return parser === undefined ? option : option.argParser(parser);
 }
 
+const READINESS: Readonly<Record<string, 'None' | 'SSH' | 'GuestAgent'>> = {
+  none: 'None',
+  ssh: 'SSH',
+  'guest-agent': 'GuestAgent',
+};
+
 /** Returns the check that decides whether a machine is Ready. @throws InvalidArgumentError when the text has another form. */
 function parseReadiness(text: string): VMSpec['readiness'] {
-  const type = { none: 'None', 'guest-agent': 'GuestAgent' } as const;
-  if (text === 'none' || text === 'guest-agent') {
-    return { type: type[text] };
+  const type = READINESS[text];
+  if (type !== undefined) {
+    return { type };
   }
   if (!/^\d{1,5}$/.test(text)) {
-    throw new InvalidArgumentError('It must be none, guest-agent, or the number of a TCP port of the guest.');
+    throw new InvalidArgumentError(
+      `It must be ${Object.keys(READINESS).join(', ')}, or the number of a TCP port of the guest.`,
+    );
   }
   return { type: 'Port', port: Number(text) };
 }

@@ -77,22 +77,28 @@ function pageOf(vm: VM, command: string): PageLine[] {
 
 /** Returns how to reach the guest and its screen. A port of the host is shown if the host has reserved one. */
 function accessLines(vm: VM, command: string): PageLine[] {
-  const { metadata, spec, status = {} } = vm;
-  const { ip, ssh, vnc, screenshare, reservedPorts } = vmItem(vm);
+  const { name } = vm.metadata;
+  const { ip, ssh, screenshare, reservedPorts } = vmItem(vm);
   const port = ssh === undefined ? '' : `, or ssh -p ${ssh} USER@${ip}`;
-  const viewer =
-    vnc === undefined ? '' : `, or ${ip}:${vnc} with the password in Secret ${vncSecretName(metadata.name)}`;
   return [
-    ['Login', `${command} vm ssh ${metadata.name}${port}`],
+    ['Login', `${command} vm ssh ${name}${port}`],
     ['Ports', reservedPorts],
-    [
-      'Guest',
-      [status.guest?.hostName, status.guest?.os, ...(status.addresses ?? [])].filter(Boolean).join(', '),
-    ],
-    ['Screen', spec.vnc?.enabled === false ? 'off' : `${command} vm vnc ${metadata.name}${viewer}`],
+    ['Guest', guestFacts(vm)],
+    ['Screen', vm.spec.vnc?.enabled === false ? 'off' : `${command} vm vnc ${name}${viewerAddress(vm)}`],
     ['Screen sharing', screenshare === undefined ? undefined : `${ip}:${screenshare}`],
     ['Display', conditionOf(vm, 'DisplayReady')?.message],
   ];
+}
+
+function guestFacts({ status: { guest, addresses = [] } = {} }: VM): string {
+  return [guest?.hostName, guest?.os, ...addresses].filter(Boolean).join(', ');
+}
+
+/** Returns the end of a sentence: the port of the host for the screen, if there is one. */
+function viewerAddress(vm: VM): string {
+  const { ip, vnc } = vmItem(vm);
+  const secret = vncSecretName(vm.metadata.name);
+  return vnc === undefined ? '' : `, or ${ip}:${vnc} with the password in Secret ${secret}`;
 }
 
 function sizeLines({ spec, status = {} }: VM): PageLine[] {
