@@ -4,6 +4,7 @@
  */
 import { connect, type Socket } from 'node:net';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
+import { UNCHECKED_GUEST } from '../../api/v1alpha1/reasons.ts';
 import type { PortForward } from '../drivers/driver.ts';
 import { FAILURES, type GuestCheck, PERIODS } from './guestloop.ts';
 import type { Runtime } from './machine.ts';
@@ -57,7 +58,7 @@ export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
   | { kind: 'probe'; target: Target };
 
-const READY: Readiness = { ready: true, message: 'The machine runs. Its guest is not checked' };
+const READY: Readiness = { ready: true, message: UNCHECKED_GUEST };
 
 /**
  * Returns how to find out whether the machine is ready. If the address of the guest is unknown, the check uses a host port that is reserved

@@ -5,6 +5,12 @@
 
 /** Text for each obstacle. `%` stands for the number of hosts. */
 export const OBSTACLES = {
+  noSlots: '% with no slots at all',
+  noMacOS: '% that run no macOS guests',
+  noSharedDisk: '% with no shared disk',
+  smallCPU: '% with too few processors for it',
+  smallMemory: '% with too little memory for it',
+  smallDisk: '% with too small a disk for it',
   slot: '% without a free slot',
   macosGuests: '% with two macOS guests already',
   sharedDisk: '% whose shared disk is in use',
@@ -20,6 +26,9 @@ export const OBSTACLES = {
 } as const;
 export type Obstacle = keyof typeof OBSTACLES;
 
+/** Beginning of the message of the condition Scheduled if hosts match the VM. They could take it later, or they never can. */
+export const NONE_FREE = 'No host is free';
+export const NONE_ABLE = 'No host can take it';
 /** Message of the condition Scheduled if no host matches the VM. */
 export const NO_MATCHING_HOST = 'No host has the architecture, name or tag that the VM requests';
 /** Beginning of the message of the condition Scheduled if every host that matches the VM has refused the VM. */

@@ -12,6 +12,7 @@ import {
   ReasonedError,
   type ReasonEntry,
   saidReason,
+  textsFor,
 } from './reasons.ts';
 
 const CATALOGUE = Object.entries(REASONS) as [Reason, ReasonEntry][];
@@ -53,6 +54,14 @@ describe('the catalogue of reasons', () => {
       return isEmpty || judged.some((kind) => classOf(word, kind) === undefined);
     });
     expect(silent).toEqual([]);
+  });
+
+  it('has no sentence of Emulators for VMs, and none of VMs that names both kinds', () => {
+    const texts = CATALOGUE.filter(([, { seen }]) => seen.VM !== undefined).map(([word]) =>
+      textsFor(word, 'VM'),
+    );
+    const all = texts.flatMap(({ says, todo = '' }) => [says, todo]);
+    expect(all.filter((text) => /\b(?:an|the|The|or) Emulators?\b|emulator:|\bADB\b/.test(text))).toEqual([]);
   });
 
   it.each(CATALOGUE)('%s has short sentences', (_, { says, todo, class: known }) => {

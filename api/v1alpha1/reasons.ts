@@ -58,7 +58,12 @@ export interface ReasonEntry {
   readonly says: string;
   /** Next step for people, in the imperative. If absent, nothing has to be done. */
   readonly todo?: string;
+  /** Texts for kinds for which `says` and `todo` are not true. */
+  readonly texts?: Readonly<Partial<Record<ReasonKind, ReasonTexts>>>;
 }
+
+/** Meaning of a reason, and the next step, if any. */
+export type ReasonTexts = Pick<ReasonEntry, 'says' | 'todo'>;
 
 /** All reasons with their properties. */
 export const REASONS = {
@@ -74,6 +79,9 @@ export const REASONS = {
   ...ROLE_REASONS,
   ...SERVER_REASONS,
 } satisfies Readonly<Record<string, ReasonEntry>>;
+
+/** Message of the condition Ready of a VM whose guest nobody checks. */
+export const UNCHECKED_GUEST = 'The machine runs. Its guest is not checked';
 
 /** A reason in the catalogue. */
 export type Reason = keyof typeof REASONS;
@@ -117,6 +125,15 @@ export function classOf(word: string | undefined, kind: ReasonKind): ReasonClass
     return undefined;
   }
   return typeof known === 'string' ? known : known[kind];
+}
+
+/** Returns the texts about a reason for objects of one kind. The words "VM or Emulator" stand for the kind. */
+export function textsFor(word: Reason, kind: ReasonKind): ReasonTexts {
+  const entry: ReasonEntry = REASONS[word];
+  const { says, todo } = entry.texts?.[kind] ?? entry;
+  const named = (text: string) =>
+    kind === 'VM' || kind === 'Emulator' ? text.replaceAll(/VM(s?) or Emulators?/g, `${kind}$1`) : text;
+  return { says: named(says), ...(todo !== undefined && { todo: named(todo) }) };
 }
 
 /** Returns a sentence about the meaning of a reason, for a condition without a message. */

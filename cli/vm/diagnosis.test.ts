@@ -1,4 +1,5 @@
 import { expect, it } from 'vitest';
+import { UNCHECKED_GUEST } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { diagnose, type Seen } from './diagnosis.ts';
@@ -210,7 +211,7 @@ it('says of a VM that runs that nothing is wrong, and of another what it waits f
   const runs = diagnose({
     vm: vm({ phase: 'Running', conditions: [condition('Ready', 'True', 'Running')] }),
   });
-  expect(runs).toMatchObject({ ok: true, todo: [], message: 'VM mac runs, and nothing is wrong' });
+  expect(runs).toMatchObject({ ok: true, todo: [], message: 'VM mac runs. Nothing is wrong' });
   const pulls = vm({
     phase: 'Pulling',
     nodeName: 'h1',
@@ -251,7 +252,12 @@ it('adds the words of the Image, and passes on reasons that it does not know', (
   const [, seen] = CAUSES.find(([cause]) => cause.startsWith('an image')) ?? CAUSES[0]!;
   expect(diagnose(seen).message).toBe('Image base has no content. Image base: no room');
   const strange = diagnose({ vm: failed('FanBroken', 'too hot') });
-  expect(strange).toMatchObject({ area: 'machine', reason: 'FanBroken', message: 'too hot', todo: [] });
+  expect(strange).toMatchObject({
+    area: 'machine',
+    reason: 'FanBroken',
+    message: 'too hot',
+    todo: ['Create the VM again'],
+  });
   expect(strange).not.toHaveProperty('meaning');
 });
 
@@ -264,4 +270,171 @@ it('writes one page without characters that control a terminal', () => {
   expect(page).toMatch(/What to do:\n {2}Read the condition’s message/);
   expect(page).toMatch(/^ {2}5m +StartFailed +a b \(3 times\)$/m);
   expect(page.split('\n').length).toBeLessThan(40);
+});
+
+const WAITS = 'The VM waits without a time limit, and goes on by itself when the cause is gone';
+const TRIES =
+  'The host tries again. The VM fails if it is not Running deployTimeoutSeconds after it got its host';
+const KEPT = 'Berth keeps the VM, and looks again until the cause is gone';
+const FINAL = 'The VM has failed, and Berth does not start it again';
+const OFF = 'The VM stays off until somebody starts it';
+const NO_FREE =
+  'The hosts that match the VM cannot take it now. The message has the number of hosts for each cause';
+const runs = (...conditions: object[]) => ({
+  vm: vm({ phase: 'Running', nodeName: 'h1', firstRunningTime: TIME, conditions }),
+});
+const unplaced = (reason: string, message: string) => ({
+  vm: vm({ phase: 'Pending', conditions: [condition('ImageReady', 'False', reason, message)] }),
+});
+const unschedulable = (message: string): Seen => ({ vm: pending('Unschedulable', message) });
+
+it.each<[string, Seen, meaning: string, outlook: string]>([
+  [
+    'the name of no Image',
+    unplaced('ImageNotFound', 'Image x was not found'),
+    'The tag, digest or file does not exist, or there is no Image or ISO of that name',
+    WAITS,
+  ],
+  [
+    'a reference that does not exist',
+    { vm: failed('ImageNotFound', 'no tag 9') },
+    'The tag, digest or file does not exist, or there is no Image or ISO of that name',
+    FINAL,
+  ],
+  ['too little memory', unschedulable('No host is free: 1 short of memory'), NO_FREE, WAITS],
+  [
+    'a size that no host has',
+    unschedulable('No host can take it: 1 with too little memory for it'),
+    'No host can take the VM, even when it is empty',
+    WAITS,
+  ],
+  [
+    'an architecture that no host has',
+    unschedulable(NO_MATCH),
+    'No host matches the VM. Room is not the cause',
+    WAITS,
+  ],
+  [
+    'no Node',
+    unschedulable('no nodes available to schedule pods'),
+    'No host matches the VM. Room is not the cause',
+    WAITS,
+  ],
+  [
+    'macOS without a Mac',
+    unschedulable('No host can take it: 2 that run no macOS guests'),
+    'No host can take the VM, even when it is empty',
+    WAITS,
+  ],
+  ['a third macOS guest', unschedulable('No host is free: 1 with two macOS guests already'), NO_FREE, WAITS],
+  [
+    'hosts that refused it',
+    unschedulable('All hosts that match the VM have refused it: h1'),
+    'Each host that matches the VM has refused it. Room is not the cause',
+    WAITS,
+  ],
+  ['a port in use', unschedulable('No host is free: 1 with a reserved port in use'), NO_FREE, WAITS],
+  [
+    'a quota',
+    { vm: pending('PodRefused', 'exceeded quota: small, requested: cpu=1') },
+    'The API server refused the Pod or a change of it, or its errors last. The message contains the answer of the API server',
+    WAITS,
+  ],
+  [
+    'a Secret that is missing',
+    { vm: waits('UserDataReady', 'SecretNotFound', 'no Secret') },
+    'The Secret in spec.userDataSecretRef does not exist, or has no entry with the given key. The machine waits until the Secret and the entry exist',
+    TRIES,
+  ],
+  [
+    'a full disk before the first run',
+    { vm: waits('ImageReady', 'DiskFull', '9 bytes') },
+    'The host has too little disk space for the image. The condition’s message contains the needed bytes, and the agent’s log the free ones',
+    TRIES,
+  ],
+  [
+    'a full disk while it runs',
+    runs(condition('Ready', 'False', 'HostDiskFull', 'paused')),
+    'The machine is paused, because the disk of its host is full',
+    KEPT,
+  ],
+  [
+    'a check that fails',
+    runs(condition('Ready', 'False', 'NotReady', 'port 80')),
+    'The machine runs, but the check in spec.readiness fails',
+    KEPT,
+  ],
+  [
+    'no SSH server',
+    runs(condition('Ready', 'False', 'NoSSHServer', 'port 22')),
+    'The guest has SSH keys, but no SSH server has answered for longer than deployTimeoutSeconds. The VM runs on',
+    KEPT,
+  ],
+  [
+    'a silent host',
+    runs(condition('Ready', 'Unknown', 'HostUnreachable', 'Host h1')),
+    'The host of the VM does not report. Perhaps the machine is still running',
+    KEPT,
+  ],
+  [
+    'a crash',
+    { vm: failed('Crashed', 'qemu') },
+    'The hypervisor ended or stopped its guest unexpectedly. The condition’s message contains the last output of the hypervisor',
+    FINAL,
+  ],
+  [
+    'a deployment that took too long',
+    { vm: failed('DeployTimeout', '600 s') },
+    'The VM did not become Running within deployTimeoutSeconds after it got its host',
+    FINAL,
+  ],
+  [
+    'a deleted Pod',
+    { vm: failed('PodDeleted', 'gone') },
+    'The Pod of the VM was deleted. If the VM has not run yet, it gets another Pod',
+    FINAL,
+  ],
+  [
+    'a network mode',
+    { vm: vm({ conditions: [condition('Stalled', 'True', 'NetworkModeUnsupported', 'Bridge')] }) },
+    'No network driver of the hosts supports the network mode of the VM',
+    FINAL,
+  ],
+  [
+    'a guest that powered itself off',
+    { vm: vm({ phase: 'Stopped', conditions: [condition('Ready', 'False', 'GuestShutdown')] }) },
+    'The guest powered itself off',
+    OFF,
+  ],
+  [
+    'a VM that is to be off',
+    { vm: vm({ spec: { powerState: 'Stopped' }, phase: 'Stopped' }) },
+    'The machine is off, and its disk stays',
+    OFF,
+  ],
+  [
+    'a name in use',
+    { vm: pending('PodNameTaken', 'Pod mac') },
+    'Another Pod has the name that the Pod of the VM must have',
+    WAITS,
+  ],
+])('what is said is true: %s', (_, seen, meaning, outlook) => {
+  expect(diagnose(seen)).toMatchObject({ meaning, outlook });
+});
+
+it('says that a failed VM must be created again, and not that it starts by itself', () => {
+  expect(diagnose({ vm: failed('ImageNotFound', 'no tag 9') }).todo).toEqual([
+    'Correct the name, or create the Image',
+    'Create the VM again',
+  ]);
+});
+
+it('does not say that all is well where nobody looked', () => {
+  const unchecked = diagnose(runs(condition('Ready', 'True', 'Running', UNCHECKED_GUEST)));
+  expect(unchecked).toMatchObject({ ok: true, message: 'VM mac runs. Its guest is not checked' });
+  expect(unchecked.checks).toContainEqual({ area: 'guest', state: 'not checked', message: '' });
+  const answers = condition('GuestAgentConnected', 'True', 'Connected');
+  const answering = diagnose(runs(condition('Ready', 'True', 'Running', UNCHECKED_GUEST), answers));
+  expect(answering).toMatchObject({ message: 'VM mac runs. Nothing is wrong' });
+  expect(answering.checks).toContainEqual({ area: 'guest', state: 'ok', message: '' });
 });

@@ -8,15 +8,14 @@ import {
   isSeen,
   meaningOf,
   type Reason,
-  REASON_CLASSES,
   type ReasonClass,
-  type ReasonEntry,
-  REASONS,
+  textsFor,
+  UNCHECKED_GUEST,
 } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, NodeSelectorRequirement, Pod } from '../../kube/core.ts';
 import { HOST_KEY, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
-import { ALL_REFUSED, type Obstacle, obstaclesIn } from '../../api/v1alpha1/obstacles.ts';
+import { ALL_REFUSED, NONE_ABLE, type Obstacle, obstaclesIn } from '../../api/v1alpha1/obstacles.ts';
 
 /** Areas where a problem can occur before a VM runs. A VM passes the areas in this order. */
 export const AREAS = ['scheduler', 'quota', 'image', 'network', 'host', 'machine', 'guest'] as const;
@@ -36,6 +35,8 @@ interface Problem {
   readonly area: Area;
   readonly reason: string;
   readonly message: string;
+  /** Meaning of the reason in this case. If absent, the catalogue of reasons has the meaning. */
+  readonly meaning?: string;
   /** Next steps for the user. If absent, the catalogue of reasons has the next step. */
   readonly todo?: readonly string[];
 }
@@ -43,7 +44,7 @@ interface Problem {
 interface Check {
   readonly area: Area;
   /** `off` means that the machine is off, because the spec of the VM requests a stopped or suspended VM. */
-  readonly state: 'ok' | 'problem' | 'off' | 'not yet';
+  readonly state: 'ok' | 'problem' | 'off' | 'not yet' | 'not checked';
   readonly message: string;
 }
 
@@ -95,10 +96,11 @@ export function diagnose(seen: Seen): Diagnosis {
   const problem = FINDERS.map((find) => find(seen)).find((found) => found !== undefined);
   const known = { name, namespace, phase, checks: checksOf(vm, problem) };
   if (problem !== undefined) {
-    return { ...known, ok: false, ...explained(problem) };
+    return { ...known, ok: false, ...explained(problem, vm) };
   }
+  const guest = isUnchecked(vm) ? 'Its guest is not checked' : 'Nothing is wrong';
   return conditionOf(vm, 'Ready')?.status === 'True'
-    ? { ...known, ok: true, message: `VM ${name} runs, and nothing is wrong`, todo: [] }
+    ? { ...known, ok: true, message: `VM ${name} runs. ${guest}`, todo: [] }
     : { ...known, ok: false, message: waitsFor(vm, phase), todo: [patience(phase)] };
 }
 
@@ -110,17 +112,62 @@ function phaseOf({ metadata, status = {} }: VM): string {
  * Returns the problem, and the texts of the catalogue for its reason. The catalogue might not contain the reason, because the host can have
  * another release.
  */
-function explained({ area, reason, message, todo }: Problem) {
-  const entry: ReasonEntry | undefined = isReason(reason) ? REASONS[reason] : undefined;
+function explained({ area, reason, message, meaning, todo }: Problem, vm: VM) {
+  const texts = isReason(reason) ? textsFor(reason, 'VM') : undefined;
   const known = classOf(reason, 'VM');
+  const outlook = outlookOf(vm);
+  const steps = todo ?? [texts?.todo ?? []].flat();
   return {
     area,
     reason,
     message,
-    ...(entry && { meaning: entry.says }),
-    ...(known && { class: known, outlook: REASON_CLASSES[known] }),
-    todo: todo ?? (entry?.todo === undefined ? [] : [entry.todo]),
+    ...(texts && { meaning: meaning ?? texts.says }),
+    ...(known && { class: known }),
+    ...(outlook !== undefined && { outlook }),
+    todo: outlook === FINAL ? withNew(steps) : steps,
   };
+}
+
+/** Returns the steps, of which at least one tells to create the VM again. */
+function withNew(steps: readonly string[]): readonly string[] {
+  return steps.some((step) => step.includes('again')) ? steps : [...steps, 'Create the VM again'];
+}
+
+const FINAL = 'The VM has failed, and Berth does not start it again';
+
+/**
+ * Returns how Berth reacts to the fault. This depends on the state of the VM and not on the reason: a VM that waits for an image starts by
+ * itself, and a VM that failed for the same reason does not.
+ */
+function outlookOf(vm: VM): string | undefined {
+  const { phase, firstRunningTime, nodeName } = vm.status ?? {};
+  if (vm.metadata.deletionTimestamp !== undefined) {
+    return undefined;
+  }
+  if (phase === 'Stopped' || phase === 'Suspended') {
+    return 'The VM stays off until somebody starts it';
+  }
+  if (hasFailed(vm)) {
+    return FINAL;
+  }
+  if (firstRunningTime !== undefined || phase === 'Running' || phase === 'Failed') {
+    return 'Berth keeps the VM, and looks again until the cause is gone';
+  }
+  return nodeName === undefined
+    ? 'The VM waits without a time limit, and goes on by itself when the cause is gone'
+    : 'The host tries again. The VM fails if it is not Running deployTimeoutSeconds after it got its host';
+}
+
+function hasFailed(vm: VM): boolean {
+  return vm.status?.failure !== undefined || conditionOf(vm, 'Stalled')?.status === 'True';
+}
+
+/** Returns true if Ready means only that the machine runs: nobody checks the guest, and no guest agent has answered. */
+function isUnchecked(vm: VM): boolean {
+  return (
+    conditionOf(vm, 'Ready')?.message === UNCHECKED_GUEST &&
+    conditionOf(vm, 'GuestAgentConnected')?.status !== 'True'
+  );
 }
 
 /** Functions that each look for one type of problem. The functions with the most certain results come first. */
@@ -165,7 +212,8 @@ function placement(seen: Seen): Problem | undefined {
   }
   const { reason, message } = scheduled;
   if (reason === 'Unschedulable') {
-    return { area: 'scheduler', reason, message, todo: placementAdvice(message, seen) };
+    const meaning = meaningOfPlacement(message);
+    return { area: 'scheduler', reason, message, meaning, todo: placementAdvice(message, seen) };
   }
   const [, quota] = QUOTA.exec(message) ?? [];
   return quota === undefined
@@ -178,6 +226,18 @@ function placement(seen: Seen): Problem | undefined {
           `Delete VMs of the namespace, make the VM smaller, or ask an admin to raise the ResourceQuota ${quota}`,
         ],
       };
+}
+
+function meaningOfPlacement(message: string): string {
+  if (message.startsWith(ALL_REFUSED)) {
+    return 'Each host that matches the VM has refused it. Room is not the cause';
+  }
+  if (obstaclesIn(message) === undefined) {
+    return 'No host matches the VM. Room is not the cause';
+  }
+  return message.startsWith(NONE_ABLE)
+    ? 'No host can take the VM, even when it is empty'
+    : 'The hosts that match the VM cannot take it now. The message has the number of hosts for each cause';
 }
 
 function silentHost({ vm }: Seen): Problem | undefined {
@@ -284,7 +344,7 @@ function checksOf(vm: VM, problem: Problem | undefined): Check[] {
     network: isOn('NetworkReady'),
     host: status.nodeName !== undefined && conditionOf(vm, 'Ready')?.status !== 'Unknown',
     machine: runs,
-    guest: runs && isOn('Ready'),
+    guest: runs && isOn('Ready') && !isUnchecked(vm),
   };
   return AREAS.map((area) => {
     if (problem?.area === area) {
@@ -293,7 +353,7 @@ function checksOf(vm: VM, problem: Problem | undefined): Check[] {
     }
     return passed[area]
       ? { area, state: 'ok', message: area === 'scheduler' ? `Host ${status.nodeName}` : '' }
-      : { area, state: 'not yet', message: '' };
+      : { area, state: area === 'guest' && isUnchecked(vm) ? 'not checked' : 'not yet', message: '' };
   });
 }
 
@@ -304,6 +364,12 @@ interface Fleet {
 }
 
 const ADVICE: Readonly<Record<Obstacle, string>> = {
+  noSlots: 'No host has a slot: add hosts, or give hosts slots',
+  noMacOS: 'No host runs macOS guests: set another os, or add such a host',
+  noSharedDisk: 'No host offers the shared disk: ask an admin for such a host',
+  smallCPU: 'No host has as many processors: ask for fewer, or add a larger host',
+  smallMemory: 'No host has as much memory: ask for less, or add a larger host',
+  smallDisk: 'No host has as large a disk: ask for a smaller disk, or add a larger host',
   slot: 'All slots are taken: delete VMs that nobody needs, or add hosts',
   macosGuests: 'A host may run at most two macOS guests: delete one of them, or add hosts',
   sharedDisk: 'Another VM uses the shared disk: delete that VM, or wait until it ends',

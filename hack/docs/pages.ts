@@ -23,6 +23,7 @@ import {
   classOf,
   type Reason,
   REASON_CLASSES,
+  textsFor,
   type ReasonEntry,
   type ReasonKind,
   REASONS,
@@ -281,7 +282,8 @@ function classes(): string {
   return table(['class', 'meaning'], Object.entries(REASON_CLASSES));
 }
 
-function row(kind: ReasonKind, [word, { seen, by, says, todo = '' }]: [Reason, ReasonEntry]): string[] {
+function row(kind: ReasonKind, [word, { seen, by }]: [Reason, ReasonEntry]): string[] {
+  const { says, todo = '' } = textsFor(word, kind);
   const where = (seen[kind] ?? []).map((one) => (one === 'Event' ? one : `\`${one}\``)).join(', ');
   return [`\`${word}\``, where, classOf(word, kind) ?? '', by, says, todo];
 }

@@ -7,7 +7,7 @@ import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../objects/conditions.ts';
 import { slotsOf } from '../tasks/placement.ts';
 import { machineReport, podCondition, readyByPod } from '../podbacked/pod.ts';
-import { condense, describeTaints } from '../vm/scheduling.ts';
+import { explainPlacement } from '../vm/scheduling.ts';
 import { type Facts, gatherFacts } from './facts.ts';
 import type { Observed } from './observe.ts';
 import { type EmulatorPhase, isSilent, type Phase, phaseOf } from './phase.ts';
@@ -145,7 +145,7 @@ function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
     const message = `All ${slots} slots of host ${host} are in use`;
     return { status: 'False', reason: 'NoFreeSlot', message };
   }
-  const message = condense(said, () => describeTaints(pod, observed.hosts()));
+  const message = explainPlacement(pod, said, observed.hosts);
   return { status: 'False', reason: 'Unschedulable', message };
 }
 

@@ -11,7 +11,7 @@ import { PODS_BY_NODE } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { asksForSlot, holdsSlot, hostOfJob, JOBS_BY_HOST, slotsOf, isHost } from '../tasks/placement.ts';
 import { podCondition } from '../podbacked/pod.ts';
-import { condense, describeTaints } from '../vm/scheduling.ts';
+import { explainPlacement } from '../vm/scheduling.ts';
 import { isSeenAlive, type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { resolveImage } from './image.ts';
@@ -118,7 +118,7 @@ function cacheJob({ nodes, clock }: EntrySources, job: Job, { pod, refusal }: Jo
 function obstacleOf(pod: Pod, nodes: Informer<Node>): string | undefined {
   const condition = podCondition(pod, 'PodScheduled');
   return pod.spec.nodeName === undefined && condition?.status === 'False'
-    ? condense(condition.message ?? '', () => describeTaints(pod, nodes.cache.list().filter(isHost)))
+    ? explainPlacement(pod, condition.message ?? '', () => nodes.cache.list().filter(isHost))
     : undefined;
 }
 

@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { HOST_MARK, HOST_VALUE } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { hostPodSpec } from '../tasks/placement.ts';
-import { condense, describeTaints, schedulingReason } from './scheduling.ts';
+import { condense, describeTaints, explainPlacement, schedulingReason } from './scheduling.ts';
 
 describe("the scheduler's reasons, in a short form", () => {
   it.each([
@@ -33,14 +33,14 @@ describe("the scheduler's reasons, in a short form", () => {
     ['something the scheduler never said before', 'something the scheduler never said before'],
     ['', 'No host was found'],
   ])('%s', (message, expected) => {
-    expect(condense(message, () => ['1 with broken NAT'])).toBe(expected);
+    expect(condense(message, { taints: () => ['1 with broken NAT'], lacking: () => 0 })).toBe(expected);
   });
 
   it.each([
     "0/3 nodes are available: 1 node(s) had untolerated taint {node-role.kubernetes.io/control-plane: }, 2 node(s) didn't match Pod's node affinity/selector.",
     "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) didn't match Pod's node affinity/selector.",
   ])('do not count nodes that are not hosts: %s', (message) => {
-    expect(condense(message, () => [])).toBe(
+    expect(condense(message, { taints: () => [], lacking: () => 0 })).toBe(
       'No host has the architecture, name or tag that the VM requests',
     );
   });
@@ -100,6 +100,38 @@ describe("the scheduler's reasons, in a short form", () => {
       'No host is free: 1 short of memory; the VM could not start on rack, tower',
     );
     expect(reasonOf()).toBe('The VM is waiting for the scheduler; the VM could not start on rack, tower');
+  });
+
+  it.each([
+    ['berth.dev/macos-guest', '1', [{}, {}], 'No host can take it: 2 that run no macOS guests'],
+    [
+      'berth.dev/macos-guest',
+      '1',
+      [{}, { 'berth.dev/macos-guest': '2' }],
+      'No host is free: 1 with two macOS guests already, 1 that run no macOS guests',
+    ],
+    ['berth.dev/slot', '1', [{ 'berth.dev/slot': '0' }, {}], 'No host can take it: 2 with no slots at all'],
+    ['berth.dev/shared-disk', '1', [{}, {}], 'No host can take it: 2 with no shared disk'],
+    [
+      'cpu',
+      '1500m',
+      [{ cpu: '1' }, { cpu: '1499m' }],
+      'No host can take it: 2 with too few processors for it',
+    ],
+    [
+      'memory',
+      '4Gi',
+      [{ memory: '2Gi' }, { memory: '4Gi' }],
+      'No host is free: 1 short of memory, 1 with too little memory for it',
+    ],
+    ['ephemeral-storage', '9Gi', [{}, {}], 'No host can take it: 2 with too small a disk for it'],
+  ])('tells %s that is used up from one that no host has', (resource, wanted, allocatables, expected) => {
+    const message = `0/3 nodes are available: 2 Insufficient ${resource}, 1 node(s) didn't match Pod's node affinity/selector.`;
+    const pod = {
+      spec: { containers: [{ name: 'machine', resources: { requests: { [resource]: wanted } } }] },
+    } as unknown as Pod;
+    const hosts = allocatables.map((allocatable) => ({ status: { allocatable } }) as unknown as Node);
+    expect(explainPlacement(pod, message, () => hosts)).toBe(expected);
   });
 
   it('says that a host is starting, if the VM can run on it', () => {

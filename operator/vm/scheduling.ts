@@ -1,21 +1,40 @@
 /** Translates the scheduler's reasons for a Pending VM into short texts for people. */
-import { CORDONED_FOR_ANNOTATION, DEDICATED_KEY, NAT_TAINT } from '../../api/v1alpha1/names.ts';
-import { ALL_REFUSED, NO_MATCHING_HOST, OBSTACLES } from '../../api/v1alpha1/obstacles.ts';
+import {
+  CORDONED_FOR_ANNOTATION,
+  DEDICATED_KEY,
+  MACOS_GUEST_RESOURCE,
+  NAT_TAINT,
+  SHARED_DISK_RESOURCE,
+  SLOT_RESOURCE,
+} from '../../api/v1alpha1/names.ts';
+import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
+import {
+  ALL_REFUSED,
+  NO_MATCHING_HOST,
+  NONE_ABLE,
+  NONE_FREE,
+  OBSTACLES,
+} from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { isPassing, keepsOff, suits } from '../tasks/placement.ts';
-import { podPorts } from '../podbacked/pod.ts';
+import { machineContainer, podPorts } from '../podbacked/pod.ts';
 
-/** Patterns of the scheduler's reasons, each with the text for people. In a text, `%` stands for the number of hosts. */
-const REASONS: readonly (readonly [RegExp, string])[] = [
-  [/^Insufficient berth\.dev\/slot$/, OBSTACLES.slot],
-  [/^Insufficient berth\.dev\/macos-guest$/, OBSTACLES.macosGuests],
-  [/^Insufficient berth\.dev\/shared-disk$/, OBSTACLES.sharedDisk],
-  [/^Insufficient cpu$/, OBSTACLES.cpu],
-  [/^Insufficient memory$/, OBSTACLES.memory],
-  [/^Insufficient ephemeral-storage$/, OBSTACLES.disk],
-  [/free ports/, OBSTACLES.port],
-];
+/** Pattern of the scheduler's reason about a resource of which a node has too little left. */
+const INSUFFICIENT = /^Insufficient (\S+)$/;
+/**
+ * Texts for people about each resource: of hosts whose resource is used up, and of hosts that never have as much. In a text, `%` stands for
+ * the number of hosts.
+ */
+const RESOURCES: Readonly<Record<string, { readonly used: string; readonly lacking: string }>> = {
+  [SLOT_RESOURCE]: { used: OBSTACLES.slot, lacking: OBSTACLES.noSlots },
+  [MACOS_GUEST_RESOURCE]: { used: OBSTACLES.macosGuests, lacking: OBSTACLES.noMacOS },
+  [SHARED_DISK_RESOURCE]: { used: OBSTACLES.sharedDisk, lacking: OBSTACLES.noSharedDisk },
+  cpu: { used: OBSTACLES.cpu, lacking: OBSTACLES.smallCPU },
+  memory: { used: OBSTACLES.memory, lacking: OBSTACLES.smallMemory },
+  'ephemeral-storage': { used: OBSTACLES.disk, lacking: OBSTACLES.smallDisk },
+};
+const PORTS = /free ports/;
 /**
  * Pattern of reasons about nodes that are not Berth hosts, or do not match the VM. The text for people omits these reasons. If there are
  * only such reasons, the text says that no host matches.
@@ -56,7 +75,7 @@ export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingRe
   if (condition === undefined || condition.status !== 'False') {
     return { reason: 'WaitingForScheduler', message: `The VM is waiting for the scheduler${tried}` };
   }
-  const message = condense(condition.message ?? '', () => describeTaints(pod, hints.hosts()));
+  const message = explainPlacement(pod, condition.message ?? '', hints.hosts);
   const starting = hints.startingHosts().find((node) => suits(pod.spec, node));
   if (starting !== undefined) {
     return {
@@ -73,11 +92,19 @@ export function schedulingReason(pod: Pod, hints: SchedulingHints): SchedulingRe
   return { reason: 'Unschedulable', message: `${message}${holders}${tried}` };
 }
 
+/** Translates a message of the scheduler about this Pod for people. `hosts` returns the Nodes of all hosts. */
+export function explainPlacement(pod: Pod, message: string, hosts: () => readonly Node[]): string {
+  return condense(message, {
+    taints: () => describeTaints(pod, hosts()),
+    lacking: (resource) => hosts().filter((node) => lacks(pod, node, resource)).length,
+  });
+}
+
 /**
  * Translates a message of the scheduler for people. The message has the form `0/3 nodes are available: 1 Insufficient
- * berth.dev/slot, 2 node(s) didn't match …. preemption: …`. `taints` returns the texts about hosts that taints or cordons keep off.
+ * berth.dev/slot, 2 node(s) didn't match …. preemption: …`.
  */
-export function condense(message: string, taints: () => string[]): string {
+export function condense(message: string, { taints, lacking }: Fleet): string {
   const [head = ''] = message.split(AFTER_REASONS);
   const match = HEADER.exec(head.trim().replace(/\.$/, ''));
   if (match === null) {
@@ -86,11 +113,33 @@ export function condense(message: string, taints: () => string[]): string {
   const items = splitReasons(match[3] ?? '').map(parseReason);
   const others = items.filter(({ text }) => !NO_MATCH.test(text) && !KEPT_OFF.test(text));
   const keptOff = items.some(({ text }) => KEPT_OFF.test(text)) ? taints() : [];
-  const hosts = [...keptOff, ...others.map(describe)];
+  const described = others.map((item) => describe(item, lacking));
+  const hosts = [...keptOff, ...described.flatMap(({ used, unable }) => [...used, ...unable])];
   if (hosts.length === 0) {
     return NO_MATCHING_HOST;
   }
-  return `No host is free: ${hosts.join(', ')}`;
+  const isAble = keptOff.length > 0 || described.some(({ used }) => used.length > 0);
+  return `${isAble ? NONE_FREE : NONE_ABLE}: ${hosts.join(', ')}`;
+}
+
+/** Facts about the hosts of a Pod. */
+interface Fleet {
+  /** Returns the texts about hosts that taints or cordons keep off. */
+  readonly taints: () => string[];
+  /** Returns the number of hosts that never have as much of a resource as the Pod requests. */
+  readonly lacking: (resource: string) => number;
+}
+
+/** Returns true if the host suits the Pod, but does not have as much of the resource as the Pod requests, even when it is empty. */
+function lacks(pod: Pod, node: Node, resource: string): boolean {
+  const wanted = machineContainer(pod)?.resources?.requests?.[resource];
+  const has = node.status?.allocatable?.[resource] ?? '0';
+  return wanted !== undefined && suits(pod.spec, node) && millis(has) < millis(wanted);
+}
+
+/** Returns a quantity in thousandths, because only processors have fractions. */
+function millis(quantity: string): bigint {
+  return quantity.endsWith('m') ? parseQuantity(quantity.slice(0, -1)) : parseQuantity(quantity) * 1000n;
 }
 
 interface Reason {
@@ -103,9 +152,23 @@ function parseReason(item: string): Reason {
   return match === null ? { count: 0, text: item.trim() } : { count: Number(match[1]), text: match[2] ?? '' };
 }
 
-function describe({ count, text }: Reason): string {
-  const known = REASONS.find(([pattern]) => pattern.test(text));
-  return known === undefined ? `${count} ${text}`.trim() : known[1].replace('%', String(count));
+/** Texts about hosts that could take the Pod later, and about hosts that never can. */
+interface Described {
+  readonly used: readonly string[];
+  readonly unable: readonly string[];
+}
+
+function describe({ count, text }: Reason, lacking: Fleet['lacking']): Described {
+  const [, resource = ''] = INSUFFICIENT.exec(text) ?? [];
+  const texts = RESOURCES[resource];
+  if (texts === undefined) {
+    const other = PORTS.test(text) ? OBSTACLES.port.replace('%', String(count)) : `${count} ${text}`.trim();
+    return { used: [other], unable: [] };
+  }
+  const unable = Math.min(count, lacking(resource));
+  const counted = (template: string, hosts: number) =>
+    hosts === 0 ? [] : [template.replace('%', String(hosts))];
+  return { used: counted(texts.used, count - unable), unable: counted(texts.lacking, unable) };
 }
 
 /** Splits a message at each comma before a number. A taint has the form `{key: value}` and is not split. */

@@ -24,7 +24,17 @@ export const FAILURES = {
     class: 'final',
     by: 'agent',
     says: 'The hypervisor ended or stopped its guest unexpectedly. The condition’s message contains the last output of the hypervisor',
-    todo: 'Read the condition’s message. If restartPolicy is OnFailure or Always, the VM starts again. An Emulator starts again when its VM starts',
+    todo: 'Read the condition’s message',
+    texts: {
+      VM: {
+        says: 'The hypervisor ended or stopped its guest unexpectedly. The condition’s message contains the last output of the hypervisor',
+        todo: 'Read the condition’s message. A VM with restartPolicy OnFailure or Always starts again by itself: create the VM with one of them',
+      },
+      Emulator: {
+        says: 'The process of the Emulator ended unexpectedly. The condition’s message contains its last output',
+        todo: 'Read the condition’s message. The Emulator starts again when its VM starts',
+      },
+    },
   },
   StartFailed: {
     seen: MACHINE_FAILURE,
@@ -191,8 +201,14 @@ export const FAULTS = {
     seen: { Emulator: ['Ready'], VM: ['Ready'] },
     class: 'passing',
     by: 'operator',
-    says: 'The machine runs, but its guest is not ready. For an emulator: ADB does not answer',
+    says: 'The machine runs, but the check in spec.readiness fails',
     todo: 'If the guest does not become ready, look at the console of the guest',
+    texts: {
+      Emulator: {
+        says: 'The Emulator runs, but its ADB does not answer',
+        todo: 'If ADB does not answer for long, look at the log of the Emulator',
+      },
+    },
   },
   GuestNotReady: {
     seen: { Pod: ['Ready'] },

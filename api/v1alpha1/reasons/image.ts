@@ -42,7 +42,7 @@ export const IMAGE_REASONS = {
     class: { VM: 'final', Image: 'passing' },
     by: 'agent and operator',
     says: 'The tag, digest or file does not exist, or there is no Image or ISO of that name',
-    todo: 'Correct the name, or create the Image. A VM that waits for an Image then starts automatically',
+    todo: 'Correct the name, or create the Image',
   },
   ImageNotReady: {
     seen: { VM: ['ImageReady', 'Ready', 'Event'], ImageCacheEntry: ['Ready', 'Event'] },

@@ -59,7 +59,8 @@ export const STATES = {
     seen: { Emulator: ['Reconciling', 'Event'], VM: ['Ready', 'Event'], Pod: [...PHASE.Pod, 'Event'] },
     class: 'state',
     by: 'agent',
-    says: 'The machine is off; a VM keeps its disk, and an Emulator keeps no data',
+    says: 'The machine is off, and its disk stays',
+    texts: { Emulator: { says: 'The Emulator is off, and keeps no data' } },
   },
   Restarting: {
     seen: { VM: ['Ready', 'Reconciling'] },
@@ -112,7 +113,7 @@ export const STATES = {
     class: 'state',
     by: 'agent',
     says: 'The guest powered itself off',
-    todo: 'To start the VM again, set spec.restartRequestedAt. If restartPolicy is Always, the VM starts automatically',
+    todo: 'To start the VM again, set spec.restartRequestedAt',
   },
   Cloned: {
     seen: { VM: ['Event'] },
