@@ -9,7 +9,7 @@ import {
   readServer,
   REGISTRIES_CONFIG_MAP,
   registrySecretName,
-  type Server,
+  type RegistryServer,
   SERVER_FORM,
   SERVER_NEEDS_INSECURE,
   serverUrl,
@@ -50,7 +50,7 @@ export async function listCredentials(client: KubeClient, namespace: string): Pr
 }
 
 /** Reads the URL of a registry. @throws ActionError when the text is not such a URL. */
-function registryServer(url: string): Server {
+function registryServer(url: string): RegistryServer {
   const server = readServer(url);
   if (server === undefined) {
     throw new ActionError('invalid', SERVER_FORM, { field: 'server' });
@@ -114,7 +114,7 @@ function mapIn(namespace: string) {
  */
 function additionOf(
   entries: Entries,
-  server: Server,
+  server: RegistryServer,
   { username, password, allowInsecure = false, replace = false }: Omit<RegistryCredentialRequest, 'server'>,
 ): Addition {
   if (server.scheme === 'http' && !allowInsecure) {
@@ -148,7 +148,7 @@ function additionOf(
  * Returns the sorted keys of the entries for the registry. A registry can have several entries, because people can choose other keys than
  * Berth does.
  */
-function secretsFor(entries: Entries, { registry }: Server): string[] {
+function secretsFor(entries: Entries, { registry }: RegistryServer): string[] {
   return Object.entries(entries)
     .filter(([key, value]) => readRegistryCredentials({ [key]: value }).credentials[0]?.registry === registry)
     .map(([key]) => key)

@@ -49,7 +49,7 @@ const LEARNING_MILLISECONDS = 1_000;
 const ANSWER_MILLISECONDS = 60_000;
 
 /** What to wait for, and whether the deployment fails if no host has room. By default it waits for room. */
-export type Wanted = Pick<VMDeployQuery, 'waitFor' | 'whenFull'>;
+export type DeployGoal = Pick<VMDeployQuery, 'waitFor' | 'whenFull'>;
 
 /** `done` if the deployment succeeded, `waiting` if it continues, or the error that ended it: the machine of the VM does not run. */
 export type DeploymentState = 'done' | 'waiting' | ActionError;
@@ -58,7 +58,7 @@ interface Deployment {
   readonly client: KubeClient;
   /** Connections for the watch of the VM. */
   readonly watches: Transport;
-  readonly wanted: Wanted;
+  readonly wanted: DeployGoal;
   readonly signal: AbortSignal;
   /** Function that keeps only the fields that the caller needs. */
   readonly trim?: (vm: VM) => VM;
@@ -147,7 +147,7 @@ function refOf({ metadata: { name, namespace = '' } }: VM): Required<Ref> {
  */
 export async function settledState(
   vm: VM,
-  wanted: Wanted,
+  wanted: DeployGoal,
   readAgain: () => Promise<VM | undefined>,
   signal: AbortSignal,
 ): Promise<{ vm: VM; state: DeploymentState }> {
@@ -163,7 +163,7 @@ export async function settledState(
 }
 
 /** Returns `done` if the deployment succeeded, `waiting` if it continues, or the error with which it ended. */
-export function stateOf(vm: VM, wanted: Wanted): DeploymentState {
+export function stateOf(vm: VM, wanted: DeployGoal): DeploymentState {
   const { metadata, status = {} } = vm;
   const failed = failureOf(vm);
   if (failed !== undefined) {
@@ -218,7 +218,7 @@ function missingFor(vm: VM): ActionError | undefined {
 }
 
 /** Returns an error if no host has room for the VM and the deployment does not wait for room. */
-function noRoomFor(vm: VM, { whenFull }: Wanted): ActionError | undefined {
+function noRoomFor(vm: VM, { whenFull }: DeployGoal): ActionError | undefined {
   const scheduled = conditionOf(vm, 'Scheduled');
   return whenFull !== 'fail' || scheduled?.reason !== NO_ROOM
     ? undefined

@@ -34,7 +34,7 @@ import { adoptMachines } from './pods/recover.ts';
 import { PodController } from './pods/controller.ts';
 import { DiskGuard } from './pods/diskguard.ts';
 import type { DriverOfEmulators } from './drivers/hostdrivers.ts';
-import { type Host, machineOf } from './pods/host.ts';
+import { type PodHost, machineOf } from './pods/host.ts';
 import { followNetwork } from './pods/network.ts';
 import { NetworkMonitor } from './network/monitor.ts';
 import {
@@ -112,7 +112,7 @@ export async function runAgent(
     changed: (uid) => pods.touch(uid),
     logger,
   });
-  const host: Host = {
+  const host: PodHost = {
     ...parts,
     drivers,
     architecture: facts.architecture,
@@ -243,7 +243,7 @@ export async function runAgent(
  * Sets up the network, and takes over the machines that continued to run during a restart of the agent. After that, the image store knows
  * which images these machines use, so it begins to remove other images.
  */
-async function takeOver(host: Host, { machines }: PodController, signal: AbortSignal): Promise<void> {
+async function takeOver(host: PodHost, { machines }: PodController, signal: AbortSignal): Promise<void> {
   await host.network.setUp();
   await adoptMachines(host, machines);
   host.images.startTidying(signal);
@@ -262,7 +262,7 @@ export async function takeUpWork({ keeper, pods, kubelet }: Work, signal: AbortS
  * Writes the result of a network check to the Node. With the network driver `user`, the Node has no condition for the network,
  * because this driver sets up nothing for the host as a whole.
  */
-function tellNode(host: Host, keeper: NodeKeeper, { repaired }: NetworkReport): void {
+function tellNode(host: PodHost, keeper: NodeKeeper, { repaired }: NetworkReport): void {
   const { network, monitor } = host;
   if (network.name !== 'nat' || monitor.host === undefined) {
     return;

@@ -48,7 +48,7 @@ export interface StartOptions {
   files?: readonly FileHandle[];
 }
 
-export interface RunOptions extends StartOptions {
+export interface ProgramOptions extends StartOptions {
   /** Time after which the program is killed, in milliseconds. If it is undefined, the program has no time limit. */
   timeoutMilliseconds: number | undefined;
   /** Limit of the standard output, in bytes. A program that writes more is killed. */
@@ -200,7 +200,7 @@ function closePipes({ stdout, stderr }: Child): void {
 export async function run(
   program: string,
   parameters: readonly string[],
-  options: RunOptions,
+  options: ProgramOptions,
 ): Promise<string> {
   const { outputLimitBytes = OUTPUT_LIMIT_BYTES, signal } = options;
   const { output, ended, end } = start(program, parameters, options);

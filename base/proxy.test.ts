@@ -1,15 +1,15 @@
 import { describe, expect, it } from 'vitest';
-import { type Environment, Proxies } from './proxy.ts';
+import { type ProxyEnvironment, Proxies } from './proxy.ts';
 
 /** Returns the address of the proxy for a URL, without credentials; undefined if the server is reached directly. */
-function chosen(environment: Environment, url: string): string | undefined {
+function chosen(environment: ProxyEnvironment, url: string): string | undefined {
   return new Proxies(environment).proxyFor(new URL(url))?.origin.origin;
 }
 
 describe('the proxy of a server', () => {
   const BOTH = { HTTPS_PROXY: 'http://secure.example:3128', HTTP_PROXY: 'http://plain.example:3128' };
 
-  it.each<[string, Environment, string, string | undefined]>([
+  it.each<[string, ProxyEnvironment, string, string | undefined]>([
     ['comes from HTTPS_PROXY for https', BOTH, 'https://a.example/', 'http://secure.example:3128'],
     ['comes from HTTP_PROXY for http', BOTH, 'http://a.example/', 'http://plain.example:3128'],
     [

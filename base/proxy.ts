@@ -15,7 +15,7 @@ export interface Proxy {
 }
 
 /** Variables of a process. */
-export type Environment = Readonly<Record<string, string | undefined>>;
+export type ProxyEnvironment = Readonly<Record<string, string | undefined>>;
 
 /** Whether a server is reached directly. The host is in small letters, without the brackets of an IPv6 address. */
 type Exception = (host: string, port: string) => boolean;
@@ -30,7 +30,7 @@ export class Proxies {
   readonly #exceptions: readonly Exception[];
 
   /** @throws Error when a variable names no HTTP proxy. Its message does not show the value, because the value can contain a password. */
-  constructor(environment: Environment) {
+  constructor(environment: ProxyEnvironment) {
     this.#proxies = {
       'https:': proxyIn(environment, 'HTTPS_PROXY'),
       'http:': proxyIn(environment, 'HTTP_PROXY'),
@@ -57,11 +57,11 @@ export class Proxies {
   }
 }
 
-function valueOf(environment: Environment, name: string): string | undefined {
+function valueOf(environment: ProxyEnvironment, name: string): string | undefined {
   return environment[name] || environment[name.toLowerCase()] || undefined;
 }
 
-function proxyIn(environment: Environment, name: string): Proxy | undefined {
+function proxyIn(environment: ProxyEnvironment, name: string): Proxy | undefined {
   const text = valueOf(environment, name)?.trim();
   if (text === undefined) {
     return undefined;

@@ -20,7 +20,7 @@ import type { Servers } from './httpapi.ts';
 import { readSettings, type Settings } from './settingsfile.ts';
 import type { Terminal } from './terminal.ts';
 
-export interface Cluster extends Servers {
+export interface UserCluster extends Servers {
   readonly client: KubeClient;
   /** Connections to the API server for watches, and for streams of VMs. */
   readonly watches: Transport;
@@ -40,7 +40,7 @@ export interface Cluster extends Servers {
 export async function withCluster<T>(
   terminal: Terminal,
   globals: Globals,
-  work: (cluster: Cluster) => Promise<T>,
+  work: (cluster: UserCluster) => Promise<T>,
 ): Promise<T> {
   const [{ Transport }, { Registry }, settings, connection] = await Promise.all([
     import('../kube/transport.ts'),
@@ -79,7 +79,7 @@ export async function withCluster<T>(
  *
  * @throws the signal's reason when the user has interrupted the command before the change.
  */
-export function clientForChange({ client }: Pick<Cluster, 'client'>, { signal }: Terminal): KubeClient {
+export function clientForChange({ client }: Pick<UserCluster, 'client'>, { signal }: Terminal): KubeClient {
   signal.throwIfAborted();
   return new KubeClient(client.transport);
 }

@@ -13,13 +13,13 @@ import type { EmulatorItem, EmulatorRequest } from '../api/http/emulator.ts';
 import { emulatorItem } from '../api/http/emulatoritem.ts';
 import type { Emulator } from '../api/v1alpha1/emulator.ts';
 import { EMULATORS } from '../api/v1alpha1/resources.ts';
-import { type Kind, listingOf } from './objects/kind.ts';
+import { type NounKind, listingOf } from './objects/kind.ts';
 import { type Column, print } from './output.ts';
 import { age } from './text.ts';
 import { emulatorOf, requireRunning, timeoutMinutes, untilBooted } from '../actions/emulator.ts';
 import { ActionError } from '../actions/error.ts';
 import type { Unsaved } from '../kube/objects.ts';
-import { type Cluster, withCluster } from './cluster.ts';
+import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, described, EXIT, Interrupted } from './errors.ts';
 import { createNamed, inFlags } from './objects/create.ts';
 import { getNamed } from './objects/named.ts';
@@ -68,7 +68,7 @@ export function addEmulatorConfigCommands(noun: Command, terminal: Terminal): vo
     });
 }
 
-export const EMULATOR_KIND: Kind<Emulator> = {
+export const EMULATOR_KIND: NounKind<Emulator> = {
   type: EMULATORS,
   noun: 'emulator',
   plural: 'emulators',
@@ -178,7 +178,7 @@ function check({ config, timeout }: EmulatorFlags): void {
 }
 
 async function createEmulator(
-  cluster: Cluster,
+  cluster: UserCluster,
   { name, flags }: { name: string | undefined; flags: EmulatorFlags },
 ): Promise<Emulator> {
   const { memory, config: _config, ...values } = flags;
@@ -197,7 +197,7 @@ async function createEmulator(
 }
 
 /** Deletes the emulator. Returns a new error whose message consists of the message of `error` and the result of the deletion. */
-async function removed({ client }: Cluster, { metadata }: Emulator, error: Error): Promise<Error> {
+async function removed({ client }: UserCluster, { metadata }: Emulator, error: Error): Promise<Error> {
   const { name, namespace = '', uid } = metadata;
   const signal = AbortSignal.timeout(LAST_WRITE_MILLISECONDS);
   const left = await client.delete(EMULATORS, { namespace, name }, { uid, signal }).then(

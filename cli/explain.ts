@@ -4,7 +4,7 @@
  */
 import { GROUP } from '../api/v1alpha1/names.ts';
 import { apiErrorFrom } from '../kube/errors.ts';
-import { type Cluster, withCluster } from './cluster.ts';
+import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import type { Globals } from './globals.ts';
 import { print } from './output.ts';
@@ -55,7 +55,7 @@ export async function explain(terminal: Terminal, globals: Globals, path: string
 }
 
 async function schemasOf(
-  { client }: Cluster,
+  { client }: UserCluster,
   signal: AbortSignal,
 ): Promise<Readonly<Record<string, Schema>>> {
   const { status, body } = await client.raw('GET', PATH, { signal });

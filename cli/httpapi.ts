@@ -3,7 +3,7 @@
  * members of a namespace have no right to read them. From the HTTP API, the members get the data that belong to their namespace.
  */
 import { messageOf } from '../base/errors.ts';
-import type { Environment } from '../base/proxy.ts';
+import type { ProxyEnvironment } from '../base/proxy.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
@@ -26,7 +26,7 @@ const NO_SUCH_ROUTE = /^[A-Z]+ \/\S+ not found$/;
  *
  * @throws ApiError when the HTTP API refuses the request; CommandError when no HTTP API of Berth answers.
  */
-export type Server = (request: ServerRequest) => Promise<unknown>;
+export type HttpApi = (request: ServerRequest) => Promise<unknown>;
 
 /** Servers of the user's cluster. */
 export interface Servers {
@@ -35,7 +35,7 @@ export interface Servers {
   /** Address of the HTTP API. It is undefined if the settings have none. */
   readonly apiURL: string | undefined;
   /** Variables of the command. They can name a proxy to the HTTP API. */
-  readonly environment: Environment;
+  readonly environment: ProxyEnvironment;
 }
 
 export interface ServerRequest {
@@ -55,7 +55,7 @@ export async function directOrAsked<T>(
   { apiURL, connection, environment }: Servers,
   signal: AbortSignal,
   direct: () => Promise<T>,
-  ask: (server: Server) => Promise<T>,
+  ask: (server: HttpApi) => Promise<T>,
 ): Promise<T> {
   try {
     return await direct();
@@ -80,7 +80,7 @@ function hasToken({ token, tokenFile, tokenPlugin }: Connection): boolean {
 
 async function withServer<T>(
   { apiURL, connection, environment, signal }: Servers & { apiURL: string; signal: AbortSignal },
-  ask: (server: Server) => Promise<T>,
+  ask: (server: HttpApi) => Promise<T>,
 ): Promise<T> {
   const [{ Transport }, { createPool }, { Registry }] = await Promise.all([
     import('../kube/transport.ts'),

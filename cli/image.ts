@@ -14,14 +14,14 @@ import {
 import { addCommonVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
 import type { ImageItem } from '../api/http/image.ts';
-import { copySpec, emptySpec, imageItem, type Stored } from '../api/http/imageitem.ts';
+import { copySpec, emptySpec, imageItem, type StoredContent } from '../api/http/imageitem.ts';
 import { formatSize } from '../api/v1alpha1/quantity.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
-import { type Kind, report } from './objects/kind.ts';
+import { type NounKind, report } from './objects/kind.ts';
 import type { Column } from './output.ts';
 import { isObjectName, NEW_IMAGE_NAME_LENGTH } from '../api/v1alpha1/names.ts';
 import { CommandError, EXIT } from './errors.ts';
-import { type Cluster, withCluster } from './cluster.ts';
+import { type UserCluster, withCluster } from './cluster.ts';
 import { findNamed } from './objects/named.ts';
 
 export function addImageCommands(noun: Command, terminal: Terminal): void {
@@ -54,7 +54,7 @@ function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): 
     });
 }
 
-const COLUMNS: readonly Column<Stored>[] = [
+const COLUMNS: readonly Column<StoredContent>[] = [
   ofItem('NAME', ({ name }) => name),
   ofItem('TYPE', ({ type }) => type),
   ofItem('STATE', ({ state }) => state),
@@ -67,10 +67,18 @@ const COLUMNS: readonly Column<Stored>[] = [
   { ...ofItem('MESSAGE', ({ errorMessage }) => errorMessage), isWide: true },
 ];
 const COMMON = { columns: COLUMNS, itemOf: imageItem, isShared: true };
-export const IMAGE_KIND: Kind<Stored> = { ...COMMON, type: IMAGES, noun: 'image', plural: 'images' };
-export const ISO_KIND: Kind<Stored> = { ...COMMON, type: ISOS, noun: 'iso', plural: 'ISOs' };
+export const IMAGE_KIND: NounKind<StoredContent> = {
+  ...COMMON,
+  type: IMAGES,
+  noun: 'image',
+  plural: 'images',
+};
+export const ISO_KIND: NounKind<StoredContent> = { ...COMMON, type: ISOS, noun: 'iso', plural: 'ISOs' };
 
-function ofItem(header: string, value: (item: ImageItem) => string | number | undefined): Column<Stored> {
+function ofItem(
+  header: string,
+  value: (item: ImageItem) => string | number | undefined,
+): Column<StoredContent> {
   return { header, value: (image) => value(imageItem(image)) };
 }
 
@@ -113,7 +121,7 @@ const FLAG_BY_FIELD = {
 export async function create(
   terminal: Terminal,
   globals: Globals,
-  kind: Kind<Stored>,
+  kind: NounKind<StoredContent>,
   { name, flags }: { name: string | undefined; flags: CreateFlags },
 ): Promise<void> {
   const file = fileIn(name, flags);
@@ -134,7 +142,7 @@ export async function create(
 
 function check(
   name: string | undefined,
-  { noun }: Kind<Stored>,
+  { noun }: NounKind<StoredContent>,
   { size, copyOf, reference, url, sha256, type }: CreateFlags,
 ): asserts name is string {
   if (name === undefined) {
@@ -158,11 +166,11 @@ function check(
 }
 
 async function specOf(
-  cluster: Cluster,
-  kind: Kind<Stored>,
+  cluster: UserCluster,
+  kind: NounKind<StoredContent>,
   { size, copyOf, reference, url = '', sha256 = '', description, type }: CreateFlags,
   signal: AbortSignal,
-): Promise<Stored['spec']> {
+): Promise<StoredContent['spec']> {
   if (copyOf !== undefined) {
     const source = await findNamed(cluster, kind, copyOf, signal);
     return copySpec(source, cluster.namespace, description);

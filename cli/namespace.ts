@@ -16,7 +16,7 @@ import { namespaceItem } from '../api/http/namespaceitem.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
 import { NAMESPACES } from '../kube/core.ts';
 import { isNotFound } from '../kube/errors.ts';
-import { type Cluster, withCluster } from './cluster.ts';
+import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { directOrAsked, namespacePath } from './httpapi.ts';
 import { forEachName } from './objects/named.ts';
@@ -120,7 +120,7 @@ export async function remove(terminal: Terminal, globals: Globals, names: readon
 }
 
 /** @throws CommandError when the namespace does not exist; ActionError when it belongs to Berth, or has hosts or VMs; ApiError. */
-async function removeOne({ client }: Cluster, name: string): Promise<void> {
+async function removeOne({ client }: UserCluster, name: string): Promise<void> {
   const missing = new CommandError(`namespace ${JSON.stringify(printable(name))} not found`, EXIT.notFound);
   if (name !== SYSTEM_NAMESPACE && (!isObjectName(name) || !isServed(name))) {
     throw missing;

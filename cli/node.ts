@@ -21,7 +21,7 @@ import type { KubeClient } from '../kube/client.ts';
 import { readData, writeData } from '../kube/configmapdata.ts';
 import { NAMESPACES, type Node, NODES, PODS } from '../kube/core.ts';
 import { ApiError, isNotFound, unlessMissing } from '../kube/errors.ts';
-import { type Cluster, withCluster } from './cluster.ts';
+import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { type Column, print, printDone } from './output.ts';
 import { HOSTS_SELECTOR, nodeItem, WORKLOADS_SELECTOR } from '../api/http/host.ts';
@@ -181,7 +181,7 @@ export async function list(terminal: Terminal, globals: Globals, names: readonly
   });
 }
 
-async function readItems(cluster: Cluster, signal: AbortSignal): Promise<NodeItem[]> {
+async function readItems(cluster: UserCluster, signal: AbortSignal): Promise<NodeItem[]> {
   const { client } = cluster;
   const [{ own }, { items: pods }] = await Promise.all([
     readHosts(cluster, signal),
@@ -235,7 +235,11 @@ export async function giveHost(terminal: Terminal, globals: Globals, gift: Gift)
   });
 }
 
-async function giveDirectly(cluster: Cluster, { name, target }: Gift, signal: AbortSignal): Promise<void> {
+async function giveDirectly(
+  cluster: UserCluster,
+  { name, target }: Gift,
+  signal: AbortSignal,
+): Promise<void> {
   const { namespace } = cluster;
   await requireNamespace(cluster, target, signal);
   await findHost(cluster, name, signal);
@@ -244,7 +248,7 @@ async function giveDirectly(cluster: Cluster, { name, target }: Gift, signal: Ab
 }
 
 /** @throws CommandError when the namespace does not exist; ApiError. */
-async function requireNamespace({ client }: Cluster, name: string, signal: AbortSignal): Promise<void> {
+async function requireNamespace({ client }: UserCluster, name: string, signal: AbortSignal): Promise<void> {
   try {
     await client.get(NAMESPACES, { name }, { signal });
   } catch (error) {
@@ -302,7 +306,7 @@ export function requireTag(field: string, tag: string): void {
 }
 
 /** Returns the Nodes of all hosts. @throws ApiError when the user may not read Nodes. */
-async function allHosts({ client }: Cluster, signal: AbortSignal): Promise<readonly Node[]> {
+async function allHosts({ client }: UserCluster, signal: AbortSignal): Promise<readonly Node[]> {
   return (await client.list(NODES, { labelSelector: HOSTS_SELECTOR, signal })).items;
 }
 
@@ -314,7 +318,7 @@ interface KnownHosts {
 }
 
 /** Returns the hosts of all namespaces and those of the command's namespace. @throws ApiError when the user may not read Nodes. */
-export async function readHosts(cluster: Cluster, signal: AbortSignal): Promise<KnownHosts> {
+export async function readHosts(cluster: UserCluster, signal: AbortSignal): Promise<KnownHosts> {
   const { client, namespace: name } = cluster;
   const [all, namespace] = await Promise.all([
     allHosts(cluster, signal),
@@ -348,7 +352,7 @@ export function requireHostName(name: string, namespace: string): void {
 }
 
 /** Returns the host. @throws CommandError when it does not exist or belongs to another namespace; ApiError. */
-export async function findHost(cluster: Cluster, name: string, signal: AbortSignal): Promise<Node> {
+export async function findHost(cluster: UserCluster, name: string, signal: AbortSignal): Promise<Node> {
   const { client, namespace } = cluster;
   const asked = client.get(NODES, { name }, { signal });
   return requiredHost(await foundIn(cluster, name, asked), namespace);
@@ -356,7 +360,7 @@ export async function findHost(cluster: Cluster, name: string, signal: AbortSign
 
 /** Changes a host of the namespace. @throws CommandError when the host does not exist or belongs to another namespace; errors of `change`. */
 export async function changingHost(
-  cluster: Cluster,
+  cluster: UserCluster,
   name: string,
   change: (access: HostAccess) => Promise<void>,
 ): Promise<void> {
@@ -366,7 +370,7 @@ export async function changingHost(
 }
 
 /** Resolves with the result of the work on a host. @throws CommandError when the host does not exist; other errors of `work`. */
-async function foundIn<T>(cluster: Cluster, name: string, work: Promise<T>): Promise<T> {
+async function foundIn<T>(cluster: UserCluster, name: string, work: Promise<T>): Promise<T> {
   try {
     return await work;
   } catch (error) {
@@ -391,7 +395,7 @@ function requiredHost(node: Node, namespace: string): Node {
   return node;
 }
 
-async function suggestion({ client, namespace }: Cluster, name: string): Promise<string> {
+async function suggestion({ client, namespace }: UserCluster, name: string): Promise<string> {
   const pages = client.pages(NODES, { labelSelector: HOSTS_SELECTOR });
   const page = await undefinedIf((error) => error instanceof ApiError, pages.next());
   const hosts = page?.done === false ? page.value.items : [];

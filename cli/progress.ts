@@ -7,12 +7,12 @@ const CLEAR = '\r\u001b[K';
 /** Number of columns if the terminal does not report it, for example on a serial console. Most terminals have this width. */
 const COLUMNS = 80;
 
-export interface Progress {
+export interface ProgressLine {
   readonly show: (line: string) => void;
   readonly end: () => void;
 }
 
-export function progressLine({ isForPeople, err, columns }: Terminal): Progress {
+export function progressLine({ isForPeople, err, columns }: Terminal): ProgressLine {
   let shown = '';
   const show = (line: string) => {
     // The terminal would wrap a longer line, and then the line could not be cleared. The width is read each time, because the user can

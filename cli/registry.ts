@@ -7,7 +7,7 @@ import { addCredential, listCredentials, removeCredential } from '../actions/cre
 import { ActionError } from '../actions/error.ts';
 import { readServer, SERVER_FORM, serverUrl } from '../api/v1alpha1/registrycredentials.ts';
 import { isNotFound } from '../kube/errors.ts';
-import { clientForChange, type Cluster, withCluster } from './cluster.ts';
+import { clientForChange, type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { forEachName } from './objects/named.ts';
 import { print, printDone } from './output.ts';
@@ -101,7 +101,7 @@ export async function remove(terminal: Terminal, globals: Globals, urls: readonl
 }
 
 /** Removes the credential. @throws CommandError when there is none for the registry; ApiError. */
-async function removeOne({ client, namespace }: Cluster, url: string): Promise<void> {
+async function removeOne({ client, namespace }: UserCluster, url: string): Promise<void> {
   try {
     await removeCredential(client, namespace, url);
   } catch (error) {

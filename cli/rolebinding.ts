@@ -11,7 +11,7 @@ import {
   removeSubjects,
   type Subjects,
 } from '../kube/members.ts';
-import { type Cluster, withCluster } from './cluster.ts';
+import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { print, printDone } from './output.ts';
 import { accountIn } from './serviceaccount.ts';
@@ -98,7 +98,7 @@ export async function change(
 }
 
 /** Returns the service account that the flag names. @throws CommandError when no service account can have the name. */
-function parseAccount(text: string, { namespace, realNamespace }: Cluster): AccountRef {
+function parseAccount(text: string, { namespace, realNamespace }: UserCluster): AccountRef {
   const at = text.indexOf(':');
   return at < 0
     ? accountIn(namespace, text)

@@ -9,10 +9,10 @@ import { addShowVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
 import { conditionOf } from '../api/http/conditions.ts';
 import { SERVERS } from '../api/v1alpha1/resources.ts';
-import { type Kind, report } from './objects/kind.ts';
+import { type NounKind, report } from './objects/kind.ts';
 import { age, printable } from './text.ts';
 import { timestamp } from '../base/time.ts';
-import { type Cluster, withCluster } from './cluster.ts';
+import { type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { forEachName, getNamed } from './objects/named.ts';
 import { type ConditionGoal, parseConditionGoal, hasCondition, versionsFrom } from './objects/versions.ts';
@@ -94,7 +94,7 @@ function addUserCommands(noun: Command, terminal: Terminal): void {
     });
 }
 
-export const SERVER_KIND: Kind<Server> = {
+export const SERVER_KIND: NounKind<Server> = {
   type: SERVERS,
   noun: 'server',
   plural: 'servers',
@@ -162,7 +162,7 @@ export async function power(terminal: Terminal, globals: Globals, request: Reque
 
 /** Writes the request into the Server. The patch fails if somebody else changed the Server at the same time. */
 async function requested(
-  cluster: Cluster,
+  cluster: UserCluster,
   name: string,
   { action, signal }: { action: PowerAction; signal: AbortSignal },
 ): Promise<Server> {
@@ -181,7 +181,7 @@ function timeAfter(times: readonly (string | undefined)[]): string {
 
 /** Returns the Server when the requested action has ended well. @throws CommandError; ApiError; the signal's reason when the signal aborts. */
 async function untilEnded(
-  cluster: Cluster,
+  cluster: UserCluster,
   first: Server,
   { signal, show }: { signal: AbortSignal; show: (line: string) => void },
 ): Promise<Server> {
@@ -369,7 +369,7 @@ interface Waiting {
   readonly show: (line: string) => void;
 }
 
-async function until(cluster: Cluster, first: Server, { goal, signal, show }: Waiting): Promise<Server> {
+async function until(cluster: UserCluster, first: Server, { goal, signal, show }: Waiting): Promise<Server> {
   const { name } = first.metadata;
   for await (const server of versionsFrom(cluster, SERVERS, first, signal)) {
     if (isReached(server, goal)) {

@@ -24,7 +24,7 @@ import { vmConfigItem } from '../api/http/vmitem.ts';
 import { formatSize } from '../api/v1alpha1/quantity.ts';
 import { VM_CONFIGS } from '../api/v1alpha1/resources.ts';
 import type { VMConfig } from '../api/v1alpha1/vmconfig.ts';
-import { type Kind, report } from './objects/kind.ts';
+import { type NounKind, report } from './objects/kind.ts';
 import type { Column } from './output.ts';
 import { vmConfigSpec } from '../api/http/vmspec.ts';
 import type { Unsaved } from '../kube/objects.ts';
@@ -45,7 +45,7 @@ export function addVMConfigCommands(noun: Command, terminal: Terminal): void {
     });
 }
 
-export const VM_CONFIG_KIND: Kind<VMConfig> = {
+export const VM_CONFIG_KIND: NounKind<VMConfig> = {
   type: VM_CONFIGS,
   noun: 'vmconfig',
   plural: 'VM configs',

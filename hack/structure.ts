@@ -1,6 +1,6 @@
 /**
  * Prints counts of the structure of a checkout: files and lines for each wing, files with one importer, imports that go up, folders in
- * circles, copies, and the files that name a word.
+ * circles, copies, names that several exported types share, and the files that name a word.
  *
  *   structure.ts [FOLDER] [--word=WORD]...
  */
@@ -14,6 +14,7 @@ import { table } from './docs/table.ts';
 /** Lines that two places must share to count as copies. */
 const COPY_LINES = 6;
 const IMPORT = /(?:\bfrom |\bimport\(|^import )'(\.[^']+)'/gm;
+const EXPORTED_TYPE = /^export (?:abstract )?(?:class|interface|type) (\w+)/gm;
 /** Lines that say too little to be a copy: blank lines, comments, imports and punctuation. */
 const THIN = /^(?:$|\/\/|\/?\*|import\b|export \{|\} from|[\]{}(),;:.<>|&?=\s]*$)/;
 
@@ -127,6 +128,15 @@ function countCopies(sources: readonly Source[]): { pairs: number; lines: number
   return { pairs, lines };
 }
 
+/** Returns the names that exported types of several files share, with the files. Such a name does not say which type is meant. */
+function findSharedTypes(sources: readonly Source[]): string[] {
+  const types = sources.flatMap(({ path, text }) =>
+    [...text.matchAll(EXPORTED_TYPE)].map(([, name = '']) => ({ name, path })),
+  );
+  const shared = [...Map.groupBy(types, ({ name }) => name)].filter(([, { length }]) => length > 1);
+  return shared.map(([name, places]) => `${name}: ${places.map(({ path }) => path).join(' ')}`);
+}
+
 /** Returns the files of a checkout that contain a word, production files first. */
 function findWord(root: string, word: string): string {
   const files = execFileSync('git', ['grep', '-lwF', word], { cwd: root, encoding: 'utf8' })
@@ -144,12 +154,14 @@ const { values, positionals } = parseArgs({
 });
 const root = positionals[0] ?? join(import.meta.dirname, '..');
 const sources = readSources(root);
-const arrows = findArrowsUp(sources);
-const circles = findCircles(sources);
+const list = (title: string, lines: readonly string[]): void =>
+  console.log(`${title}: ${lines.length}${lines.map((line) => `\n  ${line}`).join('')}`);
 const copies = countCopies(sources);
 console.log(describeWings(sources));
-console.log(`\nimports that go up: ${arrows.length}`);
-console.log(`folders with circles inside: ${circles.length}${circles.map((line) => `\n  ${line}`).join('')}`);
+console.log('');
+list('imports that go up', findArrowsUp(sources));
+list('folders with circles inside', findCircles(sources));
+list('names of several exported types', findSharedTypes(sources));
 console.log(`copies of ${COPY_LINES} lines or more: ${copies.pairs}, ${copies.lines} lines`);
 for (const word of values.word) {
   console.log(findWord(root, word));

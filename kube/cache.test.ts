@@ -1,6 +1,6 @@
 import { pino } from 'pino';
 import { beforeEach, describe, expect, it } from 'vitest';
-import { type Change, Store } from './cache.ts';
+import { type ObjectChange, Store } from './cache.ts';
 import type { KubeObject } from './objects.ts';
 
 interface Thing extends KubeObject {
@@ -19,7 +19,7 @@ function thing(name: string, uid: string, resourceVersion: string, node?: string
 let store: Store<Thing>;
 let changes: string[];
 
-function tell({ type, object, previous }: Change<Thing>): string {
+function tell({ type, object, previous }: ObjectChange<Thing>): string {
   return `${type} ${object.metadata.uid}@${object.metadata.resourceVersion} was ${previous?.metadata.uid ?? '-'}`;
 }
 

@@ -6,7 +6,7 @@ import { type KubeObject, keyOf } from './objects.ts';
  * Change that a cache reports to its readers. If an object was deleted and created again with the same name, the cache reports `deleted`
  * and then `added`.
  */
-export interface Change<T> {
+export interface ObjectChange<T> {
   type: 'added' | 'updated' | 'deleted';
   /** State of the object after the change. For the type `deleted`, it is the object's last known state. */
   object: Readonly<T>;
@@ -25,7 +25,7 @@ export interface Cache<T> {
   /** The resourceVersion that the watch has reached. It is empty before all objects have been read for the first time. */
   readonly resourceVersion: string;
   /** Calls the handler with `added` for each object of the cache, and then for every change, in order. */
-  onChange(handler: (change: Change<T>) => void): void;
+  onChange(handler: (change: ObjectChange<T>) => void): void;
 }
 
 export type IndexFunctions<T> = Record<string, (object: T) => readonly string[]>;
@@ -40,7 +40,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
   resourceVersion = '';
   readonly #objects = new Map<string, T>();
   readonly #indexes = new Map<string, Index<T>>();
-  readonly #handlers: ((change: Change<T>) => void)[] = [];
+  readonly #handlers: ((change: ObjectChange<T>) => void)[] = [];
   readonly #logger: Logger;
   readonly #transform: (object: T) => T;
 
@@ -84,7 +84,7 @@ export class Store<T extends KubeObject> implements Cache<T> {
     return found;
   }
 
-  onChange(handler: (change: Change<T>) => void): void {
+  onChange(handler: (change: ObjectChange<T>) => void): void {
     this.#handlers.push(handler);
     for (const object of this.#objects.values()) {
       this.#call(handler, { type: 'added', object });
@@ -187,14 +187,14 @@ export class Store<T extends KubeObject> implements Cache<T> {
     }
   }
 
-  #emit(change: Change<T>): void {
+  #emit(change: ObjectChange<T>): void {
     for (const handler of this.#handlers) {
       this.#call(handler, change);
     }
   }
 
   /** Calls a handler. If the handler throws, the error is only logged, so that the other handlers still get the change. */
-  #call(handler: (change: Change<T>) => void, change: Change<T>): void {
+  #call(handler: (change: ObjectChange<T>) => void, change: ObjectChange<T>): void {
     try {
       handler(change);
     } catch (error) {

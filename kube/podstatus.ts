@@ -41,7 +41,7 @@ export function parkedStatus(
 }
 
 /** Why a Pod fails without a machine. */
-export interface Refusal {
+export interface PodRefusal {
   reason: string;
   message: string;
   exitCode: number;
@@ -52,7 +52,7 @@ export interface Refusal {
 /**
  * Returns the status of a Pod that fails without a machine. The Pod had no machine on this host, or the agent has no record of the machine.
  */
-export function refusedStatus(pod: Pod, why: Refusal, hostAddress: string, now: string): PodStatus {
+export function refusedStatus(pod: Pod, why: PodRefusal, hostAddress: string, now: string): PodStatus {
   const terminated = {
     exitCode: why.exitCode,
     reason: why.reason,

@@ -36,7 +36,7 @@ import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.
 import { DemandReconciler, enqueueDemand } from './server/demand/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { enqueueVMs } from './vm/triggers.ts';
-import { declareWatches, type Watches } from './watches.ts';
+import { declareWatches, type OperatorWatches } from './watches.ts';
 
 export interface OperatorOptions {
   readonly client: KubeClient;
@@ -122,10 +122,10 @@ export function createControllers(options: OperatorOptions): Controllers {
 type Settings = Pick<ControllerOptions, 'exists'> & { readonly workers?: number };
 type Reconciles = Pick<ControllerOptions, 'reconcile'>;
 /** What a controller gets that needs nothing of its own. */
-type PlainParts = OperatorOptions & Watches & { readonly consistency: Consistency };
+type PlainParts = OperatorOptions & OperatorWatches & { readonly consistency: Consistency };
 
 /** Returns a function that creates controllers that need nothing of their own. */
-function plainControllers(options: OperatorOptions, watches: Watches) {
+function plainControllers(options: OperatorOptions, watches: OperatorWatches) {
   return (
     name: string,
     settings: Settings,
@@ -139,7 +139,7 @@ function plainControllers(options: OperatorOptions, watches: Watches) {
   };
 }
 
-function vmController(options: OperatorOptions, watches: Watches, hostState: HostState): Controller {
+function vmController(options: OperatorOptions, watches: OperatorWatches, hostState: HostState): Controller {
   const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
   const metrics = new VMMetrics(registry, {
@@ -171,7 +171,7 @@ function vmController(options: OperatorOptions, watches: Watches, hostState: Hos
 
 function imageController(
   options: OperatorOptions,
-  watches: Watches,
+  watches: OperatorWatches,
   about: Pick<ImageControllerOptions, 'kind' | 'resource' | 'objects'>,
 ): Controller {
   const consistency = new Consistency();
@@ -184,7 +184,7 @@ function imageController(
 
 function hostController(
   options: OperatorOptions,
-  watches: Watches,
+  watches: OperatorWatches,
   { approvals, hostRecords, adoptions }: HostState,
 ): Controller {
   const { registry, isLeader } = options;
@@ -201,7 +201,11 @@ function hostController(
  * depends on the decision about the first one. Therefore the controller has only one worker. This worker begins a decision only when the
  * cache contains its previous decision.
  */
-function certificateController(o: OperatorOptions, watches: Watches, hostState: HostState): Controller {
+function certificateController(
+  o: OperatorOptions,
+  watches: OperatorWatches,
+  hostState: HostState,
+): Controller {
   const reconciler = new CertificateReconciler({ ...o, ...watches, ...hostState });
   const exists = existsIn(watches.requests);
   const controller = controllerFor(o, 'certificate', { workers: 1, exists }, reconciler, reconciler);
@@ -209,7 +213,7 @@ function certificateController(o: OperatorOptions, watches: Watches, hostState: 
   return controller;
 }
 
-function serverController(options: OperatorOptions, watches: Watches): Controller {
+function serverController(options: OperatorOptions, watches: OperatorWatches): Controller {
   const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
   const metrics = new ServerMetrics(registry, { isLeader, servers: () => watches.servers.cache.list() });
@@ -228,7 +232,7 @@ function serverController(options: OperatorOptions, watches: Watches): Controlle
   return controller;
 }
 
-function imageCacheController(options: OperatorOptions, watches: Watches): Controller {
+function imageCacheController(options: OperatorOptions, watches: OperatorWatches): Controller {
   const { client, config, recorder, registry, clock, isLeader } = options;
   const consistency = new Consistency();
   const metrics = new CacheMetrics(registry, { isLeader, entries: () => watches.entries.cache.list() });
@@ -240,7 +244,11 @@ function imageCacheController(options: OperatorOptions, watches: Watches): Contr
   return controller;
 }
 
-function emulatorController(options: OperatorOptions, watches: Watches, hostState: HostState): Controller {
+function emulatorController(
+  options: OperatorOptions,
+  watches: OperatorWatches,
+  hostState: HostState,
+): Controller {
   const { registry, config, isLeader } = options;
   const consistency = new Consistency();
   exportEmulatorMetrics(registry, {
@@ -257,7 +265,7 @@ function emulatorController(options: OperatorOptions, watches: Watches, hostStat
   return controller;
 }
 
-function servedNamespaces({ namespaces }: Watches, config: OperatorConfig): string[] {
+function servedNamespaces({ namespaces }: OperatorWatches, config: OperatorConfig): string[] {
   const names = namespaces.cache.list().map(({ metadata }) => metadata.name);
   return names.filter((name) => isServedNamespace(name, config.namespaces));
 }

@@ -73,7 +73,7 @@ interface WatchOptions {
   readonly logger: Logger;
 }
 
-export type Watches = ReturnType<typeof declareWatches>;
+export type OperatorWatches = ReturnType<typeof declareWatches>;
 
 /** Label selector of the Jobs that work on images, and of their Pods. */
 const TASKS = `${WORKLOAD_LABEL} in (cache,image)`;

@@ -8,7 +8,7 @@ import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it, vi } from 'vitest';
 import { loadConfig } from './config.ts';
 import { assemble } from './server.ts';
-import { Downloads } from './documentation.ts';
+import { FileDownloads } from './documentation.ts';
 
 const PAGE = '/api/v1/swagger';
 const PACKAGE = dirname(createRequire(import.meta.url).resolve('swagger-ui-dist/package.json'));
@@ -90,11 +90,11 @@ class FakeResponse extends EventEmitter {
   }
 }
 
-let downloads: Downloads;
+let downloads: FileDownloads;
 
 beforeEach(() => {
   vi.useFakeTimers();
-  downloads = new Downloads();
+  downloads = new FileDownloads();
 });
 
 afterEach(() => {

@@ -14,7 +14,7 @@ const PAGE = { title: 'Berth HTTP API', path: PAGE_PATH, document: `${PAGE_PATH}
 
 /** Adds the routes. @throws Error when the files of the page are missing. */
 export function addDocumentationRoutes(app: App): void {
-  const downloads = new Downloads();
+  const downloads = new FileDownloads();
   const schema = { hide: true, security: [] };
   const limited: RouteShorthandOptions = {
     schema,
@@ -52,7 +52,7 @@ const DOWNLOADS = 32;
 /** Time limit of one answer in milliseconds. The largest file has 1.7 MB, which a client with 0.5 Mbit/s gets in this time. */
 const DOWNLOAD_MILLISECONDS = 30_000;
 
-export class Downloads {
+export class FileDownloads {
   #open = 0;
 
   /** Counts an answer until it is sent or its connection is closed. @throws StatusError 503 when too many answers are under way. */

@@ -18,7 +18,7 @@ import { listAs } from './callers/list.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
 import { undefinedIf } from '../base/errors.ts';
 import { isForbidden } from '../kube/errors.ts';
-import type { Watches } from './own/watches.ts';
+import type { ServerWatches } from './own/watches.ts';
 import { SAMPLE } from './http/samples.ts';
 import { HTTP_ROLES, OWNERS } from './own/rights.ts';
 
@@ -142,13 +142,13 @@ const QUESTIONS_WAITING = 8_192;
 const USER_QUESTIONS_WAITING = QUESTIONS_WAITING / 8;
 
 export class VisibleNamespaces {
-  readonly #watches: Pick<Watches, 'namespaces' | 'namespace'>;
+  readonly #watches: Pick<ServerWatches, 'namespaces' | 'namespace'>;
   readonly #isServed: (name: string) => boolean;
   readonly #questions = new PQueue({ concurrency: QUESTIONS });
   /** Number of access reviews of each user that wait or run. */
   readonly #asking = new Map<string, number>();
 
-  constructor(watches: Pick<Watches, 'namespaces' | 'namespace'>, isServed: (name: string) => boolean) {
+  constructor(watches: Pick<ServerWatches, 'namespaces' | 'namespace'>, isServed: (name: string) => boolean) {
     this.#watches = watches;
     this.#isServed = isServed;
   }

@@ -1,7 +1,7 @@
 /** Routes for the members of a namespace. */
 import { ADMINS, type RouteRight } from './own/rights.ts';
 import * as z from 'zod';
-import { subjectListSchema, type Subjects, subjectsSchema } from '../api/http/rolebinding.ts';
+import { subjectListSchema, type SubjectRequest, subjectsSchema } from '../api/http/rolebinding.ts';
 import { statusSchema, success } from '../api/http/status.ts';
 import { DEV_ROLE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
@@ -63,7 +63,7 @@ interface Change {
   readonly method: 'POST' | 'DELETE';
   readonly action: string;
   readonly summary: string;
-  readonly change: (client: KubeClient, role: RoleRef, subjects: Subjects) => Promise<void>;
+  readonly change: (client: KubeClient, role: RoleRef, subjects: SubjectRequest) => Promise<void>;
 }
 
 function addChange(app: App, { method, action, summary, change }: Change): void {

@@ -36,7 +36,7 @@ import { addDocumentationRoutes } from './documentation.ts';
 import { addEmulatorRoutes } from './emulators.ts';
 import { addImageCacheRoutes } from './imagecache/routes.ts';
 import { addNodeRoutes } from './nodes.ts';
-import { addImageRoutes, type Transfers } from './images/routes.ts';
+import { addImageRoutes, type FileTransfers } from './images/routes.ts';
 import { addNamespaceRoutes } from './namespaces.ts';
 import { addRegistryCredentialRoutes } from './registrycredentials.ts';
 import { addRoleBindingRoutes } from './rolebindings.ts';
@@ -208,7 +208,7 @@ function certificateProvider({ http }: ServerConfig): CertificateProvider {
 function addRoutes(
   app: App,
   services: Services,
-  { deploys, ...transfers }: Transfers & { readonly deploys: Deploys },
+  { deploys, ...transfers }: FileTransfers & { readonly deploys: Deploys },
 ): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);

@@ -7,7 +7,7 @@ import { type FileHandle, open } from 'node:fs/promises';
 import { resolve } from 'node:path';
 import { createInterface } from 'node:readline';
 import * as z from 'zod';
-import { lowerPriority, run, type RunAs, type RunOptions, start } from '../../base/exec.ts';
+import { lowerPriority, run, type RunAs, type ProgramOptions, start } from '../../base/exec.ts';
 import { type JsonLimits, parseJson } from '../../base/json.ts';
 import type { BaseImage } from './disk.ts';
 
@@ -214,7 +214,7 @@ export function markArgument(mark: string): string {
 function commandOf(
   [verb, ...parameters]: [string, ...string[]],
   options: Options,
-): [string, string[], RunOptions] {
+): [string, string[], ProgramOptions] {
   const { as, files = [], folder, mark, signal, timeoutMilliseconds } = options;
   const name = mark === undefined ? [] : ['--object', markArgument(mark)];
   const [program = '', ...rest] = limited(['qemu-img', verb, ...name, ...parameters], options);

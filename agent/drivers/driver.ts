@@ -118,8 +118,10 @@ export type MachineState =
 
 export type ExitReason = 'GuestShutdown' | 'Crashed';
 
+export type Architecture = 'amd64' | 'arm64';
+
 export interface Accelerator {
-  architecture: 'amd64' | 'arm64';
+  architecture: Architecture;
   /** Name of the accelerator: `kvm`, `hvf` or `tcg` (emulation). */
   accelerator: string;
 }

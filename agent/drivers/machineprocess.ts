@@ -11,7 +11,7 @@ import { hasCode, messageOf, undefinedIf } from '../../base/errors.ts';
 import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
 import { findByArgument, identify, isAlive, type ProcessIdentity } from '../processes/process.ts';
 import type { ExitReason, MachineFolder, MachineState, RunningState } from './driver.ts';
-import { type Change, type StateFile, UNREADABLE } from './statefile.ts';
+import { type StateChange, type StateFile, UNREADABLE } from './statefile.ts';
 import { forgetLastOutput, logsWritten, segmentName } from '../console/logwriter.ts';
 import { makeTerminal } from '../console/terminal.ts';
 
@@ -420,9 +420,9 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
     return state;
   }
 
-  async #change(decide: (state: State) => Change<ProcessState>): Promise<State> {
+  async #change(decide: (state: State) => StateChange<ProcessState>): Promise<State> {
     // The state of each driver has the fields of a process.
-    return await this.state.change(decide as (state: State) => Change<State>);
+    return await this.state.change(decide as (state: State) => StateChange<State>);
   }
 }
 
@@ -430,7 +430,7 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
  * Returns the change to write into the state file after the machine's process has ended. If the agent has not requested the end and knows no
  * other reason, the reason is `reason`, and `message` describes the end.
  */
-function changeAtEnd(known: ProcessState, reason: ExitReason, message: string): Change<ProcessState> {
+function changeAtEnd(known: ProcessState, reason: ExitReason, message: string): StateChange<ProcessState> {
   if (!known.live) {
     return {};
   }

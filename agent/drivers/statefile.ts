@@ -81,7 +81,7 @@ export const endSchema = z.object({ reason: z.enum(['GuestShutdown', 'Crashed'])
 export const UNREADABLE = 'unreadable';
 
 /** Fields to set. A field that is set to undefined is removed. */
-export type Change<State> = { [Key in keyof State]?: State[Key] | undefined };
+export type StateChange<State> = { [Key in keyof State]?: State[Key] | undefined };
 
 /** A machine's state file. Changes are made one at a time, because both the agent's steps and events of the process change the file. */
 export class StateFile<State extends object> {
@@ -127,7 +127,7 @@ export class StateFile<State extends object> {
     await this.#serial.run(async () => await this.#write(state));
   }
 
-  async update(change: Change<State>): Promise<State> {
+  async update(change: StateChange<State>): Promise<State> {
     return await this.change(() => change);
   }
 
@@ -135,7 +135,7 @@ export class StateFile<State extends object> {
    * Calls `decide` with the present state, and writes the change that `decide` returns. If the change is empty, nothing is written. Returns
    * the new state. @throws Error when the machine has no state file.
    */
-  async change(decide: (state: State) => Change<State>): Promise<State> {
+  async change(decide: (state: State) => StateChange<State>): Promise<State> {
     return await this.#serial.run(async () => {
       const state = await this.read();
       if (state === undefined) {

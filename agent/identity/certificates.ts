@@ -8,7 +8,7 @@ import {
   type Certificate,
   createKey,
   createSigningRequest,
-  type Key,
+  type PrivateKey,
 } from '../../kube/certificates/certificate.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { CERTIFICATE_SIGNING_REQUESTS, type CertificateSigningRequest } from '../../kube/core.ts';
@@ -55,7 +55,7 @@ export interface CertificateRequest {
    * Key of the certificate. The default is a new key. If an earlier attempt made a request with this key, and the request still exists, the
    * agent waits for that request. The agent must not make a second request, because the operator denies a second request for the same host.
    */
-  key?: Key;
+  key?: PrivateKey;
 }
 
 /** Error for a certificate request that was denied or could not be signed. A new request would fail in the same way until a person acts. */
@@ -112,7 +112,7 @@ function signerOf({ kind, signerName }: CertificateRequest): string {
 async function submit(
   client: KubeClient,
   request: CertificateRequest,
-  key: Key,
+  key: PrivateKey,
   signal: AbortSignal,
 ): Promise<string> {
   const pem = await createSigningRequest({
@@ -151,7 +151,7 @@ async function submit(
  * Returns the part of a certificate request's name that identifies the key. With this part in the name, the cluster never has two requests
  * for the same key. A kubelet names its requests in the same way.
  */
-function fingerprint(key: Key): string {
+function fingerprint(key: PrivateKey): string {
   const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });
   return createHash('sha256').update(publicKey).digest('hex').slice(0, FINGERPRINT_DIGITS);
 }

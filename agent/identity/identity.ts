@@ -5,7 +5,12 @@ import type { Registry } from 'prom-client';
 import { stringify } from 'yaml';
 import { Backoff } from '../../base/backoff.ts';
 import { AGENT_NAME, FIRST_CERTIFICATE_SECONDS } from '../../api/v1alpha1/names.ts';
-import { type Certificate, createKey, type Key, readKey } from '../../kube/certificates/certificate.ts';
+import {
+  type Certificate,
+  createKey,
+  type PrivateKey,
+  readKey,
+} from '../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { type Connection, loadConnection } from '../../kube/credentials.ts';
 import { pause } from '../../base/time.ts';
@@ -254,7 +259,7 @@ async function join(client: KubeClient, o: IdentityOptions): Promise<Certificate
  * Returns the key for the request to join. The function saves a new key in the file before it returns the key. Otherwise a restarted agent
  * would make a second request with another key, and the operator would deny this request.
  */
-async function joiningKey(file: string): Promise<Key> {
+async function joiningKey(file: string): Promise<PrivateKey> {
   if (existsSync(file)) {
     return readKey(readFileSync(file, 'utf8'));
   }

@@ -11,11 +11,11 @@ import { type Holder, Holders } from './local/holders.ts';
 import { Importing, type SourceImage } from './local/importing.ts';
 import { imageMetrics } from './local/metrics.ts';
 import { formatOf, inspectImage } from './local/inspect.ts';
-import { Layout } from './local/layout.ts';
+import { StoreLayout } from './local/layout.ts';
 import type { Need, SpaceLimits } from './local/spacemeter.ts';
 import { Space } from './local/space.ts';
 import { Registries } from './oci/repository.ts';
-import { type RegistriesOptions, type RegistrySettings, Transport } from './oci/transport.ts';
+import { type RegistriesOptions, type RegistrySettings, RegistryTransport } from './oci/transport.ts';
 import { readStorageKeyring } from './oci/credentials.ts';
 import { Access } from './oci/access.ts';
 import { FileImage } from './sources/file.ts';
@@ -63,7 +63,7 @@ export class HostImageStore {
   /** A type of source that is forgotten here does not compile. */
   readonly #sources: { readonly [T in SourceType]: Open<SourceOf<T>> };
 
-  private constructor(options: HostImageStoreOptions, layout: Layout) {
+  private constructor(options: HostImageStoreOptions, layout: StoreLayout) {
     const { logger, reader } = options;
     this.#options = options;
     const catalog = new Catalog(layout, this.#holders, logger);
@@ -79,7 +79,7 @@ export class HostImageStore {
     const importing = new Importing({ layout, catalog, space, metrics, reader });
     const common = { catalog, holders: this.#holders, metrics, importing, logger };
     const ofRegistry = { ...common, access };
-    const ofWeb = { ...common, transport: new Transport(options), clock: options.clock };
+    const ofWeb = { ...common, transport: new RegistryTransport(options), clock: options.clock };
     const { sharedRoots, storageFolder, registries } = options;
     const storageRoots = storageFolder === undefined ? [] : [storageFolder];
     this.#sources = {
@@ -105,7 +105,7 @@ export class HostImageStore {
    * the import.
    */
   static async open(options: HostImageStoreOptions): Promise<HostImageStore> {
-    const layout = new Layout(options.dataDirectory, options.reader?.gid);
+    const layout = new StoreLayout(options.dataDirectory, options.reader?.gid);
     await layout.prepare();
     const store = new HostImageStore(options, layout);
     await store.#catalog.load();

@@ -1,7 +1,7 @@
 /** Serves `/metrics/resource` as a kubelet does: processor time and memory of the host, its Pods and their containers. */
 import type { Logger } from 'pino';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
-import type { Host } from '../pods/host.ts';
+import type { PodHost } from '../pods/host.ts';
 import type { Runtimes } from '../pods/machine.ts';
 import { hostUsage, type RunningMachine, type Usage, UsageReader } from '../processes/usage.ts';
 
@@ -101,7 +101,7 @@ const FAMILIES: readonly Family[] = [
 ];
 
 export interface ResourceOptions {
-  host: Pick<Host, 'records'>;
+  host: Pick<PodHost, 'records'>;
   machines: Runtimes;
   logger: Logger;
 }

@@ -16,7 +16,7 @@ import { createServer, holdOpen, listen, reply, type RunningServer } from '../..
 import { acceptUpgrades, type Upgrade } from '../../kube/serving/upgrades.ts';
 import { useCertificate } from '../../kube/certificates/serving.ts';
 import { OpenLimit } from './limit.ts';
-import { type LogSource, parseLogRequest, type StreamTargets, type Transfers } from './targets.ts';
+import { type LogSource, parseLogRequest, type StreamTargets, type TransferSource } from './targets.ts';
 import { RESOURCE_CONTENT_TYPE, type ResourceMetrics } from './resources.ts';
 import { isStreamKind } from './streams/streamrequest.ts';
 import { StreamServer } from './streamserver.ts';
@@ -37,7 +37,7 @@ export interface KubeletServerOptions {
   authorizer: Authorizer;
   logs: LogSource;
   streams: StreamTargets;
-  transfers: Transfers;
+  transfers: TransferSource;
   /**
    * Returns the reason why a joined host accepts no VMs, or undefined if the host accepts VMs. The reason must contain no secret, because
    * every caller can read it.

@@ -21,11 +21,11 @@ import {
   type StreamKind,
   type StreamRequest,
 } from './streams/streamrequest.ts';
-import type { Session, SessionLimits } from './streams/session.ts';
+import type { StreamSession, SessionLimits } from './streams/session.ts';
 import { ProtocolError } from './streams/spdy/frames.ts';
 import * as spdy from './streams/spdy/sessions.ts';
 import * as websocket from './streams/websocket.ts';
-import type { StreamTargets, Transfers } from './targets.ts';
+import type { StreamTargets, TransferSource } from './targets.ts';
 
 /**
  * Time without data after which a stream ends, in milliseconds. Such a stream ends because its caller has probably forgotten it. A
@@ -50,7 +50,7 @@ const ACCEPTED = `HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupg
 
 export interface StreamServerOptions {
   targets: StreamTargets;
-  transfers: Transfers;
+  transfers: TransferSource;
   metrics: Registry;
   logger: Logger;
 }
@@ -135,7 +135,7 @@ export class StreamServer {
     }
   }
 
-  async #start(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<Session> {
+  async #start(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<StreamSession> {
     switch (request.kind) {
       case 'portForward':
         return await this.#forward(target, upgrade);
@@ -152,7 +152,7 @@ export class StreamServer {
     }
   }
 
-  async #forward(target: StreamTarget, upgrade: Upgrade): Promise<Session> {
+  async #forward(target: StreamTarget, upgrade: Upgrade): Promise<StreamSession> {
     const { logger } = this.#options;
     const open = async (port: number): Promise<Duplex> => await target.port(port);
     const session = protocolOf(upgrade).acceptPorts(
@@ -164,7 +164,7 @@ export class StreamServer {
     return session;
   }
 
-  async #attach(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<Session> {
+  async #attach(request: StreamRequest, target: StreamTarget, upgrade: Upgrade): Promise<StreamSession> {
     // The console is opened before the stream is accepted. So a refusal becomes the answer to the request, which kubectl shows.
     const console = await openConsole(target, request.streams.stdin);
     try {

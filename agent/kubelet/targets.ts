@@ -16,7 +16,7 @@ import type { Cache } from '../../kube/cache.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { ConsoleLog } from '../console/store.ts';
 import type { ConsoleReadOptions } from '../console/records.ts';
-import type { Host } from '../pods/host.ts';
+import type { PodHost } from '../pods/host.ts';
 import type { Runtimes } from '../pods/machine.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 
@@ -35,18 +35,18 @@ export type StreamTargets = (request: StreamRequest) => StreamTarget;
  * @throws HttpError 400 when the Pod is not on this host. The returned function throws HttpError 400 when the task does not wait for a
  * connection.
  */
-export type Transfers = (request: StreamRequest) => (caller: Socket) => void;
+export type TransferSource = (request: StreamRequest) => (caller: Socket) => void;
 
 /** Returns the functions that find the log, the streams or the task for a caller's request on this host. */
 export function machineAccess(sources: ConsoleSources): {
   logs: LogSource;
   streams: StreamTargets;
-  transfers: Transfers;
+  transfers: TransferSource;
 } {
   return { logs: consoleSource(sources), streams: streamTargets(sources), transfers: transfers(sources) };
 }
 
-function transfers({ tasks, podOf }: ConsoleSources): Transfers {
+function transfers({ tasks, podOf }: ConsoleSources): TransferSource {
   return (request) => {
     const { name, uid = '' } = ownPod(request, podOf).metadata;
     return (caller) => {
@@ -223,7 +223,7 @@ function secondsAgo(seconds: number | undefined, now: number): Date | undefined 
 }
 
 interface ConsoleSources {
-  host: Host;
+  host: PodHost;
   machines: Runtimes;
   tasks: TaskRunner;
   podOf: PodOf;

@@ -4,8 +4,7 @@ import { statfs } from 'node:fs/promises';
 import { availableParallelism, cpus, machine, platform, release, totalmem } from 'node:os';
 import { hasCode, undefinedIfSync } from '../../base/errors.ts';
 import type { NodeSystemInfo } from '../../kube/core.ts';
-
-export type Architecture = 'amd64' | 'arm64';
+import type { Architecture } from '../drivers/driver.ts';
 
 export interface HostFacts {
   architecture: Architecture;

@@ -11,13 +11,13 @@ import {
   resizeConditions,
   resourceStatus,
 } from './admission.ts';
-import type { Host } from './host.ts';
-import { type Claim, type MachineRecord, newRecord } from './machine.ts';
+import type { PodHost } from './host.ts';
+import { type MachineClaim, type MachineRecord, newRecord } from './machine.ts';
 import { claimOf } from './pod.ts';
 
 const CAPACITY = { slots: 4, cpuMillis: 4_000, memoryBytes: 4_096, diskBytes: 8_192 };
 
-function claim(change: Partial<Claim> = {}): Claim {
+function claim(change: Partial<MachineClaim> = {}): MachineClaim {
   return { slots: 1, cpuMillis: 500, memoryBytes: 512, diskBytes: 1_024, ports: [], ...change };
 }
 
@@ -129,7 +129,7 @@ class Model {
   look(index: number) {
     const update = (record: MachineRecord, change: Partial<MachineRecord>) => Object.assign(record, change);
     const records = { list: () => this.records, update };
-    const host = { records, capacity: () => EIGHT_CPUS } as unknown as Host;
+    const host = { records, capacity: () => EIGHT_CPUS } as unknown as PodHost;
     const claimants: Claimants = { host, pods: this.pods, tasks: { state: () => undefined } };
     return allocate(this.pod(index), this.record(index), claimants);
   }

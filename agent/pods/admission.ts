@@ -14,7 +14,7 @@ import type { Reason, RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import type { Container, ContainerStatus, Pod } from '../../kube/core.ts';
 import { condition, type SaidCondition } from '../../kube/podstatus.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
-import type { Claim, HostCapacity, MachineDocument, MachineRecord } from './machine.ts';
+import type { MachineClaim, HostCapacity, MachineDocument, MachineRecord } from './machine.ts';
 import { type Amount, claimOf, isEnded, outlives, total } from './pod.ts';
 import { portName } from '../../api/v1alpha1/ports.ts';
 import { awaitedPort } from './ports.ts';
@@ -71,7 +71,7 @@ function overheadOf({ emulator }: Readonly<MachineDocument>): number {
 function claimOfSize(
   size: { cpu: number; memoryBytes: number },
   document: Readonly<MachineDocument>,
-): Pick<Claim, 'cpuMillis' | 'memoryBytes'> {
+): Pick<MachineClaim, 'cpuMillis' | 'memoryBytes'> {
   return { cpuMillis: size.cpu * 1000, memoryBytes: size.memoryBytes + overheadOf(document) };
 }
 
@@ -82,9 +82,9 @@ function claimOfSize(
  * @param leaving claims of machines that are being removed; their resources become free only after the removal
  */
 export function admit(
-  claim: Claim,
-  alive: readonly Claim[],
-  leaving: readonly Claim[],
+  claim: MachineClaim,
+  alive: readonly MachineClaim[],
+  leaving: readonly MachineClaim[],
   capacity: HostCapacity,
 ): Admission {
   if (claim.slots > 0 && capacity.slots === undefined) {
@@ -104,8 +104,8 @@ export function admit(
 }
 
 function refuse(
-  claim: Claim,
-  others: readonly Claim[],
+  claim: MachineClaim,
+  others: readonly MachineClaim[],
   capacity: HostCapacity,
 ): (Admission & { kind: 'refused' }) | undefined {
   const lacking = AMOUNTS.find(
@@ -157,9 +157,9 @@ export function admitPod(pod: Readonly<Pod>, claimants: Claimants): Admission {
 function claimsBeside(
   pod: Readonly<Pod>,
   claimants: Claimants,
-): { alive: readonly Claim[]; leaving: readonly Claim[] } {
+): { alive: readonly MachineClaim[]; leaving: readonly MachineClaim[] } {
   const alive = taskClaims(pod, claimants);
-  const leaving: Claim[] = [];
+  const leaving: MachineClaim[] = [];
   const byUid = new Map(claimants.pods.map((other) => [other.metadata.uid, other]));
   for (const record of claimants.host.records.list()) {
     if (podUidOf(record) === pod.metadata.uid) {
@@ -186,7 +186,7 @@ function isWanted(
 }
 
 /** Returns the machine's claim. If the machine was started with more CPU or memory than it claims now, the larger amount applies. */
-function heldBy(record: Readonly<MachineRecord>): Claim {
+function heldBy(record: Readonly<MachineRecord>): MachineClaim {
   const { claim, startedWith } = record;
   if (startedWith === undefined) {
     return claim;
@@ -203,7 +203,7 @@ function heldBy(record: Readonly<MachineRecord>): Claim {
  * Returns the claims of all Pods whose tasks run, except the claim of `pod`. After a restart of the agent, each Pod in phase Running counts,
  * because the agent will start its task again.
  */
-function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): Claim[] {
+function taskClaims(pod: Readonly<Pod>, { pods, tasks }: Claimants): MachineClaim[] {
   return pods
     .filter((other) => other.metadata.annotations?.[TASK_ANNOTATION] !== undefined && !isEnded(other))
     .filter(
@@ -251,8 +251,8 @@ export function allocate(
  * checks nothing else.
  */
 function refusalOf(
-  wanted: Claim,
-  others: readonly Claim[],
+  wanted: MachineClaim,
+  others: readonly MachineClaim[],
   capacity: HostCapacity,
 ): PendingResize | undefined {
   const size = { ...wanted, slots: 0, diskBytes: 0, ports: [] };
@@ -298,7 +298,7 @@ export function resourceStatus(
  * written in several ways (`1` and `1000m`).
  */
 function requestsOf(
-  { cpuMillis, memoryBytes }: Pick<Claim, 'cpuMillis' | 'memoryBytes'>,
+  { cpuMillis, memoryBytes }: Pick<MachineClaim, 'cpuMillis' | 'memoryBytes'>,
   said: Readonly<Record<string, string>>,
 ): Record<string, string> {
   const asked = claimOf({ spec: { containers: [{ resources: { requests: said } }] } } as unknown as Pod);
@@ -313,7 +313,7 @@ function requestsOf(
 }
 
 /** Returns the claim with the actual CPU and memory. A machine that runs or is suspended has the size of its last start. */
-function actualClaim(record: Readonly<MachineRecord>): Claim {
+function actualClaim(record: Readonly<MachineRecord>): MachineClaim {
   const { claim, startedWith } = record;
   return startedWith === undefined ? claim : { ...claim, ...claimOfSize(startedWith, record) };
 }

@@ -6,7 +6,7 @@ import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { GuestAnswer, GuestQuestion } from '../drivers/driver.ts';
 import { GuestChecks } from './guestchecks.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 import { questionFor } from './readiness.ts';
 
@@ -49,10 +49,14 @@ function runtimeOf(type: Machine['readiness']['type']): Runtime {
 }
 
 /** Returns a host whose guest agents answer as `ask` does. */
-function hostOf(ask: (question: GuestQuestion) => Promise<GuestAnswer>): Host {
+function hostOf(ask: (question: GuestQuestion) => Promise<GuestAnswer>): PodHost {
   const driver = { askGuest: async (_: unknown, question: GuestQuestion) => await ask(question) };
   const logger = { debug: () => undefined };
-  return { drivers: new Map([['qemu', { driver }]]), logger, forwardAddress: '127.0.0.1' } as unknown as Host;
+  return {
+    drivers: new Map([['qemu', { driver }]]),
+    logger,
+    forwardAddress: '127.0.0.1',
+  } as unknown as PodHost;
 }
 
 interface Round {

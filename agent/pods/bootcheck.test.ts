@@ -5,7 +5,7 @@ import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { BootAnswer } from '../drivers/emulator/adb.ts';
 import { GuestChecks } from './guestchecks.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import { type MachineRecord, newRecord, newRuntime, type Runtime } from './machine.ts';
 
 const POD: Pod = {
@@ -37,10 +37,10 @@ function runtimeOf(booted: boolean): Runtime {
 }
 
 /** Returns a host that saves records in memory only. `onError` is called when an answer could not be processed. */
-function hostOf(onError: (error: unknown) => void): Host {
+function hostOf(onError: (error: unknown) => void): PodHost {
   const update = (record: MachineRecord, change: Partial<MachineRecord>) => Object.assign(record, change);
   const logger = { error: ({ err }: { err: unknown }) => onError(err) };
-  return { records: { update }, logger } as unknown as Host;
+  return { records: { update }, logger } as unknown as PodHost;
 }
 
 interface OperatorEvent {

@@ -18,7 +18,7 @@ import { PodApi } from '../../test/worlds/podapi.ts';
 import { StandInDriver, StandInImages, StandInNetwork } from '../../test/worlds/standin.ts';
 import type { TaskRunner } from '../tasks/runner.ts';
 import { PodController } from './controller.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import { newRecord } from './machine.ts';
 import { RecordStore } from './records.ts';
 import { adoptMachines } from './recover.ts';
@@ -36,7 +36,7 @@ const NEVER = new Promise<never>(() => undefined);
 interface World {
   api: PodApi;
   driver: StandInDriver;
-  host: Host;
+  host: PodHost;
   controller: PodController;
   /** What the Node says to the agent. `slots` is undefined until the operator has set up the Node. */
   node: { isAwaited: boolean; slots: number | undefined };
@@ -72,7 +72,7 @@ function worldOf({ isCutOff = false } = {}): World {
     capacity: () => ({ slots: node.slots, cpuMillis: LARGE, memoryBytes: LARGE, diskBytes: LARGE }),
     fenced: () => isCutOff,
     event: () => undefined,
-  } as unknown as Host;
+  } as unknown as PodHost;
   const silent = {
     transport: { metrics: api.client.transport.metrics, stream: () => NEVER },
   } as unknown as KubeClient;

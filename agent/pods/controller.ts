@@ -9,13 +9,13 @@ import { Controller, type Result } from '../../kube/controller.ts';
 import { type Pod, PODS } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { keyOf } from '../../kube/objects.ts';
-import { parkedStatus, type Refusal, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
+import { parkedStatus, type PodRefusal, refusedStatus, STOPPED_EXIT_CODE } from '../../kube/podstatus.ts';
 import { acceleratorOf, allDrivers, chooseDriver } from '../drivers/hostdrivers.ts';
 import { isOver, type TaskRunner, type TaskState, taskStatus } from '../tasks/runner.ts';
 import { admitPod, allocate, type Claimants } from './admission.ts';
 import { ENDED_FROM_OUTSIDE, hasMachine, MACHINE_LOST } from './failure.ts';
 import { GuestChecks } from './guestchecks.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import { type MachineRecord, newRecord, type Runtimes } from './machine.ts';
 import { Machines } from './machines.ts';
 import {
@@ -49,7 +49,7 @@ interface PodScope {
 export interface PodControllerOptions {
   client: KubeClient;
   scope: PodScope;
-  host: Host;
+  host: PodHost;
   tasks: TaskRunner;
   logger: Logger;
   metrics: Registry;
@@ -59,7 +59,7 @@ export class PodController {
   readonly informer: Informer<Pod>;
   readonly machines: Machines;
   readonly #options: PodControllerOptions;
-  readonly #host: Host;
+  readonly #host: PodHost;
   readonly #writer: StatusWriter;
   readonly #guests: GuestChecks;
   readonly #controller: Controller;
@@ -302,7 +302,7 @@ export class PodController {
   }
 
   /** Ends a Pod that has no machine and no task. The Pod's status shows the reason. If the Pod is being deleted, completes the deletion. */
-  #end(pod: Readonly<Pod>, why: Refusal & { reason: Reason }): undefined {
+  #end(pod: Readonly<Pod>, why: PodRefusal & { reason: Reason }): undefined {
     const status = refusedStatus(pod, why, this.#host.address, timestamp(Date.now()));
     this.#writer.show(pod, status, { finish: pod.metadata.deletionTimestamp !== undefined });
   }
@@ -339,7 +339,7 @@ function isSuccessor(pod: Readonly<Pod>, { machine, created }: Readonly<MachineR
 
 /** Gives the machine to the Pod if this Pod continues it. Returns false if it does not. */
 function takeOver(
-  { records }: Pick<Host, 'records'>,
+  { records }: Pick<PodHost, 'records'>,
   machines: Runtimes,
   pod: Readonly<Pod> | undefined,
   record: MachineRecord,
@@ -356,6 +356,6 @@ function takeOver(
  * Returns whether a machine without a Pod must stay. The operator lists the machines that get another Pod on the Node. While the operator has
  * not set up the Node, for example because the Node is new, every machine stays.
  */
-function mustStay(host: Pick<Host, 'capacity' | 'isAwaited'>, record: Readonly<MachineRecord>): boolean {
+function mustStay(host: Pick<PodHost, 'capacity' | 'isAwaited'>, record: Readonly<MachineRecord>): boolean {
   return host.capacity().slots === undefined || host.isAwaited(record);
 }

@@ -18,8 +18,8 @@ import { driverOf } from '../drivers/hostdrivers.ts';
 import { MachineUsers } from '../processes/users.ts';
 import { resizeConditions } from './admission.ts';
 import { consequenceOf, failed } from './failure.ts';
-import type { Host } from './host.ts';
-import { type MachineRecord, newRecord, newRuntime, type Operation, type Runtime } from './machine.ts';
+import type { PodHost } from './host.ts';
+import { type MachineRecord, newRecord, newRuntime, type MachineOperation, type Runtime } from './machine.ts';
 import { Machines } from './machines.ts';
 import { claimOf, roleOf } from './pod.ts';
 import { awaitedPort } from './ports.ts';
@@ -77,14 +77,14 @@ class TestHost {
   vmHasProcess = true;
   /** Number of inspections of the VM's machine. */
   vmInspections = 0;
-  readonly host: Host;
+  readonly host: PodHost;
 
   constructor() {
     onTestFinished(() => rmSync(this.directory, { recursive: true }));
     this.host = this.agent();
   }
 
-  agent(): Host {
+  agent(): PodHost {
     const call =
       <T>(name: string, answer: T) =>
       (...args: unknown[]): T => {
@@ -136,7 +136,7 @@ class TestHost {
         this.calls.push(['event', `${kind} ${metadata.name}: ${message}`]),
       logger: pino({ level: 'silent' }),
     };
-    return host as unknown as Host;
+    return host as unknown as PodHost;
   }
 
   saveVM(change: Partial<MachineRecord> = {}): void {
@@ -156,7 +156,11 @@ class TestHost {
   }
 }
 
-const OPERATION = { pod: undefined, desired: DESIRED, abort: new AbortController() } as unknown as Operation;
+const OPERATION = {
+  pod: undefined,
+  desired: DESIRED,
+  abort: new AbortController(),
+} as unknown as MachineOperation;
 
 describe('the document of an emulator', () => {
   it('makes its Pod a machine', () => {

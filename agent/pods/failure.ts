@@ -22,7 +22,7 @@ import type {
   MachineRecord,
   OperationKind,
   Runtime,
-  Step,
+  MachineStep,
 } from './machine.ts';
 import type { PodRole } from './pod.ts';
 import type { DamagedRecord } from './records.ts';
@@ -99,7 +99,7 @@ export function consequenceOf(step: FailedStep): Consequence {
  * step waits. So a start that fails does not delay the machine's deletion. `now` is a time of the clock `performance.now()`.
  */
 export function waitBefore(
-  { kind }: Readonly<Step>,
+  { kind }: Readonly<MachineStep>,
   { failed: last }: Pick<Runtime, 'failed'>,
   now: number,
 ): number {

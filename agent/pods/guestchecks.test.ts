@@ -5,7 +5,7 @@ import type { Machine } from '../../api/v1alpha1/machine.ts';
 import { MACHINE_CONDITION } from '../../api/v1alpha1/names.ts';
 import type { Pod } from '../../kube/core.ts';
 import { GuestChecks } from './guestchecks.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 
 const RUNNING = { kind: 'running', pid: 1, guestStarted: true, paused: false } as const;
@@ -29,7 +29,7 @@ const host = {
   forwardAddress: '127.0.0.1',
   logger: pino({ enabled: false }),
   drivers: new Map([['qemu', { driver: { askGuest: () => Promise.withResolvers().promise } }]]),
-} as unknown as Host;
+} as unknown as PodHost;
 
 let checks: GuestChecks;
 afterEach(() => checks.close());
@@ -70,7 +70,7 @@ test('the guest of a Pod that no longer exists is not asked any more', async () 
     },
   };
   checks = new GuestChecks(
-    { ...host, drivers: new Map([['qemu', { driver }]]) } as unknown as Host,
+    { ...host, drivers: new Map([['qemu', { driver }]]) } as unknown as PodHost,
     () => undefined,
   );
   const runtime = runtimeOf();

@@ -7,8 +7,8 @@ import type { Pod } from '../../kube/core.ts';
 import type { GuestAnswer, GuestQuestion } from '../drivers/driver.ts';
 import { askBooted, type BootAnswer } from '../drivers/emulator/adb.ts';
 import { driverOfVM } from '../drivers/hostdrivers.ts';
-import { FAILURES, type GuestCheck, GuestLoops, Patience, PERIODS } from './guestloop.ts';
-import type { Host } from './host.ts';
+import { FAILURES, type GuestCheck, GuestLoops, GuestPatience, PERIODS } from './guestloop.ts';
+import type { PodHost } from './host.ts';
 import type { MachineRecord, Runtime } from './machine.ts';
 import { lastReport } from './pod.ts';
 import { portsOf } from './ports.ts';
@@ -41,7 +41,7 @@ interface Replaceable {
 }
 
 export class GuestChecks {
-  readonly #host: Host;
+  readonly #host: PodHost;
   readonly #askBooted: typeof askBooted;
   /** Checks of guest agents, and of the boot of emulators. A machine has only one of them. */
   readonly #guests: GuestLoops<AgentCheck | BootCheck>;
@@ -50,7 +50,7 @@ export class GuestChecks {
   readonly #seenOff = new WeakSet<Runtime>();
 
   /** `changed` is called with a machine's uid when the result of a check has changed. */
-  constructor(host: Host, changed: (uid: string) => void, replaced: Replaceable = {}) {
+  constructor(host: PodHost, changed: (uid: string) => void, replaced: Replaceable = {}) {
     this.#host = host;
     this.#askBooted = replaced.askBooted ?? askBooted;
     const onError = (uid: string, error: unknown): void =>
@@ -166,7 +166,7 @@ class BootCheck implements GuestCheck<BootAnswer> {
   readonly #askBooted: typeof askBooted;
   /** Saves in the record that Android has booted in this run. */
   readonly #saveBooted: () => void;
-  readonly #patience = new Patience();
+  readonly #patience = new GuestPatience();
   /** Number of answers in a row that were not `booted`. */
   #failures = 0;
   /** Number of answers in a row that have the same kind as the last answer. */
@@ -242,7 +242,7 @@ class AgentCheck implements GuestCheck<GuestAnswer> {
   readonly #askAgent: (question: GuestQuestion) => Promise<GuestAnswer>;
   /** Whether users wait for the guest agent, because the readiness of the VM depends on the guest agent. */
   readonly #isAwaited: boolean;
-  readonly #patience = new Patience();
+  readonly #patience = new GuestPatience();
   #failures = 0;
   #nextSilentMilliseconds: number = PERIODS.silent;
   /** Time of the next request for facts, in milliseconds since the start of this process. */

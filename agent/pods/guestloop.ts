@@ -28,18 +28,18 @@ export const PERIODS = {
  */
 export const FAILURES = 3;
 /**
- * Largest factor of {@link Patience}. With this factor, the agent needs one minute to notice that a guest agent no longer answers, and two
+ * Largest factor of {@link GuestPatience}. With this factor, the agent needs one minute to notice that a guest agent no longer answers, and two
  * minutes to notice the same of Android.
  */
 const MOST_PATIENCE = 20;
-/** If failures do not change the state of the guest for this time in milliseconds, the factor of {@link Patience} is 1 again. */
+/** If failures do not change the state of the guest for this time in milliseconds, the factor of {@link GuestPatience} is 1 again. */
 const STEADY_MILLISECONDS = 10 * 60_000;
 
 /**
  * Factor by which more failures in a row are needed before they change the state of a guest. The factor doubles each time that they change the
  * state. With a constant factor, a guest that repeatedly stops answering would cause a request to the API server every few seconds.
  */
-export class Patience {
+export class GuestPatience {
   #factor = 1;
   /** Time at which failures last changed the state, in milliseconds since the start of this process. */
   #changedAt = 0;

@@ -24,12 +24,12 @@ import {
   type MachineDocument,
   type MachineRecord,
   needed,
-  type Operation,
+  type MachineOperation,
 } from './machine.ts';
 import type { RecordStore } from './records.ts';
 import type { SecretKey } from './secrets.ts';
 
-export interface Host extends HostDrivers {
+export interface PodHost extends HostDrivers {
   readonly network: Network;
   readonly monitor: NetworkMonitor;
   readonly images: ImageStore;
@@ -63,7 +63,7 @@ export interface Host extends HostDrivers {
   userData(ref: SecretKey): Promise<string>;
 }
 
-export type MachineHost = Pick<Host, 'drivers' | 'records' | 'machinesDirectory'>;
+export type MachineHost = Pick<PodHost, 'drivers' | 'records' | 'machinesDirectory'>;
 
 /**
  * Returns the machine of the VM with this uid. A task needs the machine to read its disks, and the VM's emulator needs its network. Undefined if the VM has no machine on this host.
@@ -83,7 +83,7 @@ export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | und
 
 /** Sends a `Normal` Event for the machine's VM or Emulator. */
 export function tell(
-  host: Host,
+  host: PodHost,
   document: Readonly<MachineDocument>,
   reason: Reason,
   action: string,
@@ -94,7 +94,7 @@ export function tell(
 
 /** Sends a `Warning` Event for the machine's VM or Emulator. */
 export function warn(
-  host: Host,
+  host: PodHost,
   document: Readonly<MachineDocument>,
   reason: Reason,
   action: string,
@@ -111,8 +111,8 @@ function ownerOf({ machine, emulator }: Readonly<MachineDocument>) {
 
 /** Sends a `Normal` Event for the machine's Pod. The operator sends the Event for the VM when it sees the new state of the Pod. */
 export function tellPod(
-  host: Host,
-  operation: Operation,
+  host: PodHost,
+  operation: MachineOperation,
   reason: Reason,
   action: string,
   message: string,
@@ -121,7 +121,11 @@ export function tellPod(
 }
 
 /** Sends an Event for the machine's Pod, unless the host no longer knows the Pod. */
-export function event(host: Host, { pod }: Pick<Operation, 'pod'>, text: EventText<SaidReason>): void {
+export function event(
+  host: PodHost,
+  { pod }: Pick<MachineOperation, 'pod'>,
+  text: EventText<SaidReason>,
+): void {
   if (pod !== undefined) {
     host.event(pod, text);
   }

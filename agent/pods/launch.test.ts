@@ -5,9 +5,9 @@ import { describe, expect, it, onTestFinished, test } from 'vitest';
 import type { Desired, Machine } from '../../api/v1alpha1/machine.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { seedDocuments } from '../seed/seed.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import { machinePlan, prepareSeed, prepareVnc } from './launch.ts';
-import { newRecord, newRuntime, type Operation, type Runtime } from './machine.ts';
+import { newRecord, newRuntime, type MachineOperation, type Runtime } from './machine.ts';
 import { userDataConditions } from './status.ts';
 
 const IMAGE_BYTES = 100;
@@ -17,8 +17,8 @@ function plannedBytes(image: Machine['image'], diskSizeBytes: number | undefined
   const machine = { image } as Machine;
   const claim = { slots: 0, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
   const record = newRecord({ uid: 'u', key: 'ns/vm', driver: 'qemu', machine, claim });
-  const operation = { desired: { diskSizeBytes } as Desired } as Operation;
-  return machinePlan({} as Host, record, operation).guest.diskSizeBytes;
+  const operation = { desired: { diskSizeBytes } as Desired } as MachineOperation;
+  return machinePlan({} as PodHost, record, operation).guest.diskSizeBytes;
 }
 
 test.each([
@@ -64,9 +64,9 @@ async function start(runtime: Runtime, secret: () => string): Promise<string | u
       asked.push(ref);
       return secret();
     },
-  } as unknown as Host;
+  } as unknown as PodHost;
   const desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
-  await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
+  await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as MachineOperation);
   expect(asked).toEqual(runtime.record.machine?.userDataSecretRef && [{ namespace: 'ci', ...SECRET }]);
   return (await seedDocuments(runtime.folder.path))?.userData;
 }
@@ -77,20 +77,23 @@ function gone(): never {
 
 describe('user data', () => {
   it('of a VM is in the documents of its guest', async () => {
-    const host = { userData: gone } as unknown as Host;
+    const host = { userData: gone } as unknown as PodHost;
     const runtime = runtimeOf({ userData: '#!/bin/sh\n' });
     const desired = { cpu: 1, memoryBytes: 2 ** 28 };
-    const files = await prepareSeed(host, runtime, { pod: { spec: {} }, desired } as unknown as Operation);
+    const files = await prepareSeed(host, runtime, {
+      pod: { spec: {} },
+      desired,
+    } as unknown as MachineOperation);
     expect(files).toEqual({ files: { disk: 'seed.iso' }, notice: undefined });
     expect((await seedDocuments(runtime.folder.path))?.userData).toBe('#!/bin/sh\n');
   });
 
   it('with a byte order mark loses it, from the VM and from a Secret, and what the guest may ignore is told', async () => {
-    const host = { userData: async () => '\uFEFF\n#cloud-config\n' } as unknown as Host;
+    const host = { userData: async () => '\uFEFF\n#cloud-config\n' } as unknown as PodHost;
     for (const given of [{ userData: '\uFEFF\n#cloud-config\n' }, { userDataSecretRef: SECRET }]) {
       const runtime = runtimeOf(given);
       const operation = { pod: { spec: {} }, desired: { cpu: 1, memoryBytes: 2 ** 28 } };
-      const { notice } = await prepareSeed(host, runtime, operation as unknown as Operation);
+      const { notice } = await prepareSeed(host, runtime, operation as unknown as MachineOperation);
       expect(notice).toMatch(/byte order mark .* removed\. Its first line is none .* empty lines/);
       expect((await seedDocuments(runtime.folder.path))?.userData).toBe('\n#cloud-config\n');
     }
@@ -158,7 +161,10 @@ test('the password stays in a file of the agent, so that the next start needs no
   const folder = { uid: 'pod', path };
   const password = 'aB3-_x9z';
   const passwords = [password];
-  const host = { forwardAddress: '192.0.2.1', vncPassword: async () => passwords.pop() } as unknown as Host;
+  const host = {
+    forwardAddress: '192.0.2.1',
+    vncPassword: async () => passwords.pop(),
+  } as unknown as PodHost;
   expect(await prepareVnc(host, { record, folder })).toBeUndefined();
   record.automaticPorts = [{ protocol: 'TCP', hostPort: 6299, guestPort: 0, automatic: true }];
   const vnc = { address: '192.0.2.1', port: 6299, passwordFile: 'vnc.password' };

@@ -27,8 +27,14 @@ import {
   writeSeedFiles,
 } from '../seed/seed.ts';
 import { grantedSize } from './admission.ts';
-import { type Host, type MachineHost, machineOf } from './host.ts';
-import { type MachineRecord, needed, type Operation, type Runtime, type StartedSize } from './machine.ts';
+import { type PodHost, type MachineHost, machineOf } from './host.ts';
+import {
+  type MachineRecord,
+  needed,
+  type MachineOperation,
+  type Runtime,
+  type StartedSize,
+} from './machine.ts';
 import { connect, connectNamespace } from './network.ts';
 import { vncPortOf } from './ports.ts';
 
@@ -50,7 +56,11 @@ interface Seed {
 }
 
 /** Connects a machine to the network, prepares the files of its start, and returns the plan of the start. */
-export async function prepareStart(host: Host, runtime: Runtime, operation: Operation): Promise<Start> {
+export async function prepareStart(
+  host: PodHost,
+  runtime: Runtime,
+  operation: MachineOperation,
+): Promise<Start> {
   const { record } = runtime;
   if (record.emulator !== undefined) {
     const plan = await prepareEmulator(host, runtime, operation, record.emulator);
@@ -87,7 +97,7 @@ async function requireImages({ base, isoPath }: Readonly<MachineRecord>, signal:
   }
 }
 
-export function machinePlan(host: Host, record: MachineRecord, { desired }: Operation): VmPlan {
+export function machinePlan(host: PodHost, record: MachineRecord, { desired }: MachineOperation): VmPlan {
   // Users can change these fields after the deployment, so their values in `desired` have precedence.
   const vm = { ...needed(record.machine), ...needed(desired) };
   const wanted = vm.diskSizeBytes;
@@ -104,9 +114,9 @@ function isoOf({ isoPath, machine }: MachineRecord): VmPlan['guest']['iso'] {
 }
 
 export function launchPlan(
-  host: Host,
+  host: PodHost,
   record: MachineRecord,
-  operation: Operation,
+  operation: MachineOperation,
   network: GuestNetwork,
 ): VmLaunchPlan {
   const size = grantedSize(record, needed(operation.desired));
@@ -125,9 +135,9 @@ function sizeOf({ cpu, memoryBytes, guest }: VmLaunchPlan, { base }: MachineReco
  * @throws ReasonedError when the Secret with the user data cannot be used.
  */
 export async function prepareSeed(
-  host: Host,
+  host: PodHost,
   { record, folder }: Runtime,
-  { pod, desired }: Operation,
+  { pod, desired }: MachineOperation,
 ): Promise<Seed> {
   const machine = needed(record.machine);
   const userData = await userDataOf(host, machine, folder);
@@ -148,7 +158,7 @@ export async function prepareSeed(
  * data. So the machine does not depend on the Secret after its first start.
  */
 async function userDataOf(
-  host: Host,
+  host: PodHost,
   { userData, userDataSecretRef, vm: { namespace } }: Machine,
   folder: Runtime['folder'],
 ): Promise<string | undefined> {
@@ -172,7 +182,7 @@ async function userDataOf(
  *
  * @throws ReasonedError `VNCSecretNotFound` when there is no password.
  */
-export async function requireVncPassword(host: Host, { record }: Runtime): Promise<string | undefined> {
+export async function requireVncPassword(host: PodHost, { record }: Runtime): Promise<string | undefined> {
   return vncPortOf(record) === undefined ? undefined : await host.vncPassword(needed(record.machine).vm);
 }
 
@@ -188,7 +198,7 @@ export async function keepVncPassword({ folder }: Runtime, password: string | un
  * serves the screen.
  */
 export async function prepareVnc(
-  host: Host,
+  host: PodHost,
   { record, folder }: Pick<Runtime, 'record' | 'folder'>,
 ): Promise<VmLaunchPlan['vnc']> {
   const port = vncPortOf(record);
@@ -208,9 +218,9 @@ export async function prepareVnc(
  * @throws ReasonedError `VMNotRunning` when the paired VM does not run on this host. Also throws the errors of {@link connectNamespace}.
  */
 async function prepareEmulator(
-  host: Host,
+  host: PodHost,
   runtime: Runtime,
-  operation: Operation,
+  operation: MachineOperation,
   emulator: EmulatorMachine,
 ): Promise<EmulatorLaunchPlan> {
   const { record } = runtime;

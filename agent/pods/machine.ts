@@ -22,7 +22,7 @@ import type { MachineFolder, MachineState } from '../drivers/driver.ts';
 import type { NetworkHealth } from '../network/network.ts';
 
 /** Amounts of the host's resources that one machine reserves. */
-export interface Claim {
+export interface MachineClaim {
   slots: number;
   cpuMillis: number;
   memoryBytes: number;
@@ -82,7 +82,7 @@ export interface MachineRecord {
   emulator?: EmulatorMachine;
   /** Whether Android of an emulator has booted in its present or last run. Undefined for VMs. */
   booted?: boolean;
-  claim: Claim;
+  claim: MachineClaim;
   /** Host ports that the agent chose for the `automaticPorts` of the machine, in the same order; empty until the agent has chosen them. */
   automaticPorts: MachinePort[];
   /** Whether the machine's disk was created completely. */
@@ -157,7 +157,7 @@ export function newRecord(
 }
 
 /** The state that a Pod wants for its machine at one moment. */
-export interface Wanted {
+export interface WantedMachine {
   /** The Pod that wants this state. Undefined if the Pod no longer exists. */
   pod: Readonly<Pod> | undefined;
   /**
@@ -182,7 +182,7 @@ export interface Wanted {
 export type MachinePhase = Exclude<VMPhase, 'Pending' | 'Scheduled'>;
 
 /** Next action for a machine. */
-export type Step =
+export type MachineStep =
   /** The machine is in its wanted state, so nothing must be done. */
   | { kind: 'reached' }
   | { kind: 'wait'; until: number | undefined; noRoomToSuspend?: string }
@@ -205,10 +205,10 @@ export type Step =
   | { kind: 'remove' };
 
 /** Kinds of steps that take long and run in the background. */
-export type OperationKind = Exclude<Step['kind'], 'reached' | 'wait' | 'note' | 'fail'>;
+export type OperationKind = Exclude<MachineStep['kind'], 'reached' | 'wait' | 'note' | 'fail'>;
 
 /** A machine's long step that is under way. A machine has at most one operation at a time. */
-export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMilliseconds'> {
+export interface MachineOperation extends Pick<WantedMachine, 'pod' | 'desired' | 'graceMilliseconds'> {
   readonly kind: OperationKind;
   phase: MachinePhase;
   progressPercent: number | undefined;
@@ -228,7 +228,7 @@ export interface Operation extends Pick<Wanted, 'pod' | 'desired' | 'graceMillis
 export interface Runtime {
   readonly record: MachineRecord;
   readonly folder: MachineFolder;
-  operation: Operation | undefined;
+  operation: MachineOperation | undefined;
   /** State at the last inspection. `unreadable`: the machine's state file cannot be read; `message` names the file and the fault. */
   state: MachineState | { kind: 'unreadable'; message: string };
   /** Whether the record says that the machine runs, but this process of the agent has not yet seen the machine run. */

@@ -4,15 +4,21 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it, type MockInstance, vi } from 'vitest';
 import type { MachineState } from '../drivers/driver.ts';
-import type { Host } from './host.ts';
-import { newRecord, type Operation, type Runtime, type Step, type Wanted } from './machine.ts';
-import { Machines, type Progress } from './machines.ts';
+import type { PodHost } from './host.ts';
+import {
+  newRecord,
+  type MachineOperation,
+  type Runtime,
+  type MachineStep,
+  type WantedMachine,
+} from './machine.ts';
+import { Machines, type MachineProgress } from './machines.ts';
 import { RecordStore } from './records.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
 const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, paused: false };
 /** A machine that shall be suspended. */
-const WANTED: Wanted = {
+const WANTED: WantedMachine = {
   pod: undefined,
   desired: { powerState: 'Suspended', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
   desiredHash: 'hash',
@@ -48,7 +54,7 @@ beforeEach(() => {
     disk: { wish: () => undefined, roomBytes: Number.POSITIVE_INFINITY },
     fenced: () => false,
     logger: pino({ level: 'silent' }),
-  } as unknown as Host;
+  } as unknown as PodHost;
   const record = newRecord({ uid: 'a', key: 'default/a', driver: 'qemu', machine: undefined, claim: CLAIM });
   Object.assign(record, { created: true, running: true, everRan: true, acknowledged: true, released: false });
   host.records.save(record);
@@ -62,14 +68,14 @@ afterEach(() => {
 });
 
 /** Returns the progress after a step under way, if any, has ended. */
-async function drive(wanted: Wanted): Promise<Progress> {
+async function drive(wanted: WantedMachine): Promise<MachineProgress> {
   const progress = await machines.drive(runtime, wanted);
   await expect.poll(() => runtime.operation).toBeUndefined();
   return progress;
 }
 
 /** Drives the machine, and checks that its next step waits for the whole first wait. */
-async function expectWait(kind: Step['kind'], wanted: Wanted): Promise<void> {
+async function expectWait(kind: MachineStep['kind'], wanted: WantedMachine): Promise<void> {
   const before = Date.now();
   const { step, again = 0 } = await drive(wanted);
   expect(step.kind).toBe(kind);
@@ -102,15 +108,15 @@ it('a clock of the host that is set back does not lengthen the wait', async () =
 });
 
 it('a start that waits for a copy of the disk ends when the Pod is deleted or the VM is stopped', async () => {
-  const desired = { ...WANTED.desired, powerState: 'Running' } as NonNullable<Wanted['desired']>;
-  const ends: Wanted[] = [
+  const desired = { ...WANTED.desired, powerState: 'Running' } as NonNullable<WantedMachine['desired']>;
+  const ends: WantedMachine[] = [
     { ...WANTED, desired, deletion: { deadline: Date.now() } },
     { ...WANTED, desired: { ...desired, powerState: 'Stopped' } },
   ];
   for (const end of ends) {
     const abort = new AbortController();
     runtime.state = { kind: 'stopped' };
-    runtime.operation = { kind: 'start', abort, hurry: new AbortController() } as unknown as Operation;
+    runtime.operation = { kind: 'start', abort, hurry: new AbortController() } as unknown as MachineOperation;
     Object.assign(runtime.record, { running: false });
     await machines.drive(runtime, { ...WANTED, desired });
     expect(abort.signal.aborted).toBe(false);

@@ -8,18 +8,18 @@ import { driverOf } from '../drivers/hostdrivers.ts';
 import { UnreadableFileError } from '../drivers/statefile.ts';
 import type { GuardedMachine } from './diskguard.ts';
 import { consequenceOf, UNSAVED_MILLISECONDS, waitBefore } from './failure.ts';
-import { event, type Host } from './host.ts';
+import { event, type PodHost } from './host.ts';
 import {
   type MachineFailure,
   type MachinePhase,
   type MachineRecord,
   newRuntime,
-  type Operation,
+  type MachineOperation,
   type OperationKind,
   type Runtime,
-  type Step,
+  type MachineStep,
   suspendedBytes,
-  type Wanted,
+  type WantedMachine,
 } from './machine.ts';
 import { isObsolete, plan, type Situation } from './plan.ts';
 import { STEPS } from './steps.ts';
@@ -53,20 +53,20 @@ const PHASES: Readonly<Record<OperationKind, MachinePhase>> = {
 const ENDING: ReadonlySet<OperationKind> = new Set(['stop', 'release']);
 
 /** Progress of a machine towards the wanted state. */
-export interface Progress {
+export interface MachineProgress {
   /** Step that was started or waits for its start. The step `reached` means that the machine is already as wanted. */
-  step: Step;
+  step: MachineStep;
   /** Time of the next check of the machine if nothing changes earlier, in milliseconds since the epoch. Undefined if no check is needed. */
   again: number | undefined;
 }
 
 export class Machines {
-  readonly #host: Host;
+  readonly #host: PodHost;
   readonly #changed: (key: string) => void;
   readonly #runtimes = new Map<string, Runtime>();
 
   /** `changed` is called with the Pod's key (`namespace/name`) of each machine that must be inspected again. */
-  constructor(host: Host, changed: (key: string) => void) {
+  constructor(host: PodHost, changed: (key: string) => void) {
     this.#host = host;
     this.#changed = changed;
   }
@@ -97,7 +97,7 @@ export class Machines {
     );
   }
 
-  async drive(runtime: Runtime, wanted: Wanted): Promise<Progress> {
+  async drive(runtime: Runtime, wanted: WantedMachine): Promise<MachineProgress> {
     for (let round = 0; round < ROUNDS; round += 1) {
       if (runtime.operation !== undefined) {
         return this.#underWay(runtime, wanted, runtime.operation);
@@ -117,13 +117,18 @@ export class Machines {
     );
   }
 
-  #situation(runtime: Runtime, wanted: Wanted): Situation {
+  #situation(runtime: Runtime, wanted: WantedMachine): Situation {
     const suspending = [...this.#runtimes.values()].filter(({ operation }) => operation?.kind === 'suspend');
     return situationOf(this.#host, runtime, wanted, suspending);
   }
 
   /** Carries out a planned step. Returns undefined if the step only changed the record, so that the caller plans again. */
-  #take(runtime: Runtime, wanted: Wanted, step: Step, now: number): Progress | undefined {
+  #take(
+    runtime: Runtime,
+    wanted: WantedMachine,
+    step: MachineStep,
+    now: number,
+  ): MachineProgress | undefined {
     const { record } = runtime;
     const activeDeadline = ahead(record, wanted, now);
     switch (step.kind) {
@@ -153,7 +158,7 @@ export class Machines {
   /**
    * Plans again while an operation runs, because the operation might have become unnecessary, or its grace period might have to end sooner.
    */
-  #underWay(runtime: Runtime, wanted: Wanted, operation: Operation): Progress {
+  #underWay(runtime: Runtime, wanted: WantedMachine, operation: MachineOperation): MachineProgress {
     const now = Date.now();
     const step = plan(this.#situation(runtime, wanted), now);
     if (isObsolete(operation.kind, step, wanted)) {
@@ -169,8 +174,8 @@ export class Machines {
    */
   #hurry(
     { uid }: Readonly<MachineRecord>,
-    { deletion }: Wanted,
-    { kind, deadline, hurry }: Operation,
+    { deletion }: WantedMachine,
+    { kind, deadline, hurry }: MachineOperation,
   ): number | undefined {
     const isFilling = ENDING.has(kind) && this.#host.disk.wish(uid) === 'pause';
     const isSooner = deletion !== undefined && deadline !== undefined && deletion.deadline < deadline;
@@ -181,10 +186,10 @@ export class Machines {
     return isSooner && !hurry.signal.aborted ? deletion.deadline : undefined;
   }
 
-  #begin(runtime: Runtime, wanted: Wanted, step: Step & { kind: OperationKind }): void {
+  #begin(runtime: Runtime, wanted: WantedMachine, step: MachineStep & { kind: OperationKind }): void {
     const { uid, key } = runtime.record;
     const { pod, desired } = wanted;
-    const operation: Operation = {
+    const operation: MachineOperation = {
       kind: step.kind,
       pod,
       desired,
@@ -218,7 +223,7 @@ export class Machines {
       });
   }
 
-  #failed(runtime: Runtime, wanted: Wanted, { kind, abort }: Operation, error: unknown): void {
+  #failed(runtime: Runtime, wanted: WantedMachine, { kind, abort }: MachineOperation, error: unknown): void {
     if (abort.signal.aborted) {
       return;
     }
@@ -248,18 +253,18 @@ export class Machines {
     }
   }
 
-  #fail(record: MachineRecord, wanted: Wanted, failure: MachineFailure): void {
+  #fail(record: MachineRecord, wanted: WantedMachine, failure: MachineFailure): void {
     this.#host.records.update(record, { failure });
     this.#tell(wanted, 'Warning', failure.reason, failure.message);
   }
 
-  #tellEnd(wanted: Wanted, { end }: Partial<MachineRecord>): void {
+  #tellEnd(wanted: WantedMachine, { end }: Partial<MachineRecord>): void {
     if (end !== undefined) {
       this.#tell(wanted, end.how === 'GuestShutdown' ? 'Normal' : 'Warning', end.how, end.message);
     }
   }
 
-  #tell(wanted: Wanted, type: 'Normal' | 'Warning', reason: SaidReason, message: string): void {
+  #tell(wanted: WantedMachine, type: 'Normal' | 'Warning', reason: SaidReason, message: string): void {
     event(this.#host, wanted, { type, reason, action: 'Run', message });
   }
 }
@@ -267,7 +272,7 @@ export class Machines {
 /** Returns the Pod's active deadline if it is in the future and the machine has not failed. */
 function ahead(
   { failure }: Readonly<MachineRecord>,
-  { activeDeadline }: Wanted,
+  { activeDeadline }: WantedMachine,
   now: number,
 ): number | undefined {
   return failure === undefined && activeDeadline !== undefined && activeDeadline > now
@@ -282,9 +287,9 @@ function ahead(
  * If the Pod is being deleted, the function does not throw, because the machine must be removed anyway.
  */
 async function inspect(
-  host: Pick<Host, 'drivers' | 'emulators'>,
+  host: Pick<PodHost, 'drivers' | 'emulators'>,
   { record, folder }: Readonly<Runtime>,
-  { deletion }: Pick<Wanted, 'deletion'>,
+  { deletion }: Pick<WantedMachine, 'deletion'>,
 ): Promise<Runtime['state']> {
   try {
     return await driverOf(host, record).inspect(folder);
@@ -298,9 +303,9 @@ async function inspect(
 
 /** Returns the input of the plan for one machine. `suspending` are the machines that are being suspended. */
 function situationOf(
-  host: Host,
+  host: PodHost,
   { record, state, unseen }: Readonly<Runtime>,
-  wanted: Wanted,
+  wanted: WantedMachine,
   suspending: readonly Readonly<Runtime>[],
 ): Situation {
   const { monitor, network } = host;
@@ -322,7 +327,7 @@ function situationOf(
  * does not count as free.
  */
 function noRoomToSuspend(
-  { disk }: Pick<Host, 'disk'>,
+  { disk }: Pick<PodHost, 'disk'>,
   record: Readonly<MachineRecord>,
   suspending: readonly Readonly<Runtime>[],
 ): string | undefined {

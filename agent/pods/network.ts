@@ -7,7 +7,7 @@ import { messageOf } from '../../base/errors.ts';
 import { pause } from '../../base/time.ts';
 import type { GuestNetwork, NamespaceNetwork, NamespaceOptions, NetworkReport } from '../network/network.ts';
 import { ownUser } from '../processes/users.ts';
-import { type Host } from './host.ts';
+import { type PodHost } from './host.ts';
 import { type MachineRecord, needed, type Runtime, type Runtimes } from './machine.ts';
 import { holdPorts, portsOf } from './ports.ts';
 
@@ -29,7 +29,7 @@ const HEAL_MILLISECONDS = 2_750;
  * @throws ReasonedError `NATSelfHealFailed` when the network does not work; ReasonedError `PortTaken`, `PortNotReservable` or
  * `NoFreePort` when a port cannot be reserved.
  */
-export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwork> {
+export async function connect(host: PodHost, runtime: Runtime): Promise<GuestNetwork> {
   const { record } = runtime;
   const { macAddress } = needed(record.machine).hardware;
   const runAs = ownUser(host, record);
@@ -41,7 +41,7 @@ export async function connect(host: Host, runtime: Runtime): Promise<GuestNetwor
 
 /** Makes the network namespace of an emulator and resolves when the network works. @throws the same errors as {@link connect}. */
 export async function connectNamespace(
-  host: Host,
+  host: PodHost,
   runtime: Runtime,
   emulator: EmulatorMachine,
 ): Promise<NamespaceNetwork> {
@@ -56,7 +56,7 @@ export async function connectNamespace(
  * Host`, ADB has a host port in addition.
  */
 export function namespaceOptions(
-  host: Pick<Host, 'records'>,
+  host: Pick<PodHost, 'records'>,
   record: Readonly<MachineRecord>,
   emulator: EmulatorMachine,
 ): NamespaceOptions {
@@ -72,7 +72,7 @@ export function namespaceOptions(
  * network, and calls `once` a second time. There is no second call if the error is about reserved ports.
  */
 async function connectBy<Connection extends { address: string | undefined }>(
-  host: Host,
+  host: PodHost,
   runtime: Runtime,
   once: () => Promise<Connection>,
 ): Promise<Connection> {
@@ -111,7 +111,7 @@ function isAboutPorts(error: unknown): boolean {
 }
 
 async function attach<Connection>(
-  host: Host,
+  host: PodHost,
   record: MachineRecord,
   once: () => Promise<Connection>,
 ): Promise<Connection> {
@@ -146,7 +146,7 @@ interface Followers {
 }
 
 /** Passes a report of the network monitor to all machines that are attached to the network. */
-export function followNetwork(host: Host, followers: Followers, report: NetworkReport): void {
+export function followNetwork(host: PodHost, followers: Followers, report: NetworkReport): void {
   for (const record of host.records.list()) {
     if (!record.released) {
       follow(host, record, followers, report).catch((error: unknown) => {
@@ -157,7 +157,7 @@ export function followNetwork(host: Host, followers: Followers, report: NetworkR
 }
 
 async function follow(
-  host: Host,
+  host: PodHost,
   record: MachineRecord,
   followers: Followers,
   report: NetworkReport,

@@ -9,7 +9,7 @@ import type { Desired } from '../../api/v1alpha1/machine.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import type { DiskWish } from './diskguard.ts';
-import { type MachineRecord, newRecord, type Step } from './machine.ts';
+import { type MachineRecord, newRecord, type MachineStep } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 
 const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 1 };
@@ -71,7 +71,7 @@ class Model {
   disk: DiskWish | undefined;
   noRoom: string | undefined;
   now = 0;
-  readonly steps: Step[] = [];
+  readonly steps: MachineStep[] = [];
 
   situation(): Situation {
     return {
@@ -126,7 +126,7 @@ class Model {
   }
 
   /** Takes steps until the machine is as wanted or waits. Fails after too many steps. */
-  stabilize(): Step {
+  stabilize(): MachineStep {
     for (let count = 0; count < MOST_STEPS; count += 1) {
       const step = plan(this.situation(), this.now);
       this.check(step);
@@ -139,7 +139,7 @@ class Model {
     throw new Error(`no end: ${this.steps.map(({ kind }) => kind).join(' ')}`);
   }
 
-  check(step: Step): void {
+  check(step: MachineStep): void {
     const brings = ['create', 'start', 'resume'].includes(step.kind);
     if (this.deletion !== undefined || this.record.failure !== undefined) {
       expect(brings).toBe(false);
@@ -166,7 +166,7 @@ class Model {
     }
   }
 
-  obey(step: Step): void {
+  obey(step: MachineStep): void {
     const { record, desired } = this;
     switch (step.kind) {
       case 'note':
@@ -279,7 +279,7 @@ describe('over any history', () => {
   });
 });
 
-function expectRest(model: Model, step: Step): void {
+function expectRest(model: Model, step: MachineStep): void {
   const { state, record, desired } = model;
   if (model.deletion !== undefined) {
     expect(state.kind).toBe('absent');
@@ -345,7 +345,7 @@ describe('the end of a guest', () => {
 
   test('that comes again and again is waited for longer and longer, and a long run forgives', () => {
     const model = running({}, { restartPolicy: 'Always' });
-    const crash = (): Step => {
+    const crash = (): MachineStep => {
       model.happen({ kind: 'end', reason: 'Crashed' });
       return model.stabilize();
     };

@@ -18,8 +18,8 @@ import type {
   MachineRecord,
   OperationKind,
   Runtime,
-  Step,
-  Wanted,
+  MachineStep,
+  WantedMachine,
 } from './machine.ts';
 
 /**
@@ -40,7 +40,9 @@ const FORGIVING_RUN_MILLISECONDS = 600_000;
 const DISK_LOST: Reason = 'DiskLost';
 
 /** Input of the plan. */
-export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Runtime, 'state' | 'unseen'> {
+export interface Situation
+  extends Omit<WantedMachine, 'pod' | 'desiredHash'>,
+    Pick<Runtime, 'state' | 'unseen'> {
   record: Readonly<MachineRecord>;
   /**
    * Whether the host's Lease has expired. If it has expired, another host can get the VMs whose Pods the API server does not show as
@@ -55,14 +57,14 @@ export interface Situation extends Omit<Wanted, 'pod' | 'desiredHash'>, Pick<Run
   noRoomToSuspend: string | undefined;
 }
 
-const REACHED: Step = { kind: 'reached' };
+const REACHED: MachineStep = { kind: 'reached' };
 
 /** Operations that can be cancelled while they wait for a copy of the machine's disk. The planned steps of {@link OFF} do not wait for the copy. */
 const WAITING: ReadonlySet<OperationKind> = new Set(['start', 'unpause', 'resume']);
-const OFF: ReadonlySet<Step['kind']> = new Set(['stop', 'release', 'remove']);
+const OFF: ReadonlySet<MachineStep['kind']> = new Set(['stop', 'release', 'remove']);
 
 /** Returns the next step. `now` is in milliseconds since the epoch. */
-export function plan(situation: Situation, now: number): Step {
+export function plan(situation: Situation, now: number): MachineStep {
   const { record, deletion } = situation;
   if (deletion !== undefined) {
     return leave(situation, Math.max(0, deletion.deadline - now));
@@ -80,7 +82,11 @@ export function plan(situation: Situation, now: number): Step {
 }
 
 /** Returns whether an operation that is under way must be cancelled. `step` is the step that is planned meanwhile. */
-export function isObsolete(kind: OperationKind, step: Step, { desired }: Pick<Wanted, 'desired'>): boolean {
+export function isObsolete(
+  kind: OperationKind,
+  step: MachineStep,
+  { desired }: Pick<WantedMachine, 'desired'>,
+): boolean {
   if (kind === 'create') {
     return step.kind !== 'create';
   }
@@ -89,7 +95,7 @@ export function isObsolete(kind: OperationKind, step: Step, { desired }: Pick<Wa
   return startsInVain || (WAITING.has(kind) && OFF.has(step.kind));
 }
 
-function live(situation: Situation, now: number): Step {
+function live(situation: Situation, now: number): MachineStep {
   const { desired } = situation;
   if (!situation.record.created) {
     return { kind: 'create' };
@@ -107,14 +113,14 @@ function live(situation: Situation, now: number): Step {
  * Returns the step that the disk guard requests: `pause` or `unpause`. Returns undefined if there is no request, or if the machine is
  * already in the requested state. Other planned steps have priority.
  */
-function forDisk({ state, diskWish }: Situation): Step | undefined {
+function forDisk({ state, diskWish }: Situation): MachineStep | undefined {
   if (state.kind !== 'running' || diskWish === undefined || state.paused === (diskWish === 'pause')) {
     return undefined;
   }
   return { kind: diskWish };
 }
 
-function leave(situation: Situation, graceMilliseconds: number): Step {
+function leave(situation: Situation, graceMilliseconds: number): MachineStep {
   if (!situation.record.released || isAlive(situation.state)) {
     return { kind: 'release', graceMilliseconds };
   }
@@ -203,7 +209,7 @@ function endOf(situation: Situation, now: number): MachineEnd {
   return { how: 'Crashed', message, at: now };
 }
 
-function towards(situation: Situation, desired: Desired, now: number): Step {
+function towards(situation: Situation, desired: Desired, now: number): MachineStep {
   const { record, state } = situation;
   if (isPending(desired.revertRequestedAt, record.revertedAt)) {
     return isAlive(state) ? { kind: 'stop', graceMilliseconds: 0 } : { kind: 'revert' };
@@ -219,7 +225,7 @@ function towards(situation: Situation, desired: Desired, now: number): Step {
     : offAfter(record, desired);
 }
 
-function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
+function towardsSuspended({ noRoomToSuspend }: Situation, now: number): MachineStep {
   return noRoomToSuspend === undefined
     ? { kind: 'suspend' }
     : { kind: 'wait', until: now + ROOM_MILLISECONDS, noRoomToSuspend };
@@ -229,7 +235,7 @@ function towardsSuspended({ noRoomToSuspend }: Situation, now: number): Step {
  * Returns the step for a machine that is off and must stay off. If a user has requested a restart, or the record contains the machine's
  * last end, the step changes the record. The restart then counts as done, and the record no longer contains the end.
  */
-function offAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
+function offAfter(record: Readonly<MachineRecord>, desired: Desired): MachineStep {
   const restartedAt = desired.restartRequestedAt;
   if (record.end !== undefined || isPending(restartedAt, record.restartedAt)) {
     return { kind: 'note', change: { end: undefined, endsInARow: 0, restartedAt } };
@@ -237,7 +243,7 @@ function offAfter(record: Readonly<MachineRecord>, desired: Desired): Step {
   return REACHED;
 }
 
-function towardsRunning(situation: Situation, desired: Desired, now: number): Step {
+function towardsRunning(situation: Situation, desired: Desired, now: number): MachineStep {
   const { record, state } = situation;
   const restart = isPending(desired.restartRequestedAt, record.restartedAt);
   if (state.kind === 'suspended') {
@@ -249,7 +255,12 @@ function towardsRunning(situation: Situation, desired: Desired, now: number): St
   return record.end === undefined || restart ? { kind: 'start' } : afterEnd(record, record.end, desired, now);
 }
 
-function afterEnd(record: Readonly<MachineRecord>, end: MachineEnd, desired: Desired, now: number): Step {
+function afterEnd(
+  record: Readonly<MachineRecord>,
+  end: MachineEnd,
+  desired: Desired,
+  now: number,
+): MachineStep {
   if (end.how === 'HostLost') {
     return { kind: 'start' };
   }

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Pod } from '../../kube/core.ts';
-import { newRecord, newRuntime, type Runtime, type Wanted } from './machine.ts';
+import { newRecord, newRuntime, type Runtime, type WantedMachine } from './machine.ts';
 import { wantedOf } from './pod.ts';
 
 const NOW = Date.parse('2026-01-01T00:00:00Z');
@@ -17,7 +17,7 @@ function runtimeOf(): Runtime {
 }
 
 /** Returns what a Pod wants that is being deleted. `deletion` and `termination` are grace periods in seconds. */
-function wantedBy(deletion: number, termination: number, runtime = runtimeOf()): Wanted {
+function wantedBy(deletion: number, termination: number, runtime = runtimeOf()): WantedMachine {
   const pod = {
     metadata: { name: 'a', deletionTimestamp: '2026-01-01T00:00:00Z', deletionGracePeriodSeconds: deletion },
     spec: { terminationGracePeriodSeconds: termination },

@@ -25,7 +25,7 @@ import { type Task, TASK_API_VERSION, taskSchema } from '../../api/v1alpha1/task
 import { LONGEST_TIMER_MILLISECONDS } from '../../base/time.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import { isForced } from '../../kube/objects.ts';
-import type { Claim, MachineDocument, MachineRecord, Runtime, Wanted } from './machine.ts';
+import type { MachineClaim, MachineDocument, MachineRecord, Runtime, WantedMachine } from './machine.ts';
 
 export type PodRole =
   /** A Pod without Berth's annotations. Such a Pod is on this Node because it tolerates all taints or sets `spec.nodeName`. */
@@ -173,7 +173,7 @@ export function isEnded(pod: Readonly<Pod>): boolean {
 }
 
 /** Returns the wanted state of a Pod's machine, with the Pod's deadlines. `now` is in milliseconds since the epoch. */
-export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, now: number): Wanted {
+export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, now: number): WantedMachine {
   const { activeDeadlineSeconds, terminationGracePeriodSeconds = GRACE_SECONDS } = pod.spec;
   const { startTime } = pod.status ?? {};
   const isLimited = activeDeadlineSeconds !== undefined && startTime !== undefined;
@@ -188,7 +188,7 @@ export function wantedOf(pod: Readonly<Pod>, role: PodRole, runtime: Runtime, no
 }
 
 /** Returns the wanted state of a machine whose Pod no longer exists or is unknown. */
-export function wantedWithoutPod(deletion: Wanted['deletion']): Wanted {
+export function wantedWithoutPod(deletion: WantedMachine['deletion']): WantedMachine {
   return {
     pod: undefined,
     desired: undefined,
@@ -221,7 +221,7 @@ function orderedGrace({ metadata }: Readonly<Pod>): number | undefined {
  * begins when the agent first sees the deletion, because the clock of the host can differ from that of the API server. If the grace period is
  * shortened later, the new period begins when the agent sees the change. The earlier of the two deadlines applies.
  */
-function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): Wanted['deletion'] {
+function deletionOf(pod: Readonly<Pod>, runtime: Runtime, now: number): WantedMachine['deletion'] {
   const { deletionTimestamp, deletionGracePeriodSeconds = GRACE_SECONDS } = pod.metadata;
   if (deletionTimestamp === undefined) {
     return undefined;
@@ -244,7 +244,7 @@ function allowedGrace(seconds: number): number {
   return seconds <= SHORTEST_GRACE_SECONDS ? 0 : Math.min(seconds, LONGEST_GRACE_SECONDS);
 }
 
-export function claimOf(pod: Pod): Claim {
+export function claimOf(pod: Pod): MachineClaim {
   const claims = pod.spec.containers.map(claimOfContainer);
   return {
     slots: total(claims, 'slots'),
@@ -255,7 +255,7 @@ export function claimOf(pod: Pod): Claim {
   };
 }
 
-function claimOfContainer({ resources, ports = [] }: Container): Claim {
+function claimOfContainer({ resources, ports = [] }: Container): MachineClaim {
   const requests: Record<string, string> = { ...resources?.limits, ...resources?.requests };
   const asked = (name: string): string => requests[name] ?? '0';
   return {
@@ -276,9 +276,9 @@ function millis(quantity: string): number {
     : Number(parseQuantity(quantity)) * 1000;
 }
 
-/** Names of the {@link Claim} fields that are summed over machines. */
+/** Names of the {@link MachineClaim} fields that are summed over machines. */
 export type Amount = 'slots' | 'cpuMillis' | 'memoryBytes' | 'diskBytes';
 
-export function total(claims: readonly Claim[], amount: Amount): number {
+export function total(claims: readonly MachineClaim[], amount: Amount): number {
   return claims.reduce((sum, claim) => sum + claim[amount], 0);
 }

@@ -8,7 +8,7 @@ import { reasonIn, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { assertAsyncHistories } from '../../test/support/properties.ts';
 import { failed } from './failure.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import { type MachineRecord, newRecord } from './machine.ts';
 import { claimOf } from './pod.ts';
 import { awaitedPort, explainPortTaken, holdPorts, holdsPorts } from './ports.ts';
@@ -52,7 +52,7 @@ class Model {
   #host = this.#agent();
   #made = 0;
 
-  #agent(): Host {
+  #agent(): PodHost {
     const host = {
       ports: RANGES,
       logger: LOGGER,
@@ -71,7 +71,7 @@ class Model {
             this.#checks.push({ name: portName(port), answer });
           }),
       },
-    } as unknown as Host;
+    } as unknown as PodHost;
     return host;
   }
 
@@ -230,7 +230,7 @@ describe('ports that the host chooses', () => {
     const records = { list: () => [record], update: Object.assign };
     const network = { isUsable: async () => true };
     const host = { ports: RANGES, boundPods: () => [], records, network, logger: LOGGER };
-    await holdPorts(host as unknown as Host, record);
+    await holdPorts(host as unknown as PodHost, record);
     expect(namesOf(record)).toEqual(['9003-tcp', '9002-tcp']);
   });
 
@@ -238,7 +238,7 @@ describe('ports that the host chooses', () => {
     const full = { isUsable: async () => false };
     const records = { list: () => [], update: () => expect.unreachable() };
     const host = { ports: RANGES, boundPods: () => [], records, network: full, logger: LOGGER };
-    await expect(holdPorts(host as unknown as Host, recordOf(podOf('a'), [SSH]))).rejects.toMatchObject({
+    await expect(holdPorts(host as unknown as PodHost, recordOf(podOf('a'), [SSH]))).rejects.toMatchObject({
       reason: 'NoFreePort',
       message:
         "No TCP port for the guest port 22 is free on this host in the range 9000-9003 (4 ports; the agent's setting is ports.ssh)",
@@ -272,7 +272,7 @@ test('a start whose port was taken in between is tried again, unless a reserved 
   const explained = async (...taken: number[]): Promise<unknown> => {
     const isUsable = async (_: string, { hostPort }: MachinePort): Promise<boolean> =>
       !taken.includes(hostPort);
-    return await explainPortTaken({ network: { isUsable } } as unknown as Host, record, error);
+    return await explainPortTaken({ network: { isUsable } } as unknown as PodHost, record, error);
   };
   expect(await explained(8000)).toBe(error);
   expect(await explained(8000, 9003)).toBe(error);

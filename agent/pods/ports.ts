@@ -10,7 +10,7 @@ import { reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { messageOf } from '../../base/errors.ts';
 import type { Pod } from '../../kube/core.ts';
 import { planPorts } from '../network/portplan.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import type { MachineDocument, MachineRecord } from './machine.ts';
 import { claimOf, isEnded } from './pod.ts';
 
@@ -78,7 +78,7 @@ function holderFor(namespace: string | undefined, { machine, emulator }: Readonl
   return isOwn ? `${kind} ${owner.name}` : `${other} of another namespace`;
 }
 
-type PortHost = Pick<Host, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
+type PortHost = Pick<PodHost, 'records' | 'network' | 'ports' | 'boundPods' | 'logger'>;
 
 /**
  * Chooses the host ports for the machine's `automaticPorts`, and saves them in the record before the machine uses them. The machine keeps

@@ -7,7 +7,7 @@ import { rest } from '../../base/time.ts';
 import type { PortForward } from '../drivers/driver.ts';
 import { newRecord, newRuntime, type Runtime } from './machine.ts';
 import { GuestLoops } from './guestloop.ts';
-import { type OpenForward, PortCheck, questionFor, type Target } from './readiness.ts';
+import { type OpenForward, PortCheck, questionFor, type ReadinessTarget } from './readiness.ts';
 
 const CLAIM = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
 const RECORD = newRecord({ driver: 'qemu', uid: 'uid', key: 'ns/x', machine: undefined, claim: CLAIM });
@@ -35,7 +35,7 @@ async function listen(serve: (socket: Socket) => void): Promise<number> {
 /** Returns the first result for a port, or the first ready result if `until` is set. A busy test machine can lose the first connection. */
 async function ask(
   port: number,
-  { until, ...target }: Pick<Target, 'forwarded'> & Partial<Target> & { until?: 'ready' },
+  { until, ...target }: Pick<ReadinessTarget, 'forwarded'> & Partial<ReadinessTarget> & { until?: 'ready' },
   open: OpenForward = async () => undefined,
 ): Promise<Runtime['readiness']> {
   const runtime = newRuntime(RECORD, '/none');

@@ -32,7 +32,7 @@ const SSH_PORT = 22;
 const LOOPBACK = '127.0.0.1';
 
 /** Port of a guest that is checked. */
-export interface Target {
+export interface ReadinessTarget {
   /** Where the port is reached. Undefined if the driver must open a port of the host for each check. */
   at: { host: string; port: number } | undefined;
   /** Port in the guest. It is shown in messages. */
@@ -56,7 +56,7 @@ export type OpenForward = (guestPort: number) => Promise<PortForward | undefined
  */
 export type Question =
   | { kind: 'answer'; readiness: Readiness | undefined }
-  | { kind: 'probe'; target: Target };
+  | { kind: 'probe'; target: ReadinessTarget };
 
 const READY: Readiness = { ready: true, message: UNCHECKED_GUEST };
 
@@ -99,12 +99,12 @@ function readinessOf({ connected }: NonNullable<Runtime['guest']>): Readiness {
 
 /** Checks whether a port of a guest answers. */
 export class PortCheck implements GuestCheck<boolean> {
-  readonly target: Target;
+  readonly target: ReadinessTarget;
   readonly #runtime: Runtime;
   readonly #open: OpenForward;
   #failures = 0;
 
-  constructor(runtime: Runtime, target: Target, open: OpenForward) {
+  constructor(runtime: Runtime, target: ReadinessTarget, open: OpenForward) {
     this.#runtime = runtime;
     this.target = target;
     this.#open = open;
@@ -141,7 +141,7 @@ export class PortCheck implements GuestCheck<boolean> {
   }
 }
 
-function messageOf({ at, guestPort, ssh }: Target, ready: boolean): string {
+function messageOf({ at, guestPort, ssh }: ReadinessTarget, ready: boolean): string {
   if (ready) {
     return ssh ? 'The SSH server of the guest answers' : `Port ${guestPort} of the guest answers`;
   }
@@ -152,8 +152,8 @@ function messageOf({ at, guestPort, ssh }: Target, ready: boolean): string {
 }
 
 async function answers(
-  { host, port }: NonNullable<Target['at']>,
-  { forwarded, ssh }: Target,
+  { host, port }: NonNullable<ReadinessTarget['at']>,
+  { forwarded, ssh }: ReadinessTarget,
 ): Promise<boolean> {
   const socket = connect({ host, port, allowHalfOpen: true });
   try {

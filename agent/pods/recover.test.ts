@@ -9,7 +9,7 @@ import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { readMachineFile } from '../drivers/qemu/state.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import type { MachineRecord } from './machine.ts';
 import { Machines } from './machines.ts';
 import { wantedWithoutPod } from './pod.ts';
@@ -23,7 +23,7 @@ const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, pau
 const DESIRED: Desired = { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 };
 
 /** Returns a host whose hypervisors run. `called` collects the calls of its parts. */
-function hostOf(directory: string, called: unknown[]): Host {
+function hostOf(directory: string, called: unknown[]): PodHost {
   const machinesDirectory = join(directory, 'machines');
   const logger = pino({ level: 'silent' });
   const driver = new QemuDriver({ dataDirectory: directory, logger });
@@ -49,7 +49,7 @@ function hostOf(directory: string, called: unknown[]): Host {
     fenced: () => false,
     ports: { automatic: '20000-20999', ssh: '8000-8999', screen: '5900-5999', vnc: '5900-5999' },
   };
-  return host as unknown as Host;
+  return host as unknown as PodHost;
 }
 
 it('a machine that the agent started before runs on', async () => {

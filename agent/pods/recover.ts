@@ -9,7 +9,7 @@ import type { FoundMachine } from '../drivers/driver.ts';
 import { allDrivers, chooseDriver, driverOf } from '../drivers/hostdrivers.ts';
 import { reportedPorts } from '../network/portplan.ts';
 import { recordDamaged, recordMissing } from './failure.ts';
-import type { Host } from './host.ts';
+import type { PodHost } from './host.ts';
 import {
   type MachineDocument,
   type MachineRecord,
@@ -30,7 +30,7 @@ const STRAY_PREFIX = '/stray-';
  * if it has no Pod. The function also tells the image store which images are in use, and tells the network driver which machines
  * are attached.
  */
-export async function adoptMachines(host: Host, machines: Runtimes): Promise<void> {
+export async function adoptMachines(host: PodHost, machines: Runtimes): Promise<void> {
   for (const { uid, path, message } of host.records.damaged) {
     host.logger.error(
       { uid, path, message },
@@ -66,7 +66,10 @@ export async function adoptMachines(host: Host, machines: Runtimes): Promise<voi
  * Attaches a machine to the network again after the agent has found the machine on this host. The ports are not checked, because a running
  * machine already uses its ports.
  */
-async function attachAgain(host: Host, { record, state }: Runtime): Promise<{ address: string | undefined }> {
+async function attachAgain(
+  host: PodHost,
+  { record, state }: Runtime,
+): Promise<{ address: string | undefined }> {
   const { uid, machine, emulator, runAs } = record;
   const running = state.kind === 'running';
   if (emulator !== undefined) {
@@ -81,7 +84,7 @@ async function attachAgain(host: Host, { record, state }: Runtime): Promise<{ ad
  * Creates records for machines without a record. Each record has the Linux user of the machine's process, so that no other machine gets
  * this user.
  */
-async function adoptStrays(host: Host, found: Found): Promise<void> {
+async function adoptStrays(host: PodHost, found: Found): Promise<void> {
   const damaged = new Set(host.records.damaged.map(({ uid }) => uid));
   const uids = [...found.keys(), ...(await host.network.attached())];
   for (const uid of new Set(uids)) {
@@ -96,7 +99,7 @@ async function adoptStrays(host: Host, found: Found): Promise<void> {
  * Replaces unreadable and missing records of machines after the list of Pods is known. A machine with a Pod fails and keeps its disk. Such
  * a machine keeps its ports until its guest is shut down. A machine without a Pod is removed.
  */
-export async function adoptDamaged(host: Host, pods: readonly Readonly<Pod>[]): Promise<void> {
+export async function adoptDamaged(host: PodHost, pods: readonly Readonly<Pod>[]): Promise<void> {
   // A Pod that continues the machine of an earlier Pod names that Pod. The machine has the uid of the earlier Pod.
   const byUid = new Map(pods.flatMap((pod) => uidsOf(pod).map((uid) => [uid, pod])));
   const found = await findMachines(host);
@@ -122,7 +125,7 @@ function uidsOf({ metadata: { uid = '', annotations } }: Readonly<Pod>): string[
 }
 
 /** Gives a machine without a record of its own the document of its Pod. */
-function adoptUnrecorded(host: Host, record: MachineRecord, pod: Readonly<Pod>, found: Found): void {
+function adoptUnrecorded(host: PodHost, record: MachineRecord, pod: Readonly<Pod>, found: Found): void {
   const identity = identityOf(pod);
   // If the machine has no folder, the agent found only its network attachment. The planner then reports that the disk is lost.
   const failure = found.has(record.uid) ? recordMissing(identity) : undefined;
@@ -135,7 +138,7 @@ function adoptUnrecorded(host: Host, record: MachineRecord, pod: Readonly<Pod>, 
  * machine has are left out.
  */
 function portsInReport(
-  { records, ports }: Host,
+  { records, ports }: PodHost,
   record: MachineRecord,
   pod: Readonly<Pod>,
 ): MachineRecord['automaticPorts'] {
@@ -166,7 +169,7 @@ function identityOf(pod: Readonly<Pod>): MachineIdentity {
  */
 type Found = ReadonlyMap<string, FoundMachine & { driver: string }>;
 
-async function findMachines(host: Host): Promise<Found> {
+async function findMachines(host: PodHost): Promise<Found> {
   const lists = allDrivers(host).map(async (driver) => {
     const machines = await driver.list();
     return machines.map((one) => [one.uid, { ...one, driver: driver.name }] as const);
@@ -179,7 +182,7 @@ async function findMachines(host: Host): Promise<Found> {
  * machine's process.
  */
 function foundRecord(
-  host: Host,
+  host: PodHost,
   { uid, ...identity }: MachineIdentity & { uid: string },
   found: Found,
 ): MachineRecord {
@@ -190,7 +193,7 @@ function foundRecord(
   return { ...newRecord({ uid, driver, ...identity }), created: true, released: false, runAs };
 }
 
-function adoptImages(host: Host, found: Found): void {
+function adoptImages(host: PodHost, found: Found): void {
   const { records, images } = host;
   for (const { uid, base, isoPath } of records.list()) {
     for (const path of [base?.path, isoPath]) {

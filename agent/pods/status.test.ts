@@ -5,7 +5,7 @@ import { DISK_CONDITION, MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/
 import type { Pod } from '../../kube/core.ts';
 import type { MachineState } from '../drivers/driver.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { type MachineRecord, newRecord, newRuntime, type Runtime, type Step } from './machine.ts';
+import { type MachineRecord, newRecord, newRuntime, type Runtime, type MachineStep } from './machine.ts';
 import { machineStatus, phaseOf } from './status.ts';
 
 const POD: Pod = {
@@ -21,7 +21,7 @@ const RUNNING: MachineState = { kind: 'running', pid: 1, guestStarted: true, pau
 /** Returns the conditions of a Pod whose machine has a ready guest. */
 function conditions(
   state: MachineState,
-  step: Step,
+  step: MachineStep,
   { end, guest }: { end?: MachineRecord['end']; guest?: Runtime['guest'] } = {},
 ) {
   const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
@@ -115,7 +115,7 @@ describe('an emulator', () => {
     change: Partial<MachineRecord>,
     state: MachineState = RUNNING,
     pod = POD,
-    { trouble, step = { kind: 'reached' } }: { trouble?: Runtime['trouble']; step?: Step } = {},
+    { trouble, step = { kind: 'reached' } }: { trouble?: Runtime['trouble']; step?: MachineStep } = {},
   ) {
     const claim = { slots: 1, cpuMillis: 0, memoryBytes: 0, diskBytes: 0, ports: [] };
     const emulator = { exposure: 'PairedVM' } as EmulatorMachine;

@@ -28,8 +28,15 @@ import {
 } from '../../kube/podstatus.ts';
 import { type PendingResize, resizeConditions, resourceStatus } from './admission.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import type { Host } from './host.ts';
-import type { MachineFailure, MachinePhase, MachineRecord, Runtime, Step, Wanted } from './machine.ts';
+import type { PodHost } from './host.ts';
+import type {
+  MachineFailure,
+  MachinePhase,
+  MachineRecord,
+  Runtime,
+  MachineStep,
+  WantedMachine,
+} from './machine.ts';
 import { holdsPorts } from './ports.ts';
 
 /** Largest length of the message in the report, in characters. */
@@ -52,8 +59,8 @@ const USER_DATA_REASONS: ReadonlySet<Reason | undefined> = new Set([
 export interface MachineView {
   runtime: Readonly<Runtime>;
   /** Step that was planned for the machine. The agent has begun this step, or begins it later. */
-  step: Step;
-  wanted: Pick<Wanted, 'deletion' | 'desiredHash'>;
+  step: MachineStep;
+  wanted: Pick<WantedMachine, 'deletion' | 'desiredHash'>;
   accelerator: string | undefined;
   /** Reason why the host does not allocate the Pod's new CPU and memory size; undefined if the host allocates the size. */
   pendingResize: PendingResize | undefined;
@@ -78,7 +85,7 @@ const WITH_PROCESS: ReadonlySet<MachinePhase> = new Set([
 ]);
 
 /** Addresses of the host: the address of its Node, and the address for connections to host ports that lead to machines. */
-type HostAddresses = Pick<Host, 'address' | 'forwardAddress'>;
+type HostAddresses = Pick<PodHost, 'address' | 'forwardAddress'>;
 
 export function machineStatus(pod: Pod, view: MachineView, host: HostAddresses, now: string): PodStatus {
   const { record, address = host.address } = view.runtime;

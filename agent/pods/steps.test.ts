@@ -10,8 +10,8 @@ import type { KubeObject } from '../../kube/objects.ts';
 import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
 import { nameOfISO } from '../images/local/catalog.ts';
 import { consequenceOf } from './failure.ts';
-import type { Host } from './host.ts';
-import { newRecord, newRuntime, type Operation } from './machine.ts';
+import type { PodHost } from './host.ts';
+import { newRecord, newRuntime, type MachineOperation } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { meanSpeed, STEPS } from './steps.ts';
@@ -21,7 +21,7 @@ const VM = { namespace: 'platform-ci', name: 'x', uid: 'vm' };
 const NETWORK = { kind: 'user', address: undefined };
 
 /** Returns a host whose parts do nothing. `told` collects the kind, name and words of its Events. */
-function hostOf(directory: string, reported: string[]): Host {
+function hostOf(directory: string, reported: string[]): PodHost {
   const driver = {
     create: ({ path }: { path: string }) => mkdirSync(path),
     start: () => undefined,
@@ -45,7 +45,7 @@ function hostOf(directory: string, reported: string[]): Host {
     event: ({ kind, metadata }: KubeObject, { reason, message }: EventText<string>) =>
       reported.push(`${kind} ${metadata.name} ${reason}: ${message.replace(/\d+\.\d/, 'N')}`),
   };
-  return host as unknown as Host;
+  return host as unknown as PodHost;
 }
 
 /** Returns a new VM machine on a host whose parts do nothing. `told` collects what {@link hostOf} collects. */
@@ -72,7 +72,7 @@ function newVm(reported: string[] = []) {
     desired: { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
     abort: new AbortController(),
     changed: () => undefined,
-  } as unknown as Operation;
+  } as unknown as MachineOperation;
   return { host: hostOf(directory, reported), record, operation, runtime: newRuntime(record, directory) };
 }
 
@@ -118,7 +118,7 @@ it('counts no stop for a machine that was not suspended, because its emulators w
   const suspending = {
     ...operation,
     desired: { ...operation.desired, powerState: 'Suspended' },
-  } as Operation;
+  } as MachineOperation;
   await expect(STEPS.suspend(host, runtime, suspending)).rejects.toThrow('Migration is blocked');
   expect(record.stops ?? 0).toBe(0);
 });

@@ -17,7 +17,7 @@ import { nameOfISO } from '../images/local/catalog.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import { ownUser } from '../processes/users.ts';
 import { PAUSED_MESSAGE } from './diskguard.ts';
-import { event, type Host, tell, tellPod, warn } from './host.ts';
+import { event, type PodHost, tell, tellPod, warn } from './host.ts';
 import {
   keepVncPassword,
   launchPlan,
@@ -26,7 +26,13 @@ import {
   prepareVnc,
   requireVncPassword,
 } from './launch.ts';
-import { type MachineRecord, needed, type Operation, type OperationKind, type Runtime } from './machine.ts';
+import {
+  type MachineRecord,
+  needed,
+  type MachineOperation,
+  type OperationKind,
+  type Runtime,
+} from './machine.ts';
 import { connect } from './network.ts';
 import { offChange, wantsOff } from './plan.ts';
 import { explainPortTaken, holdPorts } from './ports.ts';
@@ -36,9 +42,9 @@ const PROGRESS_MILLISECONDS = 2_000;
 /** Shortest time over which the speed of a download is measured. Over a shorter time, the measured speed would be too inaccurate. */
 const SPEED_MILLISECONDS = 500;
 
-type StepFunction = (host: Host, runtime: Runtime, operation: Operation) => Promise<void>;
+type StepFunction = (host: PodHost, runtime: Runtime, operation: MachineOperation) => Promise<void>;
 
-async function create(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+async function create(host: PodHost, runtime: Runtime, operation: MachineOperation): Promise<void> {
   const { emulator } = runtime.record;
   await (emulator === undefined
     ? createVm(host, runtime, operation)
@@ -46,7 +52,7 @@ async function create(host: Host, runtime: Runtime, operation: Operation): Promi
 }
 
 /** Chooses the machine's host ports, fetches the images that it boots from, and creates its disk. */
-async function createVm(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+async function createVm(host: PodHost, runtime: Runtime, operation: MachineOperation): Promise<void> {
   const holder: Holder = `machine/${runtime.record.uid}`;
   try {
     await holdPorts(host, runtime.record);
@@ -64,7 +70,11 @@ async function createVm(host: Host, runtime: Runtime, operation: Operation): Pro
 }
 
 /** Fetches the images and creates the disk. Returns the image of the disk; undefined if the disk is made without an image. */
-async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Promise<BaseImage | undefined> {
+async function makeDisk(
+  host: PodHost,
+  runtime: Runtime,
+  operation: MachineOperation,
+): Promise<BaseImage | undefined> {
   const { record, folder } = runtime;
   const { image, imageFormat: format = 'Auto', imageName, iso: isoSource, isoName } = record.machine ?? {};
   const keyring = await keyringOf(host, record, operation);
@@ -91,9 +101,9 @@ async function makeDisk(host: Host, runtime: Runtime, operation: Operation): Pro
 
 /** Returns the credentials of the Pod's pull secrets if an image comes from a registry. Images from other sources need no credentials. */
 async function keyringOf(
-  host: Host,
+  host: PodHost,
   { machine }: MachineRecord,
-  { pod }: Operation,
+  { pod }: MachineOperation,
 ): Promise<Keyring | undefined> {
   const isNeeded = [machine?.image, machine?.iso].some((source) => registryReference(source) !== undefined);
   return isNeeded && pod !== undefined ? await host.keyring(pod) : undefined;
@@ -104,7 +114,7 @@ type Fetch = (
   options: { format: ImageFormat; name: string | undefined; keyring: Keyring | undefined },
 ) => Promise<BaseImage | undefined>;
 
-function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch {
+function fetcher(host: PodHost, record: MachineRecord, operation: MachineOperation): Fetch {
   return async (source, options) => {
     if (source === undefined || source.type === 'empty') {
       return undefined;
@@ -135,7 +145,7 @@ function fetcher(host: Host, record: MachineRecord, operation: Operation): Fetch
   };
 }
 
-async function start(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+async function start(host: PodHost, runtime: Runtime, operation: MachineOperation): Promise<void> {
   const { record } = runtime;
   const { restartRequestedAt: restartedAt } = needed(operation.desired);
   const restart = record.everRan;
@@ -161,7 +171,7 @@ async function start(host: Host, runtime: Runtime, operation: Operation): Promis
   tell(host, record, 'Started', 'Start', startMessage(host, runtime));
 }
 
-function startMessage(host: Host, { record, state }: Readonly<Runtime>): string {
+function startMessage(host: PodHost, { record, state }: Readonly<Runtime>): string {
   if (record.emulator !== undefined) {
     return 'The process of the emulator is running, and Android is still booting';
   }
@@ -170,7 +180,7 @@ function startMessage(host: Host, { record, state }: Readonly<Runtime>): string 
 }
 
 /** Stops the guest. The intent is saved first, so that the end of the hypervisor during the stop does not count as a crash. */
-async function stop(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+async function stop(host: PodHost, { record, folder }: Runtime, operation: MachineOperation): Promise<void> {
   const { graceMilliseconds, hurry } = operation;
   host.records.update(record, { ...offChange(record, wantsOff(operation.desired)), end: undefined });
   operation.deadline = Date.now() + graceMilliseconds;
@@ -179,7 +189,11 @@ async function stop(host: Host, { record, folder }: Runtime, operation: Operatio
   tellPod(host, operation, 'Stopped', 'Stop', 'The machine is stopped');
 }
 
-async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+async function pauseGuest(
+  host: PodHost,
+  { record, folder }: Runtime,
+  operation: MachineOperation,
+): Promise<void> {
   await driverOf(host, record).pause(folder);
   event(host, operation, {
     type: 'Warning',
@@ -189,7 +203,11 @@ async function pauseGuest(host: Host, { record, folder }: Runtime, operation: Op
   });
 }
 
-async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+async function unpauseGuest(
+  host: PodHost,
+  { record, folder }: Runtime,
+  operation: MachineOperation,
+): Promise<void> {
   await driverOf(host, record).unpause(folder, operation.abort.signal);
   tellPod(
     host,
@@ -200,7 +218,11 @@ async function unpauseGuest(host: Host, { record, folder }: Runtime, operation: 
   );
 }
 
-async function suspend(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+async function suspend(
+  host: PodHost,
+  { record, folder }: Runtime,
+  operation: MachineOperation,
+): Promise<void> {
   host.records.update(record, { running: false });
   try {
     await driverOfVM(host, record).suspend(folder);
@@ -214,7 +236,7 @@ async function suspend(host: Host, { record, folder }: Runtime, operation: Opera
   tellPod(host, operation, 'Suspended', 'Suspend', 'The machine is suspended to disk');
 }
 
-async function resume(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+async function resume(host: PodHost, runtime: Runtime, operation: MachineOperation): Promise<void> {
   const { record, folder } = runtime;
   const network = await connect(host, runtime);
   const vnc = await prepareVnc(host, runtime);
@@ -225,7 +247,11 @@ async function resume(host: Host, runtime: Runtime, operation: Operation): Promi
   tell(host, record, 'Resumed', 'Resume', 'The machine continues from its suspended state');
 }
 
-async function revert(host: Host, { record, folder }: Runtime, operation: Operation): Promise<void> {
+async function revert(
+  host: PodHost,
+  { record, folder }: Runtime,
+  operation: MachineOperation,
+): Promise<void> {
   const revertedAt = needed(operation.desired).revertRequestedAt;
   await driverOfVM(host, record).revert(folder, machinePlan(host, record, operation), record.base);
   host.records.update(record, { revertedAt, end: undefined });
@@ -239,7 +265,7 @@ async function revert(host: Host, { record, folder }: Runtime, operation: Operat
 }
 
 /** Ends the machine's process and releases its network and ports. The disk of a VM stays. A failed emulator keeps only its log. */
-async function release(host: Host, runtime: Runtime, operation: Operation): Promise<void> {
+async function release(host: PodHost, runtime: Runtime, operation: MachineOperation): Promise<void> {
   const { record, folder, state } = runtime;
   const { graceMilliseconds, hurry } = operation;
   const deadline = Date.now() + graceMilliseconds;
@@ -258,7 +284,7 @@ async function release(host: Host, runtime: Runtime, operation: Operation): Prom
   host.records.update(record, { ...change, ...end });
 }
 
-async function remove(host: Host, { record, folder }: Runtime): Promise<void> {
+async function remove(host: PodHost, { record, folder }: Runtime): Promise<void> {
   await driverOf(host, record).delete(folder);
   host.records.update(record, { created: false, base: undefined, isoPath: undefined });
   host.images.release(`machine/${record.uid}`);
@@ -314,7 +340,7 @@ export function meanSpeed(now = () => performance.now()): (bytes: number | undef
 
 /** Chooses the host port of an emulator with exposure Host, and creates the emulator's folder. */
 async function createEmulator(
-  host: Host,
+  host: PodHost,
   { record, folder, state }: Runtime,
   emulator: EmulatorMachine,
 ): Promise<void> {
@@ -334,7 +360,7 @@ async function createEmulator(
  * machine have ended.
  */
 async function discardFailed(
-  host: Host,
+  host: PodHost,
   { record, folder, state }: Runtime,
 ): Promise<Pick<Partial<MachineRecord>, 'runAs'>> {
   if (record.failure === undefined || record.emulator === undefined) {

@@ -5,8 +5,8 @@ import { expect, it, onTestFinished } from 'vitest';
 import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { MachineState } from '../drivers/driver.ts';
-import type { Host } from './host.ts';
-import { type MachineRecord, newRecord, newRuntime, type Operation } from './machine.ts';
+import type { PodHost } from './host.ts';
+import { type MachineRecord, newRecord, newRuntime, type MachineOperation } from './machine.ts';
 import { plan, type Situation } from './plan.ts';
 import { RecordStore } from './records.ts';
 import { reportOf } from './status.ts';
@@ -38,11 +38,11 @@ it.each([
     throw new Error('not yet');
   };
   const parts = { records: new RecordStore(directory), drivers: new Map() };
-  const host = parts as unknown as Host;
+  const host = parts as unknown as PodHost;
   const operation = { desired: { ...DESIRED, ...change }, hurry: new AbortController() };
   for (const step of [refuses, (): void => undefined]) {
     parts.drivers.set('qemu', { driver: { stop: step, suspend: step } });
-    const done = STEPS[kind](host, newRuntime(record, directory), operation as unknown as Operation);
+    const done = STEPS[kind](host, newRuntime(record, directory), operation as unknown as MachineOperation);
     await done.catch(() => undefined);
   }
   expect(stopsIn(record)).toBe(stops);

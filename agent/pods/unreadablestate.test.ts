@@ -13,14 +13,14 @@ import { EmulatorDriver } from '../drivers/emulator/driver.ts';
 import { allDrivers, type DriverOfEmulators, type HostDriver } from '../drivers/hostdrivers.ts';
 import { QemuDriver } from '../drivers/qemu/driver.ts';
 import { identify } from '../processes/process.ts';
-import type { Host } from './host.ts';
-import { newRecord, type Runtime, type Step, type Wanted } from './machine.ts';
+import type { PodHost } from './host.ts';
+import { newRecord, type Runtime, type MachineStep, type WantedMachine } from './machine.ts';
 import { Machines } from './machines.ts';
 import { RecordStore } from './records.ts';
 
 const UID = '3b6c1a52-8f0e-4d0b-9a53-7e1f2c4d5e6f';
 const CLAIM = { slots: 1, cpuMillis: 1000, memoryBytes: 2 ** 28, diskBytes: 0, ports: [] };
-const WANTED: Wanted = {
+const WANTED: WantedMachine = {
   pod: undefined,
   desired: { powerState: 'Running', restartPolicy: 'Never', cpu: 1, memoryBytes: 2 ** 28 },
   desiredHash: 'hash',
@@ -117,7 +117,7 @@ async function machineOf(
     disk: { wish: () => undefined, roomBytes: Number.POSITIVE_INFINITY },
     fenced: () => false,
     logger: pino({ level: 'silent' }),
-  } as unknown as Host;
+  } as unknown as PodHost;
   const document =
     driver === 'qemu'
       ? { machine: { vnc: { enabled: false } } as Machine }
@@ -135,8 +135,12 @@ async function machineOf(
 }
 
 /** Drives the machine until it needs no further step. Returns the steps. */
-async function stabilize(machines: Machines, runtime: Runtime, wanted: Wanted): Promise<Step['kind'][]> {
-  const kinds: Step['kind'][] = [];
+async function stabilize(
+  machines: Machines,
+  runtime: Runtime,
+  wanted: WantedMachine,
+): Promise<MachineStep['kind'][]> {
+  const kinds: MachineStep['kind'][] = [];
   while (kinds.at(-1) !== 'reached' && kinds.length < 10) {
     kinds.push((await machines.drive(runtime, wanted)).step.kind);
     await expect.poll(() => runtime.operation, { timeout: SOON_MILLISECONDS }).toBeUndefined();

@@ -3,7 +3,7 @@ import { createHash } from 'node:crypto';
 import { isDeepStrictEqual } from 'node:util';
 import { type CacheTargets, referenceOf } from '../v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, ImageCacheEntrySpec } from '../v1alpha1/imagecacheentry.ts';
-import { type Host, isEmpty, withHosts, withinLimit, withoutHosts, withoutNames } from './cachehosts.ts';
+import { type CacheHost, isEmpty, withHosts, withinLimit, withoutHosts, withoutNames } from './cachehosts.ts';
 import { tagsOf } from '../v1alpha1/hosts.ts';
 import type { HostNode } from './host.ts';
 import type { CacheResult, CacheSelection } from './imagecache.ts';
@@ -121,9 +121,9 @@ export function cacheChange(
   return { own, missing, change: (before) => withinLimit(change(before), hosts.exists), result };
 }
 
-function addition(known: readonly Host[], missing: readonly string[]): Planned {
+function addition(known: readonly CacheHost[], missing: readonly string[]): Planned {
   let excluded: ReadonlySet<string> = new Set();
-  const itemOf = ({ name }: Host): Item =>
+  const itemOf = ({ name }: CacheHost): Item =>
     excluded.has(name)
       ? failed(name, 409, 'The host does not keep this image, because excludeTags contains a tag of the host')
       : done(name);
@@ -141,7 +141,7 @@ function addition(known: readonly Host[], missing: readonly string[]): Planned {
  * Plans the removal of an image from the selected hosts. If no host with a selected name exists, the removal counts as done for this name,
  * because a deleted host keeps no image. For a host of another namespace, the answer contains the code 404.
  */
-function removal(known: readonly Host[], missing: readonly string[], { exists }: CacheHosts): Planned {
+function removal(known: readonly CacheHost[], missing: readonly string[], { exists }: CacheHosts): Planned {
   const gone = new Set(missing.filter((name) => !exists(name)));
   const strangers = missing.filter((name) => !gone.has(name));
   const leaving = [...known.map(({ name }) => name), ...gone];

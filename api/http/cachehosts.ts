@@ -2,7 +2,7 @@
 import type { CacheTargets } from '../v1alpha1/cachetargets.ts';
 import { CACHE_NODES_LIMIT } from '../v1alpha1/names.ts';
 
-export interface Host {
+export interface CacheHost {
   readonly name: string;
   readonly tags: ReadonlySet<string>;
 }
@@ -13,7 +13,7 @@ export interface Host {
  */
 export function withHosts(
   targets: CacheTargets,
-  hosts: readonly Host[],
+  hosts: readonly CacheHost[],
 ): { targets: CacheTargets; excluded: ReadonlySet<string> } {
   const { isWide, isExcluded } = rulesOf(targets);
   const [nodes, excludeNodes] = [new Set(targets.nodes), new Set(targets.excludeNodes)];
@@ -31,7 +31,7 @@ export function withHosts(
  * Returns the targets without these hosts. If the targets select such a host by a tag or select all hosts, the result excludes the host by
  * its name.
  */
-export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): CacheTargets {
+export function withoutHosts(targets: CacheTargets, hosts: readonly CacheHost[]): CacheTargets {
   const { isWide, isExcluded } = rulesOf(targets);
   const [nodes, excludeNodes] = [new Set(targets.nodes), new Set(targets.excludeNodes)];
   for (const host of hosts) {
@@ -50,8 +50,8 @@ export function withoutHosts(targets: CacheTargets, hosts: readonly Host[]): Cac
 function rulesOf({ all = false, tags = [], excludeTags = [] }: CacheTargets) {
   const [wanted, unwanted] = [new Set(tags), new Set(excludeTags)];
   return {
-    isWide: ({ tags: own }: Host) => all || [...own].some((tag) => wanted.has(tag)),
-    isExcluded: ({ tags: own }: Host) => [...own].some((tag) => unwanted.has(tag)),
+    isWide: ({ tags: own }: CacheHost) => all || [...own].some((tag) => wanted.has(tag)),
+    isExcluded: ({ tags: own }: CacheHost) => [...own].some((tag) => unwanted.has(tag)),
   };
 }
 

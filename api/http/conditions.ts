@@ -1,11 +1,11 @@
 /** Reads the conditions of Berth's objects. */
-import type { Condition } from '../v1alpha1/conditions.ts';
+import type { StatusCondition } from '../v1alpha1/conditions.ts';
 
 interface WithConditions {
-  readonly status?: { readonly conditions?: readonly Condition[] | undefined } | undefined;
+  readonly status?: { readonly conditions?: readonly StatusCondition[] | undefined } | undefined;
 }
 
-export function conditionOf({ status }: WithConditions, type: string): Condition | undefined {
+export function conditionOf({ status }: WithConditions, type: string): StatusCondition | undefined {
   return status?.conditions?.find((condition) => condition.type === type);
 }
 

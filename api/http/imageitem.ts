@@ -18,9 +18,9 @@ export type StoredSpec = Pick<
     source: Pick<Image['spec']['source'], 'copyOf' | 'http' | 'registry' | 'upload'>;
   };
 export type StoredStatus = NonNullable<ISO['status']> & Pick<NonNullable<Image['status']>, 'lastCommit'>;
-export type Stored = ApiObject<StoredSpec, StoredStatus>;
+export type StoredContent = ApiObject<StoredSpec, StoredStatus>;
 
-export function imageItem({ metadata, spec, status = {} }: Stored): ImageItem {
+export function imageItem({ metadata, spec, status = {} }: StoredContent): ImageItem {
   const state = stateOf(status);
   return {
     name: metadata.name,
@@ -56,10 +56,10 @@ function errorOf(state: ImageItem['state'], status: StoredStatus): string | unde
  * another namespace, the copy has no pull secrets, because those Secrets do not exist in `namespace`.
  */
 export function copySpec(
-  { metadata, spec }: Stored,
+  { metadata, spec }: StoredContent,
   namespace: string,
   description?: string,
-): Stored['spec'] {
+): StoredContent['spec'] {
   const { architecture, os, format, imagePullSecrets } = spec;
   return {
     description: description ?? spec.description,

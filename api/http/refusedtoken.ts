@@ -5,7 +5,7 @@
 import { type JsonLimits, parseJson } from '../../base/json.ts';
 
 /** The identity provider with which users sign in. */
-export interface SignIn {
+export interface SignInProvider {
   readonly issuer?: string | undefined;
   readonly clientID: string;
 }
@@ -41,7 +41,11 @@ function claimsOf(token: string): Claims {
  * show a reason. The result contains no quotation marks and no backslashes, because an HTTP header would have to escape them. It contains
  * no part of the token.
  */
-export function causeOfRefusal(token: string, signIn: SignIn, now = Date.now() / 1000): string | undefined {
+export function causeOfRefusal(
+  token: string,
+  signIn: SignInProvider,
+  now = Date.now() / 1000,
+): string | undefined {
   const claims = claimsOf(token);
   const [expiry, begin] = [timeOf(claims['exp']), timeOf(claims['nbf'])];
   if (expiry !== undefined && expiry <= now) {

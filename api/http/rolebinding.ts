@@ -41,4 +41,4 @@ export const subjectsSchema = z.object({
     .max(SUBJECTS)
     .optional(),
 });
-export type Subjects = z.infer<typeof subjectsSchema>;
+export type SubjectRequest = z.infer<typeof subjectsSchema>;

@@ -3,7 +3,7 @@
  * name the same image, this code also decides which of them has an effect.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
-import type { ObjectMeta } from './kind.ts';
+import type { KindMetadata } from './kind.ts';
 import { CACHE_FINALIZER } from './names.ts';
 import { normaliseImageName } from './reference.ts';
 
@@ -39,7 +39,7 @@ export function targetTest(
 }
 
 interface Entry {
-  readonly metadata: Readonly<Pick<ObjectMeta, 'name' | 'finalizers' | 'creationTimestamp'>>;
+  readonly metadata: Readonly<Pick<KindMetadata, 'name' | 'finalizers' | 'creationTimestamp'>>;
 }
 
 /**

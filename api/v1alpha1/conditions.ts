@@ -29,7 +29,7 @@ const conditionSchema = z
  * A condition of any type.
  * @public
  */
-export type Condition = z.infer<typeof conditionSchema>;
+export type StatusCondition = z.infer<typeof conditionSchema>;
 
 const conditionsSchema = z
   .array(conditionSchema)

@@ -91,7 +91,8 @@ export const VM_FIELDS = {
   },
   os: {
     type: 'choice',
-    description: 'Operating system of the guest: MacOS, Linux or Windows. MacOS waits for a host that runs macOS guests. Windows runs as Linux does: its image must have virtio drivers, and no test of Berth runs it.',
+    description:
+      'Operating system of the guest: MacOS, Linux or Windows. MacOS waits for a host that runs macOS guests. Windows runs as Linux does: its image must have virtio drivers, and no test of Berth runs it.',
     values: ['MacOS', 'Linux', 'Windows'],
     isInConfig: true,
     isForHost: true,

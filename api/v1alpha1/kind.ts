@@ -76,7 +76,7 @@ export function wide(narrow: PrinterColumn): PrinterColumn {
 }
 
 /** Metadata of an object, with only the fields that Berth reads or writes. */
-export interface ObjectMeta {
+export interface KindMetadata {
   name: string;
   namespace?: string;
   generateName?: string;
@@ -105,7 +105,7 @@ interface OwnerReference {
 export interface ApiObject<Spec, Status> {
   apiVersion: string;
   kind: string;
-  metadata: ObjectMeta;
+  metadata: KindMetadata;
   spec: Spec;
   status?: Status;
 }

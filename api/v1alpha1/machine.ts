@@ -292,14 +292,16 @@ const awaitedSchema = z.record(
 );
 
 /** VMs that are about to get a new Pod. The key is the uid of the VM. */
-export type Awaited = Readonly<z.infer<typeof awaitedSchema>>;
+export type AwaitedVMs = Readonly<z.infer<typeof awaitedSchema>>;
 
 /** Returns the awaited VMs of a host. The result is empty if the annotation is missing or cannot be read. */
-export function awaitedOn(node: { metadata: { annotations?: Record<string, string> } } | undefined): Awaited {
+export function awaitedOn(
+  node: { metadata: { annotations?: Record<string, string> } } | undefined,
+): AwaitedVMs {
   return awaitedSchema.safeParse(parseDocument(node?.metadata.annotations?.[AWAITED_ANNOTATION])).data ?? {};
 }
 
 /** Returns the value of the annotation. It is null, which removes the annotation, if no VM is awaited. */
-export function awaitedText(awaited: Awaited): string | null {
+export function awaitedText(awaited: AwaitedVMs): string | null {
   return Object.keys(awaited).length === 0 ? null : JSON.stringify(awaited);
 }

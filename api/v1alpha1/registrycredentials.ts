@@ -6,7 +6,7 @@
  * `regcred: '{"server":"https://registry.example:5000","username":"ci"}'`
  *
  * The Secret has the type {@link PULL_SECRET_TYPE}. Its key {@link PULL_SECRET_KEY} contains JSON. In this JSON, `auths` contains the
- * credential under the name of the registry ({@link Server}.registry).
+ * credential under the name of the registry ({@link RegistryServer}.registry).
  */
 import { createHash } from 'node:crypto';
 import * as z from 'zod';
@@ -50,7 +50,7 @@ const serverSchema = z.object({
   registry: z.string().max(SERVER_LENGTH),
 });
 /** Address of a registry. */
-export type Server = Readonly<z.infer<typeof serverSchema>>;
+export type RegistryServer = Readonly<z.infer<typeof serverSchema>>;
 
 /**
  * Schema of the annotation `berth.dev/insecure-servers`. A list with two registries is enough, because a Pod uses two images, or one image
@@ -62,7 +62,7 @@ const insecureServersSchema = z.array(serverSchema).max(2);
  * Credential for one server. A namespace has at most one credential for each registry. The http and the https address of a registry share
  * this credential.
  */
-export interface RegistryCredential extends Server {
+export interface RegistryCredential extends RegistryServer {
   /** Name of the Secret in the same namespace. */
   readonly secretName: string;
   /** Name of the user. Berth uses this field only for display. The name and the password for the login are in the Secret. */
@@ -88,7 +88,7 @@ export const SERVER_FORM =
 export const SERVER_NEEDS_INSECURE = 'must begin with https://, or allowInsecure must be true';
 
 /** Reads the URL of a server. Returns undefined if the text does not have the form in {@link SERVER_FORM}. */
-export function readServer(text: string): Server | undefined {
+export function readServer(text: string): RegistryServer | undefined {
   const [, written = '', host] = (text.length <= SERVER_LENGTH && SERVER.exec(text.trim())) || [];
   if (host === undefined) {
     return undefined;
@@ -104,7 +104,7 @@ export function readServer(text: string): Server | undefined {
 }
 
 /** Returns the URL of a server in its normalized spelling. */
-export function serverUrl({ scheme, registry }: Server): string {
+export function serverUrl({ scheme, registry }: RegistryServer): string {
   return `${scheme}://${registry}`;
 }
 
@@ -170,7 +170,7 @@ function readEntry(secretName: string, value: string): RegistryCredential | stri
 }
 
 /** Returns the text of the annotation `berth.dev/insecure-servers`. */
-export function insecureServersText(servers: readonly Server[]): string {
+export function insecureServersText(servers: readonly RegistryServer[]): string {
   return JSON.stringify(servers.map(({ scheme, registry }) => ({ scheme, registry })));
 }
 
@@ -178,6 +178,6 @@ export function insecureServersText(servers: readonly Server[]): string {
  * Reads the annotation `berth.dev/insecure-servers`. If the text is absent or wrong, the result is an empty list. With an empty list, all
  * requests use TLS and check the certificate.
  */
-export function readInsecureServers(text: string | undefined): readonly Server[] {
+export function readInsecureServers(text: string | undefined): readonly RegistryServer[] {
   return insecureServersSchema.safeParse(parseDocument(text)).data ?? [];
 }

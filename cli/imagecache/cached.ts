@@ -10,7 +10,7 @@ import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { isImageReference, normaliseImageName, readReference } from '../../api/v1alpha1/reference.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import type { Node } from '../../kube/core.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { directOrAsked, namespacePath } from '../httpapi.ts';
 import { readHosts } from '../node.ts';
@@ -27,7 +27,7 @@ interface Cache {
 }
 
 /** Returns all hosts and all ImageCacheEntries. @throws ApiError when the user may not read Nodes or ImageCacheEntries. */
-export async function readCache(cluster: Cluster, signal: AbortSignal): Promise<Cache> {
+export async function readCache(cluster: UserCluster, signal: AbortSignal): Promise<Cache> {
   const [{ all: hosts, own }, { items: entries }] = await Promise.all([
     readHosts(cluster, signal),
     cluster.client.list(IMAGE_CACHE_ENTRIES, { signal }),
@@ -66,7 +66,11 @@ export function referenceIn(image: string): string | undefined {
 }
 
 /** Returns the hosts of the namespace that have, fetch or remove the image. @throws ApiError; CommandError. */
-export async function readInfo(cluster: Cluster, image: string, signal: AbortSignal): Promise<InfoItem[]> {
+export async function readInfo(
+  cluster: UserCluster,
+  image: string,
+  signal: AbortSignal,
+): Promise<InfoItem[]> {
   return await directOrAsked(
     cluster,
     signal,

@@ -14,10 +14,10 @@ import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { isAlreadyExists, isConflict } from '../../kube/errors.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { directOrAsked, namespacePath, type Server } from '../httpapi.ts';
+import { directOrAsked, namespacePath, type HttpApi } from '../httpapi.ts';
 import { IMAGE_KIND } from '../image.ts';
 import { hostNotFound, meantHost } from '../node.ts';
 import { findNamed } from '../objects/named.ts';
@@ -73,7 +73,7 @@ export async function changeCache(
  * @throws CommandError when the image does not exist; ApiError.
  */
 async function namespaceOfImage(
-  cluster: Cluster,
+  cluster: UserCluster,
   { action, image }: Pick<Change, 'action' | 'image'>,
   signal: AbortSignal,
 ): Promise<string | undefined> {
@@ -90,7 +90,7 @@ async function namespaceOfImage(
 
 /** Changes the ImageCacheEntry of the image at the API server, by the same rules as the HTTP API. */
 async function changeDirectly(
-  cluster: Cluster,
+  cluster: UserCluster,
   change: Change,
   signal: AbortSignal,
 ): Promise<readonly Item[]> {
@@ -145,7 +145,7 @@ function sourceOf(
  * @throws CommandError when the change is refused; ApiError.
  */
 async function write(
-  { client }: Cluster,
+  { client }: UserCluster,
   planned: EntryWrite | undefined,
   signal: AbortSignal,
 ): Promise<boolean> {
@@ -175,7 +175,7 @@ async function write(
  * the change on all hosts. The HTTP API alone would change the other hosts.
  */
 async function ask(
-  server: Server,
+  server: HttpApi,
   namespace: string,
   { action, image, selection }: Change,
 ): Promise<readonly Item[]> {

@@ -3,7 +3,7 @@ import { formatSize } from '../../api/v1alpha1/quantity.ts';
 import { listItems } from '../../api/http/cacheinfo.ts';
 import type { CacheList } from '../../api/http/imagecache.ts';
 import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { directOrAsked, namespacePath } from '../httpapi.ts';
@@ -65,7 +65,7 @@ export async function info(terminal: Terminal, globals: Globals, image: string):
   });
 }
 
-async function readList(cluster: Cluster, signal: AbortSignal): Promise<ListItem[]> {
+async function readList(cluster: UserCluster, signal: AbortSignal): Promise<ListItem[]> {
   const { namespace } = cluster;
   return await directOrAsked(
     cluster,

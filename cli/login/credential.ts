@@ -5,7 +5,7 @@ import { tokensOf, withProvider } from './provider.ts';
 import {
   isFresh,
   readSession,
-  type Session,
+  type LoginSession,
   sessionFields,
   withSessionLock,
   writeSession,
@@ -58,7 +58,7 @@ type Caller = Pick<Terminal, 'signal' | 'environment'>;
  *
  * @throws CommandError that names the next step; the signal's reason when the signal aborts.
  */
-async function freshSession(file: string, terminal: Caller): Promise<Session> {
+async function freshSession(file: string, terminal: Caller): Promise<LoginSession> {
   const known = await readSession(file);
   if (isFresh(known)) {
     return known;
@@ -69,7 +69,7 @@ async function freshSession(file: string, terminal: Caller): Promise<Session> {
   });
 }
 
-async function renewed(file: string, session: Session, terminal: Caller): Promise<Session> {
+async function renewed(file: string, session: LoginSession, terminal: Caller): Promise<LoginSession> {
   const { refreshToken, issuer } = session;
   if (refreshToken === undefined) {
     throw new CommandError(

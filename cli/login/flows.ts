@@ -6,7 +6,7 @@ import { spawn } from 'node:child_process';
 import { CommandError, EXIT } from '../errors.ts';
 import { printable } from '../text.ts';
 import { type OpenIDProvider, tokensOf } from './provider.ts';
-import type { Tokens } from './session.ts';
+import type { LoginTokens } from './session.ts';
 import type { Environment } from '../settingsfile.ts';
 
 /**
@@ -32,7 +32,7 @@ export async function signInByBrowser(
   { oidc, configuration }: OpenIDProvider,
   { scope, say, signal }: Prompt,
   openBrowser: OpenBrowser,
-): Promise<Tokens> {
+): Promise<LoginTokens> {
   const [verifier, state, nonce] = [oidc.randomPKCECodeVerifier(), oidc.randomState(), oidc.randomNonce()];
   await using loopback = await Loopback.open(state);
   const { href } = oidc.buildAuthorizationUrl(configuration, {
@@ -72,7 +72,7 @@ export async function signInByBrowser(
 export async function signInByDevice(
   { oidc, configuration }: OpenIDProvider,
   { scope, say, signal }: Prompt,
-): Promise<Tokens> {
+): Promise<LoginTokens> {
   const device = await oidc.initiateDeviceAuthorization(configuration, { scope });
   const address = device.verification_uri_complete ?? device.verification_uri;
   if (URL.parse(address)?.protocol !== 'https:') {

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import type { IncomingMessage, OutgoingHttpHeaders } from 'node:http';
 import { getCACertificates } from 'node:tls';
 import { codeOf, messageOf } from '../../base/errors.ts';
-import type { Environment } from '../../base/proxy.ts';
+import type { ProxyEnvironment } from '../../base/proxy.ts';
 import { certificateMistake, CommandError, EXIT } from '../errors.ts';
 import { proxyFor } from '../proxy.ts';
 
@@ -23,7 +23,7 @@ export interface FetchOptions {
   readonly authority?: string | undefined;
   readonly signal: AbortSignal;
   /** Variables of the command. They can name a proxy. */
-  readonly environment: Environment;
+  readonly environment: ProxyEnvironment;
 }
 
 /**
@@ -67,7 +67,7 @@ export function fetchFrom({ who, authority, signal, environment }: FetchOptions)
 }
 
 /** Returns the variables from which Node.js takes the proxy of a server. They are empty if the server is reached directly. */
-function proxyEnvironment(url: string, environment: Environment): Record<string, string> {
+function proxyEnvironment(url: string, environment: ProxyEnvironment): Record<string, string> {
   const proxy = proxyFor(url, environment);
   return proxy === undefined ? {} : { HTTP_PROXY: proxy.href, HTTPS_PROXY: proxy.href };
 }

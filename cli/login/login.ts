@@ -9,10 +9,17 @@ import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
 import { browserCommand, opener, signInByBrowser, signInByDevice } from './flows.ts';
 import { changeKubeconfig, type ContextEntries, readKubeconfig, SESSION_FLAG } from './kubeconfig.ts';
-import { type Place, placeOf, replaceSession, sessionFields, sessionFile, type Tokens } from './session.ts';
+import {
+  type ContextPlace,
+  placeOf,
+  replaceSession,
+  sessionFields,
+  sessionFile,
+  type LoginTokens,
+} from './session.ts';
 import { type Address, type OpenIDProvider, scopesFor, withProvider } from './provider.ts';
-import { type ServerAddress, type Target, type TargetFlags, targetOf } from './target.ts';
-import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
+import { type ServerAddress, type LoginTarget, type TargetFlags, targetOf } from './target.ts';
+import { causeOfRefusal, type SignInProvider } from '../../api/http/refusedtoken.ts';
 import { VERSION } from '../../api/v1alpha1/version.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
 
@@ -49,11 +56,14 @@ export async function login(terminal: Terminal, globals: Globals, flags: LoginFl
 }
 
 /** Returns the cluster, user and namespace that the command writes into the kubeconfig for a context. */
-export function entriesFor({ address, namespace }: Target, user: ContextEntries['user']): ContextEntries {
+export function entriesFor(
+  { address, namespace }: LoginTarget,
+  user: ContextEntries['user'],
+): ContextEntries {
   return { cluster: clusterEntry(address), user, namespace };
 }
 
-function addressIn({ issuer, clientID, authority }: Target): Address {
+function addressIn({ issuer, clientID, authority }: LoginTarget): Address {
   if (issuer === undefined) {
     throw new CommandError(
       'The cluster does not name an identity provider. Name one with --issuer and --client-id, or use the token of a service account: berth user set-token TOKEN',
@@ -72,9 +82,9 @@ function addressIn({ issuer, clientID, authority }: Target): Address {
 async function signIn(
   { err, environment, signal }: Terminal,
   provider: OpenIDProvider,
-  { scopes, deviceFlow }: Target,
+  { scopes, deviceFlow }: LoginTarget,
   isDevice: boolean | undefined,
-): Promise<Tokens> {
+): Promise<LoginTokens> {
   const prompt = { scope: scopesFor(provider, scopes), say: err, signal };
   const browser = browserCommand(environment);
   const offersCodes =
@@ -113,7 +123,7 @@ function clusterEntry({ server, certificateAuthority, serverName }: ServerAddres
 async function reportUser(
   terminal: Terminal,
   { output }: Globals,
-  done: { place: Place; user: string; target: Target; hasRefresh: boolean },
+  done: { place: ContextPlace; user: string; target: LoginTarget; hasRefresh: boolean },
 ): Promise<void> {
   const { place, user, target, hasRefresh } = done;
   if (output === 'table' || output === 'wide') {
@@ -142,7 +152,7 @@ const PATH = '/apis/authentication.k8s.io/v1/selfsubjectreviews';
 async function userOf(
   address: ServerAddress,
   token: string,
-  signIn: SignIn,
+  signIn: SignInProvider,
   signal: AbortSignal,
 ): Promise<string> {
   const [{ Transport }, { Registry }] = await Promise.all([

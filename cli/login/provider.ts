@@ -10,7 +10,7 @@ import { messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT, Interrupted } from '../errors.ts';
 import { ANSWER_MILLISECONDS, EMPTY, type Fetch, fetchFrom } from './https.ts';
 import type { Terminal } from '../terminal.ts';
-import type { Session, Tokens } from './session.ts';
+import type { LoginSession, LoginTokens } from './session.ts';
 import { JsonError, type JsonLimits, parseJson } from '../../base/json.ts';
 
 /** Largest number of characters of a provider's text in a message. Longer texts are cut. */
@@ -35,7 +35,7 @@ const ACTIONS: Readonly<Record<string, string>> = {
 /** Errors after which only a new sign-in helps. */
 const DENIED: readonly unknown[] = ['access_denied', 'expired_token', 'invalid_grant'];
 
-export type Address = Pick<Session, 'issuer' | 'clientID' | 'authority'>;
+export type Address = Pick<LoginSession, 'issuer' | 'clientID' | 'authority'>;
 
 export interface OpenIDProvider {
   readonly oidc: typeof OpenIDClient;
@@ -84,7 +84,7 @@ export function scopesFor({ configuration }: OpenIDProvider, scopes: readonly st
  *
  * @throws CommandError when the answer has no ID token, or when the lifetime of the ID token is unknown.
  */
-export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHelpers): Tokens {
+export function tokensOf(answer: TokenEndpointResponse & TokenEndpointResponseHelpers): LoginTokens {
   const { id_token: idToken, refresh_token: refreshToken } = answer;
   const { iat, exp } = answer.claims() ?? {};
   if (idToken === undefined || iat === undefined || exp === undefined) {

@@ -22,7 +22,7 @@ const STALE_MILLISECONDS = 60_000;
  */
 const MARGIN = { part: 0.2, milliseconds: 60_000 };
 
-export interface Session {
+export interface LoginSession {
   readonly issuer: string;
   readonly clientID: string;
   /** Private certificate authority of the provider as PEM. */
@@ -35,7 +35,7 @@ export interface Session {
 }
 
 /** Tokens as a provider gives them. */
-export interface Tokens {
+export interface LoginTokens {
   readonly idToken: string;
   readonly refreshToken?: string | undefined;
   /** Lifetime of the ID token in seconds. */
@@ -45,7 +45,7 @@ export interface Tokens {
 /** Returns the path of the session of a context. */
 export function sessionFile(
   { environment }: Pick<Terminal, 'environment'>,
-  { file, context }: Place,
+  { file, context }: ContextPlace,
 ): string {
   const name = createHash('sha256').update(`${file}\0${context}`).digest('hex').slice(0, 16);
   return join(dirname(settingsFile(environment)), 'sessions', `${name}.json`);
@@ -56,9 +56,9 @@ export function sessionFile(
  * differ. If the provider gives no new refresh token, the session keeps the refresh token of `earlier`.
  */
 export function sessionFields(
-  { idToken, refreshToken, life }: Tokens,
-  earlier?: Session,
-): Pick<Session, 'idToken' | 'end' | 'refreshToken'> {
+  { idToken, refreshToken, life }: LoginTokens,
+  earlier?: LoginSession,
+): Pick<LoginSession, 'idToken' | 'end' | 'refreshToken'> {
   const milliseconds = life * 1000;
   const kept = refreshToken ?? earlier?.refreshToken;
   return {
@@ -68,12 +68,12 @@ export function sessionFields(
   };
 }
 
-export function isFresh({ end }: Session): boolean {
+export function isFresh({ end }: LoginSession): boolean {
   return end > Date.now();
 }
 
 /** Returns the session in the file. @throws CommandError when the file does not exist, or when its content is not a session. */
-export async function readSession(file: string): Promise<Session> {
+export async function readSession(file: string): Promise<LoginSession> {
   const text = await undefinedIf(isMissing, readFile(file, 'utf8'));
   const session = text === undefined ? undefined : parseSession(text);
   if (session === undefined) {
@@ -83,7 +83,7 @@ export async function readSession(file: string): Promise<Session> {
 }
 
 /** Creates or replaces a session. Only the owner can read the file. */
-export async function writeSession(file: string, session: Session): Promise<void> {
+export async function writeSession(file: string, session: LoginSession): Promise<void> {
   await mkdir(dirname(file), { recursive: true, mode: 0o700 });
   await writeWhole(file, JSON.stringify(session));
 }
@@ -98,7 +98,7 @@ export async function removeSession(file: string): Promise<void> {
  */
 export async function replaceSession(
   file: string,
-  session: Session | undefined,
+  session: LoginSession | undefined,
   signal: AbortSignal,
 ): Promise<void> {
   await withSessionLock(file, signal, async () => {
@@ -116,7 +116,7 @@ export async function withSessionLock<T>(
   return await withFileLock(`${file}.lock`, { staleMilliseconds: STALE_MILLISECONDS, signal }, work);
 }
 
-function parseSession(text: string): Session | undefined {
+function parseSession(text: string): LoginSession | undefined {
   let document: unknown;
   try {
     document = JSON.parse(text);
@@ -124,18 +124,20 @@ function parseSession(text: string): Session | undefined {
     // The message of the parser is not shown, because it could contain a part of a token.
     return undefined;
   }
-  const session = (typeof document === 'object' && document !== null ? document : {}) as Partial<Session>;
+  const session = (
+    typeof document === 'object' && document !== null ? document : {}
+  ) as Partial<LoginSession>;
   const { issuer, clientID, authority = '', idToken, end, refreshToken = '' } = session;
   const areTexts = [issuer, clientID, authority, idToken, refreshToken].every(
     (text) => typeof text === 'string',
   );
-  return areTexts && typeof end === 'number' ? (session as Session) : undefined;
+  return areTexts && typeof end === 'number' ? (session as LoginSession) : undefined;
 }
 
 /** Name of the context if neither a flag nor the settings name a context. */
 const CONTEXT = 'berth';
 
-export interface Place {
+export interface ContextPlace {
   /** Path of the kubeconfig. The file might not exist yet. */
   readonly file: string;
   readonly context: string;
@@ -149,7 +151,7 @@ export function placeOf(
   { environment }: Pick<Terminal, 'environment'>,
   { kubeconfig, context }: Pick<Globals, 'kubeconfig' | 'context'>,
   settings: Settings,
-): Place {
+): ContextPlace {
   const files = kubeconfigsIn(environment);
   const named = kubeconfig || (files.find((file) => existsSync(file)) ?? files.at(-1));
   return {

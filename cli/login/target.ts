@@ -9,7 +9,7 @@ import type { Settings } from '../settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { fetchFrom } from './https.ts';
 import { readKubeconfig } from './kubeconfig.ts';
-import type { Place } from './session.ts';
+import type { ContextPlace } from './session.ts';
 
 /** Scopes that are used if the HTTP API names no scopes. The API server needs the claims that these scopes add to the ID token. */
 const SCOPES = ['openid', 'email', 'groups'];
@@ -30,7 +30,7 @@ export interface TargetFlags {
 /** Address of an API server. */
 export type ServerAddress = Pick<Connection, 'server' | 'certificateAuthority' | 'serverName'>;
 
-export interface Target {
+export interface LoginTarget {
   readonly address: ServerAddress;
   /** Private certificate authority of the provider as PEM. */
   readonly authority?: string | undefined;
@@ -49,8 +49,8 @@ export interface Target {
  */
 export async function targetOf(
   terminal: Terminal,
-  { place, settings, flags }: { place: Place; settings: Settings; flags: TargetFlags },
-): Promise<Target> {
+  { place, settings, flags }: { place: ContextPlace; settings: Settings; flags: TargetFlags },
+): Promise<LoginTarget> {
   const authority = await readAuthority(flags.certificateAuthority);
   const apiURL = flags.apiUrl ?? settings.apiURL;
   const found =
@@ -86,7 +86,7 @@ async function readAuthority(file: string | undefined): Promise<string | undefin
  */
 async function addressOf(
   { environment }: Terminal,
-  { file, context }: Place,
+  { file, context }: ContextPlace,
   { server }: TargetFlags,
 ): Promise<ServerAddress> {
   if (server !== undefined) {
@@ -112,7 +112,7 @@ async function askHTTPAPI(
   { name, signal, environment }: Terminal,
   url: string,
   authority: string | undefined,
-): Promise<Omit<Target, 'authority'>> {
+): Promise<Omit<LoginTarget, 'authority'>> {
   const fetch = fetchFrom({ who: 'HTTP API', authority, signal, environment });
   const answer = await fetch(`${url}/api/v1/cluster-info`, { headers: { accept: 'application/json' } });
   try {
@@ -128,7 +128,7 @@ async function askHTTPAPI(
 }
 
 /** Returns the target in an answer of `cluster-info`. @throws Error or CommandError for a value that is not allowed. */
-function parseInfo(document: unknown): Omit<Target, 'authority'> {
+function parseInfo(document: unknown): Omit<LoginTarget, 'authority'> {
   const info = (typeof document === 'object' && document !== null ? document : {}) as Record<string, unknown>;
   const text = (name: string) => {
     const value = info[name];

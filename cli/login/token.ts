@@ -15,7 +15,7 @@ import {
   readSession,
   removeSession,
   replaceSession,
-  type Session,
+  type LoginSession,
   sessionFile,
   withSessionLock,
 } from './session.ts';
@@ -120,7 +120,7 @@ export async function logout(terminal: Terminal, globals: Globals): Promise<void
 }
 
 /** Asks the provider to make the refresh token invalid. Resolves with true if the provider did this, or if there is no refresh token. */
-async function revoke(session: Session, terminal: Terminal): Promise<boolean> {
+async function revoke(session: LoginSession, terminal: Terminal): Promise<boolean> {
   const { refreshToken } = session;
   if (refreshToken === undefined) {
     return true;

@@ -6,13 +6,13 @@ import { createBy } from '../../actions/objects.ts';
 import { SELF_SUBJECT_REVIEWS } from '../../kube/core.ts';
 import { UNINTERRUPTED } from '../../kube/client.ts';
 import type { KubeObject, Resource, Unsaved } from '../../kube/objects.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { isMissing, messageOf, undefinedIf } from '../../base/errors.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import { printable } from '../text.ts';
-import { type Kind, report } from './kind.ts';
+import { type NounKind, report } from './kind.ts';
 import { forEachName } from './named.ts';
 import { ApiError } from '../../kube/errors.ts';
 
@@ -23,7 +23,7 @@ import { ApiError } from '../../kube/errors.ts';
  * @throws ApiError when the API server refuses the object; the signal's reason when the signal aborts before the request is sent.
  */
 export async function createNamed<T extends KubeObject>(
-  { client }: Pick<Cluster, 'client'>,
+  { client }: Pick<UserCluster, 'client'>,
   type: Resource<T>,
   object: Unsaved<T>,
   { signal }: { readonly signal: AbortSignal },
@@ -75,7 +75,7 @@ const LENGTH = 3 * 1024 * 1024;
 export async function createFromFile<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
-  kind: Kind<T>,
+  kind: NounKind<T>,
   file: string,
 ): Promise<void> {
   const objects = await readObjects(file, kind, terminal.signal);
@@ -97,7 +97,7 @@ export function createdSentence({ noun }: { readonly noun: string }): (name: str
 
 async function readObjects<T extends KubeObject>(
   file: string,
-  { type }: Kind<T>,
+  { type }: NounKind<T>,
   signal: AbortSignal,
 ): Promise<Unsaved<T>[]> {
   const { parseAllDocuments } = await import('yaml');
@@ -172,7 +172,7 @@ async function readText(file: string, signal: AbortSignal): Promise<string> {
 function placedIn<T extends KubeObject>(
   object: Unsaved<T>,
   globals: Globals,
-  { namespace }: Cluster,
+  { namespace }: UserCluster,
 ): Unsaved<T> {
   const { metadata } = object;
   // As in kubectl, an empty namespace counts as absent.

@@ -7,7 +7,7 @@ import type { Terminal } from '../terminal.ts';
 /** A line of a page: a word and its value. Lines without a value are left out. */
 export type PageLine = readonly [word: string, value: string | number | undefined];
 
-export interface Kind<T extends KubeObject> {
+export interface NounKind<T extends KubeObject> {
   readonly type: Resource<T>;
   /** Word for one object in messages, for example `vm`. It is also the noun of the commands. */
   readonly noun: string;
@@ -23,7 +23,7 @@ export interface Kind<T extends KubeObject> {
 }
 
 export function listingOf<T extends KubeObject>(
-  { columns, itemOf }: Kind<T>,
+  { columns, itemOf }: NounKind<T>,
   rows: readonly T[],
   none = '',
 ): Listing<T> {
@@ -37,7 +37,7 @@ export function listingOf<T extends KubeObject>(
 export async function report<T extends KubeObject>(
   terminal: Terminal,
   { output }: Globals,
-  done: { kind: Kind<T>; objects: readonly T[]; sentence: (name: string) => string; isDone?: boolean },
+  done: { kind: NounKind<T>; objects: readonly T[]; sentence: (name: string) => string; isDone?: boolean },
 ): Promise<void> {
   const { kind, objects, sentence, isDone = objects.length > 0 } = done;
   if (output === 'table' || output === 'wide') {

@@ -3,16 +3,16 @@ import { DEFAULT_NAMESPACE, isObjectName } from '../../api/v1alpha1/names.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { ApiError, isForbidden, isNotFound } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { printable } from '../text.ts';
-import type { Kind } from './kind.ts';
+import type { NounKind } from './kind.ts';
 import { similarTo } from '../../base/similar.ts';
 
 /** Returns the object with this name in the namespace. @throws CommandError when the object does not exist; ApiError. */
 export async function getNamed<T extends KubeObject>(
-  cluster: Cluster,
-  { type, noun }: Kind<T>,
+  cluster: UserCluster,
+  { type, noun }: NounKind<T>,
   name: string,
   signal: AbortSignal,
 ): Promise<T> {
@@ -48,7 +48,7 @@ export function placeOf({ namespaced }: Pick<Resource<KubeObject>, 'namespaced'>
  * or if the user may not list objects.
  */
 async function suggestion<T extends KubeObject>(
-  { client, namespace }: Cluster,
+  { client, namespace }: UserCluster,
   type: Resource<T>,
   name: string,
   signal: AbortSignal,
@@ -69,8 +69,8 @@ async function suggestion<T extends KubeObject>(
  * @throws errors of {@link getNamed}.
  */
 export async function findNamed<T extends KubeObject>(
-  cluster: Cluster,
-  kind: Kind<T>,
+  cluster: UserCluster,
+  kind: NounKind<T>,
   name: string,
   signal: AbortSignal,
 ): Promise<T> {

@@ -4,12 +4,12 @@ import type { KubeObject } from '../../kube/objects.ts';
 import { BooleanFlag } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
-import { type Kind, listingOf, type PageLine, report } from './kind.ts';
+import { type NounKind, listingOf, type PageLine, report } from './kind.ts';
 import { aligned, printable } from '../text.ts';
 import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { isForbidden } from '../../kube/errors.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { lineBelow, type Listing, print } from '../output.ts';
 import { findNamed, forEachName, getNamed, placeOf } from './named.ts';
 import { follow, followAll } from '../../kube/follow.ts';
@@ -26,7 +26,11 @@ interface Selection {
 type ShowFlags = Omit<Selection, 'names'> & { readonly watch?: boolean };
 
 /** Adds the verbs `list` and `get`. */
-export function addShowVerbs<T extends KubeObject>(noun: Command, terminal: Terminal, kind: Kind<T>): void {
+export function addShowVerbs<T extends KubeObject>(
+  noun: Command,
+  terminal: Terminal,
+  kind: NounKind<T>,
+): void {
   const verb = noun
     .command('list')
     .alias('ls')
@@ -60,7 +64,11 @@ function checked(selection: Selection): Selection {
 }
 
 /** Adds the verbs `list`, `get` and `delete`. */
-export function addCommonVerbs<T extends KubeObject>(noun: Command, terminal: Terminal, kind: Kind<T>): void {
+export function addCommonVerbs<T extends KubeObject>(
+  noun: Command,
+  terminal: Terminal,
+  kind: NounKind<T>,
+): void {
   addShowVerbs(noun, terminal, kind);
   noun
     .command('delete')
@@ -87,7 +95,7 @@ interface DeleteFlags extends Pick<Selection, 'selector'> {
 async function get<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
-  kind: Kind<T>,
+  kind: NounKind<T>,
   names: readonly string[],
 ): Promise<void> {
   const { signal } = terminal;
@@ -115,7 +123,7 @@ function formatPage(lines: readonly PageLine[]): string {
 async function list<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
-  kind: Kind<T>,
+  kind: NounKind<T>,
   selection: Selection,
 ): Promise<void> {
   const { names } = selection;
@@ -130,14 +138,14 @@ async function list<T extends KubeObject>(
   });
 }
 
-function withoutPage<T extends KubeObject>({ pageOf: _pageOf, ...kind }: Kind<T>): Kind<T> {
+function withoutPage<T extends KubeObject>({ pageOf: _pageOf, ...kind }: NounKind<T>): NounKind<T> {
   return kind;
 }
 
 /** Returns the listing of the objects. Objects of all namespaces are shown with their namespaces. */
 function listingIn<T extends KubeObject>(
-  { namespace }: Cluster,
-  kind: Kind<T>,
+  { namespace }: UserCluster,
+  kind: NounKind<T>,
   { allNamespaces = false, selector }: Selection,
   rows: readonly T[],
 ): Listing<T> {
@@ -160,8 +168,8 @@ function listingIn<T extends KubeObject>(
  * namespace. If both namespaces have an object with the same name, leaves out the object of the default namespace.
  */
 async function listAll<T extends KubeObject>(
-  { client, namespace }: Cluster,
-  { type, isShared }: Kind<T>,
+  { client, namespace }: UserCluster,
+  { type, isShared }: NounKind<T>,
   { selector: labelSelector, allNamespaces = false }: Selection,
   signal: AbortSignal,
 ): Promise<readonly T[]> {
@@ -186,7 +194,7 @@ async function listAll<T extends KubeObject>(
 export async function watchList<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
-  kind: Kind<T>,
+  kind: NounKind<T>,
   selection: Selection,
 ): Promise<void> {
   const { signal } = terminal;
@@ -243,7 +251,7 @@ interface Removal extends Pick<Selection, 'names' | 'selector'> {
 async function remove<T extends KubeObject>(
   terminal: Terminal,
   globals: Globals,
-  kind: Kind<T>,
+  kind: NounKind<T>,
   removal: Removal,
 ): Promise<void> {
   const { signal } = terminal;
@@ -268,8 +276,8 @@ async function remove<T extends KubeObject>(
 
 /** Returns the names of the selected objects. Objects of the default namespace are selected only in that namespace. */
 async function namesOf<T extends KubeObject>(
-  cluster: Cluster,
-  kind: Kind<T>,
+  cluster: UserCluster,
+  kind: NounKind<T>,
   selection: Removal,
   signal: AbortSignal,
 ): Promise<string[]> {
@@ -284,8 +292,8 @@ async function namesOf<T extends KubeObject>(
  * @throws CommandError when the object still exists after the time limit; ApiError.
  */
 async function removeOne<T extends KubeObject>(
-  { client, watches, namespace }: Cluster,
-  { type, noun }: Kind<T>,
+  { client, watches, namespace }: UserCluster,
+  { type, noun }: NounKind<T>,
   { metadata: from }: T,
   { wait, signal }: { wait: boolean; signal: AbortSignal },
 ): Promise<void> {

@@ -1,7 +1,7 @@
 /** Follows the versions of an object until it reaches a goal. */
 import { follow } from '../../kube/follow.ts';
 import type { Condition, KubeObject, Resource } from '../../kube/objects.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 
 /**
  * Yields `first` and then each new version of the object, and ends when the object is deleted. If the caller stops early, the watch ends too.
@@ -9,7 +9,7 @@ import type { Cluster } from '../cluster.ts';
  * @throws the errors of {@link follow}.
  */
 export async function* versionsFrom<T extends KubeObject>(
-  { client, watches }: Cluster,
+  { client, watches }: UserCluster,
   type: Resource<T>,
   first: T,
   signal: AbortSignal,

@@ -6,7 +6,7 @@ import { VMS } from '../../api/v1alpha1/resources.ts';
 import { VERSION } from '../../api/v1alpha1/version.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
 import { isForbidden } from '../../kube/errors.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { print } from '../output.ts';
@@ -66,7 +66,7 @@ function defaultName(): string {
  * @throws ApiError when the user may not read the VMs of the namespace, or when the token is not valid.
  */
 async function scope(
-  { client, namespace }: Cluster,
+  { client, namespace }: UserCluster,
   globals: Globals,
   signal: AbortSignal,
 ): Promise<string | undefined> {

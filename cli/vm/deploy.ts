@@ -12,7 +12,7 @@ import { DEPLOY_MINUTES_MAXIMUM } from '../../api/v1alpha1/fields.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import {
@@ -127,7 +127,7 @@ const OWN_KEYS = ['id_ed25519.pub', 'id_ecdsa.pub', 'id_rsa.pub'];
 async function keysFor(
   terminal: Terminal,
   { output }: Globals,
-  cluster: Cluster,
+  cluster: UserCluster,
   flags: DeployFlags,
 ): Promise<readonly string[] | undefined> {
   if (flags.noSshKey === true) {
@@ -165,7 +165,7 @@ function readOwnKey({
 
 /** Reports whether the VM gets a key by itself: see {@link keysFor}. @throws ApiError when the API server does not give the VM config. */
 async function takesKey(
-  cluster: Cluster,
+  cluster: UserCluster,
   { iso, config }: DeployFlags,
   signal: AbortSignal,
 ): Promise<boolean> {
@@ -269,7 +269,11 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
   });
 }
 
-async function createVM(cluster: Cluster, vm: ReturnType<typeof vmFrom>, signal: AbortSignal): Promise<VM> {
+async function createVM(
+  cluster: UserCluster,
+  vm: ReturnType<typeof vmFrom>,
+  signal: AbortSignal,
+): Promise<VM> {
   try {
     return await createNamed(cluster, VMS, vm, { signal });
   } catch (error) {
@@ -278,7 +282,7 @@ async function createVM(cluster: Cluster, vm: ReturnType<typeof vmFrom>, signal:
 }
 
 /** Deletes the VM, and returns a sentence about the result. Never rejects. */
-async function removeFailed({ client }: Cluster, vm: VM): Promise<string> {
+async function removeFailed({ client }: UserCluster, vm: VM): Promise<string> {
   const { name, annotations = {} } = vm.metadata;
   try {
     await discard(client, vm, AbortSignal.timeout(LAST_WRITE_MILLISECONDS));

@@ -1,7 +1,7 @@
 /** Finds the reason why a VM is not running, from the status of the VM and from related objects. All functions are pure. */
 import { conditionOf } from '../../api/http/conditions.ts';
-import type { Condition } from '../../api/v1alpha1/conditions.ts';
-import type { Stored } from '../../api/http/imageitem.ts';
+import type { StatusCondition } from '../../api/v1alpha1/conditions.ts';
+import type { StoredContent } from '../../api/http/imageitem.ts';
 import {
   classOf,
   isReason,
@@ -26,7 +26,7 @@ export interface Seen {
   readonly vm: VM;
   readonly pod?: Pod | undefined;
   /** Image or ISO that the VM names. */
-  readonly image?: Pick<Stored, 'metadata' | 'status'> | undefined;
+  readonly image?: Pick<StoredContent, 'metadata' | 'status'> | undefined;
   /** All Nodes. */
   readonly nodes?: readonly Node[] | undefined;
 }
@@ -301,7 +301,7 @@ function fault(vm: VM, type: string, area: Area): Problem | undefined {
   return condition?.status === 'False' ? problemOf(area, condition) : undefined;
 }
 
-function problemOf(area: Area, { reason, message }: Condition): Problem {
+function problemOf(area: Area, { reason, message }: StatusCondition): Problem {
   return { area, reason, message: message || reason };
 }
 

@@ -2,7 +2,7 @@ import { expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Transport } from '../../kube/transport.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 import { resultOf, untilDone } from './disk.ts';
 
 const [EARLY, LATE, LAST] = ['2026-11-23T12:00:00Z', '2026-11-23T13:00:00Z', '2026-11-23T14:00:00Z'];
@@ -16,7 +16,7 @@ function image(status: object, requestedAt: string | undefined = LATE): Image {
 async function waited(asked: Image, ...versions: Image[]): Promise<Image> {
   const events = versions.map((object) => Buffer.from(`${JSON.stringify({ type: 'MODIFIED', object })}\n`));
   const watches = { stream: () => Promise.resolve(events) } as unknown as Transport;
-  const cluster = { client: {} as KubeClient, watches } as Cluster;
+  const cluster = { client: {} as KubeClient, watches } as UserCluster;
   const terminal = {
     name: 'berth',
     environment: {},

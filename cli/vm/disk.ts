@@ -3,7 +3,7 @@ import { pushedImage, requestCommit, requestResize, savedImage } from '../../act
 import { pushItem } from '../../api/http/imageitem.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import type { Globals } from '../globals.ts';
 import { checkImageName, IMAGE_KIND } from '../image.ts';
 import { report } from '../objects/kind.ts';
@@ -18,13 +18,13 @@ import { timeText } from '../duration.ts';
 import { CommandError, EXIT, Interrupted } from '../errors.ts';
 import { estimator, progressLine } from '../progress.ts';
 
-export interface Waiting {
+export interface WaitFlags {
   readonly wait: boolean;
   /** Time limit in milliseconds. */
   readonly timeout: number;
 }
 
-interface Saving extends Waiting {
+interface Saving extends WaitFlags {
   readonly name: string;
   readonly imageName: string;
   readonly description?: string | undefined;
@@ -65,7 +65,7 @@ export async function commit(
 export async function push(
   terminal: Terminal,
   globals: Globals,
-  { name, reference, ...waiting }: Waiting & { readonly name: string; readonly reference: string },
+  { name, reference, ...waiting }: WaitFlags & { readonly name: string; readonly reference: string },
 ): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
@@ -93,10 +93,10 @@ export async function resize(
 }
 
 interface Begun {
-  readonly cluster: Cluster;
+  readonly cluster: UserCluster;
   readonly image: Image;
   readonly work: ImageWork;
-  readonly waiting: Waiting;
+  readonly waiting: WaitFlags;
 }
 
 /** Waits for the end of the work if the user wants to wait. Then writes the result. */
@@ -121,7 +121,7 @@ async function finish(terminal: Terminal, globals: Globals, begun: Begun): Promi
 export type ImageWork = 'save' | 'commit' | 'push';
 
 interface Work {
-  readonly cluster: Cluster;
+  readonly cluster: UserCluster;
   /** Version of the Image after the request for the work. Its spec contains this request. */
   readonly image: Image;
   readonly work: ImageWork;

@@ -6,7 +6,7 @@ import { vncSecretName } from '../../api/v1alpha1/names.ts';
 import { formatSize } from '../../api/v1alpha1/quantity.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Kind, PageLine } from '../objects/kind.ts';
+import type { NounKind, PageLine } from '../objects/kind.ts';
 import type { Column } from '../output.ts';
 import { age } from '../text.ts';
 
@@ -33,7 +33,7 @@ const COLUMNS: readonly Column<VM>[] = [
   { header: 'MESSAGE', value: readyMessage, isWide: true },
 ];
 
-export const VM_KIND: Kind<VM> = {
+export const VM_KIND: NounKind<VM> = {
   type: VMS,
   noun: 'vm',
   plural: 'VMs',

@@ -4,7 +4,7 @@ import { StringDecoder } from 'node:string_decoder';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { unlessMissing } from '../../kube/errors.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { getNamed } from '../objects/named.ts';
@@ -59,7 +59,7 @@ export async function logs(
  * @throws CommandError when the VM still has a machine; ApiError.
  */
 async function requireEnd(
-  { client, namespace }: Cluster,
+  { client, namespace }: UserCluster,
   { metadata: { name, uid } }: VM,
   signal: AbortSignal,
 ): Promise<void> {

@@ -8,7 +8,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { PODS } from '../../kube/core.ts';
 import { isNotFound } from '../../kube/errors.ts';
 import { pathOf } from '../../kube/objects.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 import { CommandError } from '../errors.ts';
 import { getNamed } from '../objects/named.ts';
 import { VM_KIND } from './kind.ts';
@@ -28,7 +28,7 @@ type StreamName = 'exec' | 'attach' | 'portforward' | 'log';
 type Query = readonly (readonly [string, string | number | boolean])[];
 
 /** Returns the VM. @throws CommandError when it does not exist or does not run; ApiError. */
-export async function runningVM(cluster: Cluster, name: string, signal: AbortSignal): Promise<VM> {
+export async function runningVM(cluster: UserCluster, name: string, signal: AbortSignal): Promise<VM> {
   const vm = await getNamed(cluster, VM_KIND, name, signal);
   const { phase = '' } = vm.status ?? {};
   const advice = NO_MACHINE[phase];
@@ -39,7 +39,12 @@ export async function runningVM(cluster: Cluster, name: string, signal: AbortSig
 }
 
 /** Returns the path of a stream with its query. */
-export function streamPath({ namespace }: Cluster, name: string, stream: StreamName, query: Query): string {
+export function streamPath(
+  { namespace }: UserCluster,
+  name: string,
+  stream: StreamName,
+  query: Query,
+): string {
   const parameters = query.map(([key, value]): [string, string] => [key, String(value)]);
   const container: [string, string][] = stream === 'portforward' ? [] : [['container', MACHINE_CONTAINER]];
   return `${pathOf(PODS, { namespace, name }, stream)}?${new URLSearchParams([...container, ...parameters]).toString()}`;

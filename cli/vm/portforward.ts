@@ -6,7 +6,7 @@ import { pipeline } from 'node:stream/promises';
 import { spawn } from 'node:child_process';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, described, EXIT } from '../errors.ts';
 import type { PortPair } from '../flags.ts';
 import type { Globals } from '../globals.ts';
@@ -58,13 +58,13 @@ export async function forwardInput(
 /** Ports of this computer that lead to one VM. */
 class Forwards implements AsyncDisposable {
   readonly #terminal: Terminal;
-  readonly #cluster: Cluster;
+  readonly #cluster: UserCluster;
   readonly #vm: VM;
   readonly #servers: Server[] = [];
   readonly #stop = new AbortController();
   readonly #open = new Set<Promise<void>>();
 
-  constructor(terminal: Terminal, cluster: Cluster, vm: VM) {
+  constructor(terminal: Terminal, cluster: UserCluster, vm: VM) {
     this.#terminal = terminal;
     this.#cluster = cluster;
     this.#vm = vm;
@@ -188,7 +188,7 @@ interface Ends {
  * @throws CommandError with the message of the host, or when the connection is lost; ApiError; the signal's reason when the signal aborts.
  */
 async function carry(
-  cluster: Cluster,
+  cluster: UserCluster,
   { name, port }: { name: string; port: number },
   { from, to }: Ends,
   signal: AbortSignal,

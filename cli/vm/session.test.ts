@@ -6,7 +6,7 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { type WebSocket, WebSocketServer } from 'ws';
 import { COMMAND_PROTOCOL } from '../../kube/channels.ts';
 import { Transport } from '../../kube/transport.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import { runSession } from './session.ts';
 
@@ -38,7 +38,7 @@ afterEach(async () => {
 /** Resolves with the error of a session without input. The result is undefined if the session succeeded. */
 async function session(): Promise<unknown> {
   const request = { name: 'desk', path: '/exec', tty: false, input: false };
-  return await runSession({ watches } as Cluster, request, AbortSignal.timeout(END_MILLISECONDS)).then(
+  return await runSession({ watches } as UserCluster, request, AbortSignal.timeout(END_MILLISECONDS)).then(
     () => undefined,
     (error: unknown) => error,
   );

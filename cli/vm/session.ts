@@ -5,7 +5,7 @@
 import type { Readable, Transform } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import { printable } from '../text.ts';
 import { withoutPod, readMessage } from './machine.ts';
@@ -47,7 +47,7 @@ interface Status {
  * aborts.
  */
 export async function runSession(
-  { watches }: Cluster,
+  { watches }: UserCluster,
   request: SessionRequest,
   signal: AbortSignal,
 ): Promise<void> {

@@ -2,7 +2,7 @@
 import { InvalidArgumentError } from 'commander';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { timeText } from '../duration.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -72,7 +72,7 @@ interface Following {
  *
  * @throws CommandError when it cannot reach the goal; ApiError; the signal's reason when the signal aborts.
  */
-async function until(cluster: Cluster, goal: Goal, { latest, signal, show }: Following): Promise<VM> {
+async function until(cluster: UserCluster, goal: Goal, { latest, signal, show }: Following): Promise<VM> {
   const { metadata: from } = latest.vm;
   for await (const vm of versionsFrom(cluster, VMS, latest.vm, signal)) {
     latest.vm = vm;
@@ -93,7 +93,7 @@ async function until(cluster: Cluster, goal: Goal, { latest, signal, show }: Fol
 
 /** Returns the VM. If the goal is `deleted` and the VM does not exist, the result is undefined. @throws CommandError; ApiError. */
 async function firstVersion(
-  cluster: Cluster,
+  cluster: UserCluster,
   { state }: Goal,
   { name, signal }: { name: string; signal: AbortSignal },
 ): Promise<VM | undefined> {

@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Event } from '../../kube/core.ts';
-import type { Cluster } from '../cluster.ts';
+import type { UserCluster } from '../cluster.ts';
 import { eventsNamed, ownEvents } from './why.ts';
 
 const CREATED = '2026-11-23T12:00:30Z';
@@ -22,7 +22,11 @@ async function named(...items: Event[]): Promise<Event[]> {
     const [, name] = fieldSelector.split('regarding.name=');
     return await Promise.resolve({ items: items.filter(({ regarding }) => regarding.name === name) });
   };
-  return await eventsNamed({ client: { list } } as unknown as Cluster, 'mac', new AbortController().signal);
+  return await eventsNamed(
+    { client: { list } } as unknown as UserCluster,
+    'mac',
+    new AbortController().signal,
+  );
 }
 
 const notes = (events: readonly Event[]) => events.map(({ note }) => note);

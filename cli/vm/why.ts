@@ -5,7 +5,7 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { type Event, EVENTS, NODES, PODS } from '../../kube/core.ts';
 import { isForbidden, isNotFound } from '../../kube/errors.ts';
-import { type Cluster, withCluster } from '../cluster.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { IMAGE_KIND, ISO_KIND } from '../image.ts';
@@ -45,7 +45,7 @@ export async function why(terminal: Terminal, globals: Globals, name: string): P
  *
  * @throws CommandError when the VM does not exist; ApiError.
  */
-async function existing(cluster: Cluster, name: string, signal: AbortSignal): Promise<VM> {
+async function existing(cluster: UserCluster, name: string, signal: AbortSignal): Promise<VM> {
   try {
     return await getNamed(cluster, VM_KIND, name, signal);
   } catch (error) {
@@ -64,7 +64,7 @@ function lastOf(events: readonly Event[]): Shown[] {
   return events.slice(0, EVENTS_SHOWN).map(shownEvent);
 }
 
-async function seenOf(cluster: Cluster, vm: VM, signal: AbortSignal): Promise<Seen> {
+async function seenOf(cluster: UserCluster, vm: VM, signal: AbortSignal): Promise<Seen> {
   const { client, namespace } = cluster;
   const { name } = vm.metadata;
   const [pod, image, nodes] = await Promise.all([
@@ -80,7 +80,7 @@ async function seenOf(cluster: Cluster, vm: VM, signal: AbortSignal): Promise<Se
  * config.
  */
 async function imageOf(
-  cluster: Cluster,
+  cluster: UserCluster,
   { spec: { image, iso } }: VM,
   signal: AbortSignal,
 ): Promise<Seen['image']> {
@@ -160,7 +160,7 @@ function line(text: string): string {
  * @throws ApiError when the API server refuses for another reason.
  */
 export async function eventsNamed(
-  { client, namespace }: Cluster,
+  { client, namespace }: UserCluster,
   name: string,
   signal: AbortSignal,
 ): Promise<Event[]> {

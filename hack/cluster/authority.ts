@@ -7,13 +7,13 @@ import {
   DIGITAL_SIGNATURE,
   encodeName,
   extension,
-  type Key,
+  type PrivateKey,
   KEY_USAGE,
   namesExtension,
   publicKeyOf,
   servingExtensions,
   signCertificate,
-  type Subject,
+  type CertificateSubject,
   TRUE,
   type USAGES,
   type Validity,
@@ -21,14 +21,14 @@ import {
 import { encode, identifier, readElements, sequence, TAGS } from '../../kube/certificates/request.ts';
 
 export interface Authority {
-  key: Key;
+  key: PrivateKey;
   /** Certificate of the authority as PEM. */
   certificate: string;
 }
 
-export interface Issued extends Subject {
+export interface Issued extends CertificateSubject {
   /** Key of the certificate's owner. */
-  key: Key;
+  key: PrivateKey;
   /** Validity of the certificate. By default it begins now and lasts a year. Times are cut to whole seconds. */
   validity?: Validity;
   /** Usages of the certificate. By default it has both. */
@@ -114,7 +114,7 @@ function issuerExtension({ key }: Authority): Buffer {
   return extension(AUTHORITY_KEY_IDENTIFIER, sequence(encode(KEY_IDENTIFIER_TAG, keyIdentifier(key))));
 }
 
-function keyIdentifier(key: Key): Buffer {
+function keyIdentifier(key: PrivateKey): Buffer {
   return createHash('sha1').update(publicKeyOf(key)).digest();
 }
 

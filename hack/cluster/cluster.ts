@@ -14,7 +14,7 @@ import { writeKubeconfig } from './kubeconfig.ts';
 import { type Kubectl, kubectlFor, type KubectlOptions, type KubectlResult } from './kubectl.ts';
 import { launch } from './providers/provider.ts';
 import {
-  type OperatorOptions,
+  type OperatorProgram,
   type OperatorProcess,
   type ServerOptions,
   type ServerProcess,
@@ -135,7 +135,7 @@ export class Cluster {
     return names;
   }
 
-  startOperator(options?: OperatorOptions): Promise<OperatorProcess> {
+  startOperator(options?: OperatorProgram): Promise<OperatorProcess> {
     return startOperator(this.directory, this.operatorKubeconfig, options);
   }
 

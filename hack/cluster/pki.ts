@@ -2,7 +2,7 @@
 import { generateKeyPairSync } from 'node:crypto';
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { createKey, type Subject } from '../../kube/certificates/certificate.ts';
+import { createKey, type CertificateSubject } from '../../kube/certificates/certificate.ts';
 import { type Authority, createAuthority, issue } from './authority.ts';
 import { type KeyAndCertificate, writeKubeconfig } from './kubeconfig.ts';
 
@@ -80,7 +80,7 @@ function apiServerPair(authority: Authority, address: string | undefined): Promi
   });
 }
 
-async function serverPair(authority: Authority, subject: Subject): Promise<KeyAndCertificate> {
+async function serverPair(authority: Authority, subject: CertificateSubject): Promise<KeyAndCertificate> {
   const key = await createKey();
   const certificate = await issue(authority, { ...subject, key, usages: ['server'] });
   return { key: key.pem, certificate };

@@ -19,7 +19,7 @@ import { codeOf, isMissing, undefinedIfSync } from '../../base/errors.ts';
 import { parseStartTime } from '../../agent/processes/process.ts';
 import { waitFor } from '../wait.ts';
 
-export interface ProcessIdentity {
+export interface StartedProcess {
   pid: number;
   /** Start time in the system's own format. It is only compared. */
   startTime: string;
@@ -36,7 +36,7 @@ export interface ProcessPlan {
   image?: string | undefined;
 }
 
-export type ProcessRecord = ProcessPlan & ProcessIdentity;
+export type ProcessRecord = ProcessPlan & StartedProcess;
 
 /** Time limit after SIGTERM. A process that has not ended by then is killed. */
 const TERMINATION_MILLISECONDS = 10_000;
@@ -121,7 +121,7 @@ async function killHard(record: ProcessRecord): Promise<void> {
 }
 
 /** Sends a signal to exactly this process. Returns false when the process has ended. */
-export async function signalProcess(identity: ProcessIdentity, signal: NodeJS.Signals): Promise<boolean> {
+export async function signalProcess(identity: StartedProcess, signal: NodeJS.Signals): Promise<boolean> {
   if (!(await isAlive(identity))) {
     return false;
   }
@@ -135,7 +135,7 @@ export async function signalProcess(identity: ProcessIdentity, signal: NodeJS.Si
   }
 }
 
-export async function isAlive(identity: ProcessIdentity): Promise<boolean> {
+export async function isAlive(identity: StartedProcess): Promise<boolean> {
   return (await startTimeOf(identity.pid)) === identity.startTime;
 }
 

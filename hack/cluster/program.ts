@@ -139,7 +139,7 @@ class RunningProgram implements ProgramProcess {
   }
 }
 
-export interface OperatorOptions {
+export interface OperatorProgram {
   config?: Record<string, unknown>;
   /** Name of the operator's files. A second replica needs another name. */
   name?: string;
@@ -154,7 +154,7 @@ export type OperatorProcess = ProgramProcess;
 export async function startOperator(
   directory: string,
   kubeconfig: string,
-  { config, name = 'operator', environment, bundle }: OperatorOptions = {},
+  { config, name = 'operator', environment, bundle }: OperatorProgram = {},
 ): Promise<OperatorProcess> {
   const [metricsPort, healthPort] = (await freePorts(2)) as [number, number];
   return await startProgram(directory, {

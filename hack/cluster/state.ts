@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { writeWholeSync } from '../../base/files.ts';
 import { codeOf, isMissing } from '../../base/errors.ts';
-import type { ProcessIdentity } from './processes.ts';
+import type { StartedProcess } from './processes.ts';
 import type { Provider } from './providers/provider.ts';
 import type { Tools } from './toolchain/toolchain.ts';
 
@@ -38,12 +38,12 @@ export function readState(directory: string): ClusterState | undefined {
 }
 
 /** Records the owner: when this process has ended, the cluster may be removed. */
-export function writeOwner(directory: string, owner: ProcessIdentity): void {
+export function writeOwner(directory: string, owner: StartedProcess): void {
   writeWholeSync(join(directory, 'owner.json'), JSON.stringify(owner));
 }
 
-export function readOwner(directory: string): ProcessIdentity | undefined {
-  return readJson(join(directory, 'owner.json')) as ProcessIdentity | undefined;
+export function readOwner(directory: string): StartedProcess | undefined {
+  return readJson(join(directory, 'owner.json')) as StartedProcess | undefined;
 }
 
 function readJson(path: string): unknown {

@@ -6,7 +6,7 @@ import { HTTP_ROLES, type HTTPAccess } from '../../server/own/rights.ts';
 import { table } from './table.ts';
 
 /** One operation of an OpenAPI document, with the parts that the page and the test of rights need. */
-export interface Operation {
+export interface HttpOperation {
   readonly summary: string;
   /** Callers that are allowed to call the operation. */
   readonly 'x-berth-roles': HTTPAccess;
@@ -28,8 +28,8 @@ A dot marks the callers that may use an operation. Others get 403. [Quotas and r
 `;
 
 /** Returns the operations of an OpenAPI document by `METHOD PATH`. */
-export function operationsOf(openapi: string): Map<string, Operation> {
-  const { paths } = JSON.parse(openapi) as { paths: Record<string, Record<string, Operation>> };
+export function operationsOf(openapi: string): Map<string, HttpOperation> {
+  const { paths } = JSON.parse(openapi) as { paths: Record<string, Record<string, HttpOperation>> };
   const operations = Object.entries(paths).flatMap(([path, methods]) =>
     Object.entries(methods).map(
       ([method, operation]) => [`${method.toUpperCase()} ${path}`, operation] as const,

@@ -34,14 +34,14 @@ export interface Certificate {
   key: string;
 }
 
-export interface Key {
+export interface PrivateKey {
   algorithm: KeyAlgorithm;
   /** Private key as PEM. */
   pem: string;
 }
 
 /** Names and addresses for which a certificate is valid. */
-export interface Subject {
+export interface CertificateSubject {
   commonName: string;
   organizations?: readonly string[];
   dnsNames?: readonly string[];
@@ -93,7 +93,7 @@ const SIGNATURES: Readonly<Record<KeyAlgorithm, Buffer>> = {
 const generate = promisify(generateKeyPair);
 
 /** Creates a key: ECDSA on P-256, or RSA of 2048 bits. */
-export async function createKey(algorithm: KeyAlgorithm = 'ECDSA'): Promise<Key> {
+export async function createKey(algorithm: KeyAlgorithm = 'ECDSA'): Promise<PrivateKey> {
   const { privateKey } =
     algorithm === 'ECDSA'
       ? await generate('ec', { namedCurve: 'P-256' })
@@ -102,7 +102,7 @@ export async function createKey(algorithm: KeyAlgorithm = 'ECDSA'): Promise<Key>
 }
 
 /** Reads a private key in any PEM form. @throws Error when the key is neither an RSA key nor an ECDSA key on P-256. */
-export function readKey(pem: string): Key {
+export function readKey(pem: string): PrivateKey {
   const key = createPrivateKey(pem);
   const curve = key.asymmetricKeyDetails?.namedCurve;
   if (key.asymmetricKeyType !== 'rsa' && curve !== 'prime256v1') {
@@ -117,7 +117,9 @@ export function readKey(pem: string): Key {
 }
 
 /** Creates a PKCS#10 request as PEM, in the form that request.ts accepts. */
-export async function createSigningRequest(request: Subject & { key: Key }): Promise<string> {
+export async function createSigningRequest(
+  request: CertificateSubject & { key: PrivateKey },
+): Promise<string> {
   const names = namesExtension(request);
   const attributes =
     names.length === 0 ? [] : [sequence(EXTENSION_REQUEST, encode(TAGS.set, sequence(...names)))];
@@ -131,7 +133,7 @@ export async function createSigningRequest(request: Subject & { key: Key }): Pro
 }
 
 /** Creates a self-signed certificate for a server. */
-export async function selfSigned(o: Subject & { key: Key; days: number }): Promise<string> {
+export async function selfSigned(o: CertificateSubject & { key: PrivateKey; days: number }): Promise<string> {
   const name = encodeName(o);
   return await signCertificate(
     {
@@ -155,7 +157,7 @@ export interface CertificateContent {
 }
 
 /** Returns a certificate as PEM, signed with the key of its issuer. */
-export async function signCertificate(content: CertificateContent, key: Key): Promise<string> {
+export async function signCertificate(content: CertificateContent, key: PrivateKey): Promise<string> {
   const { subject, issuer, publicKey, validity, extensions } = content;
   const serial = randomBytes(SERIAL_BYTES);
   // The number is positive, and its first byte is not zero.
@@ -188,14 +190,14 @@ function period(days: number): Validity {
 }
 
 /** Encodes the subject's name: its organizations, then its common name. */
-export function encodeName({ organizations = [], commonName }: Subject): Buffer {
+export function encodeName({ organizations = [], commonName }: CertificateSubject): Buffer {
   const part = (type: Buffer, text: string): Buffer =>
     encode(TAGS.set, sequence(type, encode(TAGS.utf8String, Buffer.from(text))));
   return sequence(...organizations.map((text) => part(ORGANIZATION, text)), part(COMMON_NAME, commonName));
 }
 
 /** Encodes the extension with the DNS names and IP addresses; an empty list if there are none. */
-export function namesExtension({ dnsNames = [], ipAddresses = [] }: Subject): Buffer[] {
+export function namesExtension({ dnsNames = [], ipAddresses = [] }: CertificateSubject): Buffer[] {
   const names = [
     ...dnsNames.map((name) => encode(DNS_NAME_TAG, Buffer.from(name))),
     ...ipAddresses.map((address) => encode(IP_ADDRESS_TAG, addressBytes(address))),
@@ -213,7 +215,7 @@ export function servingExtensions(usages: readonly (keyof typeof USAGES)[]): Buf
 }
 
 /** Encodes the public half of a key (SubjectPublicKeyInfo). */
-export function publicKeyOf(key: Key): Buffer {
+export function publicKeyOf(key: PrivateKey): Buffer {
   return createPublicKey(key.pem).export({ type: 'spki', format: 'der' });
 }
 
@@ -254,7 +256,7 @@ function addressBytes(address: string): Buffer {
 }
 
 /** Returns the content with its signature. */
-async function signed(content: Buffer, key: Key): Promise<Buffer> {
+async function signed(content: Buffer, key: PrivateKey): Promise<Buffer> {
   const signature = await promisify<string, Buffer, string, Buffer>(sign)('sha256', content, key.pem);
   return sequence(content, SIGNATURES[key.algorithm], encode(TAGS.bitString, NO_UNUSED_BITS, signature));
 }

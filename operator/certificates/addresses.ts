@@ -13,7 +13,7 @@ import { unlessMissing } from '../../kube/errors.ts';
 import { Informer } from '../../kube/informer.ts';
 
 /** Reason for a denial. `reason` is for programs. `message` explains the mistake to people. */
-export interface Refusal {
+export interface CertificateRefusal {
   readonly reason: Reason;
   readonly message: string;
 }
@@ -76,13 +76,13 @@ export function refusalOfAddresses(
   addresses: readonly string[],
   host: Readonly<Node>,
   surroundings: Surroundings,
-): Refusal | undefined {
+): CertificateRefusal | undefined {
   return addresses
     .map((address) => refusalOf(address, host, surroundings))
     .find((refusal) => refusal !== undefined);
 }
 
-function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): Refusal | undefined {
+function refusalOf(address: string, host: Readonly<Node>, o: Surroundings): CertificateRefusal | undefined {
   const { name } = host.metadata;
   if (!addressesOf(host).includes(address)) {
     return { reason: 'ForeignAddress', message: `Node ${name} does not have the address ${address}` };

@@ -24,12 +24,12 @@ import {
   CLIENT_SIGNER,
   decide,
   decideServing,
-  type Decision,
+  type CertificateDecision,
   type JoiningConfig,
   joiningOf,
   NODE_USER_PREFIX,
   nodeToKnow,
-  type Reading,
+  type RequestContent,
   requesterOf,
   rivalOf,
   SERVING_SIGNER,
@@ -70,7 +70,7 @@ export interface CertificateControllerOptions {
 
 /** Decision about a request, and the name of the Node on which the decision depends. */
 interface Judgement {
-  readonly decision: Decision;
+  readonly decision: CertificateDecision;
   readonly name: string | undefined;
   /** Whether a host asks for its first certificate. */
   readonly isJoining: boolean;
@@ -149,7 +149,7 @@ export class CertificateReconciler {
 
   async #write(
     csr: CertificateSigningRequest,
-    decision: Extract<Decision, { message: string }>,
+    decision: Extract<CertificateDecision, { message: string }>,
   ): Promise<void> {
     const approved = decision.kind === 'approve';
     const condition = {
@@ -172,7 +172,7 @@ export class CertificateReconciler {
   }
 }
 
-function reasonFor(decision: Extract<Decision, { message: string }>): Reason {
+function reasonFor(decision: Extract<CertificateDecision, { message: string }>): Reason {
   return decision.kind === 'approve' ? 'ApprovedByBerth' : decision.reason;
 }
 
@@ -183,7 +183,7 @@ function isOpen(csr: CertificateSigningRequest, { hosts }: JoiningConfig): boole
   return isNodes && !isJudged;
 }
 
-function readingOf({ spec }: CertificateSigningRequest): Reading {
+function readingOf({ spec }: CertificateSigningRequest): RequestContent {
   try {
     return readSigningRequest(Buffer.from(spec.request, 'base64').toString('latin1'));
   } catch (error) {

@@ -6,10 +6,10 @@ import {
   CLIENT_SIGNER,
   decide,
   decideServing,
-  type Decision,
+  type CertificateDecision,
   type Known,
   nodeToKnow,
-  type Reading,
+  type RequestContent,
   requesterOf,
   rivalOf,
   SERVING_SIGNER,
@@ -115,7 +115,7 @@ function judge(
   signerName = CLIENT_SIGNER,
   part: Partial<CertificateSigningRequest['spec']> = {},
   known: Omit<Known, 'node'> = {},
-): Decision {
+): CertificateDecision {
   const csr: CertificateSigningRequest = {
     apiVersion: 'certificates.k8s.io/v1',
     kind: 'CertificateSigningRequest',
@@ -130,7 +130,7 @@ function judge(
     },
   };
   const requester = requesterOf(csr, CONFIG);
-  const reading: Reading = parsed ?? new InvalidSigningRequestError('no request');
+  const reading: RequestContent = parsed ?? new InvalidSigningRequestError('no request');
   if (requester === undefined) {
     return { kind: 'ignore' };
   }

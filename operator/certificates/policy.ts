@@ -7,7 +7,7 @@ import { isHost } from '../tasks/placement.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { InvalidSigningRequestError, type SigningRequest } from '../../kube/certificates/request.ts';
 import type { CertificateSigningRequest, Node } from '../../kube/core.ts';
-import { hostNameOf, type Refusal, refusalOfAddresses, type Surroundings } from './addresses.ts';
+import { hostNameOf, type CertificateRefusal, refusalOfAddresses, type Surroundings } from './addresses.ts';
 import {
   BOOTSTRAP_GROUP,
   bootstrapGroupOf,
@@ -16,9 +16,9 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
-export type Decision =
+export type CertificateDecision =
   | { readonly kind: 'approve'; readonly message: string }
-  | ({ readonly kind: 'deny' } & Refusal)
+  | ({ readonly kind: 'deny' } & CertificateRefusal)
   /** The request does not come from a Berth host, so Berth does not judge it. */
   | { readonly kind: 'ignore' }
   /**
@@ -38,7 +38,7 @@ export interface ServingQuestion {
 }
 
 /** Content of a certificate request, or the error if this content cannot be read. */
-export type Reading = SigningRequest | InvalidSigningRequestError;
+export type RequestContent = SigningRequest | InvalidSigningRequestError;
 
 /** Requester whose certificate request Berth might have to approve or deny: a joining host or a node. */
 export type Requester =
@@ -68,7 +68,7 @@ export function requesterOf(csr: CertificateSigningRequest, config: JoiningConfi
  * Returns the name of the Node on which the decision depends. If the requester is a node, this is the requester's own name. If the
  * requester is a joining host, this is the name in the request.
  */
-export function nodeToKnow(requester: Requester, request: Reading): string | undefined {
+export function nodeToKnow(requester: Requester, request: RequestContent): string | undefined {
   if (requester.kind === 'node') {
     return requester.name;
   }
@@ -90,9 +90,9 @@ export interface Known {
 export function decide(
   requester: Requester,
   { spec }: CertificateSigningRequest,
-  request: Reading,
+  request: RequestContent,
   known: Known,
-): Decision | ServingQuestion {
+): CertificateDecision | ServingQuestion {
   const { node } = known;
   if (requester.kind === 'node' && node === undefined) {
     return { kind: 'wait' };
@@ -112,7 +112,7 @@ function decideOurs(
   { signerName, username }: CertificateSigningRequest['spec'],
   request: SigningRequest,
   known: Known,
-): Decision | ServingQuestion {
+): CertificateDecision | ServingQuestion {
   const name = nodeNameOf(request) ?? '';
   if (requester.kind === 'joining') {
     return decideFirst(requester, name, known, signerName);
@@ -134,7 +134,7 @@ function decideOwnServing(
   name: string,
   { ipAddresses: addresses }: SigningRequest,
   known: Known,
-): Decision | ServingQuestion {
+): CertificateDecision | ServingQuestion {
   const { node } = known;
   if (node === undefined) {
     return { kind: 'wait' };
@@ -142,7 +142,7 @@ function decideOwnServing(
   return refusalOfNamesakes(kubelet, name, known) ?? { kind: 'serving', addresses, node };
 }
 
-function notItself(rule: string, name: string): Decision {
+function notItself(rule: string, name: string): CertificateDecision {
   return deny('NotItself', `${rule}, but the request is for the certificate of ${NODE_USER_PREFIX}${name}`);
 }
 
@@ -151,7 +151,7 @@ function decideFirst(
   name: string,
   known: Known,
   signerName: string,
-): Decision {
+): CertificateDecision {
   const { node, rival, holdsMachines = false } = known;
   if (typeof host !== 'string') {
     return { kind: 'deny', ...host };
@@ -174,7 +174,7 @@ function decideFirst(
       `VMs or emulators are still on host ${name}, whose Node is missing. Its earlier certificate creates the Node again. If the earlier host is gone for good, run: berth node give-up ${name}`,
     );
   }
-  const approval: Decision =
+  const approval: CertificateDecision =
     rival === undefined
       ? { kind: 'approve', message: `Host ${name} joins` }
       : deny(
@@ -189,7 +189,7 @@ function refusalOfNamesakes(
   kubelet: string | undefined,
   name: string,
   { namesakes = [] }: Known,
-): Decision | undefined {
+): CertificateDecision | undefined {
   const others = kubelet === undefined ? [] : namesakes.filter((other) => other !== kubelet);
   return others.length === 0
     ? undefined
@@ -199,14 +199,17 @@ function refusalOfNamesakes(
       );
 }
 
-export function decideServing({ addresses, node }: ServingQuestion, surroundings: Surroundings): Decision {
+export function decideServing(
+  { addresses, node }: ServingQuestion,
+  surroundings: Surroundings,
+): CertificateDecision {
   const refusal = refusalOfAddresses(addresses, node, surroundings);
   return refusal === undefined
     ? { kind: 'approve', message: `The host is allowed to serve at ${addresses.join(', ')}` }
     : { kind: 'deny', ...refusal };
 }
 
-function deny(reason: Reason, message: string): Decision {
+function deny(reason: Reason, message: string): CertificateDecision {
   return { kind: 'deny', reason, message };
 }
 
@@ -238,7 +241,11 @@ function nodeNameOfUser(user: string): string | undefined {
 }
 
 /** Returns the reason why a certificate request must be denied. The result is undefined if its names, usages and lifetime are allowed. */
-function refusalOfContent(spec: Spec, request: SigningRequest, isFirst: boolean): Refusal | undefined {
+function refusalOfContent(
+  spec: Spec,
+  request: SigningRequest,
+  isFirst: boolean,
+): CertificateRefusal | undefined {
   return (
     refusalOfSubject(request) ??
     refusalOfUsages(spec) ??
@@ -247,7 +254,7 @@ function refusalOfContent(spec: Spec, request: SigningRequest, isFirst: boolean)
   );
 }
 
-function refusalOfSubject(request: SigningRequest): Refusal | undefined {
+function refusalOfSubject(request: SigningRequest): CertificateRefusal | undefined {
   return nodeNameOf(request) === undefined
     ? {
         reason: 'InvalidSubject',
@@ -256,7 +263,7 @@ function refusalOfSubject(request: SigningRequest): Refusal | undefined {
     : undefined;
 }
 
-function refusalOfUsages({ signerName, usages = [] }: Spec): Refusal | undefined {
+function refusalOfUsages({ signerName, usages = [] }: Spec): CertificateRefusal | undefined {
   const right = signerName === CLIENT_SIGNER ? CLIENT_USAGES : SERVING_USAGES;
   const asked = usages.toSorted();
   return asked.length === right.length && asked.every((usage, index) => usage === right[index])
@@ -267,7 +274,7 @@ function refusalOfUsages({ signerName, usages = [] }: Spec): Refusal | undefined
       };
 }
 
-function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal | undefined {
+function refusalOfNames({ signerName }: Spec, request: SigningRequest): CertificateRefusal | undefined {
   const names = [...request.dnsNames, ...request.ipAddresses];
   if (signerName === CLIENT_SIGNER) {
     return names.length === 0
@@ -295,7 +302,7 @@ function refusalOfNames({ signerName }: Spec, request: SigningRequest): Refusal 
  * Refuses a request for a certificate whose lifetime exceeds the limit. Also refuses a request that states no lifetime, because the signer
  * would then grant one year.
  */
-function refusalOfLifetime({ expirationSeconds }: Spec): Refusal | undefined {
+function refusalOfLifetime({ expirationSeconds }: Spec): CertificateRefusal | undefined {
   return expirationSeconds !== undefined && expirationSeconds <= FIRST_CERTIFICATE_SECONDS
     ? undefined
     : {
@@ -318,7 +325,7 @@ const NAME_GROUP_PREFIX = bootstrapGroupOf('');
 interface Joining {
   readonly kind: 'joining';
   /** Name of the host for which the credential is valid. The value is a refusal if the credential is not valid for exactly one host. */
-  readonly host: string | Refusal;
+  readonly host: string | CertificateRefusal;
   /** Name of the kubelet's Node from which the name of the host is derived. It is undefined for a bootstrap token, which names the host. */
   readonly node?: string | undefined;
 }
@@ -344,12 +351,12 @@ export function joiningOf(
   return { kind: 'joining', host: names.length === 1 ? name.slice(NAME_GROUP_PREFIX.length) : NOT_FOR_ONE };
 }
 
-const NOT_FOR_ONE: Refusal = {
+const NOT_FOR_ONE: CertificateRefusal = {
   reason: 'TokenNotForOneHost',
   message: `A bootstrap token must have exactly one group ${bootstrapGroupOf('NAME')}, for one host. To make a token, run: make host-token NAME=HOST`,
 };
 
-const NOT_FOR_A_NODE: Refusal = {
+const NOT_FOR_A_NODE: CertificateRefusal = {
   reason: 'TokenNotBoundToNode',
   message: 'The token is not bound to a Node. Let the agent join with the projected token of its Pod',
 };
@@ -359,7 +366,7 @@ const NOT_FOR_A_NODE: Refusal = {
  * the host's name from the name of this node, and this function derives it in the same way. The result is a refusal if the token is not
  * bound to exactly one node.
  */
-function hostOfNode(bound: readonly string[], suffix: string): string | Refusal {
+function hostOfNode(bound: readonly string[], suffix: string): string | CertificateRefusal {
   const [node] = bound;
   return node === undefined || bound.length > 1 ? NOT_FOR_A_NODE : hostNameOf(node, suffix);
 }

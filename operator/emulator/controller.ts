@@ -11,20 +11,27 @@ import { keyOf, type KubeObject, refOf } from '../../kube/objects.ts';
 import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import { onPowerChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
-import type { Kind, Naming } from '../podbacked/kind.ts';
+import type { PodBackedKind, Naming } from '../podbacked/kind.ts';
 import { type PodBackedOptions, PodBackedReconciler } from '../podbacked/reconciler.ts';
 import { DEPLOYMENT, recordDeletion, recordTransition, summarize } from './status.ts';
-import { type Facts, gatherFacts, isOverdue, untilNextDeadline } from './facts.ts';
-import { emulatorKeyOf, observe, type Observed, podKeyOf, type Sources, withCurrentVM } from './observe.ts';
+import { type EmulatorFacts, gatherFacts, isOverdue, untilNextDeadline } from './facts.ts';
+import {
+  emulatorKeyOf,
+  observe,
+  type ObservedEmulator,
+  podKeyOf,
+  type EmulatorSources,
+  withCurrentVM,
+} from './observe.ts';
 import { ownerOf, systemImagesChanged } from './pairing.ts';
-import { type Blocked, endsWithVM, nextStep, type Write } from './plan.ts';
+import { type EmulatorBlocked, endsWithVM, nextStep, type EmulatorWrite } from './plan.ts';
 import { EMULATORS } from '../../api/v1alpha1/resources.ts';
 import { unlessRefused } from '../objects/refusals.ts';
 import { type Executed, type PodBackedSources, PodBackedWriter } from '../podbacked/writer.ts';
 import { buildPod } from './pod.ts';
 
 /** How Emulators and their Pods are named. */
-const EMULATOR_NAMING: Naming<Emulator, Observed> = {
+const EMULATOR_NAMING: Naming<Emulator, ObservedEmulator> = {
   resource: EMULATORS,
   uidLabel: EMULATOR_UID_LABEL,
   podKeyOf,
@@ -33,18 +40,24 @@ const EMULATOR_NAMING: Naming<Emulator, Observed> = {
     `Another Pod has the name ${name}, which the Pod of the Emulator must have`,
 };
 
-class EmulatorWriter extends PodBackedWriter<Emulator, Observed, Write> {
+class EmulatorWriter extends PodBackedWriter<Emulator, ObservedEmulator, EmulatorWrite> {
   constructor(sources: PodBackedSources<Emulator>) {
     super(sources, EMULATOR_NAMING);
   }
 
-  override async execute(observed: Observed, write: Write): Promise<Executed<Observed>> {
+  override async execute(
+    observed: ObservedEmulator,
+    write: EmulatorWrite,
+  ): Promise<Executed<ObservedEmulator>> {
     return write.kind === 'createPod'
       ? await this.unlessBlocked(observed, this.#createPod(observed, write.host))
       : await unlessRefused(observed, this.#change(observed, write));
   }
 
-  async #change(observed: Observed, write: Exclude<Write, { kind: 'createPod' }>): Promise<Observed> {
+  async #change(
+    observed: ObservedEmulator,
+    write: Exclude<EmulatorWrite, { kind: 'createPod' }>,
+  ): Promise<ObservedEmulator> {
     const { emulator } = observed;
     switch (write.kind) {
       case 'adopt':
@@ -62,7 +75,7 @@ class EmulatorWriter extends PodBackedWriter<Emulator, Observed, Write> {
     }
   }
 
-  async #createPod(observed: Observed, host: string): Promise<Executed<Observed>> {
+  async #createPod(observed: ObservedEmulator, host: string): Promise<Executed<ObservedEmulator>> {
     const { emulator, vm, vmPod, config } = observed;
     return vm === undefined
       ? { observed }
@@ -73,7 +86,7 @@ class EmulatorWriter extends PodBackedWriter<Emulator, Observed, Write> {
    * Makes the VM the owner of the Emulator. The garbage collector then deletes the Emulator together with this VM. A later VM of the same
    * name has another uid, so it does not affect the Emulator.
    */
-  async #adopt(observed: Observed): Promise<Observed> {
+  async #adopt(observed: ObservedEmulator): Promise<ObservedEmulator> {
     const { emulator, vm } = observed;
     const { finalizers = [], ownerReferences = [] } = emulator.metadata;
     const owner = {
@@ -99,16 +112,16 @@ class EmulatorWriter extends PodBackedWriter<Emulator, Observed, Write> {
  * Reasons why a Pod could not be created: a quota, for example, or another Pod of the same name. With one of these reasons, the operator
  * tries again later. With any other reason, a watch shows when the operator can try again.
  */
-const RECHECKED: ReadonlySet<string> = new Set<Blocked['reason']>(['PodRefused', 'PodNameTaken']);
+const RECHECKED: ReadonlySet<string> = new Set<EmulatorBlocked['reason']>(['PodRefused', 'PodNameTaken']);
 
 /** Index of Emulators by the key of their VM. */
 export const EMULATORS_BY_VM = 'vm';
 
 export interface EmulatorControllerOptions
-  extends Sources,
+  extends EmulatorSources,
     Pick<PodBackedOptions<Emulator>, 'consistency' | 'recorder'> {}
 
-const EMULATOR_KIND: Kind<Emulator, Observed, Facts, Write> = {
+const EMULATOR_KIND: PodBackedKind<Emulator, ObservedEmulator, EmulatorFacts, EmulatorWrite> = {
   ...EMULATOR_NAMING,
   substitute: goneEmulator,
   gatherFacts,
@@ -119,7 +132,12 @@ const EMULATOR_KIND: Kind<Emulator, Observed, Facts, Write> = {
   isRechecked: ({ reason }) => RECHECKED.has(reason),
 };
 
-export class EmulatorReconciler extends PodBackedReconciler<Emulator, Observed, Facts, Write> {
+export class EmulatorReconciler extends PodBackedReconciler<
+  Emulator,
+  ObservedEmulator,
+  EmulatorFacts,
+  EmulatorWrite
+> {
   readonly #options: EmulatorControllerOptions;
   readonly #writer: EmulatorWriter;
 
@@ -131,7 +149,7 @@ export class EmulatorReconciler extends PodBackedReconciler<Emulator, Observed, 
     this.#writer = writer;
   }
 
-  protected override async observe(emulator: Emulator): Promise<Observed> {
+  protected override async observe(emulator: Emulator): Promise<ObservedEmulator> {
     return await observe(this.#options, emulator);
   }
 
@@ -139,18 +157,18 @@ export class EmulatorReconciler extends PodBackedReconciler<Emulator, Observed, 
    * Replaces the parts of the observed state because of which this reconcile would end the emulator. An emulator that ends loses its data,
    * and a cache can lag, for example after an outage of the API server or in a new leader.
    */
-  protected override async confirm(known: Observed): Promise<Observed> {
+  protected override async confirm(known: ObservedEmulator): Promise<ObservedEmulator> {
     const { observed } = isLate(known) ? await this.#writer.readPod(known) : { observed: known };
     return endsWithVM(observed) ? await withCurrentVM(this.#options, observed) : observed;
   }
 
-  protected override tellWrite({ emulator }: Observed, { kind }: Write): void {
+  protected override tellWrite({ emulator }: ObservedEmulator, { kind }: EmulatorWrite): void {
     if (kind === 'deleteEmulator') {
       recordDeletion(this.#options.recorder, emulator);
     }
   }
 
-  protected override tellStatus({ emulator }: Observed, status: EmulatorStatus): void {
+  protected override tellStatus({ emulator }: ObservedEmulator, status: EmulatorStatus): void {
     recordTransition(this.#options.recorder, emulator, status);
   }
 }
@@ -167,7 +185,7 @@ function goneEmulator(pod: Pod, uid: string, now: number): Emulator {
 }
 
 /** Returns true if, according to the caches, this reconcile ends an emulator that was not Running in time. */
-function isLate(observed: Observed): boolean {
+function isLate(observed: ObservedEmulator): boolean {
   const { emulator, pod } = observed;
   const isEnding = emulator.status?.failure !== undefined || pod?.metadata.deletionTimestamp !== undefined;
   return !isEnding && isOverdue(observed);
@@ -176,7 +194,7 @@ function isLate(observed: Observed): boolean {
 /** Enqueues an Emulator when it, its Pod, its VM, the VM's Pod, their host or its record has changed. */
 export function enqueueEmulators(
   controller: Controller,
-  sources: Sources & { readonly recordsMap: Informer<ConfigMap> },
+  sources: EmulatorSources & { readonly recordsMap: Informer<ConfigMap> },
 ): void {
   const { emulators, emulatorPods, vms, pods, nodes, servers, recordsMap } = sources;
   const ofVM = (vmKey: string) =>

@@ -19,30 +19,30 @@ import {
   TIMEOUT,
 } from '../podbacked/pod.ts';
 import { lostAt } from '../podbacked/observe.ts';
-import { type Observed, resolveSpec } from './observe.ts';
+import { type ObservedEmulator, resolveSpec } from './observe.ts';
 import { pairingOf } from './pairing.ts';
 import { classOf, type RefusalReason } from '../../api/v1alpha1/reasons.ts';
 import { REFUSALS } from '../../api/v1alpha1/reasons/failures.ts';
 
-export type Failure = NonNullable<EmulatorStatus['failure']>;
+export type EmulatorFailure = NonNullable<EmulatorStatus['failure']>;
 
-export interface Facts {
+export interface EmulatorFacts {
   readonly firstRunningTime: string | undefined;
   /**
    * Failure of the emulator since the last start of the VM. This field is undefined while the VM does not run. Therefore the next start of
    * the VM also starts the emulator again.
    */
-  readonly failure: Failure | undefined;
+  readonly failure: EmulatorFailure | undefined;
 }
 
-export function gatherFacts(observed: Observed): Facts {
+export function gatherFacts(observed: ObservedEmulator): EmulatorFacts {
   return {
     firstRunningTime: observed.emulator.status?.firstRunningTime ?? firstRun(observed),
     failure: failureOf(observed),
   };
 }
 
-function failureOf(observed: Observed): Failure | undefined {
+function failureOf(observed: ObservedEmulator): EmulatorFailure | undefined {
   const { kind } = pairingOf(observed);
   return kind === 'ended' || kind === 'missing'
     ? undefined
@@ -54,13 +54,13 @@ function failureOf(observed: Observed): Failure | undefined {
  * itself deletes the Pod after a timeout. Any other failure applies until somebody deletes the ended Pod. A refusal by the host is not a
  * failure.
  */
-function recordedFailure({ emulator, pod, now }: Observed): Failure | undefined {
+function recordedFailure({ emulator, pod, now }: ObservedEmulator): EmulatorFailure | undefined {
   const recorded = emulator.status?.failure;
   const hasFailed = pod !== undefined && hasEnded(pod) && refusalOf(pod, now) === undefined;
   return recorded?.reason === TIMEOUT || hasFailed ? recorded : undefined;
 }
 
-function newFailure(observed: Observed): Failure | undefined {
+function newFailure(observed: ObservedEmulator): EmulatorFailure | undefined {
   const { pod, now } = observed;
   if (pod === undefined || pod.metadata.deletionTimestamp !== undefined) {
     return undefined;
@@ -76,7 +76,7 @@ function newFailure(observed: Observed): Failure | undefined {
  * Returns true if, according to the caches, the time limit of the deployment is over. The operator then ends the Pod. After an outage of
  * the API server, the cache can lack the report that the emulator runs.
  */
-export function isOverdue(observed: Observed): boolean {
+export function isOverdue(observed: ObservedEmulator): boolean {
   const deadline = deployDeadline(observed);
   return deadline !== undefined && observed.now >= deadline;
 }
@@ -85,7 +85,7 @@ export function isOverdue(observed: Observed): boolean {
  * Returns the time when the deployment must be complete, in milliseconds since the epoch. The result is undefined while no deployment is
  * under way, and while the host does not report. When the host reports again, the time limit begins again.
  */
-function deployDeadline(observed: Observed): number | undefined {
+function deployDeadline(observed: ObservedEmulator): number | undefined {
   const { emulator, pod } = observed;
   const began = pod?.spec.nodeName === undefined ? undefined : deploymentBegan(emulator, pod);
   return began === undefined ? undefined : endOfLimit(observed, began, deploySeconds(observed));
@@ -108,11 +108,11 @@ export function isBootingAgain(pod: Pod): boolean {
   return pod.status?.phase === 'Running' && machineCondition(pod)?.reason === 'Starting';
 }
 
-function deploySeconds({ emulator: { spec } }: Observed): number {
+function deploySeconds({ emulator: { spec } }: ObservedEmulator): number {
   return resolveSpec(spec).deployTimeoutSeconds;
 }
 
-function timeoutMessage(observed: Observed): string {
+function timeoutMessage(observed: ObservedEmulator): string {
   const { pod } = observed;
   return `The emulator was not Running ${deploySeconds(observed)} s after it was bound to host ${pod?.spec.nodeName}${lastReport(pod)}`;
 }
@@ -121,7 +121,7 @@ function timeoutMessage(observed: Observed): string {
  * Returns the milliseconds until the next deadline. The result is at least 1, or undefined if there is no deadline. Deadlines are the
  * deployment's time limit, the time when a host that does not report counts as lost, and the next attempt after a refusal.
  */
-export function untilNextDeadline(observed: Observed): number | undefined {
+export function untilNextDeadline(observed: ObservedEmulator): number | undefined {
   const { now } = observed;
   const deadlines = [deployDeadline(observed), lostAt(observed), refusalOf(observed.pod, now)?.retryAt];
   const future = deadlines.filter((at) => at !== undefined && at > now);

@@ -20,9 +20,9 @@ import type { Node, Pod } from '../../kube/core.ts';
 import { assertHistories } from '../../test/support/properties.ts';
 import { reachOfNode, UNBOUND } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedEmulator } from './observe.ts';
 import { ownerOf } from './pairing.ts';
-import { plan, type Write } from './plan.ts';
+import { plan, type EmulatorWrite } from './plan.ts';
 import { buildPod, hostOfPod } from './pod.ts';
 import { summarize } from './status.ts';
 
@@ -89,7 +89,7 @@ class World {
   faults: string[] = [];
   #vmsMade = 0;
 
-  observed(): Observed {
+  observed(): ObservedEmulator {
     const { emulator, vm, vmPod, pod } = this;
     const nodeOf = (one: Pod | undefined) => this.nodes.get(one?.spec.nodeName ?? '');
     return structuredClone({
@@ -104,7 +104,7 @@ class World {
       config,
       slotsTaken: undefined,
       hosts: undefined,
-    }) as unknown as Observed;
+    }) as unknown as ObservedEmulator;
   }
 
   #reach(pod: Pod | undefined) {
@@ -136,7 +136,7 @@ class World {
     }
   }
 
-  #apply(write: Write, observed: Observed): void {
+  #apply(write: EmulatorWrite, observed: ObservedEmulator): void {
     const emulator = this.emulator as Emulator;
     switch (write.kind) {
       case 'adopt': {
@@ -180,7 +180,7 @@ class World {
     this.pod = buildPod({ emulator, vm, host, config }) as Pod;
   }
 
-  #deletePod(observed: Observed, force: boolean): void {
+  #deletePod(observed: ObservedEmulator, force: boolean): void {
     const pod = this.pod as Pod;
     const { emulator, vmPod } = observed;
     const isAtHome = hostOfPod(pod) === vmPod?.spec.nodeName;

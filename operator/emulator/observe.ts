@@ -14,7 +14,7 @@ import { type HostSources, type PodObserved, reachOf } from '../podbacked/observ
 import { EMULATOR_DEFAULTS } from '../../api/v1alpha1/fields.ts';
 
 /** The state that one reconcile of an Emulator observes. The plan and the status are pure functions of this state. */
-export interface Observed extends PodObserved {
+export interface ObservedEmulator extends PodObserved {
   readonly emulator: Emulator;
   /**
    * VM with the name `spec.vmName`. Its uid differs from the uid in the Emulator's owner reference if the Emulator belongs to an earlier VM
@@ -33,7 +33,7 @@ export interface Observed extends PodObserved {
   readonly slotsTaken: (host: string) => number;
 }
 
-export interface Sources extends HostSources {
+export interface EmulatorSources extends HostSources {
   readonly vms: Informer<VM>;
   /** Pods of VMs. */
   readonly pods: Informer<Pod>;
@@ -62,7 +62,7 @@ export function vmKeyOf({ metadata, spec }: Readonly<Emulator>): string {
  * Reads the state that one reconcile of the Emulator needs.
  * @throws ApiError when the Node of the Emulator's Pod is not in the cache and cannot be read
  */
-export async function observe(sources: Sources, emulator: Emulator): Promise<Observed> {
+export async function observe(sources: EmulatorSources, emulator: Emulator): Promise<ObservedEmulator> {
   const { vms, pods, emulatorPods, nodes, config } = sources;
   const named = emulatorPods.cache.get(podKeyOf(keyOf(emulator)));
   const isOurs = isPodOf(named, emulator);
@@ -88,9 +88,9 @@ export async function observe(sources: Sources, emulator: Emulator): Promise<Obs
  * @throws ApiError when a request fails
  */
 export async function withCurrentVM(
-  { client, nodes }: Pick<Sources, 'client' | 'nodes'>,
-  observed: Observed,
-): Promise<Observed> {
+  { client, nodes }: Pick<EmulatorSources, 'client' | 'nodes'>,
+  observed: ObservedEmulator,
+): Promise<ObservedEmulator> {
   const ref = refOf(vmKeyOf(observed.emulator));
   const [vm, vmPod] = await Promise.all([
     unlessMissing(client.get(VMS, ref)),
@@ -104,7 +104,7 @@ function isPodOf(pod: Readonly<Pod> | undefined, { metadata }: Readonly<Emulator
   return pod?.metadata.labels?.[EMULATOR_UID_LABEL] === metadata.uid;
 }
 
-function slotsTaken({ pods, emulatorPods, taskPods }: Sources, host: string): number {
+function slotsTaken({ pods, emulatorPods, taskPods }: EmulatorSources, host: string): number {
   const bound = [pods, emulatorPods, taskPods].flatMap(({ cache }) => cache.byIndex(PODS_BY_NODE, host));
   return bound.filter((pod) => holdsSlot(pod) && asksForSlot(pod.spec)).length;
 }

@@ -15,7 +15,7 @@ import type { Node, Pod } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { machineReport } from '../podbacked/pod.ts';
-import { type Observed, resolveSpec } from './observe.ts';
+import { type ObservedEmulator, resolveSpec } from './observe.ts';
 import { stopsOf } from './pod.ts';
 import { systemImageName } from '../../api/v1alpha1/emulatormachine.ts';
 import { equal } from '../../kube/mergepatch.ts';
@@ -37,7 +37,7 @@ export type Pairing =
 /** Temporary phases of a VM, for example of a VM that restarts. The VM keeps its Pod and its host in these phases. */
 const BETWEEN: ReadonlySet<string | undefined> = new Set(['Stopping', 'Suspending', 'Resuming', 'Starting']);
 
-export function pairingOf(observed: Pick<Observed, 'emulator' | 'vm' | 'vmPod' | 'pod'>): Pairing {
+export function pairingOf(observed: Pick<ObservedEmulator, 'emulator' | 'vm' | 'vmPod' | 'pod'>): Pairing {
   const { emulator, vm, vmPod } = observed;
   const { vmName } = emulator.spec;
   if (vm === undefined) {
@@ -77,7 +77,7 @@ function hasStopped(vm: VM): boolean {
 }
 
 /** Returns true if the VM was stopped after the Emulator's Pod was created, even if the VM runs again. */
-function hasStoppedMeanwhile({ vmPod, pod }: Pick<Observed, 'vmPod' | 'pod'>): boolean {
+function hasStoppedMeanwhile({ vmPod, pod }: Pick<ObservedEmulator, 'vmPod' | 'pod'>): boolean {
   const before = pod && stopsOf(pod);
   const { stops } = machineReport(vmPod);
   return before !== undefined && stops !== undefined && before !== stops;
@@ -107,7 +107,7 @@ function isHostLost(vm: VM): boolean {
   return vm.status?.phase === 'Failed' && hostTrouble(vm)?.reason === 'HostLost';
 }
 
-function isOfVM(pod: Observed['vmPod'], vm: VM): boolean {
+function isOfVM(pod: ObservedEmulator['vmPod'], vm: VM): boolean {
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid;
 }
 

@@ -6,8 +6,8 @@ import { Gauge, type Registry } from 'prom-client';
 import { saidReason, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { hasEnded, machineCondition, waitingState } from '../podbacked/pod.ts';
-import { type Facts, isBootingAgain } from './facts.ts';
-import type { Observed } from './observe.ts';
+import { type EmulatorFacts, isBootingAgain } from './facts.ts';
+import type { ObservedEmulator } from './observe.ts';
 import { hostTrouble, pairingOf } from './pairing.ts';
 import type { Emulator } from '../../api/v1alpha1/emulator.ts';
 
@@ -22,14 +22,17 @@ const EMULATOR_PHASES = [
 ] as const;
 export type EmulatorPhase = (typeof EMULATOR_PHASES)[number];
 
-export interface Phase {
+export interface EmulatorPhaseReport {
   readonly name: EmulatorPhase;
   /** Reason and message of the Ready condition. */
   readonly reason: SaidReason;
   readonly message: string;
 }
 
-export function phaseOf(observed: Observed, { failure, firstRunningTime }: Facts): Phase {
+export function phaseOf(
+  observed: ObservedEmulator,
+  { failure, firstRunningTime }: EmulatorFacts,
+): EmulatorPhaseReport {
   if (observed.emulator.metadata.deletionTimestamp !== undefined) {
     return { name: 'Terminating', reason: 'Terminating', message: 'The Emulator is being deleted' };
   }
@@ -51,7 +54,7 @@ export function phaseOf(observed: Observed, { failure, firstRunningTime }: Facts
  * Returns the phase of an Emulator whose host does not respond. The phase depends on the VM's condition Ready. The result is undefined
  * while the host responds, or if the Pod has no host.
  */
-function silentPhase({ vm, pod }: Observed): Phase | undefined {
+function silentPhase({ vm, pod }: ObservedEmulator): EmulatorPhaseReport | undefined {
   const trouble = hostTrouble(vm);
   if (trouble === undefined || pod?.spec.nodeName === undefined) {
     return undefined;
@@ -63,12 +66,12 @@ function silentPhase({ vm, pod }: Observed): Phase | undefined {
 }
 
 /** Returns true if the phase is the last known one, because the host does not respond. */
-export function isSilent({ reason }: Phase): boolean {
+export function isSilent({ reason }: EmulatorPhaseReport): boolean {
   return reason === 'HostUnreachable' || reason === 'HostPoweredOff';
 }
 
 /** Derives the phase of the Emulator from the phase of its Pod and from the state that the agent reports. */
-function podPhase(pod: Pod | undefined): Phase {
+function podPhase(pod: Pod | undefined): EmulatorPhaseReport {
   if (pod === undefined || pod.metadata.deletionTimestamp !== undefined || hasEnded(pod)) {
     return { name: 'Pending', reason: 'Pending', message: 'The Emulator is waiting for its Pod' };
   }
@@ -82,7 +85,7 @@ function podPhase(pod: Pod | undefined): Phase {
   return beforeRunning(pod, nodeName);
 }
 
-function beforeRunning(pod: Pod, host: string): Phase {
+function beforeRunning(pod: Pod, host: string): EmulatorPhaseReport {
   const { reason, message } = waitingState(pod);
   const isStarting = reason === 'Starting' || machineCondition(pod)?.reason === 'Starting';
   return {

@@ -5,11 +5,11 @@ import { isLost } from '../podbacked/observe.ts';
 import { hasEnded, TIMEOUT } from '../podbacked/pod.ts';
 import { belongsToAnother, hostFault, ownerOf, pairingOf } from './pairing.ts';
 import type { Blocked as PodBackedBlocked, StepResult } from '../podbacked/kind.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedEmulator } from './observe.ts';
 import { hostOfPod } from './pod.ts';
 import { refusalOf } from './facts.ts';
 
-export type Write =
+export type EmulatorWrite =
   /** Adds the finalizer, and an owner reference that names the VM. */
   | { readonly kind: 'adopt' }
   | { readonly kind: 'createPod'; readonly host: string }
@@ -19,16 +19,16 @@ export type Write =
   | { readonly kind: 'removeFinalizer' };
 
 /** Reason why the Emulator has no Pod, for the condition Scheduled. */
-export type Blocked = Omit<PodBackedBlocked, 'condition'>;
+export type EmulatorBlocked = Omit<PodBackedBlocked, 'condition'>;
 
-export interface Plan {
+export interface EmulatorPlan {
   /** The next request. It is undefined if no request is needed until an observed object changes. */
-  readonly write?: Write | undefined;
-  readonly blocked?: Blocked | undefined;
+  readonly write?: EmulatorWrite | undefined;
+  readonly blocked?: EmulatorBlocked | undefined;
 }
 
 /** The only step of an Emulator: its reconcile sends at most one request. */
-export function nextStep(observed: Observed): StepResult<Write> {
+export function nextStep(observed: ObservedEmulator): StepResult<EmulatorWrite> {
   const { write, blocked } = plan(observed);
   const isGoing = write?.kind === 'deleteEmulator' || write?.kind === 'removeFinalizer';
   return {
@@ -38,7 +38,7 @@ export function nextStep(observed: Observed): StepResult<Write> {
   };
 }
 
-export function plan(observed: Observed): Plan {
+export function plan(observed: ObservedEmulator): EmulatorPlan {
   const { emulator, pod } = observed;
   if (emulator.metadata.deletionTimestamp !== undefined) {
     return { write: pod === undefined ? release(observed) : endPod(observed) };
@@ -50,7 +50,7 @@ export function plan(observed: Observed): Plan {
     case 'ended':
       return withoutVM(observed, { reason: 'VMNotRunning', message: pairing.message });
     case 'held': {
-      const blocked: Blocked = { reason: 'VMNotRunning', message: pairing.message };
+      const blocked: EmulatorBlocked = { reason: 'VMNotRunning', message: pairing.message };
       const write = mustEnd(observed, pairing.host) ? endPod(observed) : adoption(observed);
       return pod === undefined ? { write, blocked } : { write };
     }
@@ -61,7 +61,7 @@ export function plan(observed: Observed): Plan {
 }
 
 /** Returns true if the next request ends the emulator, because its VM does not exist or does not run. */
-export function endsWithVM(observed: Observed): boolean {
+export function endsWithVM(observed: ObservedEmulator): boolean {
   const { kind } = plan(observed).write ?? {};
   const isEnd = kind === 'deletePod' || kind === 'deleteEmulator';
   const isAsked = observed.emulator.metadata.deletionTimestamp !== undefined;
@@ -72,7 +72,7 @@ export function endsWithVM(observed: Observed): boolean {
  * Plans the next request for an Emulator whose VM does not exist or does not run: the Pod of the Emulator must end. With `whenVMStops:
  * Delete`, the Emulator is deleted.
  */
-function withoutVM(observed: Observed, blocked: Blocked): Plan {
+function withoutVM(observed: ObservedEmulator, blocked: EmulatorBlocked): EmulatorPlan {
   const { emulator, pod } = observed;
   const { spec, status } = emulator;
   // An Emulator without a Pod and without a failure is not deleted. Perhaps it was created together with its VM, and must wait for the
@@ -85,7 +85,7 @@ function withoutVM(observed: Observed, blocked: Blocked): Plan {
 }
 
 /** Plans the next request for an Emulator whose VM runs on `host`. */
-function besideVM(observed: Observed, host: string): Plan {
+function besideVM(observed: ObservedEmulator, host: string): EmulatorPlan {
   const { emulator, vmNode, pod, config } = observed;
   const adopted = adoption(observed);
   if (adopted !== undefined) {
@@ -108,7 +108,11 @@ function besideVM(observed: Observed, host: string): Plan {
 }
 
 /** Plans the next request for an Emulator without a Pod. `fault` is the reason why the host of the VM cannot run the Emulator. */
-function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Blocked | undefined): Plan {
+function withoutPod(
+  { emulator, isNameTaken }: ObservedEmulator,
+  host: string,
+  fault: EmulatorBlocked | undefined,
+): EmulatorPlan {
   if (emulator.status?.failure?.reason === TIMEOUT) {
     return {};
   }
@@ -124,7 +128,7 @@ function withoutPod({ emulator, isNameTaken }: Observed, host: string, fault: Bl
  * host of the VM, or the emulator was not Running in time. The function uses only facts that are already in the status. An ended Pod of a
  * failed emulator stays, so that users can read its log.
  */
-function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean {
+function mustEnd({ emulator, pod }: ObservedEmulator, host: string | undefined): boolean {
   if (pod === undefined) {
     return false;
   }
@@ -134,7 +138,7 @@ function mustEnd({ emulator, pod }: Observed, host: string | undefined): boolean
 }
 
 /** Returns the request that ends the Pod. The result is undefined if there is no Pod, or if its agent is already ending it. */
-function endPod(observed: Observed): Write | undefined {
+function endPod(observed: ObservedEmulator): EmulatorWrite | undefined {
   const { pod } = observed;
   const force = isAbandoned(observed);
   const isEnding = pod === undefined || pod.metadata.deletionTimestamp !== undefined;
@@ -142,7 +146,7 @@ function endPod(observed: Observed): Write | undefined {
 }
 
 /** Returns true if, according to the objects in Kubernetes, no agent will end the Pod any more. */
-function isAbandoned(observed: Observed): boolean {
+function isAbandoned(observed: ObservedEmulator): boolean {
   const isBound = observed.pod?.spec.nodeName !== undefined;
   return isBound && (observed.isGivenUp || isLost(observed));
 }
@@ -151,7 +155,7 @@ function isAbandoned(observed: Observed): boolean {
  * Returns the request that adds the finalizer and makes the VM the owner of the Emulator. The result is undefined if the Emulator already
  * has both, if the Emulator belongs to another VM, or if the VM is being deleted.
  */
-function adoption({ emulator, vm }: Observed): Write | undefined {
+function adoption({ emulator, vm }: ObservedEmulator): EmulatorWrite | undefined {
   if (vm === undefined || vm.metadata.deletionTimestamp !== undefined || belongsToAnother(emulator, vm)) {
     return undefined;
   }
@@ -159,7 +163,7 @@ function adoption({ emulator, vm }: Observed): Write | undefined {
   return isTied ? undefined : { kind: 'adopt' };
 }
 
-function release({ emulator }: Observed): Write | undefined {
+function release({ emulator }: ObservedEmulator): EmulatorWrite | undefined {
   return hasFinalizer(emulator) ? { kind: 'removeFinalizer' } : undefined;
 }
 

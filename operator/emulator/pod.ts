@@ -26,7 +26,7 @@ import { diskRequest, machineMetadata, machineSpec } from '../podbacked/build.ts
 import { machineReport } from '../podbacked/pod.ts';
 import { resolveSpec } from './observe.ts';
 
-export interface PodOptions {
+export interface EmulatorPodOptions {
   readonly emulator: Emulator;
   readonly vm: VM;
   /** Pod of the VM. It reports how many times the VM has stopped. */
@@ -36,7 +36,7 @@ export interface PodOptions {
   readonly config: OperatorConfig;
 }
 
-export function buildPod(options: PodOptions): Unsaved<Pod> {
+export function buildPod(options: EmulatorPodOptions): Unsaved<Pod> {
   const { emulator } = options;
   const { name, uid = '' } = emulator.metadata;
   return {
@@ -60,7 +60,7 @@ export function hostOfPod({ spec }: Pod): string | undefined {
   return spec.nodeName ?? required?.nodeSelectorTerms[0]?.matchFields?.[0]?.values?.[0];
 }
 
-function buildMachine({ emulator, vm, vmPod }: PodOptions): EmulatorMachine {
+function buildMachine({ emulator, vm, vmPod }: EmulatorPodOptions): EmulatorMachine {
   const { platform, device, imageType, exposure } = resolveSpec(emulator.spec);
   const { stops } = machineReport(vmPod);
   return {
@@ -94,7 +94,7 @@ function buildDesired({ spec }: Emulator): Desired {
   return { powerState: 'Running', restartPolicy: 'Never', cpu, memoryBytes: Number(parseQuantity(memory)) };
 }
 
-function buildSpec({ emulator, host, config }: PodOptions): PodSpec {
+function buildSpec({ emulator, host, config }: EmulatorPodOptions): PodSpec {
   const { cpu, memory, platform, imageType } = resolveSpec(emulator.spec);
   const diskSizeBytes = BigInt(EMULATOR_DATA_BYTES);
   const resources = {

@@ -11,7 +11,7 @@ import type { Node, Pod, PodCondition } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedEmulator } from './observe.ts';
 import { plan } from './plan.ts';
 import { buildPod } from './pod.ts';
 import { isMinorChange } from '../podbacked/reconciler.ts';
@@ -53,7 +53,7 @@ function waitingPod(reason: string, message: string): Pod {
   return podWith({ phase: 'Pending', containerStatuses: [{ name: MACHINE_CONTAINER, state }] });
 }
 
-function observedWith(change: Partial<Observed>): Observed {
+function observedWith(change: Partial<ObservedEmulator>): ObservedEmulator {
   const vmPod = {
     metadata: { labels: { [VM_UID_LABEL]: 'vm' } },
     spec: { nodeName: 'mac-1' },
@@ -72,7 +72,7 @@ function observedWith(change: Partial<Observed>): Observed {
   return { ...observed, pod: undefined, isNameTaken: false, ...change };
 }
 
-function statusOf(change: Partial<Observed>): EmulatorStatus {
+function statusOf(change: Partial<ObservedEmulator>): EmulatorStatus {
   return summarize(observedWith(change), undefined);
 }
 

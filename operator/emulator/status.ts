@@ -8,10 +8,10 @@ import { type ConditionDraft as Draft, conditionIn, stampConditions } from '../o
 import { slotsOf } from '../tasks/placement.ts';
 import { machineReport, podCondition, readyByPod } from '../podbacked/pod.ts';
 import { explainPlacement } from '../vm/scheduling.ts';
-import { type Facts, gatherFacts } from './facts.ts';
-import type { Observed } from './observe.ts';
-import { type EmulatorPhase, isSilent, type Phase, phaseOf } from './phase.ts';
-import type { Blocked } from './plan.ts';
+import { type EmulatorFacts, gatherFacts } from './facts.ts';
+import type { ObservedEmulator } from './observe.ts';
+import { type EmulatorPhase, isSilent, type EmulatorPhaseReport, phaseOf } from './phase.ts';
+import type { EmulatorBlocked } from './plan.ts';
 import { hostOfPod } from './pod.ts';
 import { type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
@@ -22,7 +22,7 @@ export const DEPLOYMENT: ReadonlySet<string> = new Set<EmulatorPhase>(['Pending'
 /** Phases of a VM that is off and can run again. */
 const OFF: ReadonlySet<string | undefined> = new Set(['Stopped', 'Suspended']);
 
-export function summarize(observed: Observed, blocked: Blocked | undefined): EmulatorStatus {
+export function summarize(observed: ObservedEmulator, blocked: EmulatorBlocked | undefined): EmulatorStatus {
   const { emulator, pod } = observed;
   const facts = gatherFacts(observed);
   const phase = phaseOf(observed, facts);
@@ -38,12 +38,12 @@ export function summarize(observed: Observed, blocked: Blocked | undefined): Emu
 }
 
 interface Findings {
-  readonly phase: Phase;
-  readonly facts: Facts;
-  readonly blocked: Blocked | undefined;
+  readonly phase: EmulatorPhaseReport;
+  readonly facts: EmulatorFacts;
+  readonly blocked: EmulatorBlocked | undefined;
 }
 
-function conditions(observed: Observed, findings: Findings): Condition[] {
+function conditions(observed: ObservedEmulator, findings: Findings): Condition[] {
   const { emulator, now } = observed;
   const drafts = [
     ready(observed, findings),
@@ -56,7 +56,7 @@ function conditions(observed: Observed, findings: Findings): Condition[] {
 }
 
 /** Returns the condition Ready. It is True if the emulator is usable, or off because its VM is off as declared. */
-function ready(observed: Observed, { phase, blocked }: Findings): Draft {
+function ready(observed: ObservedEmulator, { phase, blocked }: Findings): Draft {
   const type = 'Ready';
   const { name, reason, message } = phase;
   if (isSilent(phase)) {
@@ -74,7 +74,10 @@ function ready(observed: Observed, { phase, blocked }: Findings): Draft {
  * Returns why an Emulator without a Pod stays off: because its VM is off as declared, or because its VM has ended. The result is undefined
  * if the Emulator does not wait for a VM, or if the VM can still start by itself.
  */
-function restsWithVM({ vm, pod }: Observed, { reason }: Phase): 'as declared' | 'ended' | undefined {
+function restsWithVM(
+  { vm, pod }: ObservedEmulator,
+  { reason }: EmulatorPhaseReport,
+): 'as declared' | 'ended' | undefined {
   if (reason !== 'VMNotRunning' || pod !== undefined) {
     return undefined;
   }
@@ -90,7 +93,7 @@ function restsWithVM({ vm, pod }: Observed, { reason }: Phase): 'as declared' | 
  * Returns the condition Reconciling while an Emulator is starting or ending. A stopped emulator counts as ending until its Pod no longer
  * exists.
  */
-function reconciling(observed: Observed, { phase, blocked }: Findings): Draft | undefined {
+function reconciling(observed: ObservedEmulator, { phase, blocked }: Findings): Draft | undefined {
   const { name } = phase;
   const isEnding = name === 'Terminating' || (name === 'Stopped' && observed.pod !== undefined);
   const isBusy = isEnding || (DEPLOYMENT.has(name) && restsWithVM(observed, phase) === undefined);
@@ -98,7 +101,7 @@ function reconciling(observed: Observed, { phase, blocked }: Findings): Draft | 
   return isBusy ? { type: 'Reconciling', status: 'True', reason: name, message } : undefined;
 }
 
-function stalled(observed: Observed, { phase, facts }: Findings): Draft | undefined {
+function stalled(observed: ObservedEmulator, { phase, facts }: Findings): Draft | undefined {
   const { name, reason, message } = phase;
   const hasFailed = name === 'Failed' && facts.failure !== undefined;
   return hasFailed || restsWithVM(observed, phase) === 'ended'
@@ -106,7 +109,7 @@ function stalled(observed: Observed, { phase, facts }: Findings): Draft | undefi
     : undefined;
 }
 
-function scheduled(observed: Observed, { blocked }: Findings): Draft {
+function scheduled(observed: ObservedEmulator, { blocked }: Findings): Draft {
   const type = 'Scheduled';
   const { pod } = observed;
   if (blocked !== undefined) {
@@ -130,7 +133,7 @@ function scheduled(observed: Observed, { blocked }: Findings): Draft {
  * Returns the reason why the Pod has no host yet. The Pod can run only on the VM's host. If all slots of this host are in use, the reason
  * is NoFreeSlot. Otherwise the reason comes from the scheduler's message.
  */
-function waitingForHost(observed: Observed, pod: Pod): Omit<Draft, 'type'> {
+function waitingForHost(observed: ObservedEmulator, pod: Pod): Omit<Draft, 'type'> {
   const condition = podCondition(pod, 'PodScheduled');
   if (condition?.status !== 'False') {
     const message = 'The Emulator is waiting for the scheduler';

@@ -22,7 +22,7 @@ import {
   ownerOfRemovable,
   PARKED,
   REMOVABLE_BY_OWNER,
-  type Removal,
+  type PodRemoval,
 } from './removal.ts';
 
 /** Key of the guard. All other keys of this controller are uids of owners. */
@@ -58,7 +58,7 @@ export class ForeignPodReconciler {
   readonly #options: ForeignPodOptions;
   readonly #pods: Writer<Pod>;
   readonly #guards: Writer<Pod>;
-  readonly #removals = new LRUCache<string, Removal>({
+  readonly #removals = new LRUCache<string, PodRemoval>({
     max: OWNERS_REMEMBERED,
     ttl: REMEMBERED_MILLISECONDS,
   });

@@ -2,7 +2,7 @@ import * as fc from 'fast-check';
 import { describe, expect, it } from 'vitest';
 import { timestamp } from '../../base/time.ts';
 import type { Pod } from '../../kube/core.ts';
-import { nextRemoval, ownerOfRemovable, type Removal, trimForeignPod } from './removal.ts';
+import { nextRemoval, ownerOfRemovable, type PodRemoval, trimForeignPod } from './removal.ts';
 
 const NOW = Date.parse('2026-01-01T00:00:00Z');
 const SECOND = 1_000;
@@ -97,7 +97,7 @@ describe('the next removal', () => {
 
   it('comes after a wait that doubles to five minutes while replacements land on hosts again', () => {
     const times: number[] = [];
-    let last: Removal | undefined;
+    let last: PodRemoval | undefined;
     for (let now = NOW; now < NOW + 1_000 * SECOND; now += SECOND) {
       // A controller replaces a Pod at once.
       const decision = nextRemoval([pod('a', { createdAt: last?.at ?? NOW })], last, now);
@@ -116,7 +116,7 @@ describe('the next removal', () => {
     fc.assert(
       fc.property(steps, (history) => {
         let now = NOW;
-        let last: Removal | undefined;
+        let last: PodRemoval | undefined;
         for (const { pass, pods } of history) {
           now += pass;
           const waiting = pods.map((age, index) => pod(`${index}`, { createdAt: now + age * SECOND }));

@@ -21,18 +21,18 @@ const SHORTEST_WAIT_MILLISECONDS = 30_000;
 const LONGEST_WAIT_MILLISECONDS = 300_000;
 
 /** The last removal of a Pod of an owner. */
-export interface Removal {
+export interface PodRemoval {
   /** Time of the removal, in milliseconds since the epoch. */
   readonly at: number;
   /** Time in milliseconds until the next removal of a Pod of this owner. */
   readonly waitMilliseconds: number;
 }
 
-export type Decision =
+export type RemovalDecision =
   | { readonly kind: 'none' }
   /** `at` is the time of the next removal, in milliseconds since the epoch. */
   | { readonly kind: 'wait'; readonly at: number }
-  | { readonly kind: 'remove'; readonly pod: Pod; readonly removal: Removal };
+  | { readonly kind: 'remove'; readonly pod: Pod; readonly removal: PodRemoval };
 
 /** Index of Pods that can be removed. The key is the uid of the Pod's controller. */
 export const REMOVABLE_BY_OWNER = 'owner';
@@ -61,7 +61,11 @@ function isParkedContainer({ state }: ContainerStatus): boolean {
  * Decides about the Pods of one owner that wait on hosts. The oldest Pod goes first. If a Pod is newer than the last removal, it probably
  * replaced the removed Pod and landed on a host again. The next wait is then twice as long.
  */
-export function nextRemoval(pods: readonly Pod[], last: Removal | undefined, now: number): Decision {
+export function nextRemoval(
+  pods: readonly Pod[],
+  last: PodRemoval | undefined,
+  now: number,
+): RemovalDecision {
   const waiting = pods
     .filter(({ metadata }) => metadata.deletionTimestamp === undefined)
     .toSorted((one, other) => createdAt(one) - createdAt(other));

@@ -8,7 +8,7 @@ import type { Logger } from 'pino';
 import { LRUCache } from 'lru-cache';
 import { Gauge, type Registry } from 'prom-client';
 import { timestamp } from '../../base/time.ts';
-import { type Awaited, awaitedOn } from '../../api/v1alpha1/machine.ts';
+import { type AwaitedVMs, awaitedOn } from '../../api/v1alpha1/machine.ts';
 import {
   ADOPTS_ANNOTATION,
   GIVEN_UP_ANNOTATION,
@@ -139,7 +139,7 @@ export class HostReconciler {
   }
 
   /** Returns the VMs whose Pods were deleted by force while their Node was missing. Their machines need new Pods. */
-  #forcedOn(name: string, earlier: HostRecord | undefined): Awaited {
+  #forcedOn(name: string, earlier: HostRecord | undefined): AwaitedVMs {
     if (earlier === undefined) {
       return {};
     }

@@ -1,5 +1,5 @@
 /** Computes the slots on a host's Node, and the taints that follow from the host's state. All functions are pure. */
-import { type Awaited, awaitedOn, awaitedText } from '../../api/v1alpha1/machine.ts';
+import { type AwaitedVMs, awaitedOn, awaitedText } from '../../api/v1alpha1/machine.ts';
 import {
   ADOPTING_TAINT,
   AWAITED_ANNOTATION,
@@ -79,7 +79,7 @@ function versionSkew(node: Node, present: NodeCondition | undefined, now: string
  * Returns the merge patch that lists these VMs on the Node as awaited, with the taint that follows. The patch fails if the Node has changed
  * since it was read. `now` is in milliseconds since the epoch.
  */
-export function awaitedPatch(node: Node, awaited: Awaited, now: number): object {
+export function awaitedPatch(node: Node, awaited: AwaitedVMs, now: number): object {
   const { uid, resourceVersion, annotations: before } = node.metadata;
   const text = awaitedText(awaited);
   const annotations = { ...before, [AWAITED_ANNOTATION]: text ?? '{}' };

@@ -17,7 +17,7 @@ import {
   HOST_VALUE,
   TAG_LABEL_PREFIX,
 } from '../../api/v1alpha1/names.ts';
-import { type Awaited, awaitedOn, awaitedText, parseDocument } from '../../api/v1alpha1/machine.ts';
+import { type AwaitedVMs, awaitedOn, awaitedText, parseDocument } from '../../api/v1alpha1/machine.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { patchOrCreate } from '../../kube/configmapdata.ts';
 import { Consistency } from '../../kube/consistency.ts';
@@ -215,7 +215,7 @@ interface NodeChange {
 export function restoredNode(
   node: Node,
   earlier: HostRecord | undefined,
-  forced: Awaited,
+  forced: AwaitedVMs,
 ): NodeChange | undefined {
   const whole = wholeNode(node, earlier ?? NO_RECORD, forced);
   const { labels, annotations } = whole.metadata;
@@ -235,7 +235,7 @@ export function restoredNode(
 }
 
 /** Returns the Node with all that it has and the earlier Node had. What both have with different values stays as in the Node. */
-function wholeNode(node: Node, earlier: HostRecord, forced: Awaited): Node {
+function wholeNode(node: Node, earlier: HostRecord, forced: AwaitedVMs): Node {
   const { metadata, spec = {} } = node;
   const present = spec.taints ?? [];
   const lost = earlier.taints.filter((taint) => !present.some((other) => sameKind(taint, other)));

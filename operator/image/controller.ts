@@ -28,7 +28,7 @@ import {
   abandonedPlaces,
   keptEvent,
   keptForFile,
-  type Place,
+  type ContentPlace,
   placeKey,
   removalRecord,
   replacedPlaces,
@@ -202,7 +202,11 @@ export class ImageReconciler {
    * @throws ApiError when no rule refuses the record, for example when a webhook cannot be called. Only the status or the finalizer still
    * names the content, so both must stay until the record exists.
    */
-  async #keepRecords(observed: ObservedImage, places: readonly Place[], logger: Logger): Promise<void> {
+  async #keepRecords(
+    observed: ObservedImage,
+    places: readonly ContentPlace[],
+    logger: Logger,
+  ): Promise<void> {
     for (const place of places) {
       const refused = await this.#createJob(observed.object, removalRecord(observed, place), logger);
       if (refused === undefined) {

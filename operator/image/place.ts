@@ -33,13 +33,13 @@ const HASH_LENGTH = 16;
 const NAME_LENGTH = 128;
 
 /** Place of an image's content in the storage: an artifact with its digest, or a file. */
-export type Place = StorageTarget;
+export type ContentPlace = StorageTarget;
 
 /** Returns the place of the content in the configured image storage. The result is undefined if the content is stored elsewhere. */
 export function placeOf(
   content: MachineImageSource | undefined,
   { imageStorage }: OperatorConfig,
-): Place | undefined {
+): ContentPlace | undefined {
   const { place } = traitsOf(content);
   if (place === undefined) {
     return undefined;
@@ -65,7 +65,7 @@ function root(prefix: string): string {
 }
 
 /** Returns a text that is different for each place in the image storage. */
-export function placeKey(place: Place): string {
+export function placeKey(place: ContentPlace): string {
   return place.type === 'registry' ? place.reference : folderKey(place.path);
 }
 
@@ -145,7 +145,7 @@ const ownerSchema = z.object({ kind: z.string(), namespace: z.string(), name: z.
 export function replacedPlaces(
   observed: ObservedImage,
   next: Pick<ImageFacts, 'content' | 'contentFailure' | 'lastCommit'>,
-): Place[] {
+): ContentPlace[] {
   const { object, config } = observed;
   const kept = placesOf([{ status: next }], config).map(placeKey);
   const known = placesOf([object, ...superseded(observed, next)], config);
@@ -157,7 +157,7 @@ export function replacedPlaces(
  * Returns the files that failed Jobs might have left. A host that ended during its work has removed nothing, and no later Job writes to the
  * same file. The files of the Jobs that stay ({@link keptForFile}) are not returned.
  */
-function filesOfFailedJobs({ jobs }: ObservedImage, facts: FirstContent): Place[] {
+function filesOfFailedJobs({ jobs }: ObservedImage, facts: FirstContent): ContentPlace[] {
   const kept = keptForFile(jobs, facts);
   return jobs
     .filter((job) => (awaitsContent(facts) ? mayHaveLeftFile(job) && !kept.includes(job) : hasFailed(job)))
@@ -210,7 +210,7 @@ function superseded(
 }
 
 /** Returns the known places where the storage has content of a deleted image, including files that the image's status does not name. */
-export function abandonedPlaces(observed: ObservedImage): Place[] {
+export function abandonedPlaces(observed: ObservedImage): ContentPlace[] {
   const { object, config, jobs } = observed;
   const facts = gatherFacts(observed);
   const known = placesOf([object, { status: facts }, ...superseded(observed, facts)], config);
@@ -220,7 +220,7 @@ export function abandonedPlaces(observed: ObservedImage): Place[] {
   return [...new Map([...known, ...files].map((place) => [placeKey(place), place])).values()];
 }
 
-function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place[] {
+function placesOf(objects: readonly HasContent[], config: OperatorConfig): ContentPlace[] {
   return objects
     .map((object) => placeOf(storedContent(object), config))
     .filter((place) => place !== undefined);
@@ -230,7 +230,7 @@ function placesOf(objects: readonly HasContent[], config: OperatorConfig): Place
  * Returns the file that a Job might have created, even if the image's status does not name this file. The result is undefined if the Job
  * stores content in a registry. A place in a registry includes a digest, and the digest of this content is not known.
  */
-export function targetFile(job: Job): Place | undefined {
+export function targetFile(job: Job): ContentPlace | undefined {
   const task = taskOf(job);
   const target = task !== undefined && 'target' in task ? task.target : undefined;
   return target?.type === 'folder' ? target : undefined;
@@ -240,7 +240,7 @@ export function targetFile(job: Job): Place | undefined {
  * Returns the file that a failed upload might have left in the storage, for example because the agent restarted. The file must be removed,
  * because an upload has only one attempt. The function does not read the failed Job, because this Job might no longer exist.
  */
-function failedUpload({ object, config }: ObservedImage): Place | undefined {
+function failedUpload({ object, config }: ObservedImage): ContentPlace | undefined {
   const target =
     object.status?.uploadFailure === undefined
       ? undefined
@@ -248,7 +248,7 @@ function failedUpload({ object, config }: ObservedImage): Place | undefined {
   return target?.type === 'folder' ? target : undefined;
 }
 
-export function removalRecord({ object, kind, config }: ObservedImage, place: Place): Unsaved<Job> {
+export function removalRecord({ object, kind, config }: ObservedImage, place: ContentPlace): Unsaved<Job> {
   const { name, namespace = '', uid = '' } = object.metadata;
   const hash = createHash('sha256').update(placeKey(place)).digest('hex').slice(0, 32);
   const job = taskJob({
@@ -283,7 +283,7 @@ export function isRemoval({ metadata }: Job): boolean {
  * Returns the place whose content a Job must remove. The result is undefined if the Job's task is not a removal, even if the Job has the
  * label of a removal.
  */
-export function recordedPlace(job: Job): Place | undefined {
+export function recordedPlace(job: Job): ContentPlace | undefined {
   const task = taskOf(job);
   return task?.type === 'remove' ? task.place : undefined;
 }

@@ -24,7 +24,7 @@ const BEGINNING_LENGTH = 60;
  */
 export const DEADLINE = 'DeadlineExceeded';
 
-export interface Failure {
+export interface AttemptFailure {
   readonly message: string;
   /** Wait in milliseconds before the next attempt that a server asked for. */
   readonly retryAfterMilliseconds?: number | undefined;
@@ -35,7 +35,7 @@ export type Attempt =
   | { readonly kind: 'none' }
   | { readonly kind: 'underWay'; readonly job: CacheJob; readonly wakeAt: number | undefined }
   | { readonly kind: 'succeeded'; readonly at: number; readonly digest: string | undefined }
-  | ({ readonly kind: 'failed' } & Failure)
+  | ({ readonly kind: 'failed' } & AttemptFailure)
   /** The Job did not get to the host in time. `message` tells why. */
   | { readonly kind: 'unscheduled'; readonly message: string };
 
@@ -89,7 +89,7 @@ function progressOf(job: CacheJob, observed: ObservedEntry): Attempt {
 export function failedRow(
   row: NodeCacheState,
   state: NodeCacheState['state'],
-  { message, retryAfterMilliseconds }: Failure,
+  { message, retryAfterMilliseconds }: AttemptFailure,
   { config, now }: { config: OperatorConfig; now: number },
 ): NodeCacheState {
   const failures = (row.failures ?? 0) + 1;
@@ -173,7 +173,11 @@ export function isLate(row: NodeCacheState, observed: ObservedEntry): boolean {
  * Returns the failure with the message for a host whose deadline is over, or unchanged if it is not over. If the failure itself only states
  * that the deadline is over, the message contains the host's last message instead.
  */
-export function orOverdue(row: NodeCacheState, failure: Failure, observed: ObservedEntry): Failure {
+export function orOverdue(
+  row: NodeCacheState,
+  failure: AttemptFailure,
+  observed: ObservedEntry,
+): AttemptFailure {
   if (!isLate(row, observed)) {
     return failure;
   }

@@ -10,7 +10,7 @@ import {
   attemptOf,
   DEADLINE,
   deadlineOf,
-  type Failure,
+  type AttemptFailure,
   failedRow,
   isLate,
   orOverdue,
@@ -19,13 +19,13 @@ import {
   withRefresh,
 } from './attempt.ts';
 import { digestsIn, isBrought, namesOn } from './image.ts';
-import { type CacheJob, type Host, isCached, type ObservedEntry, type TaskType } from './observed.ts';
+import { type CacheJob, type ObservedHost, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 
 /** Longest time in milliseconds from the end of a Job until the host lists the image. An agent updates its list within seconds. */
 const LISTED_MILLISECONDS = 60_000;
 export interface HostContext {
   readonly observed: ObservedEntry;
-  readonly host: Host;
+  readonly host: ObservedHost;
   readonly isTarget: boolean;
   /** Row of the host: its state in the last status of the entry. */
   readonly row: NodeCacheState | undefined;
@@ -208,7 +208,11 @@ function fullness({ host, observed }: HostContext): string | undefined {
   return observed.freeSlots(host.name) > 0 ? undefined : 'HostFull: the host has no free slot';
 }
 
-function cachingFailed({ observed, jobs }: HostContext, row: NodeCacheState, failure: Failure): HostPlan {
+function cachingFailed(
+  { observed, jobs }: HostContext,
+  row: NodeCacheState,
+  failure: AttemptFailure,
+): HostPlan {
   const next = failedRow(row, 'Failed', orOverdue(row, failure, observed), observed);
   const ended = { type: 'cache', result: 'failed' } as const;
   return { row: next, isHeld: true, deletes: jobs, ended, wakeAt: Date.parse(next.retryAt ?? '') };

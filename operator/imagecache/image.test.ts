@@ -8,7 +8,7 @@ import type { Image } from '../../api/v1alpha1/image.ts';
 import { parseConfig } from '../config/config.ts';
 import { type HostContext, planHost } from './hostplan.ts';
 import { namesOn, newestDigest, resolveImage } from './image.ts';
-import type { CacheJob, Host, ObservedEntry } from './observed.ts';
+import type { CacheJob, ObservedHost, ObservedEntry } from './observed.ts';
 
 const TAG = 'registry.example:5000/guest:1';
 const REPOSITORY = 'registry.example:5000/guest';
@@ -23,7 +23,7 @@ function entry(spec: ImageCacheEntrySpec, digest?: string): ImageCacheEntry {
   };
 }
 
-function host(name: string, ...digests: string[]): Host {
+function host(name: string, ...digests: string[]): ObservedHost {
   const names = [TAG, ...digests.map((digest) => `${REPOSITORY}@sha256:${digest}`)];
   const images = digests.length === 0 ? [] : [names];
   return { name, tags: new Set(), notReadySince: undefined, isCordoned: false, images };
@@ -44,7 +44,7 @@ function succeeded(on: string, finishedAt: string, digest: string): CacheJob {
   };
 }
 
-function observed(of: ImageCacheEntry, hosts: Host[], jobs: CacheJob[] = []): ObservedEntry {
+function observed(of: ImageCacheEntry, hosts: ObservedHost[], jobs: CacheJob[] = []): ObservedEntry {
   return {
     entry: of,
     reference: TAG,

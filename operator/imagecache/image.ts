@@ -8,7 +8,7 @@ import { contentOf } from '../image/content.ts';
 import {
   type CachedImage,
   type CacheJob,
-  type Host,
+  type ObservedHost,
   isCached,
   type ObservedEntry,
   type WaitingForImage,
@@ -90,7 +90,7 @@ export function isBrought(
 }
 
 /** Returns the names under which the host lists this image. The result is undefined if the host does not list it. */
-export function namesOn(image: CachedImage, host: Host): readonly string[] | undefined {
+export function namesOn(image: CachedImage, host: ObservedHost): readonly string[] | undefined {
   return host.images.find((listed) => isListed(image, listed));
 }
 

@@ -16,7 +16,7 @@ import { isSeenAlive, type TaskOutcome, taskOutcome, trueCondition } from '../ta
 import { controllerOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { resolveImage } from './image.ts';
 import { ATTEMPT_ANNOTATION, PARKED_SECONDS } from './job.ts';
-import type { CacheJob, Host, ObservedEntry, TaskType } from './observed.ts';
+import type { CacheJob, ObservedHost, ObservedEntry, TaskType } from './observed.ts';
 
 /** Names of the indexes with which this controller finds ImageCacheEntries in the cache. */
 export const ENTRIES_BY_UID = 'uid';
@@ -143,7 +143,7 @@ function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string 
   return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;
 }
 
-function hostOf(node: Node): Host {
+function hostOf(node: Node): ObservedHost {
   const { metadata, spec, status } = node;
   return {
     name: metadata.name,

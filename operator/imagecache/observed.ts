@@ -6,7 +6,7 @@ import type { TaskOutcome } from '../tasks/outcome.ts';
 
 export type TaskType = 'cache' | 'uncache';
 
-export interface Host {
+export interface ObservedHost {
   readonly name: string;
   readonly tags: ReadonlySet<string>;
   /** Time when the host's Node stopped being Ready, in milliseconds since the epoch. It is undefined while the Node is Ready. */
@@ -55,7 +55,7 @@ export interface ObservedEntry {
   readonly image: CachedImage | WaitingForImage;
   /** If this entry is a duplicate: name of the other entry for which hosts keep the same image. Otherwise undefined. */
   readonly duplicateOf: string | undefined;
-  readonly hosts: ReadonlyMap<string, Host>;
+  readonly hosts: ReadonlyMap<string, ObservedHost>;
   /** Returns the number of free slots for machines on a host, according to the caches. */
   readonly freeSlots: (host: string) => number;
   readonly jobs: readonly CacheJob[];

@@ -2,7 +2,7 @@
 import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
-import type { Cache, Change } from '../../kube/cache.ts';
+import type { Cache, ObjectChange } from '../../kube/cache.ts';
 import type { Controller } from '../../kube/controller.ts';
 import type { Job, Node, Pod } from '../../kube/core.ts';
 import { equal } from '../../kube/mergepatch.ts';
@@ -30,7 +30,7 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
     // or a duplicate. Therefore the other entries are enqueued, too.
     enqueue(type === 'updated' ? [] : rivals(object));
   });
-  const byTask = ({ object }: Change<Job | Pod>) =>
+  const byTask = ({ object }: ObjectChange<Job | Pod>) =>
     enqueue(entries.byIndex(ENTRIES_BY_UID, object.metadata.labels?.[ENTRY_UID_LABEL] ?? ''));
   sources.jobs.cache.onChange(byTask);
   // When a Job or machine ends, its host has another free slot, so the entries that wait for this host are enqueued.
@@ -40,7 +40,7 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
       hostOfJob(object).forEach(byHost);
     }
   });
-  const byMachine = ({ type, object }: Change<Pod>) => {
+  const byMachine = ({ type, object }: ObjectChange<Pod>) => {
     const { nodeName } = object.spec;
     if (nodeName !== undefined && (type === 'deleted' || !holdsSlot(object))) {
       byHost(nodeName);
@@ -60,7 +60,7 @@ export function enqueueEntries(controller: Controller, sources: EntrySources): v
  * added and removed images. If the Node is new or deleted, or its readiness, labels, slots or cordon changed, the result is all entries.
  */
 function concerned(
-  { type, object, previous }: Change<Node>,
+  { type, object, previous }: ObjectChange<Node>,
   entries: Cache<ImageCacheEntry>,
 ): readonly Readonly<ImageCacheEntry>[] {
   if (type !== 'updated' || !equal(stateOf(previous), stateOf(object))) {

@@ -20,7 +20,7 @@ import {
   isNeeded,
   observeRemovals,
   planRemovals,
-  type Removal,
+  type ContentRemoval,
   type RemovalPlan,
   type RemovalSources,
 } from './plan.ts';
@@ -77,7 +77,7 @@ export class RemovalReconciler {
     return wakeMilliseconds === undefined ? undefined : { requeueAfterMilliseconds: wakeMilliseconds };
   }
 
-  async #begin(due: readonly Removal[], logger: Logger): Promise<void> {
+  async #begin(due: readonly ContentRemoval[], logger: Logger): Promise<void> {
     if (due.length === 0) {
       return;
     }
@@ -96,7 +96,7 @@ export class RemovalReconciler {
    * the operator crashes before the deletion, the next operator reports the removal again.
    */
   async #finish({ ended }: RemovalPlan, logger: Logger): Promise<void> {
-    const uidOf = ({ job }: Removal): string => job.metadata.uid ?? '';
+    const uidOf = ({ job }: ContentRemoval): string => job.metadata.uid ?? '';
     const reported = new Set(ended.map(uidOf).filter((uid) => this.#reported.has(uid)));
     for (const removal of ended.filter((one) => !reported.has(uidOf(one)))) {
       this.#tell(removal, removal.end.kept, logger);
@@ -106,7 +106,7 @@ export class RemovalReconciler {
     this.#reported = reported;
   }
 
-  #tell({ job, place }: Removal, kept: string | undefined, logger: Logger): void {
+  #tell({ job, place }: ContentRemoval, kept: string | undefined, logger: Logger): void {
     const lost = placeKey(place);
     if (kept === undefined) {
       logger.info({ place: lost }, 'content was removed from the image storage');

@@ -11,14 +11,14 @@ import { parseConfig } from '../config/config.ts';
 import type { ImageJob, ObservedImage } from '../image/observe.ts';
 import {
   abandonedPlaces,
-  type Place,
+  type ContentPlace,
   placeKey,
   placeOf,
   recordedPlace,
   removalRecord,
   replacedPlaces,
 } from '../image/place.ts';
-import { isNeeded, needsOf, planRemovals, type Removal } from './plan.ts';
+import { isNeeded, needsOf, planRemovals, type ContentRemoval } from './plan.ts';
 
 const KEEP_MILLISECONDS = 600_000;
 /** Longest time in milliseconds that a write of an operator takes. */
@@ -240,10 +240,10 @@ class World {
     };
   }
 
-  get #removals(): Removal[] {
+  get #removals(): ContentRemoval[] {
     return [...this.#records.values()].map((job) => ({
       job,
-      place: recordedPlace(job) as Place,
+      place: recordedPlace(job) as ContentPlace,
       end: undefined,
     }));
   }
@@ -256,7 +256,7 @@ class World {
     }
   }
 
-  #keep(object: Image, places: readonly Place[]): void {
+  #keep(object: Image, places: readonly ContentPlace[]): void {
     for (const place of places) {
       const { metadata, ...job } = removalRecord(this.observed(object), place);
       const name = metadata.name ?? '';
@@ -337,7 +337,7 @@ describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
   it('stays while a VM is prepared from it', () => {
     const world = new World(kind);
     const content = world.make();
-    const place = placeOf(content, world.config) as Place;
+    const place = placeOf(content, world.config) as ContentPlace;
     const needs = (pod: Pod) => isNeeded(place, needsOf({ objects: [], pods: [pod], jobs: [] }));
     expect(needs(machinePod(content))).toBe(true);
     expect(needs(machinePod(content, 'Running'))).toBe(false);
@@ -349,7 +349,7 @@ describe.each(['folder', 'registry'] as const)('content in a %s', (kind) => {
     const content = world.make();
     const pod = machinePod(content);
     pod.metadata.annotations = { [MACHINE_ANNOTATION]: '{"apiVersion":"later"}' };
-    const place = placeOf(content, world.config) as Place;
+    const place = placeOf(content, world.config) as ContentPlace;
     expect(isNeeded(place, needsOf({ objects: [], pods: [pod], jobs: [] }))).toBe(true);
   });
 
@@ -391,7 +391,7 @@ describe('an image in the storage', () => {
   it('that a user names directly, also by its tag, is needed', () => {
     const world = new World('registry');
     const content = world.make() as { reference: string };
-    const place = placeOf(content as MachineImageSource, world.config) as Place;
+    const place = placeOf(content as MachineImageSource, world.config) as ContentPlace;
     const isNeededBy = (reference: string) => {
       const own = image('own');
       own.spec.source = { registry: { reference } };
@@ -405,7 +405,7 @@ describe('an image in the storage', () => {
   it('is needed while a Job may make it content again', () => {
     const world = new World('folder');
     const content = world.make();
-    const place = placeOf(content, world.config) as Place;
+    const place = placeOf(content, world.config) as ContentPlace;
     const record = removalRecord(world.observed(image('i')), place) as Job;
     const needs = (job: Job) => isNeeded(place, needsOf({ objects: [], pods: [], jobs: [job] }));
     expect(needs(commitJob(content).job)).toBe(true);

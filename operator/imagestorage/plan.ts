@@ -3,7 +3,14 @@
  * and Pods that need content are read again from the API server, not from the cache.
  */
 import { type Job, type Pod, PODS } from '../../kube/core.ts';
-import { folderKey, isRemoval, type Place, placeKey, recordedPlace, repositoryOf } from '../image/place.ts';
+import {
+  folderKey,
+  isRemoval,
+  type ContentPlace,
+  placeKey,
+  recordedPlace,
+  repositoryOf,
+} from '../image/place.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
@@ -34,14 +41,14 @@ interface RemovalEnd {
   readonly kept: string | undefined;
 }
 
-export interface Removal {
+export interface ContentRemoval {
   readonly job: Job;
-  readonly place: Place;
+  readonly place: ContentPlace;
   readonly end: RemovalEnd | undefined;
 }
 
 export interface ObservedRemovals {
-  readonly removals: readonly Removal[];
+  readonly removals: readonly ContentRemoval[];
   readonly needs: Needs;
   /**
    * For each removal, the time of the first check that found the content unneeded, in milliseconds since the epoch. The map's key is the
@@ -60,8 +67,8 @@ export interface ObservedRemovals {
 export interface RemovalPlan {
   readonly unneededSince: ReadonlyMap<string, number>;
   /** Removals that begin next, unless the API server shows that something needs the content. */
-  readonly due: readonly Removal[];
-  readonly ended: readonly (Removal & { readonly end: RemovalEnd })[];
+  readonly due: readonly ContentRemoval[];
+  readonly ended: readonly (ContentRemoval & { readonly end: RemovalEnd })[];
   /** Time in milliseconds after which the removals must be reconciled again, even if nothing has changed. */
   readonly wakeMilliseconds: number | undefined;
 }
@@ -129,7 +136,7 @@ function isPreparing({ status }: Pod): boolean {
   return (status?.phase ?? 'Pending') === 'Pending';
 }
 
-export function isNeeded(place: Place, { keys, unknown }: Needs): boolean {
+export function isNeeded(place: ContentPlace, { keys, unknown }: Needs): boolean {
   const repository = place.type === 'registry' && keys.has(repositoryOf(place.reference));
   return unknown || repository || keys.has(placeKey(place));
 }
@@ -165,7 +172,7 @@ export interface RemovalSources {
   readonly taskPods: Informer<Pod>;
 }
 
-export function observeRemovals({ jobs, taskPods }: RemovalSources): Removal[] {
+export function observeRemovals({ jobs, taskPods }: RemovalSources): ContentRemoval[] {
   return jobs.cache
     .list()
     .filter(isRemoval)

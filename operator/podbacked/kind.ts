@@ -43,7 +43,7 @@ export interface StepResult<Write> {
 }
 
 /** A pure function that returns the next requests for an object. */
-export type Step<Observed, Facts, Write> = (observed: Observed, facts: Facts) => StepResult<Write>;
+export type PlanStep<Observed, Facts, Write> = (observed: Observed, facts: Facts) => StepResult<Write>;
 
 /** Result of the steps of one reconcile. */
 export interface Run<Observed> {
@@ -67,7 +67,7 @@ export interface Naming<T extends PodBacked, Observed> {
 }
 
 /** What makes one kind different from the other. All functions are pure. */
-export interface Kind<T extends PodBacked, Observed extends PodObserved, Facts, Write>
+export interface PodBackedKind<T extends PodBacked, Observed extends PodObserved, Facts, Write>
   extends Naming<T, Observed> {
   /**
    * Returns a substitute for an object that no longer exists, although its Pod still exists. The substitute has a deletion time, so the Pod
@@ -77,7 +77,7 @@ export interface Kind<T extends PodBacked, Observed extends PodObserved, Facts, 
   /** Returns the facts in the status together with the facts that this reconcile finds. */
   readonly gatherFacts: (observed: Observed) => Facts;
   /** Returns the steps in their order. The first step whose outcome is not `done` ends the reconcile. */
-  readonly stepsFor: (observed: Observed) => readonly Step<Observed, Facts, Write>[];
+  readonly stepsFor: (observed: Observed) => readonly PlanStep<Observed, Facts, Write>[];
   /** Computes the whole status. The result is undefined while the status stays as it is. */
   readonly summarize: (run: Run<Observed>, facts: Facts) => NonNullable<T['status']> | undefined;
   /** Phases in which an object is being deployed. A change between them can be stored later. */

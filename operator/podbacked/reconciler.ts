@@ -11,7 +11,7 @@ import { conditionIn } from '../objects/conditions.ts';
 import type { Recorder } from '../objects/events.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { recheckMilliseconds, Refusals, unlessBlocking } from '../objects/refusals.ts';
-import type { Kind, PodBacked, PodBackedStatus, Run } from './kind.ts';
+import type { PodBackedKind, PodBacked, PodBackedStatus, Run } from './kind.ts';
 import type { PodObserved } from './observe.ts';
 import type { PodBackedSources, PodBackedWriter } from './writer.ts';
 
@@ -27,14 +27,14 @@ export interface PodBackedOptions<T extends PodBacked> extends PodBackedSources<
 
 export abstract class PodBackedReconciler<T extends PodBacked, Observed extends PodObserved, Facts, Write> {
   readonly #options: PodBackedOptions<T>;
-  readonly #kind: Kind<T, Observed, Facts, Write>;
+  readonly #kind: PodBackedKind<T, Observed, Facts, Write>;
   readonly #writer: PodBackedWriter<T, Observed, Write>;
   readonly #status: HeldStatus;
   readonly #refusals: Refusals;
 
   constructor(
     options: PodBackedOptions<T>,
-    kind: Kind<T, Observed, Facts, Write>,
+    kind: PodBackedKind<T, Observed, Facts, Write>,
     writer: PodBackedWriter<T, Observed, Write>,
   ) {
     this.#options = options;

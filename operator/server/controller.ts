@@ -30,16 +30,16 @@ import {
   cachedHost,
   conflictOf,
   currentHost,
-  type Observed,
+  type ObservedServer,
   type Problem,
-  type Reading,
+  type PowerReading,
   type ServerSources,
 } from './observe.ts';
 import {
   ACTION_POLL_MILLISECONDS,
   afterSend,
   pendingRequest,
-  type Plan,
+  type ServerPlan,
   planServer,
   POLL_MILLISECONDS,
 } from './plan.ts';
@@ -70,7 +70,7 @@ export interface ServerControllerOptions extends ServerSources {
 /** A reading, and the controller from which it comes. */
 interface Known {
   readonly controller: ServerController;
-  readonly reading: Reading;
+  readonly reading: PowerReading;
   readonly canReboot: boolean;
 }
 
@@ -136,7 +136,7 @@ export class ServerReconciler {
   }
 
   /** Carries out the effect of the plan. `observed` has the stored Server. */
-  async #carryOut({ effect, host }: Plan, observed: Observed, logger: Logger): Promise<void> {
+  async #carryOut({ effect, host }: ServerPlan, observed: ObservedServer, logger: Logger): Promise<void> {
     const { node, server } = observed;
     const { name } = server.metadata;
     if (node !== undefined && host === undefined) {
@@ -150,7 +150,7 @@ export class ServerReconciler {
     }
   }
 
-  async #observe(server: Readonly<Server>): Promise<Observed> {
+  async #observe(server: Readonly<Server>): Promise<ObservedServer> {
     const { clock } = this.#options;
     const { status, metadata } = server;
     const isActing = isOpen(status?.lastAction);
@@ -189,7 +189,7 @@ export class ServerReconciler {
   }
 
   /** Sends a command whose intent is stored, and stores what the controller answered. */
-  async #send({ server, ...rest }: Observed, command: PowerAction, logger: Logger): Promise<void> {
+  async #send({ server, ...rest }: ObservedServer, command: PowerAction, logger: Logger): Promise<void> {
     const { clock, client, metrics } = this.#options;
     const { status = {}, metadata } = server;
     const begunAt = Date.parse(status.lastAction?.call?.begunAt ?? '');
@@ -207,7 +207,7 @@ export class ServerReconciler {
         'a command to the controller of a server failed',
       );
     }
-    const plan: Plan = afterSend(status, failure, clock());
+    const plan: ServerPlan = afterSend(status, failure, clock());
     await this.#writeStatus(server, serverStatus({ ...rest, server, now: clock() }, plan));
   }
 
@@ -278,7 +278,7 @@ function isCordonedFor({ metadata }: Readonly<Node>, server: string): boolean {
 }
 
 /** Returns the problem of a controller with a field that cannot work. */
-function invalidity(reading: Reading | undefined): Problem | undefined {
+function invalidity(reading: PowerReading | undefined): Problem | undefined {
   const { error } = reading ?? {};
   return error?.reason === 'ControllerInvalid' ? { reason: error.reason, message: error.message } : undefined;
 }

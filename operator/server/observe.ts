@@ -27,7 +27,7 @@ export function addressesOf({ spec }: Readonly<Server>): string[] {
 }
 
 /** Result of one attempt to read the power: either the power, or the error. */
-export interface Reading {
+export interface PowerReading {
   /** Time before the attempt, in milliseconds since the epoch. */
   readonly at: number;
   readonly power?: Power;
@@ -41,11 +41,11 @@ export interface Problem {
 }
 
 /** The state that one reconcile of a Server observes. The plan and the status are pure functions of it. */
-export interface Observed {
+export interface ObservedServer {
   readonly server: Readonly<Server>;
   readonly problem: Problem | undefined;
   /** Last reading of the power. Its time is in milliseconds since the epoch. It is undefined until the first attempt. */
-  readonly reading: Reading | undefined;
+  readonly reading: PowerReading | undefined;
   /** Whether the controller has one command for a reboot. */
   readonly canReboot: boolean;
   /** Node of the host that the Server carries. */
@@ -69,7 +69,7 @@ export interface ServerSources {
 export function cachedHost(
   { nodes, pods, emulatorPods }: ServerSources,
   { spec: { nodeName } }: Readonly<Server>,
-): Pick<Observed, 'node' | 'machines'> {
+): Pick<ObservedServer, 'node' | 'machines'> {
   if (nodeName === undefined) {
     return { node: undefined, machines: 0 };
   }
@@ -82,7 +82,7 @@ export function cachedHost(
 export async function currentHost(
   { client }: Pick<ServerSources, 'client'>,
   { spec: { nodeName } }: Readonly<Server>,
-): Promise<Pick<Observed, 'node' | 'machines'>> {
+): Promise<Pick<ObservedServer, 'node' | 'machines'>> {
   if (nodeName === undefined) {
     return { node: undefined, machines: 0 };
   }

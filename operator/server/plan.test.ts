@@ -10,7 +10,7 @@ import {
   REBOOT_MILLISECONDS,
   REPEAT_MILLISECONDS,
 } from './plan.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedServer } from './observe.ts';
 import { serverStatus } from './status.ts';
 
 const NOW = Date.parse('2030-01-01T12:00:00Z');
@@ -28,7 +28,9 @@ function server(spec: Partial<ServerSpec>, status: Server['status']): Server {
   };
 }
 
-function look(o: { spec?: Partial<ServerSpec>; status?: Server['status'] } & Partial<Observed>): Observed {
+function look(
+  o: { spec?: Partial<ServerSpec>; status?: Server['status'] } & Partial<ObservedServer>,
+): ObservedServer {
   const { spec = {}, status, ...rest } = o;
   return {
     server: server(spec, status),
@@ -127,7 +129,7 @@ describe('Off of a host', () => {
 });
 
 describe('a command without an answer', () => {
-  const plan = (ago: number, o: Partial<Observed> = {}, attempts = 1, action: PowerAction = 'Off') =>
+  const plan = (ago: number, o: Partial<ObservedServer> = {}, attempts = 1, action: PowerAction = 'Off') =>
     planServer(look({ status: { lastAction: running('Off', called(action, ago, { attempts })) }, ...o }));
 
   it('is sent a second time only after a reading that shows no effect, and never a third time', () => {
@@ -154,7 +156,7 @@ describe('a command without an answer', () => {
 });
 
 describe('a reboot', () => {
-  const reboot = (ago: number, o: Partial<Observed>, action: PowerAction) =>
+  const reboot = (ago: number, o: Partial<ObservedServer>, action: PowerAction) =>
     look({
       status: {
         lastAction: running('Reboot', {
@@ -237,8 +239,8 @@ describe('a host with machines', () => {
       status: { lastAction: action },
     } as unknown as Server;
     const node = { metadata: { name: 'rack' }, spec: { unschedulable: true } };
-    return leave({ server, node, machines: 1, now: NOW } as unknown as Observed, action, 'Off').lastAction
-      ?.result;
+    return leave({ server, node, machines: 1, now: NOW } as unknown as ObservedServer, action, 'Off')
+      .lastAction?.result;
   }
 
   it('the policy of a Server decides about a host with machines, but power by demand never ends a machine', () => {

@@ -12,7 +12,7 @@ import {
   type ServerStatus,
   WAIT_SECONDS,
 } from '../../api/v1alpha1/server.ts';
-import type { Observed, Reading } from './observe.ts';
+import type { ObservedServer, PowerReading } from './observe.ts';
 import { isByDemand, isOpen } from '../host/power.ts';
 import { isReady } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
@@ -58,7 +58,7 @@ type Effect = { readonly kind: 'send'; readonly command: PowerAction } | { reado
 type ActionStatus = Pick<ServerStatus, 'request' | 'lastAction' | 'lastRequestedAt' | 'host'>;
 
 /** The next step. While `host` is undefined, a cordon that Berth set for the Server is to be removed. */
-export interface Plan extends ActionStatus {
+export interface ServerPlan extends ActionStatus {
   /** What to do after the status is stored. */
   readonly effect?: Effect | undefined;
   /** Time of the next reconcile in milliseconds since the epoch, besides the readings of the power. */
@@ -66,7 +66,10 @@ export interface Plan extends ActionStatus {
 }
 
 /** Returns the request that Berth has not begun. A request by the HTTP API or the operator comes before `spec.powerAction`. */
-export function pendingRequest({ server, now }: Pick<Observed, 'server' | 'now'>): PowerRequest | undefined {
+export function pendingRequest({
+  server,
+  now,
+}: Pick<ObservedServer, 'server' | 'now'>): PowerRequest | undefined {
   const { request } = server.status ?? {};
   if (request !== undefined) {
     return request;
@@ -91,7 +94,7 @@ export function whyNotDone({ spec, status, metadata }: Readonly<Server>, now: nu
 }
 
 /** Returns the part of the status that decides what is done, as it is stored. */
-function before({ server: { status = {} } }: Observed): ActionStatus {
+function before({ server: { status = {} } }: ObservedServer): ActionStatus {
   const { request, lastAction, lastRequestedAt, host } = status;
   return { request, lastAction, lastRequestedAt, host };
 }
@@ -102,7 +105,12 @@ function ended(action: LastAction, result: LastAction['result'], message: string
 }
 
 /** Ends the action. A host that was not switched off takes machines again. */
-function end(observed: Observed, action: LastAction, result: LastAction['result'], message: string): Plan {
+function end(
+  observed: ObservedServer,
+  action: LastAction,
+  result: LastAction['result'],
+  message: string,
+): ServerPlan {
   const { now } = observed;
   const { host } = before(observed);
   const isReleased = host !== undefined && host.offAt === undefined;
@@ -120,7 +128,7 @@ function future(at: number, now: number): number | undefined {
 }
 
 /** Plans the way to a command that ends everything on the host: cordon, check for machines, send. */
-export function leave(observed: Observed, action: LastAction, command: PowerAction): Plan {
+export function leave(observed: ObservedServer, action: LastAction, command: PowerAction): ServerPlan {
   if (observed.server.spec.nodeName === undefined) {
     return send(observed, action, command);
   }
@@ -130,7 +138,7 @@ export function leave(observed: Observed, action: LastAction, command: PowerActi
 }
 
 /** Returns the plan for a host with machines. The result is undefined if their end is forced. */
-function occupiedPlan(observed: Observed, action: LastAction): Plan | undefined {
+function occupiedPlan(observed: ObservedServer, action: LastAction): ServerPlan | undefined {
   switch (whenOccupied(observed, action)) {
     case 'Force':
       return undefined;
@@ -143,12 +151,12 @@ function occupiedPlan(observed: Observed, action: LastAction): Plan | undefined 
 }
 
 /** Power by demand never ends a machine, and does not wait for its end: another machine can have begun since it looked at the host. */
-function whenOccupied({ server }: Pick<Observed, 'server'>, action: LastAction) {
+function whenOccupied({ server }: Pick<ObservedServer, 'server'>, action: LastAction) {
   return isByDemand(action) ? 'Refuse' : server.spec.policy?.whenOccupied;
 }
 
 /** Returns the plan while the host is not cordoned for long enough, or waits for its machines. */
-function cordonedPlan(observed: Observed, waiting: Plan | undefined): Plan | undefined {
+function cordonedPlan(observed: ObservedServer, waiting: ServerPlan | undefined): ServerPlan | undefined {
   const { node, now } = observed;
   const plan = waiting ?? before(observed);
   const { host } = plan;
@@ -166,7 +174,7 @@ function cordonedPlan(observed: Observed, waiting: Plan | undefined): Plan | und
   return waiting ?? (now < settled ? { ...plan, wakeAt: settled } : undefined);
 }
 
-function waitForMachines(observed: Observed, action: LastAction): Plan {
+function waitForMachines(observed: ObservedServer, action: LastAction): ServerPlan {
   const { server, now } = observed;
   const seconds = server.spec.policy?.waitSeconds ?? WAIT_SECONDS;
   const until = Date.parse(action.startedAt) + seconds * 1000;
@@ -179,7 +187,7 @@ function waitForMachines(observed: Observed, action: LastAction): Plan {
 }
 
 /** Says how many machines run on the host. It names none, because everybody who may read Servers reads this text. */
-function occupiedText({ server, machines }: Pick<Observed, 'server' | 'machines'>): string {
+function occupiedText({ server, machines }: Pick<ObservedServer, 'server' | 'machines'>): string {
   const { nodeName } = server.spec;
   return machines === 1
     ? `1 machine runs on host ${nodeName}`
@@ -187,7 +195,7 @@ function occupiedText({ server, machines }: Pick<Observed, 'server' | 'machines'
 }
 
 /** Plans a command. Before it is sent, the status says that it is about to be sent, and that the host goes off. */
-function send(observed: Observed, action: LastAction, command: PowerAction, attempts = 1): Plan {
+function send(observed: ObservedServer, action: LastAction, command: PowerAction, attempts = 1): ServerPlan {
   const begunAt = timestamp(observed.now);
   const { host } = before(observed);
   const isLeaving = observed.server.spec.nodeName !== undefined && command !== 'On';
@@ -199,13 +207,13 @@ function send(observed: Observed, action: LastAction, command: PowerAction, atte
   };
 }
 
-function leftHost({ node }: Observed, host: ServerHost = {}, now: string): ServerHost {
+function leftHost({ node }: ObservedServer, host: ServerHost = {}, now: string): ServerHost {
   const bootID = host.bootID ?? node?.status?.nodeInfo?.bootID;
   return { ...host, offAt: host.offAt ?? now, onAt: undefined, bootID };
 }
 
 /** Plans the return of a host that Berth switched off or cordoned. */
-function planHost(observed: Observed): Plan {
+function planHost(observed: ObservedServer): ServerPlan {
   const { reading, now } = observed;
   const { host } = before(observed);
   if (host === undefined) {
@@ -226,7 +234,7 @@ function planHost(observed: Observed): Plan {
 }
 
 /** Returns true if the Node is Ready by a report from after the time when the server was on again. */
-function hasReturned({ node, now }: Observed, { bootID }: ServerHost, onAt: number): boolean {
+function hasReturned({ node, now }: ObservedServer, { bootID }: ServerHost, onAt: number): boolean {
   if (node === undefined || !isReady(node)) {
     return false;
   }
@@ -235,7 +243,7 @@ function hasReturned({ node, now }: Observed, { bootID }: ServerHost, onAt: numb
   return hasBooted || readySince >= onAt || now >= onAt + STALE_READY_MILLISECONDS;
 }
 
-export function planServer(observed: Observed): Plan {
+export function planServer(observed: ObservedServer): ServerPlan {
   const { lastAction } = observed.server.status ?? {};
   if (isOpen(lastAction)) {
     return continueAction(observed, lastAction);
@@ -244,7 +252,7 @@ export function planServer(observed: Observed): Plan {
   return pending === undefined ? planHost(observed) : beginAction(observed, pending);
 }
 
-function beginAction(observed: Observed, { id, action, requestedAt, by }: PowerRequest): Plan {
+function beginAction(observed: ObservedServer, { id, action, requestedAt, by }: PowerRequest): ServerPlan {
   const { now, problem } = observed;
   const { request, lastRequestedAt } = before(observed);
   const isLatest = lastRequestedAt === undefined || Date.parse(requestedAt) > Date.parse(lastRequestedAt);
@@ -259,14 +267,14 @@ function beginAction(observed: Observed, { id, action, requestedAt, by }: PowerR
   };
 }
 
-function continueAction(observed: Observed, action: LastAction): Plan {
+function continueAction(observed: ObservedServer, action: LastAction): ServerPlan {
   if (observed.problem !== undefined) {
     return end(observed, action, 'Failed', observed.problem.message);
   }
   return action.call === undefined ? firstCommand(observed, action) : confirm(observed, action, action.call);
 }
 
-function firstCommand(observed: Observed, action: LastAction): Plan {
+function firstCommand(observed: ObservedServer, action: LastAction): ServerPlan {
   const { reading, canReboot } = observed;
   if (reading === undefined) {
     return { ...before(observed), wakeAt: observed.now };
@@ -317,7 +325,7 @@ export function afterSend(
 type Call = NonNullable<LastAction['call']>;
 
 /** Compares the power with the command that was sent. */
-function confirm(observed: Observed, action: LastAction, call: Call): Plan {
+function confirm(observed: ObservedServer, action: LastAction, call: Call): ServerPlan {
   const { reading, now, server } = observed;
   if (hasEffect(call, reading)) {
     return afterEffect(observed, withAcceptance(action, call, now), call);
@@ -333,7 +341,7 @@ function confirm(observed: Observed, action: LastAction, call: Call): Plan {
   return end(observed, action, 'Failed', message);
 }
 
-function missedEffect(reading: Reading | undefined): string {
+function missedEffect(reading: PowerReading | undefined): string {
   if (reading?.error !== undefined) {
     return `then the power could not be read: ${reading.error.message}`;
   }
@@ -341,7 +349,7 @@ function missedEffect(reading: Reading | undefined): string {
 }
 
 /** Returns true if the reading shows the effect of the command. A reading from before the command shows nothing. */
-function hasEffect({ action, begunAt, acceptedAt }: Call, reading: Reading | undefined): boolean {
+function hasEffect({ action, begunAt, acceptedAt }: Call, reading: PowerReading | undefined): boolean {
   const { power, at = 0 } = reading ?? {};
   if (power === undefined || at < Date.parse(begunAt)) {
     return false;
@@ -361,7 +369,7 @@ function withAcceptance(action: LastAction, call: Call, now: number): LastAction
   };
 }
 
-function afterEffect(observed: Observed, action: LastAction, call: Call): Plan {
+function afterEffect(observed: ObservedServer, action: LastAction, call: Call): ServerPlan {
   const { name } = observed.server.metadata;
   if (action.action === 'Reboot' && call.action === 'Off') {
     return send(observed, action, 'On');
@@ -373,7 +381,7 @@ function afterEffect(observed: Observed, action: LastAction, call: Call): Plan {
  * Plans the next step after a command whose answer is not known, because the operator or the connection ended. The power shows whether the
  * command had its effect. Only On and Off are sent a second time, and only after a reading that shows no effect.
  */
-function unanswered(observed: Observed, action: LastAction, call: Call): Plan {
+function unanswered(observed: ObservedServer, action: LastAction, call: Call): ServerPlan {
   const { now, reading } = observed;
   const begunAt = Date.parse(call.begunAt);
   const due = begunAt + REPEAT_MILLISECONDS;
@@ -389,7 +397,7 @@ function unanswered(observed: Observed, action: LastAction, call: Call): Plan {
   return end(observed, action, 'Failed', action.message === '' ? message : `${message}: ${action.message}`);
 }
 
-function mayRepeat(observed: Observed, action: LastAction, call: Call): boolean {
+function mayRepeat(observed: ObservedServer, action: LastAction, call: Call): boolean {
   const isUnsafe =
     call.action === 'Off' && observed.machines > 0 && whenOccupied(observed, action) !== 'Force';
   return call.action !== 'Reboot' && call.attempts === 1 && !isUnsafe;

@@ -2,12 +2,12 @@
 import { timestamp } from '../../base/time.ts';
 import type { LastAction, PowerState, Server, ServerStatus } from '../../api/v1alpha1/server.ts';
 import { type ConditionDraft, stampConditions } from '../objects/conditions.ts';
-import type { Observed, Reading } from './observe.ts';
-import { BY_SPEC, pendingRequest, type Plan, whyNotDone } from './plan.ts';
+import type { ObservedServer, PowerReading } from './observe.ts';
+import { BY_SPEC, pendingRequest, type ServerPlan, whyNotDone } from './plan.ts';
 import { isOpen } from '../host/power.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
 
-export function serverStatus(observed: Observed, plan: Plan): ServerStatus {
+export function serverStatus(observed: ObservedServer, plan: ServerPlan): ServerStatus {
   const { server, now } = observed;
   const { lastAction, lastRequestedAt, host, request } = plan;
   const generation = server.metadata.generation ?? 0;
@@ -30,7 +30,7 @@ export function serverStatus(observed: Observed, plan: Plan): ServerStatus {
 }
 
 /** Returns the power for people. A reboot lasts from its acceptance to the next confirmed On, and is an error if it ended off. */
-function powerOf({ reading, problem }: Observed, { lastAction }: Plan): PowerState | undefined {
+function powerOf({ reading, problem }: ObservedServer, { lastAction }: ServerPlan): PowerState | undefined {
   if (isAcceptedReboot(lastAction) && isOpen(lastAction)) {
     return 'Rebooting';
   }
@@ -45,11 +45,11 @@ function isAcceptedReboot(action: LastAction | undefined): boolean {
 }
 
 /** Returns true if the last action was a reboot that left the server off. */
-function isStranded(reading: Reading | undefined, action: LastAction | undefined): boolean {
+function isStranded(reading: PowerReading | undefined, action: LastAction | undefined): boolean {
   return isAcceptedReboot(action) && action?.result === 'Failed' && reading?.power === 'Off';
 }
 
-function ready(observed: Observed, plan: Plan): ConditionDraft {
+function ready(observed: ObservedServer, plan: ServerPlan): ConditionDraft {
   const type = 'Ready';
   const obstacle = obstacleOf(observed, plan) ?? progressOf(observed, plan);
   if (obstacle !== undefined) {
@@ -61,7 +61,10 @@ function ready(observed: Observed, plan: Plan): ConditionDraft {
 type ConditionText = Pick<ConditionDraft, 'reason' | 'message'>;
 
 /** Returns why the Server cannot become as declared without a change by somebody. */
-function obstacleOf({ problem, server, reading }: Observed, { lastAction }: Plan): ConditionText | undefined {
+function obstacleOf(
+  { problem, server, reading }: ObservedServer,
+  { lastAction }: ServerPlan,
+): ConditionText | undefined {
   if (problem !== undefined || lastAction === undefined) {
     return problem;
   }
@@ -76,7 +79,7 @@ function obstacleOf({ problem, server, reading }: Observed, { lastAction }: Plan
 }
 
 /** Returns what Berth is doing for the Server. */
-function progressOf(observed: Observed, { lastAction }: Plan): ConditionText | undefined {
+function progressOf(observed: ObservedServer, { lastAction }: ServerPlan): ConditionText | undefined {
   if (isOpen(lastAction)) {
     const message = `${lastAction.action} of Server ${observed.server.metadata.name} runs`;
     return lastAction.result === 'Waiting'
@@ -87,7 +90,7 @@ function progressOf(observed: Observed, { lastAction }: Plan): ConditionText | u
   return pending && { reason: 'PowerActionRunning', message: `${pending.action} is about to begin` };
 }
 
-function reconciling(observed: Observed, plan: Plan): ConditionDraft | undefined {
+function reconciling(observed: ObservedServer, plan: ServerPlan): ConditionDraft | undefined {
   const type = 'Reconciling';
   if (obstacleOf(observed, plan) !== undefined) {
     return undefined;
@@ -101,12 +104,12 @@ function reconciling(observed: Observed, plan: Plan): ConditionDraft | undefined
     : undefined;
 }
 
-function stalled(observed: Observed, plan: Plan): ConditionDraft | undefined {
+function stalled(observed: ObservedServer, plan: ServerPlan): ConditionDraft | undefined {
   const obstacle = obstacleOf(observed, plan);
   return obstacle && { type: 'Stalled', status: 'True', ...obstacle };
 }
 
-function reachable({ reading, problem }: Observed): ConditionDraft {
+function reachable({ reading, problem }: ObservedServer): ConditionDraft {
   const type = 'Reachable';
   if (reading === undefined || problem !== undefined) {
     return { type, status: 'Unknown', reason: 'NotReadYet', message: '' };
@@ -116,7 +119,7 @@ function reachable({ reading, problem }: Observed): ConditionDraft {
     : { type, status: 'True', reason: 'ControllerAnswers', message: '' };
 }
 
-function occupied(observed: Observed): ConditionDraft {
+function occupied(observed: ObservedServer): ConditionDraft {
   const type = 'Occupied';
   if (observed.server.spec.nodeName === undefined) {
     return { type, status: 'False', reason: 'NoHost', message: '' };

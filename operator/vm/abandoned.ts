@@ -12,7 +12,7 @@ import { API_VERSION, GIVEN_UP_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { isLost } from '../podbacked/observe.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { hasRun, machineOf, terminated } from '../podbacked/pod.ts';
 
 /** Index of Nodes. The keys of a Node are the MAC addresses of the machines that the operator abandoned on this Node's host. */
@@ -36,7 +36,7 @@ export function macAddressOf(pod: Pod): string | undefined {
  * also undefined in three other cases. If an administrator gave the host up, its machines have ended. If the Pod never showed that its
  * machine ran, the host itself ends the machine. If there is no Node, there is no place for the address.
  */
-export function toRemember({ node, isGivenUp }: Observed, pod: Pod): readonly string[] | undefined {
+export function toRemember({ node, isGivenUp }: ObservedVM, pod: Pod): readonly string[] | undefined {
   const address = macAddressOf(pod);
   const mayRun = hasRun(pod) && node !== undefined && isHost(node) && !isGivenUp;
   if (!mayRun || address === undefined) {
@@ -47,7 +47,7 @@ export function toRemember({ node, isGivenUp }: Observed, pod: Pod): readonly st
 }
 
 /** Returns true if, according to the objects in Kubernetes, no agent will end the Pod's machine cleanly any more. */
-export function isAbandoned(observed: Observed, pod: Pod): boolean {
+export function isAbandoned(observed: ObservedVM, pod: Pod): boolean {
   const { isGivenUp, vm } = observed;
   if (pod.spec.nodeName === undefined) {
     return false;
@@ -63,7 +63,7 @@ export function isAbandoned(observed: Observed, pod: Pod): boolean {
  * Returns true if the operator need not wait for the machine before it removes the Pod's finalizer. The caller must also check that the
  * VM's status already contains the facts that the Pod shows.
  */
-export function isReleasable(observed: Observed, pod: Pod): boolean {
+export function isReleasable(observed: ObservedVM, pod: Pod): boolean {
   return terminated(pod) !== undefined || pod.spec.nodeName === undefined || isAbandoned(observed, pod);
 }
 

@@ -7,14 +7,14 @@ import { awaitedOn } from '../../api/v1alpha1/machine.ts';
 import { ADOPTS_ANNOTATION, POD_FINALIZER } from '../../api/v1alpha1/names.ts';
 import type { Pod, PodSpec } from '../../kube/core.ts';
 import { isForced, type Unsaved } from '../../kube/objects.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { containerState, hasRun, terminated } from '../podbacked/pod.ts';
 
 /**
  * Returns true if the machine of a forcibly deleted Pod must continue with another Pod. Its VM is wanted, it ran, and its host reported no
  * end. A machine that never ran has nothing to lose, so its VM is placed again.
  */
-export function mustContinue({ vm }: Pick<Observed, 'vm'>, pod: Pod): boolean {
+export function mustContinue({ vm }: Pick<ObservedVM, 'vm'>, pod: Pod): boolean {
   const { metadata, status } = vm;
   const isWanted = metadata.deletionTimestamp === undefined && status?.failure === undefined;
   const ran = status?.firstRunningTime !== undefined || hasRun(pod);
@@ -25,7 +25,7 @@ export function mustContinue({ vm }: Pick<Observed, 'vm'>, pod: Pod): boolean {
  * Returns true if the machine has run without a Pod for too long. Quotas do not count such a machine, so a tenant could otherwise keep it as
  * an extra one: with a full quota, or with another Pod of the same name.
  */
-export function isTooLate({ vm, node, config, now }: Observed): boolean {
+export function isTooLate({ vm, node, config, now }: ObservedVM): boolean {
   const since = awaitedOn(node)[vm.metadata.uid ?? '']?.since;
   return since !== undefined && now >= Date.parse(since) + config.hostLostTimeoutSeconds * 1000;
 }
@@ -34,7 +34,7 @@ export function isTooLate({ vm, node, config, now }: Observed): boolean {
  * Returns true while a VM has no Pod that shows its machine, because the next Pod of the machine is new or does not exist yet. The status of
  * the VM then stays as it is.
  */
-export function isBetweenPods({ pod, successor, silentSince }: Observed): boolean {
+export function isBetweenPods({ pod, successor, silentSince }: ObservedVM): boolean {
   if (pod === undefined) {
     return successor !== undefined;
   }

@@ -9,19 +9,19 @@ import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
 import { SharedReads } from '../../kube/sharedreads.ts';
 import { keyOf, type KubeObject, type Resource } from '../../kube/objects.ts';
 import { ignoredEntries } from '../objects/registries.ts';
-import type { Kind } from '../podbacked/kind.ts';
+import type { PodBackedKind } from '../podbacked/kind.ts';
 import { type PodBackedOptions, PodBackedReconciler } from '../podbacked/reconciler.ts';
 import { goneVM, macAddressOf, NODES_BY_GIVEN_UP } from './abandoned.ts';
 import { isBetweenPods } from './adoption.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { recordDoubledIdentity, recordTransition, recordUnanswered } from './events.ts';
-import { type Facts, gatherFacts, lostPlacement } from './facts.ts';
+import { type VMFacts, gatherFacts, lostPlacement } from './facts.ts';
 import type { VMMetrics } from './metrics.ts';
-import { type Lookups, observe, type Observed, type ResizeRefusal, type Sources } from './observe.ts';
+import { type Lookups, observe, type ObservedVM, type ResizeRefusal, type VMSources } from './observe.ts';
 import { PENDING_PHASES } from './phase.ts';
 import { standingRefusal } from './size.ts';
 import { summarize } from './status.ts';
-import { needsPod, stepsFor, type Write } from './steps.ts';
+import { needsPod, stepsFor, type VMWrite } from './steps.ts';
 import { VM_NAMING, VMWriter } from './writes.ts';
 import { readRegistryCredentials, REGISTRIES_CONFIG_MAP } from '../../api/v1alpha1/registrycredentials.ts';
 import { VM_FINALIZER } from '../../api/v1alpha1/names.ts';
@@ -30,11 +30,13 @@ import { IMAGES, ISOS, VM_CONFIGS } from '../../api/v1alpha1/resources.ts';
 import { TIMEOUT } from '../podbacked/pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 
-export interface VMControllerOptions extends Sources, Pick<PodBackedOptions<VM>, 'consistency' | 'recorder'> {
+export interface VMControllerOptions
+  extends VMSources,
+    Pick<PodBackedOptions<VM>, 'consistency' | 'recorder'> {
   readonly metrics: VMMetrics;
 }
 
-const VM_KIND: Kind<VM, Observed, Facts, Write> = {
+const VM_KIND: PodBackedKind<VM, ObservedVM, VMFacts, VMWrite> = {
   ...VM_NAMING,
   substitute: goneVM,
   gatherFacts,
@@ -49,7 +51,7 @@ const VM_KIND: Kind<VM, Observed, Facts, Write> = {
   isRechecked: () => true,
 };
 
-export class VMReconciler extends PodBackedReconciler<VM, Observed, Facts, Write> {
+export class VMReconciler extends PodBackedReconciler<VM, ObservedVM, VMFacts, VMWrite> {
   readonly #options: VMControllerOptions;
   readonly #writer: VMWriter;
   readonly #reads: SharedReads;
@@ -73,7 +75,7 @@ export class VMReconciler extends PodBackedReconciler<VM, Observed, Facts, Write
     this.#resizeRefused.delete(key);
   }
 
-  protected override async observe(vm: VM): Promise<Observed | undefined> {
+  protected override async observe(vm: VM): Promise<ObservedVM | undefined> {
     const key = keyOf(vm);
     const known = { ...(await observe(this.#options, vm)), resizeRefused: this.#resizeRefused.get(key) };
     if (standingRefusal(known) === undefined) {
@@ -82,14 +84,14 @@ export class VMReconciler extends PodBackedReconciler<VM, Observed, Facts, Write
     return mayBeOutdated(known) && !(await this.#writer.isCurrent(vm)) ? undefined : known;
   }
 
-  protected override async confirm(known: Observed): Promise<Observed> {
+  protected override async confirm(known: ObservedVM): Promise<ObservedVM> {
     if (isDeploying(known)) {
       return await readLive(this.#reads, known);
     }
     return isOverdue(known) ? (await this.#writer.readPod(known)).observed : known;
   }
 
-  protected override tellWrite(observed: Observed, write: Write): void {
+  protected override tellWrite(observed: ObservedVM, write: VMWrite): void {
     const { metrics, recorder } = this.#options;
     switch (write.kind) {
       case 'createPod':
@@ -108,14 +110,14 @@ export class VMReconciler extends PodBackedReconciler<VM, Observed, Facts, Write
     }
   }
 
-  protected override tellStatus(observed: Observed, status: VMStatus): void {
+  protected override tellStatus(observed: ObservedVM, status: VMStatus): void {
     const { vm, now } = observed;
     const { metrics, recorder } = this.#options;
     metrics.observe(vm, vm.status, status, now);
     recordTransition(recorder, vm, status, lostPlacement(observed, status));
   }
 
-  #tellResize({ vm, resizeRefused }: Observed): void {
+  #tellResize({ vm, resizeRefused }: ObservedVM): void {
     if (resizeRefused === undefined) {
       this.#resizeRefused.delete(keyOf(vm));
     } else {
@@ -123,7 +125,7 @@ export class VMReconciler extends PodBackedReconciler<VM, Observed, Facts, Write
     }
   }
 
-  #tellPod({ vm, pod }: Observed, mistakes: readonly string[]): void {
+  #tellPod({ vm, pod }: ObservedVM, mistakes: readonly string[]): void {
     const { nodes, recorder } = this.#options;
     const macAddress = pod && macAddressOf(pod);
     const holders = macAddress === undefined ? [] : nodes.cache.byIndex(NODES_BY_GIVEN_UP, macAddress);
@@ -143,7 +145,7 @@ export class VMReconciler extends PodBackedReconciler<VM, Observed, Facts, Write
 }
 
 /** Returns true if, according to the caches, this reconcile will create the VM's Pod. */
-function isDeploying(observed: Observed): boolean {
+function isDeploying(observed: ObservedVM): boolean {
   const { vm, nameTakenBy } = observed;
   return (
     vm.metadata.deletionTimestamp === undefined &&
@@ -157,7 +159,7 @@ function isDeploying(observed: Observed): boolean {
  * Returns true if this reconcile will create the VM's Pod, and no earlier request of the reconcile shows that the VM in the cache is
  * current. The patch that adds the finalizer of a new VM shows this, because it fails if the VM has changed.
  */
-function mayBeOutdated(observed: Observed): boolean {
+function mayBeOutdated(observed: ObservedVM): boolean {
   return observed.vm.metadata.finalizers?.includes(VM_FINALIZER) === true && isDeploying(observed);
 }
 
@@ -165,7 +167,7 @@ function mayBeOutdated(observed: Observed): boolean {
  * Returns true if, according to the caches, the time limit of the VM's deployment is over. The VM then fails permanently and loses its Pod.
  * After an outage of the API server, the cache can lack the report that the machine runs.
  */
-function isOverdue(observed: Observed): boolean {
+function isOverdue(observed: ObservedVM): boolean {
   const { vm, pod } = observed;
   const isPending = pod !== undefined && vm.status?.firstRunningTime === undefined;
   return isPending && vm.status?.failure === undefined && gatherFacts(observed).failure?.reason === TIMEOUT;
@@ -184,7 +186,7 @@ interface Question {
  *
  * @throws ApiError when a request fails
  */
-async function readLive(reads: SharedReads, observed: Observed): Promise<Observed> {
+async function readLive(reads: SharedReads, observed: ObservedVM): Promise<ObservedVM> {
   const answers = new Map<string, KubeObject | undefined>();
   for (;;) {
     const open: Question[] = [];
@@ -207,7 +209,7 @@ async function readLive(reads: SharedReads, observed: Observed): Promise<Observe
 function lookupsOf(
   answers: ReadonlyMap<string, KubeObject | undefined>,
   open: Question[],
-  { vm, config }: Observed,
+  { vm, config }: ObservedVM,
 ): Lookups {
   const ask = <T extends KubeObject>(
     resource: Resource<T>,

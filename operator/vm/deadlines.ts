@@ -5,13 +5,13 @@ import { timestamp } from '../../api/v1alpha1/schema.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { startsAgain } from './declared.ts';
 import { lostAt } from '../podbacked/observe.ts';
-import { deployTimeoutOf, type Facts, nextDeadline } from './facts.ts';
-import type { Observed } from './observe.ts';
+import { deployTimeoutOf, type VMFacts, nextDeadline } from './facts.ts';
+import type { ObservedVM } from './observe.ts';
 import { containerState, machineCondition, machineOf, podCondition } from '../podbacked/pod.ts';
 import { standingRefusal } from './size.ts';
 
 /** Returns the milliseconds until the next deadline. The result is at least 1. It is undefined if there is no deadline. */
-export function untilNextDeadline(observed: Observed, facts: Facts): number | undefined {
+export function untilNextDeadline(observed: ObservedVM, facts: VMFacts): number | undefined {
   const { now } = observed;
   const moments = [
     finishedAndDue(observed),
@@ -29,7 +29,7 @@ export function untilNextDeadline(observed: Observed, facts: Facts): number | un
  * Returns the time when the TTL of an ended VM is over, in milliseconds since the epoch. The result is undefined if the VM has no TTL or
  * has not ended.
  */
-export function finishedAndDue(observed: Observed): number | undefined {
+export function finishedAndDue(observed: ObservedVM): number | undefined {
   const { ttlSecondsAfterFinished } = observed.vm.spec;
   const finishedAt = finishTime(observed);
   return ttlSecondsAfterFinished === undefined || finishedAt === undefined
@@ -44,7 +44,7 @@ const ANSWER_BY = timestamp('Time until which the client that deployed the VM wa
  * operator deletes the VM. The client writes the time into an annotation. The result is undefined if the annotation is missing, or if its
  * value is not a time. Usually admission refuses a value that is not a time.
  */
-export function answerBy({ vm }: Observed): number | undefined {
+export function answerBy({ vm }: ObservedVM): number | undefined {
   const text = vm.metadata.annotations?.[ANSWER_BY_ANNOTATION];
   if (text === undefined) {
     return undefined;
@@ -57,7 +57,7 @@ export function answerBy({ vm }: Observed): number | undefined {
  * Returns the time when the VM ended, in milliseconds since the epoch. This is the time of its recorded failure. Unless the restartPolicy is
  * Always, it can also be the time when the guest shut itself down.
  */
-function finishTime(observed: Observed): number | undefined {
+function finishTime(observed: ObservedVM): number | undefined {
   const { failure } = observed.vm.status ?? {};
   if (failure !== undefined) {
     return Date.parse(failure.time);
@@ -69,7 +69,7 @@ function finishTime(observed: Observed): number | undefined {
  * Returns the time when the guest shut itself down, in milliseconds since the epoch. The clock of the host can be wrong. Therefore the time
  * is not before the last transition of the VM's condition Ready, which the operator stored by its own clock.
  */
-function shutDownTime({ vm, pod }: Observed): number | undefined {
+function shutDownTime({ vm, pod }: ObservedVM): number | undefined {
   const condition = pod === undefined || machineOf(pod) === undefined ? undefined : machineCondition(pod);
   const ready = conditionIn(vm.status, 'Ready');
   if (condition?.reason !== 'GuestShutdown' || ready === undefined || ready.status === 'True') {
@@ -85,7 +85,7 @@ function shutDownTime({ vm, pod }: Observed): number | undefined {
  * Returns the time when the guest must have an SSH server, in milliseconds since the epoch: `deployTimeoutSeconds` after the start of the
  * machine, or after the server was lost. The result is undefined while the server answers, and for a VM that does not wait for one.
  */
-export function sshDueAt(observed: Observed): number | undefined {
+export function sshDueAt(observed: ObservedVM): number | undefined {
   const { pod } = observed;
   const ready = podCondition(pod, 'Ready');
   const started = pod === undefined || ready?.status === 'True' ? undefined : startWithSSH(pod);

@@ -2,12 +2,12 @@
 import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { unsuspendedByDisk } from './disktrouble.ts';
-import type { Observed } from './observe.ts';
-import type { Phase } from './phase.ts';
+import type { ObservedVM } from './observe.ts';
+import type { VMPhaseReport } from './phase.ts';
 import { machineReport } from '../podbacked/pod.ts';
 
 /** Reason and message of the conditions Ready and Reconciling. */
-export interface Awaited {
+export interface PendingChange {
   readonly reason: SaidReason;
   readonly message: string;
 }
@@ -15,7 +15,7 @@ export interface Awaited {
 type PowerState = 'Running' | 'Stopped' | 'Suspended';
 
 /** Next step of a machine, by the phase of the VM and the declared power state. */
-const STEPS: Readonly<Record<PowerState, Readonly<Partial<Record<PowerState, Awaited>>>>> = {
+const STEPS: Readonly<Record<PowerState, Readonly<Partial<Record<PowerState, PendingChange>>>>> = {
   Running: {
     Stopped: { reason: 'Stopping', message: 'The VM is to be stopped, and its machine still runs' },
     Suspended: { reason: 'Suspending', message: 'The VM is to be suspended, and its machine still runs' },
@@ -32,7 +32,7 @@ const STEPS: Readonly<Record<PowerState, Readonly<Partial<Record<PowerState, Awa
 export function doneStamps({
   vm,
   pod,
-}: Pick<Observed, 'vm' | 'pod'>): Pick<VMStatus, 'restartedAt' | 'revertedAt'> {
+}: Pick<ObservedVM, 'vm' | 'pod'>): Pick<VMStatus, 'restartedAt' | 'revertedAt'> {
   const report = machineReport(pod);
   return {
     restartedAt: report.restartedAt ?? vm.status?.restartedAt,
@@ -41,7 +41,7 @@ export function doneStamps({
 }
 
 /** Returns the request of the VM that its host has not carried out yet. The result is undefined if there is none. */
-function pendingRequest(observed: Pick<Observed, 'vm' | 'pod'>): Awaited | undefined {
+function pendingRequest(observed: Pick<ObservedVM, 'vm' | 'pod'>): PendingChange | undefined {
   const { restartRequestedAt, revertRequestedAt } = observed.vm.spec;
   const { restartedAt, revertedAt } = doneStamps(observed);
   if (revertRequestedAt !== undefined && revertRequestedAt !== revertedAt) {
@@ -56,7 +56,7 @@ function pendingRequest(observed: Pick<Observed, 'vm' | 'pod'>): Awaited | undef
  * Returns the change that the VM declares and that its machine has not reached yet. The result is undefined in a phase that ends by itself,
  * and for a guest that ended by itself.
  */
-export function awaitedChange(observed: Observed, phase: Phase): Awaited | undefined {
+export function awaitedChange(observed: ObservedVM, phase: VMPhaseReport): PendingChange | undefined {
   const steps = isPowerState(phase.name) ? STEPS[phase.name] : undefined;
   if (steps === undefined || hasEndedByItself(observed, phase)) {
     return undefined;
@@ -67,7 +67,7 @@ export function awaitedChange(observed: Observed, phase: Phase): Awaited | undef
 }
 
 /** Returns true if the guest shut itself down and its host does not start it again, although the VM is to run. */
-export function hasEndedByItself(observed: Pick<Observed, 'vm' | 'pod'>, phase: Phase): boolean {
+export function hasEndedByItself(observed: Pick<ObservedVM, 'vm' | 'pod'>, phase: VMPhaseReport): boolean {
   const { powerState = 'Running' } = observed.vm.spec;
   const isOff = phase.name === 'Stopped' && phase.reason === 'GuestShutdown';
   return isOff && powerState === 'Running' && !startsAgain(observed);
@@ -77,7 +77,7 @@ export function hasEndedByItself(observed: Pick<Observed, 'vm' | 'pod'>, phase: 
  * Returns true if the host will start a machine again whose guest shut itself down. The TTL must not delete such a VM. With restartPolicy
  * OnFailure, the host does not start it again, because a shutdown by the guest is no failure.
  */
-export function startsAgain(observed: Pick<Observed, 'vm' | 'pod'>): boolean {
+export function startsAgain(observed: Pick<ObservedVM, 'vm' | 'pod'>): boolean {
   return observed.vm.spec.restartPolicy === 'Always' || pendingRequest(observed) !== undefined;
 }
 

@@ -9,7 +9,7 @@ import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { recordTransition } from './events.ts';
 import { gatherFacts } from './facts.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { summarize } from './status.ts';
 
 const none = () => undefined;
@@ -37,7 +37,7 @@ function podWith(disk: { reason: string; message: string } | undefined): Pod {
 }
 
 function statusWith(disk: { reason: string; message: string } | undefined, spec: VM['spec'] = {}): VMStatus {
-  const observed: Observed = {
+  const observed: ObservedVM = {
     vm: { ...VM_OF_TEST, spec },
     pod: podWith(disk),
     nameTakenBy: undefined,

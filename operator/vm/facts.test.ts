@@ -9,7 +9,7 @@ import { reachOfNode } from '../host/observe.ts';
 import { AWAITED_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts, nextDeadline } from './facts.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { buildPod } from './pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
 import { deleteMachine, deploy, finish, retirePod } from './steps.ts';
@@ -20,7 +20,7 @@ const CREATED = '2030-01-01T00:00:00Z';
 const BOUND = '2030-01-01T01:00:00Z';
 const FIRST_RAN = '2030-01-01T02:00:00Z';
 
-function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {}): Observed {
+function observed(spec: Partial<VMSpec>, status: VMStatus, pod: Partial<Pod> = {}): ObservedVM {
   return {
     vm: {
       apiVersion: 'berth.dev/v1alpha1',
@@ -80,7 +80,7 @@ function attempt(number: number, status: NonNullable<Pod['status']>): Partial<Po
   return { metadata: { ...metadata, name: 'x', uid: `pod-${number}` }, status };
 }
 
-function deadline(look: Observed): string | undefined {
+function deadline(look: ObservedVM): string | undefined {
   const found = nextDeadline(look, gatherFacts(look));
   return found && `${found.reason} ${new Date(found.at).toISOString().slice(11, 19)}`;
 }

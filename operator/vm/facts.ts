@@ -8,7 +8,7 @@ import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Pod } from '../../kube/core.ts';
 import { endOfLimit } from '../host/observe.ts';
 import { isTooLate, mustContinue } from './adoption.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import {
   boundTime,
   type End,
@@ -23,14 +23,14 @@ import {
 import { findConfig } from './resolve.ts';
 import { isLost } from '../podbacked/observe.ts';
 
-export interface Facts {
+export interface VMFacts {
   readonly firstRunningTime: string | undefined;
   readonly attempt: number;
   readonly avoidedNodes: readonly string[];
-  readonly failure: Failure | undefined;
+  readonly failure: VMFailure | undefined;
 }
 
-export type Failure = NonNullable<VMStatus['failure']>;
+export type VMFailure = NonNullable<VMStatus['failure']>;
 
 /**
  * Reasons why a Pod was lost before its host reported the end of the machine. If the VM never ran, it is placed on a host again after such
@@ -48,7 +48,7 @@ const EVICTED = new Set([
 ]);
 
 /** Returns the facts in the status together with the facts that this reconcile finds. */
-export function gatherFacts(observed: Observed): Facts {
+export function gatherFacts(observed: ObservedVM): VMFacts {
   const before = knownFacts(observed);
   if (before.failure !== undefined || observed.vm.metadata.deletionTimestamp !== undefined) {
     return before;
@@ -62,7 +62,7 @@ export function gatherFacts(observed: Observed): Facts {
   return failed === undefined ? before : { ...before, failure: { ...failed, time: timestamp(observed.now) } };
 }
 
-function knownFacts(observed: Observed): Facts {
+function knownFacts(observed: ObservedVM): VMFacts {
   const { status = {} } = observed.vm;
   return {
     firstRunningTime: status.firstRunningTime ?? firstRun(observed),
@@ -76,7 +76,7 @@ function knownFacts(observed: Observed): Facts {
  * Returns the failure of a VM that ran before and has no Pod any more. This happens if somebody removed the operator's finalizer and the
  * Pod was deleted. The result is undefined for a VM that never ran, and while the next Pod of its machine can still be created in time.
  */
-function vanished(observed: Observed, facts: Facts): End | undefined {
+function vanished(observed: ObservedVM, facts: VMFacts): End | undefined {
   if (facts.firstRunningTime === undefined || (observed.successor !== undefined && !isTooLate(observed))) {
     return undefined;
   }
@@ -91,7 +91,7 @@ function vanished(observed: Observed, facts: Facts): End | undefined {
  * Returns the final state of a Pod that has ended or certainly will end, because it is deleted or its host is lost. The result is undefined
  * while the Pod can continue.
  */
-function podEnd(observed: Observed, pod: Pod): End | undefined {
+function podEnd(observed: ObservedVM, pod: Pod): End | undefined {
   const lost = givenUp(observed, pod);
   if (lost !== undefined || mustContinue(observed, pod)) {
     return lost;
@@ -109,7 +109,7 @@ export interface LostPlacement extends End {
  * Returns why the operator gave up the last placement (attempt on a host) of the VM. The result is undefined while the VM keeps its
  * placement.
  */
-export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): LostPlacement | undefined {
+export function lostPlacement(observed: ObservedVM, { attempt = 1 }: VMStatus): LostPlacement | undefined {
   const { vm, pod } = observed;
   const isGivenUp = attempt > (vm.status?.attempt ?? 1);
   const end = isGivenUp && pod !== undefined ? podEnd(observed, pod) : undefined;
@@ -121,7 +121,7 @@ export function lostPlacement(observed: Observed, { attempt = 1 }: VMStatus): Lo
  * reporting before the VM first ran, and did not report again within `hostLostTimeoutSeconds`. A deleted Node alone loses nothing, because
  * the host can be well.
  */
-function givenUp(observed: Observed, pod: Pod): End | undefined {
+function givenUp(observed: ObservedVM, pod: Pod): End | undefined {
   const nodeName = pod.spec.nodeName;
   if (nodeName === undefined) {
     return undefined;
@@ -159,7 +159,7 @@ function deletedBy(pod: Pod): End {
  * evicted or lost Pods has no limit. The number of placements after refusals by hosts has a limit. If the only host that the VM may use
  * refuses it, the VM is not placed again, because it would wait forever.
  */
-function mayPlaceAgain(observed: Observed, facts: Facts, pod: Pod, end: End): boolean {
+function mayPlaceAgain(observed: ObservedVM, facts: VMFacts, pod: Pod, end: End): boolean {
   if (facts.firstRunningTime !== undefined) {
     return false;
   }
@@ -174,7 +174,7 @@ function mayPlaceAgain(observed: Observed, facts: Facts, pod: Pod, end: End): bo
 }
 
 /** Returns true if `placement.node` of the VM or its VMConfig names the host of the Pod. In this case, the VM can run only on this host. */
-function needsHostOf(observed: Observed, { spec: { nodeName } }: Pod): boolean {
+function needsHostOf(observed: ObservedVM, { spec: { nodeName } }: Pod): boolean {
   const node = observed.vm.spec.placement?.node ?? findConfig(observed)?.spec.placement?.node;
   return node !== undefined && node === nodeName;
 }
@@ -183,7 +183,7 @@ function isRefusal({ reason }: End): boolean {
   return classOf(reason, 'VM') === 'elsewhere';
 }
 
-function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
+function placedAgain(facts: VMFacts, pod: Pod, end: End): VMFacts {
   const attempt = Math.max(facts.attempt, podAttempt(pod) + 1);
   const node = pod.spec.nodeName;
   const avoid = attempt > facts.attempt && isRefusal(end) && node !== undefined;
@@ -194,7 +194,7 @@ function placedAgain(facts: Facts, pod: Pod, end: End): Facts {
  * Returns the failure of a VM whose deadline has passed. A VM that never ran has a deadline for its deployment. A VM that has run has the
  * deadline from its `activeDeadlineSeconds`.
  */
-function expired(observed: Observed, facts: Facts): End | undefined {
+function expired(observed: ObservedVM, facts: VMFacts): End | undefined {
   const deadline = nextDeadline(observed, facts);
   return deadline !== undefined && observed.now >= deadline.at
     ? { reason: deadline.reason, message: deadline.message }
@@ -206,7 +206,7 @@ export interface Deadline extends End {
   readonly at: number;
 }
 
-export function nextDeadline(observed: Observed, facts: Facts): Deadline | undefined {
+export function nextDeadline(observed: ObservedVM, facts: VMFacts): Deadline | undefined {
   const { vm, pod } = observed;
   const { activeDeadlineSeconds } = vm.spec;
   if (facts.failure !== undefined) {
@@ -230,7 +230,7 @@ export function nextDeadline(observed: Observed, facts: Facts): Deadline | undef
  * failure. The deadline applies until the machine is created, even if the machine must not be started. There is no deadline while the host
  * does not report. Otherwise the VM would fail before its host counts as lost, and would never get another host.
  */
-function deployDeadline(observed: Observed): Deadline | undefined {
+function deployDeadline(observed: ObservedVM): Deadline | undefined {
   const { pod } = observed;
   const isDeploying = pod?.spec.nodeName !== undefined && pod.status?.phase !== 'Running';
   const bound = isDeploying ? boundTime(pod) : undefined;
@@ -245,6 +245,6 @@ function deployDeadline(observed: Observed): Deadline | undefined {
       };
 }
 
-export function deployTimeoutOf({ vm, config }: Observed): number {
+export function deployTimeoutOf({ vm, config }: ObservedVM): number {
   return vm.spec.deployTimeoutSeconds ?? config.defaults.deployTimeoutSeconds;
 }

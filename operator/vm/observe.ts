@@ -41,7 +41,7 @@ export interface ResizeRefusal {
 }
 
 /** The state that one reconcile of a VM observes. Every step and the status are pure functions of this state and the time in it. */
-export interface Observed extends PodObserved {
+export interface ObservedVM extends PodObserved {
   readonly vm: VM;
   /** Pod with the VM's name and uid. The owner reference is not checked, because an orphaned Pod has no owner reference. */
   readonly pod: Pod | undefined;
@@ -80,7 +80,7 @@ export interface Lookups {
   credentials(): RegistryCredentials | undefined;
 }
 
-export interface Sources extends HostSources {
+export interface VMSources extends HostSources {
   readonly vms: Informer<VM>;
   readonly pods: Informer<Pod>;
   readonly vmConfigs: Informer<VMConfig>;
@@ -93,7 +93,7 @@ export interface Sources extends HostSources {
 
 const CLUSTER_NAMESPACE = 'kube-system';
 
-export async function observe(sources: Sources, vm: VM): Promise<Observed> {
+export async function observe(sources: VMSources, vm: VM): Promise<ObservedVM> {
   const named = sources.pods.cache.get(keyOf(vm));
   const isOurs = named?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid;
   const held = isOurs ? { pod: named, successor: undefined } : await podThatMustExist(sources, vm);
@@ -118,7 +118,7 @@ export async function observe(sources: Sources, vm: VM): Promise<Observed> {
   };
 }
 
-function startingHosts({ servers, nodes, config, clock }: Sources): Node[] {
+function startingHosts({ servers, nodes, config, clock }: VMSources): Node[] {
   const found = servers.cache.list().map((server) => {
     const node = nodes.cache.get(server.spec.nodeName ?? '');
     const until = node && startDeadline(server, node, config.powerByDemand.bootSeconds);
@@ -131,7 +131,7 @@ function startingHosts({ servers, nodes, config, clock }: Sources): Node[] {
  * Returns the uid of this cluster. Without the uid, machines could get the same identity as machines of another cluster.
  * @throws Error when the uid is not known
  */
-function clusterUid({ namespaces }: Sources): string {
+function clusterUid({ namespaces }: VMSources): string {
   const uid = namespaces.cache.get(CLUSTER_NAMESPACE)?.metadata.uid;
   if (uid === undefined) {
     throw new Error(
@@ -177,7 +177,7 @@ export function isBound(pod: Pod): boolean {
  * If a VM has already run, reads its Pod from the API server, because the cache can lag. Without this read, the operator could permanently
  * record the loss of a Pod that exists. If there is no Pod, reads the Pod that must continue the machine.
  */
-async function podThatMustExist(sources: Sources, vm: VM): Promise<Pick<Observed, 'pod' | 'successor'>> {
+async function podThatMustExist(sources: VMSources, vm: VM): Promise<Pick<ObservedVM, 'pod' | 'successor'>> {
   const { firstRunningTime, failure } = vm.status ?? {};
   if (firstRunningTime === undefined || failure !== undefined) {
     return { pod: undefined, successor: undefined };
@@ -187,12 +187,12 @@ async function podThatMustExist(sources: Sources, vm: VM): Promise<Pick<Observed
   return { pod, successor: isContinued ? await sources.adoptions.of(vm) : undefined };
 }
 
-async function readPod({ client }: Sources, vm: VM): Promise<Pod | undefined> {
+async function readPod({ client }: VMSources, vm: VM): Promise<Pod | undefined> {
   const pod = await unlessMissing(client.get(PODS, refOf(keyOf(vm))));
   return pod?.metadata.labels?.[VM_UID_LABEL] === vm.metadata.uid ? pod : undefined;
 }
 
-function lookups({ vmConfigs, images, isos, config }: Sources, namespace: string): Lookups {
+function lookups({ vmConfigs, images, isos, config }: VMSources, namespace: string): Lookups {
   const fallback = config.namespaces.default;
   return {
     vmConfig: (name, from) => vmConfigs.cache.get(`${from}/${name}`),

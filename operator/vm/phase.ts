@@ -3,11 +3,11 @@ import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
 import { type SaidReason, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { isLost } from '../podbacked/observe.ts';
-import type { Facts } from './facts.ts';
-import type { Observed } from './observe.ts';
+import type { VMFacts } from './facts.ts';
+import type { ObservedVM } from './observe.ts';
 import { hasEnded, hasRun, machineCondition, podAttempt, waitingState } from '../podbacked/pod.ts';
 
-export interface Phase {
+export interface VMPhaseReport {
   readonly name: VMPhase;
   /** Reason and message of the Ready condition. */
   readonly reason: SaidReason;
@@ -19,7 +19,7 @@ export const PENDING_PHASES = phasesIn('deployment');
 const PRE_RUNNING = ['Pulling', 'Cloning', 'Starting'] as const;
 const TRANSITIONS = ['Stopping', 'Suspending', 'Resuming', 'Starting'] as const;
 
-export function phaseOf(observed: Observed, facts: Facts): Phase {
+export function phaseOf(observed: ObservedVM, facts: VMFacts): VMPhaseReport {
   const { vm, pod } = observed;
   if (vm.metadata.deletionTimestamp !== undefined) {
     return { name: 'Terminating', reason: 'Terminating', message: 'The VM is being deleted' };
@@ -35,7 +35,10 @@ export function phaseOf(observed: Observed, facts: Facts): Phase {
 }
 
 /** Returns the phase of a failed VM: Stopping while its host must still end the machine, otherwise Failed. */
-function failedPhase({ pod, isGivenUp }: Observed, failure: NonNullable<Facts['failure']>): Phase {
+function failedPhase(
+  { pod, isGivenUp }: ObservedVM,
+  failure: NonNullable<VMFacts['failure']>,
+): VMPhaseReport {
   const gone = pod === undefined || hasEnded(pod) || pod.spec.nodeName === undefined;
   const left = gone || isGivenUp || failure.reason === 'HostLost';
   return {
@@ -50,7 +53,7 @@ function failedPhase({ pod, isGivenUp }: Observed, failure: NonNullable<Facts['f
  * For `hostLostTimeoutSeconds`, the VM keeps its phase, with the reason HostUnreachable. After that time, the VM is Failed, even though its
  * machine might be running.
  */
-function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
+function unreachablePhase(observed: ObservedVM, facts: VMFacts): VMPhaseReport | undefined {
   const { silentSince, pod } = observed;
   if (silentSince === undefined || facts.firstRunningTime === undefined) {
     return undefined;
@@ -69,7 +72,7 @@ function unreachablePhase(observed: Observed, facts: Facts): Phase | undefined {
  * Returns the phase of a VM whose host Berth switched off. A VM that is off as declared stays as it is. The result is undefined if the host
  * was not switched off.
  */
-function poweredPhase({ powered, pod, vm }: Observed, name: VMPhase): Phase | undefined {
+function poweredPhase({ powered, pod, vm }: ObservedVM, name: VMPhase): VMPhaseReport | undefined {
   if (powered === undefined || powered.state === 'Leaving') {
     return undefined;
   }
@@ -85,7 +88,10 @@ function poweredPhase({ powered, pod, vm }: Observed, name: VMPhase): Phase | un
 }
 
 /** Returns true if the machine is off, as the VM declares. */
-export function isOffAsDeclared({ vm }: Pick<Observed, 'vm'>, { name }: Pick<Phase, 'name'>): boolean {
+export function isOffAsDeclared(
+  { vm }: Pick<ObservedVM, 'vm'>,
+  { name }: Pick<VMPhaseReport, 'name'>,
+): boolean {
   return (
     (name === 'Stopped' || name === 'Suspended') &&
     vm.spec.powerState !== undefined &&
@@ -94,7 +100,7 @@ export function isOffAsDeclared({ vm }: Pick<Observed, 'vm'>, { name }: Pick<Pha
 }
 
 /** Returns the phase from the Pod phase, the container state and the condition `berth.dev/Machine`, which the agent writes. */
-function podPhase(pod: Pod): Phase {
+function podPhase(pod: Pod): VMPhaseReport {
   if (pod.spec.nodeName === undefined) {
     return { name: 'Pending', reason: 'Pending', message: 'The VM is waiting for a host' };
   }
@@ -119,7 +125,7 @@ function preRunningPhase(pod: Pod, waiting: string): VMPhase {
   return named(waiting) ?? named(reported) ?? 'Scheduled';
 }
 
-function runningPhase(pod: Pod, waiting: string, message: string): Phase {
+function runningPhase(pod: Pod, waiting: string, message: string): VMPhaseReport {
   if (waiting === 'Stopped' || waiting === 'Suspended') {
     const shutDown = machineCondition(pod)?.reason === 'GuestShutdown';
     return { name: waiting, reason: shutDown ? 'GuestShutdown' : waiting, message };

@@ -34,7 +34,7 @@ import { sizeRequests } from './size.ts';
 /** Beginning of the keys of Berth's labels. */
 const KEY_PREFIX = 'berth.dev/';
 
-export interface PodOptions {
+export interface VMPodOptions {
   readonly vm: VM;
   readonly resolved: Resolved;
   readonly attempt: number;
@@ -48,7 +48,7 @@ export interface PodOptions {
   readonly random: () => string;
 }
 
-export function buildPod(options: PodOptions): Unsaved<Pod> {
+export function buildPod(options: VMPodOptions): Unsaved<Pod> {
   const { vm, resolved } = options;
   const { name, uid = '' } = vm.metadata;
   const metadata = machineMetadata('VM', vm.metadata, buildMachine(options), buildDesired(vm, resolved));
@@ -97,7 +97,7 @@ export function buildDesired(
  * Returns the content of the annotation `berth.dev/machine`. The return type requires every field, so that no field can be forgotten here.
  * The JSON omits fields whose value is undefined.
  */
-function buildMachine(options: PodOptions): { [Field in keyof Required<Machine>]: Machine[Field] } {
+function buildMachine(options: VMPodOptions): { [Field in keyof Required<Machine>]: Machine[Field] } {
   const { vm, resolved, attempt } = options;
   const { spec } = vm;
   const { name, namespace = '', uid = '' } = vm.metadata;
@@ -142,7 +142,7 @@ function machineImages({ image, iso }: Resolved) {
  * Because of the uid, two clusters in one network never have the same values. If `hardwareIdentity` is Dynamic, the values are random. The
  * MAC address is locally administered and unicast (IEEE 802: second-lowest bit of the first octet set, lowest bit clear).
  */
-function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Machine['hardware'] {
+function hardwareIdentity({ vm, resolved, clusterUid, random }: VMPodOptions): Machine['hardware'] {
   const { namespace = '', name } = vm.metadata;
   // Slashes separate the parts of the seed, and no part contains a slash. Therefore two different names never give the same seed.
   const seed = resolved.hardwareIdentity === 'Dynamic' ? random() : `${clusterUid}/${namespace}/${name}`;
@@ -159,7 +159,7 @@ function hardwareIdentity({ vm, resolved, clusterUid, random }: PodOptions): Mac
   return { uuid, serialNumber, macAddress: mac };
 }
 
-function buildSpec(options: PodOptions): PodSpec {
+function buildSpec(options: VMPodOptions): PodSpec {
   const { vm, resolved, config } = options;
   const resources: Record<string, string> = {
     ...sizeRequests(resolved),
@@ -222,7 +222,7 @@ function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volume
   ];
 }
 
-function placementOf({ vm, resolved, avoidedNodes, isDedicated }: PodOptions): Placement {
+function placementOf({ vm, resolved, avoidedNodes, isDedicated }: VMPodOptions): Placement {
   const { architecture, placement } = resolved;
   const tag: NodeSelectorRequirement | undefined =
     placement.tag === undefined

@@ -6,7 +6,7 @@ import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../../api/v1alpha1/vmconfig.ts';
 import { sampleValues } from '../../test/support/vmfields.ts';
 import { parseConfig } from '../config/config.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { isUnresolved, type Resolved, resolve } from './resolve.ts';
 
 const config = parseConfig({ defaults: { architecture: 'amd64', os: 'Linux' } }, 'test');
@@ -29,7 +29,7 @@ function resolved(
   spec: VMSpec,
   vmConfig?: VMConfigSpec,
   known: RegistryCredential[] = [],
-  others: Partial<Observed['lookups']> = {},
+  others: Partial<ObservedVM['lookups']> = {},
 ): Resolved {
   const vm = {
     apiVersion: 'berth.dev/v1alpha1',
@@ -47,7 +47,7 @@ function resolved(
     credentials,
     ...others,
   };
-  const result = resolve({ vm, lookups, config } as unknown as Observed);
+  const result = resolve({ vm, lookups, config } as unknown as ObservedVM);
   if (isUnresolved(result)) {
     throw new Error(result.message);
   }
@@ -77,7 +77,7 @@ describe('a VM that names an ISO', () => {
 const SHA256 = 'a'.repeat(64);
 
 describe('a VM that names an image of another namespace', () => {
-  const image = (url: string, namespace: string): Partial<Observed['lookups']> => ({
+  const image = (url: string, namespace: string): Partial<ObservedVM['lookups']> => ({
     image: () => ({
       ...INSTALLER,
       kind: 'Image',

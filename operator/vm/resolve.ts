@@ -14,7 +14,7 @@ import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { whyNotReservable } from '../../api/v1alpha1/ports.ts';
 import { type ImageAccess, resolveAccess } from '../objects/registries.ts';
 import { contentOf, showsCredentials, traitsOf } from '../image/content.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { reservedPorts, type WantedPorts } from './ports.ts';
 
 /** Disk or ISO of a machine. The agent uses `source`. The scheduler uses `containerImage` and prefers hosts that have this image. */
@@ -80,7 +80,7 @@ function pick<Field extends keyof Layer>(layers: readonly Layer[], field: Field)
   return layers.find((layer) => layer[field] !== undefined)?.[field];
 }
 
-export function resolve(observed: Observed): Resolved | Unresolved {
+export function resolve(observed: ObservedVM): Resolved | Unresolved {
   const { spec } = observed.vm;
   const config = findConfig(observed);
   if (spec.configRef !== undefined && config === undefined) {
@@ -118,7 +118,7 @@ function imageLayer(image: Image | ISO | undefined): Layer {
  * Finds the VMConfig of a VM. If the VM states no namespace for it, the function searches the VM's own namespace, then the default
  * namespace.
  */
-export function findConfig({ vm, lookups, config }: Observed): VMConfig | undefined {
+export function findConfig({ vm, lookups, config }: ObservedVM): VMConfig | undefined {
   const ref = vm.spec.configRef;
   if (ref === undefined) {
     return undefined;
@@ -130,7 +130,7 @@ export function findConfig({ vm, lookups, config }: Observed): VMConfig | undefi
     .find((found) => found !== undefined);
 }
 
-function networkFault(observed: Observed, resolved: Resolved): Unresolved | undefined {
+function networkFault(observed: ObservedVM, resolved: Resolved): Unresolved | undefined {
   return portsNeedNAT(resolved) ?? unsupportedMode(resolved) ?? portNotReservable(observed, resolved);
 }
 
@@ -151,7 +151,7 @@ function unsupportedMode({ networkMode }: Resolved): Unresolved | undefined {
   return { kind: 'terminal', reason: 'NetworkModeUnsupported', message };
 }
 
-function portNotReservable({ config }: Observed, resolved: Resolved): Unresolved | undefined {
+function portNotReservable({ config }: ObservedVM, resolved: Resolved): Unresolved | undefined {
   const faults = reservedPorts(resolved).map(({ hostPort }) => whyNotReservable(config.ports, hostPort));
   const message = faults.filter((fault) => fault !== undefined).join('; ');
   return message === '' ? undefined : { kind: 'terminal', reason: 'PortNotReservable', message };
@@ -169,7 +169,7 @@ interface ResolvedImages {
   readonly isoObject: ISO | undefined;
 }
 
-function resolveImages(observed: Observed, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
+function resolveImages(observed: ObservedVM, config: VMConfigSpec | undefined): ResolvedImages | Unresolved {
   const { image, iso } = imageGroup(observed, config);
   if (image === undefined && iso === undefined) {
     const message =
@@ -192,7 +192,7 @@ function named<T>(name: string | undefined, lookup: (name: string) => T | undefi
 }
 
 function imageGroup(
-  observed: Observed,
+  observed: ObservedVM,
   config: VMConfigSpec | undefined,
 ): { image?: string | undefined; iso?: string | undefined } {
   const { spec } = observed.vm;
@@ -204,7 +204,7 @@ function resolvedImage(
   kind: string,
   name: string | undefined,
   object: Image | ISO | undefined,
-  { vm, config: { namespaces } }: Observed,
+  { vm, config: { namespaces } }: ObservedVM,
 ): ResolvedImage | Unresolved | undefined {
   if (name === undefined) {
     return undefined;

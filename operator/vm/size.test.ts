@@ -1,7 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { MACHINE_CONDITION, MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { diskRequest } from '../podbacked/build.ts';
 import { restartRequired } from './size.ts';
 
@@ -46,7 +46,7 @@ describe('a VM whose machine runs with cpu 2, memory 2Gi and a disk of 8Gi', () 
   ])('%s', (_, diskSize, cpu, sizes) => {
     const requests = { cpu, memory: '2176Mi' };
     const pod = { spec: { containers: [{ name: MACHINE_CONTAINER, resources: { requests } }] }, status };
-    const observed = { vm: { spec: { cpu: Number(cpu), diskSize } }, pod } as unknown as Observed;
+    const observed = { vm: { spec: { cpu: Number(cpu), diskSize } }, pod } as unknown as ObservedVM;
     expect(restartRequired(observed)?.message).toBe(
       sizes && `The machine runs with ${sizes} takes effect at the next start`,
     );

@@ -10,7 +10,7 @@ import { formatQuantity, parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Container, Pod } from '../../kube/core.ts';
 import type { ConditionDraft } from '../objects/conditions.ts';
-import type { Observed, ResizeRefusal, Size } from './observe.ts';
+import type { ObservedVM, ResizeRefusal, Size } from './observe.ts';
 import { machineContainer, machineReport, podCondition } from '../podbacked/pod.ts';
 
 /**
@@ -40,7 +40,7 @@ export function podSize(pod: Pod): Size | undefined {
 /**
  * Returns the size that the VM requests. The result is undefined if the Pod already has this size, or if the size of the Pod is unknown.
  */
-export function wantedSize({ vm, pod }: Pick<Observed, 'vm' | 'pod'>): Size | undefined {
+export function wantedSize({ vm, pod }: Pick<ObservedVM, 'vm' | 'pod'>): Size | undefined {
   const counted = pod && podSize(pod);
   if (counted === undefined) {
     return undefined;
@@ -69,7 +69,7 @@ export function resizedContainers(pod: Pod, size: Size): Container[] {
 
 /** Returns the record of a new refusal. Its `attempts` count how many times in a row the API server refused the wanted size. */
 export function refusedAgain(
-  { resizeRefused: last, now }: Observed,
+  { resizeRefused: last, now }: ObservedVM,
   wanted: Size,
   message: string,
 ): ResizeRefusal {
@@ -79,7 +79,7 @@ export function refusedAgain(
 }
 
 /** Returns the last refusal if the VM still requests the refused size. Otherwise returns undefined. */
-export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
+export function standingRefusal(observed: ObservedVM): ResizeRefusal | undefined {
   const { resizeRefused } = observed;
   if (resizeRefused === undefined) {
     return undefined;
@@ -92,7 +92,7 @@ export function standingRefusal(observed: Observed): ResizeRefusal | undefined {
  * Returns the condition RestartRequired if the machine does not have the size that the VM requests. Otherwise returns undefined. The
  * machine gets the new size at its next start, unless this size was refused or waits for room on the host.
  */
-export function restartRequired(observed: Observed): ConditionDraft | undefined {
+export function restartRequired(observed: ObservedVM): ConditionDraft | undefined {
   const draft = { type: 'RestartRequired', status: 'True' } as const;
   const { pod } = observed;
   if (pod === undefined) {

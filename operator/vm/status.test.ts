@@ -11,7 +11,7 @@ import type { Condition } from '../../kube/objects.ts';
 import { reachOfNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { gatherFacts } from './facts.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { machineStatus, summarize, userDataReady } from './status.ts';
 import type { MachineReport } from '../../api/v1alpha1/machine.ts';
 import type { VM, VMSpec } from '../../api/v1alpha1/vm.ts';
@@ -27,7 +27,7 @@ const CONTAINER = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: fals
  * Returns the conditions of a VM whose Pod has this status, by their types. `known` contains other observations, for example about its
  * host.
  */
-function conditionsOf(status: PodStatus, known: Partial<Observed> = {}) {
+function conditionsOf(status: PodStatus, known: Partial<ObservedVM> = {}) {
   const pod: Pod = {
     apiVersion: 'v1',
     kind: 'Pod',
@@ -44,7 +44,7 @@ function conditionsOf(status: PodStatus, known: Partial<Observed> = {}) {
     config: parseConfig({}, 'test'),
     now: 0,
     ...known,
-  } as unknown as Observed;
+  } as unknown as ObservedVM;
   const { conditions = [] } = summarize(observed, gatherFacts(observed), {});
   return new Map(conditions.map((condition) => [condition.type, condition]));
 }
@@ -80,7 +80,7 @@ function withDisplay(display: unknown) {
 
 describe('a VM is Ready, Reconciling or Stalled', () => {
   const again = '2030-01-02T00:00:00Z';
-  type Spec = Observed['vm']['spec'];
+  type Spec = ObservedVM['vm']['spec'];
   const cases: readonly [phase: string, Spec, expected: string][] = [
     ['Running', {}, 'Ready: Running'],
     ['Running', { powerState: 'Stopped' }, 'Reconciling: Stopping'],
@@ -114,7 +114,7 @@ describe('a VM is Ready, Reconciling or Stalled', () => {
     const state = isOff ? { waiting: { reason: name } } : { running: { startedAt: RAN } };
     const containerStatuses = [{ ...CONTAINER, state }];
     const metadata = { name: 'x', namespace: 'ci', generation: 7 };
-    const vm: Observed['vm'] = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec };
+    const vm: ObservedVM['vm'] = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec };
     const found = conditionsOf({ phase: 'Running', containerStatuses, conditions }, { vm });
     const isTrue = ({ type, status }: Condition) =>
       status === 'True' && ['Ready', 'Reconciling', 'Stalled'].includes(type);
@@ -181,7 +181,7 @@ describe('the condition UserDataReady', () => {
     const observed = {
       vm: { spec },
       pod: { spec: {}, status: { phase, conditions } },
-    } as unknown as Observed;
+    } as unknown as ObservedVM;
     const { status, reason } = userDataReady(observed) ?? { status: 'absent', reason: '' };
     return `${status} ${reason}`.trim();
   }
@@ -286,7 +286,7 @@ describe('the machine in the status', () => {
       vm,
       config,
       lookups: { image, credentials: () => undefined },
-    } as unknown as Observed);
+    } as unknown as ObservedVM);
     if (isUnresolved(resolved)) {
       throw new Error(resolved.message);
     }
@@ -312,7 +312,7 @@ describe('the machine in the status', () => {
         ...reported,
       },
     } as Pod;
-    return machineStatus({ vm, pod } as unknown as Observed, phase);
+    return machineStatus({ vm, pod } as unknown as ObservedVM, phase);
   }
 
   it('shows a pull in words for people, and no longer once the VM runs or is deleted', () => {
@@ -347,7 +347,7 @@ describe('the machine in the status', () => {
 
   it('a VM without a Pod keeps the name of its image', () => {
     const vm = { status: { image: { name: 'team/fedora:40', reference: REFERENCE } } };
-    expect(machineStatus({ vm } as unknown as Observed, 'Failed').image).toMatchObject({
+    expect(machineStatus({ vm } as unknown as ObservedVM, 'Failed').image).toMatchObject({
       name: 'team/fedora:40',
     });
   });

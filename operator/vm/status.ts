@@ -7,11 +7,11 @@ import type { Condition } from '../../kube/objects.ts';
 import { type ConditionDraft, type ConditionDraft as Draft, stampConditions } from '../objects/conditions.ts';
 import { awaitedChange, doneStamps, hasEndedByItself } from './declared.ts';
 import { sshDueAt } from './deadlines.ts';
-import { deployTimeoutOf, type Facts } from './facts.ts';
+import { deployTimeoutOf, type VMFacts } from './facts.ts';
 import { pausedByDisk } from './disktrouble.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { phasesIn, type VMPhase } from '../../api/v1alpha1/phases.ts';
-import { isOffAsDeclared, PENDING_PHASES, type Phase, phaseOf } from './phase.ts';
+import { isOffAsDeclared, PENDING_PHASES, type VMPhaseReport, phaseOf } from './phase.ts';
 import {
   containerState,
   desiredOf,
@@ -34,9 +34,9 @@ import { endpointsOf } from './ports.ts';
 import type { Blocked, Run } from '../podbacked/kind.ts';
 
 /** Result of the steps of a reconcile that the Pod does not show: why the VM's Pod could not be created. */
-export type Findings = Pick<Run<Observed>, 'blocked'>;
+export type Findings = Pick<Run<ObservedVM>, 'blocked'>;
 
-export function summarize(observed: Observed, facts: Facts, findings: Findings): VMStatus {
+export function summarize(observed: ObservedVM, facts: VMFacts, findings: Findings): VMStatus {
   const { vm, pod } = observed;
   const phase = phaseOf(observed, facts);
   return {
@@ -54,7 +54,7 @@ export function summarize(observed: Observed, facts: Facts, findings: Findings):
   };
 }
 
-function hostAddress({ pod, node }: Observed): string | undefined {
+function hostAddress({ pod, node }: ObservedVM): string | undefined {
   if (pod?.spec.nodeName === undefined) {
     return undefined;
   }
@@ -63,8 +63,8 @@ function hostAddress({ pod, node }: Observed): string | undefined {
 }
 
 interface Derived {
-  readonly phase: Phase;
-  readonly facts: Facts;
+  readonly phase: VMPhaseReport;
+  readonly facts: VMFacts;
   readonly findings: Findings;
 }
 
@@ -73,7 +73,7 @@ interface Derived {
  * information. The rules of kstatus require this for Reconciling and Stalled. An absent condition means Unknown. There are few conditions,
  * because each one costs the API server 0.3 ms each time the status is stored.
  */
-function conditions(observed: Observed, { phase, facts, findings }: Derived): Condition[] {
+function conditions(observed: ObservedVM, { phase, facts, findings }: Derived): Condition[] {
   const generation = observed.vm.metadata.generation ?? 0;
   const placement = scheduled(observed, findings);
   const drafts = [
@@ -95,7 +95,7 @@ function conditions(observed: Observed, { phase, facts, findings }: Derived): Co
 }
 
 /** Returns the condition Ready. It is True if the VM is as declared: it runs and is ready, or it is off on request. */
-function ready(observed: Observed, phase: Phase, { blocked }: Findings): Draft {
+function ready(observed: ObservedVM, phase: VMPhaseReport, { blocked }: Findings): Draft {
   const type = 'Ready';
   if (blocked !== undefined) {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -114,12 +114,12 @@ function ready(observed: Observed, phase: Phase, { blocked }: Findings): Draft {
   return pausedByDisk(observed.pod) ?? withoutSSH(observed) ?? guestReady(observed);
 }
 
-function guestReady({ pod }: Observed): Draft {
+function guestReady({ pod }: ObservedVM): Draft {
   return readyByPod(pod, 'The guest is not ready yet');
 }
 
 /** Returns the condition of a VM whose guest should have had an SSH server for long. */
-function withoutSSH(observed: Observed): Draft | undefined {
+function withoutSSH(observed: ObservedVM): Draft | undefined {
   const due = sshDueAt(observed);
   if (due === undefined || observed.now < due) {
     return undefined;
@@ -132,7 +132,7 @@ const SETTLED = phasesIn('settled');
 
 /** Returns the condition Reconciling. Its message tells why the VM is not as declared yet. `placement` is the condition Scheduled. */
 function reconciling(
-  observed: Observed,
+  observed: ObservedVM,
   { phase, findings: { blocked } }: Pick<Derived, 'phase' | 'findings'>,
   placement: Draft,
 ): Draft | undefined {
@@ -154,7 +154,7 @@ function reconciling(
  * Returns the condition Stalled: the VM has failed, cannot run, or its guest ended by itself. A VM on a silent host is Failed too, but has no
  * recorded failure. It is not Stalled, because the host can return with its machine.
  */
-function stalled(observed: Observed, { phase, facts, findings: { blocked } }: Derived): Draft | undefined {
+function stalled(observed: ObservedVM, { phase, facts, findings: { blocked } }: Derived): Draft | undefined {
   const type = 'Stalled';
   const hasFailed = phase.name === 'Failed' && facts.failure !== undefined;
   if (hasFailed || hasEndedByItself(observed, phase)) {
@@ -165,7 +165,7 @@ function stalled(observed: Observed, { phase, facts, findings: { blocked } }: De
     : undefined;
 }
 
-function scheduled({ vm, pod, portHolder, hosts, startingHosts }: Observed, { blocked }: Findings): Draft {
+function scheduled({ vm, pod, portHolder, hosts, startingHosts }: ObservedVM, { blocked }: Findings): Draft {
   const type = 'Scheduled';
   if (blocked?.condition === 'Scheduled') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -181,7 +181,7 @@ function scheduled({ vm, pod, portHolder, hosts, startingHosts }: Observed, { bl
   return { type, status: reason === 'WaitingForScheduler' ? 'Unknown' : 'False', reason, message };
 }
 
-function imageReady({ pod }: Observed, { blocked }: Findings): Draft | undefined {
+function imageReady({ pod }: ObservedVM, { blocked }: Findings): Draft | undefined {
   const type = 'ImageReady';
   if (blocked?.condition === 'ImageReady') {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -205,7 +205,7 @@ function isOfImage(reason: string): boolean {
     : /^Image\w*$/.test(reason);
 }
 
-function networkReady({ pod }: Observed): Draft | undefined {
+function networkReady({ pod }: ObservedVM): Draft | undefined {
   const type = 'NetworkReady';
   if (pod?.spec.nodeName === undefined) {
     return undefined;
@@ -221,7 +221,7 @@ function networkReady({ pod }: Observed): Draft | undefined {
       };
 }
 
-function guestAgent({ pod }: Observed): Draft | undefined {
+function guestAgent({ pod }: ObservedVM): Draft | undefined {
   const type = 'GuestAgentConnected';
   const connected = machineReport(pod).guestAgentConnected;
   return connected === undefined
@@ -238,7 +238,7 @@ function guestAgent({ pod }: Observed): Draft | undefined {
  * Returns the condition with the host's report about the display. `Ready` does not depend on it: a VM without the requested DPI can be
  * Ready.
  */
-function displayReady({ pod }: Observed): Draft | undefined {
+function displayReady({ pod }: ObservedVM): Draft | undefined {
   const { display } = machineReport(pod);
   return (
     display && {
@@ -263,7 +263,7 @@ export function blockedBy(unresolved: Unresolved): Blocked {
 const OFF: ReadonlySet<VMPhase> = new Set(['Stopped', 'Suspended']);
 
 /** Returns the machine's part of the status. After the deletion of the Pod, the status keeps its last values. */
-export function machineStatus({ vm, pod }: Observed, phase: VMPhase): Partial<VMStatus> {
+export function machineStatus({ vm, pod }: ObservedVM, phase: VMPhase): Partial<VMStatus> {
   const machine = pod === undefined ? undefined : machineOf(pod);
   if (pod === undefined || machine === undefined) {
     return keptStatus(vm.status ?? {});
@@ -348,7 +348,7 @@ function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMS
  * Returns the condition `UserDataReady`. The result is undefined for a VM without user data, and before a host has tried to start the
  * machine. If the agent of the host is so old that it ignores user data, the status of the condition is Unknown.
  */
-export function userDataReady({ vm, pod }: Observed): ConditionDraft | undefined {
+export function userDataReady({ vm, pod }: ObservedVM): ConditionDraft | undefined {
   const type = 'UserDataReady';
   const { userData, userDataSecretRef } = vm.spec;
   if (userData === undefined && userDataSecretRef === undefined) {

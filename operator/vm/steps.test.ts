@@ -8,15 +8,15 @@ import {
 } from '../../api/v1alpha1/names.ts';
 import { parseConfig } from '../config/config.ts';
 import { untilNextDeadline } from './deadlines.ts';
-import type { Facts } from './facts.ts';
-import type { Observed } from './observe.ts';
+import type { VMFacts } from './facts.ts';
+import type { ObservedVM } from './observe.ts';
 import { deleteMachine, deploy, desire, ensureVncSecret, finish } from './steps.ts';
 import type { Desired } from '../../api/v1alpha1/machine.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import type { Pod } from '../../kube/core.ts';
 import type { ObjectMeta } from '../../kube/objects.ts';
 
-const FACTS: Facts = {
+const FACTS: VMFacts = {
   firstRunningTime: '2030-01-01T00:00:00Z',
   attempt: 1,
   avoidedNodes: [],
@@ -25,13 +25,13 @@ const FACTS: Facts = {
 const UNTIL = '2030-01-01T01:00:00Z';
 
 /** Returns a running VM with the annotation, at `now`. */
-function observed(answerBy: string, now: string): Observed {
+function observed(answerBy: string, now: string): ObservedVM {
   const vm = {
     metadata: { name: 'x', annotations: { [ANSWER_BY_ANNOTATION]: answerBy } },
     spec: {},
     status: { firstRunningTime: FACTS.firstRunningTime },
   };
-  return { vm, config: parseConfig({}, 'test'), now: Date.parse(now) } as unknown as Observed;
+  return { vm, config: parseConfig({}, 'test'), now: Date.parse(now) } as unknown as ObservedVM;
 }
 
 describe('a VM whose deployer waits for an answer', () => {
@@ -62,7 +62,7 @@ describe('the Pod of a deleted VM', () => {
       status: { phase: 'Running' },
     };
     const vm = { metadata: { name: 'x', deletionTimestamp: TIME }, spec: { terminationGracePeriodSeconds } };
-    return deleteMachine({ vm, pod, node: {} } as unknown as Observed).writes;
+    return deleteMachine({ vm, pod, node: {} } as unknown as ObservedVM).writes;
   }
 
   it.each([
@@ -91,7 +91,7 @@ describe('the Pod of a deleted VM', () => {
 
 describe('the desired size of a disk', () => {
   const GIB = 1024 ** 3;
-  const FACTS: Facts = { firstRunningTime: undefined, attempt: 1, avoidedNodes: [], failure: undefined };
+  const FACTS: VMFacts = { firstRunningTime: undefined, attempt: 1, avoidedNodes: [], failure: undefined };
 
   /** Returns the GiB that a host is told for the disk, if the VMConfig sets 8 GiB and the VM later sets `diskSize`. */
   function waitAfter(diskSize: string): number | undefined {
@@ -106,7 +106,7 @@ describe('the desired size of a disk', () => {
       metadata: { annotations: { [DESIRED_ANNOTATION]: JSON.stringify(before) } },
       spec: { containers: [] },
     };
-    const { writes } = desire({ vm: { spec: { diskSize } }, pod } as unknown as Observed, FACTS);
+    const { writes } = desire({ vm: { spec: { diskSize } }, pod } as unknown as ObservedVM, FACTS);
     const [write] = writes;
     const reported = write?.kind === 'patchDesired' ? (JSON.parse(write.text) as Desired) : before;
     return reported.diskSizeBytes && reported.diskSizeBytes / GIB;
@@ -119,10 +119,10 @@ describe('the desired size of a disk', () => {
 });
 
 describe('the Secret with the VNC password', () => {
-  const FACTS: Facts = { firstRunningTime: undefined, attempt: 1, avoidedNodes: [], failure: undefined };
+  const FACTS: VMFacts = { firstRunningTime: undefined, attempt: 1, avoidedNodes: [], failure: undefined };
   const config = parseConfig({}, 'test');
 
-  function observed(spec: VMSpec, random: string): Observed {
+  function observed(spec: VMSpec, random: string): ObservedVM {
     const metadata = { name: 'desk', namespace: 'platform-ci', uid: 'vm' };
     const vm = {
       apiVersion: 'berth.dev/v1alpha1',
@@ -137,11 +137,11 @@ describe('the Secret with the VNC password', () => {
       isDedicated: () => false,
       clusterUid: '',
       random: () => random.repeat(32),
-    } as unknown as Observed;
+    } as unknown as ObservedVM;
   }
 
   /** Returns the observed state with the VM's Pod, which waits for the reason on its host. */
-  function waits(state: Observed, reason: string): Observed {
+  function waits(state: ObservedVM, reason: string): ObservedVM {
     const pod = deploy(state, FACTS).writes.find((write) => write.kind === 'createPod')?.pod as Pod;
     const container = { name: MACHINE_CONTAINER, image: '', imageID: '', ready: false, restartCount: 0 };
     const status = { containerStatuses: [{ ...container, state: { waiting: { reason } } }] };

@@ -5,9 +5,9 @@
 import { isHost } from '../tasks/placement.ts';
 import type { Pod, Secret } from '../../kube/core.ts';
 import { isForced, type Unsaved } from '../../kube/objects.ts';
-import type { Step as PodBackedStep, StepResult as PodBackedStepResult } from '../podbacked/kind.ts';
-import type { Facts } from './facts.ts';
-import type { Observed, Size } from './observe.ts';
+import type { PlanStep, StepResult as PodBackedStepResult } from '../podbacked/kind.ts';
+import type { VMFacts } from './facts.ts';
+import type { ObservedVM, Size } from './observe.ts';
 import { blockedBy } from './status.ts';
 import {
   API_VERSION,
@@ -40,7 +40,7 @@ import { podSize, standingRefusal, wantedSize } from './size.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 
-export type Write =
+export type VMWrite =
   | { readonly kind: 'addFinalizer' }
   | { readonly kind: 'removeFinalizer' }
   /**
@@ -53,7 +53,7 @@ export type Write =
    * that Secret, because it has no right to read Secrets.
    */
   | { readonly kind: 'createSecret'; readonly secret: Unsaved<Secret> }
-  /** A PATCH of `pods/resize`. A refusal is stored in {@link Observed.resizeRefused}. */
+  /** A PATCH of `pods/resize`. A refusal is stored in {@link ObservedVM.resizeRefused}. */
   | { readonly kind: 'resizePod'; readonly size: Size }
   | { readonly kind: 'patchDesired'; readonly text: string }
   /** A DELETE of the Pod. Without `graceSeconds`, the Pod has its own grace period. 0 means that no agent can end the machine any more. */
@@ -71,22 +71,22 @@ export type Write =
    */
   | { readonly kind: 'deleteVM'; readonly unansweredSince?: number };
 
-type StepResult = PodBackedStepResult<Write>;
+type StepResult = PodBackedStepResult<VMWrite>;
 /** A step of a VM. */
-type Step = PodBackedStep<Observed, Facts, Write>;
+type Step = PlanStep<ObservedVM, VMFacts, VMWrite>;
 
 const NOTHING: StepResult = { writes: [], outcome: { kind: 'done' } };
 
-function waitFor(what: string, ...writes: Write[]): StepResult {
+function waitFor(what: string, ...writes: VMWrite[]): StepResult {
   return { writes, outcome: { kind: 'wait', for: what } };
 }
 
-function requeueAfter(milliseconds: number, ...writes: Write[]): StepResult {
+function requeueAfter(milliseconds: number, ...writes: VMWrite[]): StepResult {
   return { writes, outcome: { kind: 'requeueAfter', milliseconds: Math.max(milliseconds, 0) } };
 }
 
 /** Adds the VM's finalizer. This step comes first, so that a VM cannot disappear while parts of it exist. */
-function ensureFinalizer({ vm }: Observed): StepResult {
+function ensureFinalizer({ vm }: ObservedVM): StepResult {
   return vm.metadata.finalizers?.includes(VM_FINALIZER) === true
     ? NOTHING
     : { writes: [{ kind: 'addFinalizer' }], outcome: { kind: 'done' } };
@@ -99,7 +99,7 @@ const NAT_FAILURE: Reason = 'NATSelfHealFailed';
  * Deletes a VM if the client that deployed it did not get the answer in time. Also deletes an ended VM: after a NAT failure immediately,
  * and in other cases when its TTL is over. This step uses only facts that the API server has stored.
  */
-export function finish(observed: Observed, _facts: Facts): StepResult {
+export function finish(observed: ObservedVM, _facts: VMFacts): StepResult {
   const until = answerBy(observed);
   if (until !== undefined && observed.now >= until) {
     return waitFor('the VM to go', { kind: 'deleteVM', unansweredSince: until });
@@ -113,7 +113,7 @@ export function finish(observed: Observed, _facts: Facts): StepResult {
  * Returns true for a NAT failure of a VM that never ran. A VM that has run is not deleted after such a failure, because somebody might need
  * its disk.
  */
-function isNatFailure({ vm: { status } }: Observed): boolean {
+function isNatFailure({ vm: { status } }: ObservedVM): boolean {
   return status?.failure?.reason === NAT_FAILURE && status.firstRunningTime === undefined;
 }
 
@@ -121,7 +121,7 @@ function isNatFailure({ vm: { status } }: Observed): boolean {
  * Deletes a Pod that belongs to an earlier placement or to a failed VM. When a Pod is being deleted, also removes its finalizer, no matter
  * who deleted the Pod. The step uses only facts that are already in the VM's status.
  */
-export function retirePod(observed: Observed, _facts: Facts): StepResult {
+export function retirePod(observed: ObservedVM, _facts: VMFacts): StepResult {
   const { pod } = observed;
   if (pod === undefined) {
     return NOTHING;
@@ -138,7 +138,7 @@ export function retirePod(observed: Observed, _facts: Facts): StepResult {
 }
 
 /** Returns true if the Pod must be deleted. An ended Pod of a failed VM stays until the VM is deleted, so that users can read its log. */
-function mustGo(observed: Observed, pod: Pod): boolean {
+function mustGo(observed: ObservedVM, pod: Pod): boolean {
   return wasGivenUp(observed, pod) || (observed.vm.status?.failure !== undefined && !hasEnded(pod));
 }
 
@@ -146,11 +146,11 @@ function mustGo(observed: Observed, pod: Pod): boolean {
  * Returns true if the Pod belongs to an earlier placement and the Pod's machine never ran. If the machine ran, the VM keeps the Pod, because
  * this machine has the only disk of the VM. For example, a lost host can return and start the machine before its Pod is deleted.
  */
-function wasGivenUp({ vm }: Observed, pod: Pod): boolean {
+function wasGivenUp({ vm }: ObservedVM, pod: Pod): boolean {
   return (vm.status?.attempt ?? 1) > podAttempt(pod) && !hasRun(pod);
 }
 
-function letGo(observed: Observed, pod: Pod): StepResult {
+function letGo(observed: ObservedVM, pod: Pod): StepResult {
   if (pod.metadata.finalizers?.includes(POD_FINALIZER) !== true) {
     return waitFor('the Pod to go');
   }
@@ -174,7 +174,7 @@ function letGo(observed: Observed, pod: Pod): StepResult {
  * Lets the Pod of a running machine go, so that the machine can get another Pod. This needs a host that reports: the Node must be there, and
  * no other Pod may take the machine's slot meanwhile.
  */
-function adopt({ vm, node }: Observed): StepResult {
+function adopt({ vm, node }: ObservedVM): StepResult {
   if (!isHost(node) || node === undefined || !isReady(node)) {
     return waitFor('the host to return');
   }
@@ -194,7 +194,7 @@ function adopt({ vm, node }: Observed): StepResult {
  * Returns the request that tells the host to end the machine of a forcibly deleted Pod. Without it, the host keeps the machine, because such
  * a deletion alone is no order.
  */
-function tellEnd({ vm }: Observed, pod: Pod): Write[] {
+function tellEnd({ vm }: ObservedVM, pod: Pod): VMWrite[] {
   const desired = desiredOf(pod);
   const isNeeded = isForced(pod) && terminated(pod) === undefined && desired?.deletion === undefined;
   const isDeleted = vm.metadata.deletionTimestamp !== undefined;
@@ -206,12 +206,12 @@ function tellEnd({ vm }: Observed, pod: Pod): Write[] {
  * Returns the request that stores the machine's MAC address on the Node. The address must be stored before the Pod's finalizer is removed,
  * because only the Pod has the address.
  */
-function remember(observed: Observed, pod: Pod): Write[] {
+function remember(observed: ObservedVM, pod: Pod): VMWrite[] {
   const macAddresses = toRemember(observed, pod);
   return macAddresses === undefined ? [] : [{ kind: 'rememberGivenUp', macAddresses }];
 }
 
-function factsAreWritten(observed: Observed, pod: Pod): boolean {
+function factsAreWritten(observed: ObservedVM, pod: Pod): boolean {
   const { vm } = observed;
   if (vm.metadata.deletionTimestamp !== undefined) {
     return true;
@@ -228,7 +228,7 @@ function graceOf({ spec }: VM): number {
 }
 
 /** Deletes the Pod of a deleted VM. When the Pod no longer exists, removes the VM's own finalizer. */
-export function deleteMachine(observed: Observed): StepResult {
+export function deleteMachine(observed: ObservedVM): StepResult {
   const { pod } = observed;
   if (pod === undefined) {
     return { writes: [{ kind: 'removeFinalizer' }], outcome: { kind: 'gone' } };
@@ -257,7 +257,7 @@ const PASSWORD_BYTES = 6;
  * Returns the request that creates the Secret with the VNC password. An existing Secret is not changed. The VM owns the Secret, so the
  * Secret is deleted together with the VM.
  */
-function createVncSecret({ vm, random }: Observed): Write {
+function createVncSecret({ vm, random }: ObservedVM): VMWrite {
   const { name, namespace = '', uid = '' } = vm.metadata;
   const password = Buffer.from(random(), 'hex').subarray(0, PASSWORD_BYTES).toString('base64url');
   return {
@@ -279,7 +279,7 @@ function createVncSecret({ vm, random }: Observed): Write {
  * Creates the Secret with the VNC password again while the host reports that this Secret is missing. An attempt has no effect while the
  * Secret of an earlier VM of the same name exists.
  */
-export function ensureVncSecret(observed: Observed, { failure }: Facts): StepResult {
+export function ensureVncSecret(observed: ObservedVM, { failure }: VMFacts): StepResult {
   const { pod } = observed;
   const isMissed = pod !== undefined && waitingState(pod).reason === 'VNCSecretNotFound';
   const isAsked =
@@ -295,14 +295,14 @@ const NAME_TAKEN_RECHECK_MILLISECONDS = 5_000;
 const HOST_RECHECK_MILLISECONDS = 5_000;
 
 /** Returns true if the VM has no Pod, never ran and has not failed. */
-export function needsPod({ pod }: Observed, { failure, firstRunningTime }: Facts): boolean {
+export function needsPod({ pod }: ObservedVM, { failure, firstRunningTime }: VMFacts): boolean {
   return pod === undefined && failure === undefined && firstRunningTime === undefined;
 }
 
 /**
  * Creates the Pod that continues the machine of the VM, when its host reports. The VM had another Pod that somebody deleted by force.
  */
-function continueMachine({ vm, node, successor }: Observed): StepResult {
+function continueMachine({ vm, node, successor }: ObservedVM): StepResult {
   if (successor === undefined) {
     return NOTHING;
   }
@@ -320,7 +320,7 @@ function continueMachine({ vm, node, successor }: Observed): StepResult {
 }
 
 /** Resolves the settings of the VM and creates its Pod, unless the VM has a Pod, ran before or has failed. */
-export function deploy(observed: Observed, facts: Facts): StepResult {
+export function deploy(observed: ObservedVM, facts: VMFacts): StepResult {
   const { vm, nameTakenBy, config, clusterUid, random } = observed;
   if (!needsPod(observed, facts)) {
     return NOTHING;
@@ -340,7 +340,7 @@ export function deploy(observed: Observed, facts: Facts): StepResult {
   const isDedicated = observed.isDedicated();
   const options = { vm, resolved, attempt, avoidedNodes, isDedicated, config, clusterUid, random };
   const built = buildPod(options);
-  const secrets: Write[] = resolved.vncHostPort ? [createVncSecret(observed)] : [];
+  const secrets: VMWrite[] = resolved.vncHostPort ? [createVncSecret(observed)] : [];
   const { ignoredEntries } = resolved;
   return {
     writes: [...secrets, { kind: 'createPod', pod: built, ignoredEntries }],
@@ -352,7 +352,7 @@ export function deploy(observed: Observed, facts: Facts): StepResult {
  * Asks the API server to give the Pod the size that the VM requests. The scheduler and ResourceQuota therefore know the size before the
  * host does. If the API server refuses the size, the other steps continue, and the operator requests the size again later.
  */
-function resize(observed: Observed, facts: Facts): StepResult {
+function resize(observed: ObservedVM, facts: VMFacts): StepResult {
   const { pod, now } = observed;
   const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
   const size = wantedSize(observed);
@@ -369,7 +369,7 @@ function resize(observed: Observed, facts: Facts): StepResult {
  * Writes the annotation with the desired state of the machine for the agent. CPU and memory come from the Pod's requests, and the disk size
  * comes from the VM.
  */
-export function desire({ vm, pod, powered }: Observed, facts: Facts): StepResult {
+export function desire({ vm, pod, powered }: ObservedVM, facts: VMFacts): StepResult {
   const ended = pod === undefined || hasEnded(pod) || pod.metadata.deletionTimestamp !== undefined;
   if (ended || facts.failure !== undefined) {
     return NOTHING;
@@ -385,7 +385,7 @@ export function desire({ vm, pod, powered }: Observed, facts: Facts): StepResult
 }
 
 /** Returns true while Berth switches the host off. A machine that is off must not start then, because the power would end it. */
-function isGoingOff(powered: Observed['powered']): boolean {
+function isGoingOff(powered: ObservedVM['powered']): boolean {
   return powered?.state === 'Leaving' || powered?.state === 'Off';
 }
 
@@ -405,7 +405,7 @@ function size({ spec }: VM, pod: Pod, current: Desired): Parameters<typeof build
   };
 }
 
-export function stepsFor({ vm }: Observed): readonly Step[] {
+export function stepsFor({ vm }: ObservedVM): readonly Step[] {
   return vm.metadata.deletionTimestamp === undefined
     ? [ensureFinalizer, finish, retirePod, continueMachine, deploy, resize, desire, ensureVncSecret]
     : [deleteMachine];

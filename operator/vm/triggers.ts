@@ -7,7 +7,7 @@ import { keyOf, type KubeObject } from '../../kube/objects.ts';
 import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import { onPowerChange, onStartChange } from '../host/power.ts';
 import { changedHosts } from '../host/records.ts';
-import { isBound, type Sources, waitingForPortsOf } from './observe.ts';
+import { isBound, type VMSources, waitingForPortsOf } from './observe.ts';
 
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
 export const VMS_BY_CONFIG = 'config';
@@ -34,7 +34,7 @@ export function unboundPods({ spec }: Pod): string[] {
  */
 export function enqueueVMs(
   controller: Controller,
-  sources: Sources & { readonly recordsMap: Informer<ConfigMap> },
+  sources: VMSources & { readonly recordsMap: Informer<ConfigMap> },
 ): void {
   const { vms, pods, nodes, servers, recordsMap, vmConfigs, images, isos, config } = sources;
   vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));

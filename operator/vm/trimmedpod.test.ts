@@ -18,7 +18,7 @@ import { parseConfig } from '../config/config.ts';
 import { macAddressOf, toRemember } from './abandoned.ts';
 import { untilNextDeadline } from './deadlines.ts';
 import { gatherFacts, lostPlacement } from './facts.ts';
-import type { Observed } from './observe.ts';
+import type { ObservedVM } from './observe.ts';
 import { buildPod } from './pod.ts';
 import { podCondition, podPorts, trimPod } from '../podbacked/pod.ts';
 import { isUnresolved, resolve } from './resolve.ts';
@@ -182,7 +182,7 @@ function readings(pod: Pod, { node, isBound, hasRunBefore }: Sample) {
   const spec = { ...VIRTUAL_MACHINE.spec, cpu: 3, ttlSecondsAfterFinished: 60 };
   const vm = { ...VIRTUAL_MACHINE, spec, status };
   const reach = isBound && node !== undefined ? reachOfNode(node) : UNBOUND;
-  const observed: Observed = { ...WORLD, ...reach, vm, pod, successor: undefined };
+  const observed: ObservedVM = { ...WORLD, ...reach, vm, pod, successor: undefined };
   const facts = gatherFacts(observed);
   const deleted = { ...vm, metadata: { ...vm.metadata, deletionTimestamp: TIME } };
   return {

@@ -25,15 +25,15 @@ import { awaitedPatch } from '../host/plan.ts';
 import { FIELD_MANAGER } from '../objects/writer.ts';
 import { unlessRefused } from '../objects/refusals.ts';
 import { successorOf } from './adoption.ts';
-import type { Observed, Size, Sources } from './observe.ts';
+import type { ObservedVM, Size, VMSources } from './observe.ts';
 import { refusedAgain, resizedContainers } from './size.ts';
-import type { Write } from './steps.ts';
+import type { VMWrite } from './steps.ts';
 import type { Naming } from '../podbacked/kind.ts';
 import { type Executed, type PodBackedSources, PodBackedWriter } from '../podbacked/writer.ts';
 import type { Adoptions } from '../host/adoptions.ts';
 
 /** How VMs and their Pods are named. A VM and its Pod have the same name. */
-export const VM_NAMING: Naming<VM, Observed> = {
+export const VM_NAMING: Naming<VM, ObservedVM> = {
   resource: VMS,
   uidLabel: VM_UID_LABEL,
   podKeyOf: (key) => key,
@@ -46,17 +46,17 @@ export const VM_NAMING: Naming<VM, Observed> = {
 };
 
 /** A request that creates an object. The API server can refuse the object, or another object can already have its name. */
-type Creation = Extract<Write, { kind: 'createPod' | 'createSecret' }>;
+type Creation = Extract<VMWrite, { kind: 'createPod' | 'createSecret' }>;
 
-export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
+export class VMWriter extends PodBackedWriter<VM, ObservedVM, VMWrite> {
   readonly #adoptions: Adoptions;
 
-  constructor(sources: PodBackedSources<VM> & Pick<Sources, 'adoptions'>) {
+  constructor(sources: PodBackedSources<VM> & Pick<VMSources, 'adoptions'>) {
     super(sources, VM_NAMING);
     this.#adoptions = sources.adoptions;
   }
 
-  override async execute(observed: Observed, write: Write): Promise<Executed<Observed>> {
+  override async execute(observed: ObservedVM, write: VMWrite): Promise<Executed<ObservedVM>> {
     switch (write.kind) {
       case 'createPod':
         return await this.unlessBlocked(observed, this.createPod(observed, write.pod));
@@ -67,7 +67,7 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
     }
   }
 
-  async #change(observed: Observed, write: Exclude<Write, Creation>): Promise<Observed> {
+  async #change(observed: ObservedVM, write: Exclude<VMWrite, Creation>): Promise<ObservedVM> {
     switch (write.kind) {
       case 'addFinalizer':
         return await this.#setFinalizer(observed, true);
@@ -86,7 +86,7 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
   }
 
   /** Sends a request that changes nothing in the observed state. */
-  async #send(observed: Observed, write: Exclude<Write, Creation>): Promise<void> {
+  async #send(observed: ObservedVM, write: Exclude<VMWrite, Creation>): Promise<void> {
     switch (write.kind) {
       case 'deletePod':
         return await this.deletePod(observed, write.graceSeconds);
@@ -116,12 +116,12 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
     return isSame;
   }
 
-  async #setFinalizer(observed: Observed, isHeld: boolean): Promise<Observed> {
+  async #setFinalizer(observed: ObservedVM, isHeld: boolean): Promise<ObservedVM> {
     const { vm } = observed;
     return { ...observed, vm: (await this.objects.setFinalizer(keyOf(vm), vm, VM_FINALIZER, isHeld)) ?? vm };
   }
 
-  async #createSecret(observed: Observed, secret: Unsaved<Secret>): Promise<Executed<Observed>> {
+  async #createSecret(observed: ObservedVM, secret: Unsaved<Secret>): Promise<Executed<ObservedVM>> {
     const creation = this.client.create(SECRETS, secret, { fieldManager: FIELD_MANAGER });
     await undefinedIf(isAlreadyExists, creation);
     return { observed };
@@ -131,7 +131,7 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
    * Stores the MAC addresses on the Node. The request fails if the Node has changed since it was read. Without this check, the request
    * could overwrite the address of another machine that was abandoned on the same host.
    */
-  async #rememberGivenUp({ node }: Observed, macAddresses: readonly string[]): Promise<void> {
+  async #rememberGivenUp({ node }: ObservedVM, macAddresses: readonly string[]): Promise<void> {
     if (node === undefined) {
       return;
     }
@@ -146,7 +146,7 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
   }
 
   /** Stores the next Pod of the machine. The present Pod is read from the API server, because the cache lacks parts of it. */
-  async #saveSuccessor({ vm, pod }: Observed): Promise<void> {
+  async #saveSuccessor({ vm, pod }: ObservedVM): Promise<void> {
     const stored = await unlessMissing(this.client.get(PODS, refOf(keyOf(vm))));
     if (stored !== undefined && stored.metadata.uid === pod?.metadata.uid) {
       await this.#adoptions.save(vm, successorOf(stored));
@@ -157,7 +157,7 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
    * Lists the VM on its Node as one whose machine gets another Pod, and adds the taint. Both come before the Pod goes, so that the host keeps
    * the machine and the scheduler keeps others away.
    */
-  async #awaitPod({ vm, node, now }: Observed): Promise<void> {
+  async #awaitPod({ vm, node, now }: ObservedVM): Promise<void> {
     if (node === undefined) {
       return;
     }
@@ -167,14 +167,14 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
     await this.client.mergePatch(NODES, { name }, patch, { fieldManager: FIELD_MANAGER });
   }
 
-  async #releasePod(observed: Observed): Promise<Observed> {
+  async #releasePod(observed: ObservedVM): Promise<ObservedVM> {
     const { vm, pod } = observed;
     return pod === undefined
       ? observed
       : { ...observed, pod: (await this.pods.setFinalizer(keyOf(vm), pod, POD_FINALIZER, false)) ?? pod };
   }
 
-  async #patchPod(observed: Observed, metadata: object): Promise<Observed> {
+  async #patchPod(observed: ObservedVM, metadata: object): Promise<ObservedVM> {
     const { vm, pod } = observed;
     return pod === undefined
       ? observed
@@ -185,7 +185,7 @@ export class VMWriter extends PodBackedWriter<VM, Observed, Write> {
    * Requests another size for the Pod. A refusal by a quota or the API server is not an error, but becomes part of the observed state.
    * @throws ApiError when a webhook cannot be called, because then nobody has refused the size
    */
-  async #resizePod(observed: Observed, size: Size): Promise<Observed> {
+  async #resizePod(observed: ObservedVM, size: Size): Promise<ObservedVM> {
     const { vm, pod } = observed;
     if (pod === undefined) {
       return observed;

@@ -4,7 +4,7 @@ import { keepConnection } from '../../kube/serving/connections.ts';
 import type { App } from '../http/app.ts';
 import { StatusError } from '../http/errors.ts';
 import { type Caller, type CallerClient, type Callers, tokenOf } from './caller.ts';
-import { causeOfRefusal, type SignIn } from '../../api/http/refusedtoken.ts';
+import { causeOfRefusal, type SignInProvider } from '../../api/http/refusedtoken.ts';
 
 declare module 'fastify' {
   interface FastifyRequest {
@@ -64,7 +64,7 @@ function needsToken({ routeOptions: { schema } }: FastifyRequest): boolean {
 const CREDENTIALS = /^Bearer +(?:Bearer +)?([^ ].*)$/i;
 
 /** Adds the header `WWW-Authenticate` to every answer with status 401. */
-export function addChallenges(app: App, signIn: SignIn): void {
+export function addChallenges(app: App, signIn: SignInProvider): void {
   app.addHook('onSend', (request, reply, _payload, next) => {
     if (reply.statusCode === 401) {
       void reply.header('www-authenticate', challengeOf(request.headers.authorization, signIn));
@@ -77,7 +77,11 @@ export function addChallenges(app: App, signIn: SignIn): void {
  * Returns the value of the header `WWW-Authenticate` for a refused request. `authorization` is the value of the request's header
  * `Authorization`. `now` is in milliseconds since 1970.
  */
-export function challengeOf(authorization: string | undefined, signIn: SignIn, now = Date.now()): string {
+export function challengeOf(
+  authorization: string | undefined,
+  signIn: SignInProvider,
+  now = Date.now(),
+): string {
   const token = CREDENTIALS.exec(authorization ?? '')?.[1];
   if (token === undefined) {
     return 'Bearer';

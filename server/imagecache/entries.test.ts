@@ -2,7 +2,7 @@ import { expect, it, vi } from 'vitest';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { IMAGES_LISTED } from '../../api/v1alpha1/reference.ts';
 import type { KubeClient } from '../../kube/client.ts';
-import type { Watches } from '../own/watches.ts';
+import type { ServerWatches } from '../own/watches.ts';
 import { Entries } from './entries.ts';
 
 const LIMIT = 1_000;
@@ -30,7 +30,7 @@ async function create(unused: number, { count = LIMIT, hosts = ['host', 'other']
     delete: vi.fn().mockResolvedValue(undefined),
   };
   const host = (name: string) => (hosts.includes(name) ? { metadata: { name } } : undefined);
-  const watches = { entries: () => entries, entriesFor: () => [], host } as unknown as Watches;
+  const watches = { entries: () => entries, entriesFor: () => [], host } as unknown as ServerWatches;
   await new Entries(client as unknown as KubeClient, watches).change(SOURCE, new Set(['host']), () => ({
     nodes: ['host'],
   }));
@@ -57,7 +57,7 @@ it('deletes entries of hosts that do not exist, but only while the cache is full
 it('refuses a namespace that has its share, and also counts entries that the watch does not show yet', async () => {
   const client = { get: () => Promise.resolve(undefined), create: vi.fn().mockResolvedValue({}) };
   const shown = Array.from({ length: SHARE - 1 }, (_, index) => entry(index, false));
-  const watches = { entries: () => shown, entriesFor: () => [] } as unknown as Watches;
+  const watches = { entries: () => shown, entriesFor: () => [] } as unknown as ServerWatches;
   const entries = new Entries(client as unknown as KubeClient, watches);
   const add = async (index: number, host: string) =>
     await entries.change({ reference: `registry.example/new:${index}` }, new Set([host]), () => ({

@@ -16,7 +16,7 @@ import { IMAGES_LISTED } from '../../api/v1alpha1/reference.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../../kube/errors.ts';
 import { StatusError } from '../http/errors.ts';
-import type { Watches } from '../own/watches.ts';
+import type { ServerWatches } from '../own/watches.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 
 /** Largest number of entries that the server creates. This limit is needed, because entries belong to no namespace and have no quota. */
@@ -39,11 +39,11 @@ const ATTEMPTS = 10;
 
 export class Entries {
   readonly #client: KubeClient;
-  readonly #watches: Watches;
+  readonly #watches: ServerWatches;
   /** Targets of the entries that this server created, by the name of the entry. The watch might not show these entries yet. */
   readonly #created = new LRUCache<string, CacheTargets>({ max: ENTRIES, ttl: LEARNING_MILLISECONDS });
 
-  constructor(client: KubeClient, watches: Watches) {
+  constructor(client: KubeClient, watches: ServerWatches) {
     this.#client = client;
     this.#watches = watches;
   }

@@ -6,7 +6,7 @@ import { buffer, text } from 'node:stream/consumers';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
-import type { Stored } from '../../api/http/imageitem.ts';
+import type { StoredContent } from '../../api/http/imageitem.ts';
 import type { Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { Caller } from '../callers/caller.ts';
@@ -24,7 +24,7 @@ const WAIT = { timeout: 30_000 };
 let host: Server;
 let response: PassThrough;
 let waiting: WaitingRequests;
-let object: Stored;
+let object: StoredContent;
 /** Results of the downloads that the operator records, in this order. If there is no result, the Pod of the download runs. */
 let results: ({ result: string; message?: string } | undefined)[];
 let pods: Pod[];

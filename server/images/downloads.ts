@@ -8,7 +8,7 @@ import type { Socket } from 'node:net';
 import { Readable } from 'node:stream';
 import { GROUP, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
-import type { Stored } from '../../api/http/imageitem.ts';
+import type { StoredContent } from '../../api/http/imageitem.ts';
 import { PODS } from '../../kube/core.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { pause } from '../../base/time.ts';
@@ -60,7 +60,7 @@ const CODES: Readonly<Record<string, number>> = {
 
 export interface DownloadRequest {
   readonly caller: Caller;
-  readonly type: Resource<Stored>;
+  readonly type: Resource<StoredContent>;
   readonly ref: NamespacedRef;
   readonly defaultNamespace: string;
 }
@@ -78,7 +78,7 @@ export class Downloads {
    * @throws StatusError 403 when the caller has no right to request a download of the object, 409 when the object has no content. @throws
    * ApiError when the API server refuses.
    */
-  async find({ caller: { client }, type, ref, defaultNamespace }: DownloadRequest): Promise<Stored> {
+  async find({ caller: { client }, type, ref, defaultNamespace }: DownloadRequest): Promise<StoredContent> {
     const object = await findAs(client, type, ref, defaultNamespace);
     const { namespace = ref.namespace, name } = object.metadata;
     if (!(await callerMay(client, { group: GROUP, resource: type.plural, namespace, name, verb: 'patch' }))) {
@@ -95,7 +95,11 @@ export class Downloads {
   }
 
   /** Resolves when a host begins to send the file. The download then continues until the response is closed. */
-  async open(request: DownloadRequest, object: Stored, response: ServerResponse): Promise<ReceivedFile> {
+  async open(
+    request: DownloadRequest,
+    object: StoredContent,
+    response: ServerResponse,
+  ): Promise<ReceivedFile> {
     const { client } = request.caller;
     const owner = { user: await client.username(), namespace: request.ref.namespace };
     return await this.#waiting.run(response, owner, async ({ signal }) => {
@@ -110,7 +114,11 @@ export class Downloads {
   }
 }
 
-async function begin(request: DownloadRequest, object: Stored, signal: AbortSignal): Promise<ReceivedFile> {
+async function begin(
+  request: DownloadRequest,
+  object: StoredContent,
+  signal: AbortSignal,
+): Promise<ReceivedFile> {
   const late = AbortSignal.timeout(HOST_MILLISECONDS);
   const limit = AbortSignal.any([signal, late]);
   const wait = new Wait(request, limit);
@@ -161,7 +169,7 @@ class Wait {
   }
 
   /** Resolves with the connection to the task that sends the file. */
-  async forHost(object: Stored): Promise<Socket> {
+  async forHost(object: StoredContent): Promise<Socket> {
     const first = await this.#step(object);
     if (first !== undefined) {
       return first;
@@ -177,7 +185,7 @@ class Wait {
     throw notFound(`${type.plural}.${GROUP}`, object.metadata.name);
   }
 
-  async #step(object: Stored): Promise<Socket | undefined> {
+  async #step(object: StoredContent): Promise<Socket | undefined> {
     const { metadata, spec, status } = object;
     if ((metadata.generation ?? 0) < this.#generation) {
       return undefined;
@@ -200,7 +208,7 @@ class Wait {
    * Connects to the task. The result is undefined if no task accepts this caller now. In this case, the caller waits for the next version
    * of the object.
    */
-  async #connect({ metadata: { namespace, uid } }: Stored): Promise<Socket | undefined> {
+  async #connect({ metadata: { namespace, uid } }: StoredContent): Promise<Socket | undefined> {
     const { caller } = this.#request;
     const labelSelector = `${IMAGE_UID_LABEL}=${uid},${OPERATION_LABEL}=download`;
     for (let attempt = 1; ; attempt += 1) {
@@ -224,7 +232,7 @@ class Wait {
    * Stores a request for a download in the object. If several callers do this for the same version of the object, only one of them
    * succeeds. The other callers wait for the download that this one caller requested.
    */
-  async #ask({ metadata: { name, namespace = '', resourceVersion } }: Stored): Promise<void> {
+  async #ask({ metadata: { name, namespace = '', resourceVersion } }: StoredContent): Promise<void> {
     this.#requests += 1;
     if (this.#requests > REQUESTS) {
       throw new StatusError(503, 'Every requested download ended before the host sent the file. Try again');
@@ -271,13 +279,13 @@ function refuseLost(error: unknown): undefined {
 }
 
 /** Returns a text about the operator's work on the object. The text is the last part of a sentence. */
-function workOf(object: Stored): string {
+function workOf(object: StoredContent): string {
   const work = conditionOf(object, 'Reconciling')?.message;
   return work === undefined || work === '' ? '' : `: ${work}`;
 }
 
 /** Throws if the download failed. Does not throw if the download ended because its clients closed their connections. @throws StatusError */
-function refuseFailed(last: NonNullable<Stored['status']>['lastDownload']): void {
+function refuseFailed(last: NonNullable<StoredContent['status']>['lastDownload']): void {
   const { result, message = '' } = last ?? {};
   const [reason = '', ...details] = message.split(': ');
   if (result !== 'Failed' || reason === INTERRUPTED) {

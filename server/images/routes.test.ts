@@ -6,7 +6,7 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
 import { type App, createApp } from '../http/app.ts';
 import type { Services } from '../services.ts';
-import { addTransferRoutes, type Transfers } from './routes.ts';
+import { addTransferRoutes, type FileTransfers } from './routes.ts';
 import type { UploadRequest } from './uploads.ts';
 
 /** Time limit of the end of a connection, which ends at once. */
@@ -39,7 +39,7 @@ beforeEach(async () => {
     return await new Promise<never>(() => undefined);
   };
   const config = { namespaces: { default: 'platform-default' } };
-  const transfers = { uploads: { upload } } as unknown as Transfers;
+  const transfers = { uploads: { upload } } as unknown as FileTransfers;
   addTransferRoutes(app, { config } as unknown as Services, transfers);
   await app.listen({ port: 0, host: '127.0.0.1' });
   client = connect((app.server.address() as AddressInfo).port, '127.0.0.1');

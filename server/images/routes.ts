@@ -23,7 +23,7 @@ import type { App } from '../http/app.ts';
 import { namespaceParams, objectParams } from '../http/namespaces.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
-import { copySpec, emptySpec, imageItem, isPush, type Stored } from '../../api/http/imageitem.ts';
+import { copySpec, emptySpec, imageItem, isPush, type StoredContent } from '../../api/http/imageitem.ts';
 import { allowLongBody } from '../../kube/serving/httpserver.ts';
 import { StatusError } from '../http/errors.ts';
 import { lengthOf, readForm, UPLOAD_LIMITS, uploadTextsSchema } from './uploadform.ts';
@@ -33,18 +33,18 @@ import { COPY_DIALECT, IMAGE_DIALECT } from '../dialect/fields.ts';
 import { SAMPLE } from '../http/samples.ts';
 
 /** Uploads and downloads of files. */
-export interface Transfers {
+export interface FileTransfers {
   readonly uploads: Uploads;
   readonly downloads: Downloads;
 }
 
 /** Type of the objects. `one` is the word that the summaries of routes use for an object of this type. */
 interface Kind {
-  readonly type: Resource<Stored>;
+  readonly type: Resource<StoredContent>;
   readonly one: string;
 }
 
-export function addImageRoutes(app: App, services: Services, transfers: Transfers): void {
+export function addImageRoutes(app: App, services: Services, transfers: FileTransfers): void {
   for (const kind of [
     { type: IMAGES, one: 'image' },
     { type: ISOS, one: 'ISO' },
@@ -73,7 +73,7 @@ function addReadRoutes(app: App, { type, one }: Kind, { config: { namespaces } }
       },
     },
     async ({ caller, params, query }) => {
-      const itemOf = (object: Stored) => (isPush(object) ? undefined : imageItem(object));
+      const itemOf = (object: StoredContent) => (isPush(object) ? undefined : imageItem(object));
       const selection = { ...params, ...query };
       return { items: await listWithShared(caller(), type, selection, namespaces.default, itemOf) };
     },
@@ -188,7 +188,7 @@ function addGenerateRoute(app: App): void {
   );
 }
 
-function collection({ plural }: Resource<Stored>): string {
+function collection({ plural }: Resource<StoredContent>): string {
   return `/api/v1/namespaces/:namespace/${plural}`;
 }
 
@@ -209,7 +209,7 @@ const FILE_ANSWER = {
 const NO_REMOTE =
   'Remote images are not supported. Use an OCI reference as the image, or add the reference to the image cache';
 
-export function addTransferRoutes(app: App, services: Services, { uploads, downloads }: Transfers): void {
+export function addTransferRoutes(app: App, services: Services, { uploads, downloads }: FileTransfers): void {
   addUploadRoutes(app, uploads);
   addDownloadRoutes(app, services, downloads);
   app.get(

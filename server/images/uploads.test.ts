@@ -6,7 +6,7 @@ import { pino } from 'pino';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
-import type { Stored } from '../../api/http/imageitem.ts';
+import type { StoredContent } from '../../api/http/imageitem.ts';
 import type { Pod } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { Caller } from '../callers/caller.ts';
@@ -27,7 +27,7 @@ let waiting: WaitingRequests;
 /** State of the object for the caller. */
 let status: object;
 let pods: Pod[];
-let created: Stored[];
+let created: StoredContent[];
 let deleted: unknown[];
 let upgraded: string[];
 /** Refusal of the connection to the host. */
@@ -79,7 +79,7 @@ function caller(): Caller {
   const object = () => ({ ...created[0], status });
   const client = {
     username: async () => 'dev@berth.test',
-    create: async ({ kind }: { kind: string }, made: Stored) => {
+    create: async ({ kind }: { kind: string }, made: StoredContent) => {
       if (kind === 'SelfSubjectAccessReview') {
         return { status: { allowed: mayCreate } };
       }

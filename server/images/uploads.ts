@@ -17,7 +17,7 @@ import { callerMay, createAs } from '../callers/objects.ts';
 import type { Caller } from '../callers/caller.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
-import type { Stored } from '../../api/http/imageitem.ts';
+import type { StoredContent } from '../../api/http/imageitem.ts';
 import { BrokenTransferError, sendFile } from './sender.ts';
 import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
 import type { UploadForm } from './uploadform.ts';
@@ -38,7 +38,7 @@ const NOT_OFFERED: ReadonlySet<string> = new Set(['NoImageStorage', 'SourceUnsup
 
 export interface UploadRequest {
   readonly caller: Caller;
-  readonly type: Resource<Stored>;
+  readonly type: Resource<StoredContent>;
   readonly namespace: string;
   /** Length of the request body in bytes. The file is a part of the body, so this is the largest size that the file can have. */
   readonly bytes: number;
@@ -65,7 +65,7 @@ export class Uploads {
    *
    * @throws StatusError or ApiError with the answer for the caller. Before that, the object is deleted, if possible.
    */
-  async upload(request: UploadRequest, response: ServerResponse): Promise<Stored> {
+  async upload(request: UploadRequest, response: ServerResponse): Promise<StoredContent> {
     const {
       caller: { client },
       type: { plural: resource },
@@ -89,7 +89,7 @@ export class Uploads {
   }
 
   /** Deletes the object. Returns a text for people that says whether it was deleted. */
-  async #remove({ caller, type }: UploadRequest, { metadata }: Stored): Promise<string> {
+  async #remove({ caller, type }: UploadRequest, { metadata }: StoredContent): Promise<string> {
     const { name, namespace = '', uid } = metadata;
     const what = `${type.kind} ${name}`;
     try {
@@ -121,7 +121,7 @@ function objectOf({ namespace, bytes }: UploadRequest, form: UploadForm) {
  * @throws StatusError when the upload is not possible or no host is ready in time, ApiError when the API server refuses, or the signal's
  * reason when the signal aborts.
  */
-async function connect(request: UploadRequest, object: Stored, signal: AbortSignal): Promise<Socket> {
+async function connect(request: UploadRequest, object: StoredContent, signal: AbortSignal): Promise<Socket> {
   const late = AbortSignal.timeout(HOST_MILLISECONDS);
   const limit = AbortSignal.any([signal, late]);
   try {
@@ -134,7 +134,11 @@ async function connect(request: UploadRequest, object: Stored, signal: AbortSign
 }
 
 /** Returns the Pod whose task waits for the file. */
-async function podFor({ caller, type }: UploadRequest, object: Stored, signal: AbortSignal): Promise<Pod> {
+async function podFor(
+  { caller, type }: UploadRequest,
+  object: StoredContent,
+  signal: AbortSignal,
+): Promise<Pod> {
   const { client, watches } = caller;
   const { namespace, uid } = object.metadata;
   for await (const { status } of follow({ client, watches, type, from: object.metadata, signal })) {

@@ -2,13 +2,13 @@
 import { hostsOf, ownerOfHost } from '../../api/v1alpha1/hosts.ts';
 import type { Namespace, Node } from '../../kube/core.ts';
 import { notFound, StatusError } from '../http/errors.ts';
-import type { Watches } from './watches.ts';
+import type { ServerWatches } from './watches.ts';
 
 export class Hosts {
-  readonly #watches: Watches;
+  readonly #watches: ServerWatches;
   readonly #defaultNamespace: string;
 
-  constructor(watches: Watches, defaultNamespace: string) {
+  constructor(watches: ServerWatches, defaultNamespace: string) {
     this.#watches = watches;
     this.#defaultNamespace = defaultNamespace;
   }

@@ -8,7 +8,7 @@ import type { ServerConfig } from '../config.ts';
 import { UploadedCertificate } from './certificate.ts';
 import { Hosts } from './hosts.ts';
 import { Rights } from './rights.ts';
-import { Watches } from './watches.ts';
+import { ServerWatches } from './watches.ts';
 import { apiErrorFrom } from '../../kube/errors.ts';
 import type { Answer } from '../../kube/transport.ts';
 import { notFound, OwnRefusalError } from '../http/errors.ts';
@@ -18,7 +18,7 @@ import type { App } from '../http/app.ts';
 export interface Own {
   readonly client: KubeClient;
   readonly rights: Rights;
-  readonly watches: Watches;
+  readonly watches: ServerWatches;
   readonly hosts: Hosts;
   readonly certificate: UploadedCertificate;
 }
@@ -31,7 +31,7 @@ export interface OwnOptions {
 }
 
 export function createOwn({ client, authorizer, logger, namespaces }: OwnOptions): Own {
-  const watches = new Watches(client, logger);
+  const watches = new ServerWatches(client, logger);
   return {
     client,
     watches,

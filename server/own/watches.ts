@@ -16,7 +16,7 @@ const PODS_BY_NODE = 'node';
 /** Name of the index that finds ImageCacheEntries by the normalized name of their image. */
 const ENTRIES_BY_REFERENCE = 'reference';
 
-export class Watches {
+export class ServerWatches {
   readonly #nodes: Informer<Node>;
   readonly #pods: Informer<Pod>;
   readonly #namespaces: Informer<Namespace>;

@@ -29,7 +29,7 @@ const BY_LENGTH = 512;
 type Activity = Pick<NonNullable<Server['status']>, 'power' | 'request' | 'lastAction'>;
 
 /** Decision about an action: the id of the action to wait for, or nothing to do, or a new action. */
-export type Decision = { readonly join: string } | 'done' | 'begin';
+export type PowerDecision = { readonly join: string } | 'done' | 'begin';
 
 /** Action that a caller asks for. `by` is the name of the caller. */
 type Asked = Pick<PowerRequest, 'action' | 'by'>;
@@ -39,7 +39,7 @@ type Asked = Pick<PowerRequest, 'action' | 'by'>;
  *
  * @throws HttpError 409 while another action has not ended.
  */
-export function decide(activity: Activity, asked: Asked, now: number): Decision {
+export function decide(activity: Activity, asked: Asked, now: number): PowerDecision {
   const active = activeOf(activity);
   if (active === undefined) {
     return isRepeated(activity, asked, now) ? 'done' : 'begin';

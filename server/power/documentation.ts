@@ -6,7 +6,7 @@ import * as z from 'zod';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import { reply } from '../../kube/serving/httpserver.ts';
 import {
-  Downloads,
+  FileDownloads,
   FILES,
   HEADERS,
   KEEP_SECONDS,
@@ -27,7 +27,7 @@ const PAGE = {
 };
 
 export class PowerDocumentation {
-  readonly #downloads = new Downloads();
+  readonly #downloads = new FileDownloads();
   readonly #texts: Readonly<Record<string, { readonly text: string; readonly type: string }>> = {
     [PAGE.document]: { text: JSON.stringify(powerDocument()), type: 'application/json' },
     [PAGE.path]: { text: pageHTML(PAGE), type: 'text/html; charset=utf-8' },

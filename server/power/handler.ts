@@ -16,7 +16,7 @@ import type { PowerDocumentation } from './documentation.ts';
 import { type Inventory, serverRecord } from './inventory.ts';
 import type { Lockouts } from './lockouts.ts';
 import { parsePowerTarget, partsOfTarget, type PowerTarget } from './path.ts';
-import type { Sources } from './source.ts';
+import type { RequestSources } from './source.ts';
 
 /** Answer to a successful action. It has four letters and no line end. */
 const TRUE = 'True';
@@ -28,7 +28,7 @@ const RETRY_AFTER_SECONDS = 5;
 
 export interface PowerHandlerOptions {
   readonly logger: Logger;
-  readonly sources: Sources;
+  readonly sources: RequestSources;
   readonly lockouts: Lockouts;
   readonly silent: SilentConnections;
   readonly callers: PowerCallers;

@@ -1,6 +1,6 @@
 import * as fc from 'fast-check';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
-import { afterMore, type Failures, Lockouts, recent } from './lockouts.ts';
+import { afterMore, type SignInFailures, Lockouts, recent } from './lockouts.ts';
 
 const RULES = { failures: 20, seconds: 300 };
 
@@ -14,16 +14,16 @@ afterEach(() => {
 
 /** The counts that the replicas share. */
 class Shared {
-  readonly failures = new Map<string, Failures>();
+  readonly failures = new Map<string, SignInFailures>();
   isAway = false;
   /** Whether the watch of a replica does not show the counts yet. */
   isBehind = false;
 
-  of(source: string): Failures | undefined {
+  of(source: string): SignInFailures | undefined {
     return this.isBehind ? undefined : this.failures.get(source);
   }
 
-  all(): Failures[] {
+  all(): SignInFailures[] {
     return [...this.failures.values()];
   }
 

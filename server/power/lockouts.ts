@@ -20,7 +20,7 @@ export class Lockouts {
   readonly #rules: LockoutRules;
   readonly #shared: Pick<SharedFailures, 'of' | 'add' | 'all'>;
   /** Failures that this replica has seen. They are here before the watch shows them, and also if they are not shared. */
-  readonly #own: LRUCache<string, Failures>;
+  readonly #own: LRUCache<string, SignInFailures>;
   readonly #onLocked: () => void;
 
   /** `onLocked` is called for each source that this replica locks out. */
@@ -60,13 +60,13 @@ export class Lockouts {
     return number <= this.#rules.failures;
   }
 
-  #failuresOf(source: string): Failures | undefined {
+  #failuresOf(source: string): SignInFailures | undefined {
     const now = Date.now();
     const [own, shared] = [this.#own.get(source), this.#shared.of(source)];
     return greater(recent(own, this.#rules, now), recent(shared, this.#rules, now));
   }
 
-  #set(source: string, failures: Failures): Failures {
+  #set(source: string, failures: SignInFailures): SignInFailures {
     const wasLocked = this.isLocked(source);
     this.#own.set(source, failures);
     if (!wasLocked && isLocked(failures, this.#rules, failures.last)) {
@@ -76,7 +76,7 @@ export class Lockouts {
   }
 
   /** Failures of the sources without a Lease. */
-  #unshared(): Failures[] {
+  #unshared(): SignInFailures[] {
     return [...this.#own.entries()].flatMap(([source, failures]) =>
       this.#shared.of(source) === undefined ? [failures] : [],
     );
@@ -91,7 +91,7 @@ interface LockoutRules {
 }
 
 /** Failed sign-ins of one source. */
-export interface Failures {
+export interface SignInFailures {
   readonly count: number;
   /** Time of the last one, in milliseconds since 1970. */
   readonly last: number;
@@ -99,31 +99,31 @@ export interface Failures {
 
 /** Returns the failures that still count. After a quiet time none does. */
 export function recent(
-  failures: Failures | undefined,
+  failures: SignInFailures | undefined,
   { seconds }: LockoutRules,
   now: number,
-): Failures | undefined {
+): SignInFailures | undefined {
   return failures !== undefined && now - failures.last < seconds * 1000 ? failures : undefined;
 }
 
 /** Returns the failures after some more. The count stops at the limit. */
 export function afterMore(
-  failures: Failures | undefined,
+  failures: SignInFailures | undefined,
   more: number,
   rules: LockoutRules,
   now: number,
-): Failures {
+): SignInFailures {
   const before = recent(failures, rules, now)?.count ?? 0;
   return { count: Math.min(before + more, rules.failures), last: now };
 }
 
 /** Reports whether the source gets no answer. */
-function isLocked(failures: Failures | undefined, rules: LockoutRules, now: number): boolean {
+function isLocked(failures: SignInFailures | undefined, rules: LockoutRules, now: number): boolean {
   return (recent(failures, rules, now)?.count ?? 0) >= rules.failures;
 }
 
 /** Returns the failures with the greater count. */
-function greater(a: Failures | undefined, b: Failures | undefined): Failures | undefined {
+function greater(a: SignInFailures | undefined, b: SignInFailures | undefined): SignInFailures | undefined {
   return (a?.count ?? 0) >= (b?.count ?? 0) ? a : b;
 }
 
@@ -189,12 +189,12 @@ export class SharedFailures {
   }
 
   /** Returns the failures of a source, as last seen in its Lease. */
-  of(source: string): Failures | undefined {
+  of(source: string): SignInFailures | undefined {
     return failuresIn(this.#informer.cache.get(keyOf({ metadata: this.#refOf(source) })));
   }
 
   /** Returns the failures of all sources. */
-  all(): Failures[] {
+  all(): SignInFailures[] {
     return this.#informer.cache.list().flatMap((lease) => failuresIn(lease) ?? []);
   }
 
@@ -306,7 +306,7 @@ export class SharedFailures {
     return { namespace: this.#o.namespace, name: `${NAME_PREFIX}${hash}` };
   }
 
-  #specOf(source: string, { count, last }: Failures): NonNullable<Lease['spec']> {
+  #specOf(source: string, { count, last }: SignInFailures): NonNullable<Lease['spec']> {
     return {
       holderIdentity: source,
       leaseTransitions: count,
@@ -368,7 +368,7 @@ export class SharedFailures {
 }
 
 /** Reads the failures from a Lease. The result is undefined if there is no Lease, or if somebody has written something else into it. */
-function failuresIn(lease: Pick<Lease, 'spec'> | undefined): Failures | undefined {
+function failuresIn(lease: Pick<Lease, 'spec'> | undefined): SignInFailures | undefined {
   const { leaseTransitions: count = 0, renewTime = '' } = lease?.spec ?? {};
   const last = Date.parse(renewTime);
   return Number.isNaN(last) ? undefined : { count, last };

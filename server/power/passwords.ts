@@ -29,7 +29,7 @@ const REMEMBERED = 1_024;
  */
 const NOBODY = '$2b$10$abcdefghijklmnopqrstuuMzhDjJq5Nn0UoB7pIZNtIhpGVVgJVZ2';
 
-export interface SignIn {
+export interface PasswordSignIn {
   readonly name: string;
   readonly password: string;
   readonly source: string;
@@ -70,7 +70,7 @@ export class Passwords {
    *
    * @throws HttpError 503 when the user exists and too many checks wait.
    */
-  async check(signIn: SignIn, hash: string | undefined, isWanted: () => boolean): Promise<boolean> {
+  async check(signIn: PasswordSignIn, hash: string | undefined, isWanted: () => boolean): Promise<boolean> {
     if (!isWholePassword(signIn.password)) {
       return false;
     }
@@ -118,7 +118,7 @@ export class Passwords {
   }
 
   /** Takes the time of a check, if there is a place. */
-  async #checkNobody({ password, source }: SignIn, isWanted: () => boolean): Promise<void> {
+  async #checkNobody({ password, source }: PasswordSignIn, isWanted: () => boolean): Promise<void> {
     const places = ['unknown', `source ${source}`] as const;
     if (this.#taken('unknown') < UNKNOWN_WAITING && this.#queue.size < WAITING) {
       await this.#run(
@@ -172,7 +172,7 @@ export class Passwords {
     return this.#places.get(place) ?? 0;
   }
 
-  #markOf({ name, password }: SignIn, hash: string): string {
+  #markOf({ name, password }: PasswordSignIn, hash: string): string {
     return createHmac('sha256', this.#key).update(`${name}\0${hash}\0${password}`).digest('base64');
   }
 }

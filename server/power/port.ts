@@ -14,7 +14,7 @@ import { PowerHandler, powerMetrics, SilentConnections } from './handler.ts';
 import { Inventory } from './inventory.ts';
 import { Lockouts, SharedFailures } from './lockouts.ts';
 import { Passwords, PasswordThread } from './passwords.ts';
-import { Sources } from './source.ts';
+import { RequestSources } from './source.ts';
 
 /** Largest number of connections. A thousand of them can be without an answer, and the rest is for callers. */
 const CONNECTIONS = 2_048;
@@ -65,7 +65,7 @@ export function createPower({ client, config, logger, metrics }: PowerOptions): 
   const occupants = new Occupants(client, authorizers.known);
   const handler = new PowerHandler({
     logger,
-    sources: new Sources(power.trustedProxies),
+    sources: new RequestSources(power.trustedProxies),
     lockouts,
     silent: new SilentConnections(),
     callers: new PowerCallers({ authorizers, passwords, users }),

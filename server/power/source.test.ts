@@ -1,8 +1,8 @@
 import type { IncomingMessage } from 'node:http';
 import { expect, it } from 'vitest';
-import { sourceOf, Sources } from './source.ts';
+import { sourceOf, RequestSources } from './source.ts';
 
-const sources = new Sources(['10.0.0.0/8', 'fd00::/8']);
+const sources = new RequestSources(['10.0.0.0/8', 'fd00::/8']);
 
 function source(remoteAddress: string | undefined, forwarded?: string | string[]): string | undefined {
   const request = { socket: { remoteAddress }, headers: { 'x-forwarded-for': forwarded } };

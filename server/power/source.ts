@@ -9,7 +9,7 @@ const NETWORK_GROUPS = 4;
 /** Longest item of the header that is read: an address in brackets, with a port. */
 const ITEM_LENGTH = 64;
 
-export class Sources {
+export class RequestSources {
   readonly #proxies = new BlockList();
 
   /** `trustedProxies` are the networks (CIDR) of the proxies whose header `X-Forwarded-For` is read. */

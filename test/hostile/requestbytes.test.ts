@@ -7,7 +7,7 @@ import {
   type SigningRequest,
   TAGS,
 } from '../../kube/certificates/request.ts';
-import { createKey, type Key } from '../../kube/certificates/certificate.ts';
+import { createKey, type PrivateKey } from '../../kube/certificates/certificate.ts';
 import { hostileRuns, tried } from './support/attempts.ts';
 import { GO_BUILD_MILLISECONDS, GoParser } from './support/goparser.ts';
 import { changeParts, flip, kindOf, type Mutation, mutations, wrap } from './support/mutations.ts';
@@ -18,7 +18,7 @@ const REQUESTS = 40_000;
 const TEST_MILLISECONDS = 600_000;
 
 let go: GoParser;
-let key: Key;
+let key: PrivateKey;
 let bases: Buffer[];
 
 beforeAll(async () => {

@@ -14,7 +14,7 @@ import { Proxies } from '../../base/proxy.ts';
 import { selfMadeCertificate } from '../../kube/certificates/serving.ts';
 import { HttpProxy } from '../wires/httpproxy.ts';
 import { retrying, TransientError } from '../../agent/images/oci/failures.ts';
-import { Transport } from '../../agent/images/oci/transport.ts';
+import { RegistryTransport } from '../../agent/images/oci/transport.ts';
 
 vi.mock(import('node:dns'), { spy: true });
 vi.mock(import('node:dns/promises'), { spy: true });
@@ -27,7 +27,7 @@ const LOOKUP_MILLISECONDS = 5_000;
 
 let folder: string;
 let proxy: HttpProxy;
-let transport: Transport;
+let transport: RegistryTransport;
 /** Requests that reached the servers, with their headers. */
 let received: string[];
 let secure: Server;
@@ -78,9 +78,12 @@ function portOf(server: Server): number {
   return (server.address() as AddressInfo).port;
 }
 
-function transportWith(environment: Record<string, string>, named: { host: string }[] = []): Transport {
+function transportWith(
+  environment: Record<string, string>,
+  named: { host: string }[] = [],
+): RegistryTransport {
   const [HTTPS_PROXY, HTTP_PROXY] = [proxy.url, proxy.url];
-  return new Transport({
+  return new RegistryTransport({
     allowLoopbackHttp: false,
     clusterCIDRs: ['10.96.0.0/12'],
     registries: [{ host: SECURE, caFile: join(folder, 'ca.crt') }, ...named],

@@ -1,7 +1,7 @@
 import { randomBytes } from 'node:crypto';
 import { pino } from 'pino';
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import type { Change } from '../../kube/cache.ts';
+import type { ObjectChange } from '../../kube/cache.ts';
 import { KubeClient } from '../../kube/client.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import { CONFIG_MAPS, type ConfigMap, SECRETS } from '../../kube/core.ts';
@@ -30,7 +30,7 @@ let end: AbortController;
 let informer: Informer<ConfigMap>;
 let seen: string[];
 
-function tell({ type, object }: Change<ConfigMap>): string {
+function tell({ type, object }: ObjectChange<ConfigMap>): string {
   return `${type} ${object.metadata.name} ${object.data?.value ?? ''}`;
 }
 

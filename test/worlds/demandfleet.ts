@@ -15,7 +15,7 @@ import { type OperatorConfig, parseConfig } from '../../operator/config/config.t
 import { openAction } from '../../operator/host/power.ts';
 import { hostPodSpec, type Placement, suits } from '../../operator/tasks/placement.ts';
 import { byDemand, hostFacts, isPending, isWaiting, seeEmpty } from '../../operator/server/demand/facts.ts';
-import { type Decision, planDemand } from '../../operator/server/demand/controller.ts';
+import { type DemandDecision, planDemand } from '../../operator/server/demand/controller.ts';
 import { type Host, nodeOf, serverOf, START } from './demandhost.ts';
 
 /** Time in milliseconds in which the reconciler begins a requested action. */
@@ -48,7 +48,7 @@ export class DemandFleet {
   readonly nodes = new Map<string, Node>();
   readonly servers = new Map<string, Server>();
   readonly lives = new Map<string, Life>();
-  readonly decisions: { at: number; decision: Decision }[] = [];
+  readonly decisions: { at: number; decision: DemandDecision }[] = [];
   /** Broken rules. */
   readonly faults: string[] = [];
   readonly #choose: (hosts: readonly Node[]) => Node | undefined;
@@ -301,7 +301,7 @@ export class DemandFleet {
   }
 
   /** Checks the rules that hold for every single decision, from the state of the world and not from the facts. */
-  #check({ server: { metadata }, action }: Decision): void {
+  #check({ server: { metadata }, action }: DemandDecision): void {
     const { name } = metadata;
     const server = this.#server(name);
     const hasRequest = ({ status }: Server) =>

@@ -9,7 +9,7 @@ import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseConfig } from '../../operator/config/config.ts';
 import { resolveImage } from '../../operator/imagecache/image.ts';
 import { buildJob, PARKED_SECONDS } from '../../operator/imagecache/job.ts';
-import { type CacheJob, type Host, type ObservedEntry } from '../../operator/imagecache/observed.ts';
+import { type CacheJob, type ObservedHost, type ObservedEntry } from '../../operator/imagecache/observed.ts';
 import { planEntry, type Start } from '../../operator/imagecache/plan.ts';
 import { entryBringsFacts } from '../../operator/imagecache/status.ts';
 import { attemptKey } from '../../operator/imagecache/attempt.ts';
@@ -381,7 +381,7 @@ function failedWith(reason: Reason, message: string): Pick<CacheJob, 'outcome'> 
   return { outcome: { kind: 'failed', reason, message, finishedAt: undefined } };
 }
 
-function viewOf(name: string, host: SimulatedHost): Host {
+function viewOf(name: string, host: SimulatedHost): ObservedHost {
   const { tags, notReadySince, isCordoned, digest } = host;
   const repository = REFERENCE.replace(/:1$/, '');
   const images = digest === undefined ? [] : [[REFERENCE, `${repository}@${digest}`]];

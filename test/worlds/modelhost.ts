@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import type { HostDriver } from '../../agent/drivers/hostdrivers.ts';
 import { PodController } from '../../agent/pods/controller.ts';
-import type { Host } from '../../agent/pods/host.ts';
+import type { PodHost } from '../../agent/pods/host.ts';
 import { adoptMachines } from '../../agent/pods/recover.ts';
 import type { MachineRecord } from '../../agent/pods/machine.ts';
 import { RecordStore } from '../../agent/pods/records.ts';
@@ -186,7 +186,7 @@ export class ModelHost {
     rmSync(this.#directory, { recursive: true, force: true });
   }
 
-  #host(boundPods: Host['boundPods']): Host {
+  #host(boundPods: PodHost['boundPods']): PodHost {
     const life = this.#life;
     const healthy = { healthy: true, faults: [], machines: {}, repaired: [], refusedConnections: {} };
     const host = {
@@ -211,7 +211,7 @@ export class ModelHost {
       fenced: () => false,
       event: () => undefined,
     };
-    return host as unknown as Host;
+    return host as unknown as PodHost;
   }
 
   #check(): void {

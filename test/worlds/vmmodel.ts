@@ -21,11 +21,11 @@ import { reachOfNode, UNBOUND } from '../../operator/host/observe.ts';
 import { givenUpOn, macAddressOf } from '../../operator/vm/abandoned.ts';
 import { isBetweenPods, successorOf } from '../../operator/vm/adoption.ts';
 import { gatherFacts } from '../../operator/vm/facts.ts';
-import type { Observed, ResizeRefusal, Size } from '../../operator/vm/observe.ts';
+import type { ObservedVM, ResizeRefusal, Size } from '../../operator/vm/observe.ts';
 import { hasRun, podAttempt, terminated } from '../../operator/podbacked/pod.ts';
 import { podSize, refusedAgain, resizedContainers } from '../../operator/vm/size.ts';
 import { summarize } from '../../operator/vm/status.ts';
-import { stepsFor, type Write } from '../../operator/vm/steps.ts';
+import { stepsFor, type VMWrite } from '../../operator/vm/steps.ts';
 
 const none = () => undefined;
 const config = parseConfig({ hostLostTimeoutSeconds: 600 }, 'test');
@@ -76,7 +76,7 @@ export class VMModel {
   resizesAsked = 0;
   reportedUncounted = 0;
 
-  observed(): Observed {
+  observed(): ObservedVM {
     const vm = this.vm as VM;
     const { firstRunningTime, failure } = vm.status ?? {};
     const isContinued = firstRunningTime !== undefined && failure === undefined && this.pod === undefined;
@@ -146,7 +146,7 @@ export class VMModel {
     }
   }
 
-  apply(write: Write): void {
+  apply(write: VMWrite): void {
     this.writesInLastPass += 1;
     const vm = this.vm as VM;
     switch (write.kind) {

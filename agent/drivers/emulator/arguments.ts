@@ -8,7 +8,8 @@ import {
   type EmulatorMachine,
 } from '../../../api/v1alpha1/emulatormachine.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { ABIS, type Architecture, imageFolder } from './sdk.ts';
+import type { Architecture } from '../driver.ts';
+import { ABIS, imageFolder } from './sdk.ts';
 
 /** Name of the AVD. Each machine has its own folder of AVDs, so the AVDs of all machines can have the same name. */
 export const AVD_NAME = 'berth';

@@ -15,6 +15,7 @@ import { MachineCgroups } from '../../processes/cgroup.ts';
 import type { OwnRoot } from '../../processes/ownroot.ts';
 import { processUser } from '../../processes/users.ts';
 import type {
+  Architecture,
   EmulatorGuest,
   EmulatorLaunchPlan,
   EmulatorOffer,
@@ -29,7 +30,7 @@ import type { ProcessContext } from '../machineprocess.ts';
 import { makeMachineFolder, stateOfFound, UNREADABLE } from '../statefile.ts';
 import { makeFiles, newState, removeFiles, STATE_FILE } from './files.ts';
 import { EmulatorProcess } from './machine.ts';
-import { accelerationGroups, type Architecture, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
+import { accelerationGroups, NATIVE, programOf, scan, type SdkOptions } from './sdk.ts';
 
 /** Largest number of system images that a message names. */
 const NAMED_IMAGES = 8;

@@ -14,7 +14,7 @@ import { removeTrees } from '../../../base/files.ts';
 import { readEntries } from '../../disks/diskio.ts';
 import { endSchema, processSchema, runAsSchema, StateFile } from '../statefile.ts';
 import { AVD_NAME, avdFiles, AVDS, FOLDERS } from './arguments.ts';
-import type { Architecture } from './sdk.ts';
+import type { Architecture } from '../driver.ts';
 
 /** Name of the state file. The name differs from the name of QEMU's state file, so that each driver finds only its own machines. */
 export const STATE_FILE = 'emulator.json';

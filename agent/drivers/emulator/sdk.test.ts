@@ -4,7 +4,8 @@ import { join } from 'node:path';
 import * as fc from 'fast-check';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { run } from '../../../base/exec.ts';
-import { type Architecture, contradiction, imageFolder, scan } from './sdk.ts';
+import type { Architecture } from '../driver.ts';
+import { contradiction, imageFolder, scan } from './sdk.ts';
 
 const IMAGE = {
   platform: 'android-36',

@@ -8,9 +8,7 @@ import { open, readdir, stat } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { ANDROID_NAME, systemImageName } from '../../../api/v1alpha1/emulatormachine.ts';
 import { isOfSystem, undefinedIf } from '../../../base/errors.ts';
-import type { Accelerator, EmulatorOffer } from '../driver.ts';
-
-export type Architecture = Accelerator['architecture'];
+import type { Architecture, EmulatorOffer } from '../driver.ts';
 
 export interface SdkOptions {
   /** Folder of the SDK, or undefined if the configuration names none. */

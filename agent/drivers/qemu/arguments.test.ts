@@ -4,7 +4,7 @@ import type { GuestNetwork } from '../../network/network.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { commandLine } from './arguments.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
-import type { Platform } from './platform.ts';
+import type { GuestPlatform } from './platform.ts';
 import type { MachineFile } from './state.ts';
 
 const SEED = { disk: 'seed.iso', ignition: 'ignition.json' };
@@ -16,7 +16,7 @@ const PLATFORM = {
   machineType: 'pc-q35-7.2',
   accelerator: 'tcg',
   display: {},
-} as Platform;
+} as GuestPlatform;
 
 function plan(seed: VmLaunchPlan['seed']): VmLaunchPlan {
   const hardware = { uuid: 'uuid', serialNumber: 'B1', macAddress: '02:00:00:00:00:01' };

@@ -6,7 +6,7 @@ import type { RunAs } from '../../../base/exec.ts';
 import type { GuestNetwork } from '../../network/network.ts';
 import type { VmLaunchPlan } from '../driver.ts';
 import { screenArguments } from './displaycard.ts';
-import { cpuModel, type Platform } from './platform.ts';
+import { cpuModel, type GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
 const BYTES_PER_MEBIBYTE = 1024 * 1024;
@@ -27,7 +27,7 @@ export interface CommandLine {
   uid: string;
   plan: VmLaunchPlan;
   state: MachineFile;
-  platform: Platform;
+  platform: GuestPlatform;
   cpu: number;
   memoryBytes: number;
   /** Linux user to which QEMU changes after it has opened its files and sockets. Undefined if the agent is not root. */
@@ -82,7 +82,7 @@ function sandbox({ runAs, platform }: CommandLine): string[] {
   return ['-sandbox', rules, ...(runAs === undefined ? [] : changeOfUser(runAs, platform))];
 }
 
-function changeOfUser({ uid, gid }: RunAs, { runWith }: Platform): string[] {
+function changeOfUser({ uid, gid }: RunAs, { runWith }: GuestPlatform): string[] {
   return runWith ? options('-run-with', `user=${uid}:${gid}`) : options('-runas', `${uid}:${gid}`);
 }
 
@@ -102,7 +102,7 @@ function machineOptions({ state, platform }: CommandLine): string {
  * Returns the options of the boot. By default, the UEFI firmware waits for a key for five seconds. It boots at once when a menu is asked for
  * that waits no time.
  */
-function bootOptions({ firmware }: Platform): string {
+function bootOptions({ firmware }: GuestPlatform): string {
   return firmware === undefined ? 'strict=on' : 'strict=on,menu=on,splash-time=0';
 }
 

@@ -5,7 +5,7 @@ import {
   MESSAGE_LIMIT_BYTES,
   MessageSplitter,
   readBody,
-  Writer,
+  DBusWriter,
 } from './dbus.ts';
 
 const SIZE = { path: '/a', interface: 'b', member: 'c', type: 'qqiiuu', values: [300, 170, 0, 0, 1280, 720] };
@@ -21,7 +21,7 @@ const SIZE_BYTES = [
 
 /** Returns the value `a{sv}` with a text, a number and a list. */
 function properties(): Buffer {
-  const body = new Writer();
+  const body = new DBusWriter();
   const name = (text: string) => {
     body.align(8);
     body.value('s', text);

@@ -51,7 +51,7 @@ const NUMBERS: Readonly<
 const TEXT_LENGTHS: Readonly<Record<string, 'u' | 'y'>> = { s: 'u', o: 'u', g: 'y' };
 
 /** Writes values one after the other. */
-export class Writer {
+export class DBusWriter {
   readonly #parts: Buffer[] = [];
   #length = 0;
 
@@ -277,11 +277,11 @@ export interface Message {
 
 /** Returns the bytes of a call. `serial` is a number other than 0. QEMU's answer to the call contains the same number. */
 export function encodeCall(serial: number, call: Call): Buffer {
-  const body = new Writer();
+  const body = new DBusWriter();
   for (const [index, value] of call.values.entries()) {
     body.value(call.type[index] ?? '', value);
   }
-  const fields = new Writer();
+  const fields = new DBusWriter();
   const header = { path: call.path, interface: call.interface, member: call.member, signature: call.type };
   for (const [name, value] of Object.entries(header)) {
     const { code, type } = FIELDS[name as keyof typeof header];
@@ -291,7 +291,7 @@ export function encodeCall(serial: number, call: Call): Buffer {
     fields.value(type, value);
   }
   const [bodyBytes, fieldBytes] = [body.bytes(), fields.bytes()];
-  const message = new Writer();
+  const message = new DBusWriter();
   message.add(Buffer.from([LITTLE_ENDIAN, MESSAGE_TYPE.call, 0, PROTOCOL_VERSION]));
   for (const number of [bodyBytes.length, serial, fieldBytes.length]) {
     message.value('u', number);

@@ -4,7 +4,7 @@ import { createConnection, createServer, type Socket } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { type Call, encodeCall, Writer } from './dbus.ts';
+import { type Call, encodeCall, DBusWriter } from './dbus.ts';
 import { DBusConnection } from './dbusconnection.ts';
 
 const CALL: Call = { path: '/a', interface: 'b', member: 'c', type: 's', values: ['x'] };
@@ -43,7 +43,7 @@ async function login(answer = 'OK 1234deadbeef\r\n'): Promise<DBusConnection> {
 
 /** Returns a message without values that answers a call: type 2 is an answer, type 3 an error. */
 function answerTo(serial: number, type: 2 | 3): Buffer {
-  const fields = new Writer();
+  const fields = new DBusWriter();
   fields.value('y', 5);
   fields.value('g', 'u');
   fields.value('u', serial);
@@ -53,7 +53,7 @@ function answerTo(serial: number, type: 2 | 3): Buffer {
     fields.value('g', 's');
     fields.value('s', 'org.qemu.Unsupported');
   }
-  const message = new Writer();
+  const message = new DBusWriter();
   message.add(Buffer.from([0x6c, type, 0, 1]));
   [0, 1, fields.bytes().length].forEach((number) => message.value('u', number));
   message.add(fields.bytes());

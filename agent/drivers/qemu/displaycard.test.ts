@@ -2,9 +2,9 @@ import { expect, it } from 'vitest';
 import type { Machine } from '../../../api/v1alpha1/machine.ts';
 import { displayFields } from '../../../test/fixtures/display.ts';
 import type { GuestNetwork } from '../../network/network.ts';
-import type { VmLaunchPlan } from '../driver.ts';
+import type { Architecture, VmLaunchPlan } from '../driver.ts';
 import { displayState, resumedWith, screenArguments, startedWith } from './displaycard.ts';
-import { type Architecture, displaySupport, type Platform } from './platform.ts';
+import { displaySupport, type GuestPlatform } from './platform.ts';
 
 const FULL_HD = { width: 1920, height: 1080, dpi: 120 };
 const LARGE = { width: 3840, height: 2160, dpi: 192 };
@@ -13,7 +13,7 @@ const HELP = { displays: 'none\ndbus\n', devices: 'name "virtio-vga", bus PCI\n'
 function platform(
   architecture: Architecture,
   said: Partial<typeof HELP & { version: string }> = {},
-): Platform {
+): GuestPlatform {
   const version = 'QEMU emulator version 7.2.22 (Debian 1:7.2)\n';
   return {
     architecture,

@@ -1,7 +1,7 @@
 /** Chooses the graphics card of a machine, makes its arguments for QEMU, and tells users which screen the guest has. */
 import { displayOf } from '../../../api/v1alpha1/machine.ts';
 import type { DisplayState, VmLaunchPlan } from '../driver.ts';
-import type { Platform } from './platform.ts';
+import type { GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile, type Screen } from './state.ts';
 
 /**
@@ -20,7 +20,7 @@ const DBUS_DISPLAY: readonly string[] = [
 type Launched = NonNullable<MachineFile['launched']>;
 
 /** Returns the content of the field `launched` in the state file of a machine that starts. For a resume, use {@link resumedWith}. */
-export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
+export function startedWith(plan: VmLaunchPlan, platform: GuestPlatform): Launched {
   const { cpu, memoryBytes, runAs, seed } = plan;
   const screen = screenWith(cardFor(plan, platform), plan, platform);
   return { cpu, memoryBytes, accelerator: platform.accelerator, runAs, seed, screen };
@@ -30,11 +30,11 @@ export function startedWith(plan: VmLaunchPlan, platform: Platform): Launched {
  * Returns the content of the field `launched` in the state file of a machine that resumes. The content keeps the graphics card from the
  * machine's start, because the resumed guest expects this card. This also holds after an upgrade of the agent or of QEMU.
  */
-export function resumedWith(launched: Launched, plan: VmLaunchPlan, platform: Platform): Launched {
+export function resumedWith(launched: Launched, plan: VmLaunchPlan, platform: GuestPlatform): Launched {
   return { ...launched, runAs: plan.runAs, screen: screenWith(launched.screen.card, plan, platform) };
 }
 
-function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Screen['card'] {
+function cardFor(plan: VmLaunchPlan, { architecture, display }: GuestPlatform): Screen['card'] {
   const { vm } = plan.guest;
   if (!vm.vnc.enabled && displayOf(vm) === undefined) {
     return undefined;
@@ -45,7 +45,7 @@ function cardFor(plan: VmLaunchPlan, { architecture, display }: Platform): Scree
   return display.virtioVga ? 'virtio-vga' : 'VGA';
 }
 
-function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: Platform): Screen {
+function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: GuestPlatform): Screen {
   const { vnc } = plan.guest.vm;
   const display = displayOf(plan.guest.vm);
   if (display === undefined) {

@@ -9,7 +9,7 @@ import { ScriptedPeer } from '../../../test/wires/scriptedpeer.ts';
 import { MachineCgroups } from '../../processes/cgroup.ts';
 import { identify } from '../../processes/process.ts';
 import { QemuDriver } from './driver.ts';
-import { StateFile } from './state.ts';
+import { QemuState } from './state.ts';
 
 /** The agent looks once a second whether a process lives. A busy machine needs longer. */
 const SOON_MILLISECONDS = 15_000;
@@ -39,7 +39,7 @@ it(
     const folder = { uid: 'uid', path: join(directory, 'machines', 'uid') };
     mkdirSync(folder.path, { recursive: true });
     await once(hypervisor, 'spawn');
-    await new StateFile(folder.path).replace({
+    await new QemuState(folder.path).replace({
       version: 1,
       architecture: 'amd64',
       machineType: 'pc',
@@ -69,7 +69,7 @@ it(
 
 /** Resolves when an inspection that began earlier has read the state file. */
 async function afterReads(): Promise<void> {
-  const file = new StateFile(join(directory, 'machines', 'uid'));
+  const file = new QemuState(join(directory, 'machines', 'uid'));
   for (let reads = 0; reads < 50; reads += 1) {
     await file.read();
   }

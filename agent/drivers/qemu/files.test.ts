@@ -7,7 +7,7 @@ import { sync } from '../../../base/files.ts';
 import { createQcow2 } from '../../disks/qemuimg.ts';
 import type { VmPlan } from '../driver.ts';
 import { createFiles, enlargeDisk } from './files.ts';
-import type { Platform } from './platform.ts';
+import type { GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
 vi.mock(import('../../../base/files.ts'), { spy: true });
@@ -31,7 +31,7 @@ test('the firmware variables of a new machine survive a loss of power', async ()
     synced.push(`${relative(root, path)}: ${await readFile(path, 'utf8')}`);
   });
   const plan = { guest: {}, runAs: undefined } as unknown as VmPlan;
-  const platform = { firmware: { code: '', variables: template } } as unknown as Platform;
+  const platform = { firmware: { code: '', variables: template } } as unknown as GuestPlatform;
   await createFiles(root, { uid: 'uid', path: join(root, 'uid') }, { plan, base: undefined, platform });
   expect(synced).toEqual([`uid/${FILES.variables}: variables`]);
 });

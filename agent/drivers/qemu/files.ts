@@ -15,7 +15,7 @@ import { SHARED_RUN_AS } from '../../processes/users.ts';
 import type { MachineFolder, VmPlan } from '../driver.ts';
 import { makeMachineFolder } from '../statefile.ts';
 import { diskNode } from './arguments.ts';
-import type { Platform } from './platform.ts';
+import type { GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
 const COPY_BYTES = 1024 * 1024;
@@ -23,7 +23,7 @@ const COPY_BYTES = 1024 * 1024;
 interface MachineMaterial {
   plan: VmPlan;
   base: BaseImage | undefined;
-  platform: Platform;
+  platform: GuestPlatform;
 }
 
 /**

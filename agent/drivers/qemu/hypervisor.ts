@@ -12,7 +12,7 @@ import type { MachineFolder, RunningState, StopOptions } from '../driver.ts';
 import { ProcessWatch, withLog } from '../machineprocess.ts';
 import { GuestAgent, hasGuestAgent, shutDown } from './guestagent.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
-import { FILES, type MachineFile, type StateFile } from './state.ts';
+import { FILES, type MachineFile, type QemuState } from './state.ts';
 import { hypervisorLog, wasEndedBySignal } from './launch.ts';
 import { forgetMemory } from './memory.ts';
 
@@ -157,7 +157,7 @@ function isStill(status: string): boolean {
 }
 
 interface Pausable {
-  readonly state: StateFile;
+  readonly state: QemuState;
   /** Returns the hypervisor, or undefined when the hypervisor has ended. */
   hypervisor(): Promise<Hypervisor | undefined>;
 }
@@ -264,7 +264,7 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
 async function reconcile(
   hypervisor: Hypervisor,
   identity: ProcessIdentity,
-  file: StateFile,
+  file: QemuState,
   logger: Logger,
 ): Promise<string> {
   const qmp = await hypervisor.qmp();
@@ -298,7 +298,7 @@ async function reconcile(
  */
 async function standStillOrGoOn(
   hypervisor: Hypervisor,
-  file: StateFile,
+  file: QemuState,
   { status, state }: { status: string; state: MachineFile | undefined },
 ): Promise<string> {
   const qmp = await hypervisor.qmp();
@@ -327,7 +327,7 @@ async function standStillOrGoOn(
 /** Ends a hypervisor whose guest cannot continue. The recorded message is `crash` and the last lines of the hypervisor's log. */
 async function endCrashed(
   hypervisor: Hypervisor,
-  file: StateFile,
+  file: QemuState,
   { crash, logger }: { crash: string; logger: Logger },
 ): Promise<void> {
   // Without this call, the handler of the process's exit would record the end first, with a message that does not name the cause.
@@ -342,7 +342,7 @@ async function endCrashed(
  * about the signal. In this case, the agent wrongly records that the guest powered off. If the log of the ended hypervisor names a signal,
  * this function removes the wrong record.
  */
-async function correctEnd(folder: string, file: StateFile): Promise<void> {
+async function correctEnd(folder: string, file: QemuState): Promise<void> {
   if (await wasEndedBySignal(folder)) {
     await file.change(({ end }) => (end?.reason === 'GuestShutdown' ? { end: undefined } : {}));
   }
@@ -353,7 +353,7 @@ async function correctEnd(folder: string, file: StateFile): Promise<void> {
  * of the suspension failed, the state file already says `suspended`. The guest must not continue with this text, because a later resume
  * would combine the old memory with the changed disk.
  */
-export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
+export async function goOn(qmp: QmpConnection, file: QemuState): Promise<void> {
   await qmp.execute('migrate_cancel');
   const { paused } = await file.update({ intent: 'run', suspended: false });
   if (paused !== true) {
@@ -362,11 +362,11 @@ export async function goOn(qmp: QmpConnection, file: StateFile): Promise<void> {
 }
 
 /** Records in the state file that the guest powered off, unless the agent has requested the end of the machine. */
-export async function guestPoweredOff(file: StateFile): Promise<void> {
+export async function guestPoweredOff(file: QemuState): Promise<void> {
   await recordEnd(file, { reason: 'GuestShutdown', message: 'The guest powered off' });
 }
 
-async function recordEnd(file: StateFile, end: NonNullable<MachineFile['end']>): Promise<void> {
+async function recordEnd(file: QemuState, end: NonNullable<MachineFile['end']>): Promise<void> {
   await file.change(({ intent, live }) => (live && intent === 'run' ? { end } : {}));
 }
 
@@ -383,7 +383,7 @@ interface Inspected {
  */
 export async function inspectLive(
   hypervisor: Hypervisor,
-  file: StateFile,
+  file: QemuState,
   logger: Logger,
 ): Promise<Inspected> {
   const { identity, folder } = hypervisor;

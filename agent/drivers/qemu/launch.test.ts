@@ -9,7 +9,7 @@ import type { VmLaunchPlan } from '../driver.ts';
 import { launch, startErrorOf } from '../machineprocess.ts';
 import { resumedWith, startedWith } from './displaycard.ts';
 import { hypervisorLog, launchMachine, START_REASONS } from './launch.ts';
-import type { Platform } from './platform.ts';
+import type { GuestPlatform } from './platform.ts';
 import type { MachineFile } from './state.ts';
 
 vi.mock(import('../machineprocess.ts'), { spy: true });
@@ -32,12 +32,18 @@ const PLAN: VmLaunchPlan = {
   },
 };
 
-function platform(accelerator: Platform['accelerator']): Platform {
-  return { architecture: 'amd64', binary: 'qemu', machineType: 'pc', accelerator, display: {} } as Platform;
+function platform(accelerator: GuestPlatform['accelerator']): GuestPlatform {
+  return {
+    architecture: 'amd64',
+    binary: 'qemu',
+    machineType: 'pc',
+    accelerator,
+    display: {},
+  } as GuestPlatform;
 }
 
 /** Launches a machine with this content of its state file, and returns the command line and the limit of its memory. */
-async function launched(state: Partial<MachineFile>, now: Platform) {
+async function launched(state: Partial<MachineFile>, now: GuestPlatform) {
   vi.mocked(launch)
     .mockReset()
     .mockResolvedValueOnce({} as Awaited<ReturnType<typeof launch>>);

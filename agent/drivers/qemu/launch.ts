@@ -12,7 +12,7 @@ import type { MachineFolder, VmLaunchPlan } from '../driver.ts';
 import { launch, type Launched, type ProcessContext, type StartReasons } from '../machineprocess.ts';
 import { commandLine } from './arguments.ts';
 import { giveDisk, requireOwnData } from './files.ts';
-import type { Platform } from './platform.ts';
+import type { GuestPlatform } from './platform.ts';
 import { FILES, type MachineFile } from './state.ts';
 
 /** Objects and settings that all machines of this driver share. */
@@ -58,7 +58,7 @@ export async function requireLogWriter(): Promise<void> {
 export interface MachineStart {
   plan: VmLaunchPlan;
   state: MachineFile;
-  platform: Platform;
+  platform: GuestPlatform;
   /** Whether the process waits after its start until the agent sends the memory of the suspended machine. */
   incoming: boolean;
 }

@@ -13,7 +13,7 @@ import { identify } from '../../processes/process.ts';
 import type { MachineFolder } from '../driver.ts';
 import { QemuDriver } from './driver.ts';
 import { GuestAgent, whileFrozen } from './guestagent.ts';
-import { type MachineFile, readCopyNote, readMachineFile, StateFile, writeCopyNote } from './state.ts';
+import { type MachineFile, readCopyNote, readMachineFile, QemuState, writeCopyNote } from './state.ts';
 
 /** Events in the form in which QEMU 7.2 to 10 sends them. */
 const SAYS = {
@@ -44,7 +44,7 @@ beforeEach(async () => {
   if (identity === undefined) {
     throw new Error('the process has no identity');
   }
-  await new StateFile(folder.path).replace({
+  await new QemuState(folder.path).replace({
     version: 1,
     architecture: 'amd64',
     machineType: 'pc',
@@ -172,14 +172,14 @@ describe('an agent that dies while it saves the memory of a machine', () => {
 
   beforeEach(async () => {
     await writeFile(incomplete(), 'half of the memory');
-    await new StateFile(folder.path).update({ intent: 'suspend' });
+    await new QemuState(folder.path).update({ intent: 'suspend' });
   });
 
   it.each([
     ['whose guest continues', false, 'postmigrate'],
     ['whose guest stays paused', true, 'paused'],
   ])('leaves a file, which is removed from a machine %s', async (_, paused, status) => {
-    await new StateFile(folder.path).update({ paused });
+    await new QemuState(folder.path).update({ paused });
     const qmp = await listen(status);
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'running', paused });
     expect(qmp.commands.includes('cont')).toBe(!paused);
@@ -198,7 +198,7 @@ describe('an agent that dies after it has begun to end a machine', () => {
   it.each(['stop', 'suspend'] as const)(
     '(%s) leaves a guest that powers off without a crash',
     async (intent) => {
-      await new StateFile(folder.path).update({ intent });
+      await new QemuState(folder.path).update({ intent });
       await listen('running');
       expect(await driver.inspect(folder)).toMatchObject({ kind: 'running' });
       report(SAYS.powerOff);
@@ -210,7 +210,7 @@ describe('an agent that dies after it has begun to end a machine', () => {
 
 describe('a suspension whose record is written, but cannot be synced', () => {
   it('lets the guest continue, and the next inspection does not end it for its old memory', async () => {
-    vi.spyOn(StateFile.prototype, 'update').mockImplementation(async function (this: StateFile, change) {
+    vi.spyOn(QemuState.prototype, 'update').mockImplementation(async function (this: QemuState, change) {
       const state = await this.change(() => change);
       if (change.suspended === true) {
         throw new Error('the disk has a fault');
@@ -317,7 +317,7 @@ describe('an agent that dies between its note of a freeze and the freeze', () =>
     await writeFile(target, 'incomplete');
     await writeCopyNote(folder.path, { target, frozen: true, thawsFailed: 1 });
     const off = { process: undefined, live: false };
-    await new StateFile(folder.path).update({ ...off, intent: 'suspend', suspended: true });
+    await new QemuState(folder.path).update({ ...off, intent: 'suspend', suspended: true });
     expect(await driver.inspect(folder)).toEqual({ kind: 'suspended' });
     const kept = { frozen: true, thawsFailed: 1 };
     await expect.poll(async () => await readCopyNote(folder.path)).toEqual(kept);
@@ -489,7 +489,7 @@ describe('ports forwarded for streams', () => {
 
   it('of an agent that died are removed by the next agent', async () => {
     const state = await readMachineFile(folder.path);
-    await new StateFile(folder.path).replace({ ...(state as MachineFile), forwards: [40_001, 40_002] });
+    await new QemuState(folder.path).replace({ ...(state as MachineFile), forwards: [40_001, 40_002] });
     const lines = await listenMonitor(() => '');
     expect(await driver.inspect(folder)).toMatchObject({ kind: 'running' });
     const removed = [40_001, 40_002].map((port) => `hostfwd_remove net0 tcp:127.0.0.1:${port}`);

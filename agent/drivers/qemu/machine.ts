@@ -15,9 +15,9 @@ import { resumedWith, startedWith } from './displaycard.ts';
 import { goOn, guestPoweredOff, Hypervisor, inspectLive, powerOffGuest, quit } from './hypervisor.ts';
 import { hypervisorLog, launchMachine, type MachineContext, START_REASONS } from './launch.ts';
 import { forgetMemory, restoreMemory, saveMemory } from './memory.ts';
-import type { Platform } from './platform.ts';
+import type { GuestPlatform } from './platform.ts';
 import type { QmpConnection, QmpEvent } from './qmp.ts';
-import { BEGUN, type MachineFile, StateFile } from './state.ts';
+import { BEGUN, type MachineFile, QemuState } from './state.ts';
 
 /** Time limit of a start. QEMU answers about 30 ms after its start, or after seconds on an overloaded host. */
 const START_TIMEOUT_MILLISECONDS = 60_000;
@@ -32,7 +32,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   #isSilent = false;
 
   constructor(folder: MachineFolder, context: MachineContext) {
-    super(folder, new StateFile(folder.path), context);
+    super(folder, new QemuState(folder.path), context);
     this.mark = [processMark(folder.uid)];
     this.#context = context;
   }
@@ -53,7 +53,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     return identity === undefined ? undefined : this.adopt(identity);
   }
 
-  async start(plan: VmLaunchPlan, platform: Platform): Promise<void> {
+  async start(plan: VmLaunchPlan, platform: GuestPlatform): Promise<void> {
     await forgetMemory(this.folder.path);
     await this.state.update({ ...BEGUN, suspended: false, launched: startedWith(plan, platform) });
     try {
@@ -63,7 +63,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     }
   }
 
-  async resume(plan: VmLaunchPlan, platform: Platform): Promise<void> {
+  async resume(plan: VmLaunchPlan, platform: GuestPlatform): Promise<void> {
     // The machine counts as suspended until the new process has read the memory, so that a failure before this moment does not lose the
     // memory.
     const begun = await this.state.change(({ launched }) => ({
@@ -158,7 +158,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     return await hypervisorLog(this.folder.path);
   }
 
-  async #bringUp(plan: VmLaunchPlan, platform: Platform, incoming: boolean): Promise<QmpConnection> {
+  async #bringUp(plan: VmLaunchPlan, platform: GuestPlatform, incoming: boolean): Promise<QmpConnection> {
     const state = await this.state.read();
     if (state === undefined) {
       throw new Error(`Machine ${this.folder.uid} has no state file`);

@@ -13,9 +13,8 @@ import { isMissing, isOfSystem, undefinedIf } from '../../../base/errors.ts';
 import { findProgram, ProgramError, run } from '../../../base/exec.ts';
 import { writeWhole } from '../../../base/files.ts';
 import { hostBootId } from '../../processes/process.ts';
+import type { Architecture } from '../driver.ts';
 import { canPassSockets } from './dbusconnection.ts';
-
-export type Architecture = 'amd64' | 'arm64';
 
 interface Firmware {
   code: string;
@@ -24,7 +23,7 @@ interface Firmware {
 }
 
 /** Capabilities of this host for one architecture. {@link HostPlatforms} finds these capabilities. */
-export interface Platform {
+export interface GuestPlatform {
   architecture: Architecture;
   binary: string;
   /** Newest versioned machine type, for example `pc-q35-7.2`. */
@@ -91,7 +90,7 @@ async function findArmFirmware(): Promise<Firmware | undefined> {
  * Returns QEMU's processor model for a guest, with all features that the accelerator offers. Emulated ARM guests get the model of a
  * real processor, because QEMU's own model `max` is far slower.
  */
-export function cpuModel(platform: Pick<Platform, 'architecture' | 'accelerator'>): string {
+export function cpuModel(platform: Pick<GuestPlatform, 'architecture' | 'accelerator'>): string {
   if (platform.accelerator !== 'tcg') {
     return 'host';
   }
@@ -154,14 +153,14 @@ export interface HostPlatformsOptions {
  */
 export class HostPlatforms {
   readonly #options: HostPlatformsOptions;
-  #found: { key: string; platforms: Promise<Platform[]> } | undefined;
+  #found: { key: string; platforms: Promise<GuestPlatform[]> } | undefined;
 
   constructor(options: HostPlatformsOptions) {
     this.#options = options;
   }
 
   /** Returns the platforms of this host. They are tried again if QEMU or the rights of the agent have changed since the last request. */
-  async all(): Promise<Platform[]> {
+  async all(): Promise<GuestPlatform[]> {
     const binaries = await findBinaries();
     const key = await cacheKey([...binaries.values()]);
     // There must be no `await` between this check and the assignment, so that simultaneous requests share one trial.
@@ -169,7 +168,7 @@ export class HostPlatforms {
       this.#found = { key, platforms: findPlatforms(binaries, key, this.#options) };
     }
     const { platforms } = this.#found;
-    let found: Platform[] = [];
+    let found: GuestPlatform[] = [];
     try {
       found = await platforms;
       return found;
@@ -187,7 +186,7 @@ export class HostPlatforms {
    *
    * @throws ReasonedError when the host cannot run guests of that architecture.
    */
-  async of(architecture: Architecture | undefined): Promise<Platform> {
+  async of(architecture: Architecture | undefined): Promise<GuestPlatform> {
     const native = this.#options.architecture ?? (process.arch === 'arm64' ? 'arm64' : 'amd64');
     const wanted = architecture ?? native;
     const platform = (await this.all()).find((candidate) => candidate.architecture === wanted);
@@ -206,7 +205,7 @@ async function findPlatforms(
   binaries: ReadonlyMap<Architecture, string>,
   key: string,
   options: HostPlatformsOptions,
-): Promise<Platform[]> {
+): Promise<GuestPlatform[]> {
   const saved = await readPlatforms(options.dataDirectory, key);
   if (saved !== undefined) {
     return saved;
@@ -236,7 +235,7 @@ async function findBinaries(): Promise<Map<Architecture, string>> {
 
 /** Result of the trial of one architecture. `isRefused` tells whether an accelerator did not work. */
 interface Trial {
-  platform?: Platform;
+  platform?: GuestPlatform;
   isRefused: boolean;
 }
 
@@ -281,7 +280,7 @@ async function probeArchitecture(
   }
 }
 
-function candidates(architecture: Architecture): Platform['accelerator'][] {
+function candidates(architecture: Architecture): GuestPlatform['accelerator'][] {
   const native = process.arch === 'x64' ? 'amd64' : process.arch;
   if (native !== architecture) {
     return ['tcg'];
@@ -304,7 +303,10 @@ async function newestMachineType(architecture: Architecture, binary: string): Pr
  * Tries a small guest on a platform. Returns undefined if the guest ran and powered itself off. Otherwise returns the reason for the
  * failure.
  */
-async function tryGuest(platform: Omit<Platform, keyof Features>, work: string): Promise<string | undefined> {
+async function tryGuest(
+  platform: Omit<GuestPlatform, keyof Features>,
+  work: string,
+): Promise<string | undefined> {
   const guest = join(work, 'guest');
   const expected = platform.architecture === 'amd64' ? BIOS_GUEST_EXIT_CODE : 0;
   const machine = `${platform.machineType},accel=${platform.accelerator}`;
@@ -336,7 +338,7 @@ async function tryGuest(platform: Omit<Platform, keyof Features>, work: string):
   }
 }
 
-type Features = Pick<Platform, 'display' | 'runWith'>;
+type Features = Pick<GuestPlatform, 'display' | 'runWith'>;
 
 /** Asks QEMU's program on this host which screens it can give its guests, and how it changes its user. */
 async function probeFeatures(binary: string): Promise<Features> {
@@ -375,7 +377,7 @@ const REFUSAL_MILLISECONDS = 3_600_000;
 
 interface Saved {
   key: string;
-  platforms: Platform[];
+  platforms: GuestPlatform[];
   /** Time of the trial, in milliseconds since the epoch. Absent if no accelerator failed. */
   refusedAt?: number;
 }
@@ -399,7 +401,7 @@ async function fileStamp(path: string): Promise<string | undefined> {
   return found && `${path}:${found.size}:${found.mtimeMs}:${found.ctimeMs}`;
 }
 
-async function readPlatforms(dataDirectory: string, key: string): Promise<Platform[] | undefined> {
+async function readPlatforms(dataDirectory: string, key: string): Promise<GuestPlatform[] | undefined> {
   const text = (await undefinedIf(isMissing, readFile(fileIn(dataDirectory), 'utf8'))) ?? '{}';
   const saved = JSON.parse(text) as Partial<Saved>;
   return saved.key === key && isCurrent(saved.refusedAt) ? saved.platforms : undefined;
@@ -408,7 +410,7 @@ async function readPlatforms(dataDirectory: string, key: string): Promise<Platfo
 /** Saves the results of a trial. `isRefused` tells whether an accelerator did not work. */
 async function savePlatforms(
   dataDirectory: string,
-  { isRefused, ...trial }: { key: string; platforms: Platform[]; isRefused: boolean },
+  { isRefused, ...trial }: { key: string; platforms: GuestPlatform[]; isRefused: boolean },
 ): Promise<void> {
   const saved: Saved = isRefused ? { ...trial, refusedAt: Date.now() } : trial;
   await mkdir(dataDirectory, { recursive: true });

@@ -135,7 +135,7 @@ export async function findMachines(root: string, logger: Logger): Promise<FoundM
 }
 
 /** A machine's state file. */
-export class StateFile extends AnyStateFile<MachineFile> {
+export class QemuState extends AnyStateFile<MachineFile> {
   constructor(folder: string) {
     super(folder, { name: FILES.state, schema: stateSchema });
   }

@@ -2,7 +2,7 @@ import { pino } from 'pino';
 import { expect, it } from 'vitest';
 import { Catalog, listedNames, namesLength } from './catalog.ts';
 import { Holders } from './holders.ts';
-import type { ImageId, Layout, Metadata } from './layout.ts';
+import type { ImageId, StoreLayout, ImageMetadata } from './layout.ts';
 
 const ID: ImageId = 'file/a';
 const OTHER: ImageId = 'file/b';
@@ -12,10 +12,10 @@ const OTHER: ImageId = 'file/b';
  * `damaged` cannot be written.
  */
 function newCatalog() {
-  const disk = { isFull: false, saved: new Map<ImageId, Metadata>(), damaged: new Set<ImageId>() };
+  const disk = { isFull: false, saved: new Map<ImageId, ImageMetadata>(), damaged: new Set<ImageId>() };
   const layout = {
     touch: async () => undefined,
-    save: async (id: ImageId, metadata: Metadata) => {
+    save: async (id: ImageId, metadata: ImageMetadata) => {
       if (disk.isFull) {
         throw new Error('the disk is full');
       }
@@ -25,7 +25,7 @@ function newCatalog() {
       disk.saved.set(id, structuredClone(metadata));
     },
     disk: (id: ImageId) => `/${id}`,
-  } as unknown as Layout;
+  } as unknown as StoreLayout;
   const holders = new Holders();
   const log: string[] = [];
   const logger = pino({ level: 'error' }, { write: (line: string) => log.push(line) });
@@ -39,7 +39,7 @@ function newCatalog() {
       entries: [],
       tenants: [],
       sizeBytes: 1,
-    } as unknown as Metadata),
+    } as unknown as ImageMetadata),
   );
   return { disk, log, holders, catalog, image: image!, other: other! };
 }
@@ -107,7 +107,7 @@ const DIGEST = `sha256:${'a'.repeat(64)}`;
 const OBJECT_BYTES = 1.5 * 1024 * 1024;
 const IMAGES_OF_NODE = 200;
 
-const METADATA: Metadata = {
+const METADATA: ImageMetadata = {
   version: 1,
   digest: DIGEST,
   format: 'raw',

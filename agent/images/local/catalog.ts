@@ -6,7 +6,7 @@ import type { Logger } from 'pino';
 import { Serial } from '../../../base/concurrency.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageFormat } from './inspect.ts';
-import type { ImageId, Layout, Metadata } from './layout.ts';
+import type { ImageId, StoreLayout, ImageMetadata } from './layout.ts';
 import type { Keyring } from '../oci/credentials.ts';
 import type { BaseImage } from '../../disks/disk.ts';
 import { IMAGES_LISTED } from '../../../api/v1alpha1/reference.ts';
@@ -17,15 +17,15 @@ const NAMES_LIMIT = 64;
 /** Largest number of namespaces for which one image counts. An image of more namespaces is common, and no single tenant brought it. */
 const TENANTS_LIMIT = 64;
 
-export interface Stored {
+export interface CatalogEntry {
   readonly id: ImageId;
-  readonly metadata: Metadata;
+  readonly metadata: ImageMetadata;
   /** Time of the last use in milliseconds since the epoch. */
   usedAt: number;
 }
 
 /** A caller that waits for a fetch. */
-export interface Waiting {
+export interface WaitingCaller {
   signal: AbortSignal;
   /**
    * Called with the progress. `percent` (0–100) is the part of the download that is done. `bytes` is the number of bytes that the host
@@ -35,7 +35,7 @@ export interface Waiting {
 }
 
 /** A request for an image. This shape travels from the machine, cache entry or task through the store to the source of the image. */
-export interface ImageRequest extends Waiting {
+export interface ImageRequest extends WaitingCaller {
   /** Format that the Image states for its source. With `Auto`, the content determines the format. */
   format: ImageFormat;
   /** Architecture that is chosen if an image is for several architectures. */
@@ -60,20 +60,20 @@ export interface ImageRequest extends Waiting {
 }
 
 export class Catalog {
-  readonly #layout: Layout;
+  readonly #layout: StoreLayout;
   readonly #holders: Holders;
   readonly #logger: Logger;
-  readonly #images = new Map<ImageId, Stored>();
+  readonly #images = new Map<ImageId, CatalogEntry>();
   readonly #listeners: (() => void)[] = [];
   #listed = '';
   /** Images whose metadata has changed since its last write, for example because the disk was full. */
-  readonly #unsaved = new Set<Stored>();
+  readonly #unsaved = new Set<CatalogEntry>();
   /** Images of `#unsaved` whose failure has been logged. */
-  readonly #logged = new WeakSet<Stored>();
+  readonly #logged = new WeakSet<CatalogEntry>();
   /** Queue of writes. Only one write runs at a time. Otherwise an older write could end last and store an old state. */
   readonly #writes = new Serial();
 
-  constructor(layout: Layout, holders: Holders, logger: Logger) {
+  constructor(layout: StoreLayout, holders: Holders, logger: Logger) {
     this.#layout = layout;
     this.#holders = holders;
     this.#logger = logger;
@@ -92,11 +92,11 @@ export class Catalog {
     this.#listed = JSON.stringify(this.list());
   }
 
-  get(id: ImageId): Stored | undefined {
+  get(id: ImageId): CatalogEntry | undefined {
     return this.#images.get(id);
   }
 
-  all(): Stored[] {
+  all(): CatalogEntry[] {
     return [...this.#images.values()];
   }
 
@@ -104,13 +104,13 @@ export class Catalog {
    * Returns the image with this name. If the agent crashed while it moved a name from one image to another, both images can have the name.
    * In this case, the function returns the image that was used last.
    */
-  byName(name: string, architecture: ImageRequest['architecture']): Stored | undefined {
+  byName(name: string, architecture: ImageRequest['architecture']): CatalogEntry | undefined {
     return this.all()
       .filter(({ metadata }) => metadata.names.includes(name) && metadata.architecture === architecture)
       .toSorted((a, b) => b.usedAt - a.usedAt)[0];
   }
 
-  byPath(path: string): Stored | undefined {
+  byPath(path: string): CatalogEntry | undefined {
     return this.all().find(({ id }) => this.#layout.disk(id) === path);
   }
 
@@ -119,12 +119,12 @@ export class Catalog {
     return this.byPath(path)?.id ?? this.#layout.idOf(path);
   }
 
-  baseOf(stored: Stored): BaseImage {
+  baseOf(stored: CatalogEntry): BaseImage {
     const { digest, format, virtualSizeBytes } = stored.metadata;
     return { path: this.#layout.disk(stored.id), digest, format, virtualSizeBytes };
   }
 
-  add(id: ImageId, metadata: Metadata): Stored {
+  add(id: ImageId, metadata: ImageMetadata): CatalogEntry {
     const stored = { id, metadata, usedAt: Date.now() };
     this.#images.set(id, stored);
     this.#tell();
@@ -132,7 +132,7 @@ export class Catalog {
   }
 
   /** Sets the time of the image's last use to the present time. Call this function when a holder no longer needs the image. */
-  async released(stored: Stored): Promise<void> {
+  async released(stored: CatalogEntry): Promise<void> {
     stored.usedAt = Date.now();
     await this.#layout.touch(stored.id, new Date(stored.usedAt));
   }
@@ -143,7 +143,7 @@ export class Catalog {
    * function does not fail, because this image must be usable. The change to the other image then stays in memory.
    */
   async assign(
-    stored: Stored,
+    stored: CatalogEntry,
     names: readonly string[],
     { architecture, tenant, holder }: Pick<ImageRequest, 'architecture' | 'tenant' | 'holder'>,
   ): Promise<void> {
@@ -192,7 +192,7 @@ export class Catalog {
    * names from the catalog. If the metadata cannot be written, the entry still holds the image. A repeated removal of the entry then writes
    * the metadata again.
    */
-  async unenter(holder: Holder, stored: Stored): Promise<void> {
+  async unenter(holder: Holder, stored: CatalogEntry): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
     this.#holders.drop(holder, id);
@@ -208,12 +208,12 @@ export class Catalog {
     this.#tell();
   }
 
-  async save(stored: Stored): Promise<void> {
+  async save(stored: CatalogEntry): Promise<void> {
     await this.#writes.run(async () => await this.#write(stored));
   }
 
   /** Saves the metadata of an image. If the image is removed before or during the write, no metadata stays on the disk. */
-  async #write(stored: Stored): Promise<void> {
+  async #write(stored: CatalogEntry): Promise<void> {
     const isHere = (): boolean => this.#images.get(stored.id) === stored;
     // A change during the write adds the image again.
     this.#unsaved.delete(stored);
@@ -234,7 +234,7 @@ export class Catalog {
   }
 
   /** Removes an image from the catalog at once, and then removes its files. When the promise resolves, the image's disk space is free. */
-  async discard(stored: Stored): Promise<void> {
+  async discard(stored: CatalogEntry): Promise<void> {
     this.#images.delete(stored.id);
     this.#tell();
     await this.#layout.discard(stored.id);
@@ -248,7 +248,7 @@ export class Catalog {
   }
 
   /** Returns the images that may be removed when disk space is needed, the least recently used image first. */
-  evictable(): Stored[] {
+  evictable(): CatalogEntry[] {
     return this.all()
       .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holders.isHeld(id))
       .toSorted((a, b) => a.usedAt - b.usedAt);
@@ -269,7 +269,7 @@ export class Catalog {
   }
 
   /** Moves a name to this image. The image that gains the name is marked first, because {@link flush} saves in this order. */
-  #move(name: string, architecture: ImageRequest['architecture'], to: Stored): void {
+  #move(name: string, architecture: ImageRequest['architecture'], to: CatalogEntry): void {
     if (!to.metadata.names.includes(name)) {
       to.metadata.names = limited([...to.metadata.names, name]);
       this.#unsaved.add(to);
@@ -286,7 +286,7 @@ export class Catalog {
   /**
    * Records that this image belongs to a cache entry. An entry has only one image, so its previous image no longer belongs to it.
    */
-  #enter(holder: Holder, to: Stored): void {
+  #enter(holder: Holder, to: CatalogEntry): void {
     const entry = holder.slice(ENTRY.length);
     if (!to.metadata.entries.includes(entry)) {
       to.metadata.entries = [...to.metadata.entries, entry];
@@ -365,7 +365,7 @@ export function nameOfISO(name: string): string {
  * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. The other
  * images follow. In each of these two groups, larger images come first, and images of equal size are in the order of their names.
  */
-function listedImages(images: readonly Metadata[]): StoredImage[] {
+function listedImages(images: readonly ImageMetadata[]): StoredImage[] {
   const length = namesLength(images.length);
   const listed = images.map((metadata) => ({
     names: listedNames(metadata, length),
@@ -392,7 +392,7 @@ export function namesLength(images: number): number {
  * Returns the names as in `Node.status.images`. If the names are longer than `length` together, the newest names of Image objects are left
  * out first, then the newest references. If the names with a digest are too long, those of the newest repositories are left out.
  */
-export function listedNames({ names, digest, repositories }: Metadata, length: number): string[] {
+export function listedNames({ names, digest, repositories }: ImageMetadata, length: number): string[] {
   if (names.length === 0) {
     return [];
   }

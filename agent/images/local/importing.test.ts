@@ -8,11 +8,11 @@ import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { DiskError } from '../../disks/disk.ts';
-import { Catalog, type Stored } from './catalog.ts';
+import { Catalog, type CatalogEntry } from './catalog.ts';
 import { Holders } from './holders.ts';
 import { type Import, Importing } from './importing.ts';
 import type { ImageFormat } from './inspect.ts';
-import { fileId, Layout } from './layout.ts';
+import { fileId, StoreLayout } from './layout.ts';
 import { imageMetrics } from './metrics.ts';
 import { Space } from './space.ts';
 import type { SpaceLimits } from './spacemeter.ts';
@@ -23,7 +23,7 @@ const DISK = Buffer.alloc(512, 1);
 
 describe('an import', () => {
   let folder: string;
-  let layout: Layout;
+  let layout: StoreLayout;
   let space: Space;
   /** Limits of the disk space. A test can change them while the import runs. */
   let limits: SpaceLimits;
@@ -34,7 +34,7 @@ describe('an import', () => {
   beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-importing-'));
     fetches = 0;
-    layout = new Layout(folder);
+    layout = new StoreLayout(folder);
     await layout.prepare();
     const catalog = new Catalog(layout, new Holders(), pino({ level: 'silent' }));
     const logger = pino({ level: 'silent' });
@@ -62,7 +62,7 @@ describe('an import', () => {
     return { id: fileId(DIGEST), what: 'a disk', roomBytes: DISK.length, metadata, run };
   }
 
-  async function fetching(format?: ImageFormat): Promise<Stored> {
+  async function fetching(format?: ImageFormat): Promise<CatalogEntry> {
     return await importing.ensure(KEY, waiting(format), async () =>
       wanted(async ({ disk }) => {
         fetches += 1;
@@ -71,7 +71,7 @@ describe('an import', () => {
     );
   }
 
-  async function refused(): Promise<Stored> {
+  async function refused(): Promise<CatalogEntry> {
     return await importing.ensure(KEY, waiting(), async () => {
       await delay(1);
       throw new ReasonedError('ImageArchitectureMismatch', 'an image for amd64, and the machine is arm64');
@@ -159,7 +159,7 @@ describe('an import', () => {
     let running: number;
 
     /** Fetches an image of namespace `tenant` from a source that sends nothing. */
-    async function stuck(source: string, own = end.signal): Promise<Stored> {
+    async function stuck(source: string, own = end.signal): Promise<CatalogEntry> {
       const asking = {
         ...waiting(),
         tenant: 'greedy',

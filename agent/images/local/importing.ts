@@ -9,10 +9,10 @@ import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { FairQueue } from '../../disks/fairqueue.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
-import type { Catalog, ImageRequest, Stored, Waiting } from './catalog.ts';
+import type { Catalog, ImageRequest, CatalogEntry, WaitingCaller } from './catalog.ts';
 import type { Holders } from './holders.ts';
 import { inspectImage } from './inspect.ts';
-import { type ImageId, type Layout, type Metadata, newMetadata } from './layout.ts';
+import { type ImageId, type StoreLayout, type ImageMetadata, newMetadata } from './layout.ts';
 import type { ImageMetrics } from './metrics.ts';
 import type { Space, Watched } from './space.ts';
 
@@ -38,7 +38,7 @@ export interface Import {
   what: string;
   /** Disk space in bytes that the import needs, as far as it is known in advance. */
   roomBytes: number;
-  metadata: Pick<Metadata, 'digest' | 'architecture'>;
+  metadata: Pick<ImageMetadata, 'digest' | 'architecture'>;
   /** Fetches and writes `target.disk`. */
   run: (target: PullTarget, watched: Watched) => Promise<void>;
 }
@@ -53,7 +53,7 @@ export interface SourceImage {
    *
    * @throws ReasonedError when the image cannot be used.
    */
-  ensure: () => Promise<Stored>;
+  ensure: () => Promise<CatalogEntry>;
 }
 
 /** Parts of the store that every source of images needs. */
@@ -69,7 +69,7 @@ export interface SourceParts {
 type OfImport = Pick<ImageRequest, 'format' | 'tenant' | 'signal'>;
 
 interface ImportingParts {
-  layout: Layout;
+  layout: StoreLayout;
   catalog: Catalog;
   space: Space;
   metrics: ImageMetrics;
@@ -79,7 +79,7 @@ interface ImportingParts {
 
 export class Importing {
   readonly #parts: ImportingParts;
-  readonly #flights = new SingleFlight<Stored>();
+  readonly #flights = new SingleFlight<CatalogEntry>();
   readonly #queue = new FairQueue({
     atOnce: FETCHES_AT_ONCE,
     work: { one: 'fetch of an image', many: 'fetches of images' },
@@ -98,16 +98,16 @@ export class Importing {
    */
   async ensure(
     source: string,
-    request: Waiting & Pick<ImageRequest, 'format' | 'tenant' | 'onWait'>,
-    plan: (signal: AbortSignal, onProgress: Waiting['onProgress']) => Promise<Import>,
-  ): Promise<Stored> {
+    request: WaitingCaller & Pick<ImageRequest, 'format' | 'tenant' | 'onWait'>,
+    plan: (signal: AbortSignal, onProgress: WaitingCaller['onProgress']) => Promise<Import>,
+  ): Promise<CatalogEntry> {
     const { format, tenant, signal: stop, onWait } = request;
     // If the content does not have the stated format, the import fails. So callers that state another format have an import of their own.
     const key = format === 'Auto' ? source : `${format} ${source}`;
     for (;;) {
       let isOwn = false;
       try {
-        const join = async (): Promise<{ result: Stored }> =>
+        const join = async (): Promise<{ result: CatalogEntry }> =>
           await this.#flights.join(key, request, async (signal, onProgress) => {
             isOwn = true;
             return await this.#import(key, await plan(signal, onProgress), { format, tenant, signal });
@@ -146,7 +146,7 @@ export class Importing {
     return await joined.promise;
   }
 
-  async #import(key: string, planned: Import, request: OfImport): Promise<Stored> {
+  async #import(key: string, planned: Import, request: OfImport): Promise<CatalogEntry> {
     const { layout, space, metrics } = this.#parts;
     const target = layout.partial(key);
     try {
@@ -167,7 +167,11 @@ export class Importing {
     }
   }
 
-  async #fetch(target: PullTarget, planned: Import, { format, tenant, signal }: OfImport): Promise<Metadata> {
+  async #fetch(
+    target: PullTarget,
+    planned: Import,
+    { format, tenant, signal }: OfImport,
+  ): Promise<ImageMetadata> {
     const { layout, space, reader } = this.#parts;
     const claim = { folder: target.folder, bytes: planned.roomBytes, tenant };
     await space.within(claim, signal, async (watched) => {
@@ -182,7 +186,7 @@ export class Importing {
     return metadata;
   }
 
-  async #place(folder: string, id: ImageId, metadata: Metadata): Promise<Stored> {
+  async #place(folder: string, id: ImageId, metadata: ImageMetadata): Promise<CatalogEntry> {
     const { layout, catalog } = this.#parts;
     if (catalog.get(id) === undefined) {
       // The image can have files with damaged metadata. They are removed, because the new files have the same content.

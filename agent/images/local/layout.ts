@@ -64,18 +64,18 @@ const metadataSchema = z.object({
   /** Namespaces whose Pods asked for the image. The image counts in the share of each of them. */
   tenants: z.array(z.string()),
 });
-export type Metadata = z.infer<typeof metadataSchema>;
+export type ImageMetadata = z.infer<typeof metadataSchema>;
 
 /** Returns the metadata of an image that has neither a name nor an origin yet, and that no cache entry needs. */
 export function newMetadata(
-  content: Omit<Metadata, 'version' | 'names' | 'repositories' | 'urls' | 'entries' | 'tenants'>,
-): Metadata {
+  content: Omit<ImageMetadata, 'version' | 'names' | 'repositories' | 'urls' | 'entries' | 'tenants'>,
+): ImageMetadata {
   return { version: 1, ...content, names: [], repositories: [], urls: [], entries: [], tenants: [] };
 }
 
 interface Loaded {
   id: ImageId;
-  metadata: Metadata;
+  metadata: ImageMetadata;
   usedAt: number;
 }
 
@@ -102,7 +102,7 @@ function hash(text: string): string {
   return createHash('sha256').update(text).digest('hex');
 }
 
-export class Layout {
+export class StoreLayout {
   readonly root: string;
   readonly #readers: number | undefined;
 
@@ -175,7 +175,7 @@ export class Layout {
     }
   }
 
-  async save(id: ImageId, metadata: Metadata): Promise<void> {
+  async save(id: ImageId, metadata: ImageMetadata): Promise<void> {
     await writeWhole(join(this.folder(id), METADATA), JSON.stringify(metadata));
   }
 
@@ -196,7 +196,7 @@ export class Layout {
   }
 
   /** Completes a fetch: makes its disk read-only, syncs the disk, and writes the metadata. Then {@link place} can move the folder. */
-  async finish(partial: string, metadata: Metadata): Promise<void> {
+  async finish(partial: string, metadata: ImageMetadata): Promise<void> {
     await chmod(join(partial, DISK), DISK_MODES.finished);
     await sync(join(partial, DISK));
     await writeWhole(join(partial, METADATA), JSON.stringify(metadata));
@@ -219,7 +219,7 @@ export class Layout {
   /**
    * Returns the metadata of a fetch that is finished, but that {@link place} has not yet moved. Returns undefined for an unfinished fetch.
    */
-  async finished(partial: string): Promise<Metadata | undefined> {
+  async finished(partial: string): Promise<ImageMetadata | undefined> {
     return await readMetadata(partial);
   }
 
@@ -267,7 +267,7 @@ export class Layout {
   }
 }
 
-async function readMetadata(folder: string): Promise<Metadata | undefined> {
+async function readMetadata(folder: string): Promise<ImageMetadata | undefined> {
   const text = await unlessMissing(readFile(join(folder, METADATA), 'utf8'));
   return text === undefined ? undefined : metadataSchema.parse(JSON.parse(text));
 }

@@ -4,17 +4,17 @@ import { join } from 'node:path';
 import { pino } from 'pino';
 import { expect, it, onTestFinished, vi } from 'vitest';
 import type { Catalog } from './catalog.ts';
-import { Layout } from './layout.ts';
+import { StoreLayout } from './layout.ts';
 import { Space } from './space.ts';
 
 const MEBIBYTE = 1024 ** 2;
 const WAIT = { timeout: 30_000 };
 const logger = pino({ level: 'silent' });
 
-async function prepared(): Promise<{ data: string; layout: Layout }> {
+async function prepared(): Promise<{ data: string; layout: StoreLayout }> {
   const data = await mkdtemp(join(tmpdir(), 'berth-space-'));
   onTestFinished(async () => await rm(data, { recursive: true }));
-  const layout = new Layout(data);
+  const layout = new StoreLayout(data);
   await layout.prepare();
   return { data, layout };
 }

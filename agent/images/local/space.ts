@@ -6,9 +6,9 @@
 import type { Logger } from 'pino';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { Serial } from '../../../base/concurrency.ts';
-import type { Catalog, Stored } from './catalog.ts';
+import type { Catalog, CatalogEntry } from './catalog.ts';
 import {
-  type Claim,
+  type SpaceClaim,
   type Need,
   overShare,
   type Shares,
@@ -20,7 +20,7 @@ import {
   type Use,
 } from './spacemeter.ts';
 import { folderBytes } from '../../disks/diskio.ts';
-import type { Layout } from './layout.ts';
+import type { StoreLayout } from './layout.ts';
 
 /**
  * Time in milliseconds after its last use for which an image counts as wanted by its tenants. Afterwards everybody may remove it. Otherwise the
@@ -34,13 +34,13 @@ interface Evictable extends Use {
 
 interface EvictableParts {
   catalog: Catalog;
-  layout: Layout;
+  layout: StoreLayout;
   onEviction: () => void;
 }
 
 /** Returns these fetches that are not running, and then the images that nobody needs, the least recently used image first. */
 function evictablesOf(
-  partials: Awaited<ReturnType<Layout['partials']>>,
+  partials: Awaited<ReturnType<StoreLayout['partials']>>,
   { catalog, layout, onEviction }: EvictableParts,
 ): Evictable[] {
   return [
@@ -64,7 +64,7 @@ function evictablesOf(
   ];
 }
 
-function isWanted({ usedAt }: Stored): boolean {
+function isWanted({ usedAt }: CatalogEntry): boolean {
   return Date.now() - usedAt < WANTED_MILLISECONDS;
 }
 
@@ -78,7 +78,7 @@ const WATCH_MILLISECONDS = 1_000;
 const PARTIAL_LIFE_MILLISECONDS = 24 * 3_600_000;
 
 interface SpaceOptions extends SpaceLimits {
-  layout: Layout;
+  layout: StoreLayout;
   catalog: Catalog;
   logger: Logger;
   onEviction: () => void;
@@ -100,7 +100,7 @@ export interface Watched {
 
 export class Space {
   readonly #options: SpaceOptions;
-  readonly #claims = new Set<Claim>();
+  readonly #claims = new Set<SpaceClaim>();
   /**
    * Queue of claims. Space is freed and reserved for only one claim at a time, because two claims could otherwise reserve the same bytes.
    */
@@ -124,7 +124,7 @@ export class Space {
   ): Promise<T> {
     const full = new AbortController();
     const end = (reason: Error): void => full.abort(reason);
-    const claim: Claim = { folder, tenant, end, announced: 0, reserved: 0 };
+    const claim: SpaceClaim = { folder, tenant, end, announced: 0, reserved: 0 };
     const need = async (announced: number): Promise<void> => {
       await this.#making.run(async () => {
         claim.announced = announced;
@@ -186,13 +186,13 @@ export class Space {
   }
 
   /** @throws ReasonedError `DiskFull` when the announced bytes do not fit, even without the content that may be removed. */
-  async #requireFit(claim: Claim): Promise<void> {
+  async #requireFit(claim: SpaceClaim): Promise<void> {
     const announced = { ...claim, reserved: claim.announced };
     await this.#findRoom(announced, await this.#meter.lack(announced));
   }
 
   /** Reserves space for `bytes` bytes, of which a part may be written already. Removes content if that is necessary. */
-  async #reserve(claim: Claim, bytes: number): Promise<void> {
+  async #reserve(claim: SpaceClaim, bytes: number): Promise<void> {
     if (bytes <= claim.reserved) {
       return;
     }
@@ -213,7 +213,7 @@ export class Space {
    *
    * @throws ReasonedError `DiskFull` when all of it is too little.
    */
-  async #findRoom(claim: Claim, lack: { lacking: number; free: number }): Promise<Evictable[]> {
+  async #findRoom(claim: SpaceClaim, lack: { lacking: number; free: number }): Promise<Evictable[]> {
     if (lack.lacking <= 0) {
       return [];
     }
@@ -230,8 +230,8 @@ export class Space {
    * Ends the largest fetch of a tenant that uses more than its share, if the tenant of the claim uses less. The claim itself fails, and finds
    * the space at its next attempt.
    */
-  #endExcess(claim: Claim, shares: Shares): void {
-    const excessOf = ({ tenant }: Claim): number => (tenant === undefined ? 0 : shares.excess(tenant));
+  #endExcess(claim: SpaceClaim, shares: Shares): void {
+    const excessOf = ({ tenant }: SpaceClaim): number => (tenant === undefined ? 0 : shares.excess(tenant));
     const largest = [...this.#claims]
       .filter((other) => other.folder !== claim.folder && excessOf(other) > 0)
       .toSorted((a, b) => b.reserved - a.reserved)[0];
@@ -241,7 +241,10 @@ export class Space {
   }
 
   /** Returns the error for a claim without space. The numbers of the host are only in its log, because tenants see the message. */
-  #full({ folder, announced, reserved }: Claim, numbers: { lacking: number; free: number }): ReasonedError {
+  #full(
+    { folder, announced, reserved }: SpaceClaim,
+    numbers: { lacking: number; free: number },
+  ): ReasonedError {
     this.#options.logger.warn(
       { folder, announced, reserved, ...numbers },
       'An image has too little disk space',
@@ -253,7 +256,7 @@ export class Space {
     );
   }
 
-  async #watch(claim: Claim, full: AbortController): Promise<void> {
+  async #watch(claim: SpaceClaim, full: AbortController): Promise<void> {
     try {
       await this.#making.run(async () => {
         if (full.signal.aborted) {
@@ -303,12 +306,12 @@ export class Space {
   }
 
   /** Returns the content that may be removed, in order of removal: first fetches that are not running, then complete images. */
-  async #evictables(claim: Claim | undefined): Promise<Evictable[]> {
+  async #evictables(claim: SpaceClaim | undefined): Promise<Evictable[]> {
     const partials = (await this.#idlePartials()).filter(({ folder }) => folder !== claim?.folder);
     return evictablesOf(partials, this.#options);
   }
 
-  async #idlePartials(): Promise<Awaited<ReturnType<Layout['partials']>>> {
+  async #idlePartials(): Promise<Awaited<ReturnType<StoreLayout['partials']>>> {
     const busy = new Set([...this.#claims].map(({ folder }) => folder));
     return (await this.#options.layout.partials()).filter(({ folder }) => !busy.has(folder));
   }

@@ -5,7 +5,7 @@
 import type { Catalog } from './catalog.ts';
 import { folderBytes } from '../../disks/diskio.ts';
 import { freeDisk, isDiskPressed } from '../../disks/freedisk.ts';
-import type { Layout } from './layout.ts';
+import type { StoreLayout } from './layout.ts';
 
 /**
  * Smallest and largest number of bytes that are reserved ahead of a fetch. Between them, a fetch has as many bytes ahead as have arrived. So
@@ -23,7 +23,7 @@ export interface Need {
 }
 
 /** Reservation of disk space for work in a folder. */
-export interface Claim {
+export interface SpaceClaim {
   readonly folder: string;
   /** Namespace for which the work is done. It is undefined if the work reserves no space of its own. */
   readonly tenant: string | undefined;
@@ -36,16 +36,16 @@ export interface Claim {
 }
 
 /** Returns for how many bytes a claim should have space when its work has written `written` bytes. */
-export function stepOf({ announced }: Claim, written: number): number {
+export function stepOf({ announced }: SpaceClaim, written: number): number {
   const ahead = Math.min(MOST_AHEAD_BYTES, Math.max(LEAST_AHEAD_BYTES, written));
   return Math.min(announced, written + ahead);
 }
 
-async function remaining({ folder, reserved }: Claim): Promise<number> {
+async function remaining({ folder, reserved }: SpaceClaim): Promise<number> {
   return Math.max(0, reserved - (await folderBytes(folder)));
 }
 
-async function totalRemaining(claims: readonly Claim[]): Promise<number> {
+async function totalRemaining(claims: readonly SpaceClaim[]): Promise<number> {
   return sum(await Promise.all(claims.map(remaining)));
 }
 
@@ -124,16 +124,16 @@ export interface SpaceLimits {
 }
 
 interface MeterParts extends SpaceLimits {
-  layout: Layout;
+  layout: StoreLayout;
   catalog: Catalog;
 }
 
 export class SpaceMeter {
   readonly #options: MeterParts;
-  readonly #claims: ReadonlySet<Claim>;
+  readonly #claims: ReadonlySet<SpaceClaim>;
 
   /** `claims` has the reservations of now. */
-  constructor(options: MeterParts, claims: ReadonlySet<Claim>) {
+  constructor(options: MeterParts, claims: ReadonlySet<SpaceClaim>) {
     this.#options = options;
     this.#claims = claims;
   }
@@ -148,7 +148,7 @@ export class SpaceMeter {
   /**
    * Returns how many bytes a claim lacks, and how many bytes are free for it. Bytes that other claims have reserved do not count as free.
    */
-  async lack(claim: Claim): Promise<{ lacking: number; free: number }> {
+  async lack(claim: SpaceClaim): Promise<{ lacking: number; free: number }> {
     const others = [...this.#claims].filter(({ folder }) => folder !== claim.folder);
     const byDisk = (await this.free()) - (await totalRemaining(others));
     const free = Math.min(byDisk, await this.budgetLeft(claim));
@@ -159,7 +159,7 @@ export class SpaceMeter {
    * Returns how many bytes of the configured limit for all images (`budget`) are left for a claim. The limit applies only to claims in the
    * folder of the images. Claims of tasks in other folders do not count towards it.
    */
-  async budgetLeft(claim: Claim): Promise<number> {
+  async budgetLeft(claim: SpaceClaim): Promise<number> {
     const { budget } = this.#options;
     if (budget === undefined || !this.#isOfImages(claim)) {
       return Number.POSITIVE_INFINITY;
@@ -174,12 +174,12 @@ export class SpaceMeter {
    * Returns the result of {@link budgetLeft} if the work of this claim has written more bytes than it announced. Otherwise the
    * result is infinite, because a claim must not end when another claim takes too much.
    */
-  async excessLeft(claim: Claim): Promise<number> {
+  async excessLeft(claim: SpaceClaim): Promise<number> {
     const isExceeded = (await folderBytes(claim.folder)) > claim.announced;
     return isExceeded ? await this.budgetLeft(claim) : Number.POSITIVE_INFINITY;
   }
 
-  #isOfImages({ folder }: Claim): boolean {
+  #isOfImages({ folder }: SpaceClaim): boolean {
     return folder.startsWith(`${this.#options.layout.root}/`);
   }
 
@@ -199,7 +199,7 @@ export class SpaceMeter {
   }
 
   /** Returns the shares of all tenants. `claim` replaces the reservation in its folder. */
-  async sharesWith(claim: Claim): Promise<Shares> {
+  async sharesWith(claim: SpaceClaim): Promise<Shares> {
     const { budget = Number.POSITIVE_INFINITY, catalog } = this.#options;
     const others = [...this.#claims].filter(({ folder }) => folder !== claim.folder);
     const claims = [...others, claim].map(({ tenant, reserved }) => ({

@@ -4,11 +4,11 @@ import { retrying } from './failures.ts';
 import { refusal } from './refusals.ts';
 import { type Credential, type InsecureRoute, scopeOf } from './credentials.ts';
 import { join, type Reference, repositoryName } from '../../../api/v1alpha1/reference.ts';
-import type { Tokens } from './tokens.ts';
-import type { Exchange, Response, Transport } from './transport.ts';
+import type { RegistryTokens } from './tokens.ts';
+import type { RegistryExchange, Response, RegistryTransport } from './transport.ts';
 
 interface Ask {
-  method: Exchange['method'];
+  method: RegistryExchange['method'];
   /** Path below `/v2/REPOSITORY/`, or a URL that the registry returned for this request. */
   at: string | URL;
   /** Tag or digest that the request reads or writes. It is only for messages. */
@@ -22,20 +22,20 @@ interface Ask {
   accept?: readonly number[];
 }
 
-export class Session {
+export class RegistrySession {
   /** Name of the repository: `registry.example/team/image`. */
   readonly name: string;
   readonly #base: URL;
   readonly #repository: string;
   readonly #credential: Credential | undefined;
   readonly #route: InsecureRoute | undefined;
-  readonly #transport: Transport;
-  readonly #tokens: Tokens;
+  readonly #transport: RegistryTransport;
+  readonly #tokens: RegistryTokens;
 
   constructor(
     reference: Reference,
     credential: Credential | undefined,
-    shared: { transport: Transport; tokens: Tokens },
+    shared: { transport: RegistryTransport; tokens: RegistryTokens },
     route?: InsecureRoute,
   ) {
     this.name = repositoryName(reference);

@@ -8,7 +8,7 @@ import type { Logger } from 'pino';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import type { Reason } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isOfSystem } from '../../../base/errors.ts';
-import type { Server } from '../../../api/v1alpha1/registrycredentials.ts';
+import type { RegistryServer } from '../../../api/v1alpha1/registrycredentials.ts';
 
 export type Credential =
   | { type: 'password'; username: string; password: string }
@@ -26,13 +26,13 @@ export interface CredentialFault {
 }
 
 /** The fault of an entry, with the part of the entry's name that tells for which images the entry is. */
-type EntryFault = CredentialFault & { place?: Place };
+type EntryFault = CredentialFault & { place?: RegistryPath };
 
 /** Host names that stand for Docker Hub in Docker configuration files. */
 const DOCKER_HUB = new Set(['docker.io', 'index.docker.io', 'registry-1.docker.io']);
 
 /** Images for which an entry is. */
-export interface Place {
+export interface RegistryPath {
   host: string;
   port: string;
   /**
@@ -42,7 +42,7 @@ export interface Place {
   path: string[];
 }
 
-export interface Key extends Place {
+export interface RegistryKey extends RegistryPath {
   credential: Credential;
 }
 
@@ -51,7 +51,7 @@ export interface Key extends Place {
  * read. Null, an empty text and an absent value mean the same. Messages do not contain the errors of the parsers, because these errors would
  * quote the configuration, which contains passwords.
  */
-function readConfig(text: string, which: string, faults: EntryFault[]): Key[] {
+function readConfig(text: string, which: string, faults: EntryFault[]): RegistryKey[] {
   const reason = 'PullSecretInvalid';
   const document = parseDocument(text);
   if (document === undefined) {
@@ -161,7 +161,7 @@ function isEmpty(value: unknown): boolean {
  * Reads the name of an entry of `auths`: `host`, `host:port` or `host/path`. The function ignores a prefix (`https://`) and a path (`/v1`,
  * `/v2`) that Docker can add.
  */
-function readKey(name: string): Place {
+function readKey(name: string): RegistryPath {
   const [registry = '', ...rest] = name.replace(/^https?:\/\//i, '').split('/');
   const path = rest.filter((segment) => segment !== '');
   if (path[0] === 'v1' || path[0] === 'v2') {
@@ -183,12 +183,12 @@ const LISTED_FAULTS = 4;
  * connection.
  */
 export class Keyring {
-  readonly #keys: readonly Key[];
+  readonly #keys: readonly RegistryKey[];
   readonly #insecure: InsecureServers | undefined;
   readonly #faults: readonly EntryFault[];
 
   private constructor(
-    keys: readonly Key[],
+    keys: readonly RegistryKey[],
     faults: readonly EntryFault[],
     insecure: InsecureServers | undefined,
   ) {
@@ -281,7 +281,7 @@ export function listFaults(faults: readonly CredentialFault[]): string {
 }
 
 /** Returns whether an entry with this name is for a repository. */
-function fits(place: Place, registry: string, repository: string): boolean {
+function fits(place: RegistryPath, registry: string, repository: string): boolean {
   const path = repository.split('/');
   return (
     hostMatches(place, splitHost(registry.toLowerCase())) &&
@@ -289,7 +289,7 @@ function fits(place: Place, registry: string, repository: string): boolean {
   );
 }
 
-function isGlob(key: Pick<Key, 'host'>): boolean {
+function isGlob(key: Pick<RegistryKey, 'host'>): boolean {
   return key.host.includes('*');
 }
 
@@ -297,7 +297,7 @@ function isGlob(key: Pick<Key, 'host'>): boolean {
  * Returns whether the host and port of an entry fit the host and port of a registry. A star in the entry's host matches any text within one
  * label of the registry's host.
  */
-function hostMatches(key: Place, asked: { host: string; port: string }): boolean {
+function hostMatches(key: RegistryPath, asked: { host: string; port: string }): boolean {
   if (key.port !== asked.port) {
     return false;
   }
@@ -371,14 +371,14 @@ export function readStorageKeyring(
 
 /** An insecure connection: without TLS (`http`), or with TLS but without a check of the certificate (`https`). */
 export interface InsecureRoute {
-  readonly scheme: Server['scheme'];
+  readonly scheme: RegistryServer['scheme'];
   readonly namespace: string;
 }
 
 /** Servers that the Pods of one namespace may reach over an insecure connection. */
 interface InsecureServers {
   readonly namespace: string;
-  readonly servers: readonly Server[];
+  readonly servers: readonly RegistryServer[];
 }
 
 /**

@@ -19,9 +19,9 @@ import {
 import { isSha256, type Reference } from '../../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Credential, InsecureRoute } from './credentials.ts';
-import { Session } from './client.ts';
-import { Tokens } from './tokens.ts';
-import { checkNoDowngrade, type RegistriesOptions, type Response, Transport } from './transport.ts';
+import { RegistrySession } from './client.ts';
+import { RegistryTokens } from './tokens.ts';
+import { checkNoDowngrade, type RegistriesOptions, type Response, RegistryTransport } from './transport.ts';
 
 /** Largest accepted number of nested indexes between a tag and its manifest. No publisher needs more than two. */
 const INDEX_DEPTH = 3;
@@ -33,13 +33,13 @@ const NOT_ALLOWED = 405;
 
 /** Client of all registries from which images are pulled and to which images are pushed. All registries share one pool of connections. */
 export class Registries {
-  readonly #transport: Transport;
-  readonly #tokens: Tokens;
+  readonly #transport: RegistryTransport;
+  readonly #tokens: RegistryTokens;
 
   /** Reads the files of certificate authorities. @throws Error when a file cannot be read. */
   constructor(options: RegistriesOptions) {
-    this.#transport = new Transport(options);
-    this.#tokens = new Tokens(this.#transport);
+    this.#transport = new RegistryTransport(options);
+    this.#tokens = new RegistryTokens(this.#transport);
   }
 
   /**
@@ -52,7 +52,7 @@ export class Registries {
     route?: InsecureRoute,
   ): Repository {
     const shared = { transport: this.#transport, tokens: this.#tokens };
-    return new Repository(new Session(reference, credential, shared, route));
+    return new Repository(new RegistrySession(reference, credential, shared, route));
   }
 
   /** Closes all connections. Requests that are not finished fail. */
@@ -65,9 +65,9 @@ export class Registries {
 export class Repository {
   /** Name for messages: `registry.example/team/image`. */
   readonly name: string;
-  readonly #session: Session;
+  readonly #session: RegistrySession;
 
-  constructor(session: Session) {
+  constructor(session: RegistrySession) {
     this.#session = session;
     this.name = session.name;
   }
@@ -291,7 +291,7 @@ interface UploadBlob {
  *
  * @throws ReasonedError when no try succeeds.
  */
-async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<void> {
+async function uploadBlob(session: RegistrySession, blob: UploadBlob, signal: AbortSignal): Promise<void> {
   if (!isSha256(blob.digest)) {
     throw new TypeError(`${blob.digest} is not a sha256 digest`);
   }
@@ -299,7 +299,7 @@ async function uploadBlob(session: Session, blob: UploadBlob, signal: AbortSigna
 }
 
 /** Starts an upload. Returns the URL to which the client must send the blob. The URL is valid for one request. */
-async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): Promise<URL> {
+async function begin(session: RegistrySession, blob: UploadBlob, signal: AbortSignal): Promise<URL> {
   const response = await session.once(
     { method: 'POST', at: 'blobs/uploads/', reference: blob.digest, rights: 'pull,push' },
     signal,
@@ -308,7 +308,12 @@ async function begin(session: Session, blob: UploadBlob, signal: AbortSignal): P
   return uploadLocation(session, response);
 }
 
-async function put(session: Session, blob: UploadBlob, location: URL, signal: AbortSignal): Promise<void> {
+async function put(
+  session: RegistrySession,
+  blob: UploadBlob,
+  location: URL,
+  signal: AbortSignal,
+): Promise<void> {
   const at = new URL(location);
   // The parameter `digest` is appended as text, so that the existing query stays unchanged. The registry might have signed this query.
   at.search += `${at.search === '' ? '?' : '&'}digest=${encodeURIComponent(blob.digest)}`;
@@ -320,7 +325,7 @@ async function put(session: Session, blob: UploadBlob, location: URL, signal: Ab
   await response.body.dump();
 }
 
-function uploadLocation(session: Session, { headers, url }: Response): URL {
+function uploadLocation(session: RegistrySession, { headers, url }: Response): URL {
   const { location } = headers;
   if (typeof location !== 'string' || !URL.canParse(location, url.href)) {
     throw new ReasonedError(
@@ -345,7 +350,7 @@ interface Range {
  * an empty range it sends no request, because registries refuse a request that begins at the end of a blob.
  */
 async function* blobStream(
-  session: Session,
+  session: RegistrySession,
   blob: BlobReference,
   range: Range,
   signal: AbortSignal,
@@ -380,7 +385,7 @@ async function* blobStream(
  * registry, even if a storage server sent the earlier bytes. The URL of a storage server is valid for minutes only.
  */
 async function open(
-  session: Session,
+  session: RegistrySession,
   blob: BlobReference,
   { start, end }: Range,
   signal: AbortSignal,

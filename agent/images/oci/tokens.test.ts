@@ -2,8 +2,8 @@ import { Readable } from 'node:stream';
 import { describe, expect, it, onTestFinished, vi } from 'vitest';
 import * as fc from 'fast-check';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { parseChallenges, Tokens } from './tokens.ts';
-import type { Exchange, Response, Transport } from './transport.ts';
+import { parseChallenges, RegistryTokens } from './tokens.ts';
+import type { RegistryExchange, Response, RegistryTransport } from './transport.ts';
 
 function read(header: string | string[] | undefined): [string, Record<string, string>][] {
   return parseChallenges(header).map(({ scheme, parameters }) => [scheme, Object.fromEntries(parameters)]);
@@ -99,14 +99,14 @@ function reply(token: string, url: URL): Response {
 it('a token server that is gone is forgotten, so that the registry can name another one', async () => {
   const gone = new Set<string>();
   const asked: string[] = [];
-  const send = async ({ url, what }: Exchange): Promise<Response> => {
+  const send = async ({ url, what }: RegistryExchange): Promise<Response> => {
     asked.push(url.host);
     if (gone.has(url.host)) {
       throw new ReasonedError('ImageFetchFailed', `${what}: getaddrinfo ENOTFOUND`);
     }
     return reply(`of-${url.host}`, url);
   };
-  const tokens = new Tokens({ send } as unknown as Transport);
+  const tokens = new RegistryTokens({ send } as unknown as RegistryTransport);
   expect(await tokens.answer(NEED, refusalNaming('old.example'), undefined, signal)).toBe(
     'Bearer of-old.example',
   );
@@ -122,11 +122,11 @@ it('a token server that is gone is forgotten, so that the registry can name anot
 
 it('the largest tokens of a hostile token server do not fill the memory', async () => {
   const token = 'a'.repeat(250_000);
-  const send = async ({ url }: Exchange): Promise<Response> => {
+  const send = async ({ url }: RegistryExchange): Promise<Response> => {
     const body = Readable.from([Buffer.from(JSON.stringify({ token, expires_in: 3_600 }))]);
     return { status: 200, headers: {}, body, url } as unknown as Response;
   };
-  const tokens = new Tokens({ send } as unknown as Transport);
+  const tokens = new RegistryTokens({ send } as unknown as RegistryTransport);
   const needs = Array.from({ length: 100 }, (_, index) => ({
     ...NEED,
     scope: `repository:team/base${index}:pull`,
@@ -140,13 +140,13 @@ it('the largest tokens of a hostile token server do not fill the memory', async 
 });
 
 /** Returns the tokens of a client whose token server always gives this answer. */
-function answering(answer: unknown, status = 200, asked: () => void = () => undefined): Tokens {
-  const send = async ({ url }: Exchange): Promise<Response> => {
+function answering(answer: unknown, status = 200, asked: () => void = () => undefined): RegistryTokens {
+  const send = async ({ url }: RegistryExchange): Promise<Response> => {
     asked();
     const body = Readable.from([Buffer.from(typeof answer === 'string' ? answer : JSON.stringify(answer))]);
     return { status, headers: {}, body, url } as unknown as Response;
   };
-  return new Tokens({ send } as unknown as Transport);
+  return new RegistryTokens({ send } as unknown as RegistryTransport);
 }
 
 it.each<[unknown, number]>([

@@ -18,7 +18,12 @@ import { retrying } from './failures.ts';
 import { optionalText } from './manifests.ts';
 import { readBody, refusal } from './refusals.ts';
 import { type Credential, fingerprint } from './credentials.ts';
-import { checkNoDowngrade, type Exchange, type Response, type Transport } from './transport.ts';
+import {
+  checkNoDowngrade,
+  type RegistryExchange,
+  type Response,
+  type RegistryTransport,
+} from './transport.ts';
 
 interface Challenge {
   /** Name of the scheme in lower case: `basic`, `bearer`. */
@@ -128,8 +133,8 @@ interface Entry {
   challenge: Challenge;
 }
 
-export class Tokens {
-  readonly #transport: Transport;
+export class RegistryTokens {
+  readonly #transport: RegistryTransport;
   readonly #entries = new LRUCache<string, Entry>({
     max: CACHE_LIMIT,
     maxSize: CACHE_CHARACTERS,
@@ -137,7 +142,7 @@ export class Tokens {
   });
   readonly #flights = new SingleFlight<string>();
 
-  constructor(transport: Transport) {
+  constructor(transport: RegistryTransport) {
     this.#transport = transport;
   }
 
@@ -263,7 +268,7 @@ function realmOf(need: Need, challenge: Challenge): URL {
  * Returns the request for a token. The request sends an identity token as form data (OAuth 2), or a password in a header of type Basic.
  * Without a credential, the request asks for an anonymous token.
  */
-function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): Exchange {
+function tokenRequest(need: Need, challenge: Challenge, realm: URL, what: string): RegistryExchange {
   const service = challenge.parameters.get('service');
   const asked = challenge.parameters.get('scope')?.split(' ').map(inOrder) ?? [];
   const scopes = [...new Set([need.scope, ...asked])].filter((scope) => scope !== '');

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { expect, it, onTestFinished } from 'vitest';
 import { selfMadeCertificate, useCertificate } from '../../../kube/certificates/serving.ts';
-import { checkNoDowngrade, Transport } from './transport.ts';
+import { checkNoDowngrade, RegistryTransport } from './transport.ts';
 
 it.each([
   ['registry.example', 'http://registry.example/'],
@@ -14,7 +14,10 @@ it.each([
   ['registry.example:80', 'http://registry.example/'],
   ['registry.example:443', 'http://registry.example:443/'],
 ])('a registry that is configured as %s for plain HTTP is reached at %s', (host, url) => {
-  const transport = new Transport({ allowLoopbackHttp: false, registries: [{ host, plainHttp: true }] });
+  const transport = new RegistryTransport({
+    allowLoopbackHttp: false,
+    registries: [{ host, plainHttp: true }],
+  });
   expect(transport.baseUrl(host).href).toBe(url);
 });
 
@@ -34,7 +37,7 @@ it('follows the file of certificate authorities, and keeps them while the file i
   onTestFinished(() => void server.close());
   await writeFile(caFile, before.certificate);
   const host = `127.0.0.1:${(server.address() as AddressInfo).port}`;
-  const transport = new Transport({ allowLoopbackHttp: true, registries: [{ host, caFile }] });
+  const transport = new RegistryTransport({ allowLoopbackHttp: true, registries: [{ host, caFile }] });
   onTestFinished(async () => await transport.close());
   const ask = async () => {
     const exchange = { method: 'GET', url: transport.baseUrl(host), headers: {}, what: 'The test' } as const;

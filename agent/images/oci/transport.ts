@@ -48,7 +48,7 @@ export interface RegistriesOptions extends AddressRules {
   proxies?: Proxies | undefined;
 }
 
-export interface Exchange {
+export interface RegistryExchange {
   method: 'GET' | 'HEAD' | 'POST' | 'PUT' | 'DELETE';
   url: URL;
   headers: Readonly<Record<string, string>>;
@@ -72,7 +72,7 @@ export interface Response {
   url: URL;
 }
 
-export class Transport {
+export class RegistryTransport {
   readonly #agent: Agent;
   /** Pools of connections that do not check the certificate of the server. */
   readonly #unverified: Agent;
@@ -108,7 +108,7 @@ export class Transport {
    *
    * @throws ReasonedError or TransientError when no answer comes.
    */
-  async send(exchange: Exchange, signal: AbortSignal): Promise<Response> {
+  async send(exchange: RegistryExchange, signal: AbortSignal): Promise<Response> {
     try {
       return await this.#follow(exchange, signal);
     } catch (error) {
@@ -121,7 +121,7 @@ export class Transport {
     await Promise.all([this.#agent.destroy(), this.#unverified.destroy()]);
   }
 
-  async #follow(exchange: Exchange, signal: AbortSignal): Promise<Response> {
+  async #follow(exchange: RegistryExchange, signal: AbortSignal): Promise<Response> {
     let { url } = exchange;
     for (let hop = 0; hop <= REDIRECT_LIMIT; hop += 1) {
       const response = await this.#exchange(exchange, url, signal);
@@ -137,7 +137,7 @@ export class Transport {
     );
   }
 
-  async #exchange(exchange: Exchange, url: URL, signal: AbortSignal): Promise<Response> {
+  async #exchange(exchange: RegistryExchange, url: URL, signal: AbortSignal): Promise<Response> {
     const { method, authorization } = exchange;
     // Only the host of the request receives the credentials. The storage servers to which a registry redirects must not see them, and would
     // refuse a request with them.
@@ -236,7 +236,7 @@ function authoritiesIn(caFile: string): string | undefined {
  *
  * @throws ReasonedError when the redirect must not be followed.
  */
-function nextUrl(exchange: Exchange, url: URL, { status, headers }: Response): URL {
+function nextUrl(exchange: RegistryExchange, url: URL, { status, headers }: Response): URL {
   const { location } = headers;
   const mayFollow = status >= 307 || exchange.method === 'GET' || exchange.method === 'HEAD';
   if (typeof location !== 'string' || !URL.canParse(location, url.href) || !mayFollow) {

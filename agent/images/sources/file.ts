@@ -10,7 +10,7 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { copyHashed, StalledReadError } from '../../disks/sparse.ts';
 import { STAT_BLOCK_BYTES } from '../../disks/diskio.ts';
-import type { ImageRequest, Stored, Waiting } from '../local/catalog.ts';
+import type { ImageRequest, CatalogEntry, WaitingCaller } from '../local/catalog.ts';
 import type { Import, SourceImage, SourceParts } from '../local/importing.ts';
 import { type ImageId, sharedId, storedId } from '../local/layout.ts';
 import type { Watched } from '../local/space.ts';
@@ -46,7 +46,7 @@ export class FileImage implements SourceImage {
     this.names = request.name === undefined ? [] : [request.name];
   }
 
-  async ensure(): Promise<Stored> {
+  async ensure(): Promise<CatalogEntry> {
     const { sha256 } = this.#place;
     const find = async (): Promise<Found> => await findBelowRoots(this.#place, this.#request.signal);
     if (sha256 !== undefined) {
@@ -57,7 +57,7 @@ export class FileImage implements SourceImage {
     return await this.#ensure(sharedId(found.real, identityOf(found.stats)), async () => found);
   }
 
-  async #ensure(id: ImageId, find: () => Promise<Found>): Promise<Stored> {
+  async #ensure(id: ImageId, find: () => Promise<Found>): Promise<CatalogEntry> {
     const { catalog, holders, importing } = this.#parts;
     return await holders.during(
       this.#request.holder,
@@ -70,7 +70,7 @@ export class FileImage implements SourceImage {
     );
   }
 
-  #plan(id: ImageId, found: Found, onProgress: Waiting['onProgress']): Import {
+  #plan(id: ImageId, found: Found, onProgress: WaitingCaller['onProgress']): Import {
     const { path, sha256 } = this.#place;
     const { size, blocks } = found.stats;
     const allocated = Number(blocks) * STAT_BLOCK_BYTES;
@@ -88,7 +88,7 @@ export class FileImage implements SourceImage {
   }
 
   /** Copies the file, and returns the sha256 of the copy as hexadecimal digits. */
-  async #copy(found: Found, disk: string, { signal, onProgress }: Watched & Waiting): Promise<string> {
+  async #copy(found: Found, disk: string, { signal, onProgress }: Watched & WaitingCaller): Promise<string> {
     const { path, sha256 } = this.#place;
     const bytes = Number(found.stats.size);
     let done = 0;

@@ -8,7 +8,7 @@ import { join } from 'node:path';
 import { inspect } from 'node:util';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { pause } from '../../../base/time.ts';
-import { Transport } from '../oci/transport.ts';
+import { RegistryTransport } from '../oci/transport.ts';
 import { download } from './http.ts';
 
 vi.mock(import('../../../base/time.ts'), { spy: true });
@@ -35,7 +35,7 @@ describe('a download', () => {
   /** Numbers of bytes after which the server interrupts its answers, one number for each answer. */
   let cuts: number[];
   let refuses: boolean;
-  let transport: Transport;
+  let transport: RegistryTransport;
 
   beforeEach(async () => {
     folder = await mkdtemp(join(tmpdir(), 'berth-fetch-'));
@@ -49,7 +49,7 @@ describe('a download', () => {
     knowsRanges = true;
     cuts = [];
     refuses = false;
-    transport = new Transport({ allowLoopbackHttp: true, registries: [] });
+    transport = new RegistryTransport({ allowLoopbackHttp: true, registries: [] });
     server = createServer(answer).listen(0, '127.0.0.1');
     await once(server, 'listening');
     url = `http://127.0.0.1:${(server.address() as AddressInfo).port}/disk`;

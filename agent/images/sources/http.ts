@@ -13,11 +13,11 @@ import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { unlessMissing } from '../../disks/diskio.ts';
 import { readCompression, digHoles, unpack, unpackedLimit } from '../../disks/unpack.ts';
 import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
-import type { ImageRequest, Stored, Waiting } from '../local/catalog.ts';
+import type { ImageRequest, CatalogEntry, WaitingCaller } from '../local/catalog.ts';
 import type { SourceImage, SourceParts } from '../local/importing.ts';
 import { fileId } from '../local/layout.ts';
 import type { Watched } from '../local/space.ts';
-import type { Response, Transport } from '../oci/transport.ts';
+import type { Response, RegistryTransport } from '../oci/transport.ts';
 import { parseDocument } from '../../../api/v1alpha1/machine.ts';
 import { writeAll } from '../../disks/sparse.ts';
 import {
@@ -37,7 +37,7 @@ const SHA256 = /^[0-9a-f]{64}$/;
 const URLS_LIMIT = 64;
 
 interface HttpParts extends SourceParts {
-  transport: Transport;
+  transport: RegistryTransport;
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock: (() => number) | undefined;
 }
@@ -59,7 +59,7 @@ export class HttpImage implements SourceImage {
     this.names = [request.name ?? `sha256:${this.#sha256}`];
   }
 
-  async ensure(): Promise<Stored> {
+  async ensure(): Promise<CatalogEntry> {
     if (!SHA256.test(this.#sha256)) {
       throw new ReasonedError(
         'ImageInvalid',
@@ -80,7 +80,7 @@ export class HttpImage implements SourceImage {
     });
   }
 
-  async #note(stored: Stored, address: string): Promise<void> {
+  async #note(stored: CatalogEntry, address: string): Promise<void> {
     const { metadata } = stored;
     // Several requests can wait for the same import. Another of these requests might have added the URL already.
     if (metadata.urls.includes(address)) {
@@ -90,7 +90,7 @@ export class HttpImage implements SourceImage {
     await this.#parts.catalog.save(stored);
   }
 
-  async #import(): Promise<Stored> {
+  async #import(): Promise<CatalogEntry> {
     const sha256 = this.#sha256;
     const source = `${sha256} ${this.#url}`;
     return await this.#parts.importing.ensure(source, this.#request, async (_signal, onProgress) => ({
@@ -103,7 +103,7 @@ export class HttpImage implements SourceImage {
     }));
   }
 
-  async #run(target: PullTarget, { signal, need, onProgress }: Watched & Waiting): Promise<void> {
+  async #run(target: PullTarget, { signal, need, onProgress }: Watched & WaitingCaller): Promise<void> {
     const [url, sha256] = [this.#url, this.#sha256];
     const { transport, clock, metrics, logger } = this.#parts;
     // If this file exists, an earlier attempt completed the disk, because the disk gets this name only when it is complete.
@@ -156,7 +156,7 @@ interface DownloadOptions {
   /** Called with the total number of bytes, if the server states it. No byte is written before the promise of this call resolves. */
   onTotal?: (bytes: number) => Promise<void>;
   signal: AbortSignal;
-  transport: Transport;
+  transport: RegistryTransport;
   /** Clock for tests, in milliseconds like `performance.now()`. */
   clock?: (() => number) | undefined;
 }

@@ -7,7 +7,7 @@ import { parseReference, type Reference } from '../../../api/v1alpha1/reference.
 import { CHUNK_TABLE, writeChunkTable } from '../layouts/chunks.ts';
 import { planPull } from '../layouts/index.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
-import type { ImageRequest, Stored } from '../local/catalog.ts';
+import type { ImageRequest, CatalogEntry } from '../local/catalog.ts';
 import type { Import } from '../local/importing.ts';
 import { RegistryImage, type RegistryParts } from './registry.ts';
 
@@ -44,10 +44,10 @@ describe('the search for content in images of this host', () => {
     await rm(folder, { recursive: true });
   });
 
-  function stored(registries: readonly string[]): Stored {
+  function stored(registries: readonly string[]): CatalogEntry {
     const repositories = registries.map((host) => ({ name: `${host}/team/image`, open: true, digests: [] }));
     const metadata = { digest: DIGEST, architecture: 'amd64', repositories };
-    return { id: 'sha256/1', metadata, usedAt: 0 } as unknown as Stored;
+    return { id: 'sha256/1', metadata, usedAt: 0 } as unknown as CatalogEntry;
   }
 
   async function pull(): Promise<void> {
@@ -56,7 +56,9 @@ describe('the search for content in images of this host', () => {
     const target = { folder, disk: join(folder, 'disk') };
     const here = stored(Array.from({ length: ORIGINS }, (_, index) => `r${index}.example`));
     const parts = {
-      holders: { during: async (_holder: string, _id: string, work: () => Promise<Stored>) => await work() },
+      holders: {
+        during: async (_holder: string, _id: string, work: () => Promise<CatalogEntry>) => await work(),
+      },
       catalog: {
         get: () => undefined,
         all: () => [here],

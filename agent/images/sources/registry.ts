@@ -18,9 +18,9 @@ import { isMissing } from '../../../base/errors.ts';
 import { CHUNK_TABLE, type Chunk, lookupIn, readChunkTable } from '../layouts/chunks.ts';
 import { planPull } from '../layouts/index.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
-import type { ImageRequest, Stored, Waiting } from '../local/catalog.ts';
+import type { ImageRequest, CatalogEntry, WaitingCaller } from '../local/catalog.ts';
 import type { Import, SourceImage, SourceParts } from '../local/importing.ts';
-import { type ImageId, manifestId, type Metadata } from '../local/layout.ts';
+import { type ImageId, manifestId, type ImageMetadata } from '../local/layout.ts';
 import type { Access } from '../oci/access.ts';
 import { scopeOf } from '../oci/credentials.ts';
 import type { ResolvedManifest } from '../oci/manifests.ts';
@@ -48,7 +48,7 @@ const DIGESTS_LIMIT = 16;
  */
 const ORIGINS_LIMIT = 64;
 
-type Origin = Metadata['repositories'][number];
+type Origin = ImageMetadata['repositories'][number];
 
 export type RegistryParts = SourceParts & { access: Access };
 
@@ -88,7 +88,7 @@ export class RegistryImage implements SourceImage {
     this.names = [`${this.#scope}${formatReference(reference)}`, ...object];
   }
 
-  async ensure(): Promise<Stored> {
+  async ensure(): Promise<CatalogEntry> {
     const known = this.#request.refresh === true ? undefined : await this.#known();
     return known ?? (await this.#resolve());
   }
@@ -97,7 +97,7 @@ export class RegistryImage implements SourceImage {
    * Returns the image on this host with the name of the reference, if the requester has the right to use this image. Returns undefined when
    * the registry must resolve the name.
    */
-  async #known(): Promise<Stored | undefined> {
+  async #known(): Promise<CatalogEntry | undefined> {
     const stored = this.#find();
     const origin = stored === undefined ? undefined : this.#originOf(stored);
     if (stored === undefined || origin === undefined) {
@@ -118,7 +118,7 @@ export class RegistryImage implements SourceImage {
     }
   }
 
-  #find(): Stored | undefined {
+  #find(): CatalogEntry | undefined {
     const { catalog } = this.#parts;
     const { architecture } = this.#request;
     const named = catalog.byName(`${this.#scope}${formatReference(this.#reference)}`, architecture);
@@ -133,7 +133,7 @@ export class RegistryImage implements SourceImage {
   }
 
   /** Checks that the requester has the right to use the image. @throws ReasonedError when the requester does not have this right. */
-  async #check(stored: Stored, origin: Origin): Promise<void> {
+  async #check(stored: CatalogEntry, origin: Origin): Promise<void> {
     const { access, catalog } = this.#parts;
     const { keyring, signal } = this.#request;
     if (this.#trusted || access.isKnown(this.#reference, keyring) || (await this.#isOpen(stored, origin))) {
@@ -149,7 +149,7 @@ export class RegistryImage implements SourceImage {
   }
 
   /** Returns whether everybody has the right to use the image from this repository. */
-  async #isOpen(stored: Stored, origin: Origin, signal = this.#request.signal): Promise<boolean> {
+  async #isOpen(stored: CatalogEntry, origin: Origin, signal = this.#request.signal): Promise<boolean> {
     if (!origin.open) {
       return false;
     }
@@ -164,7 +164,7 @@ export class RegistryImage implements SourceImage {
     return false;
   }
 
-  async #resolve(): Promise<Stored> {
+  async #resolve(): Promise<CatalogEntry> {
     const { access, catalog } = this.#parts;
     const { architecture, keyring, signal, onResolved } = this.#request;
     const reference = this.#reference;
@@ -196,16 +196,16 @@ export class RegistryImage implements SourceImage {
     });
   }
 
-  async #holding(id: ImageId, work: () => Promise<Stored>): Promise<Stored> {
+  async #holding(id: ImageId, work: () => Promise<CatalogEntry>): Promise<CatalogEntry> {
     return await this.#parts.holders.during(this.#request.holder, id, work);
   }
 
-  #originOf({ metadata }: Stored): Origin | undefined {
+  #originOf({ metadata }: CatalogEntry): Origin | undefined {
     return metadata.repositories.find(({ name }) => name === this.#repository);
   }
 
   /** Adds the repository and its digests to the metadata of an image. Returns true if the metadata changed and must be saved. */
-  #noteOrigin(stored: Stored, seen: Origin): boolean {
+  #noteOrigin(stored: CatalogEntry, seen: Origin): boolean {
     const known = this.#originOf(stored);
     if (known === undefined) {
       stored.metadata.repositories = [...stored.metadata.repositories, seen].slice(-ORIGINS_LIMIT);
@@ -218,7 +218,7 @@ export class RegistryImage implements SourceImage {
     return changed;
   }
 
-  async #pull(repository: Repository, resolved: ResolvedManifest): Promise<Stored> {
+  async #pull(repository: Repository, resolved: ResolvedManifest): Promise<CatalogEntry> {
     const source = `${resolved.digest} ${this.#repository}`;
     return await this.#parts.importing.ensure(source, this.#request, async (signal, onProgress) => {
       return await this.#plan(repository, resolved, { signal, onProgress });
@@ -228,7 +228,7 @@ export class RegistryImage implements SourceImage {
   async #plan(
     repository: Repository,
     resolved: ResolvedManifest,
-    { signal, onProgress }: Waiting,
+    { signal, onProgress }: WaitingCaller,
   ): Promise<Import> {
     const plan = await planPull(repository, resolved, signal);
     const lookup = await this.#content(signal);
@@ -248,7 +248,7 @@ export class RegistryImage implements SourceImage {
    */
   async #content(signal: AbortSignal): Promise<ContentLookup> {
     const { catalog } = this.#parts;
-    const folderOf = (stored: Stored): string => dirname(catalog.baseOf(stored).path);
+    const folderOf = (stored: CatalogEntry): string => dirname(catalog.baseOf(stored).path);
     const latest = catalog
       .all()
       .filter(({ metadata }) =>
@@ -289,7 +289,7 @@ export class RegistryImage implements SourceImage {
    * Returns whether everybody has the right to use the image. Asks all origins of the image at the same time. The result is true if one of
    * them confirms the right in time.
    */
-  async #isOpenAnywhere(stored: Stored, signal: AbortSignal): Promise<boolean> {
+  async #isOpenAnywhere(stored: CatalogEntry, signal: AbortSignal): Promise<boolean> {
     const { promise, resolve, reject } = Promise.withResolvers<boolean>();
     const timer = setTimeout(resolve, OPEN_TIMEOUT_MILLISECONDS, false);
     const asked = stored.metadata.repositories.map(async (origin) => {
@@ -308,7 +308,7 @@ export class RegistryImage implements SourceImage {
 
   #counted(
     { downloadBytes }: PullPlan,
-    onProgress: Waiting['onProgress'],
+    onProgress: WaitingCaller['onProgress'],
   ): { onBytes: (count: number) => void; onSpared: (count: number) => void } {
     const { metrics } = this.#parts;
     let done = 0;

@@ -3,11 +3,11 @@ import { once } from 'node:events';
 import { setImmediate as immediate } from 'node:timers/promises';
 import { describe, expect, it } from 'vitest';
 import { attach, execute, type StreamTarget } from './exec.ts';
-import { ClientGoneError, type CommandSession, type Status } from './session.ts';
+import { ClientGoneError, type CommandSession, type StreamStatus } from './session.ts';
 
 it('a command whose caller never ends the input ends with the session', async () => {
   const lose = new AbortController();
-  const statuses: Status[] = [];
+  const statuses: StreamStatus[] = [];
   const executed = execute(
     {
       stdin: new PassThrough(),
@@ -47,7 +47,7 @@ it('the input is copied, so that no small piece keeps a large chunk', async () =
 });
 
 it('input for which no memory is left is refused before the command runs', async () => {
-  const statuses: Status[] = [];
+  const statuses: StreamStatus[] = [];
   let left = 10;
   const reserve = (bytes: number): boolean => (left -= bytes) >= 0;
   const session = {
@@ -56,7 +56,7 @@ it('input for which no memory is left is refused before the command runs', async
     stderr: undefined,
     signal: new AbortController().signal,
     ended: Promise.resolve(),
-    finish: async (status: Status) => void statuses.push(status),
+    finish: async (status: StreamStatus) => void statuses.push(status),
   };
   await execute(session, {} as StreamTarget, ['cat'], reserve);
   expect(statuses).toMatchObject([
@@ -92,12 +92,12 @@ interface Caller extends CommandSession {
   stdin: PassThrough;
   stdout: PassThrough;
   lose: AbortController;
-  result: Promise<Status>;
+  result: Promise<StreamStatus>;
 }
 
 function caller(): Caller {
   const lose = new AbortController();
-  const { promise, resolve } = Promise.withResolvers<Status>();
+  const { promise, resolve } = Promise.withResolvers<StreamStatus>();
   return {
     stdin: new PassThrough(),
     stdout: new PassThrough(),

@@ -10,7 +10,7 @@ import {
   type Reserve,
   StreamRefused,
 } from '../../drivers/driver.ts';
-import { type CommandSession, exited, failure, type Status, SUCCESS } from './session.ts';
+import { type CommandSession, exited, failure, type StreamStatus, SUCCESS } from './session.ts';
 import { CONSOLE_ESCAPE } from '../../../api/v1alpha1/names.ts';
 import { messageOf } from '../../../base/errors.ts';
 
@@ -51,7 +51,7 @@ async function run(
   { stdin, stdout, stderr, signal }: CommandSession,
   target: StreamTarget,
   command: Pick<GuestCommand, 'path' | 'arguments' | 'reserve'>,
-): Promise<Status> {
+): Promise<StreamStatus> {
   try {
     const input =
       stdin === undefined ? undefined : await readAll(addAbortSignal(signal, stdin), command.reserve);
@@ -133,7 +133,7 @@ async function typeInto(console: Duplex, input: Promise<void> | undefined): Prom
   console.end();
 }
 
-function statusOf(output: PromiseSettledResult<void>, lost: AbortSignal, hasLeft: boolean): Status {
+function statusOf(output: PromiseSettledResult<void>, lost: AbortSignal, hasLeft: boolean): StreamStatus {
   if (output.status === 'fulfilled' || hasLeft) {
     return SUCCESS;
   }

@@ -11,7 +11,7 @@ import { HttpError } from '../../../kube/serving/httperror.ts';
 const FINISH_MILLISECONDS = 10_000;
 
 /** Answer to `exec` or `attach` in the form of `metav1.Status`, which kubectl turns into its exit code or its message. */
-export interface Status {
+export interface StreamStatus {
   metadata: Record<string, never>;
   status: 'Success' | 'Failure';
   message?: string;
@@ -30,7 +30,7 @@ export interface WantedStreams {
   resize: boolean;
 }
 
-export interface Session {
+export interface StreamSession {
   /**
    * Signal that aborts when the connection has ended or was idle for too long, or when the agent ends. The signal's reason is an Error for
    * the caller.
@@ -41,12 +41,12 @@ export interface Session {
 }
 
 /** One session of `exec` or `attach`, with its streams. A stream is undefined if the caller does not ask for the stream. */
-export interface CommandSession extends Session {
+export interface CommandSession extends StreamSession {
   stdin: Readable | undefined;
   stdout: Writable | undefined;
   stderr: Writable | undefined;
   /** Sends the result, and ends the connection after all data. Resolves when the client has closed the connection, or has not in time. */
-  finish(status: Status): Promise<void>;
+  finish(status: StreamStatus): Promise<void>;
 }
 
 /** One connection of a caller to a port of the guest. */
@@ -111,14 +111,14 @@ export function parsePortNumber(text: string): number | undefined {
   return number >= 1 && number <= 65_535 ? number : undefined;
 }
 
-export const SUCCESS: Status = { metadata: {}, status: 'Success' };
+export const SUCCESS: StreamStatus = { metadata: {}, status: 'Success' };
 
-export function failure(message: string): Status {
+export function failure(message: string): StreamStatus {
   return { metadata: {}, status: 'Failure', reason: 'InternalError', message };
 }
 
 /** Returns the result of a command. kubectl ends with the same exit code. */
-export function exited(code: number): Status {
+export function exited(code: number): StreamStatus {
   if (code === 0) {
     return SUCCESS;
   }

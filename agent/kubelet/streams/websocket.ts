@@ -11,10 +11,10 @@ import {
   parsePortNumber,
   type PortConnection,
   ReceivingStream,
-  type Session,
+  type StreamSession,
   SessionEnd,
   type SessionLimits,
-  type Status,
+  type StreamStatus,
   untilEnd,
   type WantedStreams,
 } from './session.ts';
@@ -221,7 +221,7 @@ export function acceptCommand(
     stderr,
     signal,
     ended,
-    finish: async (status: Status) => {
+    finish: async (status: StreamStatus) => {
       // If nobody read the input, a full channel would keep the agent from noticing that the client closes the connection.
       stdin?.resume();
       await untilEnd(endStreams([stdout, stderr]), signal);
@@ -242,7 +242,7 @@ export function acceptPorts(
   upgrade: Upgrade,
   limits: SessionLimits,
   onConnection: (connection: PortConnection) => void,
-): Session {
+): StreamSession {
   const ports = upgrade.url.searchParams
     .getAll('port')
     .flatMap((text) => text.split(',').map(parsePortNumber));

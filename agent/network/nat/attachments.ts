@@ -36,7 +36,7 @@ const namespaceSchema = z.object({
 export type NamespaceAttachment = z.infer<typeof namespaceSchema>;
 
 /** All attachments that the network must have: those of machines and those of programs in network namespaces. */
-export interface Wanted {
+export interface WantedAttachments {
   machines: readonly Attachment[];
   namespaces: readonly NamespaceAttachment[];
 }
@@ -59,7 +59,7 @@ export class AttachmentFiles {
    *
    * @throws Error when a file is invalid.
    */
-  async load(): Promise<Wanted> {
+  async load(): Promise<WantedAttachments> {
     const [machines, namespaces] = await Promise.all([
       read(this.#machines, machinesSchema),
       read(this.#namespaces, namespacesSchema),
@@ -67,7 +67,7 @@ export class AttachmentFiles {
     return { machines: machines?.attachments ?? [], namespaces: namespaces?.namespaces ?? [] };
   }
 
-  async save({ machines, namespaces }: Wanted): Promise<void> {
+  async save({ machines, namespaces }: WantedAttachments): Promise<void> {
     await mkdir(join(this.#machines, '..'), { recursive: true });
     await writeRecord(this.#machines, { attachments: machines });
     // If no program has a network namespace, the file with the attachments of namespaces is removed. The host then has the same files as

@@ -13,7 +13,7 @@ import { killByArgument } from '../../processes/process.ts';
 import type { Attachment } from './attachments.ts';
 import { run } from '../commands.ts';
 import { sizeOf, toAddress } from './ipv4.ts';
-import { type Layout, METADATA } from './layout.ts';
+import { type NatLayout, METADATA } from './layout.ts';
 
 /** DNS name that the probe queries to test the network. Only Berth's dnsmasq knows this name. */
 export const PROBE_NAME = 'probe.berth.internal';
@@ -30,7 +30,7 @@ const LEASE_TIME = '12h';
  */
 const WAITING_QUERIES = 20_000;
 
-function netmask(layout: Layout): string {
+function netmask(layout: NatLayout): string {
   return toAddress(2 ** 32 - sizeOf(layout.subnet));
 }
 
@@ -46,7 +46,7 @@ export interface Upstream {
 }
 
 export class Dnsmasq {
-  readonly #layout: Layout;
+  readonly #layout: NatLayout;
   readonly #upstream: Upstream;
   readonly #directory: string;
   readonly #pidFile: string;
@@ -61,7 +61,7 @@ export class Dnsmasq {
    */
   #leases: Map<string, string> | undefined;
 
-  constructor(layout: Layout, directory: string, upstream: Upstream) {
+  constructor(layout: NatLayout, directory: string, upstream: Upstream) {
     this.#layout = layout;
     this.#upstream = upstream;
     this.#directory = directory;

@@ -1,10 +1,10 @@
 import { expect, test } from 'vitest';
-import { chainsStopping, foreignTables, PublishedPorts, type Subject } from './foreignrules.ts';
+import { chainsStopping, foreignTables, PublishedPorts, type RuleSubject } from './foreignrules.ts';
 import type { RulesetEntry } from '../nftables.ts';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
 import type { Link } from './devices.ts';
 
-const MACHINE: Subject = {
+const MACHINE: RuleSubject = {
   address: '10.213.3.7',
   macAddress: '52:54:00:00:00:01',
   port: 'bt0001',

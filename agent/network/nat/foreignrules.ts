@@ -13,12 +13,12 @@ import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import { type RulesetEntry, tableOf } from '../nftables.ts';
 import type { Links } from './devices.ts';
-import type { Layout } from './layout.ts';
+import type { NatLayout } from './layout.ts';
 import { ownDevices } from './plan.ts';
 import { type Chain, evaluate, type Expression, type Packet, type Table } from './ruleevaluator.ts';
 
 /** Properties of a machine that nftables rules can match. The probe, which sends test packets, has the same properties. */
-export interface Subject {
+export interface RuleSubject {
   address: string;
   macAddress: string;
   port: string;
@@ -67,7 +67,7 @@ export function foreignTables(ruleset: readonly RulesetEntry[], ours: readonly s
 }
 
 /** Returns example packets of a machine at an nftables hook: packets that the machine sends and packets that it receives. */
-function packetsAt(family: string, hook: string, subject: Subject): Packet[] {
+function packetsAt(family: string, hook: string, subject: RuleSubject): Packet[] {
   const sent: Packet = { saddr: subject.address, etherSource: subject.macAddress };
   const received: Packet = { daddr: subject.address };
   if (family === 'bridge' || family === 'netdev') {
@@ -88,7 +88,7 @@ function packetsAt(family: string, hook: string, subject: Subject): Packet[] {
   return [];
 }
 
-function stops(table: Table, chain: Chain, subject: Subject): boolean {
+function stops(table: Table, chain: Chain, subject: RuleSubject): boolean {
   const { hook } = chain;
   if (hook === undefined) {
     return false;
@@ -107,7 +107,7 @@ function drops(table: Table, chain: Chain, packet: Packet): boolean {
 }
 
 /** Returns the names of base chains that drop the machine's or probe's packets, for example `table inet other, chain forward`. */
-export function chainsStopping(tables: readonly Table[], subject: Subject): string[] {
+export function chainsStopping(tables: readonly Table[], subject: RuleSubject): string[] {
   return chainsOf(tables, (table, chain) => stops(table, chain, subject));
 }
 
@@ -118,7 +118,7 @@ export function chainsStopping(tables: readonly Table[], subject: Subject): stri
  */
 export function chainsStoppingInput(
   tables: readonly Table[],
-  { address, bridge }: Subject,
+  { address, bridge }: RuleSubject,
   port: number,
 ): string[] {
   const packet: Packet = { saddr: address, iifname: bridge, protocol: 'udp', dport: String(port) };
@@ -144,7 +144,7 @@ const OUTSIDE = '203.0.113.1';
 
 /** Ports of this host that other programs lead elsewhere. */
 export class PublishedPorts {
-  readonly #layout: Layout;
+  readonly #layout: NatLayout;
   readonly #ours: readonly string[];
   #tables: readonly Table[] = [];
   #addresses: readonly string[] = [];
@@ -152,7 +152,7 @@ export class PublishedPorts {
   readonly #judged = new Map<string, string | undefined>();
 
   /** @param ours names of Berth's tables in nft. */
-  constructor(layout: Layout, ours: readonly string[]) {
+  constructor(layout: NatLayout, ours: readonly string[]) {
     this.#layout = layout;
     this.#ours = ours;
   }
@@ -202,7 +202,7 @@ export class PublishedPorts {
  * Returns the addresses of this host at which machines can reserve ports. Addresses of dummy devices are left out: kube-proxy and others
  * keep thousands of addresses of Services there.
  */
-function reservable(layout: Layout, links: Links): string[] {
+function reservable(layout: NatLayout, links: Links): string[] {
   if (layout.hostAddress !== undefined) {
     return [layout.hostAddress];
   }

@@ -43,7 +43,7 @@ export interface NatOptions {
   resolvConf?: string;
 }
 
-export interface Layout {
+export interface NatLayout {
   bridge: string;
   bridgeMac: string;
   table: string;
@@ -124,7 +124,7 @@ function stableMac(text: string): string {
 }
 
 /** Returns the names and addresses of a NAT network. @throws ReasonedError `NetworkUnavailable` when a name or subnet is unusable. */
-export function layoutOf(options: NatOptions): Layout {
+export function layoutOf(options: NatOptions): NatLayout {
   for (const name of [options.bridge, options.table]) {
     if (!INTERFACE_NAME.test(name)) {
       const rule = 'use at most 15 letters, digits and dashes, and begin with a letter';
@@ -184,17 +184,17 @@ export function namespacesTable(table: string): string {
 }
 
 /** Returns the device name of a machine's tap, at most 15 characters. The same uid always gives the same name. */
-export function tapName(layout: Layout, uid: string): string {
+export function tapName(layout: NatLayout, uid: string): string {
   return layout.tapPrefix + hash(uid, 8);
 }
 
 /** Returns the name of the device of a network namespace, at most 15 characters. The same uid always gives the same name. */
-export function namespaceDevice({ namespaces }: Layout, uid: string): string {
+export function namespaceDevice({ namespaces }: NatLayout, uid: string): string {
   return namespaces.prefix + hash(uid, 8);
 }
 
 /** Returns the path of the file of a network namespace. `device` is the name of the namespace's device. */
-export function namespacePath({ namespaces }: Layout, device: string): string {
+export function namespacePath({ namespaces }: NatLayout, device: string): string {
   return join(namespaces.folder, device);
 }
 
@@ -235,7 +235,7 @@ function chooseFrom(
  * Returns a free guest address. For the same uid, the function always tries the same address first.
  * @throws ReasonedError `NetworkUnavailable` when the subnet is full.
  */
-export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
+export function chooseAddress(layout: NatLayout, uid: string, taken: ReadonlySet<string>): string {
   const { subnet } = layout;
   const end = sizeOf(subnet) - 1;
   return (
@@ -248,7 +248,7 @@ export function chooseAddress(layout: Layout, uid: string, taken: ReadonlySet<st
  * Returns a free address for a network namespace. For the same uid, the function always tries the same address first.
  * @throws ReasonedError `NetworkUnavailable` when all addresses are in use.
  */
-export function chooseNamespaceAddress(layout: Layout, uid: string, taken: ReadonlySet<string>): string {
+export function chooseNamespaceAddress(layout: NatLayout, uid: string, taken: ReadonlySet<string>): string {
   const { first, end } = NAMESPACE_NUMBERS;
   return (
     chooseFrom({ subnet: layout.probe.outerSubnet, first, end }, uid, taken) ??

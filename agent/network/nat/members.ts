@@ -5,10 +5,15 @@
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { portName } from '../../../api/v1alpha1/ports.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import { type Attachment, AttachmentFiles, type NamespaceAttachment, type Wanted } from './attachments.ts';
+import {
+  type Attachment,
+  AttachmentFiles,
+  type NamespaceAttachment,
+  type WantedAttachments,
+} from './attachments.ts';
 import type { AttachOptions } from '../network.ts';
 import { contains, formatSubnet } from './ipv4.ts';
-import type { Layout } from './layout.ts';
+import type { NatLayout } from './layout.ts';
 import type { Links } from './devices.ts';
 import type { Repair } from './plan.ts';
 import { forgetConnections } from '../commands.ts';
@@ -21,7 +26,7 @@ export function deviceOf(member: Member): string {
 }
 
 export class Members {
-  readonly #layout: Layout;
+  readonly #layout: NatLayout;
   readonly #files: AttachmentFiles;
   readonly #machines = new Map<string, Attachment>();
   readonly #namespaces = new Map<string, NamespaceAttachment>();
@@ -35,7 +40,7 @@ export class Members {
   readonly #unforgotten = new Set<string>();
   #isLoaded = false;
 
-  constructor(layout: Layout, directory: string) {
+  constructor(layout: NatLayout, directory: string) {
     this.#layout = layout;
     this.#files = new AttachmentFiles(directory);
   }
@@ -53,7 +58,7 @@ export class Members {
     return [...this.#machines.values()];
   }
 
-  get wanted(): Wanted {
+  get wanted(): WantedAttachments {
     return { machines: this.machines, namespaces: [...this.#namespaces.values()] };
   }
 
@@ -195,7 +200,7 @@ export class Members {
   }
 
   /** Returns all members. Reserved ports whose names are keys in `withheld` are left out. */
-  without(withheld: ReadonlyMap<string, string>): Wanted {
+  without(withheld: ReadonlyMap<string, string>): WantedAttachments {
     const leads = (port: MachinePort): boolean => !withheld.has(portName(port));
     const { machines, namespaces } = this.wanted;
     return {

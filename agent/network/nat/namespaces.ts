@@ -21,7 +21,7 @@ import {
   type Route,
 } from './devices.ts';
 import { formatSubnet } from './ipv4.ts';
-import { type Layout, namespaceMacs, namespacePath } from './layout.ts';
+import { type NatLayout, namespaceMacs, namespacePath } from './layout.ts';
 
 /**
  * Largest number of mounts that are removed from one file. A file normally has one mount. Each program that mounts something over the file
@@ -56,7 +56,7 @@ const OWN_NAMESPACE = '/proc/self/ns/net';
 const NO_NAMESPACES: NamespacesObserved = { files: new Map(), unreadable: new Map(), routes: [] };
 
 export class Namespaces {
-  readonly #layout: Layout;
+  readonly #layout: NatLayout;
   readonly #tables: readonly string[];
   /**
    * The nftables script that was loaded last in each network namespace, and the fingerprint of the rules that the kernel had afterwards.
@@ -64,7 +64,7 @@ export class Namespaces {
    */
   readonly #loaded = new Map<string, { script: string; fingerprint: string }>();
 
-  constructor(layout: Layout) {
+  constructor(layout: NatLayout) {
     this.#layout = layout;
     this.#tables = [`inet ${layout.table}`];
   }
@@ -235,7 +235,7 @@ function ipv6Switch(device: string): string {
  * tracking of other connections would need kernel memory without a limit, because the limits on the host do not apply in the namespace.
  * Only Berth uses the namespace, so the script replaces all rules in the namespace.
  */
-function insideScript(layout: Layout, { device, address, exposedPort }: NamespaceAttachment): string {
+function insideScript(layout: NatLayout, { device, address, exposedPort }: NamespaceAttachment): string {
   return `flush ruleset
 table inet ${layout.table} {
   chain received {
@@ -312,7 +312,7 @@ const NEW_NAMESPACE: Inside = { links: new Map(), routes: [], leadsToLoopback: f
 
 /** Returns the repairs of all network namespaces in the order in which they must be done. */
 export function planNamespaces(
-  layout: Layout,
+  layout: NatLayout,
   wanted: readonly NamespaceAttachment[],
   links: Links,
   observed: NamespacesObserved,
@@ -329,7 +329,7 @@ export function planNamespaces(
 
 /** Plans the repairs of one network namespace. If the namespace is missing, the plan also contains the repairs of its contents. */
 function planNamespace(
-  layout: Layout,
+  layout: NatLayout,
   { device, address }: NamespaceAttachment,
   links: Links,
   observed: NamespacesObserved,
@@ -371,7 +371,7 @@ interface Connection {
 }
 
 function missingOutside(
-  { namespaces }: Layout,
+  { namespaces }: NatLayout,
   { device, address }: Connection,
   link: Link | undefined,
   routes: readonly Route[],
@@ -386,7 +386,7 @@ function missingOutside(
 }
 
 function missingInside(
-  layout: Layout,
+  layout: NatLayout,
   { device, address }: Connection,
   link: Link | undefined,
   { links, routes, leadsToLoopback }: Inside,
@@ -410,7 +410,7 @@ function hasAddress(link: Link | undefined, address: string): boolean {
   return link?.addresses.includes(`${address}/32`) === true;
 }
 
-function isRouted({ namespaces }: Layout, device: string, routes: readonly Route[]): boolean {
+function isRouted({ namespaces }: NatLayout, device: string, routes: readonly Route[]): boolean {
   const { gateway } = namespaces;
   const isThere = (dst: string, via?: string) =>
     routes.some((one) => one.dst === dst && one.gateway === via && one.dev === device);
@@ -418,7 +418,7 @@ function isRouted({ namespaces }: Layout, device: string, routes: readonly Route
 }
 
 /** Returns the `ip` commands that configure the host side of a network namespace: the host's device, and the route to the namespace. */
-export function outsideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
+export function outsideCommands({ namespaces }: NatLayout, { device, address }: Connection): string[] {
   return [
     `address replace ${namespaces.gateway}/32 dev ${device}`,
     `link set ${device} up`,
@@ -427,7 +427,7 @@ export function outsideCommands({ namespaces }: Layout, { device, address }: Con
 }
 
 /** Returns the `ip` commands that configure a network namespace. The caller must run these commands in the namespace. */
-export function insideCommands({ namespaces }: Layout, { device, address }: Connection): string[] {
+export function insideCommands({ namespaces }: NatLayout, { device, address }: Connection): string[] {
   return [
     `link set ${LOOPBACK} up`,
     `address replace ${address}/32 dev ${device}`,

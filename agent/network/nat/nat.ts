@@ -26,7 +26,7 @@ import { deviceOf, forgetFormer, Members, TapWatch } from './members.ts';
 import {
   chooseAddress,
   chooseNamespaceAddress,
-  type Layout,
+  type NatLayout,
   layoutOf,
   namespaceDevice,
   namespacePath,
@@ -38,13 +38,13 @@ import { foreignTables, PublishedPorts } from './foreignrules.ts';
 import { type MetadataPages, MetadataServer } from './metadata.ts';
 import type { Links } from './devices.ts';
 import { describeDifference, findOverlap, foreignDevices, requireOwnDevices } from './plan.ts';
-import { detachFault, Refusals, reportOn } from './report.ts';
+import { detachFault, RefusedConnections, reportOn } from './report.ts';
 import { type Convergence, NatState } from './state.ts';
 import { findProgram } from '../../../base/exec.ts';
 
 export class NatNetwork implements Network {
   readonly name = 'nat';
-  readonly #layout: Layout;
+  readonly #layout: NatLayout;
   readonly #members: Members;
   readonly #state: NatState;
   readonly #options: NatOptions;
@@ -60,7 +60,7 @@ export class NatNetwork implements Network {
   readonly #published: PublishedPorts;
   /** Reserved ports on which another process listens, or that are forbidden, each with a message. The key is the port's name. */
   #taken: ReadonlyMap<string, string> = new Map();
-  readonly #refusals: Refusals;
+  readonly #refusals: RefusedConnections;
   /** Queue that runs one operation at a time, because two repairs at once would undo each other. */
   readonly #serial = new Serial();
 
@@ -76,7 +76,7 @@ export class NatNetwork implements Network {
     const { runtimeDirectory, dnsServers: servers, resolvConf } = options;
     const dnsmasq = new Dnsmasq(this.#layout, runtimeDirectory, { servers, resolvConf });
     this.#state = new NatState(this.#layout, dnsmasq, this.#metadata);
-    this.#refusals = new Refusals(this.#state.tables);
+    this.#refusals = new RefusedConnections(this.#state.tables);
     this.#published = new PublishedPorts(this.#layout, this.#state.tables);
   }
 

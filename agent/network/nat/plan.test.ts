@@ -1,21 +1,21 @@
 import * as fc from 'fast-check';
 import { expect, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
-import type { Attachment, Wanted } from './attachments.ts';
-import { chooseAddress, type Layout, tapName } from './layout.ts';
+import type { Attachment, WantedAttachments } from './attachments.ts';
+import { chooseAddress, type NatLayout, tapName } from './layout.ts';
 import { isOfNamespace, type NamespaceRepair } from './namespaces.ts';
 import type { Link } from './devices.ts';
 import {
   findOverlap,
   foreignDevices,
   ipCommands,
-  type Observed,
+  type ObservedNetwork,
   ownDevices,
   planRepairs,
   type Repair,
 } from './plan.ts';
 
-const layout: Layout = natLayout({
+const layout: NatLayout = natLayout({
   subnet: '10.213.0.0/20',
   probeSubnet: '198.18.213.0/24',
   connectionsPerGuest: 100,
@@ -31,7 +31,7 @@ function attachments(uids: readonly string[]): Attachment[] {
 }
 
 /** Returns the wanted state of a host that has only machines. The tests of programs in namespaces are in namespaceplan.test.ts. */
-function wantedOf(machines: readonly Attachment[]): Wanted {
+function wantedOf(machines: readonly Attachment[]): WantedAttachments {
   return { machines, namespaces: [] };
 }
 
@@ -54,9 +54,9 @@ const FRESH: Link = {
 /** Model of a host. The model applies repairs as the kernel does. */
 class Host {
   readonly links: Map<string, Link>;
-  state: Omit<Observed, 'links'>;
+  state: Omit<ObservedNetwork, 'links'>;
 
-  constructor(observed: Observed) {
+  constructor(observed: ObservedNetwork) {
     const { links, ...state } = observed;
     this.links = new Map(
       [...links].map(([name, link]) => [name, { ...link, addresses: [...link.addresses] }]),
@@ -64,7 +64,7 @@ class Host {
     this.state = state;
   }
 
-  observe(): Observed {
+  observe(): ObservedNetwork {
     return { links: this.links, ...this.state };
   }
 
@@ -162,7 +162,7 @@ const link = (kind: string) =>
   });
 
 /** Returns any possible state of the host: each of Berth's devices missing or in any condition, stray devices, and foreign devices. */
-function anyHost(names: readonly string[]): fc.Arbitrary<Observed> {
+function anyHost(names: readonly string[]): fc.Arbitrary<ObservedNetwork> {
   const kinds = new Map([
     [layout.bridge, 'bridge'],
     [layout.probe.innerPort, 'veth'],

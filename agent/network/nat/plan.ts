@@ -1,6 +1,6 @@
 /** Plans the repairs that bring the NAT network from its actual to its wanted state. All functions are pure. */
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
-import type { Attachment, Wanted } from './attachments.ts';
+import type { Attachment, WantedAttachments } from './attachments.ts';
 import {
   type DeviceRepair,
   type Link,
@@ -10,7 +10,7 @@ import {
   type Route,
 } from './devices.ts';
 import { overlaps, parseSubnet, formatSubnet } from './ipv4.ts';
-import type { Layout } from './layout.ts';
+import type { NatLayout } from './layout.ts';
 import {
   describeNamespaceDifference,
   isOfNamespace,
@@ -20,7 +20,7 @@ import {
   planNamespaces,
 } from './namespaces.ts';
 
-export interface Observed {
+export interface ObservedNetwork {
   links: Links;
   forwarding: boolean;
   /** Whether this process has opened sockets in both ends of the probe, which tests the network with packets. */
@@ -53,7 +53,7 @@ export type Repair =
   | { kind: 'openMetadata' };
 
 /** Returns the kind that a device with this name must have; undefined if Berth uses no device with such a name. */
-function kindOf({ bridge, probe, tapPrefix, namespaces }: Layout, name: string): string | undefined {
+function kindOf({ bridge, probe, tapPrefix, namespaces }: NatLayout, name: string): string | undefined {
   if (name === bridge) {
     return 'bridge';
   }
@@ -64,12 +64,12 @@ function kindOf({ bridge, probe, tapPrefix, namespaces }: Layout, name: string):
 }
 
 /** Returns the names of Berth's devices. */
-export function ownDevices(layout: Layout, links: Links): string[] {
+export function ownDevices(layout: NatLayout, links: Links): string[] {
   return [...links].flatMap(([name, link]) => (link.kind === kindOf(layout, name) ? [name] : []));
 }
 
 /** Returns messages about devices of other programs that have a name which Berth needs for its own device. The key is the device's name. */
-export function foreignDevices(layout: Layout, links: Links): Map<string, string> {
+export function foreignDevices(layout: NatLayout, links: Links): Map<string, string> {
   const faults = new Map<string, string>();
   for (const [name, { kind }] of links) {
     const own = kindOf(layout, name);
@@ -83,7 +83,7 @@ export function foreignDevices(layout: Layout, links: Links): Map<string, string
 }
 
 /** Returns the devices that all machines need. */
-export function sharedDevices({ bridge, probe }: Layout): string[] {
+export function sharedDevices({ bridge, probe }: NatLayout): string[] {
   return [bridge, probe.innerPort, probe.outerPort];
 }
 
@@ -92,7 +92,7 @@ export function sharedDevices({ bridge, probe }: Layout): string[] {
  *
  * @throws ReasonedError `NetworkUnavailable` when another program has such a device.
  */
-export function requireOwnDevices(layout: Layout, links: Links, ...own: string[]): void {
+export function requireOwnDevices(layout: NatLayout, links: Links, ...own: string[]): void {
   const foreign = foreignDevices(layout, links);
   const faults = [...sharedDevices(layout), ...own].flatMap((device) => foreign.get(device) ?? []);
   if (faults.length > 0) {
@@ -101,7 +101,7 @@ export function requireOwnDevices(layout: Layout, links: Links, ...own: string[]
 }
 
 /** Returns the devices that a repair changes or uses. */
-function devicesOf({ bridge, probe }: Layout, repair: Repair): string[] {
+function devicesOf({ bridge, probe }: NatLayout, repair: Repair): string[] {
   switch (repair.kind) {
     case 'createBridge':
     case 'routeGuests':
@@ -118,11 +118,11 @@ function devicesOf({ bridge, probe }: Layout, repair: Repair): string[] {
 }
 
 /** Returns whether one of the routes leads to the bridge for all guests. */
-function isSubnetRouted({ bridge, subnet }: Layout, routes: readonly Route[]): boolean {
+function isSubnetRouted({ bridge, subnet }: NatLayout, routes: readonly Route[]): boolean {
   return routes.some(({ dst, dev }) => dst === formatSubnet(subnet) && dev === bridge);
 }
 
-function planBridge(layout: Layout, { links, guestRoutes }: Observed): Repair[] {
+function planBridge(layout: NatLayout, { links, guestRoutes }: ObservedNetwork): Repair[] {
   const bridge = links.get(layout.bridge);
   const repairs: Repair[] = bridge ? [] : [{ kind: 'createBridge' }];
   const addressed = planAddressed(layout.bridge, `${layout.gateway}/${layout.subnet.prefix}`, bridge);
@@ -137,7 +137,7 @@ function planBridge(layout: Layout, { links, guestRoutes }: Observed): Repair[] 
 }
 
 /** Plans the repairs that make a device a port of the bridge, and isolate this port from the bridge's other ports. */
-function planPort(layout: Layout, device: string, link: Link | undefined): Repair[] {
+function planPort(layout: NatLayout, device: string, link: Link | undefined): Repair[] {
   const repairs: Repair[] = [];
   if (link?.master !== layout.bridge || !link.isolated) {
     repairs.push({ kind: 'connectPort', device });
@@ -148,14 +148,14 @@ function planPort(layout: Layout, device: string, link: Link | undefined): Repai
   return repairs;
 }
 
-function planTap(layout: Layout, attachment: Attachment, links: Links): Repair[] {
+function planTap(layout: NatLayout, attachment: Attachment, links: Links): Repair[] {
   const device = attachment.tap;
   const tap = links.get(device);
   const repairs: Repair[] = tap ? [] : [{ kind: 'createTap', device, owner: attachment.owner }];
   return [...repairs, ...planWithoutIPv6(device, tap), ...planPort(layout, device, tap)];
 }
 
-function planProbe(layout: Layout, observed: Observed): Repair[] {
+function planProbe(layout: NatLayout, observed: ObservedNetwork): Repair[] {
   const { links } = observed;
   const { innerPort, outerPort, outerGateway, outerSubnet } = layout.probe;
   const inner = links.get(innerPort);
@@ -169,7 +169,7 @@ function planProbe(layout: Layout, observed: Observed): Repair[] {
   ];
 }
 
-function planStrays(layout: Layout, { machines, namespaces }: Wanted, links: Links): Repair[] {
+function planStrays(layout: NatLayout, { machines, namespaces }: WantedAttachments, links: Links): Repair[] {
   const wanted = new Set([...machines.map((one) => one.tap), ...namespaces.map((one) => one.device)]);
   const prefixes = [layout.tapPrefix, layout.namespaces.prefix];
   const isOurs = (name: string): boolean => prefixes.some((prefix) => name.startsWith(prefix));
@@ -181,7 +181,11 @@ function planStrays(layout: Layout, { machines, namespaces }: Wanted, links: Lin
  * Returns the repairs in the order in which they must be done; empty if no repair is necessary. No repair changes a device of another
  * program.
  */
-export function planRepairs(layout: Layout, wanted: Wanted, observed: Observed): Repair[] {
+export function planRepairs(
+  layout: NatLayout,
+  wanted: WantedAttachments,
+  observed: ObservedNetwork,
+): Repair[] {
   const { links } = observed;
   const repairs: Repair[] = [
     ...planStrays(layout, wanted, links),
@@ -210,7 +214,7 @@ export function planRepairs(layout: Layout, wanted: Wanted, observed: Observed):
 }
 
 /** Returns the `ip` commands of a repair; empty if the repair does not use `ip`. */
-export function ipCommands(layout: Layout, repair: Repair): string[] {
+export function ipCommands(layout: NatLayout, repair: Repair): string[] {
   switch (repair.kind) {
     case 'createBridge':
       return [`link add name ${layout.bridge} address ${layout.bridgeMac} type bridge`];
@@ -239,7 +243,7 @@ export function ipCommands(layout: Layout, repair: Repair): string[] {
 }
 
 /** Returns a sentence for users that says why the repair is necessary, for example that a device was missing. */
-export function describeDifference(layout: Layout, repair: Repair): string {
+export function describeDifference(layout: NatLayout, repair: Repair): string {
   switch (repair.kind) {
     case 'removeDevice':
       return `Device ${repair.device} was left over`;
@@ -275,7 +279,7 @@ const DIFFERENCES = {
  * Returns a message if the network of another device overlaps a network of Berth. Such an overlap is a fault, because the host cannot route
  * an address that is in both networks.
  */
-export function findOverlap(layout: Layout, links: Links): string | undefined {
+export function findOverlap(layout: NatLayout, links: Links): string | undefined {
   const ours = [
     { setting: 'network.subnet', device: layout.bridge, subnet: layout.subnet },
     { setting: 'network.probeSubnet', device: layout.probe.outerPort, subnet: layout.probe.outerSubnet },
@@ -292,7 +296,7 @@ export function findOverlap(layout: Layout, links: Links): string | undefined {
   return undefined;
 }
 
-function overlapsSubnet(subnet: Layout['subnet'], address: string): boolean {
+function overlapsSubnet(subnet: NatLayout['subnet'], address: string): boolean {
   const [host = '', length = '32'] = address.split('/');
   const prefix = Math.min(Number(length), 28);
   return overlaps(subnet, parseSubnet(`${host}/${Math.max(prefix, 8)}`));

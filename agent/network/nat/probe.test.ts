@@ -4,7 +4,7 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, onTestFinished, test, vi } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
-import type { Layout } from './layout.ts';
+import type { NatLayout } from './layout.ts';
 import { Probe } from './probe.ts';
 
 /** Program that the tests use in place of unshare. It runs the command without a network namespace, on a port that the kernel chooses. */
@@ -43,7 +43,7 @@ afterEach(async () => {
   await rm(root, { recursive: true });
 });
 
-function layout(): Layout {
+function layout(): NatLayout {
   return natLayout({ directory: root, runtimeDirectory: root });
 }
 

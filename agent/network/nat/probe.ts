@@ -14,7 +14,7 @@ import { once } from 'node:events';
 import { deleteDevice } from './devices.ts';
 import { PROBE_NAME } from './dnsmasq.ts';
 import { addressAt, toNumber } from './ipv4.ts';
-import type { Layout } from './layout.ts';
+import type { NatLayout } from './layout.ts';
 import { PROBE_PORT, PROBE_PORTS } from './ruleset.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { ip, run } from '../commands.ts';
@@ -58,7 +58,7 @@ interface Waiter {
 }
 
 export class Probe {
-  readonly #layout: Layout;
+  readonly #layout: NatLayout;
   /** Sockets of both ends by their ports. */
   #inner: ReadonlyMap<number, Socket> = new Map();
   #outer: ReadonlyMap<number, Socket> = new Map();
@@ -67,7 +67,7 @@ export class Probe {
   readonly #innerWaiters = new Set<Waiter>();
   readonly #outerWaiters = new Set<Waiter>();
 
-  constructor(layout: Layout) {
+  constructor(layout: NatLayout) {
     this.#layout = layout;
   }
 

@@ -1,16 +1,16 @@
 import { expect, test } from 'vitest';
 import type { Attachment } from './attachments.ts';
 import { foreignTables } from './foreignrules.ts';
-import type { Layout } from './layout.ts';
+import type { NatLayout } from './layout.ts';
 import type { Link } from './devices.ts';
 import type { Repair } from './plan.ts';
-import { detachFault, type Evidence, Failures, reportOn } from './report.ts';
+import { detachFault, type Evidence, NetworkFailures, reportOn } from './report.ts';
 
 const layout = {
   bridge: 'berth0',
   subnet: { base: 0x0ad50000, prefix: 20 },
   probe: { innerPort: 'inner', outerPort: 'outer' },
-} as Layout;
+} as NatLayout;
 const [a, b] = ['a', 'b'].map(
   (uid): Attachment => ({ uid, macAddress: '', address: '10.213.0.20', tap: `tap-${uid}`, ports: [] }),
 );
@@ -172,7 +172,7 @@ function tap(device: string): Repair {
 }
 
 test('the first three failed repairs are named, and the others are counted', () => {
-  const failures = new Failures({ namespaces: { prefix: 'bn' } } as Layout);
+  const failures = new NetworkFailures({ namespaces: { prefix: 'bn' } } as NatLayout);
   const first = [0, 1, 2].map((index) => `Tap bt${index} was missing, and it failed`).join('; ');
   for (let index = 0; index < 500; index++) {
     failures.add(tap(`bt${index}`), 'it failed');
@@ -184,7 +184,7 @@ test('the first three failed repairs are named, and the others are counted', () 
 });
 
 test('a failed repair of a namespace concerns no machine but its own, and precludes only its further repairs', () => {
-  const failures = new Failures({ namespaces: { prefix: 'bn' } } as Layout);
+  const failures = new NetworkFailures({ namespaces: { prefix: 'bn' } } as NatLayout);
   failures.add({ kind: 'createPair', device: 'bn1' }, 'it failed');
   failures.add({ kind: 'raiseDevice', device: 'bn1' }, 'it failed too');
   const reported = 'Network namespace bn1 was not connected to this host, and it failed';
@@ -212,7 +212,7 @@ test.each([
     rulesCurrent = true,
     left = 'none',
   } = found as Record<string, never>;
-  const named = { ...layout, tapPrefix: 'tap-', namespaces: { prefix: 'bn' } } as Layout;
+  const named = { ...layout, tapPrefix: 'tap-', namespaces: { prefix: 'bn' } } as NatLayout;
   const failures = {
     failedRepair: 'The list could not be written',
     failedNamespaces: new Map([[left, 'It is left']]),

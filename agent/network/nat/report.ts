@@ -6,11 +6,11 @@ import { portName } from '../../../api/v1alpha1/ports.ts';
 import type { NetworkReport } from '../network.ts';
 import { countedPackets, type RulesetEntry } from '../nftables.ts';
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
-import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
-import { chainsStopping, chainsStoppingInput, type ForeignTables, type Subject } from './foreignrules.ts';
+import type { Attachment, NamespaceAttachment, WantedAttachments } from './attachments.ts';
+import { chainsStopping, chainsStoppingInput, type ForeignTables, type RuleSubject } from './foreignrules.ts';
 import { isInOneNetwork } from './ipv4.ts';
-import { type Layout, namespaceMacs } from './layout.ts';
-import { describeDifference, type Observed, ownDevices, type Repair, sharedDevices } from './plan.ts';
+import { type NatLayout, namespaceMacs } from './layout.ts';
+import { describeDifference, type ObservedNetwork, ownDevices, type Repair, sharedDevices } from './plan.ts';
 import type { Links, Route } from './devices.ts';
 import { HOST_PORTS, PATHS, type ProbePath } from './probe.ts';
 import { refusalCounter } from './rulewords.ts';
@@ -72,7 +72,7 @@ function explainClosed(device: string): string {
 }
 
 /** Properties of one machine and of its connection, from which the report is made. */
-interface Member extends Subject {
+interface Member extends RuleSubject {
   uid: string;
   ports: readonly MachinePort[];
   /** Word that messages use for the connected guest or program: `guest` or `program`. */
@@ -81,7 +81,7 @@ interface Member extends Subject {
   fault: string | undefined;
 }
 
-function guest(one: Attachment, layout: Layout, evidence: Evidence): Member {
+function guest(one: Attachment, layout: NatLayout, evidence: Evidence): Member {
   const { bridge } = layout;
   const lost = `The tap ${one.tap} of the running machine was deleted; restart the machine`;
   const fault = evidence.lostTaps.has(one.tap) ? lost : misrouting(layout, one.address, evidence);
@@ -94,7 +94,7 @@ function guest(one: Attachment, layout: Layout, evidence: Evidence): Member {
  * only when the agent starts.
  */
 function misrouting(
-  layout: Layout,
+  layout: NatLayout,
   address: string,
   { links, guestRoutes }: { links: Links; guestRoutes: readonly Route[] },
 ): string | undefined {
@@ -148,12 +148,12 @@ function machineFault(one: Member, evidence: Evidence, probed: Set<string>): str
 
 /** Returns the report of a check. The caller adds the fields `repaired` and `refusedConnections`. */
 export function reportOn(
-  layout: Layout,
-  wanted: Wanted,
+  layout: NatLayout,
+  wanted: WantedAttachments,
   evidence: Evidence,
 ): Omit<NetworkReport, 'repaired' | 'refusedConnections'> {
   const { innerAddress: address, innerMac: macAddress, innerPort: port } = layout.probe;
-  const probe: Subject = { address, macAddress, port, bridge: layout.bridge };
+  const probe: RuleSubject = { address, macAddress, port, bridge: layout.bridge };
   const culprits = chainsStopping(evidence.foreign, probe);
   const culpritsOf = (path: ProbePath): string[] => {
     const port = HOST_PORTS[path];
@@ -199,10 +199,10 @@ export function reportOn(
  * @param observed the state after the repairs.
  */
 export function detachFault(
-  layout: Layout,
+  layout: NatLayout,
   device: string,
   { failedRepair, failedNamespaces }: FailedRepairs,
-  { links, rulesCurrent }: Pick<Observed, 'links' | 'rulesCurrent'>,
+  { links, rulesCurrent }: Pick<ObservedNetwork, 'links' | 'rulesCurrent'>,
 ): string | undefined {
   const isLeft = !rulesCurrent || ownDevices(layout, links).includes(device);
   return failedNamespaces.get(device) ?? (isLeft ? failedRepair : undefined);
@@ -216,13 +216,13 @@ function describeFailures(failures: readonly string[]): string {
 }
 
 /** Collects the failed repairs of a check. */
-export class Failures {
-  readonly #layout: Layout;
+export class NetworkFailures {
+  readonly #layout: NatLayout;
   readonly #general: string[] = [];
   /** First failure of each network namespace. The key is the name of the namespace's device. */
   readonly #namespaces = new Map<string, string>();
 
-  constructor(layout: Layout) {
+  constructor(layout: NatLayout) {
     this.#layout = layout;
   }
 
@@ -260,7 +260,7 @@ export class Failures {
 }
 
 /** Counts the packets that the rules drop because a guest has reached its limit of connections. */
-export class Refusals {
+export class RefusedConnections {
   readonly #tables: readonly string[];
   /** Number of refused packets that each nftables counter had at the last count. The key is the counter's name. */
   #last: ReadonlyMap<string, number> = new Map();

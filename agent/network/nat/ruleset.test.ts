@@ -1,12 +1,12 @@
 import { describe, expect, it, test } from 'vitest';
 import { natLayout } from '../../../test/fixtures/natlayout.ts';
-import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
+import type { Attachment, NamespaceAttachment, WantedAttachments } from './attachments.ts';
 import { peerMatches, rulesetScript } from './ruleset.ts';
 
 const GUEST = '10.97.0.20';
 const NEIGHBOUR = '10.97.0.21';
 const PROGRAM = '10.97.1.20';
-const WANTED: Wanted = {
+const WANTED: WantedAttachments = {
   machines: [
     { uid: 'desk', macAddress: '02:00:00:00:00:01', address: GUEST, tap: 'bt-desk', ports: [] },
     { uid: 'shelf', macAddress: '02:00:00:00:00:02', address: NEIGHBOUR, tap: 'bt-shelf', ports: [] },

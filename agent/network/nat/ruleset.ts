@@ -3,9 +3,9 @@
  * one transaction. A load breaks no connection, because the kernel does not change the address translation of connections that it already
  * tracks.
  */
-import type { Attachment, NamespaceAttachment, Wanted } from './attachments.ts';
+import type { Attachment, NamespaceAttachment, WantedAttachments } from './attachments.ts';
 import { formatSubnet } from './ipv4.ts';
-import { type Layout, METADATA } from './layout.ts';
+import { type NatLayout, METADATA } from './layout.ts';
 import type { RulesetEntry } from '../nftables.ts';
 import {
   clearTable,
@@ -52,7 +52,7 @@ function countedGuests(attachments: readonly Attachment[]): { address: string; d
  * Returns the chain that takes the network of the host from hypervisors. A hypervisor sends the packets of its guest through the tap, and
  * needs no other network except to answer VNC clients. A guest that took over its hypervisor could otherwise pass by all other rules.
  */
-function hypervisors({ users }: Layout): string {
+function hypervisors({ users }: NatLayout): string {
   return users.length === 0
     ? ''
     : `chain hypervisors {
@@ -62,7 +62,7 @@ function hypervisors({ users }: Layout): string {
   }`;
 }
 
-function routed(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
+function routed(layout: NatLayout, wanted: WantedAttachments, hasMetadata: boolean): string {
   const attachments = wanted.machines;
   const toPrograms = peerMatches(wanted);
   const { bridge, gateway, probe } = layout;
@@ -172,7 +172,7 @@ interface Port {
   address: string;
 }
 
-function portsOf(layout: Layout, attachments: readonly Attachment[]): Port[] {
+function portsOf(layout: NatLayout, attachments: readonly Attachment[]): Port[] {
   const { probe } = layout;
   return [
     { name: probe.innerPort, macAddress: probe.innerMac, address: probe.innerAddress },
@@ -191,7 +191,7 @@ const DHCP_BURST = 50;
  * Returns the rules that accept DHCP messages. A message contains the sender's MAC address at byte 36 of the UDP datagram (RFC 2131). At
  * this byte, the rule of a machine requires the machine's own MAC address. The agent itself sends the messages of the probe.
  */
-function dhcpMessages({ gateway, probe }: Layout, attachments: readonly Attachment[]): string[] {
+function dhcpMessages({ gateway, probe }: NatLayout, attachments: readonly Attachment[]): string[] {
   const rate = `limit rate ${DHCP_MESSAGES_PER_SECOND}/second burst ${DHCP_BURST} packets`;
   const ofMachines = attachments.map(({ tap, macAddress, address }) => {
     const card = `@th,288,48 0x${macAddress.replaceAll(':', '')}`;
@@ -206,7 +206,7 @@ function dhcpMessages({ gateway, probe }: Layout, attachments: readonly Attachme
  * (broadcast, multicast) are dropped here. If only a later rule dropped such packets, the kernel would track them as connections that do
  * not count towards the guest's limit.
  */
-function bridged(layout: Layout, attachments: readonly Attachment[]): string {
+function bridged(layout: NatLayout, attachments: readonly Attachment[]): string {
   const ports = portsOf(layout, attachments);
   const cards = ports.map((port) => `"${port.name}" . ${port.macAddress}`);
   const machines = ports.map((port) => `"${port.name}" . ${port.macAddress} . ${port.address}`);
@@ -252,7 +252,7 @@ function bridged(layout: Layout, attachments: readonly Attachment[]): string {
  * Returns the script that replaces Berth's tables. Tables of other programs stay unchanged. If `hasMetadata` is false, the metadata server
  * does not listen. In this case, the rules let no guest reach the server's port, because another program might be listening there.
  */
-export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boolean): string {
+export function rulesetScript(layout: NatLayout, wanted: WantedAttachments, hasMetadata: boolean): string {
   return [removalScript(layout), ...wantedTables(layout, wanted, hasMetadata), ''].join('\n');
 }
 
@@ -261,8 +261,8 @@ export function rulesetScript(layout: Layout, wanted: Wanted, hasMetadata: boole
  * the kernel, which an earlier script of this agent has loaded.
  */
 export function changeScript(
-  layout: Layout,
-  wanted: Wanted,
+  layout: NatLayout,
+  wanted: WantedAttachments,
   hasMetadata: boolean,
   loaded: readonly RulesetEntry[],
 ): string {
@@ -277,7 +277,7 @@ export function changeScript(
   return [...clearing, ...wantedTables(layout, wanted, hasMetadata), ''].join('\n');
 }
 
-function wantedTables(layout: Layout, wanted: Wanted, hasMetadata: boolean): string[] {
+function wantedTables(layout: NatLayout, wanted: WantedAttachments, hasMetadata: boolean): string[] {
   return [
     routed(layout, wanted, hasMetadata),
     bridged(layout, wanted.machines),
@@ -286,12 +286,12 @@ function wantedTables(layout: Layout, wanted: Wanted, hasMetadata: boolean): str
 }
 
 /** Returns the names of Berth's tables in nft, for example `inet berth`. */
-export function tablesOf({ table, namespaces }: Layout): string[] {
+export function tablesOf({ table, namespaces }: NatLayout): string[] {
   return [`inet ${table}`, `bridge ${table}`, `inet ${namespaces.table}`];
 }
 
 /** Returns the script that removes all of Berth's tables. The script also works if a table does not exist. */
-export function removalScript(layout: Layout): string {
+export function removalScript(layout: NatLayout): string {
   return tablesOf(layout).flatMap(removeTable).join('\n');
 }
 
@@ -304,7 +304,7 @@ function exposed({ address, exposedPort }: NamespaceAttachment): string {
  * Returns conditions for nftables rules, one for each network namespace to which an attached machine may connect. A condition matches the
  * packets from this machine to the exposed port of the namespace.
  */
-export function peerMatches({ machines, namespaces }: Wanted): string[] {
+export function peerMatches({ machines, namespaces }: WantedAttachments): string[] {
   return namespaces.flatMap((one) => {
     const peer = machines.find(({ uid }) => uid === one.peer);
     return peer === undefined ? [] : [`ip saddr ${peer.address} ${exposed(one)}`];
@@ -333,7 +333,7 @@ function namespaceAdmissions(namespaces: readonly NamespaceAttachment[]): string
  * before and after address translation. The second check is necessary, because rules of other programs can translate a permitted address
  * (for example of a Service) into a forbidden address.
  */
-function namespaceTable(layout: Layout, wanted: Wanted): string {
+function namespaceTable(layout: NatLayout, wanted: WantedAttachments): string {
   const { bridge, gateway, subnet, probe } = layout;
   const { namespaces } = wanted;
   const any = `"${layout.namespaces.prefix}*"`;

@@ -1,7 +1,7 @@
 /** Makes parts of nftables rules. The rules for guests and the rules for the network namespaces of programs both contain these parts. */
 import type { MachinePort } from '../../../api/v1alpha1/machine.ts';
 import { CONNECTIONS_SET, countedAddresses, namesIn, type RulesetEntry } from '../nftables.ts';
-import type { Layout } from './layout.ts';
+import type { NatLayout } from './layout.ts';
 
 /**
  * Returns the name of the nftables counter for the refused packets of a machine or program. `device` is the machine's tap, or the device of
@@ -35,7 +35,7 @@ export function reservations(
  * Returns the part of an nftables rule that checks a packet's destination address. It matches the host's addresses on which machines can
  * reserve ports. It does not match loopback addresses, because replies could not return to 127.0.0.1.
  */
-export function reservedDestination({ hostAddress }: Layout): string {
+export function reservedDestination({ hostAddress }: NatLayout): string {
   return hostAddress === undefined
     ? 'fib daddr type local ip daddr != 127.0.0.0/8'
     : `ip daddr ${hostAddress}`;

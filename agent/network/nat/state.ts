@@ -2,7 +2,7 @@
 import { writeFile } from 'node:fs/promises';
 import { isDeepStrictEqual } from 'node:util';
 import { messageOf } from '../../../base/errors.ts';
-import type { Wanted } from './attachments.ts';
+import type { WantedAttachments } from './attachments.ts';
 import { ip, run } from '../commands.ts';
 import {
   deleteDevice,
@@ -15,13 +15,13 @@ import {
 } from './devices.ts';
 import type { Dnsmasq } from './dnsmasq.ts';
 import { formatSubnet } from './ipv4.ts';
-import { type Layout, METADATA, namespacesTable } from './layout.ts';
+import { type NatLayout, METADATA, namespacesTable } from './layout.ts';
 import type { MetadataServer } from './metadata.ts';
 import { isOfNamespace, Namespaces } from './namespaces.ts';
 import { fingerprint, namesIn, readRuleset, type RulesetEntry } from '../nftables.ts';
-import { ipCommands, type Observed, ownDevices, planRepairs, type Repair } from './plan.ts';
+import { ipCommands, type ObservedNetwork, ownDevices, planRepairs, type Repair } from './plan.ts';
 import { Probe, type ProbePath } from './probe.ts';
-import { type FailedRepairs, Failures } from './report.ts';
+import { type FailedRepairs, NetworkFailures } from './report.ts';
 import { changeScript, removalScript, rulesetScript, tablesOf } from './ruleset.ts';
 import { removeTable } from './rulewords.ts';
 
@@ -33,22 +33,22 @@ const MAXIMUM_ROUNDS = 3;
 
 export interface Convergence extends FailedRepairs {
   done: Repair[];
-  observed: Observed & { ruleset: RulesetEntry[]; closedUplinks: readonly string[] };
+  observed: ObservedNetwork & { ruleset: RulesetEntry[]; closedUplinks: readonly string[] };
 }
 
 interface Attempt {
-  wanted: Wanted;
+  wanted: WantedAttachments;
   observed: Convergence['observed'];
   /** List to which each successful repair is added. */
   done: Repair[];
   /** Collection to which each failed repair is added. */
-  failures: Failures;
+  failures: NetworkFailures;
 }
 
 export class NatState {
   /** Names of Berth's tables in nft, for example `inet berth`. */
   readonly tables: readonly string[];
-  readonly #layout: Layout;
+  readonly #layout: NatLayout;
   readonly #dnsmasq: Dnsmasq;
   readonly #probe: Probe;
   readonly #metadata: MetadataServer;
@@ -59,7 +59,7 @@ export class NatState {
    */
   #loaded: { script: string; fingerprint: string } | undefined;
 
-  constructor(layout: Layout, dnsmasq: Dnsmasq, metadata: MetadataServer) {
+  constructor(layout: NatLayout, dnsmasq: Dnsmasq, metadata: MetadataServer) {
     this.#layout = layout;
     this.#dnsmasq = dnsmasq;
     this.#metadata = metadata;
@@ -68,7 +68,7 @@ export class NatState {
     this.tables = tablesOf(layout);
   }
 
-  async observe(wanted: Wanted): Promise<Convergence['observed']> {
+  async observe(wanted: WantedAttachments): Promise<Convergence['observed']> {
     const [links, guestRoutes, all, ofBridge, closedUplinks, ruleset, pid, dnsmasqKnows, namespaces] =
       await Promise.all([
         readLinks(),
@@ -102,9 +102,9 @@ export class NatState {
   }
 
   /** Repairs all differences between actual and wanted state. A failed repair does not throw and does not prevent the other repairs. */
-  async converge(wanted: Wanted): Promise<Convergence> {
+  async converge(wanted: WantedAttachments): Promise<Convergence> {
     const done: Repair[] = [];
-    const failures = new Failures(this.#layout);
+    const failures = new NetworkFailures(this.#layout);
     for (let round = 0; ; round++) {
       const observed = await this.observe(wanted);
       const planned = planRepairs(this.#layout, wanted, observed);
@@ -164,7 +164,11 @@ export class NatState {
     }
   }
 
-  async #perform(repair: Repair, wanted: Wanted, observed: Convergence['observed']): Promise<void> {
+  async #perform(
+    repair: Repair,
+    wanted: WantedAttachments,
+    observed: Convergence['observed'],
+  ): Promise<void> {
     await ip(ipCommands(this.#layout, repair));
     if (isOfNamespace(repair)) {
       return await this.#namespaces.perform(repair, wanted.namespaces, observed);
@@ -197,7 +201,7 @@ export class NatState {
    * Loads the rules. If no other program changed Berth's tables since the last load, the counts in these tables are kept. Otherwise, and
    * after a failed load, the tables are replaced. Tables that have a former name are removed in the same step.
    */
-  async #loadRules(wanted: Wanted, ruleset: readonly RulesetEntry[]): Promise<void> {
+  async #loadRules(wanted: WantedAttachments, ruleset: readonly RulesetEntry[]): Promise<void> {
     const hasMetadata = this.#metadata.listens;
     const script = rulesetScript(this.#layout, wanted, hasMetadata);
     const isUnchanged = this.#loaded?.fingerprint === fingerprint(ruleset, this.tables);
@@ -215,7 +219,7 @@ export class NatState {
  * started since. The function recognises a former table by its rule about the taps of this network. The names of these taps derive from the
  * bridge, so no other network has this rule.
  */
-export function formerTables(layout: Layout, ruleset: readonly RulesetEntry[]): string[] {
+export function formerTables(layout: NatLayout, ruleset: readonly RulesetEntry[]): string[] {
   const match = { op: '==', left: { meta: { key: 'iifname' } }, right: `${layout.tapPrefix}*` };
   const aboutTaps = [{ match }, { jump: { target: 'from_guest' } }];
   const names = ruleset.flatMap(({ rule }) =>

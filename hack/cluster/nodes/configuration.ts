@@ -2,7 +2,7 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { stringify } from 'yaml';
-import type { NodeAddress } from './network.ts';
+import type { NetworkAddress } from './network.ts';
 
 /** Socket in the `/run` of a node, which each node has for itself. */
 export const CONTAINERD_SOCKET = '/run/containerd/containerd.sock';
@@ -12,7 +12,7 @@ export const PAUSE_IMAGE = 'localhost/berth-pause:1';
 const NETWORK_PLUGINS = '/usr/lib/cni';
 
 /** Writes all configuration files to the node's folder. `pki` is the folder of the cluster's keys. */
-export function writeConfiguration(folder: string, node: NodeAddress, pki: string): void {
+export function writeConfiguration(folder: string, node: NetworkAddress, pki: string): void {
   const write = (name: string, text: string): void =>
     writeFileSync(join(folder, name), text, { mode: 0o600 });
   write('containerd.toml', containerd(folder));
@@ -38,7 +38,7 @@ state = "/run/containerd"
 `;
 }
 
-function podNetwork(node: NodeAddress): object {
+function podNetwork(node: NetworkAddress): object {
   return {
     cniVersion: '1.0.0',
     name: 'pods',
@@ -60,7 +60,7 @@ function podNetwork(node: NodeAddress): object {
   };
 }
 
-function kubelet(node: NodeAddress, pki: string): object {
+function kubelet(node: NetworkAddress, pki: string): object {
   return {
     apiVersion: 'kubelet.config.k8s.io/v1beta1',
     kind: 'KubeletConfiguration',
@@ -90,7 +90,7 @@ function kubelet(node: NodeAddress, pki: string): object {
   };
 }
 
-function kubeProxy(node: NodeAddress, pki: string): object {
+function kubeProxy(node: NetworkAddress, pki: string): object {
   return {
     apiVersion: 'kubeproxy.config.k8s.io/v1alpha1',
     kind: 'KubeProxyConfiguration',

@@ -14,7 +14,7 @@ const PODS = '10.244';
 
 export const CONTROL_ADDRESS = `${NETWORK}.1`;
 
-export interface NodeAddress {
+export interface NetworkAddress {
   /** Name of the node and of its folder, and a part of its namespace's name. */
   name: string;
   /** Name of the namespace in `ip netns`. */
@@ -30,7 +30,7 @@ export function controlNamespace(cluster: string): string {
 }
 
 /** Returns names and addresses for this number of nodes. */
-export function nodeAddresses(cluster: string, count: number): NodeAddress[] {
+export function nodeAddresses(cluster: string, count: number): NetworkAddress[] {
   return Array.from({ length: count }, (_, index) => ({
     name: `node${index + 1}`,
     namespace: `${cluster}-node${index + 1}`,
@@ -40,7 +40,7 @@ export function nodeAddresses(cluster: string, count: number): NodeAddress[] {
 }
 
 /** Creates the namespaces and the bridge that joins them. */
-export async function createNetwork(cluster: string, nodes: readonly NodeAddress[]): Promise<void> {
+export async function createNetwork(cluster: string, nodes: readonly NetworkAddress[]): Promise<void> {
   const control = controlNamespace(cluster);
   await addNamespace(control);
   await ip(control, 'link', 'add', BRIDGE, 'type', 'bridge');
@@ -72,7 +72,7 @@ export async function removeNamespaces(names: readonly string[]): Promise<void> 
   }
 }
 
-async function addNode(control: string, { name, namespace, address }: NodeAddress): Promise<void> {
+async function addNode(control: string, { name, namespace, address }: NetworkAddress): Promise<void> {
   await addNamespace(namespace);
   await ip(control, 'link', 'add', name, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', namespace);
   await ip(control, 'link', 'set', name, 'master', BRIDGE, 'up');

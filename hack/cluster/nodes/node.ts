@@ -12,7 +12,7 @@ import { type ProcessRecord, startProcess } from '../processes.ts';
 import type { NodeTools } from '../toolchain/toolchain.ts';
 import type { Cluster } from '../cluster.ts';
 import { CONTAINERD_SOCKET, writeConfiguration } from './configuration.ts';
-import type { NodeAddress } from './network.ts';
+import type { NetworkAddress } from './network.ts';
 
 const NODE_SCRIPT = join(import.meta.dirname, 'node.sh');
 const GROUP_SCRIPT = join(import.meta.dirname, 'group.sh');
@@ -30,7 +30,7 @@ export class ClusterNode {
   /** Id of the node's first process, in this machine's own process namespace. */
   readonly #pid: number;
 
-  private constructor(address: NodeAddress, directory: string, pid: number) {
+  private constructor(address: NetworkAddress, directory: string, pid: number) {
     this.name = address.name;
     this.address = address.address;
     this.namespace = address.namespace;
@@ -39,7 +39,7 @@ export class ClusterNode {
   }
 
   /** Starts the node and resolves when its Node is Ready. */
-  static async start(cluster: Cluster, address: NodeAddress, tools: NodeTools): Promise<ClusterNode> {
+  static async start(cluster: Cluster, address: NetworkAddress, tools: NodeTools): Promise<ClusterNode> {
     const directory = join(cluster.directory, address.name);
     const pki = join(cluster.directory, 'pki');
     await mkdir(directory, { recursive: true });

@@ -18,7 +18,7 @@ const COLLECTION_PERCENT = '400';
 const MAJOR_VERSION = /\/v\d+$/;
 
 /** Reports progress. The argument is one line of text. */
-export type Progress = (line: string) => void;
+export type ReportProgress = (line: string) => void;
 
 /** A way to get programs that the machine lacks. */
 export interface Source {
@@ -26,7 +26,7 @@ export interface Source {
   /** Checks within seconds whether the way is open. @throws Error with the reason why it is not. */
   check(group: ToolGroup, tools: readonly Tool[]): Promise<void>;
   /** Writes `tools` of the group into `directory`. @throws Error with the reason of the failure. */
-  make(group: ToolGroup, tools: readonly Tool[], directory: string, progress: Progress): Promise<void>;
+  make(group: ToolGroup, tools: readonly Tool[], directory: string, progress: ReportProgress): Promise<void>;
 }
 
 /** Builds with the Go of this machine. */
@@ -47,7 +47,7 @@ async function buildTools(
   group: ToolGroup,
   tools: readonly Tool[],
   directory: string,
-  progress: Progress,
+  progress: ReportProgress,
 ): Promise<void> {
   progress(`building ${tools.join(', ')} ${group.version} from Go modules (cold: ${group.coldBuild})`);
   // A copy is used, because the go command can write beside go.mod and the work tree must stay unchanged.

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { pause } from '../../../base/time.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { isAlive, startTimeOf } from '../processes.ts';
-import type { Progress } from './build.ts';
+import type { ReportProgress } from './build.ts';
 
 /** Interval between two attempts of a waiting process. */
 const RETRY_MILLISECONDS = 500;
@@ -15,7 +15,11 @@ const RETRY_MILLISECONDS = 500;
 const NAMELESS_MILLISECONDS = 5_000;
 
 /** Runs `work` while it holds the lock at `path`. If the process with the lock has died, its lock is removed and acquired again. */
-export async function withLock<T>(path: string, progress: Progress, work: () => Promise<T>): Promise<T> {
+export async function withLock<T>(
+  path: string,
+  progress: ReportProgress,
+  work: () => Promise<T>,
+): Promise<T> {
   let reported = false;
   while (!(await tryLock(path))) {
     if (!reported) {

@@ -7,7 +7,7 @@ import { access, mkdir, mkdtemp, rename, rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import { messageOf } from '../../../base/errors.ts';
 import { cacheDirectory } from '../../cache.ts';
-import { BUILD, type Progress, type Source } from './build.ts';
+import { BUILD, type ReportProgress, type Source } from './build.ts';
 import { DOWNLOAD } from './download.ts';
 import { withLock } from './lock.ts';
 import {
@@ -39,7 +39,7 @@ class ToolchainError extends Error {
 
 export interface ToolchainOptions {
   environment?: Readonly<Record<string, string | undefined>>;
-  progress?: Progress;
+  progress?: ReportProgress;
   /** Ways to get programs that are neither given nor in the cache, in the order in which they are tried. */
   sources?: readonly Source[];
 }

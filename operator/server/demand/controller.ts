@@ -19,9 +19,9 @@ import {
   type DemandFacts,
   type DemandSources,
   hostFacts,
-  type HostFacts,
+  type HostDemand,
   hostsIn,
-  type HostState,
+  type DemandState,
   isPending,
   seeEmpty,
   waitingIn,
@@ -76,7 +76,7 @@ export class DemandReconciler {
   }
 
   async #request(
-    { server, action, failures, ...decision }: Decision,
+    { server, action, failures, ...decision }: DemandDecision,
     now: number,
     logger: Logger,
   ): Promise<void> {
@@ -92,7 +92,7 @@ export class DemandReconciler {
   }
 }
 
-function eventOf({ action, isGivenUp, why }: Decision): OperatorEvent {
+function eventOf({ action, isGivenUp, why }: DemandDecision): OperatorEvent {
   if (isGivenUp) {
     return warning('HostNotStarted', 'SwitchingOff', why);
   }
@@ -117,7 +117,7 @@ export function enqueueDemand(controller: Controller, sources: DemandSources): v
   }
 }
 
-export interface Decision {
+export interface DemandDecision {
   readonly server: Readonly<Server>;
   readonly action: Exclude<PowerAction, 'Reboot'>;
   /** Number of failed starts of the host in a row, including one that causes this decision. */
@@ -128,20 +128,20 @@ export interface Decision {
   readonly isGivenUp: boolean;
 }
 
-export function planDemand(facts: DemandFacts): Decision | undefined {
+export function planDemand(facts: DemandFacts): DemandDecision | undefined {
   return facts.isRequesting ? undefined : (switchOn(facts) ?? giveUpStart(facts) ?? switchOff(facts));
 }
 
 /** A host for which an action can be requested. */
-type Usable = HostFacts & { readonly server: Readonly<Server> };
+type Usable = HostDemand & { readonly server: Readonly<Server> };
 
-function usable(hosts: readonly HostFacts[], wanted: HostState): Usable[] {
-  const isUsable = (host: HostFacts): host is Usable => host.server !== undefined && host.isFree;
+function usable(hosts: readonly HostDemand[], wanted: DemandState): Usable[] {
+  const isUsable = (host: HostDemand): host is Usable => host.server !== undefined && host.isFree;
   return hosts.filter(({ state }) => state === wanted).filter(isUsable);
 }
 
 /** Switches on the host of a stopped VM that must run, or else a host for a VM that has no place on any other host. */
-function switchOn({ hosts, waiting, now }: DemandFacts): Decision | undefined {
+function switchOn({ hosts, waiting, now }: DemandFacts): DemandDecision | undefined {
   const candidates = usable(hosts, 'off').filter(({ retryAt }) => now >= retryAt);
   const awaited = candidates.find(({ isAwaited }) => isAwaited);
   if (awaited !== undefined) {
@@ -153,7 +153,7 @@ function switchOn({ hosts, waiting, now }: DemandFacts): Decision | undefined {
   return host && on(host, 'A VM waits, and no host that is on or starts has room for it');
 }
 
-function on(host: Usable, why: string): Decision {
+function on(host: Usable, why: string): DemandDecision {
   return { server: host.server, action: 'On', failures: host.failures, why, isGivenUp: false };
 }
 
@@ -162,7 +162,7 @@ function on(host: Usable, why: string): Decision {
  * Pods in the order of their age, as the scheduler does it.
  */
 function firstWithoutPlace(
-  hosts: readonly HostFacts[],
+  hosts: readonly HostDemand[],
   waiting: readonly Readonly<Pod>[],
   candidates: readonly Usable[],
 ): Readonly<Pod> | undefined {
@@ -178,7 +178,7 @@ function best(hosts: readonly Usable[]): Usable | undefined {
   return hosts.toSorted((a, b) => a.failures - b.failures || (nameOf(a) < nameOf(b) ? -1 : 1))[0];
 }
 
-function nameOf({ node }: HostFacts): string {
+function nameOf({ node }: HostDemand): string {
   return node.metadata.name;
 }
 
@@ -186,7 +186,7 @@ function nameOf({ node }: HostFacts): string {
  * Switches a host off again that did not start in time. Its next start is then a cold start, and until then it uses no power. A host with a
  * stopped VM is left to people.
  */
-function giveUpStart({ hosts, config, now }: DemandFacts): Decision | undefined {
+function giveUpStart({ hosts, config, now }: DemandFacts): DemandDecision | undefined {
   const host = usable(hosts, 'late').find(
     ({ emptySince, server, retryAt }) =>
       emptySince !== undefined && (server.status?.lastAction?.action !== 'Off' || now >= retryAt),
@@ -196,7 +196,7 @@ function giveUpStart({ hosts, config, now }: DemandFacts): Decision | undefined 
 }
 
 /** Switches off the host that has been empty for the longest time, unless a VM waits for it or too few hosts would stay on. */
-function switchOff({ hosts, waiting, config, now }: DemandFacts): Decision | undefined {
+function switchOff({ hosts, waiting, config, now }: DemandFacts): DemandDecision | undefined {
   const { emptySeconds, floor } = config;
   const [host] = usable(hosts, 'on')
     .filter(
@@ -211,10 +211,10 @@ function switchOff({ hosts, waiting, config, now }: DemandFacts): Decision | und
   return host && { server: host.server, action: 'Off', failures: 0, why, isGivenUp: false };
 }
 
-function countOn(hosts: readonly HostFacts[], architecture: string | undefined): number {
+function countOn(hosts: readonly HostDemand[], architecture: string | undefined): number {
   return hosts.filter(({ state, node }) => state === 'on' && architectureOf(node) === architecture).length;
 }
 
-function architectureOf({ metadata }: HostFacts['node']): string | undefined {
+function architectureOf({ metadata }: HostDemand['node']): string | undefined {
   return metadata.labels?.['kubernetes.io/arch'];
 }

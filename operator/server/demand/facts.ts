@@ -8,7 +8,7 @@ import { acceptedAt, BY_DEMAND, isByDemand, isUp, openAction, startDeadline } fr
 import { conditionIn } from '../../objects/conditions.ts';
 import { PODS_BY_NODE } from '../../host/observe.ts';
 import { holdsSlot, JOBS_BY_HOST, slotsOf, isHost } from '../../tasks/placement.ts';
-import { type Place, placeOn } from './places.ts';
+import { type HostSpace, placeOn } from './places.ts';
 import { CORDONED_FOR_ANNOTATION, VM_UID_LABEL } from '../../../api/v1alpha1/names.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Informer } from '../../../kube/informer.ts';
@@ -27,7 +27,7 @@ const ACCEPTANCE_MILLISECONDS = 15_000;
  * State of a host for this policy. `on`: it takes machines. `starting`: it will take machines soon. `off`: it can be switched on. `late`: this
  * policy switched it on, and it did not start in time. `leaving`: it is being switched off. `other`: the policy leaves it alone.
  */
-export type HostState = 'on' | 'starting' | 'off' | 'late' | 'leaving' | 'other';
+export type DemandState = 'on' | 'starting' | 'off' | 'late' | 'leaving' | 'other';
 
 interface Carrier {
   readonly node: Readonly<Node>;
@@ -54,7 +54,7 @@ export function byDemand(failures: number): string {
   return failures === 0 ? BY_DEMAND : `${BY_DEMAND}, after ${failures} failed starts`;
 }
 
-function hostState(carrier: Carrier, failures: number, clock: Clock): HostState {
+function hostState(carrier: Carrier, failures: number, clock: Clock): DemandState {
   const { node, server } = carrier;
   if (!isHost(node) || isCordonedByOthers(node)) {
     return 'other';
@@ -73,7 +73,11 @@ function hostState(carrier: Carrier, failures: number, clock: Clock): HostState 
 type WithServer = Carrier & { readonly server: Readonly<Server> };
 
 /** Returns the state of a host that does not report. */
-function silentState({ node, server }: WithServer, failures: number, { now, bootSeconds }: Clock): HostState {
+function silentState(
+  { node, server }: WithServer,
+  failures: number,
+  { now, bootSeconds }: Clock,
+): DemandState {
   const open = openAction(server);
   const until = startDeadline(server, node, bootSeconds);
   if (until !== undefined && now < until) {
@@ -82,7 +86,7 @@ function silentState({ node, server }: WithServer, failures: number, { now, boot
   return open === undefined ? restingState(server, failures) : 'other';
 }
 
-function restingState({ status }: Readonly<Server>, failures: number): HostState {
+function restingState({ status }: Readonly<Server>, failures: number): DemandState {
   if (status?.power === 'Off') {
     return 'off';
   }
@@ -145,13 +149,13 @@ function wasReadyAt({ status }: Readonly<Node>, at: number): boolean {
 
 /** Longest wait in milliseconds before a host that did not start is tried again. An hour later, somebody may have repaired it. */
 const RETRY_CAP_MILLISECONDS = 3_600_000;
-export interface HostFacts {
+export interface HostDemand {
   readonly node: Readonly<Node>;
   /** Counts the free space. Most decisions do not need it, and a fleet has thousands of hosts. */
-  readonly place: () => Place;
+  readonly place: () => HostSpace;
   /** Whether machines take all slots. This is known without {@link place}. */
   readonly isFull: boolean;
-  readonly state: HostState;
+  readonly state: DemandState;
   /** Server that carries the host. It is undefined if there is none. */
   readonly server: Readonly<Server> | undefined;
   /** Whether the policy may request an action: the controller answers, and no action is requested or runs. */
@@ -167,7 +171,7 @@ export interface HostFacts {
 }
 
 export interface DemandFacts {
-  readonly hosts: readonly HostFacts[];
+  readonly hosts: readonly HostDemand[];
   /** Pods of VMs that the scheduler could not place, the oldest first. */
   readonly waiting: readonly Readonly<Pod>[];
   /** Whether a request of this policy has not begun. */
@@ -225,7 +229,7 @@ function hasFinished({ status }: Readonly<Job>): boolean {
   return ['Complete', 'Failed'].some((type) => conditionIn(status, type)?.status === 'True');
 }
 
-export function hostFacts(objects: HostObjects, context: Context): HostFacts {
+export function hostFacts(objects: HostObjects, context: Context): HostDemand {
   const { node, server, pods, seenEmptySince } = objects;
   const { bootSeconds } = context.config;
   const clock = { now: context.now, bootSeconds };

@@ -7,14 +7,14 @@ import { holdsSlot, suits } from '../../tasks/placement.ts';
 type Amounts = ReadonlyMap<string, number>;
 
 /** Free space on one host. Each Pod that {@link take} puts there makes it smaller. */
-export interface Place {
+export interface HostSpace {
   readonly node: Readonly<Node>;
   readonly free: Map<string, number>;
   readonly ports: Set<string>;
 }
 
 /** Returns the space that the bound Pods leave on a host. */
-export function placeOn(node: Readonly<Node>, bound: readonly Readonly<Pod>[]): Place {
+export function placeOn(node: Readonly<Node>, bound: readonly Readonly<Pod>[]): HostSpace {
   const free = new Map(amountsIn(node.status?.allocatable ?? {}));
   const place = { node, free, ports: new Set<string>() };
   for (const { spec } of bound.filter(holdsSlot)) {
@@ -24,7 +24,7 @@ export function placeOn(node: Readonly<Node>, bound: readonly Readonly<Pod>[]): 
 }
 
 /** Puts the Pod into the first place where it can run. Returns false if there is none. */
-export function take(places: readonly Place[], pod: Readonly<Pod>): boolean {
+export function take(places: readonly HostSpace[], pod: Readonly<Pod>): boolean {
   const place = places.find((candidate) => fits(candidate, pod));
   if (place !== undefined) {
     put(place, pod.spec);
@@ -33,7 +33,7 @@ export function take(places: readonly Place[], pod: Readonly<Pod>): boolean {
 }
 
 /** Returns true if the host suits the Pod, and has what the Pod requests. */
-export function fits({ node, free, ports }: Place, { spec }: Readonly<Pod>): boolean {
+export function fits({ node, free, ports }: HostSpace, { spec }: Readonly<Pod>): boolean {
   return (
     [...requestsOf(spec)].every(([name, amount]) => amount <= (free.get(name) ?? 0)) &&
     !hostPorts(spec).some((port) => ports.has(port)) &&
@@ -41,7 +41,7 @@ export function fits({ node, free, ports }: Place, { spec }: Readonly<Pod>): boo
   );
 }
 
-function put({ free, ports }: Place, spec: PodSpec): void {
+function put({ free, ports }: HostSpace, spec: PodSpec): void {
   for (const [name, amount] of requestsOf(spec)) {
     free.set(name, (free.get(name) ?? 0) - amount);
   }

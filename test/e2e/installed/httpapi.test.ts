@@ -8,7 +8,7 @@ import { authenticationConfiguration } from '../../../hack/authentication.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import { createAuthority, issue } from '../../../hack/cluster/authority.ts';
 import { whyNoNodes } from '../../../hack/cluster/nodes/requirements.ts';
-import { type Operation, operationsOf } from '../../../hack/docs/httprights.ts';
+import { type HttpOperation, operationsOf } from '../../../hack/docs/httprights.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { createKey } from '../../../kube/certificates/certificate.ts';
 import { KubeClient } from '../../../kube/client.ts';
@@ -237,7 +237,7 @@ describe('The HTTP API of an installation', unless(unfit), () => {
   });
 
   describe('every operation', () => {
-    let operations: ReadonlyMap<string, Operation>;
+    let operations: ReadonlyMap<string, HttpOperation>;
 
     beforeAll(async () => {
       operations = operationsOf(await readFile(OPENAPI, 'utf8'));

@@ -1,6 +1,6 @@
 /** Certificate requests that no library makes: with any parts, and a valid signature. */
 import { createPrivateKey, createPublicKey, sign } from 'node:crypto';
-import { createKey, type Key } from '../../../kube/certificates/certificate.ts';
+import { createKey, type PrivateKey } from '../../../kube/certificates/certificate.ts';
 import { encode, TAGS } from '../../../kube/certificates/request.ts';
 
 export const OIDS = {
@@ -97,13 +97,13 @@ export async function forge(forgery: Forgery): Promise<Buffer> {
 }
 
 /** Returns the DER of a request whose signed part has any content. */
-export function signedWith(key: Key, signed: Buffer): Buffer {
+export function signedWith(key: PrivateKey, signed: Buffer): Buffer {
   const signature = sign('sha256', signed, createPrivateKey(key.pem));
   return encode(TAGS.sequence, signed, ECDSA_WITH_SHA256, encode(TAGS.bitString, NO_UNUSED_BITS, signature));
 }
 
 export function signedPart(
-  key: Key,
+  key: PrivateKey,
   { subject = [], attributes = [], version = 0, trailing = [] }: Forgery,
 ): Buffer {
   const publicKey = createPublicKey(key.pem).export({ type: 'spki', format: 'der' });

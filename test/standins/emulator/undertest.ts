@@ -18,7 +18,8 @@ import {
   FOLDERS,
 } from '../../../agent/drivers/emulator/arguments.ts';
 import { prepareStart } from '../../../agent/drivers/emulator/files.ts';
-import { type Architecture, imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
+import type { Architecture } from '../../../agent/drivers/driver.ts';
+import { imageFolder, NATIVE } from '../../../agent/drivers/emulator/sdk.ts';
 import { EMULATOR_DEFAULTS } from '../../../api/v1alpha1/fields.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import { makeSdk } from './sdk.ts';

@@ -9,10 +9,10 @@ import {
   COMMAND_PROTOCOLS,
   parsePortNumber,
   type PortConnection,
-  type Session,
+  type StreamSession,
   SessionEnd,
   type SessionLimits,
-  type Status,
+  type StreamStatus,
   type WantedStreams,
   endStreams,
   untilEnd,
@@ -23,7 +23,7 @@ const PORT_PROTOCOL = 'portforward.k8s.io';
 /** Time in which a client must open the streams that it has announced. A kubelet has the same limit. */
 const STREAMS_MILLISECONDS = 30_000;
 
-interface Link extends Session {
+interface Link extends StreamSession {
   connection: SpdyConnection;
 }
 
@@ -122,7 +122,7 @@ function commandSession(
     stderr,
     signal,
     ended,
-    finish: async (status: Status) => {
+    finish: async (status: StreamStatus) => {
       error?.end(JSON.stringify(status));
       // If nobody read the input, a full stream would keep the agent from noticing that the client closes the connection.
       stdin?.resume();
@@ -203,7 +203,7 @@ export function acceptPorts(
   upgrade: Upgrade,
   limits: SessionLimits,
   onConnection: (connection: PortConnection) => void,
-): Session {
+): StreamSession {
   const protocol = protocolOf(upgrade, [PORT_PROTOCOL]);
   const pairs = new PortPairs(onConnection);
   const onStream = (stream: SpdyStream): void => pairs.add(stream);
