@@ -20,7 +20,7 @@ import { VM_KIND } from './kind.ts';
 import { parseDuration } from '../duration.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import type { LogFlags } from './logs.ts';
-import type { LoginFlags } from './ssh.ts';
+import type { SshLoginFlags } from './ssh.ts';
 import { withCluster } from '../cluster.ts';
 import { report } from '../objects/kind.ts';
 import { forEachName, getNamed } from '../objects/named.ts';
@@ -235,7 +235,7 @@ function addSSH(noun: Command, terminal: Terminal): void {
     .description('Log in to a VM with the program ssh of this computer')
     .argument('<name>', 'name of the VM')
     .argument('[command...]', 'command after --, instead of a shell')
-    .action(async (name: string, args: string[], flags: LoginFlags, command: Command) => {
+    .action(async (name: string, args: string[], flags: SshLoginFlags, command: Command) => {
       const { ssh } = await import('./ssh.ts');
       await ssh(terminal, command.optsWithGlobals<Globals>(), { name, ...flags, command: args });
     });
@@ -248,7 +248,7 @@ function addSSH(noun: Command, terminal: Terminal): void {
       async (
         source: string,
         target: string,
-        flags: LoginFlags & { recursive?: boolean },
+        flags: SshLoginFlags & { recursive?: boolean },
         command: Command,
       ) => {
         const { scp } = await import('./ssh.ts');

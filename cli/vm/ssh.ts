@@ -30,13 +30,13 @@ const SIGNALLED = 128;
 const UID = /^[\w-]{1,64}$/;
 
 /** Who logs in. */
-export interface LoginFlags {
+export interface SshLoginFlags {
   readonly user?: string;
   /** File with the private key. Without it, ssh chooses the keys. */
   readonly identity?: string;
 }
 
-interface Login extends LoginFlags {
+interface Login extends SshLoginFlags {
   readonly name: string;
   /** Command that runs in the VM. If it is empty, ssh starts a shell in the VM. */
   readonly command: readonly string[];
@@ -53,7 +53,7 @@ export async function ssh(
   await runProgram(terminal, 'ssh', [...options, '--', `${user}@${name}`, ...command]);
 }
 
-interface Copy extends LoginFlags {
+interface Copy extends SshLoginFlags {
   readonly source: string;
   readonly target: string;
   /** Whether folders are copied, too. */
@@ -95,7 +95,7 @@ function parseRemote(text: string): { name: string; path: string } | undefined {
 async function prepared(
   terminal: Terminal,
   globals: Globals,
-  { name, user, identity }: LoginFlags & { readonly name: string },
+  { name, user, identity }: SshLoginFlags & { readonly name: string },
 ): Promise<{ options: string[]; user: string }> {
   const { environment, signal } = terminal;
   const settings = await readSettings(environment);
