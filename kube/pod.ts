@@ -162,6 +162,7 @@ export interface PodStatus {
   conditions?: PodCondition[];
   reason?: string;
   message?: string;
+  nominatedNodeName?: string;
   hostIP?: string;
   hostIPs?: { ip: string }[];
   podIP?: string;

@@ -18,7 +18,7 @@ import { boundStatus } from '../../api/v1alpha1/status.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
-import { type Node, NODES, SECRETS } from '../../kube/core.ts';
+import { type Node, NODES, type Pod, PODS, SECRETS } from '../../kube/core.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import { equal, mergeDiff } from '../../kube/mergepatch.ts';
 import type { Recorder } from '../objects/events.ts';
@@ -26,11 +26,13 @@ import { FIELD_MANAGER, Writer } from '../objects/writer.ts';
 import { type Credentials, type PowerDriver, PowerError } from './drivers/driver.ts';
 import { recordServerEvents, serverStatus } from './status.ts';
 import type { ServerMetrics } from './metrics.ts';
+import { choose, placeOn, waitingIn } from './places.ts';
 import {
   cachedHost,
   conflictOf,
   currentHost,
   type ObservedServer,
+  podsOn,
   type Problem,
   type PowerReading,
   type ServerSources,
@@ -253,11 +255,25 @@ export class ServerReconciler {
     }
   }
 
-  /** Removes the cordon that Berth set for this Server. */
+  /** Removes the cordon that Berth set for this Server. The VMs that have waited longest get the free places. */
   async #uncordon(node: Readonly<Node>, name: string): Promise<void> {
     if (isCordonedFor(node, name)) {
+      const place = placeOn(node, podsOn(this.#options, node.metadata.name));
+      await Promise.all(choose(place, waitingIn(this.#options)).map((pod) => this.#nominate(pod, node)));
       await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: null }, null);
     }
+  }
+
+  /**
+   * Tells the scheduler that it is to expect the Pod on this host, so that it gives the place to no other Pod. Without it, the scheduler
+   * prefers Pods that it has tried less often. A VM would then wait while hosts start for it and younger VMs take them.
+   */
+  async #nominate({ metadata }: Readonly<Pod>, node: Readonly<Node>): Promise<void> {
+    const { namespace = '', name, uid } = metadata;
+    const patch = { metadata: { uid }, status: { nominatedNodeName: node.metadata.name } };
+    const options = { fieldManager: FIELD_MANAGER, subresource: 'status' };
+    const write = this.#options.client.mergePatch(PODS, { namespace, name }, patch, options);
+    await undefinedIf(isConflict, unlessMissing(write));
   }
 
   /** A conflict means that the Node has changed. The watch reports it, and the next reconcile decides again. */

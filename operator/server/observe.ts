@@ -67,15 +67,22 @@ export interface ServerSources {
 
 /** Returns the host of a Server and the number of its machines, from the caches. */
 export function cachedHost(
-  { nodes, pods, emulatorPods }: ServerSources,
+  sources: ServerSources,
   { spec: { nodeName } }: Readonly<Server>,
 ): Pick<ObservedServer, 'node' | 'machines'> {
   if (nodeName === undefined) {
     return { node: undefined, machines: 0 };
   }
-  const node = nodes.cache.get(nodeName);
-  const bound = [pods, emulatorPods].flatMap(({ cache }) => cache.byIndex(PODS_BY_NODE, nodeName));
-  return { node, machines: runningMachines(node, bound) };
+  const node = sources.nodes.cache.get(nodeName);
+  return { node, machines: runningMachines(node, podsOn(sources, nodeName)) };
+}
+
+/** Returns the Pods of machines on a host, from the caches. */
+export function podsOn(
+  { pods, emulatorPods }: Pick<ServerSources, 'pods' | 'emulatorPods'>,
+  nodeName: string,
+): Readonly<Pod>[] {
+  return [pods, emulatorPods].flatMap(({ cache }) => cache.byIndex(PODS_BY_NODE, nodeName));
 }
 
 /** Does the same as {@link cachedHost}, but reads from the API server, because the caches can lag. @throws ApiError */

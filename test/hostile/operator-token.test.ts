@@ -188,6 +188,28 @@ describe('Pods and Jobs', () => {
     await fc.assert(property, hostileRuns(200));
   });
 
+  test('get a host on which the scheduler expects them, but no state', async (context) => {
+    const pod = machine();
+    Object.assign(pod.metadata, { name: 'expected', namespace: served });
+    expect(await operator.send('POST', pods(served), pod)).toMatchObject({ status: 201 });
+    const patch = (at: string, status: object): Promise<Answer> =>
+      operator.send('PATCH', `${at}/status${DRY}`, { status });
+    const own = `${pods(served)}/expected`;
+    expectAllowed(context, 'an expected host', await patch(own, { nominatedNodeName: HOST }));
+    const conditions = [{ type: 'Ready', status: 'True' }];
+    const containerStatuses = [{ name: 'machine', image: '', imageID: '', ready: true, restartCount: 0 }];
+    for (const state of [{ phase: 'Failed' }, { conditions }, { containerStatuses }]) {
+      expectRefused(
+        context,
+        'a state',
+        await patch(own, { nominatedNodeName: HOST, ...state }),
+        'state of Pods',
+      );
+    }
+    const others = await patch(`${pods(elsewhere)}/plain`, { nominatedNodeName: HOST });
+    expectRefused(context, 'an expected host for somebody’s Pod', others, elsewhere);
+  });
+
   test('must not be created, changed or removed in other namespaces', async (context) => {
     for (const namespace of [elsewhere, 'kube-system', 'default']) {
       expectRefused(context, 'a machine elsewhere', await create(machine(), namespace), namespace);

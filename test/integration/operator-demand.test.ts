@@ -1,10 +1,12 @@
 /** Power by demand with a real API server and scheduler: hosts go off while nothing needs them, and on when VMs wait. */
+import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { conditionOf } from '../../api/http/conditions.ts';
 import type { ServerStatus } from '../../api/v1alpha1/server.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { EVENTS } from '../../kube/core.ts';
+import { EVENTS, type Pod, PODS } from '../../kube/core.ts';
+import { Informer } from '../../kube/informer.ts';
 import { VMs } from '../fixtures/vms.ts';
 import { PoweredHosts } from '../worlds/poweredhosts.ts';
 
@@ -58,6 +60,14 @@ async function untilOff(name: string): Promise<ServerStatus> {
   );
 }
 
+function watchPods(see: (pod: Readonly<Pod>) => void) {
+  const ended = new AbortController();
+  const informer = new Informer(cluster.client(), PODS, { logger: pino({ level: 'silent' }) });
+  informer.cache.onChange(({ object }) => see(object));
+  informer.start(ended.signal);
+  return { synced: informer.synced, [Symbol.dispose]: () => ended.abort() };
+}
+
 async function eventsOf(name: string): Promise<string[]> {
   const { items } = await cluster.client().list(EVENTS, { namespace: 'default' });
   return items
@@ -84,6 +94,13 @@ describe('power by demand', () => {
   it('switches on as many hosts as the waiting VMs need, and the VMs say that a host is starting', async () => {
     await untilOnlyFloorIsOn();
     const names = Array.from({ length: 2 * SLOTS + 1 }, (_, index) => `batch-${index}`);
+    const expected = new Set<string>();
+    using pods = watchPods(({ spec, metadata, status }) => {
+      if (spec.nodeName === undefined && status?.nominatedNodeName) {
+        expected.add(metadata.name);
+      }
+    });
+    await pods.synced;
     const begun = Date.now();
     await vms.createMany(names);
     const waits = await waitFor('a VM to wait for a host that starts', async () =>
@@ -97,6 +114,8 @@ describe('power by demand', () => {
     await Promise.all(names.map((name) => vms.waitForPhase(name, 'Running', undefined, PATIENCE)));
     expect(Date.now() - begun).toBeLessThan(WAIT_MILLISECONDS);
     expect(hosts.on).toHaveLength(3);
+    // The first host that opens is for the VMs that have waited longest.
+    expect(expected.size).toBeGreaterThanOrEqual(SLOTS);
     const text = 'PowerOnByDemand: A VM waits, and no host that is on or starts has room for it';
     const reported = await Promise.all(hosts.on.map(async (name) => (await eventsOf(name)).includes(text)));
     expect(reported.filter((isReported) => isReported)).toHaveLength(2);

@@ -12,6 +12,7 @@ import { Informer } from '../../kube/informer.ts';
 import { PODS_BY_NODE, nodeOfPod } from '../../operator/host/observe.ts';
 import { nodeOfServer, SERVERS_BY_NODE } from '../../operator/host/power.ts';
 import { addressesOf, SERVERS_BY_ADDRESS } from '../../operator/server/observe.ts';
+import { PODS_WITHOUT_HOST, unboundPods } from '../../operator/vm/triggers.ts';
 import { sharedCluster } from '../support/cluster.ts';
 import { operatorClient } from '../worlds/agenthost.ts';
 import { ServerWorld, type Watched } from '../worlds/serverpower.ts';
@@ -88,7 +89,11 @@ beforeAll(async () => {
       indexes: { [SERVERS_BY_ADDRESS]: addressesOf, [SERVERS_BY_NODE]: nodeOfServer },
     }),
     nodes: new Informer(client, NODES, base),
-    pods: new Informer(client, PODS, { ...base, ...byNode, labelSelector: VM_UID_LABEL }),
+    pods: new Informer(client, PODS, {
+      ...base,
+      indexes: { ...byNode.indexes, [PODS_WITHOUT_HOST]: unboundPods },
+      labelSelector: VM_UID_LABEL,
+    }),
     emulatorPods: new Informer(client, PODS, { ...base, ...byNode, labelSelector: EMULATOR_UID_LABEL }),
   };
   const all = Object.values(watched) as Informer<never>[];

@@ -14,12 +14,15 @@ import type { Node, Pod } from '../../kube/core.ts';
 import { type OperatorConfig, parseConfig } from '../../operator/config/config.ts';
 import { openAction } from '../../operator/host/power.ts';
 import { hostPodSpec, type Placement, suits } from '../../operator/tasks/placement.ts';
-import { byDemand, hostFacts, isPending, isWaiting, seeEmpty } from '../../operator/server/demand/facts.ts';
+import { byDemand, hostFacts, isPending, seeEmpty } from '../../operator/server/demand/facts.ts';
+import { choose, isWaiting, placeOn } from '../../operator/server/places.ts';
 import { type DemandDecision, planDemand } from '../../operator/server/demand/controller.ts';
 import { type Host, nodeOf, serverOf, START } from './demandhost.ts';
 
 /** Time in milliseconds in which the reconciler begins a requested action. */
 const BEGIN_MILLISECONDS = 200;
+/** Longest time in milliseconds for which the scheduler prefers other Pods to one that it could not place. It doubles from a second on. */
+const BACK_OFF_MILLISECONDS = 10_000;
 /** Time in milliseconds from the cordon of a host until the reconciler checks again that it is empty. */
 const CORDON_MILLISECONDS = 3_000;
 interface Timer {
@@ -32,6 +35,9 @@ export interface Life {
   readonly pod: Pod;
   readonly createdAt: number;
   boundAt?: number;
+  /** Number of times that the scheduler found no host, and the time by which it orders the Pods. */
+  attempts: number;
+  backOffUntil: number;
 }
 
 export interface FleetOptions {
@@ -57,6 +63,8 @@ export class DemandFleet {
   /** In the order of their times. */
   readonly #timers: Timer[] = [];
   #emptySince: ReadonlyMap<string, number> = new Map();
+  /** Whether something happened after which the scheduler tries all Pods again. */
+  #isWoken = false;
   #names = 0;
 
   constructor({ hosts, config = {}, choose }: FleetOptions) {
@@ -96,7 +104,7 @@ export class DemandFleet {
       },
       status: {},
     };
-    const life = { pod, createdAt: this.now };
+    const life = { pod, createdAt: this.now, attempts: 0, backOffUntil: 0 };
     this.lives.set(name, life);
     this.#unbound.set(name, life);
     return name;
@@ -105,7 +113,8 @@ export class DemandFleet {
   endVM(name: string): void {
     const pod = this.lives.get(name)?.pod;
     if (pod !== undefined) {
-      this.#bound.get(pod.spec.nodeName ?? '')?.delete(pod);
+      const isBound = this.#bound.get(pod.spec.nodeName ?? '')?.delete(pod);
+      this.#isWoken ||= isBound === true;
       this.#unbound.delete(name);
       this.lives.delete(name);
     }
@@ -228,6 +237,7 @@ export class DemandFleet {
     const node = this.#node(name);
     if (this.#server(name).status?.host === undefined) {
       node.spec = { ...node.spec, unschedulable: isCordoned };
+      this.#isWoken = true;
     }
   }
 
@@ -249,12 +259,17 @@ export class DemandFleet {
     this.servers.set(name, { ...server, status: { ...server.status, ...status } });
   }
 
+  /** Plays kube-scheduler, which prefers Pods that it has tried less often. */
   #schedule(): void {
-    for (const life of this.waiting) {
+    const tried = this.waiting.filter(({ attempts }) => this.#isWoken || attempts === 0);
+    this.#isWoken = false;
+    for (const life of tried.toSorted((a, b) => a.backOffUntil - b.backOffUntil)) {
       const { pod } = life;
       const nodes = [...this.nodes.values()].filter((node) => this.#hasRoom(node, pod));
       const node = nodes.length === 0 ? undefined : this.#choose(nodes);
       if (node === undefined) {
+        life.attempts += 1;
+        life.backOffUntil = this.now + Math.min(BACK_OFF_MILLISECONDS, 500 * 2 ** life.attempts);
         pod.status = { conditions: [{ type: 'PodScheduled', status: 'False', reason: 'Unschedulable' }] };
       } else {
         pod.spec = { ...pod.spec, nodeName: node.metadata.name };
@@ -271,9 +286,16 @@ export class DemandFleet {
     return (
       isReady &&
       node.spec?.unschedulable !== true &&
-      this.#podsOn(node).length < slots &&
-      suits(pod.spec, node)
+      suits(pod.spec, node) &&
+      this.#podsOn(node).length + this.#expectedOn(node, pod) < slots
     );
+  }
+
+  /** Returns the number of other Pods that the scheduler expects on the host. */
+  #expectedOn({ metadata }: Node, pod: Pod): number {
+    return this.waiting.filter(
+      (one) => one.pod !== pod && one.pod.status?.nominatedNodeName === metadata.name,
+    ).length;
   }
 
   #decide(): void {
@@ -411,7 +433,7 @@ export class DemandFleet {
       // Somebody can have switched the host off again meanwhile.
       if (this.#server(name).status?.lastAction?.id === since) {
         this.#patch(name, { host: undefined });
-        this.after(BEGIN_MILLISECONDS, () => this.#setCordon(name, false));
+        this.after(BEGIN_MILLISECONDS, () => this.#open(name));
         this.#setReady(name, 'True');
         const awaited = this.podsOn(name).filter(({ metadata }) => this.isAwaited(metadata.name));
         for (const pod of awaited) {
@@ -422,13 +444,26 @@ export class DemandFleet {
     });
   }
 
+  /** Removes the cordon as the reconciler of Servers does it. */
+  #open(name: string): void {
+    const place = placeOn(this.#node(name), this.podsOn(name));
+    const waiting = this.waiting.map(({ pod }) => pod).filter(isWaiting);
+    for (const { metadata } of choose(place, waiting)) {
+      const pod = this.lives.get(metadata.name)?.pod as Pod;
+      pod.status = { ...pod.status, nominatedNodeName: name };
+    }
+    this.#setCordon(name, false);
+  }
+
   #setCordon(name: string, isCordoned: boolean): void {
+    this.#isWoken ||= !isCordoned;
     const node = this.#node(name);
     node.spec = { ...node.spec, unschedulable: isCordoned };
     node.metadata.annotations = isCordoned ? { [CORDONED_FOR_ANNOTATION]: name } : {};
   }
 
   #setReady(name: string, status: 'True' | 'Unknown'): void {
+    this.#isWoken ||= status === 'True';
     const node = this.#node(name);
     const condition = { type: 'Ready', status, lastTransitionTime: timestamp(this.now) };
     this.nodes.set(name, { ...node, status: { ...node.status, conditions: [condition] } });

@@ -5,6 +5,7 @@
 import { once } from 'node:events';
 import { createServer, type Server as WebServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { CORDONED_FOR_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { Server } from '../../api/v1alpha1/server.ts';
 import { timestamp } from '../../base/time.ts';
@@ -64,12 +65,22 @@ export class PoweredHosts implements AsyncDisposable {
       hosts.#powered.delete(name);
       await hosts.#report(name, false);
     }
+    // A host that is off at first was switched off by Berth, which cordons it and remembers its boot.
+    const client = cluster.client();
     await Promise.all(
       names.map(async (name, index) => {
         const url = `http://127.0.0.1:${port}/${name}`;
         const webhook = { onURL: `${url}/on`, offURL: `${url}/off`, statusURL: url, pattern: '^(on|off)$' };
         const spec = { addresses: [addressOf(index)], nodeName: name, controller: { webhook } };
-        await cluster.client().create(SERVERS, { metadata: { name }, spec });
+        await client.create(SERVERS, { metadata: { name }, spec });
+        if (!hosts.isOn(name)) {
+          const annotations = { [CORDONED_FOR_ANNOTATION]: name };
+          const node = { metadata: { annotations }, spec: { unschedulable: true } };
+          const { status } = await client.mergePatch(NODES, { name }, node);
+          const at = timestamp(Date.now());
+          const host = { cordonedAt: at, offAt: at, bootID: status?.nodeInfo?.bootID };
+          await client.mergePatch(SERVERS, { name }, { status: { host } }, { subresource: 'status' });
+        }
       }),
     );
     return hosts;

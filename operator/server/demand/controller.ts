@@ -24,10 +24,9 @@ import {
   type DemandState,
   isPending,
   seeEmpty,
-  waitingIn,
 } from './facts.ts';
 import type { Pod } from '../../../kube/core.ts';
-import { fits, take } from './places.ts';
+import { fits, take, waitingIn } from '../places.ts';
 
 /** The only key of this controller, because each decision depends on all hosts. */
 const DEMAND_KEY = 'demand';

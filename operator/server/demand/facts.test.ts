@@ -6,7 +6,8 @@ import type { Informer } from '../../../kube/informer.ts';
 import type { KubeObject } from '../../../kube/objects.ts';
 import { parseConfig } from '../../config/config.ts';
 import { declareWatches } from '../../watches.ts';
-import { hostsIn, seeEmpty, waitingIn } from './facts.ts';
+import { waitingIn } from '../places.ts';
+import { hostsIn, seeEmpty } from './facts.ts';
 
 const NAMESPACE = 'platform-ci';
 

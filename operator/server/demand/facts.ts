@@ -8,13 +8,12 @@ import { acceptedAt, BY_DEMAND, isByDemand, isUp, openAction, startDeadline } fr
 import { conditionIn } from '../../objects/conditions.ts';
 import { PODS_BY_NODE } from '../../host/observe.ts';
 import { holdsSlot, JOBS_BY_HOST, slotsOf, isHost } from '../../tasks/placement.ts';
-import { type HostSpace, placeOn } from './places.ts';
+import { type HostSpace, placeOn } from '../places.ts';
 import { CORDONED_FOR_ANNOTATION, VM_UID_LABEL } from '../../../api/v1alpha1/names.ts';
 import type { VM } from '../../../api/v1alpha1/vm.ts';
 import type { Informer } from '../../../kube/informer.ts';
 import { keyOf } from '../../../kube/objects.ts';
 import { isMachineOff } from '../../podbacked/pod.ts';
-import { PODS_WITHOUT_HOST, WITHOUT_HOST } from '../../vm/triggers.ts';
 import { isOlder } from '../observe.ts';
 
 /**
@@ -195,13 +194,6 @@ interface HostObjects extends Carrier {
 
 type Context = Pick<DemandFacts, 'config' | 'now'>;
 
-/** Returns true if the scheduler found no host for the Pod. */
-export function isWaiting({ spec, status, metadata }: Readonly<Pod>): boolean {
-  const scheduled = conditionIn(status, 'PodScheduled');
-  const isUnbound = spec.nodeName === undefined && metadata.deletionTimestamp === undefined;
-  return isUnbound && scheduled?.status === 'False' && scheduled.reason === 'Unschedulable';
-}
-
 /** Returns true if there is no machine in any state on the host, and no task. An ended machine counts, because its disk can be needed. */
 function isEmpty({ node, pods, jobs }: Omit<HostObjects, 'seenEmptySince'>): boolean {
   return (
@@ -310,14 +302,4 @@ function serversByNode({ servers }: Pick<DemandSources, 'servers'>): Map<string,
     }
   }
   return found;
-}
-
-/** Returns the Pods of VMs that the scheduler could not place, the oldest first. */
-export function waitingIn({ pods }: Pick<DemandSources, 'pods'>): Readonly<Pod>[] {
-  return pods.cache.byIndex(PODS_WITHOUT_HOST, WITHOUT_HOST).filter(isWaiting).toSorted(byAge);
-}
-
-function byAge({ metadata: a }: Readonly<Pod>, { metadata: b }: Readonly<Pod>): number {
-  const [first, second] = [a, b].map(({ creationTimestamp = '', name }) => `${creationTimestamp}/${name}`);
-  return (first ?? '') < (second ?? '') ? -1 : 1;
 }

@@ -1,14 +1,8 @@
 import { describe, expect, it } from 'vitest';
-import {
-  DEDICATED_KEY,
-  HOST_KEY,
-  HOST_MARK,
-  HOST_VALUE,
-  SLOT_RESOURCE,
-} from '../../../api/v1alpha1/names.ts';
-import type { Node, Pod } from '../../../kube/core.ts';
-import { hostPodSpec, type Placement } from '../../tasks/placement.ts';
-import { fits, placeOn, take } from './places.ts';
+import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import type { Node, Pod } from '../../kube/core.ts';
+import { hostPodSpec, type Placement } from '../tasks/placement.ts';
+import { choose, fits, placeOn, take } from './places.ts';
 
 const TAG = { key: 'tag.berth.dev/fast', operator: 'Exists' } as const;
 
@@ -99,4 +93,21 @@ describe('the space of a host', () => {
     expect(fits(place, pod({}, {}, 8822))).toBe(false);
     expect(fits(place, pod({}, {}, 8823))).toBe(true);
   });
+});
+
+it('the free space of a host that opens is for the first Pods that fit and are expected nowhere else', () => {
+  const named = (name: string, change: Partial<Pod> = {}): Pod => ({
+    ...pod(),
+    metadata: { name, namespace: 'platform-ci' },
+    ...change,
+  });
+  const waiting = [
+    named('elsewhere', { status: { nominatedNodeName: 'tower' } }),
+    named('large', { spec: pod({}, { memory: '17Gi' }).spec }),
+    named('first', { status: { nominatedNodeName: '' } }),
+    named('second'),
+    named('third'),
+  ];
+  const chosen = choose(placeOn(host(), []), waiting).map(({ metadata }) => metadata.name);
+  expect(chosen).toEqual(['first', 'second']);
 });

@@ -1,7 +1,10 @@
-/** Counts what the Pods on a host request, and what is free. All functions are pure. */
-import { parseBytes } from '../../../api/v1alpha1/quantity.ts';
-import type { Node, Pod, PodSpec } from '../../../kube/core.ts';
-import { holdsSlot, suits } from '../../tasks/placement.ts';
+/** Counts what the Pods on a host request and what is free, and finds the Pods that wait for it. */
+import { parseBytes } from '../../api/v1alpha1/quantity.ts';
+import type { Node, Pod, PodSpec } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { conditionIn } from '../objects/conditions.ts';
+import { holdsSlot, suits } from '../tasks/placement.ts';
+import { PODS_WITHOUT_HOST, WITHOUT_HOST } from '../vm/triggers.ts';
 
 /** Amounts of resources by name: CPU in thousandths, everything else in its own unit. */
 type Amounts = ReadonlyMap<string, number>;
@@ -30,6 +33,14 @@ export function take(places: readonly HostSpace[], pod: Readonly<Pod>): boolean 
     put(place, pod.spec);
   }
   return place !== undefined;
+}
+
+/**
+ * Returns the waiting Pods that get the free space on a host, in their order. A Pod that the scheduler expects on another host is left out:
+ * two hosts that open at once are then not for the same Pods.
+ */
+export function choose(place: HostSpace, waiting: readonly Readonly<Pod>[]): Readonly<Pod>[] {
+  return waiting.filter((pod) => (pod.status?.nominatedNodeName ?? '') === '' && take([place], pod));
 }
 
 /** Returns true if the host suits the Pod, and has what the Pod requests. */
@@ -77,4 +88,21 @@ function hostPorts({ containers }: PodSpec): string[] {
   return ports
     .filter(({ hostPort }) => hostPort !== undefined)
     .map(({ hostPort, protocol = 'TCP' }) => `${hostPort}/${protocol}`);
+}
+
+/** Returns true if the scheduler found no host for the Pod. */
+export function isWaiting({ spec, status, metadata }: Readonly<Pod>): boolean {
+  const scheduled = conditionIn(status, 'PodScheduled');
+  const isUnbound = spec.nodeName === undefined && metadata.deletionTimestamp === undefined;
+  return isUnbound && scheduled?.status === 'False' && scheduled.reason === 'Unschedulable';
+}
+
+/** Returns the Pods of VMs that the scheduler could not place, the oldest first. */
+export function waitingIn({ pods }: { readonly pods: Informer<Pod> }): Readonly<Pod>[] {
+  return pods.cache.byIndex(PODS_WITHOUT_HOST, WITHOUT_HOST).filter(isWaiting).toSorted(byAge);
+}
+
+function byAge({ metadata: a }: Readonly<Pod>, { metadata: b }: Readonly<Pod>): number {
+  const [first, second] = [a, b].map(({ creationTimestamp = '', name }) => `${creationTimestamp}/${name}`);
+  return (first ?? '') < (second ?? '') ? -1 : 1;
 }
