@@ -2,6 +2,7 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { bundle } from '../../hack/bundle.ts';
 import { type Cluster, startCluster } from '../../hack/cluster/index.ts';
+import { listProcesses } from '../../hack/cluster/processes.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { type Contestant, contestants } from './contestants.ts';
 import { withFolder } from './folder.ts';
@@ -23,6 +24,10 @@ const LEAST_PER_VM = 0.02;
 export interface Run extends Times {
   /** CPU time of the process, from the first creation until no program wrote any more. */
   cpuSeconds: number;
+  /** CPU time per VM in milliseconds, of each program of the cluster, in the same time. It is known only for clusters of processes. */
+  cpuOfPrograms: Record<string, number>;
+  /** Bytes of the first VM and its Pod at the end, as JSON, and of the part that says who wrote which field. */
+  bytes: Record<string, number>;
   /** Largest memory of the process, in MB of 1024². */
   peakMegabytes: number;
   /** Writes of all programs per VM, by verb and resource, until no program wrote any more. The API server counts them. */
@@ -97,9 +102,13 @@ async function measure(cluster: Cluster, pid: number, vms: number): Promise<Run>
   const client = cluster.client();
   const before = await countWrites(client);
   const cpu = cpuSeconds(pid);
+  const programs = await cpuOfPrograms(cluster);
   const times = await runLoad(client, NAMESPACE, vms);
   const quiet = await untilQuiet(cluster);
   const used = cpuSeconds(pid) - cpu;
+  const cpuPerVM = Object.entries(difference(programs, await cpuOfPrograms(cluster))).map(
+    ([name, seconds]) => [name, (seconds * 1000) / vms] as const,
+  );
   await sleep(IDLE_MILLISECONDS);
   const idle = counted(difference(quiet, await countWrites(client)));
   const perVM = Object.entries(difference(before, quiet)).map(([key, count]) => [key, count / vms] as const);
@@ -107,11 +116,33 @@ async function measure(cluster: Cluster, pid: number, vms: number): Promise<Run>
   return {
     ...times,
     cpuSeconds: used,
+    cpuOfPrograms: Object.fromEntries(cpuPerVM),
+    bytes: await countBytes(cluster),
     peakMegabytes: peakMegabytes(pid),
     writesPerVM: Object.fromEntries(perVM.filter(([, count]) => count > LEAST_PER_VM)),
     ownWritesPerVM: own.reduce((total, [, count]) => total + count, 0),
     idleWrites: idle,
   };
+}
+
+async function cpuOfPrograms(cluster: Cluster): Promise<ReadonlyMap<string, number>> {
+  const programs = await listProcesses(cluster.directory);
+  return new Map(programs.map(({ name, pid }) => [name, cpuSeconds(pid)]));
+}
+
+/** Uses kubectl, because the client removes managedFields. */
+async function countBytes(cluster: Cluster): Promise<Record<string, number>> {
+  const paths = { VM: 'apis/berth.dev/v1alpha1', Pod: 'api/v1' };
+  const counts = Object.entries(paths).map(async ([kind, path]) => {
+    const url = `/${path}/namespaces/${NAMESPACE}/${kind.toLowerCase()}s/vm-0`;
+    const { stdout } = await cluster.kubectl(['get', '--raw', url]);
+    const { metadata } = JSON.parse(stdout) as { metadata: { managedFields?: object[] } };
+    return [
+      [kind, stdout.length],
+      [`${kind}'s managedFields`, JSON.stringify(metadata.managedFields ?? []).length],
+    ] as const;
+  });
+  return Object.fromEntries((await Promise.all(counts)).flat());
 }
 
 /** Waits for a time in which all programs write only heartbeats, and returns the counts. */

@@ -5,6 +5,7 @@ import { format, seconds } from './report.ts';
 import { median, type Verdict } from './verdicts.ts';
 
 type Name = Contestant['name'];
+type Counts = Readonly<Record<string, number>>;
 /** Medians. For idle writes, the largest number of a round. */
 type Medians = Omit<Run, 'idleWrites'> & { idleWrites: number };
 
@@ -25,19 +26,33 @@ const ROWS: readonly (readonly [label: string, value: (run: Medians) => string])
   ['writes when idle', (run) => String(run.idleWrites)],
 ];
 
-/** Returns a table with the medians of all rounds, and then the writes of all programs per VM. */
+/** Returns a table with the medians of all rounds, and then CPU time of all programs, bytes of objects and writes of all programs, for one VM. */
 export function fleetTable({ vms, hosts, runs }: Fleet): string {
   const names = COLUMNS.filter((name) => runs[name] !== undefined);
   const columns = names.map((name) => mediansOf(runs[name] ?? []));
   const rounds = runs.operator?.length ?? 0;
-  const kinds = [...new Set(columns.flatMap(({ writesPerVM }) => Object.keys(writesPerVM)))].toSorted();
+  const rows = (label: (key: string) => string, values: (run: Medians) => Counts, digits: number) => {
+    const keys = [...new Set(columns.flatMap((run) => Object.keys(values(run))))].toSorted();
+    return keys.map((key) => [label(key), ...columns.map((run) => (values(run)[key] ?? 0).toFixed(digits))]);
+  };
   return format([
     [`${vms} VMs on ${hosts} simulated hosts, ${rounds} rounds`, ...names],
     ...ROWS.map(([label, value]) => [label, ...columns.map(value)]),
-    ...kinds.map((kind) => [
-      `  ${kind} per VM`,
-      ...columns.map(({ writesPerVM }) => (writesPerVM[kind] ?? 0).toFixed(2)),
-    ]),
+    ...rows(
+      (name) => `  CPU of ${name} per VM, ms`,
+      ({ cpuOfPrograms }) => cpuOfPrograms,
+      2,
+    ),
+    ...rows(
+      (name) => `  bytes of a ${name}`,
+      ({ bytes }) => bytes,
+      0,
+    ),
+    ...rows(
+      (kind) => `  ${kind} per VM`,
+      ({ writesPerVM }) => writesPerVM,
+      2,
+    ),
   ]);
 }
 
@@ -81,7 +96,10 @@ export function fleetVerdicts({ vms, runs }: Fleet): Verdict[] {
 
 function mediansOf(runs: readonly Run[]): Medians {
   const of = (value: (run: Run) => number): number => median(runs.map(value));
-  const kinds = new Set(runs.flatMap(({ writesPerVM }) => Object.keys(writesPerVM)));
+  const each = (counts: (run: Run) => Counts): Counts => {
+    const keys = new Set(runs.flatMap((run) => Object.keys(counts(run))));
+    return Object.fromEntries([...keys].map((key) => [key, of((run) => counts(run)[key] ?? 0)]));
+  };
   return {
     totalSeconds: of((run) => run.totalSeconds),
     p50Seconds: of((run) => run.p50Seconds),
@@ -89,9 +107,9 @@ function mediansOf(runs: readonly Run[]): Medians {
     cpuSeconds: of((run) => run.cpuSeconds),
     peakMegabytes: of((run) => run.peakMegabytes),
     ownWritesPerVM: of((run) => run.ownWritesPerVM),
-    writesPerVM: Object.fromEntries(
-      [...kinds].map((kind) => [kind, of(({ writesPerVM }) => writesPerVM[kind] ?? 0)]),
-    ),
+    cpuOfPrograms: each(({ cpuOfPrograms }) => cpuOfPrograms),
+    bytes: each(({ bytes }) => bytes),
+    writesPerVM: each(({ writesPerVM }) => writesPerVM),
     idleWrites: Math.max(0, ...runs.map(({ idleWrites }) => sum(idleWrites))),
   };
 }
