@@ -97,11 +97,12 @@ test('another namespace and other names of served namespaces reach configuration
   expect(variables(objects, 'berth-pods')['operatorUser']).toBe(
     "'system:serviceaccount:machinery:berth-operator'",
   );
-  expect(variables(objects, 'berth-custom-pods')).toMatchObject({
-    defaultNamespace: "'fleet-main'",
-    namespacePrefix: "'fleet-'",
-    machinePriorityClass: "'machines'",
-  });
+  expect(variables(objects, 'berth-custom-pods')).toMatchObject({ machinePriorityClass: "'machines'" });
+  const conditions = find(objects, 'ValidatingAdmissionPolicy', 'berth-custom-pods').spec.matchConditions;
+  expect(conditions.map(({ expression }: { expression: string }) => expression)).toEqual([
+    "request.userInfo.username != 'system:serviceaccount:machinery:berth-operator'",
+    "request.namespace == 'fleet-main' || request.namespace.startsWith('fleet-')",
+  ]);
   expect(variables(objects, 'berth-kinds')).toMatchObject({ namespacePrefix: "'fleet-'" });
   expect(variables(objects, 'berth-references')).toMatchObject({
     defaultNamespace: "'fleet-main'",

@@ -336,7 +336,7 @@ describe('the kinds', () => {
 describe('the policies', () => {
   interface Policy {
     metadata: { name: string };
-    spec: { variables: { name: string; expression: string }[] };
+    spec: Record<'variables' | 'matchConditions', { name: string; expression: string }[] | undefined>;
     status?: { typeChecking?: object };
   }
 
@@ -354,7 +354,6 @@ describe('the policies', () => {
     const names: Record<string, string> = {
       operatorUser: OPERATOR_USER,
       serverUser: `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-server`,
-      uninstallUser: `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-uninstall`,
       defaultNamespace: DEFAULT_NAMESPACE,
       namespacePrefix: NAMESPACE_PREFIX,
       systemNamespace: SYSTEM_NAMESPACE,
@@ -368,12 +367,27 @@ describe('the policies', () => {
     };
     const mutating = await policiesOf('mutatingadmissionpolicies');
     expect(mutating.map(({ metadata }) => metadata.name)).toEqual(['berth-foreign-pods']);
-    const variables = [...(await ownPolicies()), ...mutating].flatMap((policy) => policy.spec.variables);
+    const variables = [...(await ownPolicies()), ...mutating].flatMap(
+      (policy) => policy.spec.variables ?? [],
+    );
     const compared = variables.filter((variable) => variable.name in names);
     expect(new Set(compared.map((variable) => variable.name))).toEqual(new Set(Object.keys(names)));
     for (const { name, expression } of compared) {
       expect({ name, expression }).toEqual({ name, expression: `'${names[name]}'` });
     }
+    const conditions = (await ownPolicies()).flatMap(({ spec }) => spec.matchConditions ?? []);
+    const texts = conditions.flatMap(
+      ({ expression }) => expression.match(/'(?:system|platform)[^']*'/g) ?? [],
+    );
+    const { operatorUser, serverUser, defaultNamespace, namespacePrefix } = names;
+    const uninstallUser = `system:serviceaccount:${SYSTEM_NAMESPACE}:berth-uninstall`;
+    expect(new Set(texts)).toEqual(
+      new Set(
+        [operatorUser, serverUser, uninstallUser, defaultNamespace, namespacePrefix].map(
+          (text) => `'${text}'`,
+        ),
+      ),
+    );
   });
 
   it('have no type warnings', async () => {
@@ -382,7 +396,6 @@ describe('the policies', () => {
       return own.every((policy) => policy.status?.typeChecking !== undefined) ? own : undefined;
     });
     expect(status.map((policy) => [policy.metadata.name, policy.status?.typeChecking])).toEqual([
-      ['berth-agents', {}],
       ['berth-answer-by', {}],
       ['berth-bindings', {}],
       ['berth-created-by', {}],

@@ -16,7 +16,7 @@ import { waitFor } from '../../hack/wait.ts';
 
 /** Signer in `charts/berth/files/servingsigner.yaml`. */
 export const OTHER_SIGNER = 'signer.example/hosts';
-/** The only namespace that these hosts serve. It is the one in `charts/berth/files/agentrights.yaml`. */
+/** The only namespace that these hosts serve. It is the one in `agentrights.yaml` and `agentpolicy.yaml` of `charts/berth/files`. */
 export const SERVED = 'platform-default';
 const SYSTEM = 'berth-system';
 export const ACCOUNT = 'berth-agent';
@@ -24,18 +24,11 @@ const FILES = join(import.meta.dirname, '..', '..', 'charts', 'berth', 'files');
 /** Time between two looks of the signer at the requests, in milliseconds. */
 const LOOK_MILLISECONDS = 200;
 
-/** Gives the agents' account and the operator the rights of the chart, and sets the values of the policy that limits it. */
+/** Gives the agents' account and the operator the rights of the chart, and the policy that limits it, with the other signer. */
 export async function letAccountsJoin(cluster: Cluster): Promise<void> {
-  const policy = await readFile(join(FILES, 'policies', 'agents.yaml'), 'utf8');
-  const values: Record<string, string> = { agentNamespace: SERVED, servingSigner: OTHER_SIGNER };
-  const changed = Object.entries(values).reduce(
-    (text, [name, value]) =>
-      text.replace(
-        `- name: ${name}\n      expression: "''"`,
-        `- name: ${name}\n      expression: "'${value}'"`,
-      ),
-    policy,
-  );
+  const policy = await readFile(join(FILES, 'agentpolicy.yaml'), 'utf8');
+  const signer = '- name: servingSigner\n      expression: ';
+  const changed = policy.replace(`${signer}"''"`, `${signer}"'${OTHER_SIGNER}'"`);
   const folder = await mkdtemp(join(tmpdir(), 'berth-account-'));
   await writeFile(join(folder, 'policy.yaml'), changed);
   const files = [
