@@ -140,7 +140,7 @@ describe('a Pod whose VM no longer exists', () => {
   it('is deleted, and waits while its host can end the machine', async () => {
     const { deletionTimestamp: _, ...metadata } = ORPHAN.metadata;
     const { requests } = await reconcile(REPORTS, { pod: { ...ORPHAN, metadata } });
-    expect(requests).toEqual([['delete Pod', undefined]]);
+    expect(requests).toEqual([['delete Pod', 1]]);
     expect(await reconcile(REPORTS)).toEqual({ requests: [], requeueAfterMilliseconds: undefined });
   });
 

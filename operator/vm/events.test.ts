@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import type { SaidReason } from '../../api/v1alpha1/reasons.ts';
+import { type SaidReason, UNCHECKED_GUEST } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { EventRecorder } from '../../kube/events.ts';
@@ -59,9 +59,26 @@ it('a VM that is off as declared has no Event about its readiness', () => {
   expect(reported(before, stopped)).toEqual(['Stopped: The machine is stopped']);
 });
 
-it('a VM that is Ready as soon as it runs has only the Events of its host and its run', () => {
-  expect(reported(undefined, running('True', 'The machine runs'))).toEqual([
-    'Scheduled: The VM was placed on host host (attempt 1)',
-    'Running: The machine runs',
-  ]);
+it.each(['The machine runs', UNCHECKED_GUEST])(
+  'a VM that is Ready as soon as it runs has only the Events of its host and its run: %s',
+  (message) => {
+    expect(reported(undefined, running('True', message))).toEqual([
+      'Scheduled: The VM was placed on host host (attempt 1)',
+      'Running: The machine runs',
+    ]);
+  },
+);
+
+it('a VM that no host can run has an Event with the reason, once', () => {
+  const condition = {
+    status: 'True',
+    reason: 'NetworkModeUnsupported',
+    message: 'Create it with NAT',
+  } as const;
+  const stalled: VMStatus = {
+    phase: 'Pending',
+    conditions: [{ type: 'Stalled', lastTransitionTime: STARTED, ...condition }],
+  };
+  expect(reported(undefined, stalled)).toEqual(['NetworkModeUnsupported: Create it with NAT']);
+  expect(reported(stalled, stalled)).toEqual([]);
 });

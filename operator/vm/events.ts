@@ -2,7 +2,7 @@
 import { timestamp } from '../../base/time.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
-import { isReason, meaningOf, type Reason, saidReason } from '../../api/v1alpha1/reasons.ts';
+import { isReason, meaningOf, type Reason, saidReason, UNCHECKED_GUEST } from '../../api/v1alpha1/reasons.ts';
 import type { Condition } from '../../kube/objects.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
@@ -113,8 +113,11 @@ function becameReady(last: VMStatus | undefined, next: VMStatus): OperatorEvent[
   }
   const isFirst =
     before === undefined || Date.parse(before.lastTransitionTime) <= Date.parse(next.startTime ?? '');
-  return isFirst && ready.message !== STORIES.Running ? [normal('Ready', 'Running', ready.message)] : [];
+  return isFirst && !UNCHECKED.has(ready.message) ? [normal('Ready', 'Running', ready.message)] : [];
 }
+
+/** Messages of a VM that is Ready because its machine runs. The Event about the run tells the same. */
+const UNCHECKED: ReadonlySet<string> = new Set([meaningOf('Running'), UNCHECKED_GUEST]);
 
 const STORIES: Readonly<Partial<Record<Reason, string>>> = {
   Running: meaningOf('Running'),
@@ -135,9 +138,14 @@ function phaseStory(next: VMStatus): OperatorEvent[] {
   return [];
 }
 
-/** Returns the condition that blocks the deployment: no host, no image, or a refused Pod. The result is undefined if nothing blocks it. */
+/**
+ * Returns the condition that blocks the deployment: no host, no image, a refused Pod, or a spec that no host can run. The result is undefined
+ * if nothing blocks it.
+ */
 function blocked(status: VMStatus | undefined): Condition | undefined {
-  return status?.conditions?.find(
-    ({ type, status: value }) => (type === 'Scheduled' || type === 'ImageReady') && value === 'False',
+  return status?.conditions?.find(({ type, status: value }) =>
+    type === 'Stalled'
+      ? value === 'True' && status.phase === 'Pending'
+      : (type === 'Scheduled' || type === 'ImageReady') && value === 'False',
   );
 }

@@ -143,7 +143,7 @@ function differs(vm: VM, pod: Pod, counted: Size | undefined): string | undefine
 }
 
 /** Returns the size that the running or suspended machine was started with, as its host reports it. */
-function startedSize(pod: Pod): Size | undefined {
+export function startedSize(pod: Pod): Size | undefined {
   const { cpu, memoryBytes } = machineReport(pod);
   return cpu === undefined || memoryBytes === undefined
     ? undefined

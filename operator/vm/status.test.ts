@@ -340,6 +340,13 @@ describe('the machine in the status', () => {
     }
   });
 
+  it('shows the size with which the machine runs, also if the VM asks for another', () => {
+    const report = { cpu: 1, memoryBytes: 256 * 1024 ** 2 };
+    const spec = { cpu: 2, memory: '512Mi' };
+    expect(statusOf('Running', { spec, report }).resources).toMatchObject({ cpu: 1, memory: '256Mi' });
+    expect(statusOf('Stopped', { spec }).resources).toMatchObject({ cpu: 2, memory: '512Mi' });
+  });
+
   it('keeps the size of the disk while the machine is off', () => {
     const last = { resources: { cpu: 2, memory: '4Gi', diskSize: '8Gi' } };
     expect(statusOf('Stopped', { spec: { diskSize: '1Gi' }, last }).resources?.diskSize).toBe('8Gi');

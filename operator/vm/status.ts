@@ -24,7 +24,7 @@ import {
 } from '../podbacked/pod.ts';
 import type { Unresolved } from './resolve.ts';
 import { schedulingReason } from './scheduling.ts';
-import { restartRequired } from './size.ts';
+import { restartRequired, startedSize } from './size.ts';
 import { GUEST_ADDRESSES_LIMIT, type Machine, type MachineReport } from '../../api/v1alpha1/machine.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { shortImageName } from '../../api/v1alpha1/reference.ts';
@@ -331,13 +331,17 @@ function digestOf(imageID: string | undefined): string | undefined {
   return imageID === undefined || imageID === '' ? undefined : imageID.slice(imageID.lastIndexOf('@') + 1);
 }
 
-/** Returns CPU, memory and disk size of the machine. While the machine is off, the disk size is the size at its last start. */
+/**
+ * Returns CPU, memory and disk size of the machine: those with which it runs or is suspended, else those of its next start. While the machine
+ * is off, the disk size is the size at its last start.
+ */
 function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMStatus['resources'] {
   const desired = desiredOf(pod);
   if (desired === undefined) {
     return vm.status?.resources;
   }
-  const { cpu, memoryBytes, diskSizeBytes: wanted } = desired;
+  const { cpu, memoryBytes } = startedSize(pod) ?? desired;
+  const { diskSizeBytes: wanted } = desired;
   const { diskSizeBytes = wanted } = report;
   const last = OFF.has(phase) ? vm.status?.resources?.diskSize : undefined;
   const size = diskSizeBytes === undefined ? undefined : formatQuantity(BigInt(diskSizeBytes));

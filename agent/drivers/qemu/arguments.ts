@@ -183,9 +183,9 @@ function serial(): string[] {
  * early releases of the agent, a machine without VNC had no screen. If a machine without VNC has a screen now, the screen comes after the
  * network card. So the address of the network card stays the same.
  */
-function screenAndNetwork({ plan, state }: CommandLine): string[] {
+function screenAndNetwork({ plan, state, platform }: CommandLine): string[] {
   const isServed = plan.guest.vm.vnc.enabled;
-  const screen = screenArguments(state.launched?.screen, isServed);
+  const screen = screenArguments(state.launched?.screen, isServed, platform);
   const network = networkArguments(plan.network);
   return isServed ? [...screen, ...network, ...vncOnHost(plan.vnc)] : [...network, ...screen];
 }

@@ -40,14 +40,20 @@ function plan(vnc: boolean, display?: typeof FULL_HD): VmLaunchPlan {
 }
 
 const AMD64 = platform('amd64');
-const launch = (launched: { screen?: unknown } | undefined, vnc: boolean) =>
-  screenArguments((launched as ReturnType<typeof startedWith>).screen, vnc).join(' ');
+const launch = (launched: { screen?: unknown } | undefined, vnc: boolean, on = AMD64) =>
+  screenArguments((launched as ReturnType<typeof startedWith>).screen, vnc, on).join(' ');
 
 it('a machine has no card unless its VM asks for a display or VNC', () => {
   expect(launch(startedWith(plan(false), AMD64), false)).toBe('-display none');
   expect(launch(startedWith(plan(true), AMD64), true)).toBe(
-    '-display none -vnc unix:vnc.sock,share=force-shared -device virtio-vga -device qemu-xhci -device usb-tablet -device usb-kbd',
+    '-display none -vnc unix:vnc.sock,share=force-shared -device virtio-vga -device qemu-xhci -device usb-tablet',
   );
+});
+
+it('a USB keyboard takes no keys from the PS/2 keyboard, which only amd64 machines have', () => {
+  const arm64 = platform('arm64');
+  expect(launch(startedWith(plan(true), arm64), true, arm64)).toMatch(/-device usb-tablet -device usb-kbd$/);
+  expect(launch(startedWith(plan(true), AMD64), true)).not.toContain('usb-kbd');
 });
 
 it('a display has its size on the card, and QEMU a D-Bus display for its DPI', () => {
@@ -72,7 +78,7 @@ it.each([
     ready: false,
     reason: 'NoDPI',
     message:
-      'The screen of the guest has 1920×1080 pixels. The DPI of the screen is not set to 120: QEMU is old',
+      'The graphics card offers the guest a screen of 1920×1080 pixels. The DPI of the screen is not set to 120: QEMU is old',
   });
 });
 
@@ -89,7 +95,7 @@ it('reports which part of a large screen VNC shows', () => {
     ready: false,
     reason: 'ScreenCropped',
     message:
-      'The screen of the guest has 3840×2160 pixels, but VNC shows only 2560×2048 of them. QEMU 9.1 or later shows the whole screen',
+      'The graphics card offers the guest a screen of 3840×2160 pixels, but VNC shows only 2560×2048 of them. QEMU 9.1 or later shows the whole screen',
   });
   expect(startedWith(plan(false, LARGE), AMD64).screen?.cropped).toBeUndefined();
   for (const [version, isCropped] of [

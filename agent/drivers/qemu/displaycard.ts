@@ -62,15 +62,31 @@ function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: GuestPla
   return { card, display, dbus, ...(vnc.enabled && isCropped ? { cropped } : {}) };
 }
 
-/** Returns QEMU's arguments for the screen: the card, the display with which the agent sets the DPI, and VNC with keyboard and tablet. */
-export function screenArguments(screen: Screen | undefined, isServed: boolean): string[] {
+/**
+ * Devices with which VNC sends keys and the pointer. The tablet gives the pointer positions on the screen; a PS/2 mouse has only movements. An
+ * amd64 machine has a PS/2 keyboard, which also firmware and guests without a USB driver read. A USB keyboard would take its keys away.
+ */
+const INPUTS: Readonly<Record<Platform['architecture'], readonly string[]>> = {
+  amd64: ['usb-tablet'],
+  arm64: ['usb-tablet', 'usb-kbd'],
+};
+
+/**
+ * Returns QEMU's arguments for the screen: the card, the display with which the agent sets the DPI, and VNC with its input devices if it is
+ * served.
+ */
+export function screenArguments(
+  screen: Screen | undefined,
+  isServed: boolean,
+  { architecture }: Pick<Platform, 'architecture'>,
+): string[] {
   const { card, display, dbus } = screen ?? { dbus: false };
   const size = display === undefined ? '' : `,xres=${display.width},yres=${display.height}`;
   return [
     ...(dbus ? DBUS_DISPLAY : ['-display', 'none']),
     ...(isServed ? ['-vnc', `unix:${FILES.vnc},share=force-shared`] : []),
     ...(card === undefined ? [] : ['-device', `${card}${size}`]),
-    ...(isServed ? ['-device', 'qemu-xhci', '-device', 'usb-tablet', '-device', 'usb-kbd'] : []),
+    ...(isServed ? ['qemu-xhci', ...INPUTS[architecture]].flatMap((device) => ['-device', device]) : []),
   ];
 }
 
@@ -82,7 +98,7 @@ export function displayState({ display, cropped }: Screen, fault?: string): Disp
     return undefined;
   }
   const { width, height, dpi } = display;
-  const has = `The screen of the guest has ${width}×${height} pixels`;
+  const has = `The graphics card offers the guest a screen of ${width}×${height} pixels`;
   const dpiFault = fault === undefined ? [] : [`The DPI of the screen is not set to ${dpi}: ${fault}`];
   if (cropped !== undefined) {
     const shows = `${has}, but VNC shows only ${cropped.width}×${cropped.height} of them`;

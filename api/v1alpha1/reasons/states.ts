@@ -192,7 +192,7 @@ export const STATES = {
     seen: { VM: ['DisplayReady'] },
     class: 'state',
     by: 'agent',
-    says: 'The guest has the display that the VM asks for: width, height and DPI',
+    says: 'The graphics card has the width, height and DPI that the VM asks for. The guest chooses the mode of its screen',
   },
   NoDPI: {
     seen: { VM: ['DisplayReady'] },

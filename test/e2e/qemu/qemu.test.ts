@@ -196,7 +196,7 @@ describe('an amd64 guest', { timeout: 3 * BOOT_DEADLINE_MILLISECONDS }, () => {
       });
     await machine.driver.create(screen, plan, undefined);
     await machine.driver.start(screen, plan);
-    const message = 'The screen of the guest has 2560×1440 pixels and 144 DPI';
+    const message = 'The graphics card offers the guest a screen of 2560×1440 pixels and 144 DPI';
     expect(await reported()).toEqual({ ready: true, reason: 'DisplaySet', message });
     await machine.host.restartAgent();
     expect(await reported()).toEqual({ ready: true, reason: 'DisplaySet', message });
