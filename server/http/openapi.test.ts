@@ -96,6 +96,33 @@ it('gives each operation its own ID and the Status of its errors', () => {
   }
 });
 
+/** Returns the names of the properties of each object in the schema. */
+function propertyNames(schema: unknown): string[][] {
+  if (typeof schema !== 'object' || schema === null) {
+    return [];
+  }
+  const { type, properties } = schema as { type?: unknown; properties?: object };
+  const own = type === 'object' && properties !== undefined ? [Object.keys(properties)] : [];
+  return [...own, ...Object.values(schema).flatMap(propertyNames)];
+}
+
+/** Returns a name as generators of clients in Go and Python compare it: `vm_metadata` and `vmMetadata` become one identifier. */
+function identifier(name: string): string {
+  return name.replaceAll(/[^A-Za-z0-9]/g, '').toLowerCase();
+}
+
+it('gives generators of clients no two names that become one identifier', () => {
+  const lists = [
+    ...propertyNames(JSON.parse(text)),
+    schemas,
+    Object.values(operations).map(({ operationId }) => operationId),
+    ...Object.values(operations).map(({ parameters = [] }) => parameters.map(({ name }) => name)),
+  ];
+  expect(lists.flat()).toContain('vmMetadata');
+  const doubled = lists.filter((names) => new Set(names.map(identifier)).size < names.length);
+  expect(doubled).toEqual([]);
+});
+
 /** Returns the schemas of objects in the schema, for which it does not say whether they have other fields. */
 function openObjects(schema: unknown): unknown[] {
   if (typeof schema !== 'object' || schema === null) {
