@@ -107,6 +107,6 @@ function configOf(name: string | undefined, flags: VMConfigFlags): Unsaved<VMCon
   if ((image === undefined) === (iso === undefined)) {
     throw new CommandError('Name the source of the VMs: either --image or --iso', EXIT.usage);
   }
-  const spec = vmConfigSpec({ ...machineRequest(flags), type });
+  const spec = vmConfigSpec({ ...machineRequest(flags), architecture: type });
   return { metadata: { name }, spec: { ...spec, ...tableValues(flags) } };
 }

@@ -4,13 +4,14 @@ import { NEW_IMAGE_NAME_LENGTH, TAG, TAG_LENGTH } from '../v1alpha1/names.ts';
 import { objectName, text } from '../v1alpha1/schema.ts';
 import { descriptionSchema } from '../v1alpha1/source.ts';
 import { fieldSchema, imageName } from '../v1alpha1/template.ts';
+import type { VMSpec } from '../v1alpha1/vm.ts';
 import { continueField, decimal, whole } from './request.ts';
 import {
   boundsOf,
+  CONFIG_ITEM_ROWS,
   DEPLOY_MINUTES_MAXIMUM,
   type DisplayDpiMaximum,
   type FieldsWith,
-  type ValueOf,
   VM_FIELD_ROWS,
   type VM_FIELDS,
 } from '../v1alpha1/fields.ts';
@@ -22,7 +23,7 @@ type HttpField = FieldsWith<{ http: string }>;
 type ConfigField = HttpField & FieldsWith<{ isInConfig: true }>;
 /** Fields of a request for these fields of a VM. */
 type HttpShape<Name extends HttpField> = {
-  [Field in Name as (typeof VM_FIELDS)[Field]['http']]: z.ZodOptional<z.ZodType<ValueOf<Field>>>;
+  [Field in Name as (typeof VM_FIELDS)[Field]['http']]: z.ZodOptional<z.ZodType<NonNullable<VMSpec[Field]>>>;
 };
 
 /**
@@ -34,12 +35,11 @@ function sameFields(isInConfig: true | undefined, dpiMaximum: DisplayDpiMaximum)
   return Object.fromEntries(rows.map((row) => [row.http, valueSchema(row, dpiMaximum).optional()]));
 }
 
-/** Returns the schemas of the fields that have the same values in the item of a VM config and in the VMConfig. */
+/** Returns the schemas of the fields of {@link CONFIG_ITEM_ROWS}. */
 export function configItemFields() {
-  const rows = VM_FIELD_ROWS.filter(({ http, isInConfig }) => http !== undefined && isInConfig);
   return Object.fromEntries(
-    rows.map(({ http, type }) => [http, (type === 'integer' ? z.int() : z.string()).optional()]),
-  ) as unknown as HttpShape<ConfigField>;
+    CONFIG_ITEM_ROWS.map(({ http, type }) => [http, (type === 'integer' ? z.int() : z.string()).optional()]),
+  ) as unknown as HttpShape<Exclude<ConfigField, FieldsWith<{ type: 'structured' }>>>;
 }
 
 function valueSchema(row: (typeof VM_FIELD_ROWS)[number], dpiMaximum: DisplayDpiMaximum): z.ZodType {
@@ -74,6 +74,10 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
       .boolean()
       .optional()
       .meta({ description: 'Whether the display is served over VNC. True when omitted.' }),
+    vncHostPort: z.boolean().optional().meta({
+      description:
+        'Whether the display is also served on a port of the host, without encryption. False when omitted.',
+    }),
     gpuPassthrough: z
       .literal(false, { error: 'GPU passthrough is not offered' })
       .optional()
@@ -95,6 +99,19 @@ export const ONE_SOURCE = { error: 'at most one of image and iso may be given', 
 export function hasRequiredTag({ tag, tagRequired }: Pick<MachineRequest, 'tag' | 'tagRequired'>): boolean {
   return tagRequired !== true || tag !== undefined;
 }
+
+/** Returns false if a request gives user data both as a text and in a Secret. */
+export function isOneUserData({
+  userData,
+  userDataSecretRef,
+}: Pick<MachineRequest, 'userData' | 'userDataSecretRef'>): boolean {
+  return userData === undefined || userDataSecretRef === undefined;
+}
+
+export const ONE_USER_DATA = {
+  error: 'at most one of userData and userDataSecretRef may be given',
+  path: ['userDataSecretRef'],
+};
 
 export const NEEDS_TAG = { error: 'may be true only if tag is given', path: ['tagRequired'] };
 
@@ -242,6 +259,7 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         .meta({ description: `Labels of the VM, at most ${LABELS}.`, maxProperties: LABELS }),
     })
     .refine(isOneSource, ONE_SOURCE)
+    .refine(isOneUserData, ONE_USER_DATA)
     .refine(hasRequiredTag, NEEDS_TAG)
     .refine(
       ({ image, iso, vmConfig }) => image !== undefined || iso !== undefined || vmConfig !== undefined,

@@ -2,14 +2,15 @@
 import * as z from 'zod';
 import type { DisplayDpiMaximum } from '../v1alpha1/fields.ts';
 import { LABEL, objectName, text } from '../v1alpha1/schema.ts';
-import { architectureSchema } from '../v1alpha1/template.ts';
 import {
   configItemFields,
   hasRequiredTag,
   isOneSource,
+  isOneUserData,
   machineRequestFields,
   NEEDS_TAG,
   ONE_SOURCE,
+  ONE_USER_DATA,
   vmRequestFields,
 } from './vm.ts';
 
@@ -23,7 +24,10 @@ export const vmConfigItemSchema = z
       .meta({ description: 'Namespace of the VM config: the requested one or the default one.' }),
     ...configItemFields(),
     memory: z.number().optional().meta({ description: 'Memory in GiB.' }),
-    type: z.enum(['arm64', 'amd64']).optional().meta({ description: 'Architecture of its VMs.' }),
+    type: z
+      .enum(['arm64', 'amd64'])
+      .optional()
+      .meta({ description: 'The same as `architecture`, for clients that read this name.' }),
     node: z
       .string()
       .optional()
@@ -55,9 +59,9 @@ export function vmConfigRequestSchema(dpiMaximum: DisplayDpiMaximum) {
       ).optional(),
       ...machineRequestFields(dpiMaximum),
       systemSerial: vmRequestFields(dpiMaximum).systemSerial,
-      type: architectureSchema.optional(),
     })
     .refine(isOneSource, ONE_SOURCE)
+    .refine(isOneUserData, ONE_USER_DATA)
     .refine(hasRequiredTag, NEEDS_TAG)
     .refine(({ image, iso }) => image !== undefined || iso !== undefined, {
       error: 'exactly one of image and iso must be given',

@@ -1,4 +1,5 @@
 /** Turns VMs and VMConfigs into the items that the HTTP API and the `berth` command show. */
+import { CONFIG_ITEM_ROWS } from '../v1alpha1/fields.ts';
 import type { DeployedVM, VMItem } from './vm.ts';
 import type { VMConfigItem } from './vmconfig.ts';
 import { CREATED_BY_ANNOTATION } from '../v1alpha1/names.ts';
@@ -8,7 +9,6 @@ import type { VM } from '../v1alpha1/vm.ts';
 import type { VMStatus } from '../v1alpha1/vmstatus.ts';
 import { gibibytes } from '../v1alpha1/quantity.ts';
 import type { VMConfig } from '../v1alpha1/vmconfig.ts';
-import { VM_FIELD_ROWS } from '../v1alpha1/fields.ts';
 
 /**
  * Largest number of labels in an item. Without this limit, the labels of one VM could need a hundred times the memory of its other fields.
@@ -131,11 +131,7 @@ export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
 /** Returns the fields that have the same values in the item. */
 function sameValues(spec: VMConfig['spec']): Partial<VMConfigItem> {
   const values: Readonly<Record<string, unknown>> = spec;
-  return Object.fromEntries(
-    VM_FIELD_ROWS.flatMap(({ name, http, isInConfig }) =>
-      http === undefined || !isInConfig ? [] : [[http, values[name]]],
-    ),
-  );
+  return Object.fromEntries(CONFIG_ITEM_ROWS.map(({ name, http = name }) => [http, values[name]]));
 }
 
 function placementOf({

@@ -5,7 +5,6 @@ import { quantityOf } from '../v1alpha1/quantity.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../v1alpha1/vmconfig.ts';
 import type { MachineRequest, Metadata, VMDeployBody } from './vm.ts';
-import type { VMConfigItem } from './vmconfig.ts';
 
 /** VM that is about to be created. */
 interface UnsavedVM {
@@ -48,13 +47,14 @@ export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: VMDeployBody): num
   return timeout;
 }
 
-/** Returns the fields that a VM and a VMConfig have in common. A field that the request does not give is undefined. */
-function machineSpec(request: MachineRequest): VMConfigSpec {
-  const { memory, vncConsole } = request;
+/** Returns the spec of a VMConfig: the fields that it has in common with a VM. A field that the request does not give is undefined. */
+export function vmConfigSpec(request: MachineRequest): VMConfigSpec {
+  const { memory, vncConsole, vncHostPort } = request;
   return {
     ...sameValues(request, ({ isInConfig }) => isInConfig === true),
     memory: memory === undefined ? undefined : quantityOf(memory),
-    vnc: vncConsole === undefined ? undefined : { enabled: vncConsole },
+    vnc:
+      (vncConsole ?? vncHostPort) === undefined ? undefined : { enabled: vncConsole, hostPort: vncHostPort },
     placement: placementOf(request),
   };
 }
@@ -81,18 +81,10 @@ function placementOf({ node, tag, tagRequired, scheduler }: MachineRequest): VMC
   };
 }
 
-/** Returns the spec of a VMConfig. `type` is the architecture of its VMs. */
-export function vmConfigSpec({
-  type,
-  ...machine
-}: MachineRequest & Pick<VMConfigItem, 'type'>): VMConfigSpec {
-  return { ...machineSpec(machine), architecture: type };
-}
-
 function specOf(body: VMDeployBody): VMSpec {
   const { vmConfig, timeout, reservedPorts, vmMetadata } = body;
   return {
-    ...machineSpec(body),
+    ...vmConfigSpec(body),
     ...sameValues(body, ({ isInConfig }) => isInConfig === undefined),
     configRef: vmConfig === undefined ? undefined : { name: vmConfig },
     ports: reservedPorts === undefined ? undefined : parsePorts(reservedPorts),

@@ -49,6 +49,11 @@ interface Names {
   readonly http?: string;
   /** Flag of the command and its text, for fields whose values there are the same. */
   readonly flag?: readonly [flag: string, text: string];
+  /**
+   * For a field that has no `http` or no `flag`: where users of the HTTP API and of the command find it, or the reason why it is not there.
+   * The page of fields shows these texts (docs/reference/fields.md).
+   */
+  readonly elsewhere?: { readonly http?: string; readonly flag?: string };
 }
 
 type Described = Values & { readonly description: string };
@@ -63,9 +68,19 @@ export type VMField = (Described | Structured) & Carriers & Names;
 const SECONDS_PER_DAY = 86_400;
 const MAXIMUM_SECONDS = 2_147_483_647;
 
+/** Reasons why a field is missing in the HTTP API and in the command. */
+const NAMESPACE_CREDENTIALS = 'No: the registry credentials of the namespace are used';
+const ONE_NETWORK = 'No: hosts support only one mode, and its ports are reserved or automatic';
+const OF_THE_IMAGE = 'No: the Image or ISO says it';
+const BY_CONFIG = 'No: a VM config made with kubectl has it';
+const ENDS_ONCE = 'No: their callers see the end of a guest and decide';
+
 /** The fields of a VM's spec, in the order of the documentation. */
 export const VM_FIELDS = {
-  configRef: { type: 'structured' },
+  configRef: {
+    type: 'structured',
+    elsewhere: { http: '`vmConfig`', flag: '`--config`' },
+  },
   image: {
     type: 'image',
     description: 'Image for the disk.',
@@ -80,13 +95,18 @@ export const VM_FIELDS = {
     http: 'iso',
     flag: ['--iso <image>', 'ISO for booting'],
   },
-  imagePullSecrets: { type: 'structured', isInConfig: true },
+  imagePullSecrets: {
+    type: 'structured',
+    isInConfig: true,
+    elsewhere: { http: NAMESPACE_CREDENTIALS, flag: NAMESPACE_CREDENTIALS },
+  },
   architecture: {
     type: 'choice',
     description: 'Architecture of the processor: amd64 or arm64.',
     values: ['amd64', 'arm64'],
     isInConfig: true,
     isForHost: true,
+    http: 'architecture',
     flag: ['--architecture <architecture>', 'architecture of the processor'],
   },
   os: {
@@ -96,6 +116,7 @@ export const VM_FIELDS = {
     values: ['MacOS', 'Linux', 'Windows'],
     isInConfig: true,
     isForHost: true,
+    elsewhere: { http: OF_THE_IMAGE, flag: OF_THE_IMAGE },
   },
   cpu: {
     type: 'integer',
@@ -112,6 +133,7 @@ export const VM_FIELDS = {
     description: 'Memory of the machine, for example 4Gi.',
     isMutable: true,
     isInConfig: true,
+    elsewhere: { http: '`memory`, in GiB' },
     flag: ['-m, --memory <size>', 'memory, for example 512Mi, 4Gi or 4G; a number without a unit is in GiB'],
   },
   diskSize: {
@@ -119,6 +141,7 @@ export const VM_FIELDS = {
     description: 'Size of the disk. The size of the image when omitted.',
     isMutable: true,
     isInConfig: true,
+    http: 'diskSize',
     flag: [
       '--disk-size <size>',
       'size of the disk, for example 120G or 100Gi; a number without a unit is in GB',
@@ -160,12 +183,25 @@ export const VM_FIELDS = {
     http: 'displayDPI',
     flag: ['--display-dpi <number>', 'dots per inch of the display'],
   },
-  network: { type: 'structured', isInConfig: true },
-  ports: { type: 'structured', isInConfig: true },
-  vnc: { type: 'structured', isInConfig: true },
+  network: {
+    type: 'structured',
+    isInConfig: true,
+    elsewhere: { http: ONE_NETWORK, flag: ONE_NETWORK },
+  },
+  ports: {
+    type: 'structured',
+    isInConfig: true,
+    elsewhere: { http: '`reservedPorts`', flag: '`--reserve-port`' },
+  },
+  vnc: {
+    type: 'structured',
+    isInConfig: true,
+    elsewhere: { http: '`vncConsole`, `vncHostPort`', flag: '`--vnc`' },
+  },
   readiness: {
     type: 'structured',
     isInConfig: true,
+    http: 'readiness',
     flag: [
       '--readiness <check>',
       'check for Ready: none, ssh, guest-agent, or the number of a TCP port that answers',
@@ -174,6 +210,7 @@ export const VM_FIELDS = {
   sshAuthorizedKeys: {
     type: 'structured',
     isInConfig: true,
+    http: 'sshAuthorizedKeys',
     flag: ['--ssh-key <key>', 'public SSH key that may log in, as its text or a file (can be repeated)'],
   },
   hardwareIdentity: {
@@ -182,14 +219,23 @@ export const VM_FIELDS = {
       'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values.',
     values: ['Consistent', 'Dynamic'],
     isInConfig: true,
+    elsewhere: { http: BY_CONFIG, flag: BY_CONFIG },
   },
-  placement: { type: 'structured', isInConfig: true },
+  placement: {
+    type: 'structured',
+    isInConfig: true,
+    elsewhere: {
+      http: '`node`, `tag`, `tagRequired`, `scheduler`',
+      flag: '`--node`, `--tag`, `--tag-required`, `--scheduler`',
+    },
+  },
   powerState: {
     type: 'choice',
     description: 'Desired state of the machine: Running (the default), Stopped or Suspended.',
     values: ['Running', 'Stopped', 'Suspended'],
     isMutable: true,
     isForHost: true,
+    elsewhere: { http: '`POST …/vms/{name}/exec`', flag: '`berth vm stop`, `suspend`, `resume`, `start`' },
   },
   restartPolicy: {
     type: 'choice',
@@ -198,18 +244,21 @@ export const VM_FIELDS = {
     values: ['Never', 'OnFailure', 'Always'],
     isMutable: true,
     isForHost: true,
+    elsewhere: { http: ENDS_ONCE, flag: ENDS_ONCE },
   },
   restartRequestedAt: {
     type: 'time',
     description: 'Each change of this time restarts the machine once.',
     isMutable: true,
     isForHost: true,
+    elsewhere: { http: '`POST …/vms/{name}/exec`', flag: '`berth vm start`' },
   },
   revertRequestedAt: {
     type: 'time',
     description: 'Each change of this time resets the disk to its image once.',
     isMutable: true,
     isForHost: true,
+    elsewhere: { http: '`POST …/vms/{name}/exec`', flag: '`berth vm revert`' },
   },
   serialNumber: {
     type: 'text',
@@ -219,9 +268,14 @@ export const VM_FIELDS = {
     http: 'systemSerial',
     flag: ['--system-serial <text>', 'serial number of the machine'],
   },
-  guestMetadata: { type: 'structured' },
+  guestMetadata: {
+    type: 'structured',
+    elsewhere: { http: '`vmMetadata`', flag: '`--metadata`' },
+  },
   userData: {
     type: 'structured',
+    isInConfig: true,
+    http: 'userData',
     flag: [
       '--user-data <file>',
       'file with data for the first boot, for example a cloud-config; without passwords',
@@ -229,6 +283,8 @@ export const VM_FIELDS = {
   },
   userDataSecretRef: {
     type: 'structured',
+    isInConfig: true,
+    http: 'userDataSecretRef',
     flag: [
       '--user-data-secret <name>',
       'Secret with data for the first boot, from: berth secret create NAME --from-file FILE',
@@ -240,6 +296,7 @@ export const VM_FIELDS = {
       'Time limit for the deployment in seconds, from the choice of a host until the phase Running. 600 when omitted.',
     minimum: 1,
     maximum: SECONDS_PER_DAY,
+    elsewhere: { http: '`timeout`, in minutes', flag: '`--timeout`, in minutes' },
   },
   terminationGracePeriodSeconds: {
     type: 'integer',
@@ -300,6 +357,14 @@ export type ValueOf<Name extends VMFieldName> = Table[Name] extends { type: 'int
 export const VM_FIELD_ROWS: readonly (VMField & { readonly name: VMFieldName })[] = Object.entries<VMField>(
   VM_FIELDS,
 ).map(([name, row]) => ({ ...row, name: name as VMFieldName }));
+
+/**
+ * Rows of the fields that have the same values in the VMConfig and in its item of the HTTP API. Fields with fields of their own are left
+ * out: user data can be long, and only the guest needs it.
+ */
+export const CONFIG_ITEM_ROWS = VM_FIELD_ROWS.filter(
+  ({ http, isInConfig, type }) => http !== undefined && isInConfig && type !== 'structured',
+);
 
 /** Returns the smallest and the largest allowed value of an integer. */
 export function boundsOf(

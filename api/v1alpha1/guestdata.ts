@@ -35,7 +35,7 @@ export const userDataSchema = z
 
 export const userDataSecretSchema = z
   .object({
-    name: objectName(`Name of a Secret of type ${USER_DATA_SECRET_TYPE} in this namespace.`),
+    name: objectName(`Name of a Secret of type ${USER_DATA_SECRET_TYPE} in the namespace of the VM.`),
     key: text(
       'Key of an entry in the Secret. The entry is a text of at most 65536 bytes.',
       253,

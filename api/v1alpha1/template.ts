@@ -218,4 +218,8 @@ export const PORTS_NEED_NAT: CelRule = {
   message: 'ports may be set only with network mode NAT',
   fieldPath: '.ports',
 };
+export const ONE_USER_DATA: CelRule = {
+  rule: '!(has(self.userData) && has(self.userDataSecretRef))',
+  message: 'at most one of userData and userDataSecretRef may be set',
+};
 export const IMAGE_OR_ISO: CelRule = oneOf(['image', 'iso'], false);

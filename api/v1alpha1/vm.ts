@@ -12,17 +12,13 @@ import {
   wide,
 } from './kind.ts';
 import { atLeast, type CelRule, documented, immutable } from './schema.ts';
-import { IMAGE_OR_ISO, PORTS_NEED_NAT, vmShape } from './template.ts';
+import { IMAGE_OR_ISO, ONE_USER_DATA, PORTS_NEED_NAT, vmShape } from './template.ts';
 import { type VMStatus, vmStatusSchema } from './vmstatus.ts';
 
 const HAS_SOURCE: CelRule = {
   rule: 'has(self.image) || has(self.iso) || has(self.configRef)',
   message: 'at least one of image, iso and configRef must be set',
   reason: 'FieldValueRequired',
-};
-const ONE_USER_DATA: CelRule = {
-  rule: '!(has(self.userData) && has(self.userDataSecretRef))',
-  message: 'at most one of userData and userDataSecretRef may be set',
 };
 /**
  * CEL rule: the disk of a VM can only grow. The rule belongs to `spec`, because a rule of the field `diskSize` would not be enough. With

@@ -1,5 +1,13 @@
 import { expect, test } from 'vitest';
-import { changelogFeed, configurationPage, drawSvg, kindsPage, lifecycleDot, valuesPage } from './pages.ts';
+import {
+  changelogFeed,
+  configurationPage,
+  drawSvg,
+  fieldsPage,
+  kindsPage,
+  lifecycleDot,
+  valuesPage,
+} from './pages.ts';
 import { httpRightsPage } from './httprights.ts';
 import { between, fieldsOf, table, typeOf } from './table.ts';
 
@@ -52,6 +60,13 @@ test('fields of a spec say whether they can be changed', () => {
   const [vm = ''] = kindsPage().split('## VMConfig');
   expect(vm).toMatch(/^\| `image` \| string \| no \|/m);
   expect(vm).toMatch(/^\| `powerState` \| `Running`, `Stopped`, `Suspended` \| yes \|/m);
+});
+
+test('a field of a VM has its place on each surface, or a reason why it has none', () => {
+  expect(fieldsPage()).toMatch(/^\| `diskSize` \| • \| `diskSize` \| `--disk-size` \|$/m);
+  expect(fieldsPage()).toMatch(/^\| `network` \| • \| No: .+ \| No: .+ \|$/m);
+  const row = { name: 'new', type: 'time', description: '', http: 'new' } as const;
+  expect(() => fieldsPage([row])).toThrow('The field new in api/v1alpha1/fields.ts needs http and flag');
 });
 
 test('an operation of the HTTP API has a dot for each role that may use it', () => {

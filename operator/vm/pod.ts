@@ -117,8 +117,8 @@ function buildMachine(options: VMPodOptions): { [Field in keyof Required<Machine
     readiness: { type: readiness.type ?? 'None', port: readiness.port },
     hardware: hardwareIdentity(options),
     guestMetadata: spec.guestMetadata ?? {},
-    userData: spec.userData,
-    userDataSecretRef: spec.userDataSecretRef,
+    userData: resolved.userData,
+    userDataSecretRef: resolved.userDataSecretRef,
     sshAuthorizedKeys: [...resolved.sshAuthorizedKeys],
   };
 }
@@ -206,8 +206,10 @@ function containerPorts(resolved: Resolved): NonNullable<PodSpec['containers'][n
  * Returns the volumes of the Pod. The `emptyDir` is a placeholder for the VM's disk. Because of this volume, `kubectl drain` requires the
  * flag --delete-emptydir-data before it destroys the disk.
  */
-function volumes(vm: VM, { vncHostPort }: Resolved): NonNullable<PodSpec['volumes']> {
-  const secret = vm.spec.userDataSecretRef;
+function volumes(
+  vm: VM,
+  { vncHostPort, userDataSecretRef: secret }: Resolved,
+): NonNullable<PodSpec['volumes']> {
   return [
     { name: 'disk', emptyDir: {} },
     ...(secret === undefined

@@ -150,6 +150,16 @@ it('the policy of a tag in the VMConfig does not apply to the tag of the VM', ()
   expect(resolved(spec, shared).placement).toEqual({ tag: 'gpu' });
 });
 
+it('user data comes from the first source that has any, as a text or a Secret', () => {
+  const spec: VMSpec = { configRef: { name: 'shared' }, iso: 'installer' };
+  const secret = { userDataSecretRef: { name: 'setup', key: 'user-data' } };
+  const text = { userData: '#cloud-config' };
+  expect(resolved(spec, text)).toMatchObject({ ...text, userDataSecretRef: undefined });
+  expect(resolved(spec, secret)).toMatchObject({ ...secret, userData: undefined });
+  expect(resolved({ ...spec, ...secret }, text)).toMatchObject({ ...secret, userData: undefined });
+  expect(resolved({ ...spec, ...text }, secret)).toMatchObject({ ...text, userDataSecretRef: undefined });
+});
+
 it('each value of a VMConfig is the value of a VM that leaves it out', () => {
   const spec: VMSpec = { configRef: { name: 'shared' }, image: 'registry.example/guest:1' };
   const listed: VMConfigSpec = {
@@ -166,6 +176,8 @@ it('each value of a VMConfig is the value of a VM that leaves it out', () => {
     readiness: { type: 'Port', port: 22 },
     hardwareIdentity: 'Dynamic',
     sshAuthorizedKeys: ['ssh-ed25519 shared'],
+    userData: '#cloud-config',
+    userDataSecretRef: { name: 'setup', key: 'user-data' },
     ports: [':8080'],
     network: { automaticPorts: false },
     placement: { node: 'one', tag: 'fast', tagPolicy: 'Required', strategy: 'MostAllocated' },

@@ -42,6 +42,8 @@ export interface Resolved extends WantedPorts, ImageAccess, ForMachine {
   readonly hardwareIdentity: 'Consistent' | 'Dynamic';
   readonly readiness: NonNullable<VMSpec['readiness']>;
   readonly sshAuthorizedKeys: readonly string[];
+  readonly userData: VMSpec['userData'];
+  readonly userDataSecretRef: VMSpec['userDataSecretRef'];
   readonly config: { name: string; namespace: string; generation: number } | undefined;
 }
 
@@ -295,11 +297,19 @@ const KEYS_IN_USER_DATA = /^(?!\s*#).*\b(?:ssh_authorized_keys|ssh_import_id|ssh
 /** Returns true if users can log in to the guest with SSH keys, as far as the operator knows. It does not know user data in a Secret. */
 function hasKeys(layers: readonly Layer[]): boolean {
   const keys = pick(layers, 'sshAuthorizedKeys') ?? [];
-  return keys.length > 0 || KEYS_IN_USER_DATA.test(pick(layers, 'userData') ?? '');
+  return keys.length > 0 || KEYS_IN_USER_DATA.test(resolveUserData(layers).userData ?? '');
+}
+
+/** Returns the user data of the first source that has any. A guest gets either a text or the content of a Secret. */
+function resolveUserData(layers: readonly Layer[]): Pick<Resolved, 'userData' | 'userDataSecretRef'> {
+  const { userData, userDataSecretRef } =
+    layers.find((layer) => (layer.userData ?? layer.userDataSecretRef) !== undefined) ?? {};
+  return { userData, userDataSecretRef };
 }
 
 function resolveRest(layers: readonly Layer[]) {
   return {
+    ...resolveUserData(layers),
     placement: layers.reduceRight<Resolved['placement']>(mergePlacement, {}),
     ...resolveNetwork(layers),
     ...resolveVnc(layers),

@@ -354,16 +354,13 @@ function resources(pod: Pod, vm: VM, report: MachineReport, phase: VMPhase): VMS
  */
 export function userDataReady({ vm, pod }: ObservedVM): ConditionDraft | undefined {
   const type = 'UserDataReady';
-  const { userData, userDataSecretRef } = vm.spec;
-  if (userData === undefined && userDataSecretRef === undefined) {
-    return undefined;
-  }
   const said = podCondition(pod, USER_DATA_CONDITION);
   if (said !== undefined) {
     const reason = saidReason(said.reason, 'Reported');
     return { type, status: said.status, reason, message: said.message ?? '' };
   }
-  return pod?.status?.phase === 'Running'
+  const { userData, userDataSecretRef } = vm.spec;
+  return pod?.status?.phase === 'Running' && (userData ?? userDataSecretRef) !== undefined
     ? { type, status: 'Unknown', reason: 'NotReported', message: '' }
     : undefined;
 }

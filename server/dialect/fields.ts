@@ -14,7 +14,10 @@ export const VM_DIALECT: Dialect = {
   aliases: { vm_metadata: 'vmMetadata', customVMMetadata: 'vmMetadata' },
   withoutEffect: { netBoost: DRIVERS, legacyIO: DRIVERS },
 };
-export const VM_CONFIG_DIALECT: Dialect = { withoutEffect: VM_DIALECT.withoutEffect };
+export const VM_CONFIG_DIALECT: Dialect = {
+  aliases: { type: 'architecture' },
+  withoutEffect: VM_DIALECT.withoutEffect,
+};
 /** Clients send the command under one of three keys. */
 export const POWER_DIALECT: Dialect = { aliases: { action: 'command', operation: 'command' } };
 export const IMAGE_DIALECT: Dialect = { aliases: { name: 'imageName' } };

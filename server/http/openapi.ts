@@ -192,12 +192,13 @@ interface Parts {
 type Answers = Record<string, { $ref?: string; description?: string | undefined; content?: object }>;
 
 /**
- * Removes minimums and maximums that are only the bounds of JavaScript's safe integers. Also removes the schemas for requests if nothing in
+ * Removes minimums and maximums that are only the bounds of JavaScript's safe integers, and what only CustomResourceDefinitions need. Also removes the schemas for requests if nothing in
  * the document refers to them.
  */
 function withoutNoise(document: Described): Described {
   const text = JSON.stringify(document, (key, value: unknown) =>
-    (key === 'minimum' || key === 'maximum') && Math.abs(Number(value)) === Number.MAX_SAFE_INTEGER
+    key.startsWith('x-kubernetes-') ||
+    ((key === 'minimum' || key === 'maximum') && Math.abs(Number(value)) === Number.MAX_SAFE_INTEGER)
       ? undefined
       : value,
   );

@@ -89,8 +89,26 @@ it('notes until when the answer is taken', () => {
   expect(vmOf(body, { namespace: 'platform-a', answerBy }).metadata.annotations).toEqual(annotations);
 });
 
+it('gives a guest its keys, user data, disk and readiness', () => {
+  const fields = {
+    architecture: 'arm64',
+    diskSize: '40Gi',
+    readiness: { type: 'Port', port: 80 },
+    sshAuthorizedKeys: [`ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA${'A'.repeat(40)} ada`],
+    userDataSecretRef: { name: 'setup', key: 'user-data' },
+  };
+  expect(vm({ image: 'a', ...fields, vncHostPort: true }).spec).toEqual({
+    image: 'a',
+    ...fields,
+    vnc: { hostPort: true },
+  });
+});
+
 it.each([
   {},
+  { image: 'a', userData: 'a', userDataSecretRef: { name: 'a', key: 'b' } },
+  { image: 'a', userDataSecretRef: 'plain text' },
+  { image: 'a', sshAuthorizedKeys: ['-----BEGIN OPENSSH PRIVATE KEY-----'] },
   { image: 'a', iso: 'b' },
   { image: 'a', name: 'Upper' },
   { image: 'a', name: '1st' },
