@@ -66,7 +66,7 @@ function screenWith(card: Screen['card'], plan: VmLaunchPlan, platform: GuestPla
  * Devices with which VNC sends keys and the pointer. The tablet gives the pointer positions on the screen; a PS/2 mouse has only movements. An
  * amd64 machine has a PS/2 keyboard, which also firmware and guests without a USB driver read. A USB keyboard would take its keys away.
  */
-const INPUTS: Readonly<Record<Platform['architecture'], readonly string[]>> = {
+const INPUTS: Readonly<Record<GuestPlatform['architecture'], readonly string[]>> = {
   amd64: ['usb-tablet'],
   arm64: ['usb-tablet', 'usb-kbd'],
 };
@@ -78,7 +78,7 @@ const INPUTS: Readonly<Record<Platform['architecture'], readonly string[]>> = {
 export function screenArguments(
   screen: Screen | undefined,
   isServed: boolean,
-  { architecture }: Pick<Platform, 'architecture'>,
+  { architecture }: Pick<GuestPlatform, 'architecture'>,
 ): string[] {
   const { card, display, dbus } = screen ?? { dbus: false };
   const size = display === undefined ? '' : `,xres=${display.width},yres=${display.height}`;
