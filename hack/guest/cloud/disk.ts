@@ -1,7 +1,7 @@
 /** The disk of the cloud guest: a boot loader, and one file system behind it. No loop device and no other machine's loader is needed. */
 import { copyFile, mkdir, open, readFile, truncate, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { GuestArchitecture } from '../../guest.ts';
+import type { Architecture } from '../../../agent/drivers/driver.ts';
 import { run } from '../run.ts';
 
 const SECTOR_BYTES = 512;
@@ -22,7 +22,7 @@ const BOOTABLE = 0x80;
 const TOOL_TIMEOUT_MILLISECONDS = 300_000;
 
 export interface CloudParts {
-  architecture: GuestArchitecture;
+  architecture: Architecture;
   /** Folder of the root file system. Kernel and first file system are added to it. */
   root: string;
   kernel: string;
@@ -51,7 +51,7 @@ interface Firmware {
   makeLoader: (modules: string, configuration: string, work: string) => Promise<Buffer>;
 }
 
-const FIRMWARE: Readonly<Record<GuestArchitecture, Firmware>> = {
+const FIRMWARE: Readonly<Record<Architecture, Firmware>> = {
   amd64: {
     console: 'ttyS0',
     protocol: '16',
