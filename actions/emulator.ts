@@ -1,7 +1,9 @@
 /** Deploys an Android emulator beside a running VM: turns the request into an Emulator, and waits until Android has booted. */
+import { conditionOf } from '../api/http/conditions.ts';
 import type { EmulatorRequest } from '../api/http/emulator.ts';
 import type { Emulator } from '../api/v1alpha1/emulator.ts';
 import { EMULATOR_DEFAULTS } from '../api/v1alpha1/fields.ts';
+import type { Reason } from '../api/v1alpha1/reasons.ts';
 import { EMULATORS } from '../api/v1alpha1/resources.ts';
 import type { VM } from '../api/v1alpha1/vm.ts';
 import type { KubeClient } from '../kube/client.ts';
@@ -78,9 +80,17 @@ export async function untilBooted(
   throw new ActionError('gone', `Emulator ${from.name} was deleted before it ran`);
 }
 
-/** Reports whether the emulator runs. @throws ActionError when it has failed. */
+/** Reason for which no host will ever run an emulator beside its VM, because the architecture of a VM never changes. */
+const REFUSED: Reason = 'ArchitectureNotAllowed';
+
+/** Reports whether the emulator runs. @throws ActionError when it has failed, or can never run. */
 function isBooted({ metadata, status = {} }: Emulator): boolean {
   const { phase, failure } = status;
+  const scheduled = conditionOf({ status }, 'Scheduled');
+  if (scheduled?.status === 'False' && scheduled.reason === REFUSED) {
+    const { reason, message } = scheduled;
+    throw new ActionError('failed', message, { causes: [{ reason, message }] });
+  }
   if (phase === 'Failed') {
     const { reason = 'Failed', message = `Emulator ${metadata.name} failed` } = failure ?? {};
     throw new ActionError('failed', message, { causes: [{ reason, message }] });

@@ -65,6 +65,17 @@ function withLong(arg: string, longs: ReadonlyMap<string, string>): string {
  * takes the name of a file for `vm create`.
  */
 function commandIn(program: Command, args: readonly string[]): Command {
+  return findCommand(program, args).command;
+}
+
+/** Reports whether the arguments name a noun or a verb that does not exist. */
+export function namesUnknown(program: Command, args: readonly string[]): boolean {
+  const { command, isUnknown } = findCommand(program, args);
+  return isUnknown && command.commands.length > 0;
+}
+
+/** `isUnknown` tells that a word follows the command that is no command itself. */
+function findCommand(program: Command, args: readonly string[]): { command: Command; isUnknown: boolean } {
   let command = program;
   for (let at = 0; at < args.length; at += 1) {
     const arg = args[at] ?? '';
@@ -76,11 +87,11 @@ function commandIn(program: Command, args: readonly string[]): Command {
     }
     const next = command.commands.find((one) => one.name() === arg || one.aliases().includes(arg));
     if (next === undefined) {
-      break;
+      return { command, isUnknown: true };
     }
     command = next;
   }
-  return command;
+  return { command, isUnknown: false };
 }
 
 /** Returns a map from the names of the boolean flags to their long names. The keys are the long and the short names. */

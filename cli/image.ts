@@ -60,11 +60,11 @@ const COLUMNS: readonly Column<StoredContent>[] = [
   ofItem('STATE', ({ state }) => state),
   ofItem('SIZE', ({ size }) => formatSize(size)),
   ofItem('DESCRIPTION', ({ description }) => description),
+  ofItem('MESSAGE', ({ errorMessage }) => errorMessage),
   { ...ofItem('NAMESPACE', ({ namespace }) => namespace), isWide: true },
   { ...ofItem('PROGRESS', ({ progressPercent: percent }) => percent && `${percent} %`), isWide: true },
   { ...ofItem('STORAGE', ({ storageSize }) => formatSize(storageSize)), isWide: true },
   { ...ofItem('UPDATED', ({ lastUpdatedTimestamp }) => lastUpdatedTimestamp), isWide: true },
-  { ...ofItem('MESSAGE', ({ errorMessage }) => errorMessage), isWide: true },
 ];
 const COMMON = { columns: COLUMNS, itemOf: imageItem, isShared: true };
 export const IMAGE_KIND: NounKind<StoredContent> = {

@@ -28,8 +28,9 @@ export function addNamespaceCommands(noun: Command, terminal: Terminal): void {
     .command('list')
     .alias('ls')
     .description('List the namespaces that you may see')
-    .action(async (_flags, command: Command) => {
-      await list(terminal, command.optsWithGlobals<Globals>());
+    .argument('[names...]', 'names of the namespaces to list (default: all)')
+    .action(async (names: string[], _flags, command: Command) => {
+      await list(terminal, command.optsWithGlobals<Globals>(), names);
     });
   noun
     .command('create')
@@ -55,10 +56,10 @@ export function isServed(name: string): boolean {
   return isServedNamespace(name, SERVED_NAMESPACES);
 }
 
-export async function list(terminal: Terminal, globals: Globals): Promise<void> {
+async function list(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
-    const rows = await directOrAsked(
+    const all = await directOrAsked(
       cluster,
       signal,
       async () => {
@@ -68,6 +69,12 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
       async (server) =>
         ((await server({ method: 'GET', path: '/namespaces' })) as { items: NamespaceItem[] }).items,
     );
+    const wanted = names.map(cluster.realNamespace);
+    const rows = all.filter(({ name }) => wanted.length === 0 || wanted.includes(name));
+    const missing = wanted.find((name) => rows.every((row) => row.name !== name));
+    if (missing !== undefined) {
+      throw namespaceNotFound(missing);
+    }
     await print(terminal, globals.output, {
       rows,
       columns: [
@@ -83,16 +90,17 @@ export async function list(terminal: Terminal, globals: Globals): Promise<void> 
 export async function create(
   terminal: Terminal,
   globals: Globals,
-  { name, customPods }: { name: string; customPods: boolean },
+  { name: given, customPods }: { name: string; customPods: boolean },
 ): Promise<void> {
-  if (!isServed(name)) {
-    throw new CommandError(
-      `The name ${JSON.stringify(printable(name))} must begin with ${NAMESPACE_PREFIX}`,
-      EXIT.usage,
-    );
-  }
   const { signal } = terminal;
-  await withCluster(terminal, globals, async ({ client }) => {
+  await withCluster(terminal, globals, async ({ client, realNamespace }) => {
+    const name = realNamespace(given);
+    if (!isServed(name)) {
+      throw new CommandError(
+        `The name ${JSON.stringify(printable(name))} must begin with ${NAMESPACE_PREFIX}`,
+        EXIT.usage,
+      );
+    }
     const created = await createNamespace(client, name, { customPods, signal });
     const message = 'Successfully created namespace';
     await printDone(terminal, globals.output, [namespaceItem(created)], message);
@@ -105,7 +113,7 @@ export async function create(
  */
 export async function remove(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   await withCluster(terminal, globals, async (cluster) => {
-    const { done, rethrow } = await forEachName(names, async (name) => {
+    const { done, rethrow } = await forEachName(names.map(cluster.realNamespace), async (name) => {
       await directOrAsked(
         cluster,
         terminal.signal,
@@ -119,9 +127,13 @@ export async function remove(terminal: Terminal, globals: Globals, names: readon
   });
 }
 
+function namespaceNotFound(name: string): CommandError {
+  return new CommandError(`namespace ${JSON.stringify(printable(name))} not found`, EXIT.notFound);
+}
+
 /** @throws CommandError when the namespace does not exist; ActionError when it belongs to Berth, or has hosts or VMs; ApiError. */
 async function removeOne({ client }: UserCluster, name: string): Promise<void> {
-  const missing = new CommandError(`namespace ${JSON.stringify(printable(name))} not found`, EXIT.notFound);
+  const missing = namespaceNotFound(name);
   if (name !== SYSTEM_NAMESPACE && (!isObjectName(name) || !isServed(name))) {
     throw missing;
   }

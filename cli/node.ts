@@ -209,21 +209,22 @@ interface Gift {
  * @throws CommandError when machines run on the host, or when a name is wrong; ApiError.
  */
 export async function giveHost(terminal: Terminal, globals: Globals, gift: Gift): Promise<void> {
-  const { name, target } = gift;
-  if (!isServed(target) || !isObjectName(target)) {
-    throw new CommandError(
-      `The target ${JSON.stringify(printable(target))} must be ${DEFAULT_NAMESPACE}, or a namespace whose name begins with ${NAMESPACE_PREFIX}`,
-      EXIT.usage,
-    );
-  }
+  const { name } = gift;
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
+    const target = cluster.realNamespace(gift.target);
+    if (!isServed(target) || !isObjectName(target)) {
+      throw new CommandError(
+        `The target ${JSON.stringify(printable(target))} must be ${DEFAULT_NAMESPACE}, or a namespace whose name begins with ${NAMESPACE_PREFIX}`,
+        EXIT.usage,
+      );
+    }
     requireHostName(name, namespace);
     await directOrAsked(
       cluster,
       signal,
-      async () => await giveDirectly(cluster, gift, signal),
+      async () => await giveDirectly(cluster, { name, target }, signal),
       async (server) => {
         const path = namespacePath(namespace, 'nodes', name, 'namespace');
         await server({ method: 'POST', path, body: { namespace: target } });

@@ -80,6 +80,9 @@ it.each([
   [['vm', 'delete'], 'Give one of these: names, --all or --selector'],
   [['vm', 'delete', 'a', '--all'], 'Give one of these: names, --all or --selector'],
   [['vm', 'list', 'a', '-A'], 'Give either names, or --selector and --all-namespaces'],
+  [['nosuch', '--help'], "unknown command 'nosuch'"],
+  [['help', 'nosuch'], "unknown command 'nosuch'"],
+  [['vm', 'lst', '-h'], "unknown command 'lst'"],
   [['vmconfig', 'deploy'], "unknown command 'deploy'"],
   [['vm-config', 'lst'], 'Did you mean one of list, ls?'],
   [['user', 'set-token', 'a', '--api-url', 'http://berth.example'], 'It must be https://'],
@@ -88,6 +91,20 @@ it.each([
   const { code, out, err } = await berth(...args);
   expect([code, out]).toEqual([EXIT.usage, '']);
   expect(err).toContain(expected);
+});
+
+it('shows the help of a verb after the word help, and takes the short names of nouns', async () => {
+  expect((await berth('help', 'vm', 'deploy')).out).toBe((await berth('vm', 'deploy', '--help')).out);
+  for (const [short, noun] of Object.entries({
+    vmc: 'vmconfig',
+    sa: 'serviceaccount',
+    regcred: 'registry',
+  })) {
+    expect((await berth(short, 'list', '--help')).out).toContain(`Usage: berth ${noun}`);
+  }
+  for (const [short, noun] of Object.entries({ rb: 'rolebinding', ic: 'imagecache', ns: 'namespace' })) {
+    expect((await berth(short, 'list', '--help')).out).toContain(`Usage: berth ${noun}`);
+  }
 });
 
 it('has the name under which it was started, in help, advice and completion', async () => {

@@ -5,7 +5,7 @@
 import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { CommandError, described, EXIT, ProgramEnded, withLogin } from './errors.ts';
-import { withBooleans } from './flags.ts';
+import { namesUnknown, withBooleans } from './flags.ts';
 import { addGlobals, type Globals } from './globals.ts';
 import { type ShellName, SHELLS } from './completion.ts';
 import type { Terminal } from './terminal.ts';
@@ -13,8 +13,8 @@ import { printable } from './text.ts';
 
 interface Noun {
   readonly name: string;
-  /** Other spelling of the name. */
-  readonly alias?: string;
+  /** Other spellings of the name, which scripts for other platforms use. */
+  readonly aliases?: readonly string[];
   readonly description: string;
   readonly addVerbs: (noun: Command, terminal: Terminal) => Promise<void>;
 }
@@ -29,7 +29,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'vmconfig',
-    alias: 'vm-config',
+    aliases: ['vm-config', 'vmc'],
     description: 'Values that VMs share',
     addVerbs: async (noun, terminal) => {
       (await import('./vmconfig.ts')).addVMConfigCommands(noun, terminal);
@@ -51,6 +51,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'imagecache',
+    aliases: ['ic'],
     description: 'Images that hosts keep, so that VMs start without a pull',
     addVerbs: async (noun, terminal) => {
       (await import('./imagecache/commands.ts')).addImageCacheCommands(noun, terminal);
@@ -114,6 +115,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'namespace',
+    aliases: ['ns'],
     description: 'Namespaces of VMs',
     addVerbs: async (noun, terminal) => {
       (await import('./namespace.ts')).addNamespaceCommands(noun, terminal);
@@ -121,6 +123,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'serviceaccount',
+    aliases: ['sa'],
     description: 'Accounts of programs, and their tokens',
     addVerbs: async (noun, terminal) => {
       (await import('./serviceaccount.ts')).addServiceAccountCommands(noun, terminal);
@@ -128,6 +131,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'rolebinding',
+    aliases: ['rb'],
     description: 'Members of a namespace',
     addVerbs: async (noun, terminal) => {
       (await import('./rolebinding.ts')).addRoleBindingCommands(noun, terminal);
@@ -135,6 +139,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'registry',
+    aliases: ['regcred'],
     description: 'Credentials for registries',
     addVerbs: async (noun, terminal) => {
       (await import('./registry.ts')).addRegistryCommands(noun, terminal);
@@ -162,10 +167,10 @@ const DESTRUCTIVE: ReadonlySet<string> = new Set(['delete', 'revert', 'give-up']
 /** Runs the command and resolves with its exit code. `args` are the arguments after the name of the command. */
 export async function run(args: readonly string[], terminal: Terminal): Promise<number> {
   try {
-    const program = await createProgram(terminal, ({ name, alias }) =>
-      [name, alias].some((word) => args.includes(word ?? name)),
+    const program = await createProgram(terminal, ({ name, aliases = [] }) =>
+      [name, ...aliases].some((word) => args.includes(word)),
     );
-    await program.parseAsync(withBooleans(program, args), { from: 'user' });
+    await program.parseAsync(withBooleans(program, helpArguments(program, args)), { from: 'user' });
     return EXIT.done;
   } catch (error) {
     if (error instanceof CommanderError) {
@@ -179,6 +184,18 @@ export async function run(args: readonly string[], terminal: Terminal): Promise<
     terminal.err(`error: ${withLogin(message, terminal.name)}\n`);
     return exitCode;
   }
+}
+
+const HELP: readonly string[] = ['--help', '-h'];
+
+/**
+ * Returns `vm deploy --help` for `help vm deploy`, because commander shows only the help of the noun. If the arguments name a command that
+ * does not exist, the result has no flag for help. Otherwise commander would show another help, and a script would not see the mistake.
+ */
+function helpArguments(program: Command, args: readonly string[]): readonly string[] {
+  const [first, ...rest] = args;
+  const asked = first === 'help' && rest.length > 0 ? [...rest, '--help'] : args;
+  return namesUnknown(program, asked) ? asked.filter((arg) => !HELP.includes(arg)) : asked;
 }
 
 /** Returns the tree of commands. A noun gets its verbs if `hasVerbs` returns true for this noun. */
@@ -205,9 +222,7 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   });
   for (const noun of NOUNS) {
     const command = program.command(noun.name).description(noun.description).helpCommand(false);
-    if (noun.alias !== undefined) {
-      command.alias(noun.alias);
-    }
+    command.aliases([...(noun.aliases ?? [])]);
     if (hasVerbs(noun)) {
       await noun.addVerbs(command, terminal);
     }

@@ -192,15 +192,43 @@ interface Refused {
 }
 
 /**
- * Returns the error for the user. If the API server refused fields, the message names the flags for these fields. Returns other errors
- * unchanged.
+ * Returns the error for the user. If the API server refused fields, the message has one line for each flag with its value and the allowed
+ * values. Returns other errors unchanged.
  */
 export function inFlags(error: unknown, flagByField: Readonly<Record<string, string>>): unknown {
-  const lines = refusedIn(error).map(({ field, message }) => {
+  const refused = Map.groupBy(refusedIn(error), ({ field }) => field);
+  const lines = [...refused].map(([field, all]) => {
     const flag = flagByField[field.replace(/\[.*$/, '')] ?? field;
-    return printable(`${flag}: ${message.replaceAll(`${field} in body `, '')}`);
+    const messages = new Set(bestOf(all).map(({ message }) => formatRefusal(message, field)));
+    return printable(`${flag}: ${[...messages].join(', and ')}`);
   });
   return lines.length === 0 ? error : new CommandError(lines.join('\n'));
+}
+
+/** Field under which the API server says that it left out other checks. */
+const NO_FIELD = '<nil>';
+
+/**
+ * Returns the refusals of one field that tell most. For a bound or a form, the API server often gives two: one of its schema, whose text has
+ * the words "in body" and sometimes a pattern, and one of a rule with a sentence of Berth.
+ */
+function bestOf(refused: readonly Refused[]): readonly Refused[] {
+  const rules = refused.filter(({ message }) => !message.includes(' in body '));
+  return rules.length === 0 ? refused : rules;
+}
+
+/** Returns `VALUE must be …` for `Invalid value: VALUE: FIELD in body should be …`. Other texts stay as they are. */
+function formatRefusal(message: string, field: string): string {
+  const plain = message.replaceAll(`${field} in body `, '');
+  const [, value, rule = ''] = /^Invalid value: (.*?): (.*)$/s.exec(plain) ?? [];
+  if (value === undefined) {
+    return plain;
+  }
+  const allowed = rule
+    .replace(/^should be greater than or equal to /, 'must be at least ')
+    .replace(/^should be less than or equal to /, 'must be at most ')
+    .replace(/^should /, 'must ');
+  return allowed.startsWith('must ') ? `${value} ${allowed}` : allowed;
 }
 
 function refusedIn(error: unknown): Refused[] {
@@ -212,7 +240,9 @@ function refusedIn(error: unknown): Refused[] {
     return status === 400 ? findUnknown(error.message) : [];
   }
   const { causes = [] } = (details ?? {}) as { causes?: Partial<Refused>[] };
-  return causes.map(({ field = '', message = '' }) => ({ field, message }));
+  const all = causes.map(({ field = '', message = '' }) => ({ field, message }));
+  const known = all.filter(({ field }) => field !== NO_FIELD);
+  return known.length === 0 ? all : known;
 }
 
 /**

@@ -18,7 +18,7 @@ export interface MachineFlags {
   readonly tag?: string;
   readonly tagRequired?: boolean;
   readonly scheduler?: 'default' | 'most-allocated';
-  readonly vnc?: boolean;
+  readonly vnc?: boolean | undefined;
 }
 
 /** A flag of the table. */

@@ -83,6 +83,7 @@ function addDeployFlags(command: Command): Command {
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', parsePairs)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', parsePairs)
     .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber)
+    .addOption(new BooleanFlag('--disable-vnc', 'the same as --vnc=false').hideHelp())
     .addOption(new BooleanFlag('--no-ssh-key', 'give the guest no SSH key, not even your own one'));
   return addOwnFlags(command);
 }

@@ -233,6 +233,13 @@ it('names the flags of the fields that the API server refuses', () => {
       field: 'spec.displayWidth',
       message: 'Invalid value: 9: spec.displayWidth in body should be at least 320',
     },
+    { field: 'spec.displayWidth', message: 'Invalid value: 9: must be from 320 to 3840' },
+    { field: '<nil>', message: 'Invalid value: null: some validation rules were not checked' },
+    { field: 'spec.cpu', message: 'Invalid value: 0: spec.cpu in body should be greater than or equal to 1' },
+    {
+      field: 'spec.memory',
+      message: 'Invalid value: "1Mi": memory 1Mi is not allowed: it must be from 64Mi',
+    },
     { field: 'spec.ports[0]', message: 'Invalid value: "x"' },
     { field: 'spec.activeDeadlineSeconds', message: 'Invalid value: 0: must be from 1' },
     { field: 'spec.ttlSecondsAfterFinished', message: 'Invalid value: -1: must be from 0' },
@@ -241,7 +248,7 @@ it('names the flags of the fields that the API server refuses', () => {
   const error = new ApiError('VM is invalid', { status: 422, reason: 'Invalid', details: { causes } });
   expect(inFlags(error)).toMatchObject({
     message:
-      '--display-width: Invalid value: 9: should be at least 320\n--reserve-port: Invalid value: "x"\n--active-deadline-seconds: Invalid value: 0: must be from 1\n--ttl-seconds-after-finished: Invalid value: -1: must be from 0\nspec.vnc: is odd',
+      '--display-width: 9 must be from 320 to 3840\n--cpu: 0 must be at least 1\n--memory: memory 1Mi is not allowed: it must be from 64Mi\n--reserve-port: Invalid value: "x"\n--active-deadline-seconds: 0 must be from 1\n--ttl-seconds-after-finished: -1 must be from 0\nspec.vnc: is odd',
   });
 });
 
@@ -294,4 +301,20 @@ it('waits until the VM is ready, if the user wants that', async () => {
   server?.close();
   const succeeded = await deployed({ version: [running, { ...RUNNING, status: ready('True') }] });
   expect(succeeded.calls).not.toContain('DELETE');
+});
+
+it('says in a script why the VM waits, once for each cause, and says nothing to a program', async () => {
+  const condition = {
+    type: 'Scheduled',
+    status: 'False',
+    reason: 'Unschedulable',
+    message: 'No host is free',
+  };
+  const waiting = { ...RUNNING, status: { phase: 'Pending', conditions: [condition] } };
+  const version = [waiting, waiting, RUNNING];
+  const { out } = await deployed({ version, output: 'table' });
+  expect(out.mock.calls.filter(([text]) => text === 'VM mac waits: No host is free\n')).toHaveLength(1);
+  server?.close();
+  const program = await deployed({ version, output: 'json' });
+  expect(program.out.mock.calls.flat().join('')).not.toContain('waits');
 });

@@ -26,6 +26,9 @@ import { listingOf } from '../objects/kind.ts';
 import { print } from '../output.ts';
 import { estimator, progressLine } from '../progress.ts';
 import type { Terminal } from '../terminal.ts';
+import { printable } from '../text.ts';
+import { hostNotFound, readHosts } from '../node.ts';
+import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { VM_KIND } from './kind.ts';
 import type { VMDeployBody } from '../../api/http/vm.ts';
 import { undefinedIf } from '../../base/errors.ts';
@@ -50,6 +53,8 @@ export interface DeployFlags extends MachineFlags {
   readonly timeout?: number;
   /** Whether the guest gets no SSH key, not even the user's own one. */
   readonly noSshKey?: boolean;
+  /** Whether the display is not served over VNC, as scripts for another platform say it. */
+  readonly disableVnc?: boolean;
   /** State of the VM at which the deployment ends. */
   readonly waitFor?: 'running' | 'ready';
 }
@@ -74,7 +79,7 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
   check(flags);
   const { generateName, config, timeout, labels } = flags;
   return {
-    ...machineRequest(flags),
+    ...machineRequest({ ...flags, vnc: flags.disableVnc === true ? false : flags.vnc }),
     name,
     shouldGenerateName: generateName,
     vmConfig: config,
@@ -199,8 +204,19 @@ function itemsOf(metadata: Record<string, string>): VMDeployBody['vmMetadata'] {
   return { items: Object.entries(metadata).map(([key, value]) => ({ key, value })) };
 }
 
+/** Reasons of conditions of a VM that waits until somebody changes something. */
+const CAUSES: ReadonlySet<string> = new Set<Reason>([
+  'Unschedulable',
+  'SecretNotFound',
+  'UserDataSecretRefused',
+  'UserDataInvalid',
+]);
+
 /** Time limit for the deletion of the VM after a failure. If the API server does not answer, the operator deletes the VM later. */
 const LAST_WRITE_MILLISECONDS = 10_000;
+
+/** Number of hosts that a message names. More would hide the message. */
+const HOSTS_NAMED = 10;
 
 interface Request {
   readonly name: string | undefined;
@@ -235,12 +251,16 @@ export async function create(
  */
 export async function deploy(terminal: Terminal, globals: Globals, { name, flags }: Request): Promise<void> {
   const body = bodyOf(name, flags);
+  const { node } = flags;
   const minutes = timeoutMinutes(body);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     const answerBy = answerByIn(minutes);
     const late = AbortSignal.timeout(minutes * 60_000);
     const signal = AbortSignal.any([terminal.signal, late]);
+    if (node !== undefined) {
+      await requireHost(cluster, node, signal);
+    }
     const sshKey = await keysFor(terminal, globals, cluster, flags);
     const created = await createVM(
       cluster,
@@ -250,12 +270,16 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
     const latest = { vm: created };
     const progress = progressLine(terminal);
     const estimate = estimator();
+    const tell = waitingLines(terminal, globals);
     try {
       latest.vm = await untilDeployed(latest, {
         ...cluster,
         wanted: { waitFor: flags.waitFor ?? 'running' },
         signal,
-        onVersion: (vm) => progress.show(formatLine(vm, estimate)),
+        onVersion: (vm) => {
+          progress.show(formatLine(vm, estimate));
+          tell(vm);
+        },
       });
     } catch (error) {
       // The code checks the time limit before it deletes the VM, because the time can also run out during the deletion.
@@ -269,6 +293,23 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
   });
 }
 
+/**
+ * Returns a function that writes a line for each cause for which a VM waits, once for each cause. It writes nothing if a person sees the
+ * progress, or if a program reads the output, because it could read both streams as one.
+ */
+function waitingLines({ isForPeople, err }: Terminal, { output }: Globals): (vm: VM) => void {
+  const isQuiet = isForPeople || (output !== 'table' && output !== 'wide');
+  const told = new Set<string>();
+  return (vm) => {
+    const conditions = ['Scheduled', 'UserDataReady'].map((type) => conditionOf(vm, type));
+    const cause = conditions.find((condition) => condition !== undefined && CAUSES.has(condition.reason));
+    if (!isQuiet && cause !== undefined && !told.has(cause.reason)) {
+      told.add(cause.reason);
+      err(`VM ${vm.metadata.name} waits: ${printable(cause.message)}\n`);
+    }
+  };
+}
+
 async function createVM(
   cluster: UserCluster,
   vm: ReturnType<typeof vmFrom>,
@@ -278,6 +319,21 @@ async function createVM(
     return await createNamed(cluster, VMS, vm, { signal });
   } catch (error) {
     throw inFlags(error);
+  }
+}
+
+/**
+ * Checks that the host exists. Without this check, the deployment would wait for the host until its time limit.
+ *
+ * @throws CommandError when no host has the name; ApiError, but not if the user may not read Nodes.
+ */
+async function requireHost(cluster: UserCluster, name: string, signal: AbortSignal): Promise<void> {
+  const hosts = await undefinedIf(isForbidden, readHosts(cluster, signal));
+  const names = hosts?.own.map(({ metadata }) => metadata.name) ?? [name];
+  if (!names.includes(name)) {
+    const known =
+      names.length === 0 ? 'It has no hosts' : `Its hosts are ${names.slice(0, HOSTS_NAMED).join(', ')}`;
+    throw hostNotFound(name, cluster.namespace, `. ${known}`);
   }
 }
 

@@ -356,6 +356,32 @@ it('a namespace of a flag or variable may have the other prefix of the settings'
   expect(JSON.parse(out)).toMatchObject([{ name: 'ci', namespace }]);
   const { code, err } = await command.run(['vm', 'list'], { environment: { CI_NAMESPACE: 'ci-elsewhere' } });
   expect([code, err]).toEqual([3, expect.stringContaining('in the namespace "platform-elsewhere"')]);
+  expect(await berthAsAdmin('namespace', 'create', 'ci-made')).toMatchObject({
+    code: 0,
+    out: 'Successfully created namespace platform-made\n',
+  });
+  expect((await berthAsAdmin('ns', 'list', 'ci-made', '-o', 'name')).out).toBe('platform-made\n');
+  // The target is right, so the command refuses the host.
+  const given = await berthAsAdmin('node', 'namespace', 'nosuch', 'ci-made');
+  expect([given.code, given.err]).toEqual([4, expect.stringContaining('node "nosuch" not found')]);
+});
+
+it('a deployment that can never succeed ends at once with the reason', async () => {
+  const wrongHost = await berthAsAdmin('vm', 'deploy', 'lost', '--image', 'a', '--node', 'nosuch');
+  expect(wrongHost).toEqual({
+    code: 4,
+    out: '',
+    err: `error: node "nosuch" not found in namespace ${namespace}. Its hosts are bare, host-0\n`,
+  });
+  expect((await berth('vm', 'deploy', 'arm', '--config', 'ci', '--node', 'host-0')).code).toBe(0);
+  const { code, err } = await berth('emulator', 'deploy', 'refused', '--vm', 'arm');
+  expect([code, err]).toEqual([
+    1,
+    expect.stringMatching(
+      /^error: Host host-0 has the architecture arm64\. .* Emulator refused was deleted\n$/,
+    ),
+  ]);
+  expect((await berth('vm', 'delete', 'arm')).code).toBe(0);
 });
 
 it('a cluster without one of the kinds says so, and the others go on', async () => {
