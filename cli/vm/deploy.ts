@@ -270,7 +270,7 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
     const latest = { vm: created };
     const progress = progressLine(terminal);
     const estimate = estimator();
-    const tell = waitingLines(terminal, globals);
+    const writeCause = waitingLines(terminal, globals);
     try {
       latest.vm = await untilDeployed(latest, {
         ...cluster,
@@ -278,7 +278,7 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
         signal,
         onVersion: (vm) => {
           progress.show(formatLine(vm, estimate));
-          tell(vm);
+          writeCause(vm);
         },
       });
     } catch (error) {
@@ -299,12 +299,12 @@ export async function deploy(terminal: Terminal, globals: Globals, { name, flags
  */
 function waitingLines({ isForPeople, err }: Terminal, { output }: Globals): (vm: VM) => void {
   const isQuiet = isForPeople || (output !== 'table' && output !== 'wide');
-  const told = new Set<string>();
+  const causes = new Set<string>();
   return (vm) => {
     const conditions = ['Scheduled', 'UserDataReady'].map((type) => conditionOf(vm, type));
     const cause = conditions.find((condition) => condition !== undefined && CAUSES.has(condition.reason));
-    if (!isQuiet && cause !== undefined && !told.has(cause.reason)) {
-      told.add(cause.reason);
+    if (!isQuiet && cause !== undefined && !causes.has(cause.reason)) {
+      causes.add(cause.reason);
       err(`VM ${vm.metadata.name} waits: ${printable(cause.message)}\n`);
     }
   };
