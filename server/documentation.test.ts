@@ -50,6 +50,11 @@ it('has a page for everybody, whose files all come from this server', async () =
   }
 });
 
+it.each(['/', '/api/v1', '/api/v1/'])('%s leads to the page', async (url) => {
+  const { statusCode, headers } = await server.app.inject({ url });
+  expect([statusCode, headers.location]).toEqual([302, PAGE]);
+});
+
 it.each(['swagger-ui.css', 'swagger-ui-bundle.js', 'swagger-ui-bundle.js.LICENSE.txt'])(
   'gives all of %s',
   async (file) => {

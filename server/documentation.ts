@@ -29,6 +29,10 @@ export function addDocumentationRoutes(app: App): void {
     document ??= JSON.stringify(app.swagger());
     return reply.type('application/json; charset=utf-8').send(document);
   });
+  // People who open the address of the server, or that of its API, want to see what it offers.
+  for (const path of ['/', '/api/v1']) {
+    app.get(path, { schema }, (_request, reply) => reply.redirect(PAGE_PATH));
+  }
   app.get(PAGE_PATH, { schema }, (_request, reply) =>
     secured(reply, 'text/html; charset=utf-8').header('cache-control', 'no-cache').send(pageHTML(PAGE)),
   );

@@ -241,3 +241,17 @@ it('has a limit for silent connections that is longer than four requests to an A
   // A request to the API server has 30 s.
   expect(http.timeout).toBeGreaterThan(4 * 30_000);
 });
+
+it.each([
+  ['DELETE', '/api/v1//namespaces/platform-a/vms/', 405, 'GET, HEAD, POST'],
+  ['PUT', '/api/v1/namespaces/platform-a/vms/x?a=b', 405, 'GET, HEAD, DELETE'],
+  ['DELETE', '/api/v1/namespaces/platform-a/cache/images/quay.io/a/b', 405, 'GET, HEAD, POST'],
+  ['GET', '/api/v1/nothing', 404, undefined],
+  ['GET', '/api/v1xswagger', 404, undefined],
+] as const)(
+  'answers %s %s with %i, and says which methods the path has',
+  async (method, url, code, allow) => {
+    const { statusCode, headers } = await server.app.inject({ method, url, headers: TOKEN });
+    expect([statusCode, headers.allow]).toEqual([code, allow]);
+  },
+);

@@ -92,13 +92,7 @@ export function createApp({ logger, tls }: AppOptions): App {
   app.setValidatorCompiler(validatorCompiler);
   app.setSerializerCompiler(serializerCompiler);
   app.setErrorHandler(sendError);
-  app.setNotFoundHandler((request, reply) =>
-    sendError(
-      new StatusError(404, `${request.method} ${request.url.split('?')[0]} not found`),
-      request,
-      reply,
-    ),
-  );
+  answerUnknownPaths(app);
   app.server.timeout = STALL_MILLISECONDS;
   app.server.keepAliveTimeout = KEEP_ALIVE_MILLISECONDS;
   checkQueries(app);
@@ -109,6 +103,37 @@ export function createApp({ logger, tls }: AppOptions): App {
     return payload;
   });
   return app;
+}
+
+/** Answers a request that no route takes: with 405 and the header `Allow` if the path has routes of other methods, and else with 404. */
+function answerUnknownPaths(app: App): void {
+  const routes: { path: RegExp; method: string }[] = [];
+  app.addHook('onRoute', ({ url, method }) => {
+    const path = patternOf(url);
+    routes.push(...[method].flat().map((one) => ({ path, method: one })));
+  });
+  app.setNotFoundHandler((request, reply) => {
+    const path = request.url.split('?')[0] ?? '';
+    const cleaned = path.replaceAll(/\/{2,}/g, '/').replace(/(.)\/$/, '$1');
+    const methods = routes.filter((route) => route.path.test(cleaned)).map(({ method }) => method);
+    const allowed = [...new Set(methods)].join(', ');
+    if (allowed !== '') {
+      void reply.header('allow', allowed);
+    }
+    const error =
+      allowed === ''
+        ? new StatusError(404, `${request.method} ${path} not found`)
+        : new StatusError(405, `${path} takes only ${allowed}, not ${request.method}`);
+    sendError(error, request, reply);
+  });
+}
+
+/** Returns a pattern of the paths that a route takes. Each name of a parameter stands for a part without a slash, and `*` for any rest. */
+function patternOf(url: string): RegExp {
+  const parts = url
+    .split('/')
+    .map((part) => (part === '*' ? '.+' : part.startsWith(':') ? '[^/]+' : part.replaceAll('.', '[.]')));
+  return new RegExp(`^${parts.join('/')}$`);
 }
 
 /**

@@ -13,9 +13,11 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { App } from '../http/app.ts';
 import { listAs } from '../callers/list.ts';
-import { deleteAs, getAs } from '../callers/objects.ts';
+import { deleteAs, findAs, getAs } from '../callers/objects.ts';
+import { undefinedIf } from '../../base/errors.ts';
+import { isForbidden } from '../../kube/errors.ts';
 import { namespaceParams, objectParams } from '../http/namespaces.ts';
-import { VMS } from '../../api/v1alpha1/resources.ts';
+import { VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { addActionRoutes } from './actionroutes.ts';
 import { type Deploys, trimmed, waitingBody } from './deploy.ts';
@@ -75,7 +77,9 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         params: { namespace },
       } = asked;
       requireHost(own, namespace, asked.body.node);
-      const request = { caller: asked.fullCaller(), namespace, query, body: asked.body };
+      const caller = asked.fullCaller();
+      await requireConfig(caller, { namespace, name: asked.body.vmConfig }, config.namespaces.default);
+      const request = { caller, namespace, query, body: asked.body };
       // The framework keeps its own request until the answer is sent.
       asked.body = waitingBody(asked.body);
       if (query.wait === 'false') {
@@ -140,6 +144,22 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
 function requireHost({ hosts }: Services['own'], namespace: string, host: string | undefined): void {
   if (host !== undefined) {
     hosts.requireUsable(namespace, host);
+  }
+}
+
+/**
+ * Refuses a VM whose VM config does not exist, before a VM is made whose name nobody chose. A caller without the right to read VM configs is
+ * not refused, because the operator reads them.
+ *
+ * @throws ApiError 404 when the VM config is neither in the namespace nor in the default one.
+ */
+async function requireConfig(
+  { client }: Caller,
+  { namespace, name }: { namespace: string; name: string | undefined },
+  defaultNamespace: string,
+): Promise<void> {
+  if (name !== undefined) {
+    await undefinedIf(isForbidden, findAs(client, VM_CONFIGS, { namespace, name }, defaultNamespace));
   }
 }
 
