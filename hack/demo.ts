@@ -4,7 +4,7 @@
  * Root is not needed. State is in `.berth/demo/`; built programs and images are in the user's cache folder.
  */
 import { copyFile, mkdir, readFile } from 'node:fs/promises';
-import { join, relative } from 'node:path';
+import { dirname, join, relative } from 'node:path';
 import { randomBytes } from 'node:crypto';
 import { parseAllDocuments } from 'yaml';
 import { hash } from 'bcryptjs';
@@ -45,23 +45,25 @@ async function up(): Promise<void> {
   const architecture = guestArchitecture();
   await checkTools();
   await ensurePrerequisites({ kind: 'demo', architecture });
-  const image = await guestImage(architecture, say);
+  const image = await guestImage(architecture, say, 'demo');
   await down();
   say('starting a control plane, the operator and the HTTP API');
-  const cluster = await startCluster({ name: NAME, operator: true, lasting: true });
+  const operatorConfig = { imageStorage: { folder: true } };
+  const cluster = await startCluster({ name: NAME, operator: true, operatorConfig, lasting: true });
   const { list, powerUrl } = await startDemoServer(cluster, NAMESPACE);
   say('starting the emulated controller of a Server');
   const power = await addDemoPower(cluster, powerUrl);
   say('making this machine a host');
   await startHost(cluster, architecture, image);
   const guest = await applyVM(cluster);
+  await writeShellFiles(cluster, guest);
   await running(cluster);
   const page = await fetchPage();
   const table = await cluster.kubectl(['get', 'vms', '-A', '-o', 'wide']);
   say('logging in');
   const login = await logIn(guest, LOGIN_COMMAND);
   process.stdout.write(
-    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, guest, [list, power])}`,
+    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, [list, power])}`,
   );
   await cluster.disconnect();
 }
@@ -78,6 +80,31 @@ async function applyVM(cluster: Cluster): Promise<Guest> {
   await cluster.kubectl(['apply', '-f', '-'], { input: documents.join('') });
   const { kubectlPath, kubeconfig } = cluster;
   return { kubectlPath, kubeconfig, namespace: NAMESPACE, vm: VM, user: 'root', key };
+}
+
+/**
+ * Writes files for the user's shell into the folder of the demo: `env` for kubectl and its configuration, whose namespace becomes that of the
+ * VM, and `ssh/config` for logins through `kubectl port-forward`. Each start of the guest makes a new host key, so ssh must not keep it.
+ */
+async function writeShellFiles(cluster: Cluster, { key, user }: Guest): Promise<void> {
+  await cluster.kubectl(['config', 'set-context', '--current', `--namespace=${NAMESPACE}`]);
+  const environment = [
+    `export KUBECONFIG='${cluster.kubeconfig}'`,
+    `export PATH="$PATH:${dirname(cluster.kubectlPath)}"`,
+  ];
+  const host = [
+    `Host ${VM}`,
+    'HostName 127.0.0.1',
+    'Port 2222',
+    `User ${user}`,
+    `IdentityFile "${key}"`,
+    'IdentitiesOnly yes',
+    'StrictHostKeyChecking no',
+    'UserKnownHostsFile /dev/null',
+    'LogLevel ERROR',
+  ];
+  writeWholeSync(join(cluster.directory, 'env'), `${environment.join('\n')}\n`);
+  writeWholeSync(join(dirname(key), 'config'), `${host.join('\n  ')}\n`);
 }
 
 /** Resolves when the VM is Ready. If the VM fails, this ends at once with the VM's message. */
@@ -101,12 +128,14 @@ async function startHost(cluster: Cluster, architecture: GuestArchitecture, imag
   const shared = join(cluster.directory, 'images');
   await mkdir(shared);
   await copyFile(image, join(shared, 'guest.qcow2'));
+  const storageFolder = join(cluster.directory, 'storage');
+  await mkdir(storageFolder);
   await AgentProcess.start(cluster, {
     nodeName: 'demo-host',
     config: {
       architecture,
       cpuOvercommit: CPU_OVERCOMMIT,
-      images: { sharedRoots: [shared] },
+      images: { sharedRoots: [shared], storageFolder },
       network: { driver: 'user' },
     },
   });
@@ -119,22 +148,21 @@ async function fetchPage(): Promise<string> {
 }
 
 /** Returns commands for the user. `calls` are commands that use the HTTP API and the power API. */
-function whatNext(cluster: Cluster, { key }: Guest, calls: readonly string[]): string {
-  const options = '-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null';
-  return `What to try next:
+function whatNext(cluster: Cluster, calls: readonly string[]): string {
+  const folder = relative(process.cwd(), cluster.directory);
+  return `What to try next. README.md goes on from here.
 
-  export KUBECONFIG=${cluster.kubeconfig} PATH=$PATH:${join(cluster.kubectlPath, '..')}
-  kubectl -n ${NAMESPACE} port-forward pod/${VM} 2222:22 &
-  ssh -p 2222 -i ${relative(process.cwd(), key)} ${options} root@127.0.0.1
-  kubectl -n ${NAMESPACE} attach -it ${VM}      # the serial console: Enter starts a shell, Ctrl+] leaves it
-  kubectl -n ${NAMESPACE} port-forward pod/${VM} 5900:vnc     # the screen, for a VNC viewer
-  kubectl -n ${NAMESPACE} logs ${VM}            # the text of the console so far
-  kubectl -n ${NAMESPACE} describe vm ${VM}     # its conditions and events
-  kubectl -n ${NAMESPACE} patch vm ${VM} --type merge -p '{"spec":{"powerState":"Stopped"}}'
+  . ${folder}/env                         # kubectl, its configuration and the namespace ${NAMESPACE}
+  kubectl port-forward pod/${VM} 2222:22 5900:vnc &
+  ssh -F ${folder}/ssh/config ${VM}       # exit leaves it
+  kubectl attach -it ${VM}                # the serial console: Enter starts a shell, Ctrl+] leaves it
+  kubectl describe vm ${VM}               # its conditions and events
   kubectl explain vm.spec
-  make cli && dist/berth vm list -o wide        # the same by the command: dist/berth --help
+  make cli && dist/berth vm list -o wide    # the same by the command: dist/berth --help
   ${calls.join('\n  ')}
   make demo-down
+
+127.0.0.1:5900 has the screen for a VNC viewer while kubectl port-forward runs.
 
 `;
 }

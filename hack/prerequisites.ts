@@ -115,7 +115,8 @@ export async function ensurePrerequisites(purpose: Purpose): Promise<void> {
 export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promise<Packages> {
   const architectures: GuestArchitecture[] =
     purpose.kind === 'tests' ? ['amd64', 'arm64'] : [purpose.architecture];
-  const guests = await Promise.all(architectures.map(isGuestMade));
+  const use = purpose.kind;
+  const guests = await Promise.all(architectures.map(async (one) => await isGuestMade(one, use)));
   const forTests = purpose.kind === 'tests';
   const clouds = forTests ? await Promise.all(architectures.map(isCloudMade)) : [];
   return {

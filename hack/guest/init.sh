@@ -185,6 +185,7 @@ for device in /dev/vdb /dev/vda; do
   mount-seed
   grep -oE '(ssh-[a-z0-9]+|ecdsa-sha2-[a-z0-9]+) [A-Za-z0-9+/]+=*' /seed/meta-data >/root/.ssh/authorized_keys && dropbear -s -R
 done
+[ -e /etc/demo.sh ] && sh /etc/demo.sh
 write-page
 httpd -h /www
 echo "berth-guest: boot $boots of this disk, marker '$marker'"

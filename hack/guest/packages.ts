@@ -42,7 +42,7 @@ export class Packages {
       environment: this.#environment(),
       timeoutMilliseconds: UNPACK_TIMEOUT_MILLISECONDS,
     });
-    return [...stdout.matchAll(/^\s+Depends: ([^\s<:]+)/gm)].map((match) => match[1] ?? '');
+    return [...stdout.matchAll(/^\s+(?:Pre)?Depends: ([^\s<:]+)/gm)].map((match) => match[1] ?? '');
   }
 
   /** Downloads and unpacks one package. apt checks it against the signed lists. Returns the folder of the package's files. */

@@ -1,4 +1,4 @@
-/** Debian's QEMU guest agent and SSH server with the libraries that they need, for the guest's first file system. */
+/** Debian's QEMU guest agent, SSH server and bash with the libraries that they need, for the guest's first file system. */
 import { readdir, readFile } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { type CpioEntry, EXECUTABLE_MODE } from './cpio.ts';
@@ -6,6 +6,7 @@ import type { Packages } from './packages.ts';
 
 /** Programs in `bin` of the guest, each with its package and its path in the package. */
 const PROGRAMS = {
+  bash: { package: 'bash', path: 'bin/bash' },
   'qemu-ga': { package: 'qemu-guest-agent', path: 'usr/sbin/qemu-ga' },
   dropbear: { package: 'dropbear-bin', path: 'usr/sbin/dropbear' },
 };
@@ -19,6 +20,7 @@ const LIBRARIES = [
   'libm.so.6',
   'libnuma.so.1',
   'libpcre2-8.so.0',
+  'libtinfo.so.6',
   'libtomcrypt.so.1',
   'libtommath.so.1',
   'libudev.so.1',
