@@ -98,7 +98,7 @@ test('the feed has one entry for each version, with its date', () => {
 });
 
 test('the life of a VM is drawn from the table of its phases', async () => {
-  expect(lifecycleDot()).toContain('  Suspended -> Resuming;\n');
+  expect(lifecycleDot()).toContain('  Suspended -> Resuming [label="  powerState Running  "];\n');
   expect(await drawSvg(lifecycleDot())).toContain('>Resuming</text>');
   await expect(drawSvg('digraph {')).rejects.toThrow(/syntax error/);
 });
