@@ -98,7 +98,7 @@ export function sha256(description: string) {
  */
 export function immutable(...fields: string[]): CelRule[] {
   return fields.map((field) => ({
-    rule: `has(self.${field}) == has(oldSelf.${field}) && (!has(self.${field}) || self.${field} == oldSelf.${field})`,
+    rule: `has(self.${field}) ? has(oldSelf.${field}) && self.${field} == oldSelf.${field} : !has(oldSelf.${field})`,
     message: `${field} is immutable: it cannot be set, changed or removed after creation`,
     reason: 'FieldValueForbidden',
     fieldPath: `.${field}`,
