@@ -7,6 +7,8 @@ import { hasZodFastifySchemaValidationErrors } from 'fastify-type-provider-zod';
 import * as z from 'zod';
 import { ActionError, type ErrorKind } from '../../actions/error.ts';
 import { type Cause, failure, type Status } from '../../api/http/status.ts';
+import { SUBDOMAIN } from '../../api/v1alpha1/names.ts';
+import { LABEL } from '../../api/v1alpha1/schema.ts';
 import { ApiError, isUnreachable } from '../../kube/errors.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 
@@ -223,16 +225,77 @@ const formsSchema = z.array(z.array(z.object({ code: z.string(), message: z.stri
  * of its bounds. `given` is the part of the request that contains the values.
  */
 function invalid(mistakes: readonly Mistake[], given: unknown): Status {
-  const causes = mistakes.slice(0, MISTAKES).map(({ instancePath, keyword, message = 'is not valid' }) => ({
-    reason: isMissing(keyword, message) ? 'FieldValueRequired' : 'FieldValueInvalid',
-    field: instancePath.slice(1).replaceAll('/', '.'),
-    message: isMissing(keyword, message) ? 'is required' : `${message}${numberAt(instancePath, given)}`,
-  }));
+  const causes = mistakes
+    .slice(0, MISTAKES)
+    .map(({ instancePath, keyword, message = 'is not valid', params }) => ({
+      reason: isMissing(keyword, message) ? 'FieldValueRequired' : 'FieldValueInvalid',
+      field: instancePath.slice(1).replaceAll('/', '.'),
+      message: isMissing(keyword, message)
+        ? 'is required'
+        : `${plainMessage({ keyword, instancePath, message, params })}${numberAt(instancePath, given)}`,
+    }));
   const text = causes
     .map(({ field, message }) => (field === '' ? message : `${field}: ${message}`))
     .join('; ');
   const isMalformed = mistakes.some((mistake) => hasWrongType(mistake, given));
   return failure(isMalformed ? 400 : 422, text, { details: { causes } });
+}
+
+/** Starts of the messages that zod makes by itself. All other messages are those of our schemas. */
+const OWN_OF_ZOD = /^(?:Invalid|Too|Unrecognized) /;
+
+/** Allowed forms of texts, by their patterns. A pattern would tell a user nothing. */
+const FORMS: ReadonlyMap<string, string> = new Map([
+  [
+    String(SUBDOMAIN),
+    'lower-case letters, digits, dots and dashes, and must begin and end with a letter or digit',
+  ],
+  [String(LABEL), 'lower-case letters, digits and dashes, and must begin and end with a letter or digit'],
+]);
+
+/** Returns a message for people, in place of one that zod makes by itself. */
+function plainMessage({ keyword, message = '', params }: Mistake): string {
+  if (!OWN_OF_ZOD.test(message)) {
+    return message;
+  }
+  switch (keyword) {
+    case 'invalid_type':
+      return `must be ${TYPES[String(params['expected'])] ?? String(params['expected'])}`;
+    case 'invalid_value':
+      return `must be ${[params['values']].flat().map(String).join(' or ')}`;
+    case 'invalid_format':
+      return formMessage(String(params['pattern']));
+    case 'too_small':
+      return `must have at least ${sizeOf(params, params['minimum'])}`;
+    case 'too_big':
+      return `must have at most ${sizeOf(params, params['maximum'])}`;
+    default:
+      return 'has a form that is not allowed. The OpenAPI document shows the allowed ones';
+  }
+}
+
+/** Types of values in JSON, in plain language. */
+const TYPES: Readonly<Record<string, string>> = {
+  string: 'a text',
+  number: 'a number',
+  int: 'a whole number',
+  boolean: 'true or false',
+  object: 'an object',
+  record: 'an object',
+  array: 'a list',
+};
+
+function formMessage(pattern: string): string {
+  const form = FORMS.get(pattern);
+  return form === undefined
+    ? 'has characters, or an order of them, that are not allowed. The OpenAPI document shows the pattern'
+    : `must have only ${form}`;
+}
+
+/** Returns a size with its unit, for example `63 characters`. */
+function sizeOf({ origin }: Mistake['params'], size: unknown): string {
+  const unit = origin === 'string' ? 'character' : 'item';
+  return `${String(size)} ${unit}${size === 1 ? '' : 's'}`;
 }
 
 /** Reports whether the value of the field has the wrong type. */
