@@ -216,7 +216,7 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   addGlobals(program);
   program.hook('preAction', async (_program, verb) => {
     if (DESTRUCTIVE.has(verb.name()) && isComplete(verb)) {
-      const { confirm } = await import('./confirm.ts');
+      const { confirm } = await import('./prompt.ts');
       await confirm(terminal, formatQuestion(verb));
     }
   });
@@ -254,8 +254,12 @@ function addVersion(program: Command, terminal: Terminal): void {
     .command('version')
     .description('Show the versions of this command and of the cluster')
     .action(async (_options, command: Command) => {
-      const { showVersions } = await import('./versions.ts');
-      await showVersions(terminal, command.optsWithGlobals<Globals>());
+      const [{ showVersions }, { withCluster }] = await Promise.all([
+        import('./versions.ts'),
+        import('./cluster.ts'),
+      ]);
+      const globals = command.optsWithGlobals<Globals>();
+      await showVersions(terminal, globals, async (work) => await withCluster(terminal, globals, work));
     });
 }
 

@@ -11,7 +11,7 @@ import { clientForChange, type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { forEachName } from './objects/named.ts';
 import { print, printDone } from './output.ts';
-import { readPassword } from './password.ts';
+import { readPassword } from './prompt.ts';
 import { printable } from './text.ts';
 
 export function addRegistryCommands(noun: Command, terminal: Terminal): void {

@@ -32,7 +32,7 @@ import type { KubeClient } from '../kube/client.ts';
 import { type Secret, SECRETS } from '../kube/core.ts';
 import { isAlreadyExists, isConflict, unlessMissing } from '../kube/errors.ts';
 import { printDone } from './output.ts';
-import { readPassword } from './password.ts';
+import { readPassword } from './prompt.ts';
 
 /** Default time limit of a wait, as for VMs. A power action of a real server takes up to a few minutes. */
 const LIMIT_MILLISECONDS = 600_000;

@@ -18,7 +18,6 @@ import { CommandError, described, Interrupted, withLogin } from './errors.ts';
 import { CLUSTER_INFO, directOrAsked, namespacePath, type Servers } from './httpapi.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
-import { withCluster } from './cluster.ts';
 import type { Globals } from './globals.ts';
 import { print } from './output.ts';
 
@@ -166,12 +165,19 @@ export async function remind({ environment, err, signal }: Terminal, cluster: As
  */
 const LIMIT_MILLISECONDS = 5_000;
 
+/** Runs work with the cluster of the user, and resolves with its result. */
+type WithCluster = (work: (cluster: Asked) => Promise<Versions>) => Promise<Versions>;
+
 /**
  * Writes the versions. If the cluster does not answer, writes only the version of this command. In the table formats, also writes to the
  * standard error why versions are missing.
  */
-export async function showVersions(terminal: Terminal, globals: Globals): Promise<void> {
-  const { versions, problems } = await readVersions(terminal, globals);
+export async function showVersions(
+  terminal: Terminal,
+  globals: Globals,
+  withCluster: WithCluster,
+): Promise<void> {
+  const { versions, problems } = await readVersions(terminal, withCluster);
   await print<Version>(terminal, globals.output, {
     rows: [{ name: 'berth', version: VERSION }, ...versions],
     columns: [
@@ -186,10 +192,10 @@ export async function showVersions(terminal: Terminal, globals: Globals): Promis
   }
 }
 
-async function readVersions(terminal: Terminal, globals: Globals): Promise<Versions> {
+async function readVersions(terminal: Terminal, withCluster: WithCluster): Promise<Versions> {
   const signal = AbortSignal.any([terminal.signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]);
   try {
-    return await withCluster(terminal, globals, async (cluster) => await versionsOf(cluster, signal));
+    return await withCluster(async (cluster) => await versionsOf(cluster, signal));
   } catch (error) {
     if (error instanceof Interrupted) {
       throw error;

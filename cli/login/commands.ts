@@ -49,7 +49,7 @@ export function addCredential(command: Command, terminal: Terminal): void {
   command
     .requiredOption('--session <file>', 'file with the session of the user')
     .action(async ({ session }: { session: string }) => {
-      const { credential } = await import('./credential.ts');
+      const { credential } = await import('./token.ts');
       await credential(terminal, session);
     });
 }

@@ -1,12 +1,172 @@
 /** Runs programs in VMs, and attaches to their consoles. */
-import { Transform } from 'node:stream';
+import { type Readable, Transform } from 'node:stream';
+import { pipeline } from 'node:stream/promises';
 import { CONSOLE_ESCAPE } from '../../api/v1alpha1/names.ts';
-import { withCluster } from '../cluster.ts';
-import { CommandError, EXIT } from '../errors.ts';
+import { type UserCluster, withCluster } from '../cluster.ts';
+import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { runningVM, streamPath } from './machine.ts';
-import { runSession } from './session.ts';
-import type { Terminal } from '../terminal.ts';
+import { readMessage, runningVM, streamPath, withoutPod } from './machine.ts';
+import { RawMode, type Terminal } from '../terminal.ts';
+import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
+import { printable } from '../text.ts';
+import { type JsonLimits, parseJson } from '../../base/json.ts';
+
+const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, status: 3, size: 4 } as const;
+/** Largest exit code of a process. The system would shorten a larger code. For example, 256 would become 0, which means success. */
+const EXIT_CODE_LIMIT = 255;
+/**
+ * Text that the API server puts before the message of a host that refuses a session. The code removes this text, because only the host's
+ * message names the next step.
+ */
+const HOST_REFUSES = /^Internal error occurred: unable to upgrade connection: /;
+
+interface SessionRequest {
+  readonly name: string;
+  readonly path: string;
+  /** Whether the session uses the terminal of the user. */
+  readonly tty: boolean;
+  /** Whether the session reads the standard input. */
+  readonly input: boolean;
+  /** Returns a stream for the typed keys. The stream calls `end` when the user types the key that leaves the session. */
+  readonly leave?: (end: () => void) => Transform;
+}
+
+/** `metav1.Status`, which the host sends at the end of a session. */
+interface Status {
+  readonly status?: string;
+  readonly message?: string;
+  readonly reason?: string;
+  readonly details?: { readonly causes?: readonly { readonly reason?: string; readonly message?: string }[] };
+}
+
+/**
+ * Runs the session.
+ *
+ * @throws ProgramEnded with the exit code of the command if it is not 0; CommandError; ApiError; the signal's reason when the signal
+ * aborts.
+ */
+export async function runSession(
+  { watches }: UserCluster,
+  request: SessionRequest,
+  signal: AbortSignal,
+): Promise<void> {
+  const { name, path } = request;
+  let channels: Channels;
+  try {
+    channels = await watches.channels({
+      path,
+      protocol: COMMAND_PROTOCOL,
+      numbers: Object.values(CHANNEL),
+      signal,
+    });
+  } catch (error) {
+    throw withoutPod(error, name);
+  }
+  const ended = await follow(channels, request);
+  signal.throwIfAborted();
+  if (ended !== 'left') {
+    judge(ended, name);
+  }
+}
+
+/** Carries the streams until the session ends. Resolves with the text of the Status, or with `left` if the user has left the session. */
+async function follow(channels: Channels, { tty, input, leave }: SessionRequest): Promise<string> {
+  let hasLeft = false;
+  for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
+    // Through this channel, the host only receives. If the host writes to the channel nevertheless, this line drops the data. Otherwise a
+    // hostile host could fill the channel, and a full channel stops all other channels.
+    channels.channel(unread).resume();
+  }
+  const end = (): void => {
+    hasLeft = true;
+    channels.close();
+  };
+  const terminal = tty ? new RawTerminal((size) => sendSize(channels, size)) : undefined;
+  const enough = new AbortController();
+  const keys = leave === undefined ? [] : [leave(end)];
+  const stdin: Readable = process.stdin;
+  const typed = input
+    ? pipeline([stdin, ...keys, channels.channel(CHANNEL.stdin)], { signal: enough.signal })
+    : undefined;
+  const outcome = Promise.allSettled([
+    typed,
+    pipeline(channels.channel(CHANNEL.stdout), process.stdout, { end: false }),
+    pipeline(channels.channel(CHANNEL.stderr), process.stderr, { end: false }),
+  ]);
+  try {
+    const [status] = await Promise.all([readMessage(channels.channel(CHANNEL.status)), channels.ended]);
+    return hasLeft ? 'left' : status;
+  } finally {
+    terminal?.[Symbol.dispose]();
+    // After the session, nobody needs more input. This line stops reading the standard input, because otherwise the process could not end.
+    enough.abort();
+    await outcome;
+  }
+}
+
+function sendSize(channels: Channels, { columns, rows }: { columns: number; rows: number }): void {
+  channels.channel(CHANNEL.size).write(JSON.stringify({ Width: columns, Height: rows }));
+}
+
+/** Limits of the Status at the end of a session. It has a few fields and one message. */
+const STATUS_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 256 };
+
+/** @throws ProgramEnded or CommandError if the Status is not a success. */
+function judge(text: string, name: string): void {
+  const status = parseStatus(text, name);
+  if (status.status === 'Success') {
+    return;
+  }
+  const code = exitCodeIn(status);
+  const sentence = printable((status.message ?? '').replace(HOST_REFUSES, ''));
+  throw code === undefined
+    ? new CommandError(sentence || `The session with VM ${name} failed`)
+    : new ProgramEnded(code);
+}
+
+function exitCodeIn({ reason, details }: Status): number | undefined {
+  const code = Number(details?.causes?.find((cause) => cause.reason === 'ExitCode')?.message);
+  const isWhole = Number.isInteger(code) && code > 0 && code <= EXIT_CODE_LIMIT;
+  return reason === 'NonZeroExitCode' && isWhole ? code : undefined;
+}
+
+function parseStatus(text: string, name: string): Status {
+  try {
+    return parseJson(text, STATUS_LIMITS) ?? {};
+  } catch {
+    throw new CommandError(`The connection to VM ${name} was lost. Connect again`, EXIT.noAnswer);
+  }
+}
+
+interface TerminalSize {
+  readonly columns: number;
+  readonly rows: number;
+}
+
+class RawTerminal implements Disposable {
+  readonly #rawMode: RawMode;
+  readonly #resize: () => void;
+
+  /** `onSize` gets the present size of the terminal at once, and the new size after each change. */
+  constructor(onSize: (size: TerminalSize) => void) {
+    const { stdout } = process;
+    this.#resize = () => {
+      const { columns, rows } = stdout;
+      // If the output is not a terminal, it has no size.
+      if (columns > 0 && rows > 0) {
+        onSize({ columns, rows });
+      }
+    };
+    this.#rawMode = new RawMode();
+    stdout.on('resize', this.#resize);
+    this.#resize();
+  }
+
+  [Symbol.dispose](): void {
+    process.stdout.off('resize', this.#resize);
+    this.#rawMode[Symbol.dispose]();
+  }
+}
 
 interface Execution {
   readonly name: string;

@@ -2,7 +2,7 @@ import { expect, it } from 'vitest';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Event } from '../../kube/core.ts';
 import type { Resource } from '../../kube/objects.ts';
-import { collect, Reader } from './collect.ts';
+import { collect, Reader } from './bundle.ts';
 
 function event(namespace: string, name: string, kind = 'Pod'): Partial<Event> {
   return { metadata: { name, namespace }, regarding: { kind } };

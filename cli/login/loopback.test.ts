@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { connect } from 'node:net';
 import { expect, it } from 'vitest';
-import { browserCommand, Loopback } from './flows.ts';
+import { browserCommand, Loopback } from './login.ts';
 
 it('ends when the browser has its answer, even if other connections stay open', {
   // A server that waits for the connections ends them after 30 s.

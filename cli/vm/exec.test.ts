@@ -8,7 +8,7 @@ import { COMMAND_PROTOCOL } from '../../kube/channels.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { UserCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
-import { runSession } from './session.ts';
+import { runSession } from './exec.ts';
 
 const SIZE = 4;
 const STATUS = 3;

@@ -1,7 +1,7 @@
 import { PassThrough } from 'node:stream';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from './errors.ts';
-import { readPassword } from './password.ts';
+import { readPassword } from './prompt.ts';
 
 let keys: PassThrough;
 /** Whether the terminal is in raw mode. It is undefined before the first change. */
