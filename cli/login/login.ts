@@ -45,7 +45,7 @@ export interface Prompt {
  *
  * @throws CommandError; errors of the library.
  */
-export async function signInByBrowser(
+async function signInByBrowser(
   { oidc, configuration }: OpenIDProvider,
   { scope, say, signal }: Prompt,
   openBrowser: OpenBrowser,
@@ -86,7 +86,7 @@ export async function signInByBrowser(
  *
  * @throws CommandError; errors of the library.
  */
-export async function signInByDevice(
+async function signInByDevice(
   { oidc, configuration }: OpenIDProvider,
   { scope, say, signal }: Prompt,
 ): Promise<LoginTokens> {
@@ -260,7 +260,7 @@ export function browserCommand(
 }
 
 /** Returns a function that starts the program with an address. The function uses no shell. The browser can run longer than this command. */
-export function opener(command: readonly string[]): OpenBrowser {
+function opener(command: readonly string[]): OpenBrowser {
   const [program = '', ...args] = command;
   return (address) => {
     const child = spawn(program, [...args, address], { stdio: 'ignore', detached: true });
