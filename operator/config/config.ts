@@ -211,7 +211,7 @@ export const configSchema = z.strictObject({
   imageStorage: imageStorageSchema.optional(),
   workers: z.number().int().min(1).max(256).default(16),
   metrics: metricsSchema,
-  /** Metrics that count the runners of each scale set. A runner is a VM with the label `berth.dev/scale-set`. */
+  /** Metrics that count the runners of each scale set. A runner is a VM with the label `berth.dev/scale-set` or a generated name. */
   runnerMetrics: z
     .strictObject({
       enabled: z.boolean().default(false),

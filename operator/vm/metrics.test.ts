@@ -138,6 +138,17 @@ describe('metrics of scale sets', () => {
     ]);
   });
 
+  it('come from the label, or from a name of which a part was generated', async () => {
+    const operator = new Operator({ enabled: true });
+    const made = (generateName: string, scaleSet?: string) => {
+      const one = vm('ci', scaleSet, 'Running');
+      return { ...one, metadata: { ...one.metadata, generateName } };
+    };
+    operator.vms = [made('mac-runner-'), made('mac-runner-', 'own'), made('vm-'), vm('ci', undefined)];
+    const names = (await operator.lines()).map((line) => /scale_set="([^"]*)"/.exec(line)?.[1]);
+    expect(names.toSorted()).toEqual(['mac-runner', 'own']);
+  });
+
   it('are counted again when the interval has passed, and not before', async () => {
     const operator = new Operator({ enabled: true, intervalSeconds: 60 });
     expect(await operator.lines()).toEqual([]);

@@ -152,7 +152,7 @@ export function exportRunnerMetrics(registry: Registry, view: RunnerView): void 
   let countedAt = Number.NEGATIVE_INFINITY;
   const gauge: Gauge<Labels> = new Gauge({
     name: 'berth_runner_scale_set_vms',
-    help: 'VMs with the label berth.dev/scale-set, by scale set and phase',
+    help: 'VMs with the label berth.dev/scale-set or a generated name, by scale set and phase',
     labelNames: ['scale_set', 'vm_namespace', 'phase'] as const,
     registers: [registry],
     collect: () => {
@@ -171,12 +171,23 @@ export function exportRunnerMetrics(registry: Registry, view: RunnerView): void 
   });
 }
 
+/** Start of the generated names of VMs for which nobody chose a name. */
+const UNNAMED = 'vm-';
+
+/**
+ * Returns the scale set of a VM: its label, or else the text before the generated part of its name, because programs for runners generate
+ * the names of their VMs and set no label. The result is empty for other VMs.
+ */
+function scaleSetOf({ labels, generateName = UNNAMED }: VM['metadata']): string {
+  return labels?.[SCALE_SET_LABEL] || (generateName === UNNAMED ? '' : generateName.replace(/-$/, ''));
+}
+
 /** Counts only existing VMs. Therefore there are never more series than VMs, even though tenants choose the names of scale sets. */
 function count(gauge: Gauge<Labels>, { vms }: RunnerView): void {
   gauge.reset();
   for (const { metadata, status } of vms()) {
-    const scale_set = metadata.labels?.[SCALE_SET_LABEL];
-    if (scale_set !== undefined && scale_set !== '') {
+    const scale_set = scaleSetOf(metadata);
+    if (scale_set !== '') {
       gauge.inc({ scale_set, vm_namespace: metadata.namespace ?? '', phase: status?.phase ?? 'Pending' });
     }
   }

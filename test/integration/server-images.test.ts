@@ -254,7 +254,7 @@ it('offers no remote images, and says what to use instead', async () => {
   expect(refused.map(({ body }) => [body.code, body.reason, body.message])).toEqual(
     refused.map(() => [501, 'NotImplemented', expect.stringMatching(/\. Use an OCI reference/)]),
   );
-  expect((await api.call(`/api/v1/namespaces/${namespace}/remoteimages/base/pull`)).status).toBe(404);
+  expect((await api.call(`/api/v1/namespaces/${namespace}/remoteimages/base/pull`)).status).toBe(405);
   const path = `/api/v1/namespaces/${namespace}/upload/image`;
   expect((await api.call(path, { method: 'POST', body: {} })).status).toBe(401);
 });
