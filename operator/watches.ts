@@ -54,7 +54,7 @@ import {
 import { addressesOf, SERVERS_BY_ADDRESS } from './server/observe.ts';
 import { nodeOfServer, SERVERS_BY_NODE } from './host/power.ts';
 import { ownersOf, ownersOfPod, TASKS_BY_OWNER } from './tasks/owner.ts';
-import { hostOfJob, JOBS_BY_HOST } from './tasks/placement.ts';
+import { hostOfJob, HOSTS_BY_NAMESPACE, JOBS_BY_HOST, namespaceOfHost } from './tasks/placement.ts';
 import { givenUpOn, NODES_BY_GIVEN_UP } from './vm/abandoned.ts';
 import {
   PODS_WITHOUT_HOST,
@@ -108,7 +108,7 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       ...base,
       labelSelector: `${HOST_KEY}=${HOST_VALUE}`,
       transform: trimNode,
-      indexes: { [NODES_BY_GIVEN_UP]: givenUpOn },
+      indexes: { [NODES_BY_GIVEN_UP]: givenUpOn, [HOSTS_BY_NAMESPACE]: namespaceOfHost },
     }),
     jobs: new Informer(client, JOBS, {
       ...base,

@@ -2,7 +2,8 @@
  * Derives the phase of an Emulator from its Pod, its VM and its facts, and exports the number of Emulators by phase. Only the leader exports
  * the number. Otherwise a sum over all replicas would count each Emulator several times.
  */
-import { Gauge, type Registry } from 'prom-client';
+import type { Gauge, Registry } from 'prom-client';
+import { exportLeaderGauge } from '../objects/leadergauge.ts';
 import { saidReason, type SaidReason } from '../../api/v1alpha1/reasons.ts';
 import type { Pod } from '../../kube/core.ts';
 import { hasEnded, machineCondition, waitingState } from '../podbacked/pod.ts';
@@ -104,23 +105,16 @@ interface EmulatorView {
 }
 
 export function exportEmulatorMetrics(registry: Registry, view: EmulatorView): void {
-  const gauge: Gauge<'phase' | 'vm_namespace'> = new Gauge({
+  exportLeaderGauge(registry, {
     name: 'berth_emulators',
     help: 'Emulators by phase',
-    labelNames: ['phase', 'vm_namespace'] as const,
-    registers: [registry],
-    collect: () => count(gauge, view),
+    labels: ['phase', 'vm_namespace'],
+    isLeader: view.isLeader,
+    count: (gauge) => count(gauge, view),
   });
 }
 
-function count(
-  gauge: Gauge<'phase' | 'vm_namespace'>,
-  { isLeader, emulators, namespaces }: EmulatorView,
-): void {
-  gauge.reset();
-  if (!isLeader()) {
-    return;
-  }
+function count(gauge: Gauge<'phase' | 'vm_namespace'>, { emulators, namespaces }: EmulatorView): void {
   for (const vm_namespace of namespaces()) {
     EMULATOR_PHASES.forEach((phase) => gauge.set({ phase, vm_namespace }, 0));
   }

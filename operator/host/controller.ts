@@ -3,10 +3,11 @@
  * when a host joins later or the configured number of slots changes. Keeps what a host loses with its Node: see records.ts. Gives up the
  * hosts that administrators declare gone for good.
  */
+import { exportLeaderGauge } from '../objects/leadergauge.ts';
 import { isHost } from '../tasks/placement.ts';
 import type { Logger } from 'pino';
 import { LRUCache } from 'lru-cache';
-import { Gauge, type Registry } from 'prom-client';
+import type { Registry } from 'prom-client';
 import { timestamp } from '../../base/time.ts';
 import { type AwaitedVMs, awaitedOn } from '../../api/v1alpha1/machine.ts';
 import {
@@ -405,15 +406,12 @@ interface HostView {
   readonly nodes: () => readonly Readonly<Node>[];
 }
 
-/** Exports the number of hosts with a wrong version. Only the leader does, so that a sum over all replicas counts each host once. */
+/** Exports the number of hosts with a wrong version. */
 export function exportHostMetrics(registry: Registry, view: HostView): void {
-  const apart = new Gauge({
+  exportLeaderGauge(registry, {
     name: 'berth_hosts_version_skew',
     help: 'Hosts whose agent is more than one minor release older or newer than the operator',
-    registers: [registry],
-    collect: () => {
-      const hosts = view.isLeader() ? view.nodes().filter(isHost) : [];
-      apart.set(hosts.filter(isTooOldOrNew).length);
-    },
+    isLeader: view.isLeader,
+    count: (gauge) => gauge.set(view.nodes().filter(isHost).filter(isTooOldOrNew).length),
   });
 }

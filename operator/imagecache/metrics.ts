@@ -1,6 +1,7 @@
-/** Metrics of image caching. Only the leader exports the gauge. Otherwise a sum over all replicas would count each host several times. */
-import { Counter, Gauge, type Registry } from 'prom-client';
+/** Metrics of image caching. */
+import { Counter, type Gauge, type Registry } from 'prom-client';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { exportLeaderGauge } from '../objects/leadergauge.ts';
 import type { AttemptResult } from './attempt.ts';
 import type { TaskType } from './observed.ts';
 
@@ -27,12 +28,12 @@ export class CacheMetrics {
         this.#jobs.inc({ type, result }, 0);
       }
     }
-    const hosts: Gauge<'state'> = new Gauge({
+    exportLeaderGauge(registry, {
       name: 'berth_cache_hosts',
       help: 'Number of pairs of an ImageCacheEntry and a host, by the state of the image on the host',
-      labelNames: ['state'] as const,
-      registers,
-      collect: () => countHosts(hosts, view),
+      labels: ['state'],
+      isLeader: view.isLeader,
+      count: (gauge) => countHosts(gauge, view),
     });
   }
 
@@ -42,10 +43,6 @@ export class CacheMetrics {
 }
 
 function countHosts(gauge: Gauge<'state'>, view: CacheView): void {
-  gauge.reset();
-  if (!view.isLeader()) {
-    return;
-  }
   const counts = new Map(STATES.map((state) => [state, 0]));
   const add = (state: string, count: number) => counts.set(state, (counts.get(state) ?? 0) + count);
   for (const { status } of view.entries()) {

@@ -1,6 +1,7 @@
-/** Metrics of Servers. Only the leader exports the power, because otherwise a sum over all replicas would count each server several times. */
-import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
+/** Metrics of Servers. */
+import { Counter, Histogram, type Registry } from 'prom-client';
 import { type LastAction, POWER_STATES, type Server } from '../../api/v1alpha1/server.ts';
+import { exportLeaderGauge } from '../objects/leadergauge.ts';
 
 /** Upper bounds in seconds. A call ends after 10 s at the latest. */
 const BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10];
@@ -16,17 +17,15 @@ export class ServerMetrics {
 
   constructor(registry: Registry, view: ServerView) {
     const registers = [registry];
-    const power = new Gauge({
+    exportLeaderGauge(registry, {
       name: 'berth_server_power',
       help: 'Power of each Server: 1 for its state On, Off, Rebooting or Error',
-      labelNames: ['server', 'power'],
-      registers,
-      collect: () => {
-        power.reset();
-        const servers = view.isLeader() ? view.servers() : [];
-        for (const { metadata, status } of servers) {
+      labels: ['server', 'power'],
+      isLeader: view.isLeader,
+      count: (gauge) => {
+        for (const { metadata, status } of view.servers()) {
           POWER_STATES.filter((state) => state === status?.power).forEach((state) =>
-            power.set({ server: metadata.name, power: state }, 1),
+            gauge.set({ server: metadata.name, power: state }, 1),
           );
         }
       },

@@ -1,7 +1,7 @@
 import { expect, it } from 'vitest';
 import { DEDICATED_KEY, HOST_KEY, HOST_MARK } from '../../api/v1alpha1/names.ts';
-import type { Job } from '../../kube/core.ts';
-import { hostOfJob, hostPodSpec, type Placement } from './placement.ts';
+import type { Job, Node } from '../../kube/core.ts';
+import { hostOfJob, hostPodSpec, namespaceOfHost, type Placement } from './placement.ts';
 
 function specOf(placement: Placement) {
   return hostPodSpec({ placement, tolerations: [], pullSecrets: [], priorityClassName: 'none' });
@@ -54,4 +54,16 @@ it('the host of a Job is read from where it was written', () => {
     ({ spec: { template: { spec: { ...specOf(placement), containers: [] } } } }) as unknown as Job;
   expect(hostOfJob(jobFor({ dedicatedTo: '*', nodeName: 'mac1' }))).toEqual(['mac1']);
   expect(hostOfJob(jobFor({ dedicatedTo: '*' }))).toEqual([]);
+});
+
+it('a Node counts for the namespace of its hosts only with the mark of a host', () => {
+  const node = (labels: Record<string, string>): Node => ({
+    apiVersion: 'v1',
+    kind: 'Node',
+    metadata: { name: 'rack', labels },
+  });
+  const own = { [DEDICATED_KEY]: 'platform-ci' };
+  expect(namespaceOfHost(node({ ...own, [HOST_MARK]: 'true' }))).toEqual(['platform-ci']);
+  expect(namespaceOfHost(node(own))).toEqual([]);
+  expect(namespaceOfHost(node({ [HOST_MARK]: 'true' }))).toEqual([]);
 });

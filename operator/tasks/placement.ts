@@ -151,13 +151,22 @@ export function isHost(node: Readonly<Node> | undefined): boolean {
   return node?.metadata.labels?.[HOST_MARK] === HOST_VALUE;
 }
 
+/** Index of the Nodes of hosts by the namespace to which they are dedicated. */
+export const HOSTS_BY_NAMESPACE = 'namespace';
+
+/** Returns the keys of a Node for the index {@link HOSTS_BY_NAMESPACE}. */
+export function namespaceOfHost(node: Readonly<Node>): string[] {
+  const { [DEDICATED_KEY]: namespace } = node.metadata.labels ?? {};
+  return isHost(node) && namespace !== undefined ? [namespace] : [];
+}
+
 /** Returns whether VMs and tasks of the namespace run on its own hosts only, according to the caches. */
 export function onlyOwnHosts(
   { nodes, namespaces }: { readonly nodes: Cached<Node>; readonly namespaces: Cached<Namespace> },
   namespace: string,
 ): boolean {
   const found = namespaces.cache.get(namespace) ?? { metadata: { name: namespace } };
-  return isDedicated(found, nodes.cache.list().filter(isHost));
+  return isDedicated(found, nodes.cache.byIndex(HOSTS_BY_NAMESPACE, namespace));
 }
 
 /** Index of Jobs by the only host that can do them. */

@@ -3,6 +3,7 @@
  * count each VM several times.
  */
 import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
+import { exportLeaderGauge } from '../objects/leadergauge.ts';
 import { VM_PHASES } from '../../api/v1alpha1/phases.ts';
 import { isReason, type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
@@ -37,23 +38,20 @@ export class VMMetrics {
 
   constructor(registry: Registry, view: VMView) {
     const registers = [registry];
-    const pending: Gauge<'vm_namespace'> = new Gauge({
+    exportLeaderGauge(registry, {
       name: 'berth_pending_vms',
       help: 'VMs that are Pending or on their way to Running (Scheduled, Pulling, Cloning, Starting)',
-      labelNames: ['vm_namespace'] as const,
-      registers,
-      collect: () => {
-        show(pending, view, (vms) => vms.length);
-      },
+      labels: ['vm_namespace'],
+      isLeader: view.isLeader,
+      count: (gauge) => show(gauge, view, (vms) => vms.length),
     });
-    const oldest: Gauge<'vm_namespace'> = new Gauge({
+    exportLeaderGauge(registry, {
       name: 'berth_oldest_pending_vm_seconds',
       help: 'Age in seconds of the oldest VM that is pending and has never run. The value is 0 if there is no such VM',
-      labelNames: ['vm_namespace'] as const,
-      registers,
-      collect: () => {
-        show(oldest, view, (vms) => Math.max(0, ...vms.map((vm) => secondsWithoutRun(vm, view.clock()))));
-      },
+      labels: ['vm_namespace'],
+      isLeader: view.isLeader,
+      count: (gauge) =>
+        show(gauge, view, (vms) => Math.max(0, ...vms.map((vm) => secondsWithoutRun(vm, view.clock())))),
     });
     this.#transitions = new Histogram({
       name: 'berth_vm_phase_transition_seconds',
@@ -103,16 +101,12 @@ export class VMMetrics {
   }
 }
 
-/** Sets the gauge of every namespace to the result of `measure` for its pending VMs. Only the leader sets values. */
+/** Sets the gauge of every namespace to the result of `measure` for its pending VMs. */
 function show(
   gauge: Gauge<'vm_namespace'>,
   view: VMView,
   measure: (pending: readonly Readonly<VM>[]) => number,
 ): void {
-  gauge.reset();
-  if (!view.isLeader()) {
-    return;
-  }
   const pending = Map.groupBy(view.vms().filter(isPending), ({ metadata }) => metadata.namespace ?? '');
   for (const vm_namespace of new Set([...view.namespaces(), ...pending.keys()])) {
     gauge.set({ vm_namespace }, measure(pending.get(vm_namespace) ?? []));

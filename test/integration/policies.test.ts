@@ -2,6 +2,7 @@ import { randomBytes } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import {
   DEDICATED_KEY,
+  DEDICATION_LABEL,
   DEFAULT_NAMESPACE,
   GROUP,
   HOST_KEY,
@@ -333,6 +334,24 @@ describe('the kinds', () => {
   });
 });
 
+describe('the dedication of a namespace', () => {
+  const namespaceWith = (value: string) => ({
+    apiVersion: 'v1',
+    kind: 'Namespace',
+    metadata: { name: 'platform-labelled', labels: { [DEDICATION_LABEL]: value } },
+  });
+
+  it('has one of two values', async () => {
+    for (const value of ['Strict', 'Shared']) {
+      await expectAccepted(JSON.stringify(namespaceWith(value)), AS_ADMIN);
+    }
+    for (const value of ['strict', 'Exclusive', '']) {
+      const told = `label ${DEDICATION_LABEL} is "${value}", and only Strict and Shared are allowed`;
+      await expectRefused(JSON.stringify(namespaceWith(value)), AS_ADMIN, told);
+    }
+  });
+});
+
 describe('the policies', () => {
   interface Policy {
     metadata: { name: string };
@@ -361,6 +380,7 @@ describe('the policies', () => {
       hostTaint: HOST_KEY,
       hostMark: HOST_MARK,
       dedicatedLabel: DEDICATED_KEY,
+      dedicationLabel: DEDICATION_LABEL,
       tagPrefix: TAG_LABEL_PREFIX,
       workloadLabel: WORKLOAD_LABEL,
       taskAnnotation: TASK_ANNOTATION,
@@ -400,6 +420,7 @@ describe('the policies', () => {
       ['berth-bindings', {}],
       ['berth-created-by', {}],
       ['berth-custom-pods', {}],
+      ['berth-dedication', {}],
       ['berth-jobs', {}],
       ['berth-kinds', {}],
       ['berth-namespaces', {}],
