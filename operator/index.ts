@@ -32,7 +32,7 @@ import { SERVER_WORKERS, ServerReconciler } from './server/controller.ts';
 import { createDriver } from './server/drivers/create.ts';
 import { ServerMetrics } from './server/metrics.ts';
 import { enqueueServers } from './server/observe.ts';
-import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/abandoned.ts';
+import { AbandonedJobReconciler, enqueueAbandonedJobs } from './tasks/owner.ts';
 import { DemandReconciler, enqueueDemand } from './server/demand/controller.ts';
 import { VMReconciler } from './vm/controller.ts';
 import { enqueueVMs } from './vm/triggers.ts';

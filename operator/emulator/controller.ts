@@ -9,8 +9,7 @@ import type { ConfigMap, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type KubeObject, refOf } from '../../kube/objects.ts';
 import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
-import { onPowerChange } from '../host/power.ts';
-import { changedHosts } from '../host/records.ts';
+import { onHostChange } from '../host/power.ts';
 import type { PodBackedKind, Naming } from '../podbacked/kind.ts';
 import { type PodBackedOptions, PodBackedReconciler } from '../podbacked/reconciler.ts';
 import { DEPLOYMENT, recordDeletion, recordTransition, summarize } from './status.ts';
@@ -196,7 +195,7 @@ export function enqueueEmulators(
   controller: Controller,
   sources: EmulatorSources & { readonly recordsMap: Informer<ConfigMap> },
 ): void {
-  const { emulators, emulatorPods, vms, pods, nodes, servers, recordsMap } = sources;
+  const { emulators, emulatorPods, vms, pods } = sources;
   const ofVM = (vmKey: string) =>
     emulators.cache
       .byIndex(EMULATORS_BY_VM, vmKey)
@@ -213,13 +212,11 @@ export function enqueueEmulators(
     onNode(pods.cache, name).forEach((pod) => ofVM(keyOf(pod)));
     onNode(emulatorPods.cache, name).forEach((pod) => controller.enqueue(emulatorKeyOf(keyOf(pod))));
   };
-  recordsMap.cache.onChange((change) => changedHosts(change).forEach(onHost));
-  onPowerChange(servers, onHost);
-  nodes.cache.onChange(({ type, object, previous }) => {
-    if (type !== 'updated' || hostStateChanged(previous, object) || systemImagesChanged(previous, object)) {
-      onHost(object.metadata.name);
-    }
-  });
+  onHostChange(
+    sources,
+    onHost,
+    (before, after) => hostStateChanged(before, after) || systemImagesChanged(before, after),
+  );
 }
 
 function onNode<T extends KubeObject>(cache: Cache<T>, node: string): readonly Readonly<T>[] {

@@ -2,8 +2,9 @@
 import type { LastAction, PowerRequest, Server } from '../../api/v1alpha1/server.ts';
 import { equal } from '../../kube/mergepatch.ts';
 import type { Informer } from '../../kube/informer.ts';
-import { type HostReach, isReady, type PoweredHost } from './observe.ts';
-import type { Node } from '../../kube/core.ts';
+import { type HostReach, hostStateChanged, isReady, type PoweredHost } from './observe.ts';
+import { changedHosts } from './records.ts';
+import type { ConfigMap, Node } from '../../kube/core.ts';
 
 /** Index of Servers by `spec.nodeName`. */
 export const SERVERS_BY_NODE = 'node';
@@ -37,8 +38,34 @@ export function withPower(reach: HostReach, servers: readonly Readonly<Server>[]
   return { ...reach, powered, silentSince: Date.parse(onAt ?? offAt) };
 }
 
+/** The caches that tell about hosts. */
+interface HostCaches {
+  readonly nodes: Informer<Node>;
+  readonly servers: Informer<Server>;
+  /** The ConfigMap with the records of hosts. */
+  readonly recordsMap: Informer<ConfigMap>;
+}
+
+/**
+ * Calls `enqueue` with the name of a host when something changes that affects machines on it: its Node, its record or its power. The caller can
+ * add a comparison of Nodes for what it alone reads.
+ */
+export function onHostChange(
+  { nodes, servers, recordsMap }: HostCaches,
+  enqueue: (nodeName: string) => void,
+  hasChanged: typeof hostStateChanged = hostStateChanged,
+): void {
+  recordsMap.cache.onChange((change) => changedHosts(change).forEach(enqueue));
+  onPowerChange(servers, enqueue);
+  nodes.cache.onChange(({ type, object, previous }) => {
+    if (type !== 'updated' || hasChanged(previous, object)) {
+      enqueue(object.metadata.name);
+    }
+  });
+}
+
 /** Calls `enqueue` with the name of a Node when Berth begins to switch off its host, or when the host returns. */
-export function onPowerChange({ cache }: Informer<Server>, enqueue: (nodeName: string) => void): void {
+function onPowerChange({ cache }: Informer<Server>, enqueue: (nodeName: string) => void): void {
   cache.onChange(({ type, object, previous }) => {
     const before = type === 'updated' ? previous?.status?.host : undefined;
     if (type === 'deleted' || !equal(before ?? {}, object.status?.host ?? {})) {

@@ -10,6 +10,7 @@ import { ApiError } from '../../kube/errors.ts';
 import type { Job } from '../../kube/core.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
+import { HOSTS_BY_NAMESPACE } from '../tasks/placement.ts';
 import { ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { endedJobs, type ImageControllerOptions, ImageReconciler } from './controller.ts';
 import { ATTEMPT_LABEL, type ImageJob, type ObservedImage, REQUESTED_AT_ANNOTATION } from './observe.ts';
@@ -19,7 +20,10 @@ import { replacedPlaces, targetFile } from './place.ts';
 const logger = pino({ level: 'silent' });
 
 function holding(...objects: KubeObject[]) {
-  const cache = new Store<KubeObject>(logger, { [TASKS_BY_OWNER]: ownersOfPod });
+  const cache = new Store<KubeObject>(logger, {
+    [TASKS_BY_OWNER]: ownersOfPod,
+    [HOSTS_BY_NAMESPACE]: () => [],
+  });
   objects.forEach((object) => cache.put(object));
   return { cache, readSince: 0, cutIfStale: () => undefined };
 }

@@ -1,6 +1,6 @@
 /**
  * Removes content from the cluster's image storage when nothing needs the content any more. Events report content that could not be
- * removed.
+ * removed. Just before a removal, the Images, ISOs and Pods that need content are read again from the API server, not from the cache.
  */
 import type { Logger } from 'pino';
 import type { Image } from '../../api/v1alpha1/image.ts';
@@ -9,21 +9,28 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Recorder } from '../objects/events.ts';
-import { type Job, JOBS } from '../../kube/core.ts';
+import { type Job, JOBS, type Pod, PODS } from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
-import { contentOwner, isRemoval, keptEvent, placeKey } from '../image/place.ts';
-import { Writer } from '../objects/writer.ts';
-import { jobOf } from '../tasks/owner.ts';
 import {
-  cachedNeeds,
-  currentNeeds,
-  isNeeded,
-  observeRemovals,
-  planRemovals,
-  type ContentRemoval,
-  type RemovalPlan,
-  type RemovalSources,
-} from './plan.ts';
+  contentOwner,
+  type ContentPlace,
+  folderKey,
+  isRemoval,
+  keptEvent,
+  placeKey,
+  recordedPlace,
+  repositoryOf,
+} from '../image/place.ts';
+import { Writer } from '../objects/writer.ts';
+import { jobOf, podsOf } from '../tasks/owner.ts';
+import { type MachineImageSource, registryReference } from '../../api/v1alpha1/source.ts';
+import { directSource, storedContent, traitsOf } from '../image/content.ts';
+import { taskOf } from '../tasks/job.ts';
+import { machineOf } from '../podbacked/pod.ts';
+import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
+import { taskOutcome, trueCondition } from '../tasks/outcome.ts';
 
 /**
  * The only key of this controller. One reconcile handles all removals, so that the needed content is determined only once for all of them.
@@ -151,4 +158,213 @@ export function enqueueRemovals(
 
 function sameContent(a: Image | ISO, b: Image | ISO | undefined): boolean {
   return JSON.stringify(a.status?.content) === JSON.stringify(b?.status?.content);
+}
+
+/**
+ * Longest time in milliseconds between two checks whether something needs content that is to be removed. The operator does not notice a
+ * need that exists only between two checks.
+ */
+const LOOK_MILLISECONDS = 60_000;
+
+/**
+ * Largest number of removals that run at the same time. Without this limit, a deleted namespace with a thousand images would fill the hosts
+ * with Pods.
+ */
+const REMOVALS_LIMIT = 20;
+
+/** Result of an ended removal. `kept` is the reason why the content is still stored. It is undefined if the content was removed. */
+interface RemovalEnd {
+  readonly kept: string | undefined;
+}
+
+export interface ContentRemoval {
+  readonly job: Job;
+  readonly place: ContentPlace;
+  readonly end: RemovalEnd | undefined;
+}
+
+interface ObservedRemovals {
+  readonly removals: readonly ContentRemoval[];
+  readonly needs: Needs;
+  /**
+   * For each removal, the time of the first check that found the content unneeded, in milliseconds since the epoch. The map's key is the
+   * `uid` of the removal's Job.
+   */
+  readonly unneededSince: ReadonlyMap<string, number>;
+  /**
+   * Time in milliseconds for which content must be unneeded before it is removed. When the last image with this content goes away, somebody
+   * might just be creating a copy or VM that needs the content. The caches might not show this object yet. When the time is over, they show
+   * it, or its creation has failed.
+   */
+  readonly keepMilliseconds: number;
+  readonly now: number;
+}
+
+interface RemovalPlan {
+  readonly unneededSince: ReadonlyMap<string, number>;
+  /** Removals that begin next, unless the API server shows that something needs the content. */
+  readonly due: readonly ContentRemoval[];
+  readonly ended: readonly (ContentRemoval & { readonly end: RemovalEnd })[];
+  /** Time in milliseconds after which the removals must be reconciled again, even if nothing has changed. */
+  readonly wakeMilliseconds: number | undefined;
+}
+
+export function planRemovals(observed: ObservedRemovals): RemovalPlan {
+  const { removals, needs, keepMilliseconds, now } = observed;
+  const waiting = removals.filter(({ job, end }) => job.spec.suspend === true && end === undefined);
+  const unneededSince = new Map<string, number>();
+  for (const { job, place } of waiting) {
+    const { uid = '' } = job.metadata;
+    if (!isNeeded(place, needs)) {
+      unneededSince.set(uid, observed.unneededSince.get(uid) ?? now);
+    }
+  }
+  const due = waiting.filter(({ job }) => {
+    const since = unneededSince.get(job.metadata.uid ?? '');
+    return since !== undefined && now - since >= keepMilliseconds;
+  });
+  const underWay = removals.filter(({ job, end }) => job.spec.suspend !== true && end === undefined).length;
+  // Removals begin in groups, so that the operator asks the API server only once per group what is still needed.
+  const places = underWay > REMOVALS_LIMIT / 2 ? 0 : REMOVALS_LIMIT - underWay;
+  const ended = removals.flatMap((removal) =>
+    removal.end === undefined ? [] : [{ ...removal, end: removal.end }],
+  );
+  const wakeMilliseconds = waiting.length === 0 ? undefined : Math.min(LOOK_MILLISECONDS, keepMilliseconds);
+  return { unneededSince, due: due.slice(0, places), ended, wakeMilliseconds };
+}
+
+/** Content of the image storage that is needed: keys of single files or artifacts (`placeKey`), and names of whole repositories. */
+interface Needs {
+  readonly keys: ReadonlySet<string>;
+  /**
+   * True if there is a Pod whose description of its machine cannot be read. The machine of such a Pod could need any content, so all
+   * content counts as needed.
+   */
+  readonly unknown: boolean;
+}
+
+interface Users {
+  readonly objects: readonly (Image | ISO)[];
+  /** The Pods of VMs. */
+  readonly pods: readonly Pod[];
+  /** The Jobs that do tasks (work on images). */
+  readonly jobs: readonly Job[];
+}
+
+/** Returns the content that the given objects, Pods and Jobs need. If this is uncertain, the content counts as needed. */
+export function needsOf({ objects, pods, jobs }: Users): Needs {
+  const machines = pods.map((pod) => ({ pod, machine: machineOf(pod) }));
+  const keys = [
+    ...objects.flatMap((object) => [storedContent(object), directSource(object.spec.source)].flatMap(keysOf)),
+    ...machines
+      .filter(({ pod }) => isPreparing(pod))
+      .flatMap(({ machine }) => [machine?.image, machine?.iso].flatMap(keysOf)),
+    ...jobs.flatMap(keysOfJob),
+  ];
+  return { keys: new Set(keys), unknown: machines.some(({ machine }) => machine === undefined) };
+}
+
+/**
+ * Returns true if the machine of a Pod needs its sources in the storage. It needs them only until it runs, because the host fetches the
+ * content before it starts the machine.
+ */
+function isPreparing({ status }: Pod): boolean {
+  return (status?.phase ?? 'Pending') === 'Pending';
+}
+
+export function isNeeded(place: ContentPlace, { keys, unknown }: Needs): boolean {
+  const repository = place.type === 'registry' && keys.has(repositoryOf(place.reference));
+  return unknown || repository || keys.has(placeKey(place));
+}
+
+function keysOf(source: MachineImageSource | undefined): string[] {
+  const { place } = traitsOf(source);
+  const reference = registryReference(source);
+  // An image can name a repository of the image storage without a digest. Therefore the whole repository counts as needed.
+  const repository = reference === undefined ? [] : [repositoryOf(reference)];
+  return place === undefined ? repository : [placeKey(place)];
+}
+
+/**
+ * Returns the keys of the content that a Job needs: its source and its target. After the Job, the target can become the content of an
+ * image. If the target is in a registry, its digest is unknown until the Job ends. Therefore the whole repository counts as needed.
+ */
+function keysOfJob(job: Job): string[] {
+  const task = taskOf(job);
+  const source = task !== undefined && 'image' in task ? keysOf(task.image.source) : [];
+  const target = task !== undefined && 'target' in task ? task.target : undefined;
+  if (target === undefined) {
+    return source;
+  }
+  return [...source, target.type === 'folder' ? folderKey(target.path) : repositoryOf(target.reference)];
+}
+
+export interface RemovalSources {
+  readonly images: Informer<Image>;
+  readonly isos: Informer<ISO>;
+  /** The Pods of VMs. */
+  readonly pods: Informer<Pod>;
+  readonly jobs: Informer<Job>;
+  readonly taskPods: Informer<Pod>;
+}
+
+export function observeRemovals({ jobs, taskPods }: RemovalSources): ContentRemoval[] {
+  return jobs.cache
+    .list()
+    .filter(isRemoval)
+    .flatMap((job) => {
+      const place = recordedPlace(job);
+      return place === undefined ? [] : [{ job, place, end: endOf(job, taskPods) }];
+    });
+}
+
+/**
+ * Returns the result of a removal, as the newest Pod of the Job shows it. The result is undefined while the Job controller can try again.
+ */
+function endOf(job: Job, taskPods: Informer<Pod>): RemovalEnd | undefined {
+  if (trueCondition(job, 'Complete', 'Failed', 'FailureTarget') === undefined) {
+    return undefined;
+  }
+  const newest = podsOf(job, taskPods).toSorted(byAge).at(-1);
+  const outcome = taskOutcome(job, newest);
+  switch (outcome.kind) {
+    case 'succeeded':
+      return { kept: outcome.report.kept };
+    case 'failed':
+      return { kept: `${outcome.reason}: ${outcome.message}` };
+    default:
+      return undefined;
+  }
+}
+
+function byAge(a: Pod, b: Pod): number {
+  return (a.metadata.creationTimestamp ?? '').localeCompare(b.metadata.creationTimestamp ?? '');
+}
+
+function cachedNeeds({ images, isos, pods, jobs }: RemovalSources): Needs {
+  const objects = [...images.cache.list(), ...isos.cache.list()];
+  return needsOf({ objects, pods: pods.cache.list(), jobs: jobs.cache.list() });
+}
+
+/**
+ * Determines the needed content from objects that the API server returns now. Only the Jobs come from the cache. The objects are read in
+ * pages, and only their keys are kept. All Pods of 12,000 VMs together would need 100 MB of memory.
+ */
+export async function currentNeeds(
+  client: Pick<KubeClient, 'pages'>,
+  { jobs }: Pick<RemovalSources, 'jobs'>,
+): Promise<Needs> {
+  const found: Needs[] = [needsOf({ objects: [], pods: [], jobs: jobs.cache.list() })];
+  for (const type of [IMAGES, ISOS]) {
+    for await (const { items } of client.pages<Image | ISO>(type)) {
+      found.push(needsOf({ objects: items, pods: [], jobs: [] }));
+    }
+  }
+  for await (const { items } of client.pages(PODS, { labelSelector: VM_UID_LABEL })) {
+    found.push(needsOf({ objects: [], pods: items, jobs: [] }));
+  }
+  return {
+    keys: new Set(found.flatMap(({ keys }) => [...keys])),
+    unknown: found.some(({ unknown }) => unknown),
+  };
 }

@@ -10,7 +10,7 @@ import type { KubeObject, Resource } from '../../kube/objects.ts';
 import { parseConfig } from '../config/config.ts';
 import { folderKey, removalRecord } from '../image/place.ts';
 import { ownersOfPod, TASKS_BY_OWNER } from '../tasks/owner.ts';
-import { currentNeeds, observeRemovals, type RemovalSources } from './plan.ts';
+import { currentNeeds, observeRemovals, type RemovalSources } from './controller.ts';
 
 const IMAGE = {
   apiVersion: 'berth.dev/v1alpha1',

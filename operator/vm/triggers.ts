@@ -4,9 +4,8 @@ import type { Controller } from '../../kube/controller.ts';
 import type { ConfigMap, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
-import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
-import { onPowerChange, onStartChange } from '../host/power.ts';
-import { changedHosts } from '../host/records.ts';
+import { PODS_BY_NODE } from '../host/observe.ts';
+import { onHostChange, onStartChange } from '../host/power.ts';
 import { isBound, type VMSources, waitingForPortsOf } from './observe.ts';
 
 /** Names of the indexes that find VMs by an object that their spec names: a VMConfig, or an Image or ISO. */
@@ -36,7 +35,7 @@ export function enqueueVMs(
   controller: Controller,
   sources: VMSources & { readonly recordsMap: Informer<ConfigMap> },
 ): void {
-  const { vms, pods, nodes, servers, recordsMap, vmConfigs, images, isos, config } = sources;
+  const { vms, pods, servers, vmConfigs, images, isos, config } = sources;
   vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
   // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
   pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
@@ -66,14 +65,8 @@ export function enqueueVMs(
   });
   const enqueueHost = (name: string): void =>
     pods.cache.byIndex(PODS_BY_NODE, name).forEach((pod) => controller.enqueue(keyOf(pod)));
-  recordsMap.cache.onChange((change) => changedHosts(change).forEach(enqueueHost));
-  onPowerChange(servers, enqueueHost);
+  onHostChange(sources, enqueueHost);
   onStartChange(servers, () =>
     pods.cache.byIndex(PODS_WITHOUT_HOST, WITHOUT_HOST).forEach((pod) => controller.enqueue(keyOf(pod))),
   );
-  nodes.cache.onChange(({ type, object, previous }) => {
-    if (type !== 'updated' || hostStateChanged(previous, object)) {
-      enqueueHost(object.metadata.name);
-    }
-  });
 }

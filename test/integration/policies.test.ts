@@ -346,8 +346,8 @@ describe('the dedication of a namespace', () => {
       await expectAccepted(JSON.stringify(namespaceWith(value)), AS_ADMIN);
     }
     for (const value of ['strict', 'Exclusive', '']) {
-      const told = `label ${DEDICATION_LABEL} is "${value}", and only Strict and Shared are allowed`;
-      await expectRefused(JSON.stringify(namespaceWith(value)), AS_ADMIN, told);
+      const message = `label ${DEDICATION_LABEL} is "${value}", and only Strict and Shared are allowed`;
+      await expectRefused(JSON.stringify(namespaceWith(value)), AS_ADMIN, message);
     }
   });
 });
@@ -380,7 +380,6 @@ describe('the policies', () => {
       hostTaint: HOST_KEY,
       hostMark: HOST_MARK,
       dedicatedLabel: DEDICATED_KEY,
-      dedicationLabel: DEDICATION_LABEL,
       tagPrefix: TAG_LABEL_PREFIX,
       workloadLabel: WORKLOAD_LABEL,
       taskAnnotation: TASK_ANNOTATION,

@@ -18,7 +18,7 @@ import {
   removalRecord,
   replacedPlaces,
 } from '../image/place.ts';
-import { isNeeded, needsOf, planRemovals, type ContentRemoval } from './plan.ts';
+import { isNeeded, needsOf, planRemovals, type ContentRemoval } from './controller.ts';
 
 const KEEP_MILLISECONDS = 600_000;
 /** Longest time in milliseconds that a write of an operator takes. */
