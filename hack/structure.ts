@@ -5,7 +5,7 @@
  *   structure.ts [FOLDER] [--word=WORD]...
  */
 import { execFileSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { dirname, join, normalize } from 'node:path';
 import { parseArgs } from 'node:util';
 import { findArrowUp, WINGS } from './lint/layers.ts';
@@ -28,10 +28,15 @@ interface Source {
 /** Returns the production files of a checkout: TypeScript in a wing, without tests. */
 function readSources(root: string): Source[] {
   const paths = execFileSync('git', ['ls-files', '-z', '*.ts'], { cwd: root, encoding: 'utf8' }).split('\0');
-  const wanted = paths.filter((path) => {
-    const [wing = ''] = path.split('/');
-    return wing !== 'test' && WINGS[wing] !== undefined && path.endsWith('.ts') && !path.endsWith('.test.ts');
-  });
+  // Git also lists a file that was deleted since the last commit.
+  const wanted = paths
+    .filter((path) => {
+      const [wing = ''] = path.split('/');
+      return (
+        wing !== 'test' && WINGS[wing] !== undefined && path.endsWith('.ts') && !path.endsWith('.test.ts')
+      );
+    })
+    .filter((path) => existsSync(join(root, path)));
   const known = new Set(wanted);
   return wanted.map((path) => {
     const text = readFileSync(join(root, path), 'utf8');

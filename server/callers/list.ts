@@ -1,7 +1,12 @@
 /**
  * Lists objects with the rights of the caller. As soon as an object has been read, it is replaced with its item for the answer. An object
  * can be much larger than its item.
+ *
+ * The memory for lists is limited, because callers choose the number and size of the objects. Only a few lists are read at the same time, and
+ * the other requests for lists wait. Each request takes a place until its list has been read, and the number of places is limited. The total
+ * size of the items of all lists is limited, too. A single user cannot take all places or all bytes.
  */
+import PQueue from 'p-queue';
 import type { ListQuery } from '../../api/http/request.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { type KubeClient, query } from '../../kube/client.ts';
@@ -9,7 +14,128 @@ import { isForbidden } from '../../kube/errors.ts';
 import { readList } from '../../kube/liststream.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
 import type { CallerClient } from './caller.ts';
-import { type Hold, ListPlaces } from './listplaces.ts';
+import { StatusError } from '../http/errors.ts';
+
+const MEBIBYTE = 1024 * 1024;
+/**
+ * Largest number of lists that are read at the same time. A higher number would not be faster, because this process uses one processor for
+ * all lists.
+ */
+const LISTS = 8;
+/**
+ * Largest number of requests for lists that wait or are being answered. If each of these lists contains 1,000 VMs, the last request waits
+ * for a few seconds.
+ */
+const PLACES = LISTS + 256;
+/**
+ * Largest number of lists that one user can request at the same time. Requests that wait count, too. A CI system reads a few dozen lists at
+ * the same time. The limit leaves places for other users.
+ */
+const USER_PLACES = PLACES / 4;
+/** Largest list of items, in bytes of JSON: about 20,000 VMs. In memory, the items can need several times this number of bytes. */
+const LIST_BYTES = 8 * MEBIBYTE;
+/** Limit in bytes for the items of all lists of one user. It is half of the total, so that the other users have the other half. */
+const USER_BYTES = LIST_BYTES;
+/** Limit in bytes for the items of all lists. It is a small part of the 512 MiB of memory that the server's container has. */
+const TOTAL_BYTES = 16 * MEBIBYTE;
+
+/**
+ * Counts the bytes of items that stay in memory. @throws StatusError 422 when the list is too large; 429 when the user's lists are too
+ * large together; 503 when the lists of all users are too large together
+ */
+type Hold = (bytes: number) => void;
+
+interface Use {
+  places: number;
+  bytes: number;
+}
+
+class ListPlaces {
+  readonly #queue = new PQueue({ concurrency: LISTS });
+  readonly #all: Use = { places: 0, bytes: 0 };
+  readonly #users = new Map<string, Use>();
+
+  /**
+   * Takes a place for a list, waits until the list may be read, and then reads the list. The place becomes free after the read, or when the
+   * client closes the connection. The limits in bytes include the items of the list until the signal `ended` of the caller aborts.
+   *
+   * @throws ApiError 401 when the API server does not know the caller. @throws StatusError 429 when too many lists wait, 408 when the
+   * client has closed the connection.
+   */
+  async run<T>(
+    caller: Pick<CallerClient, 'username' | 'ended'>,
+    read: (hold: Hold) => Promise<T>,
+  ): Promise<T> {
+    const user = await caller.username();
+    const { ended } = caller;
+    ended.throwIfAborted();
+    this.#refuse(user);
+    this.#count(user, { places: 1, bytes: 0 });
+    try {
+      return await this.#queue.add(async () => await read(this.#holdFor(user, ended)), { signal: ended });
+    } finally {
+      this.#count(user, { places: -1, bytes: 0 });
+    }
+  }
+
+  #refuse(user: string): void {
+    if (this.#all.places >= PLACES) {
+      throw new StatusError(
+        429,
+        `The limit of ${PLACES} requests for lists at the same time is reached. Try again later`,
+      );
+    }
+    if (this.#useOf(user).places >= USER_PLACES) {
+      throw new StatusError(
+        429,
+        `User ${user} has reached the limit of ${USER_PLACES} requests for lists at the same time. Try again later`,
+      );
+    }
+  }
+
+  #holdFor(user: string, ended: AbortSignal): Hold {
+    let held = 0;
+    ended.addEventListener('abort', () => this.#count(user, { places: 0, bytes: -held }), { once: true });
+    return (bytes) => {
+      ended.throwIfAborted();
+      this.#refuseBytes(user, held + bytes, bytes);
+      held += bytes;
+      this.#count(user, { places: 0, bytes });
+    };
+  }
+
+  #refuseBytes(user: string, list: number, more: number): void {
+    if (list > LIST_BYTES) {
+      throw new StatusError(422, 'The list is too large. Use limit or labelSelector to select fewer objects');
+    }
+    if (this.#useOf(user).bytes + more > USER_BYTES) {
+      throw new StatusError(
+        429,
+        `The lists that user ${user} reads at the same time have more than ${USER_BYTES} bytes. Try again later`,
+      );
+    }
+    if (this.#all.bytes + more > TOTAL_BYTES) {
+      throw new StatusError(503, 'Too many large lists are being read at the same time. Try again later');
+    }
+  }
+
+  #useOf(user: string): Use {
+    return this.#users.get(user) ?? { places: 0, bytes: 0 };
+  }
+
+  #count(user: string, { places, bytes }: Use): void {
+    const own = this.#useOf(user);
+    for (const use of [own, this.#all]) {
+      use.places += places;
+      use.bytes += bytes;
+    }
+    if (own.places === 0 && own.bytes === 0) {
+      this.#users.delete(user);
+    } else {
+      this.#users.set(user, own);
+    }
+  }
+}
 
 const places = new ListPlaces();
 

@@ -4,7 +4,7 @@ import { type AddressInfo, connect, createServer, type Server, type Socket } fro
 import { Readable } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
-import { sendFile } from './sender.ts';
+import { sendFile } from './uploads.ts';
 
 const content = randomBytes(3 * 1024 ** 2);
 const digest = createHash('sha256').update(content).digest();
