@@ -3,7 +3,6 @@ import type { Command } from 'commander';
 import { BooleanFlag, parseList } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
-import { type Selection, selectionIn } from './selection.ts';
 import {
   cacheChange,
   type CachedSource,
@@ -11,10 +10,11 @@ import {
   entryName,
   type EntryWrite,
   entryWrite,
+  isOneSelection,
 } from '../../api/http/cachechange.ts';
-import type { CacheList, CacheResult } from '../../api/http/imagecache.ts';
+import type { CacheInfo, CacheList, CacheResult } from '../../api/http/imagecache.ts';
 import type { NodeItem } from '../../api/http/node.ts';
-import { cachedObjectName, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import { cachedObjectName, keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { DEFAULT_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
@@ -23,13 +23,115 @@ import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT } from '../errors.ts';
 import { directOrAsked, type HttpApi, namespacePath } from '../httpapi.ts';
 import { IMAGE_KIND } from '../image.ts';
-import { hostNotFound, meantHost, readHosts } from '../node.ts';
+import { hostNotFound, meantHost, readHosts, requireTag } from '../node.ts';
 import { findNamed, forEachName } from '../objects/named.ts';
 import { type Column, print, printDone } from '../output.ts';
 import { printable } from '../text.ts';
-import { entryFor, type InfoItem, readCache, readInfo, referenceIn } from './cached.ts';
 import { formatSize } from '../../api/v1alpha1/quantity.ts';
-import { listItems } from '../../api/http/cacheinfo.ts';
+import { infoItems, listItems, objectInfoItems } from '../../api/http/cacheinfo.ts';
+import { isImageReference, normaliseImageName, readReference } from '../../api/v1alpha1/reference.ts';
+import type { Node } from '../../kube/core.ts';
+
+/** Flags that select hosts. */
+export interface Selection {
+  readonly nodes?: string[];
+  readonly tags?: string[];
+  readonly all?: boolean;
+}
+
+/**
+ * Returns the selection. Removes spaces at the start and the end of the names.
+ *
+ * @throws CommandError when no flag or more than one flag selects hosts, or when a tag has a wrong form.
+ */
+export function selectionIn(flags: Selection): Selection {
+  if (!isOneSelection(flags)) {
+    throw new CommandError('Choose the hosts with exactly one of --nodes, --tags and --all', EXIT.usage);
+  }
+  const trimmed = (names: readonly string[] = []) => names.map((name) => name.trim());
+  const [nodes, tags] = [trimmed(flags.nodes), trimmed(flags.tags)];
+  for (const tag of tags) {
+    requireTag('value of --tags', tag);
+  }
+  if (nodes.length > 0) {
+    return { nodes };
+  }
+  return tags.length > 0 ? { tags } : { all: true };
+}
+
+export type InfoItem = CacheInfo['items'][number];
+
+interface Cache {
+  /** Hosts of all namespaces. */
+  readonly hosts: readonly Node[];
+  /** Hosts of the namespace. */
+  readonly own: readonly Node[];
+  readonly entries: readonly ImageCacheEntry[];
+}
+
+/** Returns all hosts and all ImageCacheEntries. @throws ApiError when the user may not read Nodes or ImageCacheEntries. */
+export async function readCache(cluster: UserCluster, signal: AbortSignal): Promise<Cache> {
+  const [{ all: hosts, own }, { items: entries }] = await Promise.all([
+    readHosts(cluster, signal),
+    cluster.client.list(IMAGE_CACHE_ENTRIES, { signal }),
+  ]);
+  return { hosts, own, entries };
+}
+
+/**
+ * Returns the ImageCacheEntry for the image with this normalized name. If there are several such entries, returns the one that has an
+ * effect.
+ */
+export function entryFor(
+  entries: readonly ImageCacheEntry[],
+  reference: string,
+): ImageCacheEntry | undefined {
+  return keepingEntry(entries.filter((entry) => referenceOf(entry) === reference));
+}
+
+/**
+ * Returns the normalized name if the image is in a registry. The result is undefined if `image` is the name of an Image object.
+ *
+ * @throws CommandError when the text is not a correct image reference.
+ */
+export function referenceIn(image: string): string | undefined {
+  if (!isImageReference(image)) {
+    return undefined;
+  }
+  const parts = readReference(image);
+  if (typeof parts === 'string') {
+    throw new CommandError(
+      `The image ${JSON.stringify(printable(image))} is not an image reference: ${parts}`,
+      EXIT.usage,
+    );
+  }
+  return normaliseImageName(image);
+}
+
+/** Returns the hosts of the namespace that have, fetch or remove the image. @throws ApiError; CommandError. */
+export async function readInfo(
+  cluster: UserCluster,
+  image: string,
+  signal: AbortSignal,
+): Promise<InfoItem[]> {
+  return await directOrAsked(
+    cluster,
+    signal,
+    async () => infoOf(await readCache(cluster, signal), image, cluster.namespace),
+    async (server) => {
+      const path = namespacePath(cluster.namespace, 'cache', 'images', image);
+      return ((await server({ method: 'GET', path })) as CacheInfo).items;
+    },
+  );
+}
+
+function infoOf({ own, entries }: Cache, image: string, namespace: string): InfoItem[] {
+  const entryOf = (reference: string) => entryFor(entries, reference);
+  const reference = referenceIn(image);
+  return reference === undefined
+    ? objectInfoItems(image, { own: namespace, default: DEFAULT_NAMESPACE }, own, entryOf)
+    : infoItems(reference, own, entryOf(reference));
+}
 
 type ListItem = CacheList['items'][number];
 

@@ -88,7 +88,7 @@ const TRUSTED_JSON = new Map([
   ['agent/network/nftables.ts', 'the program nft'],
   ['server/http/openapi.ts', 'this server'],
   ['cli/login/session.ts', 'this command, in the folder of its user'],
-  ['cli/login/token.ts', 'the program that started this command'],
+  ['cli/login/commands.ts', 'the program that started this command'],
 ]);
 
 /** Forbids to parse JSON without limits. JSON.parse of one hostile megabyte blocks a program for a tenth of a second. */

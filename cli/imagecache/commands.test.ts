@@ -1,5 +1,5 @@
 import { expect, it } from 'vitest';
-import { selectionIn } from './selection.ts';
+import { selectionIn } from './commands.ts';
 
 it.each([
   [{ nodes: ['a', ' b '] }, { nodes: ['a', 'b'] }],

@@ -6,7 +6,7 @@ import { Readable } from 'node:stream';
 import { setImmediate as nextCycle } from 'node:timers/promises';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from '../errors.ts';
-import { logout, setToken } from './token.ts';
+import { logout, setToken } from './commands.ts';
 import { sessionFile, withSessionLock } from './session.ts';
 
 let folder: string;
