@@ -303,6 +303,12 @@ export interface DriverOfVMs extends Driver {
   /** Connects to the VNC server of a running machine. @throws StreamRefused when the machine does not run or has no screen. */
   connectScreen(folder: MachineFolder): Promise<Duplex>;
   /**
+   * Returns a picture of the screen of a running machine, as PNG. `reserve` is called before the picture is in memory.
+   *
+   * @throws StreamRefused when the machine does not run or has no screen, when another picture of it is being made, or when no memory is left.
+   */
+  screenshot(folder: MachineFolder, reserve: Reserve): Promise<Buffer>;
+  /**
    * Opens a TCP port of the host on the loopback address, and forwards its connections to the TCP port `guestPort` of the guest. The host
    * port stays open until the caller closes the forward. The function is for guests whose network is inside the hypervisor, because such
    * guests have no address on the host.

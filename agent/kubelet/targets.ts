@@ -5,7 +5,7 @@
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import * as z from 'zod';
-import { ADB_PORT, SCREEN_PORT } from '../../api/v1alpha1/names.ts';
+import { ADB_PORT, SCREEN_PORT, SCREENSHOT_COMMAND } from '../../api/v1alpha1/names.ts';
 import { HttpError } from '../../kube/serving/httperror.ts';
 import { StreamRefused } from '../drivers/driver.ts';
 import { driverOf, driverOfVM } from '../drivers/hostdrivers.ts';
@@ -57,6 +57,9 @@ function transfers({ tasks, podOf }: ConsoleSources): TransferSource {
   };
 }
 
+/** Result of a command that the host ran itself, without its output. */
+const SUCCEEDED = { exitCode: 0, stderr: [], truncated: false } as const;
+
 function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets {
   const forwards = new SharedForwards();
   return (request) => {
@@ -79,7 +82,10 @@ function streamTargets({ host, machines, podOf }: ConsoleSources): StreamTargets
     }
     return {
       console: async (input) => await driverOfVM(host, record).connectConsole(folder, { input }),
-      execute: async (command) => await driverOfVM(host, record).execute(folder, command),
+      execute: async (command) =>
+        command.path === SCREENSHOT_COMMAND
+          ? { ...SUCCEEDED, stdout: [await driverOfVM(host, record).screenshot(folder, command.reserve)] }
+          : await driverOfVM(host, record).execute(folder, command),
       port: async (port) => {
         if (isEmulator) {
           return await connectAdb(await host.network.address(uid), port);

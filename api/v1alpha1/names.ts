@@ -302,6 +302,14 @@ export function isTag(text: string): boolean {
 }
 
 /**
+ * Command of `kubectl exec` for which the host writes a picture of the screen (PNG) to the standard output. The guest takes no part in it. The
+ * colon keeps the word apart from programs of guests.
+ */
+export const SCREENSHOT_COMMAND = 'berth:screenshot';
+/** Largest picture of a screen in bytes. It is more than that of a screen of 3840×2160 random pixels. */
+export const SCREENSHOT_BYTES = 32 * 1024 * 1024;
+
+/**
  * Escape character of consoles, Ctrl+], with which the user leaves. kubectl has no such key, so the agent looks for it too. The command does
  * not rely on the agent, because the user must be able to leave even when the connection hangs.
  */

@@ -169,6 +169,15 @@ export function addStreamCommands(noun: Command, terminal: Terminal): void {
       const { connectConsole } = await import('./exec.ts');
       await connectConsole(terminal, command.optsWithGlobals<Globals>(), { name, stdin });
     });
+  noun
+    .command('screenshot')
+    .description('Write a picture of the screen of a VM into a file, as PNG')
+    .argument('<name>', 'name of the VM')
+    .argument('<file>', 'file for the picture')
+    .action(async (name: string, file: string, _flags: object, command: Command) => {
+      const { screenshot } = await import('./exec.ts');
+      await screenshot(terminal, command.optsWithGlobals<Globals>(), { name, file });
+    });
   addLogs(noun, terminal);
   addPortForward(noun, terminal);
   addSSH(noun, terminal);

@@ -1,7 +1,8 @@
 /** Runs programs in VMs, and attaches to their consoles. */
-import { type Readable, Transform } from 'node:stream';
+import { writeFile } from 'node:fs/promises';
+import { type Readable, Transform, Writable } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
-import { CONSOLE_ESCAPE } from '../../api/v1alpha1/names.ts';
+import { CONSOLE_ESCAPE, SCREENSHOT_BYTES, SCREENSHOT_COMMAND } from '../../api/v1alpha1/names.ts';
 import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
@@ -27,6 +28,8 @@ interface SessionRequest {
   readonly tty: boolean;
   /** Whether the session reads the standard input. */
   readonly input: boolean;
+  /** Where the output goes. The standard output when omitted. */
+  readonly output?: Writable;
   /** Returns a stream for the typed keys. The stream calls `end` when the user types the key that leaves the session. */
   readonly leave?: (end: () => void) => Transform;
 }
@@ -70,7 +73,8 @@ export async function runSession(
 }
 
 /** Carries the streams until the session ends. Resolves with the text of the Status, or with `left` if the user has left the session. */
-async function follow(channels: Channels, { tty, input, leave }: SessionRequest): Promise<string> {
+async function follow(channels: Channels, request: SessionRequest): Promise<string> {
+  const { tty, input, output = process.stdout, leave } = request;
   let hasLeft = false;
   for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
     // Through this channel, the host only receives. If the host writes to the channel nevertheless, this line drops the data. Otherwise a
@@ -90,7 +94,7 @@ async function follow(channels: Channels, { tty, input, leave }: SessionRequest)
     : undefined;
   const outcome = Promise.allSettled([
     typed,
-    pipeline(channels.channel(CHANNEL.stdout), process.stdout, { end: false }),
+    pipeline(channels.channel(CHANNEL.stdout), output, { end: false }),
     pipeline(channels.channel(CHANNEL.stderr), process.stderr, { end: false }),
   ]);
   try {
@@ -199,6 +203,39 @@ export async function exec(
     ]);
     await runSession(cluster, { name, path, tty, input }, signal);
   });
+}
+
+/** Writes a picture of the screen into the file. @throws CommandError when the host makes no picture; ApiError. */
+export async function screenshot(
+  terminal: Terminal,
+  globals: Globals,
+  { name, file }: { name: string; file: string },
+): Promise<void> {
+  const { signal } = terminal;
+  const pieces: Buffer[] = [];
+  let bytes = 0;
+  const output = new Writable({
+    write(piece: Buffer, _encoding, done) {
+      bytes += piece.length;
+      pieces.push(piece);
+      done(
+        bytes > SCREENSHOT_BYTES ? new Error(`The picture has more than ${SCREENSHOT_BYTES} bytes`) : null,
+      );
+    },
+  });
+  await withCluster(terminal, globals, async (cluster) => {
+    await runningVM(cluster, name, signal);
+    const path = streamPath(cluster, name, 'exec', [
+      ['command', SCREENSHOT_COMMAND],
+      ['stdin', false],
+      ['stdout', true],
+      ['stderr', true],
+      ['tty', false],
+    ]);
+    await runSession(cluster, { name, path, tty: false, input: false, output }, signal);
+  });
+  await writeFile(file, Buffer.concat(pieces));
+  terminal.out(`Wrote the screen of vm ${name} to ${file}\n`);
 }
 
 /**

@@ -131,6 +131,21 @@ function sha256(bytes: Buffer): string {
   return createHash('sha256').update(bytes).digest('hex');
 }
 
+describe('screenshot', () => {
+  it('writes the picture of the host into the file, with the right to pods/exec alone', async () => {
+    const file = join(folder, 'screen.png');
+    expect(await berth('screenshot', VM, file)).toEqual({
+      code: 0,
+      out: `Wrote the screen of vm ${VM} to ${file}\n`,
+      err: '',
+    });
+    expect(await readFile(file, 'utf8')).toBe('picture');
+    const args = ['vm', 'screenshot', '-n', NAMESPACE, VM, join(folder, 'refused.png')];
+    const { code, err } = await command.run(args, { kubeconfig: viewer });
+    expect([code, err]).toEqual([3, expect.stringMatching(/cannot get resource "pods\/exec".*Ask an admin/)]);
+  });
+});
+
 describe('exec', () => {
   it('keeps output, errors and exit code', async () => {
     const script = 'echo out; echo err >&2; exit 5';

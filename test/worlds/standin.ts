@@ -255,6 +255,11 @@ export class StandInDriver implements DriverOfVMs {
     return screen;
   }
 
+  async screenshot(folder: MachineFolder): Promise<Buffer> {
+    this.#requireRunning(folder);
+    return Buffer.from('picture');
+  }
+
   /** Every port of a guest serves its page, which has the first and the last line of a real guest's page. */
   async forwardPort(folder: MachineFolder): Promise<PortForward> {
     this.#requireRunning(folder);

@@ -21,6 +21,7 @@ import {
   type GuestAnswer,
   type GuestCommand,
   type GuestCommandResult,
+  type Reserve,
   type GuestQuestion,
   type VmLaunchPlan,
   type MachineFolder,
@@ -255,6 +256,10 @@ export class QemuDriver implements DriverOfVMs {
 
   async connectScreen(folder: MachineFolder): Promise<Duplex> {
     return await this.#of(folder).streams.connectScreen();
+  }
+
+  async screenshot(folder: MachineFolder, reserve: Reserve): Promise<Buffer> {
+    return await this.#of(folder).streams.screenshot(reserve);
   }
 
   async forwardPort(folder: MachineFolder, guestPort: number): Promise<PortForward> {

@@ -35,6 +35,8 @@ export const FILES = {
   migration: 'migration.sock',
   /** Saved memory and device states of a suspended machine. */
   memory: 'memory',
+  /** Picture of the screen, while the agent makes it. */
+  picture: 'screen.png',
 } as const;
 
 const sizeSchema = z.object({ width: z.number().int(), height: z.number().int() });

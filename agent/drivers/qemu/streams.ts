@@ -1,14 +1,18 @@
 /** Connects streams to a running QEMU machine: its serial console, its screen, and ports of its guest. */
 import { once } from 'node:events';
+import { open, rm } from 'node:fs/promises';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import type { Logger } from 'pino';
 import * as z from 'zod';
+import { SCREENSHOT_BYTES } from '../../../api/v1alpha1/names.ts';
+import type { RunAs } from '../../../base/exec.ts';
 import { hasCode, undefinedIf } from '../../../base/errors.ts';
 import { Serial } from '../../../base/concurrency.ts';
 import { connectTerminal, SharedConsole } from '../../console/terminal.ts';
 import { connectTo, type ProcessIdentity, withSocketPath } from '../../processes/process.ts';
-import { type MachineFolder, type PortForward, StreamRefused } from '../driver.ts';
+import { type MachineFolder, type PortForward, type Reserve, StreamRefused } from '../driver.ts';
 import { NETWORK } from './arguments.ts';
 import type { QemuMachine } from './machine.ts';
 import type { QmpConnection } from './qmp.ts';
@@ -40,6 +44,7 @@ export class MachineStreams {
   readonly #machine: QemuMachine;
   readonly #console = new SharedConsole(async () => await this.#connectTerminal());
   readonly #screens = new Set<Socket>();
+  #isPictured = false;
 
   constructor(folder: MachineFolder, machine: QemuMachine, logger: Logger) {
     this.#folder = folder;
@@ -68,6 +73,49 @@ export class MachineStreams {
     this.#screens.add(screen);
     screen.once('close', () => this.#screens.delete(screen));
     return screen;
+  }
+
+  /** Returns a picture of the screen. @throws StreamRefused as {@link DriverOfVMs.screenshot} does. */
+  async screenshot(reserve: Reserve): Promise<Buffer> {
+    await this.#requireProcess();
+    const { launched } = (await this.#machine.state.read()) ?? {};
+    const qmp = await (await this.#machine.hypervisor())?.qmp();
+    if (launched?.screen.card === undefined || qmp === undefined) {
+      throw new StreamRefused(launched?.screen.card === undefined ? NO_SCREEN : NOT_RUNNING);
+    }
+    if (this.#isPictured) {
+      throw new StreamRefused('Another picture of this screen is being made; try again');
+    }
+    this.#isPictured = true;
+    try {
+      return await this.#picture(qmp, launched.runAs, reserve);
+    } finally {
+      this.#isPictured = false;
+    }
+  }
+
+  /**
+   * Lets QEMU write the picture into a file that the agent has made, because QEMU may make none in the machine's folder. The agent reads the
+   * file that it has open, whatever its name then leads to.
+   */
+  async #picture(qmp: QmpConnection, runAs: RunAs | undefined, reserve: Reserve): Promise<Buffer> {
+    const path = join(this.#folder.path, FILES.picture);
+    await rm(path, { force: true });
+    await using file = await open(path, 'wx+', 0o600);
+    try {
+      if (runAs !== undefined && process.getuid?.() === 0) {
+        await file.chown(runAs.uid, runAs.gid);
+      }
+      await qmp.execute('screendump', { filename: FILES.picture, format: 'png' });
+      const { size } = await file.stat();
+      if (size > SCREENSHOT_BYTES || !reserve(size)) {
+        throw new StreamRefused(`The picture has ${size} bytes, for which the host has no memory now`);
+      }
+      const { buffer, bytesRead } = await file.read(Buffer.alloc(size), 0, size, 0);
+      return buffer.subarray(0, bytesRead);
+    } finally {
+      await rm(path, { force: true });
+    }
   }
 
   /** Ends the streams. The guest is not affected. */

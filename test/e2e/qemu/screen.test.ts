@@ -1,6 +1,7 @@
 /** The screen of a guest with a driver for its graphics card, as the guest and as a VNC viewer see it. */
-import { readFile } from 'node:fs/promises';
+import { readdir, readFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { inflateSync } from 'node:zlib';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { VmLaunchPlan } from '../../../agent/drivers/driver.ts';
 import { waitFor } from '../../../hack/wait.ts';
@@ -12,6 +13,22 @@ import { BOOT_DEADLINE_MILLISECONDS, TestMachine } from '../../worlds/qemuguest.
 const DISK_BYTES = 64 * 1024 * 1024;
 const BOOT = { deadlineMilliseconds: BOOT_DEADLINE_MILLISECONDS };
 const OWN_USER = { uid: 1_900_000_009, gid: 1_900_000_009 };
+
+/** Returns the size of a PNG and its pixel data, as filtered bytes. */
+function readPicture(png: Buffer): { width: number; height: number; pixels: Buffer } {
+  expect(png.subarray(0, 8).toString('latin1')).toBe('\u0089PNG\r\n\u001a\n');
+  const data: Buffer[] = [];
+  for (let at = 8; at < png.length; at += 12 + png.readUInt32BE(at)) {
+    if (png.toString('latin1', at + 4, at + 8) === 'IDAT') {
+      data.push(png.subarray(at + 8, at + 8 + png.readUInt32BE(at)));
+    }
+  }
+  return {
+    width: png.readUInt32BE(16),
+    height: png.readUInt32BE(20),
+    pixels: inflateSync(Buffer.concat(data)),
+  };
+}
 
 describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, () => {
   let machine: TestMachine;
@@ -50,6 +67,18 @@ describe('the screen of a guest', { timeout: 2 * BOOT_DEADLINE_MILLISECONDS }, (
     expect({ width, height }).toEqual({ width: 1600, height: 900 });
     expect(pixels.some((byte) => byte !== 0)).toBe(true);
     seen.close();
+  });
+
+  it('is pictured as a PNG of its size, which shows something', async () => {
+    const png = await machine.driver.screenshot(machine.folder, () => true);
+    const { width, height, pixels } = readPicture(png);
+    expect({ width, height }).toEqual({ width: 1600, height: 900 });
+    expect(new Set(pixels).size).toBeGreaterThan(1);
+    expect(await readdir(machine.folder.path)).not.toContain('screen.png');
+    await expect(machine.driver.screenshot(machine.folder, () => false)).rejects.toThrow('has no memory now');
+    const both = [1, 2].map(async () => await machine.driver.screenshot(machine.folder, () => true));
+    const outcomes = await Promise.allSettled(both);
+    expect(outcomes.map(({ status }) => status).toSorted()).toEqual(['fulfilled', 'rejected']);
   });
 
   it('keeps its DPI when a viewer changes its size, also with a restarted agent', async () => {
