@@ -108,7 +108,7 @@ export function exportEmulatorMetrics(registry: Registry, view: EmulatorView): v
   exportLeaderGauge(registry, {
     name: 'berth_emulators',
     help: 'Emulators by phase',
-    labels: ['phase', 'vm_namespace'],
+    labelNames: ['phase', 'vm_namespace'],
     isLeader: view.isLeader,
     count: (gauge) => count(gauge, view),
   });

@@ -31,7 +31,7 @@ export class CacheMetrics {
     exportLeaderGauge(registry, {
       name: 'berth_cache_hosts',
       help: 'Number of pairs of an ImageCacheEntry and a host, by the state of the image on the host',
-      labels: ['state'],
+      labelNames: ['state'],
       isLeader: view.isLeader,
       count: (gauge) => countHosts(gauge, view),
     });

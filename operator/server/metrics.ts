@@ -20,7 +20,7 @@ export class ServerMetrics {
     exportLeaderGauge(registry, {
       name: 'berth_server_power',
       help: 'Power of each Server: 1 for its state On, Off, Rebooting or Error',
-      labels: ['server', 'power'],
+      labelNames: ['server', 'power'],
       isLeader: view.isLeader,
       count: (gauge) => {
         for (const { metadata, status } of view.servers()) {

@@ -41,14 +41,14 @@ export class VMMetrics {
     exportLeaderGauge(registry, {
       name: 'berth_pending_vms',
       help: 'VMs that are Pending or on their way to Running (Scheduled, Pulling, Cloning, Starting)',
-      labels: ['vm_namespace'],
+      labelNames: ['vm_namespace'],
       isLeader: view.isLeader,
       count: (gauge) => show(gauge, view, (vms) => vms.length),
     });
     exportLeaderGauge(registry, {
       name: 'berth_oldest_pending_vm_seconds',
       help: 'Age in seconds of the oldest VM that is pending and has never run. The value is 0 if there is no such VM',
-      labels: ['vm_namespace'],
+      labelNames: ['vm_namespace'],
       isLeader: view.isLeader,
       count: (gauge) =>
         show(gauge, view, (vms) => Math.max(0, ...vms.map((vm) => secondsWithoutRun(vm, view.clock())))),
