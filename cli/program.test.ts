@@ -28,6 +28,18 @@ function pathsOf(command: Command): string[][] {
   return [[], ...command.commands.flatMap((next) => pathsOf(next).map((path) => [next.name(), ...path]))];
 }
 
+/** Reports whether the example leaves out an argument or a flag that its command requires. */
+function missingArguments(program: Command, path: readonly string[], example: string): boolean {
+  const command = path.reduce<Command | undefined>(
+    (at, name) => at?.commands.find((next) => next.name() === name),
+    program,
+  );
+  const given = example.split(' ').slice(path.length);
+  const needed = command?.registeredArguments.filter(({ required }) => required).length ?? 0;
+  const flags = command?.options.filter(({ mandatory }) => mandatory) ?? [];
+  return given.length < needed || flags.some(({ long }) => !given.includes(long ?? ''));
+}
+
 it('shows the help of each command, with the flags that all commands have', async () => {
   const terminal = { name: 'berth', environment: {}, out: vi.fn(), err: vi.fn(), isForPeople: false };
   const program = await createProgram({ ...terminal, signal: new AbortController().signal }, () => true);
@@ -37,6 +49,14 @@ it('shows the help of each command, with the flags that all commands have', asyn
     const help = await berth(...path, '--help');
     expect([path, help.code, help.err]).toEqual([path, EXIT.done, '']);
     expect(help.out).toContain(`Usage: ${['berth', ...path].join(' ')}`);
+    const isVerb = paths.every(
+      (other) => other.length <= path.length || path.some((word, at) => word !== other[at]),
+    );
+    const [, example = ''] = /\nExample:\n {2}berth (.*)\n$/.exec(help.out) ?? [];
+    if (isVerb) {
+      expect([path, example.startsWith(path.join(' '))]).toEqual([path, true]);
+      expect([path, missingArguments(program, path, example)]).toEqual([path, false]);
+    }
     for (const flag of [
       '--namespace <name>',
       '--context <name>',

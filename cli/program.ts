@@ -6,6 +6,7 @@ import { Argument, Command, CommanderError } from 'commander';
 import { VERSION } from '../api/v1alpha1/version.ts';
 import { CommandError, described, EXIT, ProgramEnded, withLogin } from './errors.ts';
 import { namesUnknown, withBooleans } from './flags.ts';
+import { addExamples } from './examples.ts';
 import { addGlobals, type Globals } from './globals.ts';
 import { type ShellName, SHELLS } from './completion.ts';
 import type { Terminal } from './terminal.ts';
@@ -231,6 +232,7 @@ export async function createProgram(terminal: Terminal, hasVerbs: (noun: Noun) =
   addExplain(program, terminal);
   addSupportBundle(program, terminal);
   addCompletion(program, terminal);
+  addExamples(program, terminal.name);
   return program;
 }
 
