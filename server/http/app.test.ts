@@ -151,7 +151,9 @@ it('names a refused number', async () => {
 
 it('does not match a pattern with a text that is too long', async () => {
   const causes = await causesOf({ image: 'a', reservedPorts: `1:1${' '.repeat(100_000)}x` });
-  expect(causes).toMatchObject([{ field: 'reservedPorts', message: expect.stringContaining('at most 1088') }]);
+  expect(causes).toMatchObject([
+    { field: 'reservedPorts', message: expect.stringContaining('at most 1088') },
+  ]);
 });
 
 it.each([
