@@ -46,9 +46,14 @@ import { watchAddresses } from './certificates/addresses.ts';
 import { nodeOfPod, PODS_BY_NODE, trimNode } from './host/observe.ts';
 import { recordsSelector } from './host/records.ts';
 import {
+  digestsOf,
+  ENTRIES_BY_DIGEST,
+  ENTRIES_BY_IMAGE,
+  ENTRIES_BY_NAMESPACE,
   ENTRIES_BY_QUEUED_HOST,
   ENTRIES_BY_REFERENCE,
   ENTRIES_BY_UID,
+  keyOfImage,
   queuedHosts,
 } from './imagecache/observe.ts';
 import { addressesOf, SERVERS_BY_ADDRESS } from './server/observe.ts';
@@ -125,7 +130,10 @@ export function declareWatches({ client, config, logger }: WatchOptions) {
       ...base,
       indexes: {
         [ENTRIES_BY_UID]: ({ metadata: { uid = '' } }) => [uid],
-        [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)],
+        [ENTRIES_BY_NAMESPACE]: ({ metadata: { namespace = '' } }) => [namespace],
+        [ENTRIES_BY_REFERENCE]: (entry) => [keyOfImage(entry)],
+        [ENTRIES_BY_IMAGE]: (entry) => [referenceOf(entry)],
+        [ENTRIES_BY_DIGEST]: digestsOf,
         [ENTRIES_BY_QUEUED_HOST]: queuedHosts,
       },
     }),

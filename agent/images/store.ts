@@ -6,12 +6,12 @@ import { parseReference } from '../../api/v1alpha1/reference.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
 import type { RunAs } from '../../base/exec.ts';
-import { Catalog, type ImageRequest, type StoredImage } from './local/catalog.ts';
+import { Catalog, type ImageRequest, isOf, type StoredImage } from './local/catalog.ts';
 import { type Holder, Holders } from './local/holders.ts';
 import { Importing, type SourceImage } from './local/importing.ts';
 import { imageMetrics } from './local/metrics.ts';
 import { formatOf, inspectImage } from './local/inspect.ts';
-import { StoreLayout } from './local/layout.ts';
+import { type ImageId, StoreLayout } from './local/layout.ts';
 import type { Need, SpaceLimits } from './local/spacemeter.ts';
 import { Space } from './local/space.ts';
 import { Registries } from './oci/repository.ts';
@@ -170,19 +170,27 @@ export class HostImageStore {
   /**
    * Removes the images that only this cache entry needed. If a machine has fetched such an image but not yet cloned it, the function waits
    * for the clone. If machines run from an image, the function at first removes only the image's names. The image's file is removed when the
-   * last of these machines releases it.
+   * last of these machines releases it. An image that other namespaces used too stays like any image without an entry, until its disk space
+   * is needed. Then the function waits for no machine, because those of another namespace could delay the removal without an end.
+   * @param tenant namespace of the entry
    */
-  async remove(holder: Holder, signal: AbortSignal): Promise<void> {
+  async remove(holder: Holder, tenant: string, signal: AbortSignal): Promise<void> {
     for (const id of this.#holders.imagesOf(holder)) {
-      while (this.#holders.isDeploying(id)) {
+      while (this.#isBeingDeployed(id, tenant)) {
         await this.#holders.change(signal);
       }
       const stored = this.#catalog.get(id);
-      await (stored && this.#catalog.unenter(holder, stored));
+      await (stored && this.#catalog.unenter(holder, stored, tenant));
       this.#holders.drop(holder, id);
     }
     await this.#catalog.sweep();
     await this.#catalog.flush();
+  }
+
+  /** Returns whether only `tenant` has used the image, and one of its machines has not been cloned from it yet. */
+  #isBeingDeployed(id: ImageId, tenant: string): boolean {
+    const stored = this.#catalog.get(id);
+    return stored !== undefined && isOf(stored, tenant) && this.#holders.isDeploying(id);
   }
 
   /** Removes fetches that are not running and images that nobody needs, until at least `minimumFree` bytes of the disk are free. */

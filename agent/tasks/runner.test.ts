@@ -16,7 +16,7 @@ import { type TaskContext, TaskRunner, taskStatus } from './runner.ts';
 const AT_ONCE = 2;
 /** Limit of a wait. The default, 1 s, is too short on a busy machine. */
 const WAIT = { timeout: 30_000 };
-const TASK: Task = { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'e' };
+const TASK: Task = { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'e', namespace: 'team' };
 
 let directory: string;
 let runner: TaskRunner;

@@ -28,7 +28,7 @@ export function taskWork(host: TaskHost): TaskWork {
       case 'cache':
         return await cache(host, task, context);
       case 'uncache':
-        await host.images.remove(`entry/${task.entry}`, context.signal);
+        await host.images.remove(`entry/${task.entry}`, task.namespace, context.signal);
         return {};
       case 'import':
         return await importImage(host, task, context);

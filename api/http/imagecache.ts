@@ -70,13 +70,15 @@ export const cacheResultSchema = z
   .meta({ id: 'ImageCacheResult', description: 'A status for each selected host.' });
 export type CacheResult = z.infer<typeof cacheResultSchema>;
 
+const cacheStatus = z.enum(['ready', 'caching', 'queued', 'removing', 'failed', 'outdated']);
+
 export const cacheInfoSchema = z
   .object({
     image: z.string(),
     items: z.array(
       z.object({
         node: z.string(),
-        status: z.enum(['ready', 'caching', 'queued', 'removing', 'failed', 'outdated']),
+        status: cacheStatus,
         message: z.string().optional(),
         size: z.string().optional().meta({ description: 'Size on the host, for example 31.23G.' }),
       }),
@@ -95,9 +97,13 @@ export const cacheListSchema = z
           imageId: z.string().optional().meta({ description: 'Digest of the image.' }),
           size: z.string().optional(),
           nodes: z.int().meta({ description: 'Number of hosts of the namespace that have the image.' }),
+          status: cacheStatus.meta({
+            description: 'Status of the image on all hosts: `ready`, or that of a host without it.',
+          }),
+          message: z.string().optional().meta({ description: 'Why the image is not on all hosts yet.' }),
         })
         .meta({ id: 'CachedImage' }),
     ),
   })
-  .meta({ id: 'CachedImageList', description: 'Images on the hosts of a namespace.' });
+  .meta({ id: 'CachedImageList', description: 'Images of the cache of a namespace, and on its hosts.' });
 export type CacheList = z.infer<typeof cacheListSchema>;

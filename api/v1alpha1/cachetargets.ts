@@ -1,11 +1,14 @@
 /**
  * Reads two facts from an ImageCacheEntry: the normalized name of its image, and which hosts should have the image. If several entries
- * name the same image, this code also decides which of them has an effect.
+ * of a namespace name the same image, this code also decides which of them has an effect.
  */
 import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
 import type { KindMetadata } from './kind.ts';
 import { CACHE_FINALIZER } from './names.ts';
 import { normaliseImageName } from './reference.ts';
+
+/** Host of a registry with the usual port, at the start of a normalized name. */
+const USUAL_PORT = /^([^/]+):443\//;
 
 export type CacheTargets = NonNullable<ImageCacheEntrySpec['targets']>;
 
@@ -13,13 +16,33 @@ export type CacheTargets = NonNullable<ImageCacheEntrySpec['targets']>;
 export function referenceOf({ spec }: { readonly spec: ImageCacheEntrySpec }): string {
   const { imageRef, reference = '' } = spec;
   return imageRef === undefined
-    ? normaliseImageName(reference)
+    ? cachedReference(reference)
     : cachedObjectName(imageRef.namespace, imageRef.name);
 }
 
-/** Returns the name under which hosts list an Image object. The digest, which hosts add, is not part of the result. */
+/** Returns the normalized name of an image of a registry, without the port 443, because this is the usual port of registries. */
+export function cachedReference(reference: string): string {
+  return normaliseImageName(reference).replace(USUAL_PORT, '$1/');
+}
+
+/** Returns the name of an Image object in tasks, in the status of VMs and in the stores of hosts. */
 export function cachedObjectName(namespace: string, name: string): string {
   return `berth.dev/${namespace}/${name}`;
+}
+
+const CONTENT = 'berth.dev/image@';
+
+/**
+ * Returns the name under which the Node of a host lists the content with this digest. All users of the cluster who read Nodes see it.
+ * Therefore it tells neither the name nor the namespace of an image.
+ */
+export function contentName(digest: string): string {
+  return `${CONTENT}${digest}`;
+}
+
+/** Returns the digests of the content among the names under which a Node lists an image. They follow from {@link contentName}. */
+export function digestsIn(names: readonly string[]): string[] {
+  return names.filter((name) => name.startsWith(CONTENT)).map((name) => name.slice(CONTENT.length));
 }
 
 /**
@@ -43,7 +66,7 @@ interface Entry {
 }
 
 /**
- * Returns the only one of `entries` that has an effect. All `entries` must be for the same image. If the operator has begun work for an
+ * Returns the only one of `entries` that has an effect. All `entries` must be of the same namespace, for the same image. If the operator has begun work for an
  * entry, the entry has the finalizer {@link CACHE_FINALIZER}, and this entry is returned. Otherwise the oldest entry is returned. If the
  * two oldest entries were created in the same second, the one whose name comes first is returned.
  */

@@ -7,7 +7,7 @@ export interface Labelled {
 }
 
 /** Returns the namespace that the host is dedicated to. The result is undefined for a shared host. */
-function dedicatedTo({ metadata }: Labelled): string | undefined {
+export function dedicatedTo({ metadata }: Labelled): string | undefined {
   return metadata.labels?.[DEDICATED_KEY];
 }
 

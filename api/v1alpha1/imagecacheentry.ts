@@ -1,4 +1,6 @@
-/** ImageCacheEntry: keeps one image on chosen hosts, so that VMs with this image start there without a pull. */
+/**
+ * ImageCacheEntry: keeps one image on chosen hosts, so that VMs of the entry's namespace with this image start there without a pull.
+ */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
 import { AGE_COLUMN, type ApiObject, column, conditionColumn, type KindContent, wide } from './kind.ts';
@@ -41,7 +43,7 @@ const imageCacheEntrySpecSchema = z
     imageRef: z
       .object({
         namespace: namespaceName(
-          'Namespace of the Image. If it is not platform-default, the user who writes this entry needs the right to get the Image.',
+          'Namespace of the Image. If it is neither the namespace of this entry nor platform-default, the user who writes this entry needs the right to get the Image.',
         ),
         name: objectName('Name of the Image.'),
       })
@@ -49,7 +51,7 @@ const imageCacheEntrySpecSchema = z
       .optional(),
     targets: z
       .object({
-        all: z.boolean().meta({ description: 'Every host.' }).optional(),
+        all: z.boolean().meta({ description: 'Every host of the namespace.' }).optional(),
         nodes: nodeNames('Hosts by name.'),
         tags: tagNames('Hosts with any of these tags.'),
         excludeNodes: nodeNames(
@@ -61,11 +63,11 @@ const imageCacheEntrySpecSchema = z
       })
       .meta({
         description:
-          'Hosts that keep the image. A host keeps the image if at least one field selects the host, and no field excludes it.',
+          'Hosts that keep the image. A host keeps the image if VMs of the namespace can run there, at least one field selects the host, and no field excludes it.',
       })
       .optional(),
     pullSecretName: objectName(
-      'Name of the Secret with the credentials for the registry. The Secret is in berth-system. The user who writes this entry needs the right to get the Secret.',
+      'Name of a Secret of this namespace with credentials for the registry.',
     ).optional(),
     refreshRequestedAt: timestamp(
       'When you change this time, each host checks once whether there is a newer image.',
@@ -80,6 +82,8 @@ const imageCacheEntrySpecSchema = z
   );
 export type ImageCacheEntrySpec = z.infer<typeof imageCacheEntrySpecSchema>;
 
+/** Largest number of earlier digests in the status of an entry. A host with an image that is older still counts as a host without the image. */
+export const FORMER_DIGESTS = 32;
 /** Largest length of the message for one host, in characters. */
 export const NODE_MESSAGE_LENGTH = 256;
 
@@ -102,6 +106,15 @@ export const imageCacheEntryStatusSchema = z
     ...commonStatus(),
     normalizedReference: report('Normalized name of the image.', IMAGE_NAME_LENGTH + 64).optional(),
     digest: report('Desired digest.', 256).optional(),
+    formerDigests: z
+      .array(report('A digest.', 256))
+      .max(FORMER_DIGESTS)
+      .meta({
+        description:
+          'Other digests of the image that hosts fetched for this entry: of earlier versions, and for single architectures. The newest comes first.',
+        'x-kubernetes-list-type': 'atomic',
+      })
+      .optional(),
     lastRefresh: timestamp(
       'The last value of `refreshRequestedAt` for which the operator started work.',
     ).optional(),

@@ -28,11 +28,7 @@ export const VM_CONFIGS = kindResource<VMConfig>('VMConfig', 'vmconfigs');
 export const IMAGES = kindResource<Image>('Image', 'images');
 export const ISOS = kindResource<ISO>('ISO', 'isos');
 export const EMULATORS = kindResource<Emulator>('Emulator', 'emulators');
-export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>(
-  'ImageCacheEntry',
-  'imagecacheentries',
-  false,
-);
+export const IMAGE_CACHE_ENTRIES = kindResource<ImageCacheEntry>('ImageCacheEntry', 'imagecacheentries');
 export const SERVERS = kindResource<Server>('Server', 'servers', false);
 
 function kindResource<T>(kind: string, plural: string, namespaced = true): KindResource<T> {

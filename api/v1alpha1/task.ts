@@ -63,9 +63,10 @@ export const taskSchema = z.discriminatedUnion('type', [
   }),
   /**
    * Removes the image that a `cache` task put into the host's store for the entry. If the host is deploying a machine from the image, it
-   * first waits for the end of this deployment.
+   * first waits for the end of this deployment. `namespace` is that of the entry. The Pod of the task can be in another one, because a
+   * namespace that is being deleted gets no new Pods.
    */
-  z.object({ apiVersion, type: z.literal('uncache'), entry: z.string() }),
+  z.object({ apiVersion, type: z.literal('uncache'), entry: z.string(), namespace: z.string() }),
   /** Fetches and checks an image. If `target` is set, the host also copies the image to this place in the cluster's image storage. */
   z.object({
     apiVersion,

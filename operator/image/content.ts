@@ -1,10 +1,10 @@
 /**
- * Determines the source from which machines get the content of an Image or ISO, the properties of each type of source, and the names under
+ * Determines the source from which machines get the content of an Image or ISO, the properties of each type of source, and the name under
  * which hosts list this content.
  */
-import { cachedObjectName } from '../../api/v1alpha1/cachetargets.ts';
+import { cachedObjectName, contentName } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
+import { normaliseImageName, readReference } from '../../api/v1alpha1/reference.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import {
@@ -21,6 +21,11 @@ import type { OperatorConfig } from '../config/config.ts';
 
 interface ImageContent {
   readonly source: MachineImageSource;
+  /**
+   * Digest of the content. For an image for several platforms, it is the digest of the index if it is known. Otherwise it is the digest for
+   * the platform of the host that fetched the content first.
+   */
+  readonly digest: string | undefined;
   /** Name in `Node.status.images`. The scheduler prefers hosts that list this name. */
   readonly containerImage: string;
   /** Name of the Image or ISO as `berth.dev/NAMESPACE/NAME`. */
@@ -38,17 +43,23 @@ export function contentOf(object: Image | ISO): ImageContent | undefined {
     return undefined;
   }
   const name = imageObjectName(object);
-  const digest = object.status?.digest;
-  const pinned = digest === undefined ? name : `${name}@${digest}`;
+  const reference = registryReference(source);
+  const digest = (reference === undefined ? undefined : pinnedDigest(reference)) ?? object.status?.digest;
   return {
     source,
     name,
-    containerImage: registryReference(source) ?? pinned,
+    digest,
+    containerImage: digest === undefined ? (reference ?? name) : contentName(digest),
     format: ('format' in object.spec ? object.spec.format : undefined) ?? 'Auto',
   };
 }
 
-/** Returns the name under which hosts list the content of an Image or ISO. */
+function pinnedDigest(reference: string): string | undefined {
+  const parts = readReference(reference);
+  return typeof parts === 'string' ? undefined : parts.digest;
+}
+
+/** Returns the name of an Image or ISO in tasks and in the stores of hosts. */
 export function imageObjectName({ metadata }: Image | ISO): string {
   return cachedObjectName(metadata.namespace ?? '', metadata.name);
 }

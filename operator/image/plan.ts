@@ -7,9 +7,7 @@ import type { Job } from '../../kube/core.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
 import { API_VERSION, IMAGE_UID_LABEL, OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { waitAsked } from '../../api/v1alpha1/reasons.ts';
-import { registryReference } from '../../api/v1alpha1/source.ts';
-import type { Task } from '../../api/v1alpha1/task.ts';
-import { taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
+import { referencesOf, taskJob, taskOf, UNREAD_JOB_SECONDS } from '../tasks/job.ts';
 import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
 import { imageObjectName } from './content.ts';
 import { dueOperation, type ImageOperation, type ImageProgress } from './operation.ts';
@@ -202,11 +200,4 @@ function failedHosts(jobs: readonly ImageJob[], { type, requestedAt }: ImageOper
     .toSorted((one, other) => other.attempt - one.attempt)
     .flatMap(({ host }) => host ?? []);
   return [...new Set(hosts)];
-}
-
-/** Returns the image references in a task. A host might need credentials for the registries of these references. */
-function referencesOf(task: Task): string[] {
-  const source = 'image' in task ? registryReference(task.image.source) : undefined;
-  const target = task.type === 'push' ? task.reference : undefined;
-  return [source, target].filter((reference) => reference !== undefined);
 }

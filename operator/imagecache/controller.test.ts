@@ -1,12 +1,12 @@
 import pino from 'pino';
 import { expect, it, vi } from 'vitest';
-import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import { contentName } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { CACHE_FINALIZER, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { type IndexFunctions, Store } from '../../kube/cache.ts';
 import { Consistency } from '../../kube/consistency.ts';
 import type { Controller } from '../../kube/controller.ts';
-import type { Node } from '../../kube/core.ts';
+import type { Job, Node } from '../../kube/core.ts';
 import { ApiError } from '../../kube/errors.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { PODS_BY_NODE, trimNode } from '../host/observe.ts';
@@ -14,7 +14,13 @@ import { parseConfig } from '../config/config.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { JOBS_BY_HOST } from '../tasks/placement.ts';
 import { type CacheControllerOptions, ImageCacheReconciler } from './controller.ts';
-import { ENTRIES_BY_REFERENCE, type EntrySources } from './observe.ts';
+import {
+  digestsOf,
+  ENTRIES_BY_DIGEST,
+  ENTRIES_BY_REFERENCE,
+  type EntrySources,
+  keyOfImage,
+} from './observe.ts';
 import { enqueueEntries } from './triggers.ts';
 
 const logger = pino({ level: 'silent' });
@@ -28,7 +34,12 @@ function cacheOf<T extends KubeObject>(indexes?: IndexFunctions<T>, transform?: 
 
 function entry(name: string, reference: string): ImageCacheEntry {
   const apiVersion = 'berth.dev/v1alpha1';
-  return { apiVersion, kind: 'ImageCacheEntry', metadata: { name, uid: name }, spec: { reference } };
+  return {
+    apiVersion,
+    kind: 'ImageCacheEntry',
+    metadata: { name, namespace: 'platform-ci', uid: name },
+    spec: { reference },
+  };
 }
 
 /**
@@ -36,14 +47,19 @@ function entry(name: string, reference: string): ImageCacheEntry {
  * references that are looked up.
  */
 function changed(before: readonly string[], after: readonly string[]): { found: string[]; lookups: number } {
-  const entries = cacheOf<ImageCacheEntry>({ [ENTRIES_BY_REFERENCE]: (object) => [referenceOf(object)] });
+  const entries = cacheOf<ImageCacheEntry>({
+    [ENTRIES_BY_REFERENCE]: (object) => [keyOfImage(object)],
+    [ENTRIES_BY_DIGEST]: digestsOf,
+  });
   const nodes = cacheOf<Node>({}, trimNode);
-  const others = { jobs: cacheOf(), pods: cacheOf(), emulatorPods: cacheOf(), taskPods: cacheOf() };
+  const namespaces = cacheOf();
+  const jobs = cacheOf<Job>({ [JOBS_BY_HOST]: () => [] });
+  const others = { jobs, namespaces, pods: cacheOf(), emulatorPods: cacheOf(), taskPods: cacheOf() };
   const found = new Set<string>();
   const controller = { enqueue: (name: string) => void found.add(name) } as Controller;
   enqueueEntries(controller, { ...others, entries, nodes, images: cacheOf() } as unknown as EntrySources);
-  entries.cache.put(entry('guest', 'registry.example/guest:1'));
-  entries.cache.put(entry('other', 'registry.example/other:1'));
+  entries.cache.put({ ...entry('guest', 'registry.example/guest:1'), status: { digest: DIGEST } });
+  entries.cache.put({ ...entry('other', 'registry.example/other:1'), status: { digest: 'sha256:other' } });
   const report = (resourceVersion: string, names: readonly string[]): void => {
     const metadata = { name: 'host', uid: 'host', resourceVersion };
     const status = { images: [{ names: [...names] }] };
@@ -77,7 +93,7 @@ async function rowWhile(refusal: ApiError): Promise<NodeCacheState | undefined> 
     conditions: [{ type: 'Ready', status: 'True' as const }],
   };
   const indexes = {
-    [ENTRIES_BY_REFERENCE]: (object: ImageCacheEntry) => [referenceOf(object)],
+    [ENTRIES_BY_REFERENCE]: (object: ImageCacheEntry) => [keyOfImage(object)],
     ...Object.fromEntries([TASKS_BY_OWNER, PODS_BY_NODE, JOBS_BY_HOST].map((name) => [name, () => []])),
   };
   const informer = () => ({
@@ -88,12 +104,16 @@ async function rowWhile(refusal: ApiError): Promise<NodeCacheState | undefined> 
   const options = {
     entries: informer(),
     nodes: cacheOf<Node>(),
+    namespaces: cacheOf(),
     images: informer(),
     jobs: informer(),
     taskPods: informer(),
     pods: informer(),
     emulatorPods: informer(),
     client: {
+      get: async () => {
+        throw new ApiError('no ConfigMap', { status: 404, reason: 'NotFound' });
+      },
       create: async () => {
         throw refusal;
       },
@@ -113,7 +133,7 @@ async function rowWhile(refusal: ApiError): Promise<NodeCacheState | undefined> 
   for (; now < END; now += 1_000) {
     const resourceVersion = String(now);
     options.entries.cache.put({ ...guest, metadata: { ...guest.metadata, resourceVersion } });
-    await expect(reconciler.reconcile('guest')).rejects.toThrow(refusal);
+    await expect(reconciler.reconcile('platform-ci/guest')).rejects.toThrow(refusal);
   }
   return guest.status?.nodes?.[0];
 }
@@ -132,7 +152,7 @@ it('tells once by an Event that the API server refuses the removal of the finali
   const message = 'Internal error occurred: failed calling webhook "policy.example": connection refused';
   const failure = new ApiError(message, { status: 500, reason: 'InternalError' });
   const indexes = {
-    [ENTRIES_BY_REFERENCE]: (object: ImageCacheEntry) => [referenceOf(object)],
+    [ENTRIES_BY_REFERENCE]: (object: ImageCacheEntry) => [keyOfImage(object)],
     [TASKS_BY_OWNER]: () => [],
   };
   const informer = () => ({
@@ -144,6 +164,7 @@ it('tells once by an Event that the API server refuses the removal of the finali
   const options = {
     entries: informer(),
     nodes: cacheOf<Node>(),
+    namespaces: cacheOf(),
     images: informer(),
     jobs: informer(),
     taskPods: informer(),
@@ -166,23 +187,24 @@ it('tells once by an Event that the API server refuses the removal of the finali
   const deleted = { ...metadata, deletionTimestamp, finalizers: [CACHE_FINALIZER], resourceVersion: '1' };
   options.entries.cache.put({ ...known, metadata: deleted });
   const reconciler = new ImageCacheReconciler(options as unknown as CacheControllerOptions);
-  await expect(reconciler.reconcile('guest')).rejects.toThrow(failure);
-  await expect(reconciler.reconcile('guest')).rejects.toThrow(failure);
+  await expect(reconciler.reconcile('platform-ci/guest')).rejects.toThrow(failure);
+  await expect(reconciler.reconcile('platform-ci/guest')).rejects.toThrow(failure);
   const reported = `The API server refused a change of the ImageCacheEntry or its Job: ${message}`;
   expect(events).toEqual([{ type: 'Warning', reason: 'JobRefused', action: 'Changing', message: reported }]);
 });
 
 it('reconciles only the entries of images that a host gets or loses', () => {
-  const guest = ['registry.example/guest:1', `registry.example/guest@${DIGEST}`];
-  expect(enqueued([], guest)).toEqual(['guest']);
-  expect(enqueued(guest, [])).toEqual(['guest']);
+  const guest = ['registry.example/guest:1', contentName(DIGEST)];
+  const found = ['platform-ci/guest'];
+  expect(enqueued([], guest)).toEqual(found);
+  expect(enqueued(guest, [])).toEqual(found);
   expect(enqueued(guest, guest)).toEqual([]);
-  expect(enqueued(guest, ['registry.example/guest:1', 'registry.example/guest@sha256:b'])).toEqual(['guest']);
+  expect(enqueued(guest, ['registry.example/guest:1', contentName('sha256:b')])).toEqual(found);
 });
 
 it('is not kept busy by a host that lists one image with countless names', () => {
-  const names = Array.from({ length: 100_000 }, (_, index) => `n${index}`);
-  const { found, lookups } = changed([], ['registry.example/guest:1', ...names]);
-  expect(found).toEqual(['guest']);
+  const names = Array.from({ length: 100_000 }, (_, index) => contentName(`n${index}`));
+  const { found, lookups } = changed([], [contentName(DIGEST), ...names]);
+  expect(found).toEqual(['platform-ci/guest']);
   expect(lookups).toBeLessThan(1_000);
 });

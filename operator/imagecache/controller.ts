@@ -8,6 +8,8 @@ import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
+import { keyOf } from '../../kube/objects.ts';
+import { ignoredEntries, readCredentials } from '../objects/registries.ts';
 import type { Recorder } from '../objects/events.ts';
 import { type Job, JOBS } from '../../kube/core.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
@@ -46,7 +48,7 @@ export class ImageCacheReconciler {
   readonly #refusedPods: RefusedPods;
   /** Uids of Jobs that this process deleted and that the cache still shows. */
   readonly #deletedJobs = new Set<string>();
-  /** Message of the API server for each entry whose last reconcile failed. The map's key is the name of the entry. */
+  /** Message of the API server for each entry whose last reconcile failed. The map's key is the key of the entry. */
   readonly #reported = new Map<string, string>();
 
   constructor(options: CacheControllerOptions) {
@@ -64,7 +66,7 @@ export class ImageCacheReconciler {
     });
   }
 
-  /** Reconciles one entry once. `key` is the entry's name. */
+  /** Reconciles one entry once. `key` is `namespace/name`. */
   async reconcile(key: string): Promise<Result> {
     const entry = this.#options.entries.cache.get(key);
     if (entry === undefined) {
@@ -81,16 +83,16 @@ export class ImageCacheReconciler {
    * Serves an entry. If this fails, and people must be told about the error, the status gets the words of the API server. @throws the error
    */
   async #begin(entry: ImageCacheEntry): Promise<Result> {
-    const { name } = entry.metadata;
+    const key = keyOf(entry);
     try {
       const result = await this.#serve(entry);
-      this.#reported.delete(name);
+      this.#reported.delete(key);
       return result;
     } catch (error) {
-      const refused = this.#refusals.judge(name, error);
+      const refused = this.#refusals.judge(key, error);
       if (refused !== undefined) {
-        const reported = refusalMessage(refused, this.#reported.get(name));
-        this.#reported.set(name, reported);
+        const reported = refusalMessage(refused, this.#reported.get(key));
+        this.#reported.set(key, reported);
         await this.#tell(entry, reported);
       }
       throw error;
@@ -112,7 +114,7 @@ export class ImageCacheReconciler {
     if (held === undefined) {
       return undefined;
     }
-    const planned = planEntry(observed, this.#reported.get(entry.metadata.name));
+    const planned = planEntry(observed, this.#reported.get(keyOf(entry)));
     const wait = await this.#execute({ ...observed, entry: held }, planned);
     return { requeueAfterMilliseconds: soonest(wait, nextQuestion) };
   }
@@ -133,7 +135,7 @@ export class ImageCacheReconciler {
    * entry is being deleted and has only finalizers of other programs.
    */
   async #withFinalizer({ entry, duplicateOf }: ObservedEntry): Promise<ImageCacheEntry | undefined> {
-    const { name, finalizers, deletionTimestamp } = entry.metadata;
+    const { finalizers, deletionTimestamp } = entry.metadata;
     if (finalizers?.includes(CACHE_FINALIZER) === true) {
       return entry;
     }
@@ -143,32 +145,52 @@ export class ImageCacheReconciler {
     // An entry is a duplicate if hosts keep its image for another entry. Hosts have nothing to remove for a duplicate, so it needs no
     // finalizer.
     return duplicateOf === undefined
-      ? await this.#entries.setFinalizer(name, entry, CACHE_FINALIZER, true)
+      ? await this.#entries.setFinalizer(keyOf(entry), entry, CACHE_FINALIZER, true)
       : entry;
   }
 
   /** Executes the plan. Returns the milliseconds until the next reconcile, or undefined if only a change can cause it. */
   async #execute(observed: ObservedEntry, planned: EntryPlan): Promise<number | undefined> {
     const { entry } = observed;
-    const { name } = entry.metadata;
-    const held = await this.#writeStatus(entry, planned.status);
-    for (const job of planned.deletes) {
+    const key = keyOf(entry);
+    // Jobs that have fetched wait until the status is stored. While they take all places of the entry, no other Job can begin.
+    const mayWait = planned.fetched.length < observed.config.cacheJobsPerEntry;
+    const held = await this.#writeStatus(entry, planned.status, mayWait);
+    const fetched = held === undefined ? planned.fetched : [];
+    for (const job of [...planned.deletes, ...fetched]) {
       await this.#deleteJob(job);
     }
     planned.ended.forEach((ended) => this.#options.metrics.ended(ended));
+    fetched.forEach(() => this.#options.metrics.ended({ type: 'cache', result: 'succeeded' }));
+    const current = await this.#withCredentials(observed, planned);
     for (const start of planned.starts) {
-      const job = buildJob(observed, start);
+      const job = buildJob(current, start);
       if (job !== undefined) {
         // Only the operator creates Jobs with these names. If the Job already exists, an earlier request created it, but the operator did
         // not get the response.
-        await this.#jobs.create(name, job);
+        await this.#jobs.create(key, job);
       }
     }
     if (planned.isReleased) {
-      await this.#entries.setFinalizer(name, entry, CACHE_FINALIZER, false);
+      await this.#entries.setFinalizer(key, entry, CACHE_FINALIZER, false);
     }
     const wait = soonest(held, planned.wakeAt && planned.wakeAt - this.#options.clock());
     return wait && Math.max(0, wait);
+  }
+
+  /** If a Job must fetch the image, adds the registry credentials of the entry's namespace to the observed state. */
+  async #withCredentials(observed: ObservedEntry, { starts }: EntryPlan): Promise<ObservedEntry> {
+    const { client, recorder } = this.#options;
+    const { entry } = observed;
+    if (!starts.some(({ type }) => type === 'cache')) {
+      return observed;
+    }
+    const { credentials, mistakes } = await readCredentials(client, entry.metadata.namespace ?? '');
+    const ignored = ignoredEntries(mistakes);
+    if (ignored !== undefined) {
+      recorder.event(entry, ignored);
+    }
+    return { ...observed, credentials };
   }
 
   async #writeStatus(
@@ -176,23 +198,22 @@ export class ImageCacheReconciler {
     status: EntryPlan['status'],
     mayWait = true,
   ): Promise<number | undefined> {
-    const { name } = entry.metadata;
+    const key = keyOf(entry);
     const change = {
       before: entry.status,
       after: status,
       mayWait: () => mayWait && !entryBringsFacts(entry.status, status),
     };
-    return await this.#status.write(name, change, async (patch) => {
-      if ((await this.#entries.patch(name, entry, { status: patch }, 'status')) !== undefined) {
+    return await this.#status.write(key, change, async (patch) => {
+      if ((await this.#entries.patch(key, entry, { status: patch }, 'status')) !== undefined) {
         recordEntryEvents(this.#options.recorder, entry, status);
       }
     });
   }
 
   /** Deletes a Job. Kubernetes then also deletes the Pod of the Job, no matter in which state the Pod is. */
-  async #deleteJob({ name, uid }: CacheJob): Promise<void> {
-    const { jobs, config } = this.#options;
-    const namespace = config.namespaces.system;
+  async #deleteJob({ name, namespace, uid }: CacheJob): Promise<void> {
+    const { jobs } = this.#options;
     await this.#jobs.delete({ metadata: { namespace, name, uid } }, { propagationPolicy: 'Background' });
     // If the cache no longer contains the Job, the watch has already shown the deletion. In that case the uid of the Job is not stored,
     // because no later event would remove it again.

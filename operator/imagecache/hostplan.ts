@@ -18,7 +18,7 @@ import {
   underWayRow,
   withRefresh,
 } from './attempt.ts';
-import { digestsIn, isBrought, namesOn } from './image.ts';
+import { digestsOn } from './image.ts';
 import { type CacheJob, type ObservedHost, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 
 /** Longest time in milliseconds from the end of a Job until the host lists the image. An agent updates its list within seconds. */
@@ -34,6 +34,8 @@ export interface HostContext {
   readonly jobs: readonly CacheJob[];
   /** Digest that the host should have. It is undefined if nobody knows the digest yet. */
   readonly digest: string | undefined;
+  /** Digests by which the entry's image is known. */
+  readonly known: ReadonlySet<string>;
   /** True if this is the first reconcile after somebody requested a newer image. */
   readonly refreshBegins: boolean;
 }
@@ -127,8 +129,8 @@ function cachingSucceeded(
   row: NodeCacheState,
   { at, digest }: Attempt & { kind: 'succeeded' },
 ): HostPlan {
-  const listed = listedNames(context);
-  if (listed !== undefined && isBrought(context.observed.image, listed, digest)) {
+  const listed = listedDigests(context);
+  if (listed !== undefined && (digest === undefined || isBrought(context, digest))) {
     const ended = { type: 'cache', result: 'succeeded' } as const;
     return { row: outdated(context), isHeld: true, deletes: context.jobs, ended };
   }
@@ -138,20 +140,33 @@ function cachingSucceeded(
     : cachingFailed(context, row, { message: 'The Job succeeded, but the host does not list the image' });
 }
 
+/** Returns true if the host lists the image that its Job has fetched. For a tag, it is the image with the digest that the Job reported. */
+function isBrought({ observed: { image }, host }: HostContext, digest: string): boolean {
+  const isTag = isCached(image) && image.digest === undefined;
+  return !isTag || host.images.some((digests) => digests.includes(digest));
+}
+
 /**
- * Plans the work for a host that should have the image and has no Job. If the host lists the image, it becomes a holder (see `isHeld`), no
- * matter how it got the image. For example, the host kept the image while its Node was deleted and created again.
+ * Plans the work for a host that should have the image and has no Job. An image that the host lists counts only if a Job of this entry has
+ * fetched it. Another namespace might have brought the image, and then the host neither keeps it for this entry, nor knows that the
+ * namespace of this entry may use it. The Job of this entry ends at once if the host has the image.
  */
 function targetAtRest(context: HostContext): PlanAtRest {
-  const { row, refreshBegins } = context;
+  const { row, isHeld, refreshBegins } = context;
   const refresh = refreshBegins || row?.refresh === true;
-  if (listedNames(context) !== undefined && !refresh) {
-    return { row: outdated(context), isHeld: true };
+  if (!refresh && hasFetched(context)) {
+    return { row: outdated(context), isHeld };
   }
   if (row?.retryAt !== undefined) {
     return cachingAgain(context, row, refresh);
   }
   return row?.queuedAt === undefined ? queued(context, refresh) : waiting(context, row, refresh);
+}
+
+/** Returns whether a Job of this entry has fetched the image that the host lists. */
+function hasFetched(context: HostContext): boolean {
+  const { isHeld, row } = context;
+  return isHeld && (row === undefined || row.state === 'Outdated') && listedDigests(context) !== undefined;
 }
 
 function cachingAgain(context: HostContext, row: NodeCacheState, refresh: boolean): PlanAtRest {
@@ -218,14 +233,14 @@ function cachingFailed(
   return { row: next, isHeld: true, deletes: jobs, ended, wakeAt: Date.parse(next.retryAt ?? '') };
 }
 
-function listedNames({ observed, host }: HostContext): readonly string[] | undefined {
-  return isCached(observed.image) ? namesOn(observed.image, host) : undefined;
+function listedDigests({ known, host, digest }: HostContext): readonly string[] | undefined {
+  return digestsOn(host, known, digest);
 }
 
 /** Returns the row of a host whose image is outdated. The result is undefined if the host has the newest known image. */
 function outdated(context: HostContext): NodeCacheState | undefined {
   const { host, digest } = context;
-  const here = digestsIn(listedNames(context) ?? []);
+  const here = listedDigests(context) ?? [];
   return digest === undefined || here.length === 0 || here.includes(digest)
     ? undefined
     : { node: host.name, state: 'Outdated', message: `The host has the outdated image ${here[0]}` };

@@ -7,7 +7,7 @@ import type {
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { parseConfig } from '../config/config.ts';
 import { type HostContext, planHost } from './hostplan.ts';
-import { namesOn, newestDigest, resolveImage } from './image.ts';
+import { digestsOn, knownDigests, newestDigest, resolveImage } from './image.ts';
 import type { CacheJob, ObservedHost, ObservedEntry } from './observed.ts';
 
 const TAG = 'registry.example:5000/guest:1';
@@ -17,21 +17,22 @@ function entry(spec: ImageCacheEntrySpec, digest?: string): ImageCacheEntry {
   return {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'ImageCacheEntry',
-    metadata: { name: 'guest', uid: 'uid' },
+    metadata: { name: 'guest', namespace: 'platform-a', uid: 'uid' },
     spec,
     status: digest === undefined ? {} : { digest },
   };
 }
 
 function host(name: string, ...digests: string[]): ObservedHost {
-  const names = [TAG, ...digests.map((digest) => `${REPOSITORY}@sha256:${digest}`)];
-  const images = digests.length === 0 ? [] : [names];
-  return { name, tags: new Set(), notReadySince: undefined, isCordoned: false, images };
+  const images = digests.length === 0 ? [] : [digests.map((digest) => `sha256:${digest}`)];
+  const usable = { isUsable: true, dedicatedTo: undefined, isCordoned: false, notReadySince: undefined };
+  return { name, tags: new Set(), ...usable, images };
 }
 
 function succeeded(on: string, finishedAt: string, digest: string): CacheJob {
   return {
     name: `cache-${on}`,
+    namespace: 'platform-a',
     uid: on,
     host: on,
     type: 'cache',
@@ -47,12 +48,14 @@ function succeeded(on: string, finishedAt: string, digest: string): CacheJob {
 function observed(of: ImageCacheEntry, hosts: ObservedHost[], jobs: CacheJob[] = []): ObservedEntry {
   return {
     entry: of,
+    jobNamespace: 'platform-a',
     reference: TAG,
     image: resolveImage(of, undefined),
     duplicateOf: undefined,
     hosts: new Map(hosts.map((one) => [one.name, one])),
     freeSlots: () => 1,
     jobs,
+    credentials: [],
     lingering: new Set(),
     config: parseConfig({}, 'test'),
     now: 0,
@@ -62,9 +65,9 @@ function observed(of: ImageCacheEntry, hosts: ObservedHost[], jobs: CacheJob[] =
 describe('the newest digest of a tag', () => {
   const tagged = (digest?: string) => entry({ reference: TAG }, digest);
 
-  it('is that of most hosts, until a Job has checked', () => {
+  it('is unknown until a Job has checked, whatever hosts list for other namespaces', () => {
     const hosts = [host('a', 'old'), host('b', 'new'), host('c', 'new'), host('d')];
-    expect(newestDigest(observed(tagged(), hosts))).toBe('sha256:new');
+    expect(newestDigest(observed(tagged(), hosts))).toBeUndefined();
     const checked = [succeeded('a', '2030-01-01T00:00:01Z', 'old')];
     expect(newestDigest(observed(tagged(), hosts, checked))).toBe('sha256:old');
   });
@@ -92,7 +95,6 @@ describe('the newest digest of a tag', () => {
 
   it('is that of the index if hosts of several platforms have their own manifests', () => {
     const hosts = [host('arm-1', 'index', 'arm'), host('arm-2', 'index', 'arm'), host('x86', 'index', 'x86')];
-    expect(newestDigest(observed(tagged('sha256:arm'), hosts))).toBe('sha256:index');
     const jobs = [succeeded('x86', '2030-01-01T00:00:01Z', 'x86')];
     expect(newestDigest(observed(tagged('sha256:before'), hosts, jobs))).toBe('sha256:index');
   });
@@ -104,10 +106,11 @@ describe('an image with a digest in its name', () => {
     const digest = `sha256:${pin}`;
     const reference = `${REPOSITORY}:1@${digest}`;
     const image = resolveImage(entry({ reference }), undefined);
-    expect(image).toMatchObject({ digest, names: [reference, `${REPOSITORY}@${digest}`] });
-    expect(newestDigest(observed(entry({ reference }), [host('a', 'other')]))).toBe(digest);
-    expect('task' in image && namesOn(image, host('a', pin))).toEqual([TAG, `${REPOSITORY}@${digest}`]);
-    expect('task' in image && namesOn(image, host('a', 'other'))).toBeUndefined();
+    expect(image).toMatchObject({ digest, containerImage: reference });
+    const of = observed(entry({ reference }), [host('a', 'other')]);
+    expect(newestDigest(of)).toBe(digest);
+    expect(digestsOn(host('a', pin), knownDigests(of), digest)).toEqual([digest]);
+    expect(digestsOn(host('a', 'other'), knownDigests(of), digest)).toBeUndefined();
   });
 
   it('in a form that no host can fetch: the fault is reported, and no host is asked', () => {
@@ -152,33 +155,33 @@ describe('an image with a digest in its name', () => {
     });
   });
 
-  describe('an Image', () => {
-    const of = entry({ imageRef: { namespace: 'platform-a', name: 'guest' } });
-    const name = 'berth.dev/platform-a/guest';
-    const [index, arm, x86] = ['a', 'b', 'c'].map((digit) => `sha256:${digit.repeat(64)}`);
-
-    /** Returns whether a host with these names of an image has the Image. Its content is for several platforms. */
-    function isOn(...names: string[]): boolean {
-      const content = { type: 'registry', reference: `${REPOSITORY}@${index}` };
-      const image = resolveImage(of, {
-        apiVersion: 'berth.dev/v1alpha1',
-        kind: 'Image',
-        metadata: { name: 'guest', namespace: 'platform-a' },
-        spec: { source: { registry: { reference: TAG } } },
-        status: { content, digest: arm },
-      });
-      return 'task' in image && namesOn(image, { ...host('a'), images: [names] }) !== undefined;
-    }
-
-    it('for several platforms: is on hosts of each platform, which share only the digest of the index', () => {
-      expect(isOn(`${name}@${arm}`, `${REPOSITORY}@${arm}`, `${REPOSITORY}@${index}`)).toBe(true);
-      expect(isOn(`${name}@${x86}`, `${REPOSITORY}@${x86}`, `${REPOSITORY}@${index}`)).toBe(true);
+  it('an Image for several platforms: is on hosts of each platform, which share only the digest of the index', () => {
+    const [index = '', arm = '', x86 = ''] = ['a', 'b', 'c'].map((digit) => digit.repeat(64));
+    const content = { type: 'registry', reference: `${REPOSITORY}@sha256:${index}` };
+    const image = resolveImage(entry({ imageRef: { namespace: 'platform-a', name: 'guest' } }), {
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'Image',
+      metadata: { name: 'guest', namespace: 'platform-a' },
+      spec: { source: { registry: { reference: TAG } } },
+      status: { content, digest: `sha256:${arm}` },
     });
+    const known = knownDigests({ ...observed(entry({}), []), image });
+    expect(digestsOn(host('a', arm, index), known, undefined)).toBeDefined();
+    expect(digestsOn(host('a', x86, index), known, undefined)).toBeDefined();
+    expect(digestsOn(host('a', x86), known, undefined)).toBeUndefined();
+  });
 
-    it('is not on hosts with its earlier content, or with its content under another name', () => {
-      expect(isOn(`${name}@${x86}`, `${REPOSITORY}@${x86}`)).toBe(false);
-      expect(isOn(`${REPOSITORY}@${x86}`, `${REPOSITORY}@${index}`)).toBe(false);
-      expect(isOn(`${name}-ci@${x86}`, `${REPOSITORY}@${index}`)).toBe(false);
-    });
+  it('an Image of another namespace with a URL that can contain credentials: the Pod of its Job would show it', () => {
+    const object: Image = {
+      apiVersion: 'berth.dev/v1alpha1',
+      kind: 'Image',
+      metadata: { name: 'guest', namespace: 'platform-default' },
+      spec: { source: { http: { url: 'https://user:word@example.com/guest', sha256: 'ab' } } },
+      status: { digest: 'sha256:ab' },
+    };
+    const of = entry({ imageRef: { namespace: 'platform-default', name: 'guest' } });
+    expect(resolveImage(of, object)).toMatchObject({ reason: 'ImageNotReady' });
+    const own = { ...object, metadata: { ...object.metadata, namespace: 'platform-a' } };
+    expect(resolveImage(of, own)).toMatchObject({ digest: 'sha256:ab' });
   });
 });

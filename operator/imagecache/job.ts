@@ -4,7 +4,8 @@ import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { TASK_API_VERSION, type Task } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/core.ts';
 import type { Unsaved } from '../../kube/objects.ts';
-import { taskJob } from '../tasks/job.ts';
+import { credentialsFor, insecureAnnotation, pullSecretNames } from '../objects/registries.ts';
+import { referencesOf, taskJob } from '../tasks/job.ts';
 import { ENTRY_NAME_LABEL, ENTRY_UID_LABEL } from '../tasks/owner.ts';
 import { attemptKey } from './attempt.ts';
 import { isCached, type ObservedEntry, type TaskType } from './observed.ts';
@@ -40,31 +41,21 @@ export const PARKED_SECONDS = 30 * 24 * 3600;
 const PARKED_RETRIES = 6;
 
 export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | undefined {
-  const { entry, image, config } = observed;
-  const { name, uid = '' } = entry.metadata;
-  const { pullSecretName } = entry.spec;
+  const { image, config } = observed;
   const task = taskOf(observed, start);
   if (task === undefined) {
     return undefined;
   }
   const isCaching = start.type === 'cache';
+  const credentials = isCaching ? credentialsFor(referencesOf(task), observed.credentials) : [];
   const job = taskJob({
-    metadata: {
-      name: jobName(start.type, uid, start.host),
-      namespace: config.namespaces.system,
-      labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
-      annotations: { [ATTEMPT_ANNOTATION]: attemptKey(start.row) },
-      // The Job of a removal has no owner reference to the entry. Therefore this Job continues to exist if the entry is deleted while the
-      // host is lost.
-      ...(isCaching && {
-        ownerReferences: [{ apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true }],
-      }),
-    },
+    metadata: metadataOf(observed, start),
     workload: 'cache',
     task,
     containerImage: isCached(image) ? image.containerImage : observed.reference,
-    pullSecrets: isCaching && pullSecretName !== undefined ? [pullSecretName] : [],
-    placement: { nodeName: start.host, dedicatedTo: '*' },
+    pullSecrets: isCaching ? pullSecretsOf(observed, credentials) : [],
+    annotations: insecureAnnotation(credentials),
+    placement: { nodeName: start.host, dedicatedTo: dedicatedTo(observed, start) },
     takesSlot: isCaching,
     // A removal frees disk space, so it must be possible on a host whose disk is nearly full.
     tolerates: isCaching ? [] : ['cordon', 'fullDisk'],
@@ -75,10 +66,36 @@ export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | 
   return start.isParked ? { ...job, spec: { ...job.spec, backoffLimit: PARKED_RETRIES } } : job;
 }
 
+function metadataOf({ entry, jobNamespace }: ObservedEntry, { type, host, row }: Start) {
+  const { name, uid = '' } = entry.metadata;
+  const owner = { apiVersion: API_VERSION, kind: 'ImageCacheEntry', name, uid, controller: true };
+  return {
+    name: jobName(type, uid, host),
+    namespace: jobNamespace,
+    labels: { [ENTRY_UID_LABEL]: uid, [ENTRY_NAME_LABEL]: nameLabel(name) },
+    annotations: { [ATTEMPT_ANNOTATION]: attemptKey(row) },
+    // The Job of a removal has no owner reference to the entry. Therefore this Job continues to exist if the entry is deleted while the host
+    // is lost.
+    ...(type === 'cache' && { ownerReferences: [owner] }),
+  };
+}
+
+function pullSecretsOf({ entry }: ObservedEntry, credentials: ObservedEntry['credentials']) {
+  const { pullSecretName } = entry.spec;
+  return pullSecretNames(pullSecretName === undefined ? [] : [pullSecretName], credentials);
+}
+
+/** Returns the namespace whose hosts the Job may use. A host that has been given to another namespace must still remove the image. */
+function dedicatedTo({ entry, hosts }: ObservedEntry, { type, host }: Start): string {
+  const { namespace = '' } = entry.metadata;
+  return type === 'cache' || hosts.get(host)?.dedicatedTo === namespace ? namespace : '*';
+}
+
 function taskOf({ entry, image }: ObservedEntry, { type, row }: Start): Task | undefined {
-  const holder = { apiVersion: TASK_API_VERSION, entry: entry.metadata.uid ?? '' } as const;
+  const { namespace = '', uid = '' } = entry.metadata;
+  const holder = { apiVersion: TASK_API_VERSION, entry: uid } as const;
   if (type === 'uncache') {
-    return { ...holder, type };
+    return { ...holder, type, namespace };
   }
   return isCached(image) ? { ...holder, type, image: image.task, refresh: row.refresh === true } : undefined;
 }

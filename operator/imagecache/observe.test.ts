@@ -33,6 +33,7 @@ function sourcesOf(): EntrySources {
     entries: holding(),
     images: holding(),
     nodes: holding(),
+    namespaces: holding(),
     jobs: holding(),
     taskPods: holding(),
     pods: holding(),

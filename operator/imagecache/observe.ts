@@ -1,10 +1,11 @@
 /** Reads from the caches all that the plan of one ImageCacheEntry needs. */
 import { timestamp } from '../../base/time.ts';
-import { keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
+import { digestsIn, keepingEntry, referenceOf } from '../../api/v1alpha1/cachetargets.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
-import { ONLY_NAMESPACE_LABEL, TAG_LABEL_PREFIX } from '../../api/v1alpha1/names.ts';
-import type { Job, Node, Pod } from '../../kube/core.ts';
+import { dedicatedTo, hostsOf, tagsOf } from '../../api/v1alpha1/hosts.ts';
+import { ONLY_NAMESPACE_LABEL } from '../../api/v1alpha1/names.ts';
+import type { Job, Namespace, Node, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { PODS_BY_NODE } from '../host/observe.ts';
@@ -20,11 +21,15 @@ import type { CacheJob, ObservedHost, ObservedEntry, TaskType } from './observed
 
 /** Names of the indexes with which this controller finds ImageCacheEntries in the cache. */
 export const ENTRIES_BY_UID = 'uid';
+export const ENTRIES_BY_NAMESPACE = 'namespace';
 export const ENTRIES_BY_REFERENCE = 'reference';
+export const ENTRIES_BY_IMAGE = 'image';
+export const ENTRIES_BY_DIGEST = 'digest';
 export const ENTRIES_BY_QUEUED_HOST = 'queuedHost';
 
 export interface EntrySources {
   readonly entries: Informer<ImageCacheEntry>;
+  readonly namespaces: Informer<Namespace>;
   readonly images: Informer<Image>;
   readonly nodes: Informer<Node>;
   /** Jobs that do tasks (work on images). Their Pods are in `taskPods`. */
@@ -48,7 +53,7 @@ export function observeEntry(
   existing: readonly Job[],
   refusal: (job: Job) => string | undefined = () => undefined,
 ): ObservedEntry {
-  const { uid = '' } = entry.metadata;
+  const { namespace = '', uid = '' } = entry.metadata;
   const pods = sources.taskPods.cache.byIndex(TASKS_BY_OWNER, uid);
   const jobs = existing.map((job) =>
     cacheJob(sources, job, { pod: podsOf(job, sources.taskPods)[0], refusal: refusal(job) }),
@@ -56,19 +61,21 @@ export function observeEntry(
   const known = new Set(jobs.map((job) => job.uid));
   const { imageRef } = entry.spec;
   const image = imageRef && sources.images.cache.get(`${imageRef.namespace}/${imageRef.name}`);
+  const own = sources.namespaces.cache.get(namespace);
+  const jobNamespace =
+    own?.metadata.deletionTimestamp === undefined ? namespace : sources.config.namespaces.system;
+  const hosts = visibleHosts(sources, jobNamespace);
+  const usable = new Set(hostsOf(own ?? { metadata: { name: namespace } }, hosts));
   return {
     entry,
+    jobNamespace,
     reference: referenceOf(entry),
     image: resolveImage(entry, image),
     duplicateOf: duplicateOf(sources, entry),
-    hosts: new Map(
-      sources.nodes.cache
-        .list()
-        .filter(seesTasks)
-        .map((node) => [node.metadata.name, hostOf(node)]),
-    ),
+    hosts: new Map(hosts.map((node) => [node.metadata.name, hostOf(node, usable.has(node))])),
     freeSlots: (host) => freeSlots(sources, host),
     jobs,
+    credentials: [],
     lingering: new Set(
       pods.filter((pod) => !known.has(controllerOf(pod)?.uid ?? '')).map((pod) => pod.spec.nodeName ?? ''),
     ),
@@ -77,9 +84,22 @@ export function observeEntry(
   };
 }
 
-/** Returns true for a host that sees the Jobs of entries. They are in the system namespace. */
-function seesTasks(node: Readonly<Node>): boolean {
-  return isHost(node) && node.metadata.labels?.[ONLY_NAMESPACE_LABEL] === undefined;
+/** Returns the hosts that see Jobs of the namespace. A host that joined without a certificate sees those of its own namespace only. */
+function visibleHosts({ nodes }: EntrySources, namespace: string): Readonly<Node>[] {
+  return nodes.cache.list().filter((node) => {
+    const only = node.metadata.labels?.[ONLY_NAMESPACE_LABEL];
+    return isHost(node) && (only === undefined || only === namespace);
+  });
+}
+
+/** Returns the key by which entries of a namespace for the same image are found. */
+export function keyOfImage(entry: Readonly<ImageCacheEntry>): string {
+  return `${entry.metadata.namespace} ${referenceOf(entry)}`;
+}
+
+/** Returns the digests in the status of an entry. */
+export function digestsOf({ status: { digest, formerDigests = [] } = {} }: ImageCacheEntry): string[] {
+  return digest === undefined ? [] : [digest, ...formerDigests];
 }
 
 /** Returns the names of the hosts that wait in the entry's queue or for a free slot. */
@@ -95,10 +115,11 @@ interface JobPod {
 }
 
 function cacheJob({ nodes, clock }: EntrySources, job: Job, { pod, refusal }: JobPod): CacheJob {
-  const { name, uid = '', annotations = {}, creationTimestamp = '' } = job.metadata;
+  const { name, namespace = '', uid = '', annotations = {}, creationTimestamp = '' } = job.metadata;
   const type: TaskType = name.startsWith('uncache-') ? 'uncache' : 'cache';
   return {
     name,
+    namespace,
     uid,
     host: hostOfJob(job)[0] ?? '',
     type,
@@ -137,34 +158,35 @@ function outcomeOf(job: Job, { pod, refusal }: JobPod, now: number): TaskOutcome
     : { kind: 'succeeded', report: {}, finishedAt: end.lastTransitionTime };
 }
 
-/** If the entry is a duplicate, returns the name of the other entry for which hosts keep the same image. Otherwise returns undefined. */
+/**
+ * If the entry is a duplicate, returns the name of the other entry for which hosts keep the same image. Otherwise returns undefined. An
+ * entry that is being deleted neither is a duplicate nor makes one, because hosts keep and remove an image for each entry apart.
+ */
 function duplicateOf({ entries }: EntrySources, entry: ImageCacheEntry): string | undefined {
-  const first = keepingEntry(entries.cache.byIndex(ENTRIES_BY_REFERENCE, referenceOf(entry)));
+  const isStaying = ({ metadata }: Readonly<ImageCacheEntry>) => metadata.deletionTimestamp === undefined;
+  const rivals = entries.cache.byIndex(ENTRIES_BY_REFERENCE, keyOfImage(entry)).filter(isStaying);
+  const first = isStaying(entry) ? keepingEntry(rivals) : undefined;
   return first === undefined || first.metadata.uid === entry.metadata.uid ? undefined : first.metadata.name;
 }
 
-function hostOf(node: Node): ObservedHost {
+function hostOf(node: Readonly<Node>, isUsable: boolean): ObservedHost {
   const { metadata, spec, status } = node;
   return {
     name: metadata.name,
-    tags: new Set(tagsOf(metadata.labels ?? {})),
+    tags: new Set(tagsOf(node)),
+    isUsable,
+    dedicatedTo: dedicatedTo(node),
     notReadySince: notReadySince(node),
     isCordoned: spec?.unschedulable === true,
-    images: (status?.images ?? []).map(({ names }) => names ?? []),
+    images: (status?.images ?? []).map(({ names }) => digestsIn(names ?? [])),
   };
-}
-
-function tagsOf(labels: Record<string, string>): string[] {
-  return Object.keys(labels)
-    .filter((label) => label.startsWith(TAG_LABEL_PREFIX))
-    .map((label) => label.slice(TAG_LABEL_PREFIX.length));
 }
 
 /**
  * Returns the time when the host stopped being Ready, in milliseconds since the epoch. The result is undefined if the host is Ready. A host
  * without a Ready condition is treated as never Ready, because nothing can be scheduled there.
  */
-function notReadySince({ metadata, status }: Node): number | undefined {
+function notReadySince({ metadata, status }: Readonly<Node>): number | undefined {
   const ready = conditionIn(status, 'Ready');
   return ready?.status === 'True'
     ? undefined

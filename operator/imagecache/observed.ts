@@ -1,5 +1,6 @@
 /** Types of the state that one reconcile of an ImageCacheEntry observes. The whole plan is a pure function of this state. */
 import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import type { RegistryCredential } from '../../api/v1alpha1/registrycredentials.ts';
 import type { TaskImage } from '../../api/v1alpha1/task.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import type { TaskOutcome } from '../tasks/outcome.ts';
@@ -12,12 +13,17 @@ export interface ObservedHost {
   /** Time when the host's Node stopped being Ready, in milliseconds since the epoch. It is undefined while the Node is Ready. */
   readonly notReadySince: number | undefined;
   readonly isCordoned: boolean;
-  /** Names under which the host lists its images: one list for each image. */
+  /** Whether VMs of the entry's namespace can run on the host. */
+  readonly isUsable: boolean;
+  /** Namespace that the host is dedicated to. */
+  readonly dedicatedTo: string | undefined;
+  /** Digests under which the host lists its images: one list for each image. */
   readonly images: readonly (readonly string[])[];
 }
 
 export interface CacheJob {
   readonly name: string;
+  readonly namespace: string;
   readonly uid: string;
   readonly host: string;
   readonly type: TaskType;
@@ -33,12 +39,10 @@ export interface CacheJob {
   readonly outcome: TaskOutcome;
 }
 
-/** Image of an entry: the task for hosts, and the names under which hosts list the image. */
+/** Image of an entry. */
 export interface CachedImage {
   readonly task: TaskImage;
   readonly containerImage: string;
-  /** Names of an image in a registry. A host has this image when it lists one of them. The list is empty for an Image object. */
-  readonly names: readonly string[];
   /** Digest in the image's name, or of an Image object's content. It is undefined if the name contains no digest. */
   readonly digest: string | undefined;
 }
@@ -50,6 +54,8 @@ export interface WaitingForImage {
 
 export interface ObservedEntry {
   readonly entry: ImageCacheEntry;
+  /** Namespace of the entry's Jobs: that of the entry, or the system namespace while the entry's namespace is being deleted. */
+  readonly jobNamespace: string;
   /** Normalized name of the image. Entries with the same normalized name are for the same image. */
   readonly reference: string;
   readonly image: CachedImage | WaitingForImage;
@@ -59,6 +65,8 @@ export interface ObservedEntry {
   /** Returns the number of free slots for machines on a host, according to the caches. */
   readonly freeSlots: (host: string) => number;
   readonly jobs: readonly CacheJob[];
+  /** Credentials of the entry's namespace for registries. They are not in a cache. The operator reads them when it must create a Job. */
+  readonly credentials: readonly RegistryCredential[];
   /** Names of hosts on which a Pod is still ending after its Job was deleted. */
   readonly lingering: ReadonlySet<string>;
   readonly config: OperatorConfig;

@@ -24,8 +24,9 @@ const STORIES = { step: fc.tuple(fc.constantFrom(...ACTIONS), fc.nat(20)), maxLe
 const ROUNDS = 400;
 
 function expectPromises(world: World): void {
-  const unparked = world.jobs.filter(({ isParked }) => !isParked);
-  expect(unparked.length, 'never more Jobs at once than the limit').toBeLessThanOrEqual(LIMIT);
+  // A Job that has fetched the image stays until the status is stored, and then uses neither its host nor the registry.
+  const working = world.jobs.filter(({ isParked, outcome }) => !isParked && outcome.kind !== 'succeeded');
+  expect(working.length, 'never more Jobs at once than the limit').toBeLessThanOrEqual(LIMIT);
   for (const [name, host] of world.hosts) {
     if (!host.holds || host.isForgotten) {
       continue;
@@ -228,7 +229,8 @@ describe('one host', () => {
     minutes(world, 3);
     expect([world.jobs, world.row('host-0')?.message]).toEqual([[], 'The host is cordoned']);
     act(world, 'host-0', 'pullByVM', 'reconcile');
-    expect(world.entry.status).toMatchObject({ cached: 1, holders: ['host-0'] });
+    // A VM of another namespace can have brought the image. The host does not keep it for the entry.
+    expect(world.entry.status).toMatchObject({ cached: 0, holders: ['host-0'] });
     world.delete();
     minutes(world, 2);
     act(world, 'host-0', 'schedule', 'succeed', 'reconcile', 'reconcile');

@@ -9,7 +9,7 @@ import {
 } from '../../api/v1alpha1/imagecacheentry.ts';
 import { shortened } from './attempt.ts';
 import { type HostContext, type HostPlan, planHost } from './hostplan.ts';
-import { newestDigest } from './image.ts';
+import { knownDigests, newestDigest } from './image.ts';
 import { type CacheJob, isCached, type ObservedEntry, type TaskType } from './observed.ts';
 import { entryStatus } from './status.ts';
 
@@ -24,7 +24,10 @@ export interface EntryPlan {
   readonly status: ImageCacheEntryStatus;
   /** Jobs that have ended or are no longer wanted. They are deleted before new Jobs start. */
   readonly deletes: readonly CacheJob[];
+  /** Jobs that have fetched the image. They are deleted when the status is stored. Otherwise their work would begin again after a crash. */
+  readonly fetched: readonly CacheJob[];
   readonly starts: readonly Start[];
+  /** Results of the Jobs in `deletes`, for metrics. */
   readonly ended: readonly NonNullable<HostPlan['ended']>[];
   /** Whether the entry is being deleted and no host keeps an image for it. */
   readonly isReleased: boolean;
@@ -36,6 +39,7 @@ export interface EntryPlan {
 export function planEntry(observed: ObservedEntry, refusal?: string): EntryPlan {
   const targets = targetsOf(observed);
   const digest = newestDigest(observed);
+  const known = knownDigests(observed);
   const refreshBegins = isRefreshAsked(observed);
   const { nodes = [], holders: held = [] } = observed.entry.status ?? {};
   const stored = { rows: new Map(nodes.map((row) => [row.node, row])), holders: new Set(held) };
@@ -43,20 +47,27 @@ export function planEntry(observed: ObservedEntry, refusal?: string): EntryPlan 
     const context = contextOf(observed, node, stored);
     const isTarget = targets.has(node);
     return 'host' in context
-      ? { ...withRefusal(planHost({ ...context, isTarget, digest, refreshBegins }), refusal), node }
+      ? { ...withRefusal(planHost({ ...context, isTarget, digest, known, refreshBegins }), refusal), node }
       : { ...context, node };
   });
-  const deletes = plans.flatMap((one) => one.deletes);
+  const fetched = plans.filter(hasFetched).flatMap((one) => one.deletes);
+  const others = plans.filter((one) => !hasFetched(one));
   const holders = plans.filter(({ isHeld }) => isHeld).map(({ node }) => node);
   const rows = plans.map(({ row }) => row).filter((row) => row !== undefined);
+  const deletes = others.flatMap((one) => one.deletes);
   return {
-    status: entryStatus(observed, { targets, digest, rows, holders, refreshBegins }),
+    status: entryStatus(observed, { targets, digest, known, rows, holders, refreshBegins }),
     deletes,
+    fetched,
     starts: startsOf(observed, plans, deletes),
-    ended: plans.map(({ ended }) => ended).filter((ended) => ended !== undefined),
+    ended: others.map(({ ended }) => ended).filter((ended) => ended !== undefined),
     isReleased: observed.entry.metadata.deletionTimestamp !== undefined && holders.length === 0,
     wakeAt: soonest(...plans.map(({ wakeAt }) => wakeAt)),
   };
+}
+
+function hasFetched({ ended }: HostPlan): boolean {
+  return ended?.type === 'cache' && ended.result === 'succeeded';
 }
 
 const JOB_REFUSED = 'JobRefused: ';
@@ -82,7 +93,8 @@ function targetsOf({ entry, duplicateOf, hosts }: ObservedEntry): ReadonlySet<st
   if (duplicateOf !== undefined || entry.metadata.deletionTimestamp !== undefined) {
     return new Set();
   }
-  const wanted = [...hosts.values()].filter(targetTest(entry.spec.targets ?? {}));
+  const usable = [...hosts.values()].filter(({ isUsable }) => isUsable);
+  const wanted = usable.filter(targetTest(entry.spec.targets ?? {}));
   return new Set(wanted.map(({ name }) => name));
 }
 

@@ -23,23 +23,33 @@ function observe(
   const entry = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'ImageCacheEntry',
-    metadata: { name: 'guest', uid: 'uid' },
+    metadata: { name: 'guest', namespace: 'platform-ci', uid: 'uid' },
     spec: { reference: 'registry.example/guest', targets: { all: true } },
     status: { nodes: rows.map((row) => ({ ...row, state: 'Queued' })), holders: names },
   };
   return {
     entry,
+    jobNamespace: 'platform-ci',
     reference: 'registry.example/guest:latest',
     image: resolveImage(entry, undefined),
     duplicateOf: undefined,
     hosts: new Map(
       names.map((name) => [
         name,
-        { name, tags: new Set(), notReadySince: undefined, isCordoned: false, images: [] },
+        {
+          name,
+          tags: new Set(),
+          notReadySince: undefined,
+          isCordoned: false,
+          isUsable: true,
+          dedicatedTo: undefined,
+          images: [],
+        },
       ]),
     ),
     freeSlots: (host) => (full.includes(host) ? 0 : 1),
     jobs: [],
+    credentials: [],
     lingering: new Set(),
     config: parseConfig({ cacheJobsPerEntry: limit }, 'test'),
     now: NOW,
@@ -91,6 +101,7 @@ it('keeps an entry while a host has a Job of it, even if the status has lost the
   const { metadata } = observed.entry;
   const job: CacheJob = {
     name: 'job',
+    namespace: 'platform-ci',
     uid: 'job-uid',
     host: 'a',
     type: 'cache',
@@ -132,6 +143,7 @@ describe('a host that should remove the image', () => {
     const status = { nodes: [row], holders: ['a'] };
     const about = {
       name: 'job',
+      namespace: 'platform-ci',
       uid: 'job-uid',
       host: 'a',
       type: 'uncache',

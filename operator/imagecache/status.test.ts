@@ -18,7 +18,14 @@ function statusWithFailures(count: number) {
   const message = `ImageAccessDenied: ${'x'.repeat(NODE_MESSAGE_LENGTH)}`.slice(0, NODE_MESSAGE_LENGTH);
   const retryAt = '2030-01-01T12:30:00Z';
   const nodes = names.map((node) => ({ node, state: 'Failed', message, failures: 12, retryAt }));
-  const host = { tags: new Set<string>(), notReadySince: undefined, isCordoned: false, images: [] };
+  const host = {
+    tags: new Set<string>(),
+    notReadySince: undefined,
+    isCordoned: false,
+    isUsable: true,
+    dedicatedTo: undefined,
+    images: [],
+  };
   const observed: ObservedEntry = {
     entry: {
       apiVersion: 'berth.dev/v1alpha1',
@@ -27,12 +34,14 @@ function statusWithFailures(count: number) {
       spec: { reference: 'registry.example/guest:1', targets: { all: true } },
       status: { nodes, holders: names },
     },
+    jobNamespace: 'platform-ci',
     reference: 'registry.example/guest:1',
     image: { reason: 'ImageNotReady', message: 'no content yet' },
     duplicateOf: undefined,
     hosts: new Map(names.map((name) => [name, { ...host, name }])),
     freeSlots: () => 1,
     jobs: [],
+    credentials: [],
     lingering: new Set(),
     config: parseConfig({}, 'test'),
     now: NOW,

@@ -1,6 +1,7 @@
 /** Computes the whole status of an ImageCacheEntry. */
 import { timestamp } from '../../base/time.ts';
 import {
+  FORMER_DIGESTS,
   type ImageCacheEntryStatus,
   imageCacheEntryStatusSchema,
   type NodeCacheState,
@@ -15,6 +16,7 @@ import { isCached, type ObservedEntry } from './observed.ts';
 export interface EntryFindings {
   readonly targets: ReadonlySet<string>;
   readonly digest: string | undefined;
+  readonly known: ReadonlySet<string>;
   /** Rows for the entry's status. A row states that a host still has work for the entry, failed, or has an outdated image. */
   readonly rows: readonly NodeCacheState[];
   readonly holders: readonly string[];
@@ -40,6 +42,7 @@ export function entryStatus(observed: ObservedEntry, findings: EntryFindings): I
     observedGeneration: entry.metadata.generation ?? 0,
     normalizedReference: reference,
     digest,
+    formerDigests: formerDigests(findings),
     lastRefresh: lastRefresh(observed, findings),
     desired: targets.size,
     cached: isCached(observed.image) ? targets.size - missing : (entry.status?.cached ?? 0),
@@ -53,6 +56,12 @@ export function entryStatus(observed: ObservedEntry, findings: EntryFindings): I
       generation: entry.metadata.generation ?? 0,
     }),
   });
+}
+
+/** Returns the digests by which the image is known, except the present one. New ones come first, because the list has a limit. */
+function formerDigests({ digest, known }: EntryFindings): string[] | undefined {
+  const former = [...known].filter((one) => one !== digest).slice(0, FORMER_DIGESTS);
+  return former.length === 0 ? undefined : former;
 }
 
 /**
@@ -173,8 +182,9 @@ export function entryBringsFacts(
   );
 }
 
-function ownFacts({ holders, digest, lastRefresh, observedGeneration }: ImageCacheEntryStatus = {}): object {
-  return { holders, digest, lastRefresh, observedGeneration };
+function ownFacts(status: ImageCacheEntryStatus = {}): object {
+  const { holders, digest, formerDigests, lastRefresh, observedGeneration } = status;
+  return { holders, digest, formerDigests, lastRefresh, observedGeneration };
 }
 
 /**

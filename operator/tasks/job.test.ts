@@ -7,7 +7,7 @@ function resourcesOf(takesSlot: boolean) {
   const { spec } = taskJob({
     metadata: { name: 'cache-1', namespace: 'platform-ci' },
     workload: 'image',
-    task: { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'fast' },
+    task: { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'fast', namespace: 'team' },
     containerImage: 'none',
     pullSecrets: [],
     placement: { dedicatedTo: 'platform-ci' },

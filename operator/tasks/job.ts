@@ -7,6 +7,7 @@ import {
   WORKLOAD_LABEL,
 } from '../../api/v1alpha1/names.ts';
 import { formatMillis, formatQuantity } from '../../api/v1alpha1/quantity.ts';
+import { registryReference } from '../../api/v1alpha1/source.ts';
 import { type Task, TASK_CPU_MILLIS, TASK_MEMORY_BYTES, taskSchema } from '../../api/v1alpha1/task.ts';
 import type { Job, PodSpec, Toleration } from '../../kube/core.ts';
 import type { ObjectMeta, Unsaved } from '../../kube/objects.ts';
@@ -106,4 +107,11 @@ const tasks = new Documents(taskSchema);
 /** Returns the task that a Job was created for. The result is undefined if the task cannot be read. */
 export function taskOf(job: Job): Task | undefined {
   return tasks.in(job.spec.template.metadata?.annotations?.[TASK_ANNOTATION]);
+}
+
+/** Returns the image references in a task. A host might need credentials for the registries of these references. */
+export function referencesOf(task: Task): string[] {
+  const source = 'image' in task ? registryReference(task.image.source) : undefined;
+  const target = task.type === 'push' ? task.reference : undefined;
+  return [source, target].filter((reference) => reference !== undefined);
 }

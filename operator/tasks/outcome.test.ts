@@ -11,7 +11,7 @@ function job(...conditions: { type: string; reason: string; message: string }[])
   const made = taskJob({
     metadata: { name: 'uncache-1', namespace: 'berth-system' },
     workload: 'cache',
-    task: { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'fast' },
+    task: { apiVersion: TASK_API_VERSION, type: 'uncache', entry: 'fast', namespace: 'team' },
     containerImage: 'none',
     pullSecrets: [],
     placement: { nodeName: 'mac1', dedicatedTo: '*' },

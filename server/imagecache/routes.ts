@@ -1,18 +1,14 @@
-/**
- * Routes for the image cache of a namespace's hosts. The server changes ImageCacheEntries with its own rights. It cannot use the caller's
- * rights: ImageCacheEntries are cluster-scoped, and a role in a namespace gives no right to them.
- */
+/** Routes for the image cache of a namespace. The caller's own rights to ImageCacheEntries and Images decide. */
 import { inNamespace, MEMBERS } from '../own/rights.ts';
 import type { FastifyRequest } from 'fastify';
 import * as z from 'zod';
-import { cacheChange, isOneSelection } from '../../api/http/cachechange.ts';
-import { infoItems, listItems, objectInfoItems } from '../../api/http/cacheinfo.ts';
+import { type CacheAccess, changeCache, isOneSelection } from '../../actions/cache.ts';
+import { cacheInfo, cacheList } from '../../actions/cacheinfo.ts';
 import {
   cacheInfoSchema,
   cacheListSchema,
   cacheRemovalSchema,
   cacheResultSchema,
-  type CacheResult,
   type CacheSelection,
   cacheSelectionSchema,
 } from '../../api/http/imagecache.ts';
@@ -22,8 +18,6 @@ import { decodedImageName, splitImagePath } from '../dialect/imagename.ts';
 import { namespaceParams } from '../http/namespaces.ts';
 import { isServedNamespace } from '../../api/v1alpha1/names.ts';
 import type { Services } from '../services.ts';
-import { Entries } from './entries.ts';
-import { cachedImage, imageToCache, type Named } from './image.ts';
 import { SAMPLE } from '../http/samples.ts';
 
 const IMAGES_PATH = '/api/v1/namespaces/:namespace/cache/images';
@@ -46,91 +40,50 @@ const restParams = namespaceParams.extend({ '*': z.string().min(1) });
 const MULTI_STATUS = 207;
 
 /** Right to change which hosts keep images. */
-const CHANGE = { verb: 'update', resource: 'hosts', subresource: 'imagecache' } as const;
+const CHANGE = { verb: 'patch', resource: 'imagecacheentries' } as const;
 
 type Action = 'add' | 'remove';
 type Request = Pick<FastifyRequest, 'headers' | 'caller'>;
 
-/** Handlers of the routes. Reads first check the rights of the caller. The route of a change states its right. */
-class ImageCache {
-  readonly #services: Services;
-  readonly #entries: Entries;
+/** Image as a path or body names it. */
+interface Named {
+  readonly namespace: string;
+  readonly image: string;
+}
 
-  constructor(services: Services) {
-    this.#services = services;
-    this.#entries = new Entries(services.own.client, services.own.watches);
-  }
-
-  get #defaultNamespace(): string {
-    return this.#services.config.namespaces.default;
-  }
-
-  async list({ headers }: Request, namespace: string) {
-    const { rights, hosts } = this.#services.own;
-    await rights.require(headers, { verb: 'list', resource: 'hosts', namespace });
-    return { items: listItems(hosts.of(namespace), namespace, this.#defaultNamespace) };
-  }
-
-  async info({ headers }: Request, named: Named) {
-    const { namespace } = named;
-    const { rights, hosts } = this.#services.own;
-    await rights.require(headers, { verb: 'list', resource: 'hosts', namespace });
-    const { reference } = cachedImage(named, this.#entries, this.#defaultNamespace);
-    const own = hosts.of(namespace);
-    const entryFor = (one: string) => this.#entries.find(one);
-    if (reference !== undefined) {
-      return { image: reference, items: infoItems(reference, own, entryFor(reference)) };
-    }
-    // The answer names an Image object without its namespace, as the list of cached images does.
-    const { image } = named;
-    const namespaces = { own: namespace, default: this.#defaultNamespace };
-    return { image, items: objectInfoItems(image, namespaces, own, entryFor) };
-  }
-
-  async change(
-    { caller }: Pick<Request, 'caller'>,
-    action: Action,
-    named: Named,
-    selection: CacheSelection,
-  ): Promise<CacheResult> {
-    const { namespace } = named;
-    const { hosts } = this.#services.own;
-    if (!isOneSelection(selection)) {
-      throw new StatusError(400, 'exactly one of the fields `nodes`, `tags` and `all` must be set');
-    }
-    const source =
-      action === 'remove'
-        ? cachedImage(named, this.#entries, this.#defaultNamespace)
-        : await imageToCache(named, caller(), this.#defaultNamespace);
-    const exists = (name: string) => hosts.exists(name);
-    const change = cacheChange(action, { own: hosts.of(namespace), exists }, selection);
-    await this.#entries.change(source, change.own, change.change);
-    return change.result();
-  }
+/** Returns the cache of the namespace. @throws StatusError 403 when the caller may not list hosts, and 404 when there is no namespace. */
+async function accessTo(
+  { own, config }: Services,
+  { headers, caller }: Request,
+  namespace: string,
+): Promise<CacheAccess> {
+  // Nodes belong to no namespace, so the server reads them with its own identity.
+  await own.rights.require(headers, { verb: 'list', resource: 'hosts', namespace });
+  const { default: defaultNamespace } = config.namespaces;
+  return { client: caller(), namespace, defaultNamespace, hosts: own.hosts.of(namespace) };
 }
 
 export function addImageCacheRoutes(app: App, services: Services): void {
-  const cache = new ImageCache(services);
-  addReads(app, cache);
-  addChanges(app, cache);
-  addPathsWithSlashes(app, cache);
-  addRemovals(app, cache, services);
+  addReads(app, services);
+  addChanges(app, services);
+  addPathsWithSlashes(app, services);
+  addRemovals(app, services);
 }
 
-function addReads(app: App, cache: ImageCache): void {
+function addReads(app: App, services: Services): void {
   app.get(
     IMAGES_PATH,
     {
       schema: {
-        summary: 'List the images on the hosts of a namespace',
-        description: 'Each item has the number of hosts that have the image.',
+        summary: 'List the images in the cache of a namespace, and on its hosts',
+        description: 'Each item has the number of hosts that have the image, and its status on all of them.',
         roles: MEMBERS,
         tags,
         params: namespaceParams,
         response: { 200: cacheListSchema },
       },
     },
-    async (request) => await cache.list(request, request.params.namespace),
+    async (request) => await cacheList(await accessTo(services, request, request.params.namespace)),
   );
   app.get(
     `${IMAGES_PATH}/:image`,
@@ -144,11 +97,29 @@ function addReads(app: App, cache: ImageCache): void {
         response: { 200: cacheInfoSchema },
       },
     },
-    async (request) => await cache.info(request, namedIn(request.params)),
+    async (request) => await info(services, request, namedIn(request.params)),
   );
 }
 
-function addChanges(app: App, cache: ImageCache): void {
+async function info(services: Services, request: Request, { namespace, image }: Named) {
+  return await cacheInfo(await accessTo(services, request, namespace), image);
+}
+
+/** Changes the cache as the caller. The route states the right. */
+async function change(
+  services: Services,
+  request: Request,
+  { namespace, image }: Named,
+  { action, selection }: { action: Action; selection: CacheSelection },
+) {
+  if (!isOneSelection(selection)) {
+    throw new StatusError(400, 'exactly one of the fields `nodes`, `tags` and `all` must be set');
+  }
+  const access = await accessTo(services, request, namespace);
+  return await changeCache(access, { action, image, selection });
+}
+
+function addChanges(app: App, services: Services): void {
   for (const [path, action, summary] of [
     [
       '/:image',
@@ -176,20 +147,20 @@ function addChanges(app: App, cache: ImageCache): void {
       },
       async (request, reply) => {
         reply.code(MULTI_STATUS);
-        return await cache.change(request, action, namedIn(request.params), request.body);
+        return await change(services, request, namedIn(request.params), { action, selection: request.body });
       },
     );
   }
 }
 
 /** Adds routes for image names whose slashes are not percent-encoded. */
-function addPathsWithSlashes(app: App, cache: ImageCache): void {
+function addPathsWithSlashes(app: App, services: Services): void {
   app.get(
     `${IMAGES_PATH}/*`,
     { schema: { hide: true, params: restParams, response: { 200: cacheInfoSchema } } },
     async (request) => {
       const { namespace, '*': rest } = request.params;
-      return await cache.info(request, { namespace, image: decodedImageName(rest) });
+      return await info(services, request, { namespace, image: decodedImageName(rest) });
     },
   );
   app.post(
@@ -207,13 +178,14 @@ function addPathsWithSlashes(app: App, cache: ImageCache): void {
       const { namespace, '*': rest } = request.params;
       const { image, action = 'add' } = splitImagePath<Action>(rest, ['add', 'remove']);
       reply.code(MULTI_STATUS);
-      return await cache.change(request, action, { namespace, image }, request.body);
+      return await change(services, request, { namespace, image }, { action, selection: request.body });
     },
   );
 }
 
 /** Adds the routes for a removal whose image is named in the body and not in the path. */
-function addRemovals(app: App, cache: ImageCache, { config: { namespaces }, own }: Services): void {
+function addRemovals(app: App, services: Services): void {
+  const { namespaces } = services.config;
   for (const path of ['/api/v1/imagecache/remove', '/v1/imagecache/remove']) {
     app.post(
       path,
@@ -241,10 +213,10 @@ function addRemovals(app: App, cache: ImageCache, { config: { namespaces }, own 
         if (!isServedNamespace(namespace, namespaces)) {
           throw notFound('namespaces', namespace);
         }
-        await own.rights.require(request.headers, { ...CHANGE, namespace });
+        await services.own.rights.require(request.headers, { ...CHANGE, namespace });
         const named = { namespace, image: image ?? imageName ?? imageReference ?? '' };
         reply.code(MULTI_STATUS);
-        return await cache.change(request, 'remove', named, selection);
+        return await change(services, request, named, { action: 'remove', selection });
       },
     );
   }

@@ -65,11 +65,6 @@ class Hosts {
     }
   }
 
-  /** Reports whether the host exists, in any namespace. */
-  exists(name: string): boolean {
-    return this.#watches.host(name) !== undefined;
-  }
-
   /** Checks that VMs of the namespace can run on the host. @throws StatusError 404 when they cannot, or the host does not exist. */
   requireUsable(namespace: string, name: string): void {
     if (!this.of(namespace).some(({ metadata }) => metadata.name === name)) {

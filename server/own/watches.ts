@@ -1,7 +1,5 @@
-/** Watches the Nodes of hosts, the Pods on hosts, ImageCacheEntries and namespaces, with the server's own identity. */
+/** Watches the Nodes of hosts, the Pods on hosts and namespaces, with the server's own identity. */
 import type { Logger } from 'pino';
-import { referenceOf } from '../../api/v1alpha1/cachetargets.ts';
-import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
 import { listedImages } from '../../api/v1alpha1/reference.ts';
 import { HOST_MARK, HOST_VALUE, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import { keepFields } from '../../kube/objects.ts';
@@ -9,18 +7,14 @@ import type { KubeClient } from '../../kube/client.ts';
 import { NAMESPACES, type Namespace, NODES, type Node, PODS, type Pod } from '../../kube/core.ts';
 import { Informer } from '../../kube/informer.ts';
 import { StatusError } from '../http/errors.ts';
-import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 
 /** Name of the index that finds Pods by the Node to which they are bound. */
 const PODS_BY_NODE = 'node';
-/** Name of the index that finds ImageCacheEntries by the normalized name of their image. */
-const ENTRIES_BY_REFERENCE = 'reference';
 
 export class ServerWatches {
   readonly #nodes: Informer<Node>;
   readonly #pods: Informer<Pod>;
   readonly #namespaces: Informer<Namespace>;
-  readonly #entries: Informer<ImageCacheEntry>;
   #isFilled = false;
 
   constructor(client: KubeClient, logger: Logger) {
@@ -36,14 +30,10 @@ export class ServerWatches {
       indexes: { [PODS_BY_NODE]: ({ spec: { nodeName } }) => (nodeName === undefined ? [] : [nodeName]) },
     });
     this.#namespaces = new Informer(client, NAMESPACES, { logger });
-    this.#entries = new Informer(client, IMAGE_CACHE_ENTRIES, {
-      logger,
-      indexes: { [ENTRIES_BY_REFERENCE]: (entry) => [referenceOf(entry)] },
-    });
   }
 
   start(signal: AbortSignal): void {
-    const informers = [this.#nodes, this.#pods, this.#namespaces, this.#entries];
+    const informers = [this.#nodes, this.#pods, this.#namespaces];
     informers.forEach((informer) => informer.start(signal));
     Promise.all(informers.map(({ synced }) => synced)).then(
       () => {
@@ -89,17 +79,6 @@ export class ServerWatches {
   namespace(name: string): Readonly<Namespace> | undefined {
     this.#requireFilled();
     return this.#namespaces.cache.get(name);
-  }
-
-  entries(): readonly Readonly<ImageCacheEntry>[] {
-    this.#requireFilled();
-    return this.#entries.cache.list();
-  }
-
-  /** Returns the entries for the image with this normalized name. If there are several, only one of them has an effect. */
-  entriesFor(reference: string): readonly Readonly<ImageCacheEntry>[] {
-    this.#requireFilled();
-    return this.#entries.cache.byIndex(ENTRIES_BY_REFERENCE, reference);
   }
 
   #requireFilled(): void {

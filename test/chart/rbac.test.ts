@@ -77,7 +77,7 @@ function binding(kind: 'RoleBinding' | 'ClusterRoleBinding', role: string, { use
   };
 }
 
-const KINDS = ['vms', 'vmconfigs', 'images', 'isos', 'emulators'];
+const KINDS = ['vms', 'vmconfigs', 'images', 'isos', 'emulators', 'imagecacheentries'];
 
 describe('the table', () => {
   const table: [string, Person, string[], string[]][] = [
@@ -106,7 +106,6 @@ describe('the table', () => {
         'list vms.berth.dev',
         'get nodes',
         'patch nodes',
-        'create imagecacheentries.berth.dev',
         `get secrets in ${SYSTEM}`,
         `create jobs.batch in ${SYSTEM}`,
         'get /metrics',
@@ -115,8 +114,8 @@ describe('the table', () => {
     [
       'edit in all namespaces',
       EDITOR_EVERYWHERE,
-      [`create vms.berth.dev in ${OTHER}`, 'list vms.berth.dev', 'list imagecacheentries.berth.dev'],
-      ['create imagecacheentries.berth.dev', 'delete imagecacheentries.berth.dev', 'patch nodes'],
+      [`create vms.berth.dev in ${OTHER}`, 'list vms.berth.dev', 'create imagecacheentries.berth.dev'],
+      ['patch imagecacheentries/status.berth.dev', 'patch nodes'],
     ],
     [
       'admin of the cluster',
@@ -185,7 +184,6 @@ describe('the table', () => {
         'watch pods',
         'delete namespaces',
         'list vms.berth.dev',
-        'create imagecacheentries.berth.dev',
         'create tokenreviews.authentication.k8s.io',
         'create subjectaccessreviews.authorization.k8s.io',
       ],
@@ -197,6 +195,9 @@ describe('the table', () => {
         `get vms.berth.dev in ${OWN}`,
         `create vms.berth.dev in ${OWN}`,
         `patch images.berth.dev in ${OWN}`,
+        `get images.berth.dev in ${OWN}`,
+        `list imagecacheentries.berth.dev in ${OWN}`,
+        `create imagecacheentries.berth.dev in ${OWN}`,
         `get secrets in ${OWN}`,
         `list secrets in ${SYSTEM}`,
         `create secrets in ${SYSTEM}`,

@@ -91,10 +91,9 @@ describe.each([
     expect(await hashOf(first.path)).toBe(await hashOf(disk));
     const reopened = await openStore(data, []);
     expect(await ensure(reopened, reference, 'machine/b', { keyring: marked('platform-a') })).toEqual(first);
-    // No name that another namespace or the scheduler looks for.
+    // No name that tells another namespace whose image it is.
     const names = reopened.images().flatMap((image) => image.names);
-    expect(names).not.toHaveLength(0);
-    expect(names.filter((name) => !name.startsWith('insecure!platform-a/'))).toEqual([]);
+    expect(names).toEqual([`berth.dev/image@${first.digest}`]);
   });
 
   it('serves its content to no other reader of the store', async () => {

@@ -98,10 +98,17 @@ describe('room for images', unless(missing), () => {
     return await openStore(disk, [registry], options);
   }
 
+  /** Returns the names of the listed images. A Node lists them by their digests. */
   function names(store: HostImageStore): string[] {
+    const known = new Map(
+      [...contents].map(([path, content]) => {
+        const sha256 = createHash('sha256').update(content).digest('hex');
+        return [`berth.dev/image@sha256:${sha256}`, path.slice(1)];
+      }),
+    );
     return store
       .images()
-      .flatMap((one) => one.names.map((name) => name.replace(/^berth\.dev\/team\/|@.*$/g, '')))
+      .flatMap((one) => one.names.map((name) => known.get(name) ?? name))
       .toSorted();
   }
 

@@ -78,7 +78,7 @@ afterEach(async () => {
 });
 
 describe('an image of a registry', () => {
-  it('is the published image, is fetched once for all requests, and is listed by name and digest', async () => {
+  it('is the published image, is fetched once for all requests, and is listed by its digest', async () => {
     const { reference, disk } = await publish('team/base:1');
     const metrics = new Registry();
     store = await openStore(data, [registry, open], { metrics });
@@ -108,14 +108,7 @@ describe('an image of a registry', () => {
     const reopened = await openStore(data, [registry, open]);
     for (const one of [store, reopened]) {
       expect(one.images()).toEqual([
-        {
-          names: [
-            reference,
-            `berth.dev/team/base@${first.digest}`,
-            `${registry.host}/team/base@${first.digest}`,
-          ],
-          sizeBytes: expect.any(Number) as number,
-        },
+        { names: [`berth.dev/image@${first.digest}`], sizeBytes: expect.any(Number) as number },
       ]);
     }
     expect(await ensure(reopened, reference, 'machine/c', { keyring })).toEqual(first);
@@ -226,7 +219,7 @@ describe('an image of a registry', () => {
     const source = { type: 'storedArtifact' as const, reference };
     const name = 'berth.dev/team/image';
     const { path, digest } = await ensure(store, source, 'machine/b', { name });
-    expect(store.images()[0]?.names).toContain(`${name}@${digest}`);
+    expect(store.images()[0]?.names).toEqual([`berth.dev/image@${digest}`]);
     await expect(ensure(store, reference, 'machine/a')).rejects.toMatchObject(denied);
     expect((await ensure(store, source, 'machine/c', { name })).path).toBe(path);
     // A host of another architecture may have stored and labelled the image.
@@ -245,9 +238,7 @@ describe('an image of a registry', () => {
     store.release('machine/b');
     const moved = await ensure(store, reference, 'entry/moving', { keyring, refresh: true });
     expect(moved.digest).not.toBe(old.digest);
-    expect(store.images().map(({ names }) => names)).toEqual([
-      [reference, `${registry.host}/team/moving@${moved.digest}`],
-    ]);
+    expect(store.images().map(({ names }) => names)).toEqual([[`berth.dev/image@${moved.digest}`]]);
     // The machine still runs from the old image.
     expect(existsSync(old.path)).toBe(true);
     store.release('machine/a');
@@ -305,13 +296,13 @@ describe('the removal for a cache entry', () => {
     await ensure(store, reference, 'entry/e', { keyring });
     const { path } = await ensure(store, reference, 'machine/a', { keyring });
     const removal = { done: false };
-    const removed = store.remove('entry/e', new AbortController().signal).then(() => {
+    const removed = store.remove('entry/e', 'team', new AbortController().signal).then(() => {
       removal.done = true;
     });
     await ensure(store, reference, 'machine/b', { keyring });
     store.cloned('machine/a');
     // This removal begins later. If the other one no longer waited, it would have ended before this one.
-    await store.remove('entry/unneeded', new AbortController().signal);
+    await store.remove('entry/unneeded', 'team', new AbortController().signal);
     expect(store.images()).toHaveLength(1);
     expect(removal.done).toBe(false);
     store.cloned('machine/b');
@@ -334,13 +325,35 @@ describe('the removal for a cache entry', () => {
     const { path } = await ensure(store, reference, 'entry/one', { keyring });
     await ensure(store, reference, 'entry/two', { keyring });
     const reopened = await openStore(data, [registry]);
-    await reopened.remove('entry/one', signal);
+    await reopened.remove('entry/one', 'team', signal);
     expect(reopened.images()).toHaveLength(1);
     expect(existsSync(path)).toBe(true);
-    await reopened.remove('entry/two', signal);
+    await reopened.remove('entry/two', 'team', signal);
     expect(reopened.images()).toEqual([]);
     expect(existsSync(path)).toBe(false);
-    await reopened.remove('entry/two', signal);
+    await reopened.remove('entry/two', 'team', signal);
+  });
+
+  it('of one namespace leaves another its image, which was fetched once, and which the registry let each have', async () => {
+    const keyring = keyringOf(registry);
+    const { signal } = new AbortController();
+    const { reference } = await publish('team/both:1');
+    const before = await blobsFetched();
+    const { path } = await ensure(store, reference, 'entry/one', { keyring, tenant: 'one' });
+    const denied = ensure(store, reference, 'entry/two', { tenant: 'two' });
+    await expect(denied).rejects.toMatchObject({ reason: 'ImageAccessDenied' });
+    expect((await ensure(store, reference, 'entry/two', { keyring, tenant: 'two' })).path).toBe(path);
+    // The layer and the configuration. The registry writes its log after the last byte was sent.
+    await waitFor('the log of what was fetched', async () => (await blobsFetched()) >= before + 2);
+    expect(await blobsFetched()).toBe(before + 2);
+    // A VM of the other namespace delays the removal no more than the entry does.
+    await ensure(store, reference, 'machine/two', { keyring, tenant: 'two' });
+    await store.remove('entry/one', 'one', signal);
+    expect(store.images()).toHaveLength(1);
+    store.release('machine/two');
+    expect(store.heldBytes()).toBeGreaterThan(0);
+    await store.remove('entry/two', 'two', signal);
+    expect(store.heldBytes()).toBe(0);
   });
 
   it('that is cancelled changes nothing', async () => {
@@ -349,14 +362,14 @@ describe('the removal for a cache entry', () => {
     await ensure(store, reference, 'entry/e', { keyring });
     await ensure(store, reference, 'machine/a', { keyring });
     const giveUp = new AbortController();
-    const removed = store.remove('entry/e', giveUp.signal);
+    const removed = store.remove('entry/e', 'team', giveUp.signal);
     giveUp.abort(new Error('too late'));
     await expect(removed).rejects.toThrow('too late');
     expect(store.images()).toHaveLength(1);
     store.release('machine/a');
     // The cache entry still holds the image.
     expect(store.heldBytes()).toBeGreaterThan(0);
-    await store.remove('entry/e', new AbortController().signal);
+    await store.remove('entry/e', 'team', new AbortController().signal);
     expect(store.images()).toEqual([]);
   });
 });

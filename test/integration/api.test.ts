@@ -225,13 +225,9 @@ describe('the API server accepts', () => {
     ['an Image', 'Image', { source: { http: { url: 'https://x.example/a.qcow2', sha256: 'a'.repeat(64) } } }],
     ['an ISO', 'ISO', { source: { sharedFile: { path: 'isos/a.iso' } } }],
     ['an Emulator', 'Emulator', { vmName: 'x' }],
+    ['an ImageCacheEntry', 'ImageCacheEntry', { reference: 'ubuntu', targets: { all: true } }],
   ])('%s', async ([, kind, spec]) => {
     await expectAccepted(kind, 'accepted', spec);
-  });
-
-  it('an ImageCacheEntry, which has no namespace', async () => {
-    const name = `accepted-${namespace}`;
-    await expectAccepted('ImageCacheEntry', name, { reference: 'ubuntu', targets: { all: true } });
   });
 
   it('a VM without adding defaults: the stored VM has only the written fields', async () => {

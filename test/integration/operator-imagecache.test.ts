@@ -2,6 +2,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { NAT_READY_CONDITION, NAT_TAINT } from '../../api/v1alpha1/names.ts';
 import { NODES } from '../../kube/core.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
+import { contentName } from '../../api/v1alpha1/cachetargets.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { setNodeCondition } from '../worlds/actinghost.ts';
 import { CacheEntries, readyOf, rowOf } from '../fixtures/cacheentries.ts';
@@ -77,12 +78,12 @@ async function deleteAll(): Promise<void> {
 /** Waits for an Event in the output of kubectl describe, because Events are written a little later. */
 async function untilReported(name: string, event: RegExp): Promise<void> {
   await waitFor(`${String(event)} in kubectl describe`, async () =>
-    event.test((await cluster.kubectl(['describe', 'ice', name])).stdout),
+    event.test((await cluster.kubectl(['describe', 'ice', name, '-n', 'platform-default'])).stdout),
   );
 }
 
 async function kubectlGet(...more: string[]): Promise<string[][]> {
-  const { stdout } = await cluster.kubectl(['get', 'ice', ...more]);
+  const { stdout } = await cluster.kubectl(['get', 'ice', '-n', 'platform-default', ...more]);
   return stdout
     .trim()
     .split('\n')
@@ -108,7 +109,9 @@ describe('an ImageCacheEntry for all hosts', () => {
     await entries.waitUntilCached('all', HOSTS);
     await waitFor('the history of Jobs to tell of as many', () => history.mostOf('all') >= LIMIT);
     for (const { status } of (await cluster.client().list(NODES)).items) {
-      expect(status?.images?.flatMap(({ names }) => names)).toContain(reference);
+      expect(status?.images?.flatMap(({ names }) => names)).toContain(
+        contentName(simulator.digest(reference)),
+      );
     }
     const [joined = ''] = await cluster.addHosts(1);
     hosts.push(joined);
@@ -123,18 +126,18 @@ describe('an ImageCacheEntry for all hosts', () => {
     await untilReported('all', /Normal\s+Cached\s.*12 of 12 hosts have the image/);
   });
 
-  it('asks nothing of a host that has the image already', async () => {
+  it('asks each host once, also one that has the image already, because the host keeps it from then on', async () => {
     const [first = ''] = hosts;
     await simulator.pull(first, reference);
     const before = simulator.done.length;
     await entries.create('present', { reference, targets: { nodes: hosts.slice(0, 3) } });
     await entries.waitUntilCached('present', 3);
-    await waitFor('the Jobs to be gone', () => history.madeFor('present') >= 2 && history.present === 0);
-    expect(history.madeFor('present')).toBe(2);
-    expect(simulator.done.slice(before).toSorted()).toEqual([
-      `cache host-1 ${reference}`,
-      `cache host-2 ${reference}`,
-    ]);
+    await waitFor('the Jobs to be gone', () => history.madeFor('present') >= 3 && history.present === 0);
+    expect(history.madeFor('present')).toBe(3);
+    expect(simulator.done.slice(before).toSorted()).toEqual(
+      hosts.slice(0, 3).map((host) => `cache ${host} ${reference}`),
+    );
+    expect(simulator.holds(first)).toHaveLength(1);
   });
 
   it('is cached on a host with broken NAT too, and removed from it', async () => {
@@ -190,7 +193,13 @@ describe('an entry from which an uninstallation removed the finalizer', () => {
     const done = simulator.done.length;
     await operator.stop();
     for (const name of names) {
-      await cluster.client().mergePatch(IMAGE_CACHE_ENTRIES, { name }, { metadata: { finalizers: [] } });
+      await cluster
+        .client()
+        .mergePatch(
+          IMAGE_CACHE_ENTRIES,
+          { namespace: 'platform-default', name },
+          { metadata: { finalizers: [] } },
+        );
     }
     await startOperator();
     await entries.waitFor('kept', 'to be held', ({ metadata }) => metadata.finalizers !== undefined);
@@ -350,7 +359,7 @@ describe('removal', () => {
       'delete',
       'pods',
       '-n',
-      'berth-system',
+      'platform-default',
       '-l',
       'berth.dev/workload=cache',
       '--wait=false',
@@ -358,6 +367,49 @@ describe('removal', () => {
     await entries.waitUntilGone('tagged');
     expect(simulator.holds('host-0')).toEqual([]);
     await cluster.kubectl(['label', 'nodes', '--all', 'tag.berth.dev/ci-', 'tag.berth.dev/old-']);
+  });
+});
+
+describe('two namespaces with entries for one image', () => {
+  const reference = 'registry.example/both:1';
+  const [host = ''] = hosts;
+  const other = 'platform-other';
+
+  /** Returns all that users of the namespace read of the cache there. */
+  async function readableIn(namespace: string): Promise<string> {
+    const { stdout } = await cluster.kubectl(['get', 'ice,events,jobs,pods', '-n', namespace, '-o', 'yaml']);
+    return stdout;
+  }
+
+  it('keep it while either wants it, and neither is told of the other, nor is left over with its namespace', async () => {
+    await cluster.createNamespace(other);
+    const theirs = new CacheEntries(cluster, other);
+    const spec = { reference, targets: { nodes: [host] } };
+    const [own, foreign] = [await entries.create('own', spec), await theirs.create('foreign', spec)];
+    const [first] = await Promise.all([
+      entries.waitUntilCached('own', 1),
+      theirs.waitUntilCached('foreign', 1),
+    ]);
+    expect(readyOf(first)).toMatchObject({ status: 'True', reason: 'Cached' });
+    const uids = new Set([own, foreign].map(({ metadata }) => metadata.uid));
+    expect(new Set(simulator.holds(host))).toEqual(uids);
+    const names = (await cluster.client().get(NODES, { name: host })).status?.images?.flatMap(
+      (one) => one.names,
+    );
+    expect(names).toEqual([contentName(simulator.digest(reference))]);
+
+    expect(await readableIn(other)).not.toMatch(/platform-default|name: own/);
+    expect(await readableIn('platform-default')).not.toMatch(/platform-other|foreign/);
+    await entries.delete('own');
+    await entries.waitUntilGone('own');
+    expect(simulator.holds(host)).toEqual([foreign.metadata.uid]);
+    expect((await theirs.get('foreign')).status).toMatchObject({ cached: 1, desired: 1 });
+
+    // A namespace that is being deleted gets no Jobs, but its hosts must be told.
+    await cluster.kubectl(['delete', 'namespace', other, '--wait=false']);
+    await theirs.waitUntilGone('foreign');
+    expect(simulator.holds(host)).toEqual([]);
+    await waitFor('the Job to be gone', () => history.present === 0);
   });
 });
 

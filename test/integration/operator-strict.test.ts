@@ -182,7 +182,7 @@ describe('where Pods with a critical priority class need a quota', () => {
       const isReported = (entry: Parameters<typeof row>[0]) => row(entry).includes(NO_QUOTA);
       const entry = await entries.waitFor('guest', 'the words in the row of its host', isReported, REPORTED);
       expect(row(entry)).toMatch(/^PodRefused: /);
-      await allowCritical('berth-system');
+      await allowCritical('platform-default');
       await entries.waitUntilCached('guest', 1, MENDED);
     },
   );
@@ -236,13 +236,12 @@ spec: {hard: {limits.cpu: "4", limits.memory: 8Gi, requests.cpu: "4", requests.m
   });
 
   it('an ImageCacheEntry is cached', TIMEOUT, async () => {
-    await allowCritical('berth-system');
-    await give('berth-system');
-    await entries.create(namespace, {
+    const own = new CacheEntries(cluster, namespace);
+    await own.create('guest', {
       reference: `registry.example/${namespace}:1`,
       targets: { nodes: ['host-0'] },
     });
-    const { status } = await entries.waitUntilCached(namespace, 1, MENDED);
+    const { status } = await own.waitUntilCached('guest', 1, MENDED);
     expect(status?.failed).toBe(0);
   });
 });

@@ -38,7 +38,7 @@ const SPECS: Readonly<Record<string, object>> = {
 };
 
 function manifest(kind: string, name: string, annotations: Record<string, string>): string {
-  const metadata = { name, ...(kind !== 'ImageCacheEntry' && { namespace }), annotations };
+  const metadata = { name, namespace, annotations };
   return JSON.stringify({ apiVersion: 'berth.dev/v1alpha1', kind, metadata, spec: SPECS[kind] });
 }
 

@@ -5,6 +5,7 @@
 import { createHash } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { pino } from 'pino';
+import { contentName } from '../../api/v1alpha1/cachetargets.ts';
 import { TASK_ANNOTATION, TASK_CONTAINER, WORKLOAD_LABEL } from '../../api/v1alpha1/names.ts';
 import { type Task, type TaskReport, taskSchema } from '../../api/v1alpha1/task.ts';
 import type { KubeClient } from '../../kube/client.ts';
@@ -173,8 +174,9 @@ export class CacheSimulator {
   async #writeNode(name: string): Promise<void> {
     const host = this.#host(name);
     const write = async (): Promise<void> => {
-      const images = [...host.images].map(([image, digest]) => ({
-        names: [image, `${image.replace(/:[^:/]*$/, '')}@${digest}`],
+      const images = [...host.images.values()].map((digest) => ({
+        // Agents list only the digest of an image for which a registry asks for credentials.
+        names: [contentName(digest)],
         sizeBytes: SIZE_BYTES,
       }));
       await this.#client.mergePatch(NODES, { name }, { status: { images } }, { subresource: 'status' });

@@ -19,6 +19,7 @@ export const LIMIT = 3;
 /** The scheduler's explanation for a Job that is for a full host, translated for people. */
 export const FULL_HOST = 'No host is free: 1 without a free slot';
 const REFERENCE = 'registry.example/guest:1';
+const NAMESPACE = 'platform-ci';
 const config = parseConfig(
   { cacheJobsPerEntry: LIMIT, cache_job_active_deadline_seconds: 600, hostLostTimeoutSeconds: 300 },
   'test',
@@ -34,6 +35,8 @@ interface SimulatedHost {
   holds: boolean;
   /** Whether the Node was deleted and has returned, and the operator has not yet seen the host among the targets. */
   isForgotten: boolean;
+  /** Whether the Node was deleted and has returned, and no Job has fetched the image since. */
+  isUnknown: boolean;
 }
 
 export interface SimulatedJob extends CacheJob {
@@ -84,7 +87,13 @@ export class World {
   entry: ImageCacheEntry = {
     apiVersion: 'berth.dev/v1alpha1',
     kind: 'ImageCacheEntry',
-    metadata: { name: 'guest', uid: 'entry-uid', generation: 1, creationTimestamp: '2030-01-01T00:00:00Z' },
+    metadata: {
+      name: 'guest',
+      namespace: NAMESPACE,
+      uid: 'entry-uid',
+      generation: 1,
+      creationTimestamp: '2030-01-01T00:00:00Z',
+    },
     spec: { reference: REFERENCE, targets: { all: true } },
   };
   #uids = 0;
@@ -99,12 +108,14 @@ export class World {
   observe(): ObservedEntry {
     return {
       entry: this.entry,
+      jobNamespace: NAMESPACE,
       reference: REFERENCE,
       image: resolveImage(this.entry, undefined),
       duplicateOf: undefined,
       hosts: new Map([...this.hosts].map(([name, host]) => [name, viewOf(name, host)])),
       freeSlots: (name) => (this.hosts.get(name)?.isFull === true ? 0 : 4),
       jobs: this.jobs,
+      credentials: [],
       lingering: new Set(),
       config,
       now: this.now,
@@ -131,12 +142,14 @@ export class World {
     if (crashes) {
       return { wrote: differs };
     }
-    this.jobs = this.jobs.filter((job) => !planned.deletes.includes(job));
+    const isStored = !differs || this.#heldSince === undefined;
+    const deletes = [...planned.deletes, ...(isStored ? planned.fetched : [])];
+    this.jobs = this.jobs.filter((job) => !deletes.includes(job));
     for (const start of planned.starts) {
       this.#create({ ...observed, entry: this.entry }, start);
     }
     this.isReleased = planned.isReleased;
-    return { wrote: differs || planned.deletes.length > 0 || planned.starts.length > 0 };
+    return { wrote: differs || deletes.length > 0 || planned.starts.length > 0 };
   }
 
   act(action: Action, pick: number): void {
@@ -214,6 +227,7 @@ export class World {
       digest: undefined,
       holds: false,
       isForgotten: false,
+      isUnknown: false,
     });
   }
 
@@ -230,12 +244,14 @@ export class World {
     const host = this.hosts.get(start.host);
     const isRefresh = start.row.refresh === true;
     if (start.type === 'cache') {
-      expect(host?.digest === undefined || isRefresh, 'no Job for a host that has the image').toBe(true);
+      const isDone = host?.digest !== undefined && host.holds && !host.isUnknown;
+      expect(!isDone || isRefresh, 'no Job for a host that keeps the image for the entry').toBe(true);
     }
     expect(this.entry.status?.holders ?? [], 'written down before it is done').toContain(start.host);
     this.#uids += 1;
     this.jobs.push({
       name,
+      namespace: NAMESPACE,
       uid: `job-${this.#uids}`,
       host: start.host,
       type: start.type,
@@ -296,7 +312,7 @@ export class World {
     if (first !== undefined) {
       const [name, host] = first;
       this.#away.delete(name);
-      this.hosts.set(name, { ...host, isForgotten: true });
+      this.hosts.set(name, { ...host, isForgotten: true, isUnknown: true });
     }
   }
 
@@ -322,7 +338,8 @@ export class World {
           if (action === 'succeed' || job.type === 'uncache') {
             this.#work(host, job);
           }
-          const outcome = { kind: 'succeeded', report: {}, finishedAt: timestamp(this.now) } as const;
+          const report = job.type === 'cache' ? { digest: host.digest ?? this.tagDigest } : {};
+          const outcome = { kind: 'succeeded', report, finishedAt: timestamp(this.now) } as const;
           this.#replace(job, { outcome });
         }
         break;
@@ -338,6 +355,9 @@ export class World {
 
   #work(host: SimulatedHost, job: SimulatedJob): void {
     host.holds = job.type === 'cache';
+    const row = this.row(job.host);
+    // The operator ignores the result of a Job of an earlier attempt.
+    host.isUnknown = row === undefined || job.attempt !== attemptKey(row);
     if (job.type === 'uncache') {
       host.digest = undefined;
     } else if (host.digest === undefined || job.isRefresh) {
@@ -383,7 +403,6 @@ function failedWith(reason: Reason, message: string): Pick<CacheJob, 'outcome'> 
 
 function viewOf(name: string, host: SimulatedHost): ObservedHost {
   const { tags, notReadySince, isCordoned, digest } = host;
-  const repository = REFERENCE.replace(/:1$/, '');
-  const images = digest === undefined ? [] : [[REFERENCE, `${repository}@${digest}`]];
-  return { name, tags, notReadySince, isCordoned, images };
+  const images = digest === undefined ? [] : [[digest]];
+  return { name, tags, notReadySince, isCordoned, isUsable: true, dedicatedTo: undefined, images };
 }

@@ -1,5 +1,6 @@
 import { pino } from 'pino';
 import { expect, it } from 'vitest';
+import { contentName } from '../../../api/v1alpha1/cachetargets.ts';
 import { Catalog, listedNames, namesLength } from './catalog.ts';
 import { Holders } from './holders.ts';
 import type { ImageId, StoreLayout, ImageMetadata } from './layout.ts';
@@ -61,11 +62,39 @@ it('the end of an entry that could not be saved is saved later, and until then t
   holders.add('entry/e', ID);
   await catalog.assign(image, ['x'], { architecture: 'amd64', holder: 'entry/e', tenant: 'team' });
   disk.isFull = true;
-  await expect(catalog.unenter('entry/e', image)).rejects.toThrow('full');
+  await expect(catalog.unenter('entry/e', image, 'team')).rejects.toThrow('full');
   expect(holders.imagesOf('entry/e')).toEqual([ID]);
   disk.isFull = false;
   await catalog.flush();
   expect(disk.saved.get(ID)).toMatchObject({ names: [], entries: [] });
+});
+
+it('the end of the last entry leaves an image to the other namespaces that used it', async () => {
+  const { holders, catalog, image } = newCatalog();
+  for (const tenant of ['team', 'other']) {
+    const holder = `entry/${tenant}` as const;
+    holders.add(holder, ID);
+    await catalog.assign(image, ['x'], { architecture: 'amd64', holder, tenant });
+  }
+  await catalog.unenter('entry/team', image, 'team');
+  expect(holders.isHeld(ID)).toBe(true);
+  await catalog.assign(image, ['x'], { architecture: 'amd64', holder: 'machine/a', tenant: 'third' });
+  await catalog.unenter('entry/other', image, 'other');
+  expect(image.metadata).toMatchObject({ names: ['x'], entries: [], tenants: ['team', 'third'] });
+});
+
+it('a Node lists the images of entries of all namespaces in turn, and then the other images', () => {
+  const { catalog, image, other } = newCatalog();
+  const add = (id: ImageId, digest: string, about: Partial<ImageMetadata>) =>
+    catalog.add(id, { ...image.metadata, names: ['x'], digest, entries: ['e'], ...about });
+  other.metadata.names = [];
+  add('file/large', 'large', { tenants: ['greedy'], sizeBytes: 9 });
+  add('file/next', 'next', { tenants: ['greedy'], sizeBytes: 8 });
+  add('file/free', 'free', { tenants: ['other'], entries: [], sizeBytes: 7 });
+  add('file/small', 'small', { tenants: ['modest'], sizeBytes: 1 });
+  expect(catalog.list().map(({ names }) => names)).toEqual(
+    ['large', 'small', 'next', 'free'].map((digest) => [contentName(digest)]),
+  );
 });
 
 it('an image that cannot be saved does not prevent the assignment of others, is logged once, and is saved later', async () => {
@@ -126,13 +155,17 @@ function listed(names: string[], repositories: string[] = [], images = 1): strin
   return listedNames({ ...METADATA, names, repositories: origins }, namesLength(images));
 }
 
-it('lists references, Image objects and digests', () => {
-  const names = ['berth.dev/platform-ci/base', 'registry.example/base:1'];
+it('lists digests, and references of images that everybody may fetch, but no names of Images and no other references', () => {
+  const names = ['berth.dev/platform-ci/base', 'iso berth.dev/platform-ci/disc', 'registry.example/base:1'];
   expect(listed(names, ['registry.example/base'])).toEqual([
+    contentName(DIGEST),
     'registry.example/base:1',
-    `berth.dev/platform-ci/base@${DIGEST}`,
     `registry.example/base@${DIGEST}`,
   ]);
+  const repositories = [{ name: 'registry.example/base', open: false, digests: [DIGEST] }];
+  expect(listedNames({ ...METADATA, names, repositories }, namesLength(1))).toEqual([contentName(DIGEST)]);
+  const insecure = ['insecure!platform-ci/registry.example/base:1'];
+  expect(listed(insecure, ['registry.example/base'])).toEqual([contentName(DIGEST)]);
 });
 
 it.each([1, 50, IMAGES_OF_NODE, 1_000])(
@@ -140,28 +173,17 @@ it.each([1, 50, IMAGES_OF_NODE, 1_000])(
   (images) => {
     const long = Array.from({ length: 64 }, (_, index) => `registry.example/${index}${'x'.repeat(400)}`);
     const first = 'registry.example/first:1';
-    const names = listed([first, ...long.map((name) => `${name}:1`)], long, images);
-    expect(names[0]).toBe(first);
+    const origins = ['registry.example/first', ...long];
+    const names = listed([first, ...long.map((name) => `${name}:1`)], origins, images);
+    expect(names.slice(0, 2)).toEqual([contentName(DIGEST), first]);
     expect(JSON.stringify(names).length * Math.min(images, IMAGES_OF_NODE)).toBeLessThan(OBJECT_BYTES);
   },
 );
 
-it('all names of usual length are listed, because caches find an image by its name and digest', () => {
-  const namespaces = Array.from(
-    { length: 63 },
-    (_, index) => `berth.dev/platform-team-${index}/macos-with-xcode`,
-  );
-  const repository = 'registry.example/desktops/macos-with-xcode';
-  const names = listed([`${repository}:1`, ...namespaces], [repository], 50);
-  expect(names).toHaveLength(65);
-  expect(names).toContain(`${repository}@${DIGEST}`);
-});
-
-it('the names of many Images do not displace the digest of the index, which Images on hosts of all platforms share', () => {
+it('long references do not displace the digest of the index, which hosts of all platforms share', () => {
   const index = `sha256:${'b'.repeat(64)}`;
-  const names = Array.from({ length: 64 }, (_, number) => `berth.dev/platform-${number}/base`);
+  const names = Array.from({ length: 64 }, (_, tag) => `registry.example/base:${tag}${'x'.repeat(100)}`);
   const repositories = [{ name: 'registry.example/base', open: true, digests: [DIGEST, index] }];
   const shown = listedNames({ ...METADATA, names, repositories }, namesLength(IMAGES_OF_NODE));
-  expect(shown).toContain(`registry.example/base@${index}`);
-  expect(shown).toContain(`berth.dev/platform-0/base@${DIGEST}`);
+  expect(shown.slice(0, 3)).toEqual([contentName(DIGEST), contentName(index), names[0]]);
 });

@@ -3,6 +3,7 @@
  * them. It also determines the order in which images are removed when disk space is needed, and which images a Node lists.
  */
 import type { Logger } from 'pino';
+import { contentName } from '../../../api/v1alpha1/cachetargets.ts';
 import { Serial } from '../../../base/concurrency.ts';
 import type { Holder, Holders } from './holders.ts';
 import type { ImageFormat } from './inspect.ts';
@@ -188,16 +189,17 @@ export class Catalog {
   }
 
   /**
-   * Records that a cache entry no longer needs this image. If no other cache entry needs the image, the function also removes the image's
-   * names from the catalog. If the metadata cannot be written, the entry still holds the image. A repeated removal of the entry then writes
+   * Records that a cache entry of the namespace `tenant` no longer needs this image. If no other cache entry needs the image, and no other
+   * namespace used it, the function also removes the image's names from the catalog. If the metadata cannot be written, the entry still holds the image. A repeated removal of the entry then writes
    * the metadata again.
    */
-  async unenter(holder: Holder, stored: CatalogEntry): Promise<void> {
+  async unenter(holder: Holder, stored: CatalogEntry, tenant: string): Promise<void> {
     const { metadata, id } = stored;
     metadata.entries = metadata.entries.filter((entry) => `${ENTRY}${entry}` !== holder);
     this.#holders.drop(holder, id);
     if (!this.#holders.isWanted(id)) {
-      metadata.names = [];
+      metadata.names = isOf(stored, tenant) ? [] : metadata.names;
+      metadata.tenants = metadata.tenants.filter((one) => one !== tenant);
     }
     try {
       await this.save(stored);
@@ -251,6 +253,13 @@ export class Catalog {
   evictable(): CatalogEntry[] {
     return this.all()
       .filter(({ id, metadata }) => metadata.sizeBytes > 0 && !this.#holders.isHeld(id))
+      .toSorted((a, b) => a.usedAt - b.usedAt);
+  }
+
+  /** Returns the images that only cache entries need, the least recently used image first. */
+  kept(): CatalogEntry[] {
+    return this.all()
+      .filter(({ id }) => this.#holders.isWanted(id) && !this.#holders.isUsed(id))
       .toSorted((a, b) => a.usedAt - b.usedAt);
   }
 
@@ -313,6 +322,11 @@ export class Catalog {
   }
 }
 
+/** Returns whether no other namespace than `tenant` has used the image. */
+export function isOf({ metadata }: CatalogEntry, tenant: string): boolean {
+  return metadata.tenants.every((one) => one === tenant);
+}
+
 /**
  * Returns the names without one name, if they are too many: the oldest name of the owner with the most names. So many tags of one owner
  * displace no name of another owner.
@@ -325,12 +339,14 @@ function limited(names: readonly string[]): string[] {
 
 /** Returns the part of a name that stands for its owner: a host with the first part of a path, or the namespace of an Image. */
 function ownerOf(name: string): string {
-  const untagged = name.replace(/[:@][^/]*$/, '');
-  return untagged.split('/').slice(0, 2).join('/');
+  return untagged(name).split('/').slice(0, 2).join('/');
 }
 
-/** Prefix of the names of Image and ISO objects. All other names are references, which begin with the host of a registry. */
-const OBJECT = 'berth.dev/';
+/** Returns a reference without its tag or digest. */
+function untagged(name: string): string {
+  return name.replace(/[:@][^/]*$/, '');
+}
+
 /** Mark at the beginning of an ISO object's name in the store. */
 const ISO_MARK = 'iso ';
 /**
@@ -341,46 +357,56 @@ const ISO_MARK = 'iso ';
 const LIST_LENGTH = 800_000;
 const IMAGE_LENGTH = 16_000;
 /**
- * Largest length of the names with a digest in a repository. Other names cannot displace them, because the operator compares digests.
- * Without the digest of the index, an Image for several platforms would never count as cached. The limit has room for all digests of one
- * repository.
+ * Largest length of the digests of one image. References cannot displace them, because the operator compares digests. Without the digest of
+ * the index, an Image for several platforms would never count as cached.
  */
 const DIGESTS_LENGTH = 2_500;
 
 export interface StoredImage {
-  /** Names as in `Node.status.images`: normalised reference, `repository@digest`, and `berth.dev/NAMESPACE/NAME@digest`. */
+  /** Names as in `Node.status.images`: digests, and references of images that everybody may fetch. */
   names: string[];
   sizeBytes: number;
 }
 
 /**
  * Returns the name under which the store keeps the content of an ISO object. An Image and an ISO can have the same name. In the store a name
- * belongs to one content, so without the mark each of them would take the name from the other. A Node lists the name without the mark.
+ * belongs to one content, so without the mark each of them would take the name from the other.
  */
 export function nameOfISO(name: string): string {
   return `${ISO_MARK}${name}`;
 }
 
 /**
- * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. The other
- * images follow. In each of these two groups, larger images come first, and images of equal size are in the order of their names.
+ * Returns the images that have names. Images of cache entries come first, because a Node lists only a limited number of images. Among them,
+ * namespaces take turns, so that the entries of one displace none of another. The other images follow. Larger images come first, and images
+ * of equal size are in the order of their names.
  */
 function listedImages(images: readonly ImageMetadata[]): StoredImage[] {
   const length = namesLength(images.length);
-  const listed = images.map((metadata) => ({
-    names: listedNames(metadata, length),
-    sizeBytes: metadata.sizeBytes,
-    wanted: metadata.entries.length > 0,
-  }));
-  return listed
+  const listed = images
+    .map((metadata) => ({ metadata, names: listedNames(metadata, length) }))
     .filter(({ names }) => names.length > 0)
     .toSorted(
       (a, b) =>
-        Number(b.wanted) - Number(a.wanted) ||
-        b.sizeBytes - a.sizeBytes ||
-        (a.names[0] ?? '').localeCompare(b.names[0] ?? ''),
-    )
-    .map(({ names, sizeBytes }) => ({ names, sizeBytes }));
+        b.metadata.sizeBytes - a.metadata.sizeBytes || (a.names[0] ?? '').localeCompare(b.names[0] ?? ''),
+    );
+  const ranks = ranksOf(listed.map(({ metadata }) => metadata).filter(({ entries }) => entries.length > 0));
+  const rankOf = ({ metadata }: { metadata: ImageMetadata }) =>
+    ranks.get(metadata) ?? Number.MAX_SAFE_INTEGER;
+  return listed
+    .toSorted((a, b) => rankOf(a) - rankOf(b))
+    .map(({ names, metadata: { sizeBytes } }) => ({ names, sizeBytes }));
+}
+
+/** Returns for each image how many images of the same namespace come before it. An image of several namespaces has the least number. */
+function ranksOf(images: readonly ImageMetadata[]): ReadonlyMap<ImageMetadata, number> {
+  const counts = new Map<string, number>();
+  const ranks = new Map<ImageMetadata, number>();
+  for (const image of images) {
+    ranks.set(image, Math.min(...image.tenants.map((tenant) => counts.get(tenant) ?? 0)));
+    image.tenants.forEach((tenant) => counts.set(tenant, (counts.get(tenant) ?? 0) + 1));
+  }
+  return ranks;
 }
 
 /** Returns how many characters the names of one image may have together. `images` is the number of images on the host. */
@@ -389,20 +415,23 @@ export function namesLength(images: number): number {
 }
 
 /**
- * Returns the names as in `Node.status.images`. If the names are longer than `length` together, the newest names of Image objects are left
- * out first, then the newest references. If the names with a digest are too long, those of the newest repositories are left out.
+ * Returns the names as in `Node.status.images`. Everybody who reads Nodes sees them, so they tell neither the names of Image objects nor the
+ * references of images for which a registry asked for credentials. The digests come first. If the names are longer than `length` together,
+ * the newest references are left out.
  */
 export function listedNames({ names, digest, repositories }: ImageMetadata, length: number): string[] {
   if (names.length === 0) {
     return [];
   }
-  const plain = names.map((name) => (name.startsWith(ISO_MARK) ? name.slice(ISO_MARK.length) : name));
-  const references = plain.filter((name) => !name.startsWith(OBJECT));
-  const objects = plain.filter((name) => name.startsWith(OBJECT)).map((name) => `${name}@${digest}`);
-  const pinned = repositories.flatMap(({ name, digests }) => digests.map((one) => `${name}@${one}`));
-  const digests = within(DIGESTS_LENGTH, pinned);
-  const left = length - digests.join('').length;
-  return [...new Set([...within(left, [...references, ...objects]), ...digests])];
+  const digests = [digest, ...repositories.flatMap((one) => one.digests)];
+  const contents = within(DIGESTS_LENGTH, [...new Set(digests)].map(contentName));
+  const open = new Map(repositories.filter((one) => one.open).map((one) => [one.name, one.digests]));
+  const references = names.filter((name) => open.has(untagged(name)));
+  const pinned = references.flatMap((name) => {
+    const repository = untagged(name);
+    return (open.get(repository) ?? []).map((one) => `${repository}@${one}`);
+  });
+  return [...contents, ...within(length - DIGESTS_LENGTH, [...new Set([...references, ...pinned])])];
 }
 
 /** Returns the first names, which have at most `length` characters together. */

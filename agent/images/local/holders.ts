@@ -88,6 +88,11 @@ export class Holders {
     return this.#some(id, isEntry);
   }
 
+  /** Returns whether a machine or task needs the image. */
+  isUsed(id: ImageId): boolean {
+    return this.#some(id, (holder) => !isEntry(holder));
+  }
+
   /** Returns whether a machine or task has not yet completed its fetch or clone of the image. */
   isDeploying(id: ImageId): boolean {
     return this.#some(id, (_, { deploying }) => deploying);

@@ -22,7 +22,7 @@ async function prepared(): Promise<{ data: string; layout: StoreLayout }> {
 it('the budget is for images: the copy of a task needs none of it, and takes none of it', async () => {
   const { data, layout } = await prepared();
   const held = [{ metadata: { tenants: [], sizeBytes: 10 * MEBIBYTE } }];
-  const catalog = { all: () => held, evictable: () => [] } as unknown as Catalog;
+  const catalog = { all: () => held, evictable: () => [], kept: () => [] } as unknown as Catalog;
   const onEviction = (): void => undefined;
   const space = new Space({ layout, catalog, logger, budget: 15 * MEBIBYTE, minimumFree: 0, onEviction });
   const { signal } = new AbortController();
@@ -42,7 +42,12 @@ it('the budget ends a fetch that takes more than it reserved, if no image can be
   onTestFinished(() => void vi.useRealTimers());
   const { layout } = await prepared();
   const images = [{ metadata: { tenants: [], sizeBytes: 10 * MEBIBYTE } }];
-  const catalog = { all: () => images, evictable: () => images, discard: async () => void images.pop() };
+  const catalog = {
+    all: () => images,
+    evictable: () => images,
+    kept: () => [],
+    discard: async () => void images.pop(),
+  };
   const options = { layout, logger, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
   const space = new Space({ ...options, budget: 15 * MEBIBYTE, minimumFree: 0 });
   const aborted = new Set<string>();
@@ -98,7 +103,12 @@ it('announced bytes remove no image: the images go when the bytes arrive, and as
   onTestFinished(() => void vi.useRealTimers());
   const { layout } = await prepared();
   const images = Array.from({ length: 28 }, () => ({ metadata: { tenants: [], sizeBytes: MEBIBYTE } }));
-  const catalog = { all: () => images, evictable: () => [...images], discard: async () => void images.pop() };
+  const catalog = {
+    all: () => images,
+    evictable: () => [...images],
+    kept: () => [],
+    discard: async () => void images.pop(),
+  };
   const options = { layout, logger, catalog: catalog as unknown as Catalog, onEviction: () => undefined };
   const space = new Space({ ...options, budget: 30 * MEBIBYTE, minimumFree: 0 });
   const { signal } = new AbortController();
@@ -141,4 +151,31 @@ it('images that nobody needs go until disk pressure can end, because a host with
   const minimumFree = (bavail * bsize) / 1.1;
   await new Space({ layout, catalog, logger, minimumFree, onEviction: () => undefined }).tidy();
   expect(images).toEqual([]);
+});
+
+it('the entries of a namespace keep more than its share only while no other namespace needs the space', async () => {
+  const { layout } = await prepared();
+  const kept = [1, 2].map(() => ({ metadata: { tenants: ['greedy'], sizeBytes: 4 * MEBIBYTE } }));
+  const shared = { metadata: { tenants: ['greedy', 'other'], sizeBytes: 2 * MEBIBYTE } };
+  const images = [shared, ...kept];
+  const catalog = {
+    all: () => images,
+    evictable: () => [],
+    kept: () => [...images],
+    discard: async (one: typeof shared) => void images.splice(images.indexOf(one), 1),
+  } as unknown as Catalog;
+  const options = { layout, logger, catalog, onEviction: () => undefined };
+  const space = new Space({ ...options, budget: 10 * MEBIBYTE, minimumFree: 0 });
+  const fetched = async (tenant: string): Promise<string> => {
+    const { folder } = layout.partial(tenant);
+    return await space.within(
+      { folder, tenant, bytes: 3 * MEBIBYTE },
+      AbortSignal.any([]),
+      async () => 'done',
+    );
+  };
+  await expect(fetched('greedy')).rejects.toMatchObject({ reason: 'DiskFull' });
+  expect(images).toHaveLength(3);
+  expect(await fetched('modest')).toBe('done');
+  expect(images).toEqual([shared, kept[1]]);
 });

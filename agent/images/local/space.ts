@@ -218,12 +218,38 @@ export class Space {
       return [];
     }
     const shares = await this.#meter.sharesWith(claim);
-    const removable = shares.removable(claim.tenant ?? '', await this.#evictables(claim));
+    const removable = [
+      ...shares.removable(claim.tenant ?? '', await this.#evictables(claim)),
+      ...this.#keptInExcess(claim, shares),
+    ];
     if (sum(removable.map(sizeOf)) < lack.lacking) {
       this.#endExcess(claim, shares);
       throw this.#full(claim, lack);
     }
     return removable;
+  }
+
+  /**
+   * Returns images that only cache entries need, of tenants that use more than their share, if the tenant of the claim uses less. Otherwise
+   * the entries of one namespace could fill a host.
+   */
+  #keptInExcess({ tenant = '' }: SpaceClaim, shares: Shares): Evictable[] {
+    const { catalog, onEviction } = this.#options;
+    const isInExcess = ({ tenants }: CatalogEntry['metadata']): boolean =>
+      tenants.length > 0 && tenants.every((one) => shares.excess(one) > 0);
+    const kept = shares.excess(tenant) > 0 ? [] : catalog.kept();
+    return kept
+      .filter(({ metadata }) => isInExcess(metadata))
+      .map((stored) => ({
+        tenants: stored.metadata.tenants,
+        sizeBytes: stored.metadata.sizeBytes,
+        remove: async () => {
+          if (catalog.kept().includes(stored)) {
+            onEviction();
+            await catalog.discard(stored);
+          }
+        },
+      }));
   }
 
   /**

@@ -85,7 +85,9 @@ export class RegistryImage implements SourceImage {
     // Other namespaces can find an image by the name of its Image object. So an image that came over an insecure connection does not get
     // this name.
     const object = name === undefined || this.#scope !== '' ? [] : [name];
-    this.names = [`${this.#scope}${formatReference(reference)}`, ...object];
+    // The Node lists the references of images that everybody may fetch. The reference of an Image object can be an address in the image
+    // storage, which tells the name and namespace of the object.
+    this.names = object.length > 0 ? object : [`${this.#scope}${formatReference(reference)}`];
   }
 
   async ensure(): Promise<CatalogEntry> {

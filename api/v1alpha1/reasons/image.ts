@@ -115,7 +115,7 @@ export const IMAGE_REASONS = {
     todo: 'Correct the entry that the message names',
   },
   RegistryEntryIgnored: {
-    seen: { VM: ['Event'], Image: ['Event'] },
+    seen: { VM: ['Event'], Image: ['Event'], ImageCacheEntry: ['Event'] },
     class: 'mendable',
     by: 'operator',
     says: 'An entry of the ConfigMap `berth-registries` is wrong, so its credential is not used',

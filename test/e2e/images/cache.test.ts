@@ -3,6 +3,7 @@ import { mkdtemp, rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, test } from 'vitest';
+import { contentName } from '../../../api/v1alpha1/cachetargets.ts';
 import { TASK_ANNOTATION } from '../../../api/v1alpha1/names.ts';
 import { NODES, PODS, SECRETS } from '../../../kube/core.ts';
 import { IMAGES } from '../../../api/v1alpha1/resources.ts';
@@ -33,7 +34,7 @@ beforeAll(async () => {
     hosts: { one: '127.0.0.1', two: '127.0.0.2' },
     images: { allowLoopbackHttp: true, registries: [{ host: registry.host, caFile: registry.caFile }] },
   });
-  await Promise.all([NAMESPACE, 'berth-system'].map(makeSecret));
+  await makeSecret();
   entries = new CacheEntries(world.cluster);
 }, SET_UP_MILLISECONDS);
 
@@ -46,9 +47,9 @@ afterAll(async () => {
   }
 });
 
-async function makeSecret(namespace: string): Promise<void> {
+async function makeSecret(): Promise<void> {
   await world.cluster.client().create(SECRETS, {
-    metadata: { name: 'pull', namespace },
+    metadata: { name: 'pull', namespace: NAMESPACE },
     type: 'kubernetes.io/dockerconfigjson',
     stringData: { '.dockerconfigjson': registry.dockerConfigJson() },
   });
@@ -57,26 +58,31 @@ async function makeSecret(namespace: string): Promise<void> {
 /** Creates an Image, which a Job fetches to one host. Resolves with the name of the other host. */
 async function fetchedTo(name: string): Promise<string> {
   await createImage(world.cluster, name, { http: downloads.next() });
-  await waitFor(
+  const digest = await waitFor(
     `Image ${name} to be Ready`,
     async () => {
       const image = await world.cluster.client().get(IMAGES, { namespace: NAMESPACE, name });
-      return image.status?.phase === 'Ready';
+      return image.status?.phase === 'Ready' && image.status.digest;
     },
     STEP,
   );
   const listing = await waitFor(`a host to list Image ${name}`, async () => {
     const hosts = await Promise.all(
-      ['one', 'two'].map(async (host) => ((await lists(host, name)) ? host : '')),
+      ['one', 'two'].map(async (host) => ((await lists(host, digest)) ? host : '')),
     );
     return hosts.find((host) => host !== '');
   });
   return listing === 'one' ? 'two' : 'one';
 }
 
-async function lists(host: string, image: string): Promise<boolean> {
+/** Returns whether the Node lists the content with this digest. */
+async function lists(host: string, digest: string): Promise<boolean> {
   const { status } = await world.cluster.client().get(NODES, { name: host });
-  return status?.images?.some(({ names }) => names?.some((name) => name.includes(`/${image}`))) ?? false;
+  return status?.images?.some(({ names }) => names?.includes(contentName(digest))) ?? false;
+}
+
+async function digestOf(name: string): Promise<string> {
+  return (await entries.get(name)).status?.digest ?? '';
 }
 
 /** Waits until the agent removes the image and has not finished. */
@@ -84,7 +90,7 @@ async function untilRemoving(host: string): Promise<void> {
   await waitFor(
     `a removal on ${host} to be under way`,
     async () => {
-      const { items } = await world.cluster.client().list(PODS, { namespace: 'berth-system' });
+      const { items } = await world.cluster.client().list(PODS, { namespace: NAMESPACE });
       return items.some(({ metadata, spec, status }) => {
         const isRemoval = metadata.annotations?.[TASK_ANNOTATION]?.includes('"uncache"') ?? false;
         return isRemoval && spec.nodeName === host && status?.phase === 'Running';
@@ -103,8 +109,8 @@ test(
       targets: { all: true },
     });
     await entries.waitUntilCached('desktop', 2, STEP);
-    expect(await lists(other, 'desktop')).toBe(true);
-    const { stdout } = await world.cluster.kubectl(['get', 'ice', 'desktop']);
+    expect(await lists(other, await digestOf('desktop'))).toBe(true);
+    const { stdout } = await world.cluster.kubectl(['get', 'ice', 'desktop', '-n', NAMESPACE]);
     expect(stdout).toMatch(/^desktop +berth\.dev\/platform-default\/desktop\S* .*2/m);
     // From now on the web server answers each request only by half.
     downloads.holdBack();
@@ -125,6 +131,7 @@ test(
     const targets = { nodes: ['one'] };
     await entries.create('private', { reference, targets, pullSecretName: 'pull' });
     await entries.waitUntilCached('private', 1, STEP);
+    const digest = await digestOf('private');
     // A new agent has not stored for whom the registry opens the image.
     const agent = world.host('one');
     await agent.stop();
@@ -145,11 +152,11 @@ test(
       (entry) => rowOf(entry, 'one')?.state === 'Removing',
       STEP,
     );
-    expect(await lists('one', 'team/guest')).toBe(true);
+    expect(await lists('one', digest)).toBe(true);
     registry.traffic.release();
     await world.vms.waitForPhase('patient', 'Running', undefined, BOOT);
     await entries.waitUntilGone('private', STEP);
-    await waitFor('the host not to list it any more', async () => !(await lists('one', 'team/guest')), STEP);
+    await waitFor('the host not to list it any more', async () => !(await lists('one', digest)), STEP);
     expect((await world.vms.get('patient')).status?.phase).toBe('Running');
   },
   TEST_MILLISECONDS,

@@ -45,8 +45,6 @@ beforeAll(async () => {
   });
   await makeSecret(NAMESPACE, 'right', registry.dockerConfigJson());
   await makeSecret(NAMESPACE, 'wrong', registry.dockerConfigJson('guessed'));
-  await makeSecret('berth-system', 'right', registry.dockerConfigJson());
-  await makeSecret('berth-system', 'wrong', registry.dockerConfigJson('guessed'));
 }, SET_UP_MILLISECONDS);
 
 afterAll(async () => {
@@ -102,7 +100,7 @@ async function tell(name: string, reference: string, secret = 'right'): Promise<
   });
   const targets = { all: true };
   await client.create(IMAGE_CACHE_ENTRIES, {
-    metadata: { name },
+    metadata: { name, namespace: NAMESPACE },
     spec: { reference, targets, pullSecretName: secret },
   });
   const vm = await world.vms.waitForVM(
@@ -122,14 +120,14 @@ async function tell(name: string, reference: string, secret = 'right'): Promise<
   const row = await waitFor(
     `ImageCacheEntry ${name} to have a failed host`,
     async () => {
-      const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name });
+      const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name, namespace: NAMESPACE });
       return status?.nodes?.find(({ state }) => state === 'Failed');
     },
     STEP,
   );
   const { reason, message } = vm.status?.failure ?? conditionOf(vm, 'ImageReady') ?? {};
   await world.kubectl('delete', '--wait=false', 'vm', name);
-  await client.delete(IMAGE_CACHE_ENTRIES, { name });
+  await client.delete(IMAGE_CACHE_ENTRIES, { name, namespace: NAMESPACE });
   return {
     vm: `${reason}: ${message}`,
     image: `${image.reason}: ${image.message}`,
@@ -228,18 +226,18 @@ test(
     await world.makeVM('large', { image: reference, imagePullSecrets, placement: { node: 'small' } });
     const client = world.cluster.client();
     const spec = { reference, targets: { nodes: ['small'] }, pullSecretName: 'right' };
-    await client.create(IMAGE_CACHE_ENTRIES, { metadata: { name: 'large' }, spec });
+    await client.create(IMAGE_CACHE_ENTRIES, { metadata: { name: 'large', namespace: NAMESPACE }, spec });
     const full = { status: 'False', reason: 'DiskFull' } as const;
     const { message } = await world.vms.waitForCondition('large', 'ImageReady', full, STEP);
     expect(message).toMatch(/needs \d+ bytes, and this host has too little disk space for it/);
     const row = await waitFor('the entry to say so', async () => {
-      const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name: 'large' });
+      const { status } = await client.get(IMAGE_CACHE_ENTRIES, { name: 'large', namespace: NAMESPACE });
       return status?.nodes?.find(
         ({ node, message: reported }) => node === 'small' && reported?.includes('DiskFull'),
       );
     });
     expect(row.message).toMatch(/needs \d+ bytes, and this host has too little disk space for it/);
-    await client.delete(IMAGE_CACHE_ENTRIES, { name: 'large' });
+    await client.delete(IMAGE_CACHE_ENTRIES, { name: 'large', namespace: NAMESPACE });
     await world.kubectl('delete', '--wait=false', 'vm', 'large');
   },
   TEST_MILLISECONDS,

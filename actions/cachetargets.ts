@@ -1,6 +1,6 @@
 /** Adds single hosts to the targets of an ImageCacheEntry, or removes single hosts from the targets. All functions are pure. */
-import type { CacheTargets } from '../v1alpha1/cachetargets.ts';
-import { CACHE_NODES_LIMIT } from '../v1alpha1/names.ts';
+import type { CacheTargets } from '../api/v1alpha1/cachetargets.ts';
+import { CACHE_NODES_LIMIT } from '../api/v1alpha1/names.ts';
 
 export interface CacheHost {
   readonly name: string;

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
-import type { CacheTargets } from '../v1alpha1/cachetargets.ts';
-import { isEmpty, withHosts, withoutHosts, withoutNames } from './cachehosts.ts';
+import type { CacheTargets } from '../api/v1alpha1/cachetargets.ts';
+import { isEmpty, withHosts, withoutHosts, withoutNames } from './cachetargets.ts';
 
 const host = { name: 'host-1', tags: new Set(['fast']) };
 
