@@ -23,6 +23,7 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'vm exec': 'build -- uname -a',
   'vm console': 'build',
   'vm logs': 'build -f --tail 50',
+  'vm screenshot': 'build build.png',
   'vm port-forward': 'build 8080:80 :vnc',
   'vm ssh': 'build -u debian -- uptime',
   'vm scp': '-r results build:/tmp/',

@@ -13,8 +13,14 @@ import { SERVERS_BY_NODE } from '../host/power.ts';
 import { hostStateChanged, PODS_BY_NODE } from '../host/observe.ts';
 import type { Power, PowerError } from './drivers/driver.ts';
 import { awaitedOn } from '../../api/v1alpha1/machine.ts';
-import { CORDONED_FOR_ANNOTATION, EMULATOR_UID_LABEL, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import {
+  CORDONED_FOR_ANNOTATION,
+  EMULATOR_UID_LABEL,
+  TASK_ANNOTATION,
+  VM_UID_LABEL,
+} from '../../api/v1alpha1/names.ts';
 import { desiredOf, hasEnded, isMachineOff } from '../podbacked/pod.ts';
+import { holdsSlot } from '../tasks/placement.ts';
 import type { Controller } from '../../kube/controller.ts';
 import { equal } from '../../kube/mergepatch.ts';
 
@@ -52,6 +58,8 @@ export interface ObservedServer {
   readonly node: Readonly<Node> | undefined;
   /** Number of machines that run on the host. */
   readonly machines: number;
+  /** Number of machines on the host in any state, and of its tasks, as far as the source of the Pods has them. */
+  readonly carried: number;
   /** Current time in milliseconds since the epoch. */
   readonly now: number;
 }
@@ -65,16 +73,17 @@ export interface ServerSources {
   readonly emulatorPods: Informer<Pod>;
 }
 
-/** Returns the host of a Server and the number of its machines, from the caches. */
-export function cachedHost(
-  sources: ServerSources,
-  { spec: { nodeName } }: Readonly<Server>,
-): Pick<ObservedServer, 'node' | 'machines'> {
+type HostOfServer = Pick<ObservedServer, 'node' | 'machines' | 'carried'>;
+
+const NO_HOST: HostOfServer = { node: undefined, machines: 0, carried: 0 };
+
+/** Returns the host of a Server and the number of its machines, from the caches, which have no tasks. */
+export function cachedHost(sources: ServerSources, { spec: { nodeName } }: Readonly<Server>): HostOfServer {
   if (nodeName === undefined) {
-    return { node: undefined, machines: 0 };
+    return NO_HOST;
   }
   const node = sources.nodes.cache.get(nodeName);
-  return { node, machines: runningMachines(node, podsOn(sources, nodeName)) };
+  return hostOf(node, podsOn(sources, nodeName));
 }
 
 /** Returns the Pods of machines on a host, from the caches. */
@@ -89,13 +98,13 @@ export function podsOn(
 export async function currentHost(
   { client }: Pick<ServerSources, 'client'>,
   { spec: { nodeName } }: Readonly<Server>,
-): Promise<Pick<ObservedServer, 'node' | 'machines'>> {
+): Promise<HostOfServer> {
   if (nodeName === undefined) {
-    return { node: undefined, machines: 0 };
+    return NO_HOST;
   }
   const node = await unlessMissing(client.get(NODES, { name: nodeName }));
   const { items } = await client.list(PODS, { fieldSelector: `spec.nodeName=${nodeName}` });
-  return { node, machines: runningMachines(node, items) };
+  return hostOf(node, items);
 }
 
 /** Returns the older Server that has one of the addresses or the Node of this Server, as a problem. */
@@ -131,6 +140,18 @@ function olderOf(
 export function isOlder({ metadata: a }: Readonly<Server>, { metadata: b }: Readonly<Server>): boolean {
   const [first, second] = [a.creationTimestamp ?? '', b.creationTimestamp ?? ''];
   return first === second ? a.name < b.name : first < second;
+}
+
+function hostOf(node: Readonly<Node> | undefined, pods: readonly Readonly<Pod>[]): HostOfServer {
+  const machines = runningMachines(node, pods);
+  return { node, machines, carried: Math.max(machines, pods.filter(isCarried).length) };
+}
+
+/** Returns true for the Pod of a machine in any state, because its disk can be needed, and for the Pod of a task that has not ended. */
+function isCarried(pod: Readonly<Pod>): boolean {
+  const { labels = {}, annotations = {} } = pod.metadata;
+  const isMachine = [VM_UID_LABEL, EMULATOR_UID_LABEL].some((label) => labels[label] !== undefined);
+  return isMachine || (annotations[TASK_ANNOTATION] !== undefined && holdsSlot(pod));
 }
 
 /**

@@ -39,6 +39,7 @@ function look(
     canReboot: false,
     node: CORDONED,
     machines: 0,
+    carried: 0,
     now: NOW,
     ...rest,
   };
@@ -224,8 +225,8 @@ describe('a host that Berth switched off', () => {
 describe('a host with machines', () => {
   const NOW = Date.parse('2030-01-01T00:00:00Z');
 
-  /** Returns the result of Off on a host with one machine. */
-  function resultOf(whenOccupied: 'Refuse' | 'Force' | 'Wait' | undefined, by: string) {
+  /** Returns the result of Off on a host with one machine, of which this many run. */
+  function resultOf(whenOccupied: 'Refuse' | 'Force' | 'Wait' | undefined, by: string, machines = 1) {
     const action = {
       id: 'a',
       action: 'Off',
@@ -239,7 +240,7 @@ describe('a host with machines', () => {
       status: { lastAction: action },
     } as unknown as Server;
     const node = { metadata: { name: 'rack' }, spec: { unschedulable: true } };
-    return leave({ server, node, machines: 1, now: NOW } as unknown as ObservedServer, action, 'Off')
+    return leave({ server, node, machines, carried: 1, now: NOW } as unknown as ObservedServer, action, 'Off')
       .lastAction?.result;
   }
 
@@ -251,5 +252,10 @@ describe('a host with machines', () => {
       expect(resultOf(whenOccupied, 'power by demand')).toBe('Refused');
       expect(resultOf(whenOccupied, 'power by demand, after 2 failed starts')).toBe('Refused');
     }
+  });
+
+  it('a stopped VM forbids the end of its host to power by demand alone', () => {
+    expect(resultOf(undefined, 'admin', 0)).toBe('Running');
+    expect(resultOf(undefined, 'power by demand', 0)).toBe('Refused');
   });
 });

@@ -132,7 +132,7 @@ export function leave(observed: ObservedServer, action: LastAction, command: Pow
   if (observed.server.spec.nodeName === undefined) {
     return send(observed, action, command);
   }
-  const waiting = observed.machines > 0 ? occupiedPlan(observed, action) : undefined;
+  const waiting = occupants(observed, action) > 0 ? occupiedPlan(observed, action) : undefined;
   const isOver = waiting?.lastAction?.completedAt !== undefined;
   return isOver ? waiting : (cordonedPlan(observed, waiting) ?? send(observed, action, command));
 }
@@ -148,6 +148,14 @@ function occupiedPlan(observed: ObservedServer, action: LastAction): ServerPlan 
     default:
       return end(observed, action, 'Refused', occupiedText(observed));
   }
+}
+
+/**
+ * Returns the number of machines that forbid the action. For power by demand, these are machines in any state and tasks, because a host with
+ * the disk of a stopped VM stays reachable. Such a VM can have come since the policy looked at the host.
+ */
+function occupants({ machines, carried }: ObservedServer, action: LastAction): number {
+  return isByDemand(action) ? carried : machines;
 }
 
 /** Power by demand never ends a machine, and does not wait for its end: another machine can have begun since it looked at the host. */
@@ -187,8 +195,11 @@ function waitForMachines(observed: ObservedServer, action: LastAction): ServerPl
 }
 
 /** Says how many machines run on the host. It names none, because everybody who may read Servers reads this text. */
-function occupiedText({ server, machines }: Pick<ObservedServer, 'server' | 'machines'>): string {
+function occupiedText({ server, machines, carried }: ObservedServer): string {
   const { nodeName } = server.spec;
+  if (machines === 0) {
+    return `${carried} ${carried === 1 ? 'stopped VM or task' : 'stopped VMs and tasks'} need host ${nodeName}`;
+  }
   return machines === 1
     ? `1 machine runs on host ${nodeName}`
     : `${machines} machines run on host ${nodeName}`;
@@ -399,6 +410,6 @@ function unanswered(observed: ObservedServer, action: LastAction, call: Call): S
 
 function mayRepeat(observed: ObservedServer, action: LastAction, call: Call): boolean {
   const isUnsafe =
-    call.action === 'Off' && observed.machines > 0 && whenOccupied(observed, action) !== 'Force';
+    call.action === 'Off' && occupants(observed, action) > 0 && whenOccupied(observed, action) !== 'Force';
   return call.action !== 'Reboot' && call.attempts === 1 && !isUnsafe;
 }

@@ -378,9 +378,10 @@ export class DemandFleet {
   }
 
   #isOccupied(name: string): boolean {
+    const isOurs = this.#server(name).status?.lastAction?.by !== 'admin';
     const runs = ({ metadata, status }: Pod) =>
       status?.containerStatuses?.[0]?.state?.waiting === undefined || this.isAwaited(metadata.name);
-    return this.podsOn(name).some(runs);
+    return this.podsOn(name).some((pod) => isOurs || runs(pod));
   }
 
   #refuse(name: string): void {
