@@ -198,13 +198,16 @@ describe('Pods and Jobs', () => {
     expectAllowed(context, 'an expected host', await patch(own, { nominatedNodeName: HOST }));
     const conditions = [{ type: 'Ready', status: 'True' }];
     const containerStatuses = [{ name: 'machine', image: '', imageID: '', ready: true, restartCount: 0 }];
-    for (const state of [{ phase: 'Failed' }, { conditions }, { containerStatuses }]) {
-      expectRefused(
-        context,
-        'a state',
-        await patch(own, { nominatedNodeName: HOST, ...state }),
-        'state of Pods',
-      );
+    const address = { podIP: '192.0.2.1', podIPs: [{ ip: '192.0.2.1' }] };
+    for (const state of [
+      { phase: 'Failed' },
+      { phase: null },
+      { conditions },
+      { containerStatuses },
+      address,
+    ]) {
+      const answer = await patch(own, { nominatedNodeName: HOST, ...state });
+      expectRefused(context, 'a state', answer, 'only status.nominatedNodeName');
     }
     const others = await patch(`${pods(elsewhere)}/plain`, { nominatedNodeName: HOST });
     expectRefused(context, 'an expected host for somebody’s Pod', others, elsewhere);
