@@ -181,8 +181,8 @@ async function createEmulator(
   cluster: UserCluster,
   { name, flags }: { name: string | undefined; flags: EmulatorFlags },
 ): Promise<Emulator> {
-  const { memory, config: _config, ...values } = flags;
-  const request = { ...values, name } as EmulatorRequest;
+  const { memory, config: _config, deviceProfile: device, ...values } = flags;
+  const request = { ...values, device, name } as EmulatorRequest;
   const { metadata, spec } = emulatorOf(request, cluster.namespace);
   // The function that made the spec can only set a memory that is given as a number of MiB, as in requests to the HTTP API. The flag gives
   // the memory as a quantity, so this line sets the memory.

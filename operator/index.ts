@@ -22,11 +22,14 @@ import { enqueueHosts, exportHostMetrics, HostReconciler } from './host/controll
 import { type ImageControllerOptions, ImageReconciler } from './image/controller.ts';
 import { enqueueImages } from './image/observe.ts';
 import { HostRecords } from './host/records.ts';
-import { ImageCacheReconciler } from './imagecache/controller.ts';
-import { enqueueEntries } from './imagecache/triggers.ts';
+import { enqueueEntries, ImageCacheReconciler } from './imagecache/controller.ts';
 import { CacheMetrics } from './imagecache/metrics.ts';
-import { enqueueRemovals, RemovalReconciler } from './imagestorage/controller.ts';
-import { enqueueStorageWriters, StorageWritersReconciler } from './imagestorage/writers.ts';
+import {
+  enqueueRemovals,
+  enqueueStorageWriters,
+  RemovalReconciler,
+  StorageWritersReconciler,
+} from './imagestorage/controller.ts';
 import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
 import { SERVER_WORKERS, ServerReconciler } from './server/controller.ts';
 import { createDriver } from './server/drivers/create.ts';

@@ -1,15 +1,56 @@
 /** Routes for the members of a namespace. */
-import { ADMINS, type RouteRight } from './own/rights.ts';
 import * as z from 'zod';
-import { subjectListSchema, type SubjectRequest, subjectsSchema } from '../api/http/rolebinding.ts';
+import { ADMINS, type RouteRight } from './own/rights.ts';
 import { statusSchema, success } from '../api/http/status.ts';
 import { DEV_ROLE } from '../api/v1alpha1/names.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { addSubjects, listSubjects, type RoleRef, removeSubjects } from '../kube/members.ts';
+import { addSubjects, listSubjects, removeSubjects, type RoleRef } from '../kube/members.ts';
 import type { App } from './http/app.ts';
 import { notFound } from './http/errors.ts';
 import { namespaceParams, NAMESPACES_PATH } from './http/namespaces.ts';
 import { SAMPLE } from './http/samples.ts';
+import { namespaceName, objectName } from '../api/v1alpha1/schema.ts';
+
+/** Largest number of users in one request. The number of service accounts has the same limit. */
+const SUBJECTS = 256;
+/** Longest name of a user, in characters. Email addresses have the same limit. */
+const USER_LENGTH = 320;
+
+const subjectListSchema = z
+  .object({
+    items: z.array(
+      z
+        .object({
+          kind: z.string().meta({ description: 'User, Group or ServiceAccount.' }),
+          name: z.string(),
+          namespace: z.string().optional().meta({ description: 'Namespace of a service account.' }),
+        })
+        .meta({ id: 'Subject' }),
+    ),
+  })
+  .meta({ id: 'SubjectList', description: 'The members of a role.' });
+
+export const subjectsSchema = z.object({
+  users: z
+    .array(z.string().min(1).max(USER_LENGTH))
+    .max(SUBJECTS)
+    .optional()
+    .meta({ description: 'Names of users, in the spelling of the API server.' }),
+  serviceaccounts: z
+    .array(
+      z.object({
+        kind: z
+          .literal('ServiceAccount')
+          .optional()
+          .meta({ description: 'Kind of the subject, as lists of subjects have it.' }),
+        name: objectName('Name of the service account.'),
+        namespace: namespaceName('Namespace of the service account.'),
+      }),
+    )
+    .max(SUBJECTS)
+    .optional(),
+});
+type SubjectRequest = z.infer<typeof subjectsSchema>;
 
 const SUBJECTS_PATH = `${NAMESPACES_PATH}/:namespace/rolebindings/:binding/subjects`;
 const tags = ['Role bindings'];

@@ -7,8 +7,7 @@ import { reasonOf } from '../../base/errors.ts';
 import { CACHE_REASONS, FETCH_REASONS, IMAGE_REASONS } from './reasons/image.ts';
 import { EMULATOR_REASONS, STATES } from './reasons/states.ts';
 import { FAILURES, FAULTS, REFUSALS } from './reasons/failures.ts';
-import { HOST_REASONS, ROLE_REASONS } from './reasons/host.ts';
-import { SERVER_REASONS } from './reasons/server.ts';
+import { HOST_REASONS, ROLE_REASONS, SERVER_REASONS } from './reasons/host.ts';
 
 /** Kinds whose objects have reasons. ISOs are not listed, because an ISO has the reasons of an Image. */
 export type ReasonKind =

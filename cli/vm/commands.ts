@@ -19,7 +19,7 @@ import type { DeployFlags } from './deploy.ts';
 import { VM_KIND } from './kind.ts';
 import { parseDuration } from '../duration.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import type { LogFlags } from './logs.ts';
+import type { LogFlags } from './exec.ts';
 import type { SshLoginFlags } from './ssh.ts';
 import { withCluster } from '../cluster.ts';
 import { report } from '../objects/kind.ts';
@@ -209,7 +209,7 @@ function addLogs(noun: Command, terminal: Terminal): void {
       parseSeconds,
     )
     .action(async (name: string, flags: LogFlags, command: Command) => {
-      const { logs } = await import('./logs.ts');
+      const { logs } = await import('./exec.ts');
       await logs(terminal, command.optsWithGlobals<Globals>(), { name, flags });
     });
 }

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { EXIT } from '../errors.ts';
-import { logs } from './logs.ts';
+import { logs } from './exec.ts';
 
 const NAME = 'desk';
 const METADATA = { name: NAME, namespace: 'a', uid: '1', resourceVersion: '1' };

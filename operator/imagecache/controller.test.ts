@@ -13,7 +13,7 @@ import { PODS_BY_NODE, trimNode } from '../host/observe.ts';
 import { parseConfig } from '../config/config.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { JOBS_BY_HOST } from '../tasks/placement.ts';
-import { type CacheControllerOptions, ImageCacheReconciler } from './controller.ts';
+import { type CacheControllerOptions, enqueueEntries, ImageCacheReconciler } from './controller.ts';
 import {
   digestsOf,
   ENTRIES_BY_DIGEST,
@@ -21,7 +21,6 @@ import {
   type EntrySources,
   keyOfImage,
 } from './observe.ts';
-import { enqueueEntries } from './triggers.ts';
 
 const logger = pino({ level: 'silent' });
 const BEGIN = Date.parse('2030-01-01T00:10:00Z');

@@ -3,28 +3,44 @@
  * restarted operator needs are stored before any work that relies on them. Other changes of the status can be stored later.
  */
 import { soonest } from '../../base/time.ts';
-import { CACHE_FINALIZER } from '../../api/v1alpha1/names.ts';
-import type { ImageCacheEntry } from '../../api/v1alpha1/imagecacheentry.ts';
+import { CACHE_FINALIZER, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import type { ImageCacheEntry, ImageCacheEntryStatus } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
-import type { Result } from '../../kube/controller.ts';
+import type { Controller, Result } from '../../kube/controller.ts';
 import { keyOf } from '../../kube/objects.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
-import type { Recorder } from '../objects/events.ts';
-import { type Job, JOBS } from '../../kube/core.ts';
+import { normal, type OperatorEvent, type Recorder, warning } from '../objects/events.ts';
+import { type Job, JOBS, type Node, type Pod } from '../../kube/core.ts';
 import { HeldStatus } from '../objects/heldstatus.ts';
 import { refusalMessage, Refusals } from '../objects/refusals.ts';
 import { IMAGE_CACHE_ENTRIES } from '../../api/v1alpha1/resources.ts';
 import { Writer } from '../objects/writer.ts';
-import { TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { ENTRY_UID_LABEL, TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { RefusedPods } from '../tasks/refusedpods.ts';
-import { recordEntryEvents } from './events.ts';
 import { buildJob } from './job.ts';
 import type { CacheMetrics } from './metrics.ts';
-import { observeEntry, type EntrySources } from './observe.ts';
+import {
+  ENTRIES_BY_DIGEST,
+  ENTRIES_BY_IMAGE,
+  ENTRIES_BY_NAMESPACE,
+  ENTRIES_BY_QUEUED_HOST,
+  ENTRIES_BY_REFERENCE,
+  ENTRIES_BY_UID,
+  type EntrySources,
+  keyOfImage,
+  observeEntry,
+} from './observe.ts';
 import type { CacheJob, ObservedEntry } from './observed.ts';
 import { type EntryPlan, planEntry } from './plan.ts';
 import { entryBringsFacts } from './status.ts';
+import { isReason, isSeen } from '../../api/v1alpha1/reasons.ts';
+import { conditionIn } from '../objects/conditions.ts';
+import { digestsIn } from '../../api/v1alpha1/cachetargets.ts';
+import type { Cache, ObjectChange } from '../../kube/cache.ts';
+import { equal } from '../../kube/mergepatch.ts';
+import { imageObjectName } from '../image/content.ts';
+import { holdsSlot, hostOfJob, JOBS_BY_HOST } from '../tasks/placement.ts';
 
 /**
  * Longest time in milliseconds for which a status change can wait if a restarted operator can compute the change again. Hosts end their
@@ -221,4 +237,113 @@ export class ImageCacheReconciler {
       this.#deletedJobs.add(uid);
     }
   }
+}
+
+/** Records Events for the changes from an entry's last status to its next status. */
+function recordEntryEvents(recorder: Recorder, entry: ImageCacheEntry, next: ImageCacheEntryStatus): void {
+  const texts = [...failures(entry.status, next), ...rounds(entry.status, next)];
+  texts.forEach((text) => recorder.event(entry, text));
+}
+
+function failures(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): OperatorEvent[] {
+  const before = new Map((last?.nodes ?? []).map((row) => [row.node, row.failures ?? 0]));
+  return (next.nodes ?? [])
+    .filter((row) => (row.failures ?? 0) > (before.get(row.node) ?? 0))
+    .map(({ node, message = '', state, retryAt = '' }) => {
+      const reported = `Host ${node}: ${message}; the next attempt is at ${retryAt}`;
+      return state === 'Removing'
+        ? warning('RemovingFailed', 'Removing', reported)
+        : warning('CachingFailed', 'Caching', reported);
+    });
+}
+
+/** Returns Events for changed conditions of the entry. Failures of single hosts have their own Events. */
+function rounds(last: ImageCacheEntryStatus | undefined, next: ImageCacheEntryStatus): OperatorEvent[] {
+  return (next.conditions ?? []).flatMap(({ type, status, reason, message }) =>
+    isReason(reason) &&
+    isSeen(reason, 'ImageCacheEntry', 'Event') &&
+    conditionIn(last, type)?.reason !== reason
+      ? [(status === 'True' ? normal : warning)(reason, 'Caching', message)]
+      : [],
+  );
+}
+
+/** Enqueues the entries that depend on a changed object: an entry, a Job, a Pod, an Image or a Node. */
+export function enqueueEntries(controller: Controller, sources: EntrySources): void {
+  const entries = sources.entries.cache;
+  const enqueue = (found: readonly Readonly<ImageCacheEntry>[]) =>
+    found.forEach((entry) => controller.enqueue(keyOf(entry)));
+  const rivals = (entry: Readonly<ImageCacheEntry>) =>
+    entries.byIndex(ENTRIES_BY_REFERENCE, keyOfImage(entry));
+  entries.onChange(({ type, object }) => {
+    controller.enqueue(keyOf(object));
+    // All entries of a namespace for an image are duplicates, except the first one. If an entry comes, is being deleted or goes, another
+    // entry can become the first one or a duplicate. Therefore the other entries are enqueued, too.
+    enqueue(type === 'updated' && object.metadata.deletionTimestamp === undefined ? [] : rivals(object));
+  });
+  const byTask = ({ object }: { readonly object: Job | Pod }) =>
+    enqueue(entries.byIndex(ENTRIES_BY_UID, object.metadata.labels?.[ENTRY_UID_LABEL] ?? ''));
+  sources.jobs.cache.onChange(byTask);
+  // When a Job or machine ends, its host has another free slot, so the entries that wait for this host are enqueued.
+  const byHost = (host: string) => enqueue(entries.byIndex(ENTRIES_BY_QUEUED_HOST, host));
+  sources.jobs.cache.onChange(({ type, object }) => {
+    if (type === 'deleted') {
+      hostOfJob(object).forEach(byHost);
+    }
+  });
+  const byMachine = ({ type, object }: ObjectChange<Pod>) => {
+    const { nodeName } = object.spec;
+    if (nodeName !== undefined && (type === 'deleted' || !holdsSlot(object))) {
+      byHost(nodeName);
+    }
+  };
+  sources.pods.cache.onChange(byMachine);
+  sources.emulatorPods.cache.onChange(byMachine);
+  sources.taskPods.cache.onChange(byTask);
+  sources.images.cache.onChange(({ object }) =>
+    enqueue(entries.byIndex(ENTRIES_BY_IMAGE, imageObjectName(object))),
+  );
+  // The label of a Namespace decides which hosts it has, and its deletion decides where its Jobs are.
+  sources.namespaces.cache.onChange(({ object }) =>
+    enqueue(entries.byIndex(ENTRIES_BY_NAMESPACE, object.metadata.name)),
+  );
+  sources.nodes.cache.onChange((change) => {
+    enqueue(concerned(change, entries));
+    // A host also lists an image that a Job has just fetched, and whose digest no entry has yet.
+    sources.jobs.cache
+      .byIndex(JOBS_BY_HOST, change.object.metadata.name)
+      .forEach((job) => byTask({ object: job }));
+  });
+}
+
+/**
+ * Returns the entries to reconcile after a change of a Node. If only the Node's list of images changed, the result is the entries for the
+ * added and removed content. If the Node is new or deleted, or its readiness, labels, slots or cordon changed, the result is all entries.
+ */
+function concerned(
+  { type, object, previous }: ObjectChange<Node>,
+  entries: Cache<ImageCacheEntry>,
+): readonly Readonly<ImageCacheEntry>[] {
+  if (type !== 'updated' || !equal(stateOf(previous), stateOf(object))) {
+    return entries.list();
+  }
+  const before = imagesOf(previous);
+  const after = imagesOf(object);
+  const changed = [...before, ...after].filter((image) => before.has(image) !== after.has(image));
+  const digests = new Set(changed.flatMap((one) => one.split(' ')));
+  return [...digests].flatMap((digest) => entries.byIndex(ENTRIES_BY_DIGEST, digest));
+}
+
+function stateOf(node: Readonly<Node> | undefined): object {
+  return {
+    labels: node?.metadata.labels,
+    isCordoned: node?.spec?.unschedulable,
+    ready: conditionIn(node?.status, 'Ready'),
+    slots: node?.status?.allocatable?.[SLOT_RESOURCE],
+  };
+}
+
+/** Returns one text for each image on a Node, with the digests of the image. */
+function imagesOf(node: Readonly<Node> | undefined): Set<string> {
+  return new Set(node?.status?.images?.map(({ names }) => digestsIn(names ?? []).join(' ')));
 }

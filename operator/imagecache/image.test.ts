@@ -6,7 +6,7 @@ import type {
 } from '../../api/v1alpha1/imagecacheentry.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { parseConfig } from '../config/config.ts';
-import { type HostContext, planHost } from './hostplan.ts';
+import { type HostContext, planHost } from './plan.ts';
 import { digestsOn, knownDigests, newestDigest, resolveImage } from './image.ts';
 import type { CacheJob, ObservedHost, ObservedEntry } from './observed.ts';
 

@@ -1,6 +1,9 @@
 /**
  * Removes content from the cluster's image storage when nothing needs the content any more. Events report content that could not be
  * removed. Just before a removal, the Images, ISOs and Pods that need content are read again from the API server, not from the cache.
+ *
+ * Also grants the right to read the credentials of the storage to the hosts that need it now. One RoleBinding of the system namespace has as
+ * subjects the hosts with an unfinished task that writes to the registry. Its Secret is never copied to a namespace of users.
  */
 import type { Logger } from 'pino';
 import type { Image } from '../../api/v1alpha1/image.ts';
@@ -9,7 +12,15 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import type { Recorder } from '../objects/events.ts';
-import { type Job, JOBS, type Pod, PODS } from '../../kube/core.ts';
+import {
+  type Job,
+  JOBS,
+  type Pod,
+  PODS,
+  ROLE_BINDINGS,
+  type RoleBinding,
+  type Subject,
+} from '../../kube/core.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import {
   contentOwner,
@@ -27,10 +38,11 @@ import { type MachineImageSource, registryReference } from '../../api/v1alpha1/s
 import { directSource, storedContent, traitsOf } from '../image/content.ts';
 import { taskOf } from '../tasks/job.ts';
 import { machineOf } from '../podbacked/pod.ts';
-import { VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { STORAGE_SECRET, STORAGE_WRITERS, VM_UID_LABEL } from '../../api/v1alpha1/names.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
 import { taskOutcome, trueCondition } from '../tasks/outcome.ts';
+import { keyOf } from '../../kube/objects.ts';
 
 /**
  * The only key of this controller. One reconcile handles all removals, so that the needed content is determined only once for all of them.
@@ -367,4 +379,93 @@ export async function currentNeeds(
     keys: new Set(found.flatMap(({ keys }) => [...keys])),
     unknown: found.some(({ unknown }) => unknown),
   };
+}
+
+const RBAC_GROUP = 'rbac.authorization.k8s.io';
+const ENDED: ReadonlySet<string | undefined> = new Set(['Succeeded', 'Failed']);
+
+interface WriterSources {
+  readonly jobs: Informer<Job>;
+  readonly taskPods: Informer<Pod>;
+  /** The one RoleBinding, in the system namespace. */
+  readonly storageWriters: Informer<RoleBinding>;
+}
+
+interface StorageWritersOptions extends WriterSources {
+  readonly client: KubeClient;
+  readonly config: OperatorConfig;
+  readonly consistency: Consistency;
+}
+
+export class StorageWritersReconciler {
+  readonly #options: StorageWritersOptions;
+  readonly #bindings: Writer<RoleBinding>;
+
+  constructor(options: StorageWritersOptions) {
+    const { client, consistency, storageWriters } = options;
+    this.#options = options;
+    this.#bindings = new Writer({ client, consistency, type: ROLE_BINDINGS, informer: storageWriters });
+  }
+
+  /** Sets the subjects. `key` is that of the RoleBinding, which the chart makes. */
+  async reconcile(key: string, { logger }: { logger: Logger }): Promise<Result> {
+    const { storageWriters, taskPods, jobs } = this.#options;
+    const binding = storageWriters.cache.get(key);
+    if (binding === undefined) {
+      return undefined;
+    }
+    const subjects = writingHosts(taskPods.cache.list(), (pod) => jobOf(pod, jobs)).map(hostSubject);
+    if (JSON.stringify(subjects.map(nameOf)) !== JSON.stringify((binding.subjects ?? []).map(nameOf))) {
+      logger.info({ hosts: subjects.map(nameOf) }, 'setting the hosts that may write to the image storage');
+      await this.#bindings.patch(key, binding, { subjects });
+    }
+    return undefined;
+  }
+}
+
+/** Returns the names of the hosts with an unfinished task that writes to the registry of the image storage, in alphabetical order. */
+export function writingHosts(
+  pods: readonly Readonly<Pod>[],
+  jobFor: (pod: Readonly<Pod>) => Readonly<Job> | undefined,
+): string[] {
+  const writing = pods.filter((pod) => {
+    const job = ENDED.has(pod.status?.phase) ? undefined : jobFor(pod);
+    return job !== undefined && writes(job);
+  });
+  return [...new Set(writing.flatMap(({ spec }) => spec.nodeName ?? []))].toSorted();
+}
+
+function writes(job: Readonly<Job>): boolean {
+  const task = taskOf(job);
+  const target = task !== undefined && 'target' in task ? task.target : undefined;
+  return target?.type === 'registry';
+}
+
+function hostSubject(host: string): Subject {
+  return { kind: 'User', apiGroup: RBAC_GROUP, name: `system:node:${host}` };
+}
+
+function nameOf({ name }: Subject): string {
+  return name;
+}
+
+/** Enqueues the RoleBinding when it changes, and when the Pod of a task changes. */
+export function enqueueStorageWriters(
+  controller: Controller,
+  { jobs, taskPods, storageWriters, config }: WriterSources & { config: OperatorConfig },
+): void {
+  const key = keyOf({ metadata: { namespace: config.namespaces.system, name: STORAGE_WRITERS } });
+  const enqueue = (): void => controller.enqueue(key);
+  storageWriters.cache.onChange(enqueue);
+  taskPods.cache.onChange(({ object }) => {
+    if (object.spec.imagePullSecrets?.some(({ name }) => name === STORAGE_SECRET) === true) {
+      enqueue();
+    }
+  });
+  // A Pod can be seen before its Job.
+  jobs.cache.onChange(({ type }) => {
+    if (type === 'added') {
+      enqueue();
+    }
+  });
 }

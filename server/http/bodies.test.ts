@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import * as z from 'zod';
-import { subjectsSchema } from '../../api/http/rolebinding.ts';
+import { subjectsSchema } from '../rolebindings.ts';
 import { vmDeployBody } from '../../api/http/vm.ts';
 import { normalizeBody } from './bodies.ts';
 import type { StatusError } from './errors.ts';

@@ -143,7 +143,7 @@ describe('the forms that integrations call', () => {
   });
 
   it('list VM configs and images, also those of the default namespace', async () => {
-    const expected = [{ name: CONFIG, namespace, image: IMAGE, type: 'arm64' }];
+    const expected = [{ name: CONFIG, namespace, image: IMAGE, architecture: 'arm64', type: 'arm64' }];
     expect(await json('vm-config', 'list', '-o', 'json')).toEqual(expected);
     expect(await json('image', 'list', '-o', 'json')).toEqual([]);
     const source = { registry: { reference: IMAGE } };
@@ -275,7 +275,7 @@ describe('a deployment', () => {
     expect([code, err]).toEqual([
       5,
       expect.stringMatching(
-        /^error: VM late did not run within 1 minute\. VM late was deleted\. The VM waited for: .*host/,
+        /^VM late waits: .*host.*\nerror: VM late did not run within 1 minute\. VM late was deleted\. The VM waited for: .*host/,
       ),
     ]);
     await vms.waitUntilGone('late');

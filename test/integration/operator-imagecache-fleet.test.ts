@@ -12,8 +12,8 @@ import { waitFor } from '../../hack/wait.ts';
 const HOSTS = 20;
 const ENTRIES = 20;
 const LIMIT = 5;
-/** Time limit. The Jobs take the control plane a quarter of a minute on two idle cores. */
-const STEADY = { deadlineMilliseconds: 120_000, intervalMilliseconds: 500 };
+/** Time limit. The Jobs take the control plane 90 seconds on two cores that do much else. */
+const STEADY = { deadlineMilliseconds: 240_000, intervalMilliseconds: 500 };
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -41,7 +41,7 @@ describe(`${ENTRIES} entries for all of ${HOSTS} hosts`, () => {
   const names = numbered('entry', ENTRIES);
 
   it('settle: a Job for each entry and host, of no entry more than five at once', {
-    timeout: 180_000,
+    timeout: 300_000,
   }, async () => {
     const began = performance.now();
     for (const name of names) {

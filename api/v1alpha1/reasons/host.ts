@@ -1,4 +1,4 @@
-/** Reasons in the conditions and Events of hosts' Nodes, in the certificate requests of hosts, and of RoleBindings. */
+/** Reasons in the conditions and Events of hosts' Nodes and of Servers, in the certificate requests of hosts, and of RoleBindings. */
 
 const DENIED = { CertificateSigningRequest: ['Denied'] } as const;
 
@@ -198,5 +198,171 @@ export const ROLE_REASONS = {
     by: 'operator',
     says: 'The RoleBinding does not bind the role that has its name, so the operator does not change the RoleBinding',
     todo: 'Delete the RoleBinding. The operator creates it again',
+  },
+} as const;
+
+export const SERVER_REASONS = {
+  ControllerAnswers: {
+    seen: { Server: ['Ready', 'Reachable'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The controller of the server tells the power of the server',
+  },
+  NotReadYet: {
+    seen: { Server: ['Ready', 'Reachable', 'Reconciling'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Berth has not read the power of the server yet',
+  },
+  ControllerUnreachable: {
+    seen: { Server: ['Ready', 'Reachable'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'The controller of the server does not answer',
+    todo: 'Check the address in spec.controller and the network between the operator and the controller',
+  },
+  ControllerFailed: {
+    seen: { Server: ['Ready', 'Reachable'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'The controller of the server answers with an error, or its answer is not valid',
+    todo: 'Read the message, and check spec.controller',
+  },
+  CertificateRefused: {
+    seen: { Server: ['Ready', 'Reachable'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Berth does not trust the certificate of the controller',
+    todo: 'Set spec.controller.redfish.authority, or give the controller a certificate for its address',
+  },
+  CredentialsRefused: {
+    seen: { Server: ['Ready', 'Reachable'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The controller refused the user name or the password',
+    todo: 'Correct the Secret that spec.controller.secretName names',
+  },
+  CredentialsMissing: {
+    seen: { Server: ['Ready', 'Reachable'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'The Secret with the credentials of the controller is missing or not usable',
+    todo: 'Create the Secret in berth-system, of the type kubernetes.io/basic-auth',
+  },
+  AddressInUse: {
+    seen: { Server: ['Ready', 'Stalled'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Another Server already has one of the addresses',
+    todo: 'Remove the address from one of the two Servers',
+  },
+  NodeTaken: {
+    seen: { Server: ['Ready', 'Stalled'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Another Server already has the same nodeName',
+    todo: 'Correct spec.nodeName of one of the two Servers',
+  },
+  ControllerInvalid: {
+    seen: { Server: ['Ready', 'Stalled'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'A field of the controller has a value that cannot work',
+    todo: 'Correct the field that the message names',
+  },
+  PowerActionRunning: {
+    seen: { Server: ['Ready', 'Reconciling', 'Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'A power action runs',
+  },
+  PowerActionWaiting: {
+    seen: { Server: ['Ready', 'Reconciling', 'Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'A power action waits until the VMs on the server have ended',
+  },
+  PowerActionSucceeded: {
+    seen: { Server: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The controller confirmed the result of a power action',
+  },
+  PowerActionRefused: {
+    seen: { Server: ['Ready', 'Stalled', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'A power action was refused because VMs run on the server',
+    todo: 'Stop the VMs, or change spec.policy, and request the action again',
+  },
+  PowerActionFailed: {
+    seen: { Server: ['Ready', 'Stalled', 'Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'A power action failed',
+    todo: 'Read the message, and request the action again',
+  },
+  PowerActionIgnored: {
+    seen: { Server: ['Event'] },
+    class: 'mendable',
+    by: 'operator',
+    says: 'Berth does not do spec.powerAction, because its time is not later than that of an earlier action, older than the Server or in the future',
+    todo: 'Set requestedAt to the present time',
+  },
+  PowerChanged: {
+    seen: { Server: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The power of the server changed without an action of Berth',
+  },
+  PowerOnByDemand: {
+    seen: { Server: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Power by demand switches the host on, because a VM needs it',
+  },
+  PowerOffByDemand: {
+    seen: { Server: ['Event'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Power by demand switches the host off, because it has been empty for a time',
+  },
+  HostNotStarted: {
+    seen: { Server: ['Event'] },
+    class: 'passing',
+    by: 'operator',
+    says: 'The host did not report in time after power by demand had switched it on. It is switched off, and tried again later',
+    todo: 'Look at the console of the server, and check that its agent starts at boot. If the host needs more time, set powerByDemand.bootSeconds',
+  },
+  HostStarting: {
+    seen: { VM: ['Scheduled'] },
+    class: 'state',
+    by: 'operator',
+    says: 'No host is free for the VM, and a host that can run it is starting',
+  },
+  MachinesRun: {
+    seen: { Server: ['Occupied'] },
+    class: 'state',
+    by: 'operator',
+    says: 'Machines run on the host of the server',
+  },
+  NoMachines: {
+    seen: { Server: ['Occupied'] },
+    class: 'state',
+    by: 'operator',
+    says: 'No machine runs on the host of the server',
+  },
+  NoHost: {
+    seen: { Server: ['Occupied'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The Server names no Node, so no machine can run on it',
+  },
+  HostPoweredOff: {
+    seen: { VM: ['Ready'], Emulator: ['Ready'] },
+    class: 'state',
+    by: 'operator',
+    says: 'The host of the VM was switched off on purpose. The VM keeps its place and its disk',
+    todo: 'Switch the host on',
   },
 } as const;

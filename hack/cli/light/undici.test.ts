@@ -7,7 +7,7 @@ import { gzipSync } from 'node:zlib';
 import { buildConnector as libraryConnector, type Dispatcher, Pool as LibraryPool } from 'undici';
 import { afterEach, describe, expect, it } from 'vitest';
 import { isUnreachable } from '../../../kube/errors.ts';
-import { exchange } from '../../../kube/exchange.ts';
+import { exchange } from '../../../kube/transport.ts';
 import { selfMadeCertificate } from '../../../kube/certificates/serving.ts';
 import { buildConnector, Pool } from './undici.ts';
 

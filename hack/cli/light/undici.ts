@@ -7,7 +7,7 @@ import * as https from 'node:https';
 import { isIP, type Socket } from 'node:net';
 import { connect as connectSecurely, type ConnectionOptions } from 'node:tls';
 import type { Dispatcher } from 'undici';
-import type { ExchangeController } from '../../../kube/exchange.ts';
+import type { ExchangeController } from '../../../kube/transport.ts';
 
 /** Default time limit of a connection attempt in milliseconds. undici has the same default. */
 const CONNECT_MILLISECONDS = 10_000;
