@@ -30,7 +30,7 @@ const subjectListSchema = z
   })
   .meta({ id: 'SubjectList', description: 'The members of a role.' });
 
-export const subjectsSchema = z.object({
+const subjectsSchema = z.object({
   users: z
     .array(z.string().min(1).max(USER_LENGTH))
     .max(SUBJECTS)

@@ -1,6 +1,5 @@
 import { expect, it } from 'vitest';
 import * as z from 'zod';
-import { subjectsSchema } from '../rolebindings.ts';
 import { vmDeployBody } from '../../api/http/vm.ts';
 import { normalizeBody } from './bodies.ts';
 import type { StatusError } from './errors.ts';
@@ -101,8 +100,10 @@ it('names the similar field, or else the known fields of the object', () => {
   expect(refusalOf({ displayDip: 1 })?.message).toBe(
     'displayDip: is not a known field (did you mean displayDPI?)',
   );
+  const subject = z.object({ kind: z.string().optional(), name: z.string(), namespace: z.string() });
+  const subjects = z.object({ serviceaccounts: z.array(subject) });
   const users = { serviceaccounts: [{ name: 'a', namespace: 'platform-a', uid: 'b' }] };
-  expect(refusalOf(users, subjectsSchema)?.message).toBe(
+  expect(refusalOf(users, subjects)?.message).toBe(
     'serviceaccounts.0.uid: is not a known field. The known fields of serviceaccounts.0 are kind, name, namespace',
   );
 });
