@@ -60,9 +60,11 @@ class Shell {
   #output = '';
 
   constructor() {
-    // The shell of `script` is what a reader has: programs see a terminal.
+    // The shell of `script` is what a reader has: programs see a terminal. With CI in the environment, the command would ask nothing.
+    const { CI: _ci, ...env } = process.env;
     this.#child = spawn('script', ['-qefc', 'bash --noprofile --norc --noediting -i', '/dev/null'], {
       cwd: ROOT,
+      env,
     });
     this.#child.stdout.setEncoding('utf8').on('data', (text: string) => {
       this.#output += text;
