@@ -104,10 +104,8 @@ test('another namespace and other names of served namespaces reach configuration
     "request.namespace == 'fleet-main' || request.namespace.startsWith('fleet-')",
   ]);
   expect(variables(objects, 'berth-kinds')).toMatchObject({ namespacePrefix: "'fleet-'" });
-  expect(variables(objects, 'berth-references')).toMatchObject({
-    defaultNamespace: "'fleet-main'",
-    systemNamespace: "'machinery'",
-  });
+  expect(variables(objects, 'berth-references')).toMatchObject({ defaultNamespace: "'fleet-main'" });
+  expect(variables(objects, 'berth-operator-workloads')).toMatchObject({ systemNamespace: "'machinery'" });
   const [subject] = find(objects, 'ClusterRoleBinding', 'berth-operator')['subjects'];
   expect(subject).toEqual({ kind: 'ServiceAccount', name: 'berth-operator', namespace: 'machinery' });
   // The descriptions of the kinds name the default namespace.
