@@ -411,14 +411,17 @@ describe('uninstall', () => {
       metadata: { name: 'kept', namespace, finalizers },
       spec: { source: { http } },
     });
-    await client.create(IMAGE_CACHE_ENTRIES, { metadata: { name: 'kept', finalizers }, spec: cached });
+    await client.create(IMAGE_CACHE_ENTRIES, {
+      metadata: { name: 'kept', namespace, finalizers },
+      spec: cached,
+    });
     const { code, said } = await runHook({});
     expect({ code, said }).toMatchObject({ code: 0 });
     expect(await isThere(IMAGES, 'deleted-before', namespace)).toBe(false);
     const kept = [
       await client.get(IMAGES, { name: 'kept', namespace }),
       await client.get(ISOS, { name: 'kept', namespace }),
-      await client.get(IMAGE_CACHE_ENTRIES, { name: 'kept' }),
+      await client.get(IMAGE_CACHE_ENTRIES, { name: 'kept', namespace }),
     ];
     for (const { kind, metadata } of kept) {
       expect(metadata.finalizers).toEqual(['example.org/held']);

@@ -14,10 +14,10 @@ import (
 
 // Verdict is the health of one object, by kstatus and by the script.
 type Verdict struct {
-	Kstatus string `json:"kstatus"`
-	Message string `json:"message"`
-	Script  string `json:"script"`
-	Told    string `json:"told"`
+	Kstatus  string `json:"kstatus"`
+	Message  string `json:"message"`
+	Script   string `json:"script"`
+	Reported string `json:"reported"`
 }
 
 func main() {
@@ -69,10 +69,10 @@ func judge(object map[string]any, script string) (Verdict, error) {
 		return Verdict{}, fmt.Errorf("the script returned no table for %s %s", read.GetKind(), read.GetName())
 	}
 	return Verdict{
-		Kstatus: result.Status.String(),
-		Message: result.Message,
-		Script:  health.RawGetString("status").String(),
-		Told:    health.RawGetString("message").String(),
+		Kstatus:  result.Status.String(),
+		Message:  result.Message,
+		Script:   health.RawGetString("status").String(),
+		Reported: health.RawGetString("message").String(),
 	}, nil
 }
 
