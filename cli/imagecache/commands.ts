@@ -85,20 +85,14 @@ async function info(terminal: Terminal, globals: Globals, image: string): Promis
   requireReference(image);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
-    const { items: rows } = await suggesting(
+    const { items: rows } = await workOn(
       cluster,
-      image,
-      signal,
-      async () =>
-        await directOrAsked(
-          cluster,
-          signal,
-          async () => await cacheInfo(await accessTo(cluster, signal), image),
-          async (server) => {
-            const path = namespacePath(namespace, 'cache', 'images', image);
-            return (await server({ method: 'GET', path })) as CacheInfo;
-          },
-        ),
+      { image, signal },
+      async (access) => await cacheInfo(access, image),
+      async (server) => {
+        const path = namespacePath(namespace, 'cache', 'images', image);
+        return (await server({ method: 'GET', path })) as CacheInfo;
+      },
     );
     const none = `No host of namespace ${namespace} has ${printable(image)} or is fetching it`;
     await print(terminal, globals.output, { rows, columns: INFO_COLUMNS, itemOf: (item) => item, none });
@@ -121,38 +115,33 @@ async function changeCache(
   const wanted = { action, image, selection };
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
-    const { items } = await suggesting(
+    const { items } = await workOn(
       cluster,
-      image,
-      signal,
-      async () =>
-        await directOrAsked(
-          cluster,
-          signal,
-          async () => {
-            const access = await accessTo(cluster, signal);
-            const own = access.hosts.map(({ metadata }) => metadata.name);
-            return await change(access, {
-              ...wanted,
-              onUnknown: (names) => refuseHosts(names, own, namespace),
-            });
-          },
-          async (server) => await ask(server, namespace, wanted),
-        ),
+      { image, signal },
+      async (access) => {
+        const own = access.hosts.map(({ metadata }) => metadata.name);
+        return await change(access, { ...wanted, onUnknown: (names) => refuseHosts(names, own, namespace) });
+      },
+      async (server) => await ask(server, namespace, wanted),
     );
     await report(terminal, globals, wanted, items);
   });
 }
 
-/** Does the work. If it fails because there is no such Image, the error names a similar Image. @throws CommandError; errors of the work. */
-async function suggesting<Result>(
+/**
+ * Works on the cache of one image, as {@link directOrAsked} does. If there is no such Image, the error names a similar Image.
+ *
+ * @throws CommandError; errors of the work.
+ */
+async function workOn<Result>(
   cluster: UserCluster,
-  image: string,
-  signal: AbortSignal,
-  work: () => Promise<Result>,
+  { image, signal }: { image: string; signal: AbortSignal },
+  direct: (access: CacheAccess) => Promise<Result>,
+  asked: (server: HttpApi) => Promise<Result>,
 ): Promise<Result> {
   try {
-    return await work();
+    const work = async () => await direct(await accessTo(cluster, signal));
+    return await directOrAsked(cluster, signal, work, asked);
   } catch (error) {
     if (!isImageReference(image) && isMissing(error)) {
       await findNamed(cluster, IMAGE_KIND, image, signal);
