@@ -110,6 +110,19 @@ function parseBoolean(text: string): boolean {
   return text === 'true';
 }
 
+/**
+ * Returns the labels that select objects. An empty text is refused, because the API server would select all objects: a script with an unset
+ * variable would delete them.
+ *
+ * @throws InvalidArgumentError when the text is empty.
+ */
+export function parseSelector(text: string): string {
+  if (text.trim() === '') {
+    throw new InvalidArgumentError('It must name labels, for example app=ci.');
+  }
+  return text;
+}
+
 export function wholeNumber(text: string): number {
   if (!/^\d{1,9}$/.test(text)) {
     throw new InvalidArgumentError('It must be a whole number.');

@@ -98,6 +98,8 @@ it.each([
   [['vm', 'deploy', 'mac', '--image', 'a', '--iso', 'b'], 'only one of --image and --iso'],
   [['vm', 'deploy', 'mac', '--image', 'a', '--timeout', '0'], '--timeout 0 must be from 1 to 1440 minutes'],
   [['vm', 'delete'], 'Give one of these: names, --all or --selector'],
+  [['vm', 'delete', '-l', ''], 'It must name labels'],
+  [['vm', 'list', '-l', ' '], 'It must name labels'],
   [['vm', 'delete', 'a', '--all'], 'Give one of these: names, --all or --selector'],
   [['vm', 'list', 'a', '-A'], 'Give either names, or --selector and --all-namespaces'],
   [['nosuch', '--help'], "unknown command 'nosuch'"],

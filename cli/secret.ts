@@ -4,7 +4,7 @@ import { SECRET_USER_DATA_BYTES, USER_DATA_SECRET_TYPE } from '../api/v1alpha1/n
 import { SECRETS } from '../kube/core.ts';
 import { withCluster } from './cluster.ts';
 import type { Globals } from './globals.ts';
-import { readText, USER_DATA_KEY } from './objects/machineflags.ts';
+import { readTextFile, USER_DATA_KEY } from './objects/machineflags.ts';
 import { printDone } from './output.ts';
 import type { Terminal } from './terminal.ts';
 
@@ -16,7 +16,7 @@ export function addSecretCommands(noun: Command, terminal: Terminal): void {
     )
     .argument('<name>', 'name of the Secret')
     .requiredOption('--from-file <file>', 'file with the data for the first boot of guests', (file) =>
-      readText(file, SECRET_USER_DATA_BYTES),
+      readTextFile(file, SECRET_USER_DATA_BYTES),
     )
     .option('--key <key>', 'key of the entry in the Secret', USER_DATA_KEY)
     .action(async (name: string, flags: SecretFlags, command: Command) => {
@@ -37,8 +37,9 @@ async function create(
   { name, fromFile, key }: SecretFlags & { readonly name: string },
 ): Promise<void> {
   await withCluster(terminal, globals, async ({ client, namespace }) => {
+    const { signal } = terminal;
     const secret = { type: USER_DATA_SECRET_TYPE, data: { [key]: Buffer.from(fromFile).toString('base64') } };
-    await client.create(SECRETS, { metadata: { namespace, name }, ...secret });
+    await client.create(SECRETS, { metadata: { namespace, name }, ...secret }, { signal });
     await printDone(terminal, globals.output, [{ name }], 'Successfully created secret');
   });
 }

@@ -130,6 +130,11 @@ const SSH_KEY_FORM =
   'must be one line of an OpenSSH public key file, without options, of type ssh-ed25519, ssh-rsa, ecdsa or sk';
 const TOO_MANY_KEY_BYTES = `sshAuthorizedKeys must have at most ${SSH_KEYS_JSON_BYTES} bytes in all`;
 
+/** Returns true if the text is one public key, as a VM takes it. */
+export function isSSHKey(text: string): boolean {
+  return text.length <= SSH_KEY_LENGTH && SSH_KEY.test(text);
+}
+
 export const sshAuthorizedKeysSchema = z
   .array(
     z

@@ -3,9 +3,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Command } from 'commander';
 import { afterAll, expect, it } from 'vitest';
+import { CommandError, EXIT } from '../errors.ts';
 import { addMachineFlags, addOwnFlags, tableValues } from './machineflags.ts';
 
-const KEY = `ssh-ed25519 ${'A'.repeat(68)}`;
+const KEY = `ssh-ed25519 AAAAC3NzaC1lZDI1NTE5${'A'.repeat(48)}`;
 const folder = mkdtempSync(join(tmpdir(), 'berth-flags-'));
 const keys = join(folder, 'id.pub');
 writeFileSync(keys, `# mine\n${KEY} me@desk\n\n${KEY}\n`);
@@ -51,9 +52,19 @@ it.each([
   ['--ssh-key', script, 'must have one public SSH key in each line'],
   ['--ssh-key', join(folder, 'absent'), 'does not exist'],
   ['--user-data', folder, 'EISDIR'],
+  ['--user-data-secret', 'setup/a/b', 'It must be NAME, or NAME/KEY'],
+  ['--user-data-secret', 'setup/', 'It must be NAME, or NAME/KEY'],
   ['--user-data', binary, 'is not a text in UTF-8'],
   ['--user-data', long, 'has 65537 bytes, but at most 65536 are allowed'],
 ])('%s refuses %s, and names the flag and the reason', (flag, value, reason) => {
   expect(() => fields(flag, value)).toThrow(reason);
   expect(() => fields(flag, value)).toThrow(flag);
+});
+
+it.each(['--ssh-key', '--user-data'])('%s repeats no content that stands in the place of a path', (flag) => {
+  const content = '-----BEGIN OPENSSH PRIVATE KEY-----\nc2VjcmV0\n-----END OPENSSH PRIVATE KEY-----';
+  for (const value of [content, content.replaceAll('\n', ' '), 'c2VjcmV0'.repeat(1_000)]) {
+    const message = 'A flag has the content of a file, but must have its path';
+    expect(() => fields(flag, value)).toThrow(new CommandError(message, EXIT.usage));
+  }
 });

@@ -3,6 +3,7 @@ import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import type { MachineRequest } from '../../api/http/vm.ts';
 import { VM_FIELD_ROWS, type VMFieldName } from '../../api/v1alpha1/fields.ts';
+import { isSSHKey } from '../../api/v1alpha1/guestdata.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT } from '../errors.ts';
@@ -81,11 +82,6 @@ function parseReadiness(text: string): VMSpec['readiness'] {
   return { type: 'Port', port: Number(text) };
 }
 
-/**
- * Form of a line with a public key. The API server checks the type and the bytes of the key. This check exists so that a file with a private
- * key, or with another content, is never sent.
- */
-const PUBLIC_KEY = /^(ssh|ecdsa|sk-ssh|sk-ecdsa)-[-a-z0-9.@]+ [A-Za-z0-9+/]{20,}={0,2}( [ -~]*)?$/;
 /** Largest file with keys in bytes, as large as the largest list of keys of a VM. */
 const KEYS_BYTES = 32 * 1024;
 /** Largest file with user data in bytes. A VM takes at most 16384 characters, and a character has at most four bytes. */
@@ -99,14 +95,14 @@ const USER_DATA_BYTES = 64 * 1024;
  */
 export function parseKeys(text: string, before: readonly string[] = []): readonly string[] {
   const key = text.trim();
-  if (key === '' || PUBLIC_KEY.test(key)) {
+  if (key === '' || isSSHKey(key)) {
     return key === '' ? before : [...before, key];
   }
-  const lines = readText(text, KEYS_BYTES)
+  const lines = readTextFile(text, KEYS_BYTES)
     .split('\n')
     .map((line) => line.trim())
     .filter((line) => line !== '' && !line.startsWith('#'));
-  const wrong = lines.findIndex((line) => !PUBLIC_KEY.test(line));
+  const wrong = lines.findIndex((line) => !isSSHKey(line));
   if (lines.length === 0 || wrong >= 0) {
     throw new InvalidArgumentError(
       lines[0]?.includes('PRIVATE KEY') === true
@@ -118,20 +114,34 @@ export function parseKeys(text: string, before: readonly string[] = []): readonl
 }
 
 function parseUserData(file: string): string {
-  return readText(file, USER_DATA_BYTES);
+  return readTextFile(file, USER_DATA_BYTES);
 }
 
 /** Key of the entry of a Secret with user data, unless the flag names another one. */
 export const USER_DATA_KEY = 'user-data';
 
-/** Reads `NAME` or `NAME/KEY`. */
+/** Reads `NAME` or `NAME/KEY`. @throws InvalidArgumentError when the text has another form. */
 function parseSecretEntry(text: string): VMSpec['userDataSecretRef'] {
-  const [name = '', key = USER_DATA_KEY] = text.split('/', 2);
+  const [, name = '', key = USER_DATA_KEY] = /^([^/]+)(?:\/([^/]+))?$/.exec(text) ?? [];
+  if (name === '') {
+    throw new InvalidArgumentError('It must be NAME, or NAME/KEY.');
+  }
   return { name, key };
 }
 
-/** Returns the text of a file. @throws InvalidArgumentError when the file cannot be read, is no text, or has more than `limit` bytes. */
-export function readText(file: string, limit: number): string {
+/** Longest path of Linux in bytes (PATH_MAX). */
+const PATH_BYTES = 4_096;
+
+/**
+ * Returns the text of a file.
+ *
+ * @throws InvalidArgumentError when the file cannot be read, is no text, or has more than `limit` bytes; CommandError, which does not repeat
+ * the value, when the value is a content and not a path, because a content can be secret.
+ */
+export function readTextFile(file: string, limit: number): string {
+  if (/[\r\n]/.test(file) || file.includes('PRIVATE KEY') || Buffer.byteLength(file) > PATH_BYTES) {
+    throw new CommandError('A flag has the content of a file, but must have its path', EXIT.usage);
+  }
   let bytes: Buffer;
   try {
     bytes = readFileSync(file);

@@ -1,7 +1,7 @@
 /** The verbs `list`, `get` and `delete`, which most nouns have. */
 import type { Command } from 'commander';
 import type { KubeObject } from '../../kube/objects.ts';
-import { BooleanFlag } from '../flags.ts';
+import { BooleanFlag, parseSelector } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import { type NounKind, listingOf, type PageLine, report } from './kind.ts';
@@ -36,7 +36,11 @@ export function addShowVerbs<T extends KubeObject>(
     .alias('ls')
     .description(`List ${kind.plural}`)
     .argument('[names...]', `names of the ${kind.plural} to list (default: all)`)
-    .option('-l, --selector <labels>', `list ${kind.plural} with these labels, for example app=ci,stage!=old`)
+    .option(
+      '-l, --selector <labels>',
+      `list ${kind.plural} with these labels, for example app=ci,stage!=old`,
+      parseSelector,
+    )
     .addOption(new BooleanFlag('-w, --watch', 'show changes until you press Ctrl+C'))
     .action(async (names: string[], { watch = false, ...flags }: ShowFlags, command: Command) => {
       const selection = checked({ names, ...flags });
@@ -75,7 +79,11 @@ export function addCommonVerbs<T extends KubeObject>(
     .description(`Delete ${kind.plural} and wait until they are completely removed`)
     .argument('[names...]', `names of the ${kind.plural}`)
     .addOption(new BooleanFlag('--all', `delete all ${kind.plural} of the namespace`))
-    .option('-l, --selector <labels>', `delete ${kind.plural} with these labels, for example app=ci`)
+    .option(
+      '-l, --selector <labels>',
+      `delete ${kind.plural} with these labels, for example app=ci`,
+      parseSelector,
+    )
     .addOption(new BooleanFlag('--wait', 'whether to wait for the complete removal (default: true)'))
     .action(async (names: string[], { wait = true, ...flags }: DeleteFlags, command: Command) => {
       const { all = false, selector } = flags;
@@ -232,8 +240,8 @@ export async function watchList<T extends KubeObject>(
 }
 
 /**
- * Time limit for the wait until an object is deleted, as in the HTTP API. A guest has 30 s to shut down, but a host that does not answer
- * can delay the deletion for much longer.
+ * Time limit for the wait until an object is deleted, as in the HTTP API. A machine ends at once, or after its
+ * `terminationGracePeriodSeconds`, but a host that does not answer can delay the deletion for much longer.
  */
 const LIMIT_MILLISECONDS = 600_000;
 
@@ -258,31 +266,30 @@ async function remove<T extends KubeObject>(
   const { wait } = removal;
   await withCluster(terminal, globals, async (cluster) => {
     const isSelected = removal.names.length === 0;
-    const names = isSelected ? await namesOf(cluster, kind, removal, signal) : removal.names;
-    const { done: objects, rethrow } = await forEachName(names, async (name) => {
-      const object = await getNamed(cluster, kind, name, signal);
+    const wanted = isSelected ? await selectedIn(cluster, kind, removal, signal) : removal.names;
+    const { done: objects, rethrow } = await forEachName<T, T | string>(wanted, async (one) => {
+      const object = typeof one === 'string' ? await getNamed(cluster, kind, one, signal) : one;
       await removeOne(cluster, kind, object, { wait, signal });
       return object;
     });
     const result = wait ? 'Successfully deleted' : 'Requested deletion of';
     const sentence = (name: string) => `${result} ${kind.noun} ${name}`;
     await report(terminal, globals, { kind, objects, sentence, isDone: isSelected || objects.length > 0 });
-    if (names.length === 0 && (globals.output === 'table' || globals.output === 'wide')) {
+    if (wanted.length === 0 && (globals.output === 'table' || globals.output === 'wide')) {
       terminal.err(`${listingIn(cluster, kind, removal, []).none}\n`);
     }
     rethrow();
   });
 }
 
-/** Returns the names of the selected objects. Objects of the default namespace are selected only in that namespace. */
-async function namesOf<T extends KubeObject>(
+/** Returns the selected objects. Objects of the default namespace are selected only in that namespace. */
+async function selectedIn<T extends KubeObject>(
   cluster: UserCluster,
   kind: NounKind<T>,
   selection: Removal,
   signal: AbortSignal,
-): Promise<string[]> {
-  const selected = await listAll(cluster, { ...kind, isShared: false }, selection, signal);
-  return selected.map(({ metadata }) => metadata.name);
+): Promise<readonly T[]> {
+  return await listAll(cluster, { ...kind, isShared: false }, selection, signal);
 }
 
 /**

@@ -54,12 +54,15 @@ const OPERATOR_SELECTOR = `app.kubernetes.io/name=berth,${COMPONENT}=operator`;
 const CENTRAL = ['operator', 'server'];
 
 /** Kinds that belong to no namespace. Kubernetes keeps their Events in the namespace `default`, together with Events of other programs. */
-const WITHOUT_NAMESPACE: ReadonlySet<string | undefined> = new Set([
-  NODES.kind,
-  IMAGE_CACHE_ENTRIES.kind,
-  SERVERS.kind,
-]);
-const NAMESPACED: readonly Resource<KubeObject>[] = [VMS, VM_CONFIGS, IMAGES, ISOS, EMULATORS];
+const WITHOUT_NAMESPACE: ReadonlySet<string | undefined> = new Set([NODES.kind, SERVERS.kind]);
+const NAMESPACED: readonly Resource<KubeObject>[] = [
+  VMS,
+  VM_CONFIGS,
+  IMAGES,
+  ISOS,
+  IMAGE_CACHE_ENTRIES,
+  EMULATORS,
+];
 
 interface Text {
   readonly name: string;
@@ -104,7 +107,6 @@ export async function collect(
     WITHOUT_NAMESPACE.has(regarding.kind);
   add(EVENTS.plural, await reader.objects(EVENTS, { namespace }, isWanted));
   add('machine-pods', await reader.objects(PODS, { namespace, labelSelector: WORKLOAD_LABEL }));
-  add(IMAGE_CACHE_ENTRIES.plural, await reader.objects(IMAGE_CACHE_ENTRIES));
   add(SERVERS.plural, await reader.objects(SERVERS));
   const nodes = await reader.objects(NODES, { labelSelector: `${HOST_KEY}=${HOST_VALUE}` });
   const pods = (await reader.objects(PODS, { namespace: system }))?.toSorted((a, b) => rankOf(a) - rankOf(b));

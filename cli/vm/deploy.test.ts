@@ -39,6 +39,8 @@ interface Behaviour {
   readonly version?: object | object[];
   /** Spec of the VM config `ci`. */
   readonly config?: object;
+  /** Spec of the Image. */
+  readonly image?: object;
   readonly flags?: object;
   readonly output?: 'table' | 'json';
   /** Called when the API server has received the request that creates the VM, and before it answers. */
@@ -50,7 +52,7 @@ async function deployed(
   { keep = (answer) => answer(200, RUNNING), version = RUNNING, onCreate, ...asked }: Behaviour,
   calls: string[] = [],
 ) {
-  const { config, flags = {}, output } = asked;
+  const { config, image = {}, flags = {}, output } = asked;
   let sent: Partial<VM> = {};
   const interrupt = new AbortController();
   const created = async (answer: Answer) => {
@@ -66,6 +68,8 @@ async function deployed(
       keep(answer, request.socket);
     } else if (url.includes('/vmconfigs/')) {
       answer(200, { metadata: { name: 'ci' }, spec: config });
+    } else if (url.includes('/images/')) {
+      answer(200, { metadata: { name: 'linux' }, spec: image });
     } else if (method === 'GET') {
       response.writeHead(200, { 'content-type': 'application/json' });
       for (const object of [version].flat()) {
@@ -253,7 +257,7 @@ it('names the flags of the fields that the API server refuses', () => {
 });
 
 describe('the SSH keys of a deployment', () => {
-  const OWN = `ssh-ed25519 ${'A'.repeat(68)} me@desk`;
+  const OWN = `ssh-ed25519 AAAAC3NzaC1lZDI1NTE5${'A'.repeat(48)} me@desk`;
 
   beforeEach(async () => {
     await mkdir(join(folder, '.ssh'));
@@ -279,6 +283,17 @@ describe('the SSH keys of a deployment', () => {
     ['the VM boots from an ISO', { flags: { image: undefined, iso: 'debian' } }, undefined],
     ['its config has keys', { flags: { config: 'ci' }, config: { sshAuthorizedKeys: ['a'] } }, undefined],
     ['its config has another OS', { flags: { config: 'ci' }, config: { os: 'Windows' } }, undefined],
+    ['its Image has another OS', { image: { os: 'Windows' } }, undefined],
+    [
+      'the Image of its config has another OS',
+      { flags: { config: 'ci' }, config: {}, image: { os: 'MacOS' } },
+      undefined,
+    ],
+    [
+      'its image is a reference',
+      { flags: { image: 'registry.example/linux:1' }, image: { os: 'MacOS' } },
+      [OWN],
+    ],
     ['its config says nothing', { flags: { config: 'ci' }, config: { cpu: 2 } }, [OWN]],
   ])('are not changed by it if %s', async (_, behaviour, keys) => {
     expect((await deployed(behaviour)).spec.sshAuthorizedKeys).toEqual(keys);

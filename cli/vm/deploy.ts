@@ -10,6 +10,7 @@ import { conditionOf } from '../../api/http/conditions.ts';
 import { timeoutMinutes, vmOf } from '../../api/http/vmspec.ts';
 import { DEPLOY_MINUTES_MAXIMUM } from '../../api/v1alpha1/fields.ts';
 import { ANSWER_BY_ANNOTATION } from '../../api/v1alpha1/names.ts';
+import { isImageReference } from '../../api/v1alpha1/reference.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type UserCluster, withCluster } from '../cluster.ts';
@@ -42,6 +43,7 @@ import {
   tableValues,
 } from '../objects/machineflags.ts';
 import { findNamed } from '../objects/named.ts';
+import { IMAGE_KIND } from '../image.ts';
 import { VM_CONFIG_KIND } from '../vmconfig.ts';
 
 export interface DeployFlags extends MachineFlags {
@@ -91,12 +93,15 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
 }
 
 /** @throws CommandError when flags are missing or wrong, or contradict each other. */
-function check({ image, iso, config, timeout }: DeployFlags): void {
+function check({ image, iso, config, timeout, sshKey = [], noSshKey }: DeployFlags): void {
   if (image === undefined && iso === undefined && config === undefined) {
     throw new CommandError('Name the source of the VM: --image, --iso or --config', EXIT.usage);
   }
   if (image !== undefined && iso !== undefined) {
     throw new CommandError('Use only one of --image and --iso', EXIT.usage);
+  }
+  if (noSshKey === true && sshKey.length > 0) {
+    throw new CommandError('Use only one of --ssh-key and --no-ssh-key', EXIT.usage);
   }
   if (timeout !== undefined && (timeout < 1 || timeout > DEPLOY_MINUTES_MAXIMUM)) {
     throw new CommandError(
@@ -124,10 +129,10 @@ const OWN_KEYS = ['id_ed25519.pub', 'id_ecdsa.pub', 'id_rsa.pub'];
 
 /**
  * Returns the public SSH keys of the VM. If the flags name no key, and neither does the VM config, the result is the user's own key, and a
- * line on the error stream names its file. A VM that boots from an ISO, or whose VM config says that the guest is not Linux, gets no key by
- * itself, because nothing in such a guest would read the key.
+ * line on the error stream names its file. A VM that boots from an ISO, or whose VM config or Image says that the guest is not Linux, gets no
+ * key by itself, because nothing in such a guest would read the key, and the VM would wait for an SSH server.
  *
- * @throws ApiError when the API server does not give the VM config.
+ * @throws ApiError when the API server does not give the VM config or the Image.
  */
 async function keysFor(
   terminal: Terminal,
@@ -168,24 +173,43 @@ function readOwnKey({
   return undefined;
 }
 
-/** Reports whether the VM gets a key by itself: see {@link keysFor}. @throws ApiError when the API server does not give the VM config. */
+/** Reports whether the VM gets a key by itself: see {@link keysFor}. @throws ApiError as that does. */
 async function takesKey(
   cluster: UserCluster,
-  { iso, config }: DeployFlags,
+  { iso, config, image }: DeployFlags,
   signal: AbortSignal,
 ): Promise<boolean> {
-  if (iso !== undefined || config === undefined) {
-    return iso === undefined;
+  if (iso !== undefined) {
+    return false;
   }
-  const found = await undefinedIf(
-    (error) => error instanceof CommandError || isForbidden(error),
-    findNamed(cluster, VM_CONFIG_KIND, config, signal),
-  );
+  if (config === undefined) {
+    return await isLinux(cluster, image, signal);
+  }
+  const found = await unlessHidden(findNamed(cluster, VM_CONFIG_KIND, config, signal));
   if (found === undefined) {
     return false;
   }
-  const { sshAuthorizedKeys, os = 'Linux', iso: configISO } = found.spec;
-  return sshAuthorizedKeys === undefined && os === 'Linux' && configISO === undefined;
+  const { sshAuthorizedKeys, os = 'Linux', iso: configISO, image: configImage } = found.spec;
+  const takesKeys = sshAuthorizedKeys === undefined && os === 'Linux' && configISO === undefined;
+  return takesKeys && (await isLinux(cluster, image ?? configImage, signal));
+}
+
+/** Reports whether nothing says that the image has another operating system. Only an Image can say so, and no reference. */
+async function isLinux(
+  cluster: UserCluster,
+  image: string | undefined,
+  signal: AbortSignal,
+): Promise<boolean> {
+  if (image === undefined || isImageReference(image)) {
+    return true;
+  }
+  const found = await unlessHidden(findNamed(cluster, IMAGE_KIND, image, signal));
+  return (found?.spec.os ?? 'Linux') === 'Linux';
+}
+
+/** Returns undefined if the object does not exist, or if the user may not read it. */
+async function unlessHidden<T>(reading: Promise<T>): Promise<T | undefined> {
+  return await undefinedIf((error) => error instanceof CommandError || isForbidden(error), reading);
 }
 
 /**

@@ -212,6 +212,9 @@ export async function exec(
   });
 }
 
+/** Start of a file in the format PNG (PNG specification, section 5.2). */
+const PNG = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
+
 /** Writes a picture of the screen into the file. @throws CommandError when the host makes no picture; ApiError. */
 export async function screenshot(
   terminal: Terminal,
@@ -241,7 +244,13 @@ export async function screenshot(
     ]);
     await runSession(cluster, { name, path, tty: false, input: false, output }, signal);
   });
-  await writeFile(file, Buffer.concat(pieces));
+  const picture = Buffer.concat(pieces);
+  if (bytes > SCREENSHOT_BYTES || !picture.subarray(0, PNG.length).equals(PNG)) {
+    throw new CommandError(
+      `The host of vm ${name} did not send a picture as PNG of at most ${SCREENSHOT_BYTES} bytes`,
+    );
+  }
+  await writeFile(file, picture);
   terminal.out(`Wrote the screen of vm ${name} to ${file}\n`);
 }
 

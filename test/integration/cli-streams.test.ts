@@ -139,7 +139,7 @@ describe('screenshot', () => {
       out: `Wrote the screen of vm ${VM} to ${file}\n`,
       err: '',
     });
-    expect(await readFile(file, 'utf8')).toBe('picture');
+    expect(await readFile(file, 'latin1')).toBe('\u0089PNG\r\n\u001a\npicture');
     const args = ['vm', 'screenshot', '-n', NAMESPACE, VM, join(folder, 'refused.png')];
     const { code, err } = await command.run(args, { kubeconfig: viewer });
     expect([code, err]).toEqual([3, expect.stringMatching(/cannot get resource "pods\/exec".*Ask an admin/)]);

@@ -257,7 +257,7 @@ export class StandInDriver implements DriverOfVMs {
 
   async screenshot(folder: MachineFolder): Promise<Buffer> {
     this.#requireRunning(folder);
-    return Buffer.from('picture');
+    return Buffer.from('\u0089PNG\r\n\u001a\npicture', 'latin1');
   }
 
   /** Every port of a guest serves its page, which has the first and the last line of a real guest's page. */
