@@ -3,6 +3,8 @@ import { expect, it, vi } from 'vitest';
 import { EXIT } from './errors.ts';
 import { createProgram, run } from './program.ts';
 
+const KEY = `ssh-ed25519 AAAAC3NzaC1lZDI1NTE5${'A'.repeat(48)}`;
+
 /** Runs the command without a cluster. Returns its exit code and both streams. */
 async function berth(...args: string[]) {
   return await runAs('berth', args);
@@ -94,6 +96,10 @@ it.each([
   [['vm', 'console', 'mac', '--stdin=1'], "'-i, --stdin' argument '1' is invalid"],
   [['vm', 'deploy', '--image', 'a', '--memory', '4X'], "'-m, --memory <size>' argument '4X' is invalid"],
   [['vm', 'deploy', '--image', 'a', '--cpu', 'two'], "argument 'two' is invalid. It must be a whole number"],
+  [
+    ['vm', 'deploy', 'mac', '--image', 'a', '--no-ssh-key', '--ssh-key', KEY],
+    'only one of --ssh-key and --no-ssh-key',
+  ],
   [['vm', 'deploy', 'mac'], '--image, --iso or --config'],
   [['vm', 'deploy', 'mac', '--image', 'a', '--iso', 'b'], 'only one of --image and --iso'],
   [['vm', 'deploy', 'mac', '--image', 'a', '--timeout', '0'], '--timeout 0 must be from 1 to 1440 minutes'],

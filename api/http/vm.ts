@@ -38,8 +38,20 @@ function sameFields(isInConfig: true | undefined, dpiMaximum: DisplayDpiMaximum)
 /** Returns the schemas of the fields of {@link CONFIG_ITEM_ROWS}. */
 export function configItemFields() {
   return Object.fromEntries(
-    CONFIG_ITEM_ROWS.map(({ http, type }) => [http, (type === 'integer' ? z.int() : z.string()).optional()]),
+    CONFIG_ITEM_ROWS.map(({ http, type }) => [http, itemValue(type).optional()]),
   ) as unknown as HttpShape<Exclude<ConfigField, FieldsWith<{ type: 'structured' }>>>;
+}
+
+/** Returns the schema of a value as a VMConfig has it. A quantity is a text or a number. */
+function itemValue(type: (typeof CONFIG_ITEM_ROWS)[number]['type']): z.ZodType {
+  switch (type) {
+    case 'integer':
+      return z.int();
+    case 'disk':
+      return z.union([z.int(), z.string()]);
+    default:
+      return z.string();
+  }
 }
 
 function valueSchema(row: (typeof VM_FIELD_ROWS)[number], dpiMaximum: DisplayDpiMaximum): z.ZodType {

@@ -1,6 +1,7 @@
 import { expect, it } from 'vitest';
 import type { VM } from '../v1alpha1/vm.ts';
 import type { VMConfig } from '../v1alpha1/vmconfig.ts';
+import { vmConfigItemSchema } from './vmconfig.ts';
 import { vmConfigItem } from './vmitem.ts';
 import { vmItem } from './vmitem.ts';
 
@@ -67,6 +68,13 @@ it('shows the memory in GiB, and none if it cannot be read', () => {
     ['4.80Gi', 4.8],
     [undefined, undefined],
   ]);
+});
+
+it('shows the disk of a VM config as it is written, also as a number', () => {
+  for (const diskSize of ['100Gi', 100_000_000_000]) {
+    const item = vmConfigItem({ metadata: { name: 'big' }, spec: { diskSize } } as VMConfig);
+    expect(vmConfigItemSchema.parse(item)).toMatchObject({ diskSize });
+  }
 });
 
 it('shows a VM that is being deleted as Terminating, whatever its status says', () => {

@@ -93,21 +93,26 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
 }
 
 /** @throws CommandError when flags are missing or wrong, or contradict each other. */
-function check({ image, iso, config, timeout, sshKey = [], noSshKey }: DeployFlags): void {
+function check({ image, iso, config, timeout, ...keys }: DeployFlags): void {
   if (image === undefined && iso === undefined && config === undefined) {
     throw new CommandError('Name the source of the VM: --image, --iso or --config', EXIT.usage);
   }
   if (image !== undefined && iso !== undefined) {
     throw new CommandError('Use only one of --image and --iso', EXIT.usage);
   }
-  if (noSshKey === true && sshKey.length > 0) {
-    throw new CommandError('Use only one of --ssh-key and --no-ssh-key', EXIT.usage);
-  }
+  checkKeys(keys);
   if (timeout !== undefined && (timeout < 1 || timeout > DEPLOY_MINUTES_MAXIMUM)) {
     throw new CommandError(
       `--timeout ${timeout} must be from 1 to ${DEPLOY_MINUTES_MAXIMUM} minutes`,
       EXIT.usage,
     );
+  }
+}
+
+/** @throws CommandError when a key is given and refused. */
+function checkKeys({ sshKey = [], noSshKey = false }: Pick<DeployFlags, 'sshKey' | 'noSshKey'>): void {
+  if (noSshKey && sshKey.length > 0) {
+    throw new CommandError('Use only one of --ssh-key and --no-ssh-key', EXIT.usage);
   }
 }
 

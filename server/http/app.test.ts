@@ -266,6 +266,12 @@ it.each([
   ],
   [{ image: 'a', reservedPorts: 'x' }, 422, /^reservedPorts: has characters, .* not allowed/],
   [{ image: 'a', name: 'x'.repeat(64) }, 422, /^name: must have at most 63 characters$/],
+  [
+    { image: 'a', readiness: { type: 'Port', port: 70_000 } },
+    422,
+    /^readiness\.port: must be at most 65535, not 70000$/,
+  ],
+  [{ image: 'a', readiness: { type: 'Port', port: 0 } }, 422, /^readiness\.port: must be at least 1, not 0$/],
   [{ image: 'a', tag: 5 }, 400, /^tag: must be a text, not 5$/],
   [
     { image: 'a', scheduler: 'x' },

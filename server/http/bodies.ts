@@ -55,7 +55,7 @@ export function translateBody(
   const renamed = lowerCased(aliases);
   const own: [string, unknown][] = [];
   const others: [field: string, value: unknown][] = [];
-  const warnings: string[] = [];
+  const warnings = new Map<string, string>();
   for (const [key, value] of Object.entries(body)) {
     const name = key.toLowerCase();
     const [field, reason] = [renamed.get(name), ignored.get(name)];
@@ -64,10 +64,13 @@ export function translateBody(
     } else if (reason === undefined) {
       own.push([key, value]);
     } else if (!isNothing(value)) {
-      warnings.push(`${key} has no effect. ${reason}`);
+      warnings.set(name, `${key} has no effect. ${reason}`);
     }
   }
-  return { body: Object.fromEntries([...own, ...renamedFields(own, others, aliases)]), warnings };
+  return {
+    body: Object.fromEntries([...own, ...renamedFields(own, others, aliases)]),
+    warnings: [...warnings.values()],
+  };
 }
 
 /** Returns the values of the fields that a body gives under `others`, their other names, and not under their own. */
@@ -78,10 +81,10 @@ function renamedFields(
 ): Map<string, unknown> {
   const before = new Map(own.map(([key, value]) => [key.toLowerCase(), value]));
   const read = new Map<string, unknown>();
-  for (const [field, value] of others.filter(([, given]) => !isNothing(given))) {
+  for (const [field, value] of others.filter(([, given]) => !isUnset(given))) {
     const name = field.toLowerCase();
     const first = before.get(name);
-    if (isNothing(first)) {
+    if (isUnset(first)) {
       before.set(name, value);
       read.set(field, value);
     } else if (!isDeepStrictEqual(first, value)) {
@@ -94,7 +97,12 @@ function renamedFields(
 
 /** Reports whether a value asks for nothing. Some clients write all fields that they know. */
 function isNothing(value: unknown): boolean {
-  return value === undefined || value === null || value === '' || value === false;
+  return isUnset(value) || value === false;
+}
+
+/** Reports whether a field counts as absent, so that another name of the field can give its value. */
+function isUnset(value: unknown): boolean {
+  return value === undefined || value === null || value === '';
 }
 
 function lowerCased(names: Readonly<Record<string, string>>): Map<string, string> {

@@ -266,9 +266,9 @@ function plainMessage({ keyword, message = '', params }: Mistake): string {
     case 'invalid_format':
       return formMessage(String(params['pattern']));
     case 'too_small':
-      return `must have at least ${sizeOf(params, params['minimum'])}`;
+      return `must ${sizeOf(params, `at least ${String(params['minimum'])}`)}`;
     case 'too_big':
-      return `must have at most ${sizeOf(params, params['maximum'])}`;
+      return `must ${sizeOf(params, `at most ${String(params['maximum'])}`)}`;
     default:
       return 'has a form that is not allowed. The OpenAPI document shows the allowed ones';
   }
@@ -292,10 +292,13 @@ function formMessage(pattern: string): string {
     : `must have only ${form}`;
 }
 
-/** Returns a size with its unit, for example `63 characters`. */
-function sizeOf({ origin }: Mistake['params'], size: unknown): string {
-  const unit = origin === 'string' ? 'character' : 'item';
-  return `${String(size)} ${unit}${size === 1 ? '' : 's'}`;
+/** Units of the sizes of texts and lists. All other values are numbers, which have no size. */
+const UNITS: Readonly<Record<string, string>> = { string: 'character', array: 'item' };
+
+/** Returns what a bound says, for example `have at most 63 characters`, or `be at most 500` for a number. */
+function sizeOf({ origin }: Mistake['params'], bound: string): string {
+  const unit = UNITS[String(origin)];
+  return unit === undefined ? `be ${bound}` : `have ${bound} ${unit}${/\D1$/.test(bound) ? '' : 's'}`;
 }
 
 /** Reports whether the value of the field has the wrong type. */

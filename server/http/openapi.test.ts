@@ -67,6 +67,7 @@ it.each([
   [{ description: undefined }, 'description'],
   [{ roles: undefined }, 'roles'],
   [{ sample: { size: 'large' } }, 'sample'],
+  [{ sample: { size: 1, colour: 'red' } }, 'sample'],
   [{ sample: undefined }, 'sample'],
 ])('a route with %j does not start', async (change, missing) => {
   const app = createApp({ logger: pino({ level: 'silent' }), tls: false });

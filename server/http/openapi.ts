@@ -3,6 +3,7 @@ import swagger from '@fastify/swagger';
 import type { FastifyContextConfig, FastifySchema, RouteOptions } from 'fastify';
 import { jsonSchemaTransform, jsonSchemaTransformObject } from 'fastify-type-provider-zod';
 import * as z from 'zod';
+import { normalizeBody } from './bodies.ts';
 import type { App } from './app.ts';
 
 const MULTIPART = 'multipart/form-data';
@@ -92,7 +93,15 @@ function requireDescription({ method, url, schema, config }: RouteOptions): void
 
 function fitsSample({ body, sample }: FastifySchema, config: FastifyContextConfig = {}): boolean {
   const read = config.files === undefined ? body : (config.texts ?? z.object());
-  return !(read instanceof z.ZodType) || read.safeParse(sample).success;
+  if (!(read instanceof z.ZodType)) {
+    return true;
+  }
+  try {
+    return read.safeParse(normalizeBody(read, sample)).success;
+  } catch {
+    // The body has a field that the route refuses.
+    return false;
+  }
 }
 
 /** Returns the description of an operation, with the callers that are allowed to use it. */

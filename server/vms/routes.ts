@@ -23,9 +23,9 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { App } from '../http/app.ts';
 import { listAs } from '../callers/list.ts';
-import { createAs, deleteAs, findAs, getAs, type NamespacedRef } from '../callers/objects.ts';
+import { createAs, deleteAs, getAs, type NamespacedRef } from '../callers/objects.ts';
 import { undefinedIf } from '../../base/errors.ts';
-import { isForbidden } from '../../kube/errors.ts';
+import { isForbidden, isNotFound } from '../../kube/errors.ts';
 import { namespaceParams, objectParams } from '../http/namespaces.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
@@ -161,18 +161,36 @@ function requireHost({ hosts }: Services['own'], namespace: string, host: string
 }
 
 /**
- * Refuses a VM whose VM config does not exist, before a VM is made whose name nobody chose. A caller without the right to read VM configs is
- * not refused, because the operator reads them.
+ * Refuses a VM whose VM config does not exist, before a VM is made whose name nobody chose. A caller without the right to read VM configs of
+ * one of the namespaces is not refused, because the operator reads them.
  *
- * @throws ApiError 404 when the VM config is neither in the namespace nor in the default one.
+ * @throws StatusError 404 when the VM config is neither in the namespace nor in the default one; ApiError.
  */
 async function requireConfig(
   { client }: Caller,
   { namespace, name }: { namespace: string; name: string | undefined },
   defaultNamespace: string,
 ): Promise<void> {
-  if (name !== undefined) {
-    await undefinedIf(isForbidden, findAs(client, VM_CONFIGS, { namespace, name }, defaultNamespace));
+  if (name === undefined) {
+    return;
+  }
+  for (const one of new Set([namespace, defaultNamespace])) {
+    if (await mayExist(getAs(client, VM_CONFIGS, { namespace: one, name }))) {
+      return;
+    }
+  }
+  throw notFound('vmconfigs.berth.dev', name);
+}
+
+/** Reports whether the object exists, or may exist because the caller must not read it. @throws other errors of the reading. */
+async function mayExist(reading: Promise<unknown>): Promise<boolean> {
+  try {
+    return (await undefinedIf(isNotFound, reading)) !== undefined;
+  } catch (error) {
+    if (!isForbidden(error)) {
+      throw error;
+    }
+    return true;
   }
 }
 

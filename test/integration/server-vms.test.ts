@@ -117,6 +117,9 @@ describe('a deployment', () => {
       expect(body.message).toMatch(/absent.* not found/);
       await vms.waitUntilGone('misspelt');
     }
+    // Without a wait, nothing else would tell the caller.
+    const unwaited = await deploy({ vmConfig: 'absent', name: 'misspelt' }, '?wait=false');
+    expect([unwaited.status, unwaited.body.message]).toEqual([404, 'vmconfigs.berth.dev "absent" not found']);
   });
 
   it('that fails answers 500 with the words of the hypervisor, and leaves no VM', async () => {
