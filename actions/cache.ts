@@ -194,8 +194,12 @@ export function entryFor(
   entries: readonly ImageCacheEntry[],
   reference: string,
 ): ImageCacheEntry | undefined {
-  const own = entries.filter((entry) => referenceOf(entry) === reference);
-  return keepingEntry(own.filter(isStaying)) ?? own[0];
+  return firstOf(entries.filter((entry) => referenceOf(entry) === reference));
+}
+
+/** Returns the entry that keeps the image, of the entries for one image, or else one that is being deleted. */
+export function firstOf(entries: readonly ImageCacheEntry[]): ImageCacheEntry | undefined {
+  return keepingEntry(entries.filter(isStaying)) ?? entries[0];
 }
 
 /** Returns whether nobody has deleted the entry. A deleted entry stays until its hosts have removed the image. */

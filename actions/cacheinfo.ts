@@ -6,6 +6,7 @@ import {
   cachedReference,
   contentName,
   digestsIn,
+  digestsOf,
   referenceOf,
   targetTest,
 } from '../api/v1alpha1/cachetargets.ts';
@@ -26,6 +27,7 @@ import {
   entriesOf,
   entryFor,
   findImage,
+  firstOf,
   imageNotFound,
   isStaying,
 } from './cache.ts';
@@ -55,7 +57,10 @@ export async function cacheInfo(access: CacheAccess, image: string): Promise<Cac
   if (reference !== undefined) {
     const name = cachedReference(reference);
     const entry = entryFor(entries, name);
-    return { image: name, items: infoItems(access.hosts, entry, matcherOf(name, digestsOf(entry))) };
+    return {
+      image: name,
+      items: infoItems(access.hosts, entry, matcherOf(name, entry === undefined ? [] : digestsOf(entry))),
+    };
   }
   const object = await findImage(access, image);
   const namespaces = [object?.metadata.namespace, access.namespace, access.defaultNamespace];
@@ -65,12 +70,9 @@ export async function cacheInfo(access: CacheAccess, image: string): Promise<Cac
   if (object === undefined && entry === undefined) {
     throw imageNotFound(image);
   }
-  const digests = [...digestsOf(entry), ...(object === undefined ? [] : contentDigests(object))];
+  const kept = entry === undefined ? [] : digestsOf(entry);
+  const digests = [...kept, ...(object === undefined ? [] : contentDigests(object))];
   return { image, items: infoItems(access.hosts, entry, matcherOf(undefined, digests)) };
-}
-
-function digestsOf({ status: { digest, formerDigests = [] } = {} }: Partial<ImageCacheEntry> = {}): string[] {
-  return digest === undefined ? [] : [digest, ...formerDigests];
 }
 
 /** Returns the digests by which hosts list the content of an Image. */
@@ -162,8 +164,8 @@ function statusAtRest(
 export async function cacheList(access: CacheAccess): Promise<CacheList> {
   const [entries, images] = await Promise.all([entriesOf(access), imagesOf(access)]);
   const contents = contentsOf(access.hosts);
-  const references = [...new Set(entries.map(referenceOf))];
-  const kept = references.map((one) => entryFor(entries, one)).filter((entry) => entry !== undefined);
+  const byImage = Map.groupBy(entries, referenceOf);
+  const kept = [...byImage.values()].map(firstOf).filter((entry) => entry !== undefined);
   const own = kept.map((entry) => ({ ...nameOf(entry, access, images), ...entryItem(entry, contents) }));
   const objects = images.flatMap((image) => imageItem(image, contents));
   const items = new Map<string, ListItem>();

@@ -1,6 +1,6 @@
 /** Declares all watches of the operator, with the indexes of their caches. */
 import type { Logger } from 'pino';
-import { referenceOf } from '../api/v1alpha1/cachetargets.ts';
+import { digestsOf, referenceOf } from '../api/v1alpha1/cachetargets.ts';
 import {
   ADMIN_ROLE,
   DEV_ROLE,
@@ -46,7 +46,6 @@ import { watchAddresses } from './certificates/addresses.ts';
 import { nodeOfPod, PODS_BY_NODE, trimNode } from './host/observe.ts';
 import { recordsSelector } from './host/records.ts';
 import {
-  digestsOf,
   ENTRIES_BY_DIGEST,
   ENTRIES_BY_IMAGE,
   ENTRIES_BY_NAMESPACE,

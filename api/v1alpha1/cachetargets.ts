@@ -2,7 +2,7 @@
  * Reads two facts from an ImageCacheEntry: the normalized name of its image, and which hosts should have the image. If several entries
  * of a namespace name the same image, this code also decides which of them has an effect.
  */
-import type { ImageCacheEntrySpec } from './imagecacheentry.ts';
+import type { ImageCacheEntry, ImageCacheEntrySpec } from './imagecacheentry.ts';
 import type { KindMetadata } from './kind.ts';
 import { CACHE_FINALIZER } from './names.ts';
 import { normaliseImageName } from './reference.ts';
@@ -77,4 +77,9 @@ export function keepingEntry<Kept extends Entry>(entries: readonly Kept[]): Kept
 function rank({ metadata }: Entry): string {
   const works = metadata.finalizers?.includes(CACHE_FINALIZER) === true;
   return `${works ? 0 : 1} ${metadata.creationTimestamp} ${metadata.name}`;
+}
+
+/** Returns the digests in the status of an entry. */
+export function digestsOf({ status: { digest, formerDigests = [] } = {} }: ImageCacheEntry): string[] {
+  return digest === undefined ? [] : [digest, ...formerDigests];
 }

@@ -1,6 +1,6 @@
 import pino from 'pino';
 import { expect, it, vi } from 'vitest';
-import { contentName } from '../../api/v1alpha1/cachetargets.ts';
+import { digestsOf, contentName } from '../../api/v1alpha1/cachetargets.ts';
 import type { ImageCacheEntry, NodeCacheState } from '../../api/v1alpha1/imagecacheentry.ts';
 import { CACHE_FINALIZER, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
 import { type IndexFunctions, Store } from '../../kube/cache.ts';
@@ -14,13 +14,7 @@ import { parseConfig } from '../config/config.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { JOBS_BY_HOST } from '../tasks/placement.ts';
 import { type CacheControllerOptions, enqueueEntries, ImageCacheReconciler } from './controller.ts';
-import {
-  digestsOf,
-  ENTRIES_BY_DIGEST,
-  ENTRIES_BY_REFERENCE,
-  type EntrySources,
-  keyOfImage,
-} from './observe.ts';
+import { ENTRIES_BY_DIGEST, ENTRIES_BY_REFERENCE, type EntrySources, keyOfImage } from './observe.ts';
 
 const logger = pino({ level: 'silent' });
 const BEGIN = Date.parse('2030-01-01T00:10:00Z');

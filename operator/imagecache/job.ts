@@ -40,13 +40,17 @@ export const PARKED_SECONDS = 30 * 24 * 3600;
  */
 const PARKED_RETRIES = 6;
 
+/**
+ * Returns the Job for a host. The result is undefined if there is nothing to fetch. The system namespace gets no Job that fetches, although
+ * the removals of a namespace that is being deleted run there: the entry would choose a Secret of the system namespace.
+ */
 export function buildJob(observed: ObservedEntry, start: Start): Unsaved<Job> | undefined {
-  const { image, config } = observed;
+  const { image, config, jobNamespace, entry } = observed;
   const task = taskOf(observed, start);
-  if (task === undefined) {
+  const isCaching = start.type === 'cache';
+  if (task === undefined || (isCaching && jobNamespace !== entry.metadata.namespace)) {
     return undefined;
   }
-  const isCaching = start.type === 'cache';
   const credentials = isCaching ? credentialsFor(referencesOf(task), observed.credentials) : [];
   const job = taskJob({
     metadata: metadataOf(observed, start),

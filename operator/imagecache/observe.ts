@@ -97,11 +97,6 @@ export function keyOfImage(entry: Readonly<ImageCacheEntry>): string {
   return `${entry.metadata.namespace} ${referenceOf(entry)}`;
 }
 
-/** Returns the digests in the status of an entry. */
-export function digestsOf({ status: { digest, formerDigests = [] } = {} }: ImageCacheEntry): string[] {
-  return digest === undefined ? [] : [digest, ...formerDigests];
-}
-
 /** Returns the names of the hosts that wait in the entry's queue or for a free slot. */
 export function queuedHosts({ status }: ImageCacheEntry): string[] {
   const rows = status?.nodes ?? [];

@@ -129,6 +129,15 @@ it('removes an image also from a host whose disk is nearly full, because the rem
   expect(toleratedBy('cache')).not.toContain(pressure);
 });
 
+it('fetches nothing in the system namespace, where an entry could choose a Secret', () => {
+  const observed = observe([{ node: 'a', queuedAt }], [], 1);
+  const row: NodeCacheState = { node: 'a', state: 'Queued', queuedAt };
+  const namespaceOf = (type: 'cache' | 'uncache') =>
+    buildJob({ ...observed, jobNamespace: 'berth-system' }, { type, host: 'a', row, isParked: false })
+      ?.metadata.namespace;
+  expect([namespaceOf('cache'), namespaceOf('uncache')]).toEqual([undefined, 'berth-system']);
+});
+
 describe('a host that should remove the image', () => {
   const NOT_SCHEDULED = 'NotScheduled: the Job was not scheduled within 60 s: the host has the taint off';
   const queued: NodeCacheState = { node: 'a', state: 'Removing', queuedAt };

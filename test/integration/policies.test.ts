@@ -310,6 +310,7 @@ describe('the kinds', () => {
     VMConfig: { image: 'any' },
     Image: { source: { empty: { size: '1Gi' } } },
     ISO: { source: { sharedFile: { path: 'a.iso' } } },
+    ImageCacheEntry: { reference: 'registry.example/image:1', targets: { all: true } },
     Emulator: { vmName: 'x' },
   };
   const manifest = (kind: string, namespace: string) =>

@@ -26,6 +26,7 @@ function newCatalog() {
       disk.saved.set(id, structuredClone(metadata));
     },
     disk: (id: ImageId) => `/${id}`,
+    discard: async () => undefined,
   } as unknown as StoreLayout;
   const holders = new Holders();
   const log: string[] = [];
@@ -83,6 +84,25 @@ it('the end of the last entry leaves an image to the other namespaces that used 
   expect(image.metadata).toMatchObject({ names: ['x'], entries: [], tenants: ['team', 'third'] });
 });
 
+it('the end of an entry leaves an image in the share of its namespace while a machine of the namespace holds it', async () => {
+  const { holders, catalog, image } = newCatalog();
+  holders.add('entry/e', ID);
+  holders.add('machine/a', ID);
+  for (const holder of ['entry/e', 'machine/a'] as const) {
+    await catalog.assign(image, ['x'], { architecture: 'amd64', holder, tenant: 'team' });
+  }
+  await catalog.unenter('entry/e', image, 'team');
+  expect(image.metadata).toMatchObject({ entries: [], tenants: ['team'] });
+});
+
+it('an entry holds no image that was removed, also if another namespace brings the same image again', async () => {
+  const { holders, catalog, image } = newCatalog();
+  holders.add('entry/e', ID);
+  await catalog.assign(image, ['x'], { architecture: 'amd64', holder: 'entry/e', tenant: 'team' });
+  await catalog.discard(image);
+  expect(holders.isHeld(ID)).toBe(false);
+});
+
 it('a Node lists the images of entries of all namespaces in turn, and then the other images', () => {
   const { catalog, image, other } = newCatalog();
   const add = (id: ImageId, digest: string, about: Partial<ImageMetadata>) =>
@@ -94,6 +114,29 @@ it('a Node lists the images of entries of all namespaces in turn, and then the o
   add('file/small', 'small', { tenants: ['modest'], sizeBytes: 1 });
   expect(catalog.list().map(({ names }) => names)).toEqual(
     ['large', 'small', 'next', 'free'].map((digest) => [contentName(digest)]),
+  );
+});
+
+it('an image that two namespaces have counts for one of them alone, so it delays few of their other images', () => {
+  const { catalog, image, other } = newCatalog();
+  other.metadata.names = [];
+  const images: [digest: string, ...tenants: string[]][] = [
+    ['shared-1', 'greedy', 'modest'],
+    ['shared-2', 'greedy', 'modest'],
+    ['shared-3', 'greedy', 'modest'],
+    ['third-1', 'third'],
+    ['third-2', 'third'],
+    ['third-3', 'third'],
+    ['own', 'modest'],
+  ];
+  for (const [index, [digest, ...tenants]] of images.entries()) {
+    const about = { names: ['x'], digest, entries: ['e'], tenants, sizeBytes: 100 - index };
+    catalog.add(`file/${index}`, { ...image.metadata, ...about });
+  }
+  expect(catalog.list().map(({ names }) => names)).toEqual(
+    ['shared-1', 'shared-2', 'third-1', 'shared-3', 'third-2', 'own', 'third-3'].map((digest) => [
+      contentName(digest),
+    ]),
   );
 });
 

@@ -190,8 +190,9 @@ export class Catalog {
 
   /**
    * Records that a cache entry of the namespace `tenant` no longer needs this image. If no other cache entry needs the image, and no other
-   * namespace used it, the function also removes the image's names from the catalog. If the metadata cannot be written, the entry still holds the image. A repeated removal of the entry then writes
-   * the metadata again.
+   * namespace used it, the function also removes the image's names from the catalog. While a machine or a task holds the image, its bytes
+   * stay in the share of the namespace. If the metadata cannot be written, the entry still holds the image. A repeated removal of the entry
+   * then writes the metadata again.
    */
   async unenter(holder: Holder, stored: CatalogEntry, tenant: string): Promise<void> {
     const { metadata, id } = stored;
@@ -199,6 +200,8 @@ export class Catalog {
     this.#holders.drop(holder, id);
     if (!this.#holders.isWanted(id)) {
       metadata.names = isOf(stored, tenant) ? [] : metadata.names;
+    }
+    if (!this.#holders.isHeld(id)) {
       metadata.tenants = metadata.tenants.filter((one) => one !== tenant);
     }
     try {
@@ -235,9 +238,15 @@ export class Catalog {
     }
   }
 
-  /** Removes an image from the catalog at once, and then removes its files. When the promise resolves, the image's disk space is free. */
+  /**
+   * Removes an image from the catalog at once, and then removes its files. When the promise resolves, the image's disk space is free. Its
+   * cache entries hold it no longer, also if another namespace brings the same image again.
+   */
   async discard(stored: CatalogEntry): Promise<void> {
     this.#images.delete(stored.id);
+    for (const entry of stored.metadata.entries) {
+      this.#holders.drop(`${ENTRY}${entry}`, stored.id);
+    }
     this.#tell();
     await this.#layout.discard(stored.id);
   }
@@ -398,13 +407,18 @@ function listedImages(images: readonly ImageMetadata[]): StoredImage[] {
     .map(({ names, metadata: { sizeBytes } }) => ({ names, sizeBytes }));
 }
 
-/** Returns for each image how many images of the same namespace come before it. An image of several namespaces has the least number. */
+/**
+ * Returns for each image how many images of the same namespace come before it. An image of several namespaces has the least number, and counts
+ * for the namespace with this number alone.
+ */
 function ranksOf(images: readonly ImageMetadata[]): ReadonlyMap<ImageMetadata, number> {
   const counts = new Map<string, number>();
   const ranks = new Map<ImageMetadata, number>();
   for (const image of images) {
-    ranks.set(image, Math.min(...image.tenants.map((tenant) => counts.get(tenant) ?? 0)));
-    image.tenants.forEach((tenant) => counts.set(tenant, (counts.get(tenant) ?? 0) + 1));
+    const countOf = (tenant: string): number => counts.get(tenant) ?? 0;
+    const [tenant = ''] = image.tenants.toSorted((a, b) => countOf(a) - countOf(b));
+    ranks.set(image, countOf(tenant));
+    counts.set(tenant, countOf(tenant) + 1);
   }
   return ranks;
 }
