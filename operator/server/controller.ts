@@ -109,7 +109,7 @@ export class ServerReconciler {
       this.#known.delete(name);
       consistency.forget(name);
       const left = nodes.cache.list().filter((node) => isCordonedFor(node, name));
-      await Promise.all(left.map((node) => this.#uncordon(node, name)));
+      await Promise.all(left.map((node) => this.#uncordon(node, name, logger)));
       return undefined;
     }
     return await this.#reconcileServer(server, logger);
@@ -142,7 +142,7 @@ export class ServerReconciler {
     const { node, server } = observed;
     const { name } = server.metadata;
     if (node !== undefined && host === undefined) {
-      await this.#uncordon(node, name);
+      await this.#uncordon(node, name, logger);
     }
     if (node !== undefined && effect?.kind === 'cordon') {
       await this.#cordon(node, name);
@@ -256,10 +256,19 @@ export class ServerReconciler {
   }
 
   /** Removes the cordon that Berth set for this Server. The VMs that have waited longest get the free places. */
-  async #uncordon(node: Readonly<Node>, name: string): Promise<void> {
+  async #uncordon(node: Readonly<Node>, name: string, logger: Logger): Promise<void> {
     if (isCordonedFor(node, name)) {
       const place = placeOn(node, podsOn(this.#options, node.metadata.name));
-      await Promise.all(choose(place, waitingIn(this.#options)).map((pod) => this.#nominate(pod, node)));
+      const waiting = waitingIn(this.#options);
+      const chosen = choose(place, waiting, (other) => this.#options.nodes.cache.get(other));
+      const writes = await Promise.allSettled(chosen.map((pod) => this.#nominate(pod, node)));
+      // The names are help for the scheduler. Without them, the host is for all Pods.
+      for (const { reason } of writes.filter((write) => write.status === 'rejected')) {
+        logger.warn(
+          { err: reason as unknown, host: node.metadata.name },
+          'A waiting Pod could not be named for a host',
+        );
+      }
       await this.#patchNode(node, { [CORDONED_FOR_ANNOTATION]: null }, null);
     }
   }

@@ -1,5 +1,12 @@
 import { describe, expect, it } from 'vitest';
-import { DEDICATED_KEY, HOST_KEY, HOST_MARK, HOST_VALUE, SLOT_RESOURCE } from '../../api/v1alpha1/names.ts';
+import {
+  CORDONED_FOR_ANNOTATION,
+  DEDICATED_KEY,
+  HOST_KEY,
+  HOST_MARK,
+  HOST_VALUE,
+  SLOT_RESOURCE,
+} from '../../api/v1alpha1/names.ts';
 import type { Node, Pod } from '../../kube/core.ts';
 import { hostPodSpec, type Placement } from '../tasks/placement.ts';
 import { choose, fits, placeOn, take } from './places.ts';
@@ -108,6 +115,21 @@ it('the free space of a host that opens is for the first Pods that fit and are e
     named('second'),
     named('third'),
   ];
-  const chosen = choose(placeOn(host(), []), waiting).map(({ metadata }) => metadata.name);
-  expect(chosen).toEqual(['first', 'second']);
+  const chosen = (tower: Node | undefined) =>
+    choose(placeOn(host(), []), waiting, (name) => (name === 'tower' ? tower : undefined)).map(
+      ({ metadata }) => metadata.name,
+    );
+  const conditions = [{ type: 'Ready', status: 'True' as const }];
+  const tower = { ...host(), status: { conditions } };
+  const cordoned = { ...tower, spec: { unschedulable: true } };
+  const opening = {
+    ...cordoned,
+    metadata: { name: 'tower', annotations: { [CORDONED_FOR_ANNOTATION]: 'tower' } },
+  };
+  expect(chosen(tower)).toEqual(['first', 'second']);
+  expect(chosen(opening)).toEqual(['first', 'second']);
+  // A host that can take the Pod no more keeps it from no other host.
+  for (const gone of [undefined, host(), cordoned]) {
+    expect(chosen(gone)).toEqual(['elsewhere', 'first']);
+  }
 });

@@ -1,7 +1,9 @@
 /** Counts what the Pods on a host request and what is free, and finds the Pods that wait for it. */
+import { CORDONED_FOR_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { parseBytes } from '../../api/v1alpha1/quantity.ts';
 import type { Node, Pod, PodSpec } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
+import { isReady } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
 import { holdsSlot, suits } from '../tasks/placement.ts';
 import { PODS_WITHOUT_HOST, WITHOUT_HOST } from '../vm/triggers.ts';
@@ -37,10 +39,25 @@ export function take(places: readonly HostSpace[], pod: Readonly<Pod>): boolean 
 
 /**
  * Returns the waiting Pods that get the free space on a host, in their order. A Pod that the scheduler expects on another host is left out:
- * two hosts that open at once are then not for the same Pods.
+ * two hosts that open at once are then not for the same Pods. `nodeOf` returns the Node with a name.
  */
-export function choose(place: HostSpace, waiting: readonly Readonly<Pod>[]): Readonly<Pod>[] {
-  return waiting.filter((pod) => (pod.status?.nominatedNodeName ?? '') === '' && take([place], pod));
+export function choose(
+  place: HostSpace,
+  waiting: readonly Readonly<Pod>[],
+  nodeOf: (name: string) => Readonly<Node> | undefined,
+): Readonly<Pod>[] {
+  return waiting.filter((pod) => !isExpected(pod, nodeOf) && take([place], pod));
+}
+
+/** Returns true if the host that was named for the Pod can still take it. A host that Berth has cordoned is about to open if it reports. */
+function isExpected({ status }: Readonly<Pod>, nodeOf: Parameters<typeof choose>[2]): boolean {
+  const node = nodeOf(status?.nominatedNodeName ?? '');
+  if (node === undefined || !isReady(node)) {
+    return false;
+  }
+  return (
+    node.spec?.unschedulable !== true || node.metadata.annotations?.[CORDONED_FOR_ANNOTATION] !== undefined
+  );
 }
 
 /** Returns true if the host suits the Pod, and has what the Pod requests. */

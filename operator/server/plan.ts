@@ -198,7 +198,9 @@ function waitForMachines(observed: ObservedServer, action: LastAction): ServerPl
 function occupiedText({ server, machines, carried }: ObservedServer): string {
   const { nodeName } = server.spec;
   if (machines === 0) {
-    return `${carried} ${carried === 1 ? 'stopped VM or task' : 'stopped VMs and tasks'} need host ${nodeName}`;
+    return carried === 1
+      ? `1 VM or task needs host ${nodeName}`
+      : `${carried} VMs and tasks need host ${nodeName}`;
   }
   return machines === 1
     ? `1 machine runs on host ${nodeName}`

@@ -134,6 +134,22 @@ describe("the scheduler's reasons, in a short form", () => {
     expect(explainPlacement(pod, message, () => hosts)).toBe(expected);
   });
 
+  it('counts a cordoned host for its cordon and not for the resource that it lacks too', () => {
+    const pod = {
+      spec: { containers: [{ name: 'machine', resources: { requests: { memory: '4Gi' } } }] },
+    } as unknown as Pod;
+    const hosts = [
+      { metadata: { name: 'large' }, status: { allocatable: { memory: '4Gi' } } },
+      {
+        metadata: { name: 'small' },
+        spec: { unschedulable: true },
+        status: { allocatable: { memory: '2Gi' } },
+      },
+    ] as unknown as Node[];
+    const message = '0/2 nodes are available: 1 Insufficient memory, 1 node(s) were unschedulable.';
+    expect(explainPlacement(pod, message, () => hosts)).toBe('No host is free: 1 cordoned, 1 short of memory');
+  });
+
   it('says that a host is starting, if the VM can run on it', () => {
     const message = '0/2 nodes are available: 1 Insufficient berth.dev/slot, 1 node(s) were unschedulable.';
     const condition = { type: 'PodScheduled', status: 'False', reason: 'Unschedulable', message };

@@ -130,11 +130,19 @@ interface Fleet {
   readonly lacking: (resource: string) => number;
 }
 
-/** Returns true if the host suits the Pod, but does not have as much of the resource as the Pod requests, even when it is empty. */
+/**
+ * Returns true if the host suits the Pod, but does not have as much of the resource as the Pod requests, even when it is empty. A host that a
+ * taint or cordon keeps off is none of them, because the scheduler names the taint and not the resource.
+ */
 function lacks(pod: Pod, node: Node, resource: string): boolean {
   const wanted = machineContainer(pod)?.resources?.requests?.[resource];
   const has = node.status?.allocatable?.[resource] ?? '0';
-  return wanted !== undefined && suits(pod.spec, node) && millis(has) < millis(wanted);
+  return (
+    wanted !== undefined &&
+    suits(pod.spec, node) &&
+    keptOffBy(pod, node) === undefined &&
+    millis(has) < millis(wanted)
+  );
 }
 
 /** Returns a quantity in thousandths, because only processors have fractions. */
@@ -196,13 +204,17 @@ const TAINT_TEXTS: Readonly<Record<string, string>> = {
   [CORDON.key]: OBSTACLES.cordoned,
 };
 
+/** Returns the first taint, or the cordon, that keeps the Pod off the host. */
+function keptOffBy(pod: Pod, { spec }: Node): Taint | undefined {
+  const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON] : [])];
+  return taints.find((taint) => keepsOff(taint, pod.spec));
+}
+
 /** Describes the taints and cordons of Berth's hosts that the Pod does not tolerate. */
 export function describeTaints(pod: Pod, hosts: readonly Node[]): string[] {
   const counts = new Map<string, number>();
   for (const host of hosts.filter((candidate) => isAskedFor(pod, candidate))) {
-    const { spec } = host;
-    const taints = [...(spec?.taints ?? []), ...(spec?.unschedulable === true ? [CORDON] : [])];
-    const taint = taints.find((candidate) => keepsOff(candidate, pod.spec));
+    const taint = keptOffBy(pod, host);
     if (taint !== undefined) {
       const text = textAbout(taint, host);
       counts.set(text, (counts.get(text) ?? 0) + 1);

@@ -270,7 +270,10 @@ export class DemandFleet {
       if (node === undefined) {
         life.attempts += 1;
         life.backOffUntil = this.now + Math.min(BACK_OFF_MILLISECONDS, 500 * 2 ** life.attempts);
-        pod.status = { conditions: [{ type: 'PodScheduled', status: 'False', reason: 'Unschedulable' }] };
+        pod.status = {
+          ...pod.status,
+          conditions: [{ type: 'PodScheduled', status: 'False', reason: 'Unschedulable' }],
+        };
       } else {
         pod.spec = { ...pod.spec, nodeName: node.metadata.name };
         life.boundAt = this.now;
@@ -449,7 +452,7 @@ export class DemandFleet {
   #open(name: string): void {
     const place = placeOn(this.#node(name), this.podsOn(name));
     const waiting = this.waiting.map(({ pod }) => pod).filter(isWaiting);
-    for (const { metadata } of choose(place, waiting)) {
+    for (const { metadata } of choose(place, waiting, (other) => this.nodes.get(other))) {
       const pod = this.lives.get(metadata.name)?.pod as Pod;
       pod.status = { ...pod.status, nominatedNodeName: name };
     }

@@ -15,7 +15,7 @@ import { connectTo, type ProcessIdentity, withSocketPath } from '../../processes
 import { type MachineFolder, type PortForward, type Reserve, StreamRefused } from '../driver.ts';
 import { NETWORK } from './arguments.ts';
 import type { QemuMachine } from './machine.ts';
-import type { QmpConnection } from './qmp.ts';
+import { type QmpConnection, QmpError } from './qmp.ts';
 import { FILES } from './state.ts';
 
 /** Loopback address on which QEMU listens. Other hosts cannot reach this address. */
@@ -108,11 +108,18 @@ export class MachineStreams {
       }
       await qmp.execute('screendump', { filename: FILES.picture, format: 'png' });
       const { size } = await file.stat();
-      if (size > SCREENSHOT_BYTES || !reserve(size)) {
+      if (size > SCREENSHOT_BYTES) {
+        throw new StreamRefused(
+          `The picture has ${size} bytes, and at most ${SCREENSHOT_BYTES} are possible`,
+        );
+      }
+      if (!reserve(size)) {
         throw new StreamRefused(`The picture has ${size} bytes, for which the host has no memory now`);
       }
       const { buffer, bytesRead } = await file.read(Buffer.alloc(size), 0, size, 0);
       return buffer.subarray(0, bytesRead);
+    } catch (error) {
+      throw error instanceof QmpError ? new StreamRefused(`QEMU made no picture: ${error.message}`) : error;
     } finally {
       await rm(path, { force: true });
     }

@@ -127,12 +127,12 @@ test(
   'more memory than any host has: Pending, with the reason',
   async () => {
     await world.makeVM('vast', { memory: '4Ti' });
-    const message = 'No host is free: 4 short of memory';
+    const message = 'No host can take it: 4 with too little memory for it';
     const reason = 'Unschedulable';
     await world.vms.waitForCondition('vast', 'Scheduled', { status: 'False', reason, message }, STEP);
-    await world.expectStory('vast', /Warning +Unschedulable .*4 short of memory/);
+    await world.expectStory('vast', /Warning +Unschedulable .*4 with too little memory/);
     expect(await world.kubectl('get', 'vm', 'vast', '-o', 'wide')).toMatch(
-      /^vast +Pending .*4 short of memory/m,
+      /^vast +Pending .*4 with too little memory/m,
     );
     await world.kubectl('delete', 'vm', 'vast');
   },
