@@ -147,7 +147,9 @@ describe("the scheduler's reasons, in a short form", () => {
       },
     ] as unknown as Node[];
     const message = '0/2 nodes are available: 1 Insufficient memory, 1 node(s) were unschedulable.';
-    expect(explainPlacement(pod, message, () => hosts)).toBe('No host is free: 1 cordoned, 1 short of memory');
+    expect(explainPlacement(pod, message, () => hosts)).toBe(
+      'No host is free: 1 cordoned, 1 short of memory',
+    );
   });
 
   it('says that a host is starting, if the VM can run on it', () => {
