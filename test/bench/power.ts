@@ -139,12 +139,14 @@ class RealDay {
     this.#waits.push(performance.now() - requested);
     this.#waiting.delete(name);
     this.#running.add(name);
-    void this.#endLater(name);
+    void this.#endLater(name, requested);
   }
 
-  async #endLater(name: string): Promise<void> {
+  /** Ends a running VM when its time is over. The time begins with the request as in the day on virtual time, so that both have one load. */
+  async #endLater(name: string, requested: number): Promise<void> {
+    const until = requested + (this.#lasts.get(name) ?? 0) * HOUR_SECONDS * 1000;
     try {
-      await pause((this.#lasts.get(name) ?? 0) * HOUR_SECONDS * 1000, this.#ended.signal);
+      await pause(Math.max(0, until - performance.now()), this.#ended.signal);
       this.#running.delete(name);
       await this.#vms.delete(name);
     } catch (error) {
@@ -167,12 +169,19 @@ export function powerTable({ virtual, real }: PowerDays): string {
     ['boot of a host', `${VIRTUAL.bootSeconds} s`, `${REAL.bootSeconds} s`],
     row('VMs', ({ vms }) => String(vms)),
     row('longest wait of a VM', ({ longestWaitSeconds }) => seconds(longestWaitSeconds)),
+    row('time with a VM in each slot', fullText),
     row('hosts switched on', ({ switchedOn }) => String(switchedOn)),
     row('hosts switched off', ({ switchedOff }) => String(switchedOff)),
     row('host-hours', ({ hostHours }) => hostHours.toFixed(0)),
     row('host-hours if all hosts are on', ({ allHostHours }) => String(allHostHours)),
     row('saved', savedText),
   ]);
+}
+
+/** Describes for how long the fleet was full. No host can then be switched on for a VM that waits. */
+function fullText({ samples }: Day): string {
+  const full = samples.filter(({ vms }) => vms >= DAY_HOSTS * DAY_SLOTS);
+  return `${((24 * 60 * full.length) / samples.length).toFixed(0)} min of the day`;
 }
 
 function savedText({ hostHours, allHostHours }: Day): string {
