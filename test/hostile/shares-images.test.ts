@@ -11,6 +11,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { beforeEach, expect, it, onTestFinished } from 'vitest';
 import type { HostImageStore } from '../../agent/images/store.ts';
+import { contentName } from '../../api/v1alpha1/cachetargets.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { ensure, openStore } from '../worlds/imagestores.ts';
@@ -22,12 +23,15 @@ let folder: string;
 let address: string;
 /** Contents by path. At `/slow/N`, the server announces N MiB, sends 64 KiB, and then waits. */
 const contents = new Map<string, Buffer>();
+/** Names of the images by the names of their contents. A host lists contents alone, because everybody reads its Node. */
+const names = new Map<string, string>();
 let slow: PromiseWithResolvers<ServerResponse>;
 
 beforeEach(async () => {
   folder = await mkdtemp(join(tmpdir(), 'berth-shares-'));
   onTestFinished(async () => await rm(folder, { recursive: true }));
   contents.clear();
+  names.clear();
   slow = Promise.withResolvers<ServerResponse>();
   const server = createServer(({ url = '' }, response) => {
     const content = contents.get(url);
@@ -48,10 +52,10 @@ beforeEach(async () => {
   });
 });
 
-function image(path: string, mebibytes: number): MachineImageSource {
+function image(path: string, mebibytes: number): { url: string; sha256: string } {
   const content = contents.get(path) ?? randomBytes(mebibytes * MEBIBYTE);
   contents.set(path, content);
-  return { type: 'http', url: address + path, sha256: createHash('sha256').update(content).digest('hex') };
+  return { url: address + path, sha256: createHash('sha256').update(content).digest('hex') };
 }
 
 /** Returns an image that never arrives. */
@@ -68,12 +72,14 @@ async function take(
   mebibytes: number,
 ): Promise<void> {
   const name = `berth.dev/${tenant}${path}`;
-  await ensure(store, image(path, mebibytes), `machine${path}`, { tenant, name });
+  const source = image(path, mebibytes);
+  names.set(contentName(`sha256:${source.sha256}`), name);
+  await ensure(store, { type: 'http', ...source }, `machine${path}`, { tenant, name });
   store.cloned(`machine${path}`);
 }
 
 function namesIn(store: HostImageStore): string[] {
-  return store.images().flatMap((one) => one.names.map((name) => name.replace(/@.*$/, '')));
+  return store.images().flatMap((one) => one.names.map((name) => names.get(name) ?? name));
 }
 
 it('a server that announces the whole budget and sends 1 KiB per second removes no image, blocks no pull, and ends with TooSlow', async () => {
