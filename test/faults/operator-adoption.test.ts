@@ -173,7 +173,7 @@ describe('no-lost-disk: a machine outlives its Pod', () => {
     await vms.delete('ends');
     await waitFor('the order', async () => {
       const text = (await vms.pod('ends')).metadata.annotations?.[DESIRED_ANNOTATION];
-      return desiredSchema.parse(JSON.parse(text ?? '')).deletion?.graceSeconds === 30;
+      return desiredSchema.parse(JSON.parse(text ?? '')).deletion?.graceSeconds === 0;
     });
     await host.comeBack();
     await host.end(ref('ends'), startedAt);
