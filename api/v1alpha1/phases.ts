@@ -40,7 +40,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
     next: {
       Pulling: 'the host lacks the image',
       Cloning: 'the host has the image',
-      Pending: 'the host refuses',
+      Pending: 'the host refuses the VM',
     },
   },
   Pulling: {
@@ -65,7 +65,7 @@ export const VM_PHASES: Readonly<Record<VMPhase, PhaseDefinition>> = {
       Stopping: 'powerState Stopped, restart or revert',
       Suspending: 'powerState Suspended',
       Stopped: 'the guest shut down',
-      Starting: 'the guest ended, restartPolicy',
+      Starting: 'the guest ended, and restartPolicy starts it',
     },
   },
   Stopping: {

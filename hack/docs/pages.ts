@@ -349,8 +349,8 @@ export function lifecycleDot(): string {
     ...nodes,
     ...edges,
     '  any [label="any phase", shape=plaintext];',
-    '  any -> Failed [style=dotted, label="  no way on  "];',
-    '  any -> Terminating [style=dotted, label="  deleted  "];',
+    '  any -> Failed [style=dotted, label="  a final failure, or the host is lost  "];',
+    '  any -> Terminating [style=dotted, label="  you delete the VM  "];',
     '}',
     '',
   ].join('\n');
