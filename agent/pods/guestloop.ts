@@ -66,6 +66,8 @@ export interface GuestCheck<Answer> {
   ask(signal: AbortSignal): Promise<Answer | undefined>;
   /** Takes an answer, and returns whether the state of the guest has changed. */
   take(answer: Answer): boolean;
+  /** Frees the resources of the check, after its last question. Never rejects. */
+  end?(): Promise<void>;
 }
 
 /** Options of a class that sends regular requests to guests. */
@@ -125,5 +127,6 @@ export class GuestLoops<Check extends GuestCheck<unknown>> {
       }
       await wait(check.pauseMilliseconds, signal);
     }
+    await check.end?.();
   }
 }

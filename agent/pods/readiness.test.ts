@@ -143,6 +143,38 @@ describe('a guest that is reached by a port that the driver opens', () => {
     expect(open).toBe(0);
   });
 
+  test('is asked through one port while it is silent, and through another one after a restart of the hypervisor', async () => {
+    const ports = [await listen((socket) => socket.end()), await listen((socket) => socket.end())];
+    const [restarted] = servers;
+    const log: string[] = [];
+    const ended = Promise.withResolvers<void>();
+    const open = async (): Promise<PortForward> => {
+      log.push('open');
+      const port = ports.shift() ?? 0;
+      return {
+        port,
+        close: async () => {
+          log.push('close');
+          if (ports.length === 0) {
+            ended.resolve();
+          }
+        },
+      };
+    };
+    const steps = [() => undefined, () => restarted?.close(), () => undefined, () => undefined];
+    const wait = async (): Promise<void> => {
+      log.push('asked');
+      (steps.shift() ?? (() => loops.close()))();
+    };
+    const loops = new GuestLoops<PortCheck>({ changed: () => undefined, onError: () => undefined, wait });
+    loops.start('uid', new PortCheck(newRuntime(RECORD, '/none'), { ...TARGET, guestPort: 22 }, open));
+    await ended.promise;
+    expect(log).toEqual([
+      ...['open', 'asked', 'asked', 'close', 'asked'],
+      ...['open', 'asked', 'asked', 'close'],
+    ]);
+  });
+
   test('is not ready while the driver opens none', async () => {
     expect(await ask(0, TARGET)).toMatchObject({ ready: false });
   });

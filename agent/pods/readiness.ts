@@ -33,7 +33,7 @@ const LOOPBACK = '127.0.0.1';
 
 /** Port of a guest that is checked. */
 export interface ReadinessTarget {
-  /** Where the port is reached. Undefined if the driver must open a port of the host for each check. */
+  /** Where the port is reached. Undefined if the driver must open a port of the host for the check. */
   at: { host: string; port: number } | undefined;
   /** Port in the guest. It is shown in messages. */
   guestPort: number;
@@ -102,6 +102,8 @@ export class PortCheck implements GuestCheck<boolean> {
   readonly target: ReadinessTarget;
   readonly #runtime: Runtime;
   readonly #open: OpenForward;
+  /** Port of the host that the driver opened. It stays open while the guest is silent, because a silent guest is asked each second. */
+  #forward: PortForward | undefined;
   #failures = 0;
 
   constructor(runtime: Runtime, target: ReadinessTarget, open: OpenForward) {
@@ -118,17 +120,23 @@ export class PortCheck implements GuestCheck<boolean> {
   async ask(): Promise<boolean> {
     const { at, guestPort } = this.target;
     if (at !== undefined) {
-      return await answers(at, this.target);
+      return (await askPort(at, this.target)) === 'answers';
     }
-    const forward = await this.#open(guestPort);
-    if (forward === undefined) {
+    this.#forward ??= await this.#open(guestPort);
+    if (this.#forward === undefined) {
       return false;
     }
-    try {
-      return await answers({ host: LOOPBACK, port: forward.port }, this.target);
-    } finally {
-      await forward.close();
+    const answer = await askPort({ host: LOOPBACK, port: this.#forward.port }, this.target);
+    if (answer !== 'silent') {
+      await this.end();
     }
+    return answer === 'answers';
+  }
+
+  async end(): Promise<void> {
+    const forward = this.#forward;
+    this.#forward = undefined;
+    await forward?.close();
   }
 
   take(isAnswered: boolean): boolean {
@@ -151,17 +159,18 @@ function messageOf({ at, guestPort, ssh }: ReadinessTarget, ready: boolean): str
   return `The guest does not answer on ${at === undefined ? `port ${guestPort}` : `${at.host}:${at.port}`}`;
 }
 
-async function answers(
+/** Asks a port. The result is `refused` if the port takes no connection: nothing leads to the guest, for example after a restart. */
+async function askPort(
   { host, port }: NonNullable<ReadinessTarget['at']>,
   { forwarded, ssh }: ReadinessTarget,
-): Promise<boolean> {
+): Promise<'answers' | 'silent' | 'refused'> {
   const socket = connect({ host, port, allowHalfOpen: true });
   try {
-    const connected = (await next(socket, CONNECT_MILLISECONDS)) === 'connect';
-    if (!connected || ssh) {
-      return connected && (await sendsBanner(socket));
+    if ((await next(socket, CONNECT_MILLISECONDS)) !== 'connect') {
+      return 'refused';
     }
-    return !forwarded || (await isHeld(socket));
+    const isAnswered = ssh ? await sendsBanner(socket) : !forwarded || (await isHeld(socket));
+    return isAnswered ? 'answers' : 'silent';
   } finally {
     socket.destroy();
   }
