@@ -394,18 +394,36 @@ function savingJob(
 }
 
 /** Returns the Jobs that are deleted after this number of hours, and the hours until the next deletion. */
-function afterHours(hours: number, job: ImageJob, status: object) {
+function afterHours(hours: number, job: ImageJob | ImageJob[], status: object) {
   const now = Date.parse(END) + hours * HOUR;
-  const { due, nextAt } = endedJobs({ jobs: [job], now } as unknown as ObservedImage, status);
+  const { due, nextAt } = endedJobs({ jobs: [job].flat(), now } as unknown as ObservedImage, status);
   return { due: due.length, next: nextAt && (nextAt - now) / HOUR };
 }
 
 describe('the Job of an image', () => {
-  it('is deleted an hour after its end', () => {
-    expect(afterHours(0.5, savingJob('Complete'), { content })).toEqual({ due: 0, next: 0.5 });
-    expect(afterHours(1, savingJob('Complete'), { content })).toEqual({ due: 1, next: undefined });
-    const failed: TaskOutcome = { kind: 'failed', reason: 'DiskFull', message: '', finishedAt: END };
-    expect(afterHours(1, savingJob('Failed', failed), {})).toEqual({ due: 1, next: undefined });
+  const failed: TaskOutcome = { kind: 'failed', reason: 'DiskFull', message: '', finishedAt: END };
+  const MINUTE = 1 / 60;
+
+  it('is deleted a minute after its success', () => {
+    expect(afterHours(MINUTE / 2, savingJob('Complete'), { content })).toEqual({ due: 0, next: MINUTE / 2 });
+    expect(afterHours(MINUTE, savingJob('Complete'), { content })).toEqual({ due: 1, next: undefined });
+  });
+
+  it('is deleted an hour after its failure, or when a later attempt has succeeded', () => {
+    const first = savingJob('Failed', failed);
+    const later = { ...savingJob('Complete'), attempt: 2 };
+    expect(afterHours(0.5, first, {})).toEqual({ due: 0, next: 0.5 });
+    expect(afterHours(1, first, {})).toEqual({ due: 1, next: undefined });
+    expect(afterHours(MINUTE, [first, later], { content })).toEqual({ due: 2, next: undefined });
+  });
+
+  it('of another request says nothing about the end of a failed one', () => {
+    const pushed = { operation: 'push', requestedAt: END };
+    const jobs = [
+      { ...savingJob('Failed', failed), ...pushed },
+      { ...savingJob('Complete'), ...pushed, requestedAt: '2026-01-02T00:00:00Z' },
+    ];
+    expect(afterHours(0.5, jobs, { content })).toEqual({ due: 1, next: 0.5 });
   });
 
   it('stays while it has not ended', () => {

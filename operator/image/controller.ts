@@ -1,6 +1,6 @@
 /**
  * Reconciles Images and ISOs. For their content the operator creates Jobs. These Jobs fetch images, save disks of VMs, and push images to
- * registries. The operator records Events, and deletes the Jobs that have ended long ago.
+ * registries. The operator records Events, and deletes ended Jobs.
  */
 import type { Logger } from 'pino';
 import { soonest } from '../../base/time.ts';
@@ -23,7 +23,7 @@ import { TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { RefusedPods } from '../tasks/refusedpods.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
 import { expiresAt } from './status.ts';
-import { type ImageSources, type ObservedImage, observeImage } from './observe.ts';
+import { type ImageJob, type ImageSources, type ObservedImage, observeImage } from './observe.ts';
 import {
   abandonedPlaces,
   keptEvent,
@@ -35,7 +35,7 @@ import {
 } from './place.ts';
 import { planImage, vmWithoutDisk } from './plan.ts';
 import { trueCondition } from '../tasks/outcome.ts';
-import type { ImageFacts } from './facts.ts';
+import { type ImageFacts, latest } from './facts.ts';
 import { saidReason } from '../../api/v1alpha1/reasons.ts';
 
 /** Finalizer of Images and ISOs. It delays a deletion while a host prepares a VM from the image. */
@@ -242,7 +242,7 @@ export class ImageReconciler {
   }
 
   /**
-   * Deletes the Jobs that have ended long ago. The stored status contains their results.
+   * Deletes ended Jobs after some time. The stored status contains their results.
    * @returns the time when the next Job is to be deleted, in milliseconds since the epoch
    */
   async #deleteJobs(observed: ObservedImage, status: ImageStatus): Promise<number | undefined> {
@@ -268,10 +268,15 @@ export class ImageReconciler {
 }
 
 /**
- * Time in milliseconds for which an ended Job stays. The next attempt needs this Job, because only the Job stores the number of the attempt.
- * Therefore the time is longer than the longest wait between attempts. During this time `kubectl logs` can show the log of the Job.
+ * Time in milliseconds for which a failed Job stays. The next attempt needs this Job, because only the Job stores the number of the attempt.
+ * Therefore the time is longer than the longest wait between attempts. During this time `kubectl describe` shows the failure.
  */
 const KEPT_MILLISECONDS = 3_600_000;
+/**
+ * Time in milliseconds for which the Jobs of an operation stay that has succeeded. The status has their result, and their Pods stand among
+ * the Pods of users. In this time people and programs that watch a Job see its end.
+ */
+const DONE_MILLISECONDS = 60_000;
 
 interface EndedJobs {
   /** Jobs to delete now. The status must contain their results. */
@@ -285,9 +290,14 @@ export function endedJobs({ jobs, now }: ObservedImage, status: ImageFacts): End
   const kept = keptForFile(jobs, status);
   const ends = jobs
     .filter((job) => !kept.includes(job))
-    .map(({ job }) => ({ job, at: endOf(job) + KEPT_MILLISECONDS }));
+    .map((one) => ({ job: one.job, at: endOf(one.job) + keptMilliseconds(one, jobs) }));
   const due = ends.filter(({ at }) => at <= now).map(({ job }) => job);
   return { due, nextAt: soonest(...ends.map(({ at }) => at).filter((at) => at > now)) };
+}
+
+function keptMilliseconds({ operation, requestedAt }: ImageJob, jobs: readonly ImageJob[]): number {
+  const isDone = latest(jobs, operation, requestedAt)?.outcome.kind === 'succeeded';
+  return isDone ? DONE_MILLISECONDS : KEPT_MILLISECONDS;
 }
 
 /** Returns the time when the Job ended, in milliseconds since the epoch. The result is NaN while the Job has not ended. */

@@ -17,7 +17,7 @@ import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/core.ts';
 import { taskOf } from '../tasks/job.ts';
 import { contentOf, isKeptFromCopies } from './content.ts';
-import type { ImageJob, ImageOperationType, ObservedImage } from './observe.ts';
+import type { ImageJob, ObservedImage } from './observe.ts';
 import { keepEnd } from '../../api/v1alpha1/status.ts';
 
 interface Failure<Word extends string = string> {
@@ -229,7 +229,7 @@ function originOf(job: Job): string | undefined {
 /** Returns the Job of the last attempt at an operation. The result is undefined if there was no attempt. */
 export function latest(
   jobs: readonly ImageJob[],
-  operation: ImageOperationType,
+  operation: string,
   requestedAt?: string,
 ): ImageJob | undefined {
   return jobs

@@ -414,7 +414,7 @@ describe('actions', () => {
         ...world.object,
         spec: { ...world.object.spec, commit: { vmName: 'builder', requestedAt: time } },
       };
-      // Jobs are deleted an hour after their end.
+      // Jobs are deleted some time after their end.
       world.jobs.length = 0;
       world.step();
       world.succeed();

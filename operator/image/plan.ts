@@ -191,7 +191,7 @@ function buildJob(
 /**
  * Returns the hosts on which earlier attempts failed, the last attempt first. Another host might have what this host lacks, for example a way
  * to the registry. A source that was too slow does not count, because the same host continues the fetch. The list ends with the oldest Job:
- * an ended Job stays for an hour.
+ * a failed Job stays for an hour.
  */
 function failedHosts(jobs: readonly ImageJob[], { type, requestedAt }: ImageOperation): string[] {
   const hosts = jobs
