@@ -169,10 +169,8 @@ describe('a guest that is reached by a port that the driver opens', () => {
     const loops = new GuestLoops<PortCheck>({ changed: () => undefined, onError: () => undefined, wait });
     loops.start('uid', new PortCheck(newRuntime(RECORD, '/none'), { ...TARGET, guestPort: 22 }, open));
     await ended.promise;
-    expect(log).toEqual([
-      ...['open', 'asked', 'asked', 'close', 'asked'],
-      ...['open', 'asked', 'asked', 'close'],
-    ]);
+    const once = ['open', 'asked', 'asked', 'close'];
+    expect(log).toEqual([...once, 'asked', ...once]);
   });
 
   test('is not ready while the driver opens none', async () => {
