@@ -42,13 +42,14 @@ test('pages of docs that programs, tests and the chart name exist', () => {
   expect(named.filter(({ page }) => !existsSync(join(ROOT, page)))).toEqual([]);
 });
 
-test('docs name each of their pages somewhere', () => {
-  const linked = PAGES.flatMap((page) =>
-    readPage(read(page)).links.map(({ target }) =>
-      normalize(join(dirname(page), target.split('#')[0] ?? '')),
-    ),
-  );
-  expect(PAGES.filter((page) => page.startsWith('docs/') && !linked.includes(page))).toEqual([]);
+test.each([
+  ['page of docs', 'docs/**/*.md'],
+  ['example', 'examples/*.yaml'],
+])('README.md links to each %s', (_subject, pattern) => {
+  const linked = new Set(readPage(read('README.md')).links.map(({ target }) => target));
+  const files = globSync(pattern, { cwd: ROOT });
+  expect(files.length).toBeGreaterThan(5);
+  expect(files.filter((file) => !linked.has(file))).toEqual([]);
 });
 
 test('files and folders of the source that pages name exist', () => {
