@@ -95,7 +95,7 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
         description: 'The VM of the emulator stays.',
         roles: MEMBERS,
         tags,
-        params: emulatorParams,
+        params: objectParams('emulator', SAMPLE.new),
         response: { 200: statusSchema },
       },
     },

@@ -101,7 +101,9 @@ function addDeletion(app: App, { config: { namespaces }, own }: Services): void 
         description: 'The namespaces of the installation itself cannot be deleted.',
         roles: OWNERS,
         tags,
-        params: namespaceParams,
+        params: namespaceParams.extend({
+          namespace: namespaceParams.shape.namespace.meta({ examples: [SAMPLE.newNamespace] }),
+        }),
         response: { 200: statusSchema },
       },
     },

@@ -94,7 +94,7 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
         description: 'VMs that were deployed with the VM config stay as they are.',
         roles: MEMBERS,
         tags,
-        params: configParams,
+        params: objectParams('VM config', SAMPLE.new),
         response: { 200: statusSchema },
       },
     },

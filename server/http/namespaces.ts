@@ -27,7 +27,7 @@ export const namespaceParams = z.object({
 /**
  * Returns the schema of the names of a namespace and of an object in it. This schema accepts an object name that no object can have. A
  * request with such a name then gets the same answer as a request for a missing object. `one` is the word for an object of this type, and
- * `example` is a name.
+ * `example` is a name. Where the request deletes the object, this is {@link SAMPLE}.new, which another sample has made.
  */
 export function objectParams(one: string, example: string) {
   const name = z

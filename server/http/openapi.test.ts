@@ -6,11 +6,25 @@ import { assemble } from '../server.ts';
 import { createApp } from './app.ts';
 import { addDocument } from './openapi.ts';
 
+interface Parameter {
+  readonly name: string;
+  readonly in: string;
+  readonly description?: string;
+  readonly example?: string;
+}
+
+/** What the page shows before its operations. */
+interface Guide {
+  readonly info: { readonly description: string };
+  readonly tags: readonly { readonly name: string; readonly description?: string }[];
+}
+
 interface Operation {
   readonly operationId: string;
   readonly summary?: string;
   readonly description?: string;
-  readonly parameters?: readonly { readonly name: string; readonly description?: string }[];
+  readonly tags: readonly string[];
+  readonly parameters?: readonly Parameter[];
   readonly responses: Readonly<Record<string, { readonly description?: string; readonly $ref?: string }>>;
   readonly requestBody?: {
     readonly content: Readonly<
@@ -63,9 +77,41 @@ it('tells a reader of the page all that a request needs', () => {
   expect(text).toContain('"servers":[{"url":"/"');
 });
 
+it('begins with a guide for newcomers, and tells what each group of operations is for', () => {
+  const { info, tags } = JSON.parse(text) as Guide;
+  expect(info.description).toContain('Press **Authorize**');
+  expect(info.description).toContain('`make demo` writes tokens into `.berth/demo/tokens/`');
+  expect(tags.filter(({ description }) => !description)).toEqual([]);
+  const used = new Set(Object.values(operations).flatMap((operation) => operation.tags));
+  expect(tags.map(({ name }) => name).toSorted()).toEqual([...used].toSorted());
+});
+
+it('deletes in its examples only what another example has made', () => {
+  const example = ({ parameters = [] }: Operation) =>
+    parameters.findLast(({ in: place }) => place === 'path')?.example;
+  const deletions = Object.entries(operations).filter(([name]) => /^delete .*}$/.test(name));
+  expect(deletions.length).toBeGreaterThan(5);
+  const isMade = ([name, deletion]: (typeof deletions)[number]) => {
+    const [, kind = ''] = /([^/]*)\/{\w+}$/.exec(name) ?? [];
+    const maker = new RegExp(`^post .*/(${kind}(/{name})?|upload/${kind.slice(0, -1)})$`);
+    const makers = Object.entries(operations).filter(([one]) => maker.test(one));
+    return JSON.stringify(makers).includes(`"${example(deletion)}"`);
+  };
+  expect(deletions.filter((one) => !isMade(one)).map(([name]) => name)).toEqual([]);
+});
+
+it('has the parameters of the path first, as callers write them', () => {
+  const lists = Object.values(operations).map(({ parameters = [] }) => parameters.map((one) => one.in));
+  expect(lists.some((places) => places.includes('path') && places.includes('query'))).toBe(true);
+  for (const places of lists) {
+    expect(places.slice(0, places.lastIndexOf('path') + 1)).not.toContain('query');
+  }
+});
+
 it.each([
   [{ description: undefined }, 'description'],
   [{ roles: undefined }, 'roles'],
+  [{ tags: ['Sizes'] }, 'tags of the page'],
   [{ sample: { size: 'large' } }, 'sample'],
   [{ sample: { size: 1, colour: 'red' } }, 'sample'],
   [{ sample: undefined }, 'sample'],
@@ -76,6 +122,7 @@ it.each([
     summary: 'Resize',
     description: 'It grows.',
     roles: 'any token',
+    tags: ['VMs'],
     sample: { size: 1 },
     body: z.object({ size: z.int() }),
   } as const;
@@ -90,10 +137,7 @@ it('gives each operation its own ID and the Status of its errors', () => {
   expect(new Set(ids).size).toBe(ids.length);
   expect(operations['delete /api/v1/namespaces/{namespace}/vms/{name}']?.operationId).toBe('deleteVmsByName');
   for (const { responses } of Object.values(operations)) {
-    expect(responses).toMatchObject({
-      '4XX': { $ref: '#/components/responses/ClientError' },
-      '5XX': { $ref: '#/components/responses/ServerError' },
-    });
+    expect(responses).toMatchObject({ default: { $ref: '#/components/responses/Failure' } });
   }
 });
 

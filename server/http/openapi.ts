@@ -5,6 +5,7 @@ import { jsonSchemaTransform, jsonSchemaTransformObject } from 'fastify-type-pro
 import * as z from 'zod';
 import { normalizeBody } from './bodies.ts';
 import type { App } from './app.ts';
+import { SAMPLE } from './samples.ts';
 
 const MULTIPART = 'multipart/form-data';
 /** Start of most paths. Operation IDs do not contain this part. */
@@ -29,18 +30,48 @@ declare module 'fastify' {
 const TOKEN =
   'A token of the Kubernetes cluster. `berth login` gets one from the identity provider. `POST …/serviceaccounts/{name}/token` makes one for a program, and so does `kubectl create token NAME`. `make demo` writes tokens into `.berth/demo/tokens/`.';
 
-/** Answers that every operation can give. */
-const FAILURES = {
-  '4XX': {
-    name: 'ClientError',
-    description:
-      'The request is refused. The Status tells the reason and, for a mistake in the body, the field. It can be sent again once the cause is gone.',
-  },
-  '5XX': {
-    name: 'ServerError',
-    description:
-      'The request failed on the side of the server. The Status tells the reason, and the header Retry-After when to try again.',
-  },
+/** The first lines of the page. A newcomer follows them in their order. */
+const GUIDE = `Deploy, use and delete VMs with the rights of your token.
+
+1. Get a token. ${TOKEN}
+2. Press **Authorize** and paste the token, without the word \`Bearer\`. The page forgets it when it is closed or loaded again.
+3. Open an operation, press **Try it out**, then **Execute**. The examples fit the demo (\`make demo\`): **VMs**, POST deploys the VM \`${SAMPLE.new}\`, GET lists it, and DELETE deletes it.
+
+| answer | meaning |
+| --- | --- |
+| 401 | The token is missing, or has ended. |
+| 403 | The user of the token has none of the roles that the operation names. |
+| 404 | The object does not exist. |
+| 409 | The state of the object does not allow the operation. |
+| 400, 422 | A value is not allowed, or a field or parameter is unknown. The message then has the nearest known name. |
+| 429, 503 | There is too much work, or no host has room. The header \`Retry-After\` says when to send the request again. |
+
+An error is a \`Status\`: its \`message\` names the field, the value and what is allowed, and its \`requestID\` finds the request in the log of the server. The letter case of fields does not matter.`;
+
+/** The groups of operations, in the order of the page: first those that a newcomer needs. */
+const TAGS: Readonly<Record<string, string>> = {
+  VMs: 'Deploy, list, stop, save and delete virtual machines.',
+  'VM configs': 'Values that several VMs share. A deployment names them with `vmConfig`.',
+  Images: 'Disks that VMs start from.',
+  ISOs: 'Installation media that VMs start from.',
+  'Image cache': 'Images that hosts keep, so that VMs start without a download.',
+  Emulators: 'Android emulators beside VMs.',
+  Nodes: 'Hosts of a namespace, with their free CPU and memory.',
+  Namespaces: 'Places of teams, each with its own VMs, members and quota.',
+  'Role bindings': 'Members of a namespace.',
+  'Service accounts': 'Users that are programs, and their tokens.',
+  'Registry credentials': 'Logins with which hosts pull private images.',
+  Cluster: 'Address of the cluster, settings for signing in, and the certificate of this API.',
+};
+
+/**
+ * Answer that every operation can give. The page finds it for each code, so that it calls no answer undocumented. It does not look for
+ * answers of a range, as `4XX`.
+ */
+const FAILURE = {
+  name: 'Failure',
+  description:
+    'The request is refused (4xx) or failed on the side of the server (5xx). The Status tells the reason and, for a mistake in the body, the field. The header Retry-After tells when to try again.',
 } as const;
 
 /** Makes the OpenAPI document available as `app.swagger()`. `version` is the version of Berth. */
@@ -49,7 +80,8 @@ export async function addDocument(app: App, version: string): Promise<void> {
   await app.register(swagger, {
     openapi: {
       openapi: '3.1.0',
-      info: { title: 'Berth', version },
+      info: { title: 'Berth HTTP API', version, description: GUIDE },
+      tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
       servers: [{ url: '/', description: 'The server that serves this document.' }],
       components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer', description: TOKEN } } },
       security: [{ bearer: [] }],
@@ -83,6 +115,9 @@ function requireDescription({ method, url, schema, config }: RouteOptions): void
   const missing: string[] = (['summary', 'description', 'roles'] as const).filter(
     (part) => schema[part] === undefined,
   );
+  if (schema.tags?.every((tag) => tag in TAGS) !== true) {
+    missing.push('tags of the page');
+  }
   if (!fitsSample(schema, config)) {
     missing.push('sample');
   }
@@ -168,22 +203,20 @@ function formOf(
   return { type: 'object', properties, required: files, additionalProperties: false };
 }
 
-/** Names the answers of each operation: successful ones after their schema, and failures by the two answers that all operations share. */
+/** Names the answers of each operation: successful ones after their schema, and failures by the answer that all operations share. */
 function withNamedAnswers(document: Described): Described {
   const { paths, components } = document as unknown as Parts;
-  for (const { responses } of Object.values(paths).flatMap((methods) => Object.values(methods))) {
+  for (const { responses, parameters } of Object.values(paths).flatMap((methods) => Object.values(methods))) {
+    // A reader fills in the path first, and generated clients take its parts as their first arguments.
+    parameters?.sort((one, other) => Number(other.in === 'path') - Number(one.in === 'path'));
     for (const answer of Object.values(responses)) {
       const [, name = ''] = REFERENCE.exec(JSON.stringify(answer.content)) ?? [];
       answer.description = components.schemas[name]?.description ?? answer.description;
     }
-    for (const [code, { name }] of Object.entries(FAILURES)) {
-      responses[code] = { $ref: `#/components/responses/${name}` };
-    }
+    responses['default'] = { $ref: `#/components/responses/${FAILURE.name}` };
   }
   const content = { 'application/json': { schema: { $ref: '#/components/schemas/Status' } } };
-  components.responses = Object.fromEntries(
-    Object.values(FAILURES).map(({ name, description }) => [name, { description, content }]),
-  );
+  components.responses = { [FAILURE.name]: { description: FAILURE.description, content } };
   return document;
 }
 
@@ -192,11 +225,15 @@ const REFERENCE = /^{"application\/json":{"schema":{"\$ref":"#\/components\/sche
 
 /** The parts of a document that {@link withNamedAnswers} changes. */
 interface Parts {
-  readonly paths: Readonly<Record<string, Readonly<Record<string, { readonly responses: Answers }>>>>;
+  readonly paths: Readonly<Record<string, Readonly<Record<string, Operation>>>>;
   readonly components: {
     readonly schemas: Readonly<Record<string, { readonly description?: string }>>;
     responses?: object;
   };
+}
+interface Operation {
+  readonly parameters?: { readonly in: string }[];
+  readonly responses: Answers;
 }
 type Answers = Record<string, { $ref?: string; description?: string | undefined; content?: object }>;
 

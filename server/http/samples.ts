@@ -13,7 +13,7 @@ export const SAMPLE = {
   vmConfig: 'desktop',
   emulator: 'phone',
   push: 'vm-push-1',
-  /** Names of objects that the samples make. */
+  /** Names of objects that the samples make. The samples delete no other objects, so that a reader keeps the demo. */
   new: 'sample',
   saved: 'sample-saved',
   copy: 'sample-copy',

@@ -154,7 +154,7 @@ function addDeleteRoute(app: App, { type, one }: Kind): void {
         description: 'VMs that use it keep their disks. Its content is removed from the image storage.',
         roles: MEMBERS,
         tags: tagsOf(one),
-        params: paramsOf(one),
+        params: objectParams(one, SAMPLE.new),
         response: { 200: statusSchema },
       },
     },

@@ -123,7 +123,7 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
         description: 'The disk of the VM is lost, unless it was saved or committed before.',
         roles: MEMBERS,
         tags: ['VMs'],
-        params: vmParams,
+        params: objectParams('VM', SAMPLE.new),
         querystring: deleteQuery,
         response: { 200: statusSchema },
       },
