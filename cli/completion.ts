@@ -1,281 +1,397 @@
 /**
- * Writes scripts with which shells complete commands, flags and names of objects. Commands and flags come from the tree of commands. To
- * find the names of objects, a script runs a command such as `vm list`.
+ * Completes command lines in shells. The script of a shell passes the words of the line to the hidden verb {@link COMPLETE_VERB} of this
+ * command. Names of objects come from the verb `list` of their noun, so completion sees the same objects as all other commands.
  */
-import type { Command } from 'commander';
+import { join } from 'node:path';
+import type { Argument, Command, Option } from 'commander';
+import { homeFolder } from '../base/files.ts';
+import { type JsonLimits, parseJson } from '../base/json.ts';
+import { unlessAborted } from '../base/time.ts';
+import { BooleanFlag } from './flags.ts';
+import type { Terminal } from './terminal.ts';
 
-/** Word that the completion offers as the next word of a command line. */
+/** Verb with which a script of {@link completionScript} asks for words. It has the name that shells and kubectl know from other programs. */
+export const COMPLETE_VERB = '__complete';
+/** Time limit for the names of objects. The limit is short, because the user waits at the prompt and can also type the name. */
+const LIMIT_MILLISECONDS = 3_000;
+/**
+ * Words of a cluster that the completion offers. A hostile cluster could send names with characters that have a special meaning in shells,
+ * or with a dash at the start, which would be flags.
+ */
+const SAFE_WORD = /^[A-Za-z0-9][A-Za-z0-9._/:@-]{0,255}$/;
+/** Flags that choose the cluster and the namespace whose objects are offered. Each flag takes a value. */
+const PLACE_FLAGS: readonly string[] = ['--namespace', '--context', '--kubeconfig'];
+/** Limits of the list of hosts: about 5000 hosts, each with less than 50 values and 3 KiB. */
+const HOSTS_LIMITS: JsonLimits = { bytes: 16 * 1024 * 1024, items: 250_000 };
+/** Last line of the answer, as kubectl defines it for plug-ins: whether the shell offers files if there is no word. */
+const DIRECTIVE = { files: ':0', noFiles: ':4' } as const;
+
+/** Word that the completion offers, with its description. */
 interface Word {
   readonly text: string;
-  readonly description: string;
+  readonly description?: string;
 }
 
-/** Whether one name or several names of objects can follow the command. */
-type Names = 'one' | 'several';
+/** Where the values of a flag or an argument come from. */
+type Source =
+  | { readonly from: 'files' }
+  | { readonly from: 'contexts' }
+  | { readonly from: 'tags' }
+  | { readonly from: 'choices'; readonly choices: readonly string[] }
+  /** Names of the objects of a noun. Without a noun, those of the noun of the command. */
+  | { readonly from: 'names'; readonly noun: string | undefined };
 
-/** Place in the tree of commands. `path` contains the names of the commands up to this place, with a space before each name. */
+const FILES: Source = { from: 'files' };
+const TAGS: Source = { from: 'tags' };
+
+function namesOf(noun?: string): Source {
+  return { from: 'names', noun };
+}
+
+function choices(...values: string[]): Source {
+  return { from: 'choices', choices: values };
+}
+
+/** Sources of the values of flags that do not have choices. A command before the flag stands for this command alone. */
+const FLAG_SOURCES: Readonly<Record<string, Source>> = {
+  '--namespace': namesOf('namespace'),
+  '--context': { from: 'contexts' },
+  '--kubeconfig': FILES,
+  '--image': namesOf('image'),
+  '--iso': namesOf('iso'),
+  '--copy-of': namesOf(),
+  '--node': namesOf('node'),
+  '--nodes': namesOf('node'),
+  '--tag': TAGS,
+  '--tags': TAGS,
+  'vm deploy --config': namesOf('vmconfig'),
+  'vm create --config': namesOf('vmconfig'),
+  '--vm': namesOf('vm'),
+  '--serviceaccount': namesOf('serviceaccount'),
+  '--readiness': choices('none', 'ssh', 'guest-agent'),
+  'vm wait --for': choices('running', 'ready', 'stopped', 'suspended', 'deleted', 'condition=Ready'),
+  'server wait --for': choices('on', 'off', 'condition=Ready'),
+  '--ssh-key': FILES,
+  '--user-data': FILES,
+  '--filename': FILES,
+  '--file': FILES,
+  '--from-file': FILES,
+  '--identity': FILES,
+  '--certificate-authority': FILES,
+  '--session': FILES,
+};
+
+/** Sources of arguments without choices, by the command and the argument. */
+const ARGUMENT_SOURCES: Readonly<Record<string, Source>> = {
+  'vm screenshot file': FILES,
+  'vm scp source': FILES,
+  'vm scp target': FILES,
+  'imagecache list images': namesOf(),
+  'imagecache info image': namesOf(),
+  'imagecache remove image': namesOf(),
+  'imagecache add image': namesOf('image'),
+  'node tag tag': TAGS,
+  'node untag tag': TAGS,
+  'node namespace target': namesOf('namespace'),
+  'registry delete servers': namesOf(),
+  'explain path': choices('vm', 'vmconfig', 'image', 'iso', 'emulator', 'imagecacheentry', 'server'),
+};
+/** Verbs whose argument is the name of a new object. */
+const CREATING: ReadonlySet<string> = new Set(['create', 'deploy', 'add']);
+
+/** Runs a command of this program, and resolves with its standard output. The result is empty if the command fails. */
+export type Answer = (args: readonly string[], signal: AbortSignal) => Promise<string>;
+
+/**
+ * Returns what the verb {@link COMPLETE_VERB} writes: the words that can follow, each with its description after a tab, and a directive.
+ * `line` has the words after the name of the program. The last one is the word at the cursor, and can be empty. If the cluster does not
+ * answer in time, no names are offered.
+ */
+export async function complete(
+  program: Command,
+  line: readonly string[],
+  answer: Answer,
+  { environment, signal }: Pick<Terminal, 'environment' | 'signal'>,
+): Promise<string> {
+  const late = AbortSignal.any([signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]);
+  const place = placeOf(program, line);
+  const source = sourceOf(place);
+  const offered =
+    source === undefined
+      ? candidatesAt(place)
+      : await valuesAt(source, place, { environment, answer, signal: late });
+  const lines = offered
+    .filter(({ text }) => text.startsWith(place.current))
+    .map(({ text, description = '' }) => (description === '' ? text : `${text}\t${description}`));
+  const directive = source?.from === 'files' || place.isAfterEnd ? DIRECTIVE.files : DIRECTIVE.noFiles;
+  return [...lines, directive, ''].join('\n');
+}
+
+/** Place of the cursor in a command line. */
 interface Place {
-  readonly path: string;
-  readonly candidates: readonly Word[];
-  /** Whether one name or several names of objects can follow the command in `path`. Absent if no name can follow. */
-  readonly names?: Names;
-}
-
-/** Flag whose value must come from a fixed list. */
-interface Choice {
+  readonly command: Command;
+  /** Arguments before the cursor. */
+  readonly given: readonly string[];
+  /** Flag whose value stands at the cursor. */
+  readonly flag: Option | undefined;
+  /** Word at the cursor, up to the cursor. */
+  readonly current: string;
+  /** Part of the word that stands before the value: `--flag=`, or the values before the last comma of a list. */
+  readonly prefix: string;
+  /** Flags of {@link PLACE_FLAGS} with their values. */
   readonly flags: readonly string[];
-  readonly values: readonly string[];
+  /** Whether a word `--` stands before the cursor. The rest of the line then belongs to another program. */
+  readonly isAfterEnd: boolean;
 }
 
-/** Flags that choose the cluster and the namespace whose objects the completion offers. Each flag takes a value. */
-const SOURCE_FLAGS = ['-n', '--namespace', '--context', '--kubeconfig'];
-/**
- * The completion offers only names that consist of these characters. A hostile cluster could send names with characters that have a special
- * meaning in shells. The colon is not allowed, because bash splits words at colons.
- */
-const NAME_CHARACTERS = 'A-Za-z0-9._/-';
-
-type Script = (name: string, places: readonly Place[], choices: readonly Choice[]) => string;
-
-const SCRIPTS: Readonly<Record<ShellName, Script>> = { bash: bashScript, zsh: zshScript, fish: fishScript };
-
-/** Returns the script for the shell. `program` must contain all nouns with all their verbs. */
-export function completionScript(shell: ShellName, program: Command): string {
-  const choices = new Map(choicesOf(program).map((choice) => [choice.flags.join(), choice]));
-  return SCRIPTS[shell](program.name(), placesOf(program, '', []), [...choices.values()]);
+function placeOf(program: Command, line: readonly string[]): Place {
+  const current = line.at(-1) ?? '';
+  const before = line.slice(0, -1);
+  const { flag, ...read } = readLine(program, before);
+  const [name, value] = splitFlag(current);
+  const own = flag === undefined && value !== undefined ? flagIn(read.command, name) : undefined;
+  const start = own === undefined ? 0 : name.length + 1;
+  const prefix = current.slice(0, start + current.slice(start).lastIndexOf(',') + 1);
+  return { ...read, flag: flag ?? own, current, prefix, isAfterEnd: before.includes('--') };
 }
 
-function placesOf(command: Command, path: string, inherited: readonly Word[]): Place[] {
-  const help = { text: '--help', description: 'show the help' };
-  const flags = command.options
-    .filter(({ hidden }) => !hidden)
-    .map(({ long, description }) => ({ text: long ?? '', description }));
-  const own = [...inherited, ...flags];
-  const names = command.commands.flatMap((next) =>
-    [next.name(), ...next.aliases()].map((text) => ({ text, description: next.description(), next })),
-  );
-  const values = command.registeredArguments
-    .flatMap(({ argChoices = [] }) => argChoices)
-    .map((text) => ({ text, description: '' }));
-  const objects = namesOf(command);
-  return [
-    {
-      path,
-      candidates: [...names, ...values, ...own, help],
-      ...(objects === undefined ? {} : { names: objects }),
-    },
-    ...names.flatMap(({ text, next }) => placesOf(next, `${path} ${text}`, own)),
-  ];
+/** Reads the words before the cursor. The result has a flag if the last word is a flag whose value must follow. */
+function readLine(
+  program: Command,
+  before: readonly string[],
+): Pick<Place, 'command' | 'given' | 'flags' | 'flag'> {
+  let command = program;
+  let flag: Option | undefined;
+  const given: string[] = [];
+  const flags: string[] = [];
+  for (const word of before) {
+    if (flag !== undefined) {
+      flags.push(...placeFlag(flag, word));
+      flag = undefined;
+      continue;
+    }
+    if (word.startsWith('-')) {
+      const [name, value] = splitFlag(word);
+      const found = flagIn(command, name);
+      flags.push(...placeFlag(found, value));
+      flag = value === undefined && takesNext(found) ? found : undefined;
+      continue;
+    }
+    const next = command.commands.find((one) => [one.name(), ...one.aliases()].includes(word));
+    command = next ?? command;
+    given.push(...(next === undefined ? [word] : []));
+  }
+  return { command, given, flags, flag };
 }
 
-/**
- * Returns whether one name or several names of existing objects can follow the command. The result is undefined if no name can follow. It
- * is also undefined if the noun lacks the verb `list`, because the script finds names with this verb.
- */
-function namesOf(command: Command): Names | undefined {
-  const [first] = command.registeredArguments;
-  const hasList = command.parent?.commands.some((verb) => verb.name() === 'list') ?? false;
-  if (!hasList || command.name() === 'create' || first === undefined) {
+/** Splits `--flag=value`. The value is undefined if the word has none. */
+function splitFlag(word: string): [string, string?] {
+  const [, name = '', value] = /^(--[\w-]+)=(.*)$/s.exec(word) ?? [];
+  return value === undefined ? [word] : [name, value];
+}
+
+/** Returns the flag with its value if it chooses the cluster or the namespace. */
+function placeFlag(flag: Option | undefined, value: string | undefined): string[] {
+  const name = flag?.long ?? '';
+  return value !== undefined && PLACE_FLAGS.includes(name) ? [`${name}=${value}`] : [];
+}
+
+function flagIn(command: Command, name: string): Option | undefined {
+  return optionsOf(command).find(({ short, long }) => name === short || name === long);
+}
+
+/** Returns the flags of the command, and those that it has from the program. */
+function optionsOf(command: Command): readonly Option[] {
+  return [...command.options, ...(command.parent === null ? [] : optionsOf(command.parent))];
+}
+
+/** Reports whether the next word is the value of the flag. A boolean flag has its value after an equals sign. */
+function takesNext(flag: Option | undefined): boolean {
+  return flag?.required === true && !(flag instanceof BooleanFlag);
+}
+
+/** Returns the source of the value at the cursor. The result is undefined if a command, a flag or a free text stands there. */
+function sourceOf({ command, given, flag, current, isAfterEnd }: Place): Source | undefined {
+  if (isAfterEnd) {
     return undefined;
   }
-  if (first.variadic) {
-    return first.name() === 'names' ? 'several' : undefined;
+  if (flag !== undefined) {
+    return flagSource(command, flag) ?? choices();
   }
-  return first.required && first.name() === 'name' ? 'one' : undefined;
+  if (current.startsWith('-') || command.commands.length > 0) {
+    return undefined;
+  }
+  const { registeredArguments: all } = command;
+  const argument = all[given.length] ?? (all.at(-1)?.variadic === true ? all.at(-1) : undefined);
+  return argument && argumentSource(command, argument);
 }
 
-function choicesOf(command: Command): Choice[] {
-  const own = command.options.flatMap(({ short, long, argChoices: values }) =>
-    values === undefined ? [] : [{ flags: [short, long].filter((flag) => flag !== undefined), values }],
-  );
-  return [...own, ...command.commands.flatMap(choicesOf)];
+/** Returns the source of the values of a flag. The result is undefined if the value is a free text. */
+export function flagSource(command: Command, flag: Option): Source | undefined {
+  const { long = '', argChoices } = flag;
+  if (flag instanceof BooleanFlag) {
+    return choices('true', 'false');
+  }
+  return argChoices === undefined
+    ? (FLAG_SOURCES[`${pathOf(command)} ${long}`] ?? FLAG_SOURCES[long ?? ''])
+    : choices(...argChoices);
 }
 
-/** Returns the name of the shell function that completes the command `name`. */
-function functionOf(name: string): string {
-  return `_${name.replace(/\W/g, '_')}`;
+/** Returns the source of the values of an argument. The result is undefined if the value is a free text. */
+export function argumentSource(command: Command, argument: Argument): Source | undefined {
+  if (argument.argChoices !== undefined) {
+    return choices(...argument.argChoices);
+  }
+  const source = ARGUMENT_SOURCES[`${pathOf(command)} ${argument.name()}`];
+  const hasList = command.parent?.commands.some((verb) => verb.name() === 'list') ?? false;
+  const isName = ['name', 'names'].includes(argument.name()) && hasList && !CREATING.has(command.name());
+  return source ?? (isName ? namesOf() : undefined);
 }
 
-/**
- * Returns patterns for `case` in a shell, one for each command in `places`. A pattern is the path of the command. The first place is the
- * program itself, and gets no pattern.
- */
-function patternsOf(places: readonly Place[]): string {
-  return places
-    .slice(1)
-    .map(({ path }) => quoted(path))
-    .join('|');
+/** Returns the names of the command and its nouns, for example `vm deploy`. */
+function pathOf(command: Command): string {
+  const { parent } = command;
+  return parent === null ? '' : `${pathOf(parent)} ${command.name()}`.trim();
 }
 
-/**
- * Returns the paths of commands as patterns for `case` in a shell. `wanted` selects the commands that take one name, or the commands that
- * take several names.
- */
-function pathsWith(places: readonly Place[], wanted: Names): string {
-  return places
-    .filter(({ names }) => names === wanted)
-    .map(({ path }) => quoted(path))
-    .join('|');
+/** Returns the commands that can follow. If there are none, or if the word begins with a dash, returns the flags. */
+function candidatesAt({ command, current, isAfterEnd }: Place): readonly Word[] {
+  if (isAfterEnd) {
+    return [];
+  }
+  if (!current.startsWith('-') && command.commands.length > 0) {
+    return command.commands.flatMap((next) =>
+      [next.name(), ...next.aliases()].map((text) => ({ text, description: next.description() })),
+    );
+  }
+  const flags = optionsOf(command)
+    .filter(({ hidden }) => !hidden)
+    .map(({ long, description }) => ({ text: long ?? '', description }));
+  return [...flags, { text: '--help', description: 'show the help' }];
 }
 
-/**
- * Returns the code of a function for bash and zsh. The function writes the names of the objects of a noun such as `vm`. `words` is shell
- * code for the words between the name of this command and the word at the cursor.
- */
-function namesFunction(name: string, candidates: string): string {
-  return `${functionOf(name)}_names() {
-  local word takes=''
-  local -a flags
-  for word in ${candidates}; do
-    if [[ -n $takes && $word != "=" ]]; then
-      flags+=("$word") takes=''
-    else
-      case "$word" in
-        ${SOURCE_FLAGS.join('|')}) flags+=("$word") takes=yes ;;
-        ${equalled().join('|')}) flags+=("$word") ;;
-      esac
-    fi
-  done
-  "$1" "$2" list -o name "\${flags[@]}" 2>/dev/null </dev/null | grep -E '^[${NAME_CHARACTERS}]+$'
-}`;
+interface Asked {
+  readonly environment: Terminal['environment'];
+  readonly answer: Answer;
+  readonly signal: AbortSignal;
 }
 
-/** Returns shell patterns for the flags of {@link SOURCE_FLAGS} that have their value in the same word, for example `--context=*`. */
-function equalled(): string[] {
-  return SOURCE_FLAGS.filter((flag) => flag.startsWith('--')).map((flag) => `${flag}=*`);
+/** Returns the values, each with the prefix of the place. A failure gives no values, because a message would spoil the prompt. */
+async function valuesAt(source: Source, place: Place, asked: Asked): Promise<readonly Word[]> {
+  if (source.from === 'choices') {
+    return source.choices.map((text) => ({ text: place.prefix + text }));
+  }
+  const given = new Set([...place.given, ...place.prefix.replace(/^.*=/s, '').split(',')]);
+  try {
+    const values = await unlessAborted(valuesOf(source, place, asked), asked.signal);
+    return values
+      .filter((value) => SAFE_WORD.test(value) && !given.has(value))
+      .map((value) => ({ text: place.prefix + value }));
+  } catch {
+    return [];
+  }
 }
 
-function bashScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
-  const assignment = (candidates: readonly string[]) => `words=${quoted(candidates.join(' '))} ;;`;
-  return `${namesFunction(name, '"${COMP_WORDS[@]:1:COMP_CWORD-1}"')}
-${functionOf(name)}() {
-  local current=\${COMP_WORDS[COMP_CWORD]} before=\${COMP_WORDS[COMP_CWORD-1]} at='' noun word words='' names=''
-  for word in "\${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
-    case "$at $word" in
-      ${patternsOf(places)}) at="$at $word" ;;
-    esac
-  done
-  case "$at" in
-    ${pathsWith(places, 'several')}) names=yes ;;
-    ${pathsWith(places, 'one')}) [[ $at == *" $before" ]] && names=yes ;;
-  esac
-  case "$before" in
-${choices.map(({ flags, values }) => `    ${flags.join('|')}) ${assignment(values)}`).join('\n')}
-    *)
-      if [[ -n $names && $current != -* ]]; then
-        noun=\${at# }
-        words=$(${functionOf(name)}_names "\${COMP_WORDS[0]}" "\${noun%% *}")
-      else
-        case "$at" in
-${places.map(({ path, candidates }) => `          ${quoted(path)}) ${assignment(candidates.map(({ text }) => text))}`).join('\n')}
-        esac
-      fi ;;
-  esac
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
-}
-complete -o default -F ${functionOf(name)} ${name}
-`;
+async function valuesOf(
+  source: Exclude<Source, { from: 'choices' }>,
+  { command, flags }: Place,
+  { environment, answer, signal }: Asked,
+): Promise<readonly string[]> {
+  if (source.from === 'files') {
+    return [];
+  }
+  if (source.from === 'contexts') {
+    return await contextsOf(flags, environment);
+  }
+  if (source.from === 'tags') {
+    const text = await answer(['node', 'list', '-o', 'json', ...flags], signal);
+    const hosts = parseJson(text, HOSTS_LIMITS) as readonly TaggedHost[];
+    return [...new Set(hosts.flatMap(({ tags }) => tags))].sort();
+  }
+  const noun = source.noun ?? command.parent?.name() ?? '';
+  return (await answer([noun, 'list', '-o', 'name', ...flags], signal)).split('\n');
 }
 
-function zshScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
-  // In zsh, a colon separates a word from its description. Therefore colons in the description are escaped.
-  const described = ({ text, description }: Word) => quoted(`${text}:${description.replaceAll(':', '\\:')}`);
-  return `#compdef ${name}
-${namesFunction(name, '"${(@Q)words[2,CURRENT-1]}"')}
-${functionOf(name)}() {
-  local current=\${words[CURRENT]} before=\${words[CURRENT-1]} at='' noun word names=''
-  local -a candidates
-  for word in "\${(@)words[2,CURRENT-1]}"; do
-    case "$at $word" in
-      ${patternsOf(places)}) at="$at $word" ;;
-    esac
-  done
-  case "$at" in
-    ${pathsWith(places, 'several')}) names=yes ;;
-    ${pathsWith(places, 'one')}) [[ $at == *" $before" ]] && names=yes ;;
-  esac
-  case "$before" in
-${choices.map(({ flags, values }) => `    ${flags.join('|')}) candidates=(${values.join(' ')}) ;;`).join('\n')}
-    *)
-      if [[ -n $names && $current != -* ]]; then
-        noun=\${at# }
-        candidates=(\${(f)"$(${functionOf(name)}_names \${words[1]} \${noun%% *})"})
-      else
-        case "$at" in
-${places.map(({ path, candidates }) => `          ${quoted(path)}) candidates=(${candidates.map(described).join(' ')}) ;;`).join('\n')}
-        esac
-      fi ;;
-  esac
-  _describe ${quoted(name)} candidates
-}
-compdef ${functionOf(name)} ${name}
-`;
+interface TaggedHost {
+  readonly tags: readonly string[];
 }
 
-function fishScript(name: string, places: readonly Place[], choices: readonly Choice[]): string {
-  const at = `_${functionOf(name)}_at`;
-  const line = (path: string, { text, description }: Word) =>
-    `complete -c ${name} -f -n ${quoted(`test "$(${at})" = "${path}"`)} ${
-      text.startsWith('--') ? `-l ${text.slice(2)}` : `-a ${text}`
-    } -d ${quoted(description)}`;
-  const values = choices.map(
-    ({ flags, values }) =>
-      `complete -c ${name} -f ${flags.map((flag) => (flag.startsWith('--') ? `-l ${flag.slice(2)}` : `-s ${flag.slice(1)}`)).join(' ')} -xa ${quoted(values.join(' '))}`,
-  );
-  const objects = places
-    .filter(({ names }) => names !== undefined)
-    .map(({ path, names }) => {
-      const [noun = '', verb = ''] = path.trim().split(' ');
-      const first = names === 'one' ? `; and test (commandline -opc)[-1] = ${verb}` : '';
-      return `complete -c ${name} -f -n ${quoted(`test "$(${at})" = "${path}"${first}`)} -a ${quoted(`(_${functionOf(name)}_names ${noun})`)}`;
-    });
-  return `function ${at}
-  set -l at ''
-  for word in (commandline -opc)[2..]
-    switch "$at $word"
-      case ${places
-        .slice(1)
-        .map(({ path }) => quoted(path))
-        .join(' ')}
-        set at "$at $word"
-    end
-  end
-  echo $at
-end
-${fishNames(name)}
-${[...places.flatMap(({ path, candidates }) => candidates.map((word) => line(path, word))), ...values, ...objects].join('\n')}
-`;
-}
-
-/** Returns the code of a function for fish. The function writes the names of the objects of a noun such as `vm`. */
-function fishNames(name: string): string {
-  return `function _${functionOf(name)}_names
-  set -l words (commandline -opc)
-  set -l flags
-  set -l takes ''
-  for word in $words[2..]
-    if test -n "$takes"
-      set -a flags $word
-      set takes ''
-      continue
-    end
-    switch $word
-      case ${SOURCE_FLAGS.join(' ')}
-        set -a flags $word
-        set takes yes
-      case ${equalled().map(quoted).join(' ')}
-        set -a flags $word
-    end
-  end
-  $words[1] $argv[1] list -o name $flags 2>/dev/null </dev/null | string match -r '^[${NAME_CHARACTERS}]+$'
-end`;
-}
-
-/** Returns the text in single quotes for a shell. */
-function quoted(text: string): string {
-  return `'${text.replaceAll("'", `'\\''`)}'`;
+/** Returns the names of the contexts in the kubeconfig, as kubectl finds it. */
+async function contextsOf(flags: readonly string[], environment: Terminal['environment']): Promise<string[]> {
+  const { kubeconfigsIn, readKubeconfigs } = await import('../kube/credentials.ts');
+  const [, named] = flags.map((one) => one.split('=', 2)).find(([name]) => name === '--kubeconfig') ?? [];
+  const files = named === undefined ? kubeconfigsIn(environment) : [named];
+  const own = join(homeFolder(environment), '.kube', 'config');
+  const raws = await readKubeconfigs(files.length === 0 ? [own] : files);
+  return raws.flatMap(({ contexts = [] }) => (contexts as { name: string }[]).map(({ name }) => name));
 }
 
 /** Shells for which the command can write a completion script. */
 export const SHELLS = ['bash', 'zsh', 'fish'] as const;
 export type ShellName = (typeof SHELLS)[number];
+
+/**
+ * Scripts of the shells. Each one passes the words up to the cursor, and offers the words of the answer, or files if the directive allows
+ * it. NAME stands for the name of the command, and FUNCTION for the name of a function.
+ *
+ * bash splits words at `=` and `:`, so its script takes the words from the line, and leaves out of each answer the part that bash does not
+ * replace. The script runs with bash 3.2, which macOS has.
+ */
+const SCRIPTS: Readonly<Record<ShellName, string>> = {
+  bash: `FUNCTION() {
+  local -a words
+  local line current prefix
+  IFS=$' \\t\\n' read -r -a words <<<"\${COMP_LINE:0:COMP_POINT}"
+  [[ \${COMP_LINE:0:COMP_POINT} == *[[:space:]] ]] && words+=('')
+  current=\${words[\${#words[@]}-1]}
+  prefix=\${current%"\${current##*[=:]}"}
+  COMPREPLY=()
+  while IFS= read -r line; do
+    case "$line" in
+      ${DIRECTIVE.files}) compopt -o default 2>/dev/null || COMPREPLY=($(compgen -f -- "\${current#"$prefix"}")) ;;
+      ${DIRECTIVE.noFiles}) ;;
+      *)
+        line=\${line%%$'\\t'*}
+        COMPREPLY+=("\${line#"$prefix"}") ;;
+    esac
+  done < <("\${words[0]}" ${COMPLETE_VERB} "\${words[@]:1}" 2>/dev/null </dev/null)
+}
+complete -F FUNCTION NAME
+`,
+  zsh: `#compdef NAME
+FUNCTION() {
+  local line
+  local -a candidates
+  for line in "\${(@f)$("\${(Q)words[1]}" ${COMPLETE_VERB} "\${(@Q)words[2,CURRENT-1]}" "\${(Q)PREFIX}" 2>/dev/null </dev/null)}"; do
+    case "$line" in
+      ${DIRECTIVE.files}) compset -P '--*='; _files ;;
+      ${DIRECTIVE.noFiles}|'') ;;
+      *) candidates+=("\${\${line//:/\\\\:}/$'\\t'/:}") ;;
+    esac
+  done
+  (( $#candidates )) && _describe NAME candidates
+}
+compdef FUNCTION NAME
+`,
+  fish: `function FUNCTION
+  set -l words (commandline -opc)
+  set -l current (commandline -ct)
+  for line in ($words[1] ${COMPLETE_VERB} $words[2..] "$current" 2>/dev/null </dev/null)
+    switch $line
+      case '${DIRECTIVE.files}'
+        __fish_complete_path "$current"
+      case '${DIRECTIVE.noFiles}'
+      case '*'
+        echo $line
+    end
+  end
+end
+complete -c NAME -f -a '(FUNCTION)'
+`,
+};
+
+/** Returns the script with which the shell completes the command `name`. */
+export function completionScript(shell: ShellName, name: string): string {
+  // A function with an underscore at the start of its name is not offered to users as a command.
+  return SCRIPTS[shell].replaceAll('FUNCTION', `_${name.replace(/\W/g, '_')}`).replaceAll('NAME', name);
+}

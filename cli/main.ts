@@ -5,6 +5,7 @@
  */
 import { basename } from 'node:path';
 import { codeOf } from '../base/errors.ts';
+import { COMPLETE_VERB } from './completion.ts';
 import { EXIT, Interrupted } from './errors.ts';
 import { run } from './program.ts';
 import { writerTo } from './terminal.ts';
@@ -29,7 +30,8 @@ process.stdout.on('error', (error) => process.exit(codeOf(error) === 'EPIPE' ? E
 process.stderr.on('error', () => undefined);
 
 // The build turns this file into a CommonJS module, so `await` is not possible at the top level.
-void run(process.argv.slice(2), {
+const args = process.argv.slice(2);
+void run(args, {
   name: nameOf(process.argv[1] ?? ''),
   environment: process.env,
   out: writerTo(process.stdout),
@@ -39,7 +41,7 @@ void run(process.argv.slice(2), {
   signal: interrupt.signal,
 }).then((code) => {
   process.exitCode = code;
-  if (interrupt.signal.aborted) {
+  if (interrupt.signal.aborted || args[0] === COMPLETE_VERB) {
     // An attempt to connect, or a credential plug-in, would keep this process running. The process ends when the last message is written.
     process.stderr.write('', () => process.exit());
   }

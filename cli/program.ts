@@ -7,7 +7,14 @@ import { VERSION } from '../api/v1alpha1/version.ts';
 import { CommandError, described, EXIT, ProgramEnded, withLogin } from './errors.ts';
 import { namesUnknown, withBooleans } from './flags.ts';
 import { addGlobals, type Globals } from './globals.ts';
-import { type ShellName, SHELLS } from './completion.ts';
+import {
+  type Answer,
+  complete,
+  COMPLETE_VERB,
+  completionScript,
+  type ShellName,
+  SHELLS,
+} from './completion.ts';
 import type { Terminal } from './terminal.ts';
 import { printable } from './text.ts';
 
@@ -166,6 +173,10 @@ const DESTRUCTIVE: ReadonlySet<string> = new Set(['delete', 'revert', 'give-up']
 
 /** Runs the command and resolves with its exit code. `args` are the arguments after the name of the command. */
 export async function run(args: readonly string[], terminal: Terminal): Promise<number> {
+  if (args[0] === COMPLETE_VERB) {
+    await offerCompletions(args.slice(1), terminal);
+    return EXIT.done;
+  }
   try {
     const program = await createProgram(terminal, ({ name, aliases = [] }) =>
       [name, ...aliases].some((word) => args.includes(word)),
@@ -184,6 +195,20 @@ export async function run(args: readonly string[], terminal: Terminal): Promise<
     terminal.err(`error: ${withLogin(message, terminal.name)}\n`);
     return exitCode;
   }
+}
+
+/** Completes a line. Its words are no arguments of this command, so commander does not read them. */
+async function offerCompletions(line: readonly string[], terminal: Terminal): Promise<void> {
+  const program = await createProgram(terminal, ({ name, aliases = [] }) =>
+    [name, ...aliases].some((word) => line.includes(word)),
+  );
+  const answer: Answer = async (args, signal) => {
+    let text = '';
+    const out = (piece: string) => void (text += piece);
+    await run(args, { ...terminal, out, err: () => undefined, isForPeople: false, signal });
+    return text;
+  };
+  terminal.out(await complete(program, line, answer, terminal));
 }
 
 const HELP: readonly string[] = ['--help', '-h'];
@@ -278,9 +303,9 @@ function addExplain(program: Command, terminal: Terminal): void {
 function addCompletion(program: Command, terminal: Terminal): void {
   program
     .command('completion')
-    .description('Print the script that makes a shell complete commands and flags')
+    .description('Print the script that makes a shell complete commands, flags and their values')
     .addArgument(new Argument('<shell>', 'name of the shell').choices(SHELLS))
-    .action(async (name: ShellName) => {
+    .action((name: ShellName) => {
       if (terminal.name.includes(' ')) {
         // A plug-in of kubectl has a name of two words, for example `kubectl berth`. A shell would read these words as two commands. As a
         // result, the script would replace the completion of kubectl itself.
@@ -289,8 +314,7 @@ function addCompletion(program: Command, terminal: Terminal): void {
           EXIT.usage,
         );
       }
-      const { completionScript } = await import('./completion.ts');
-      terminal.out(completionScript(name, await createProgram(terminal, () => true)));
+      terminal.out(completionScript(name, terminal.name));
     });
 }
 

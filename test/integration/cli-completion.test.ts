@@ -74,11 +74,13 @@ describe.each(SHELLS)('$name', ({ name, start, shell, list }) => {
     expect(await offered('berth vm st', list, 'start', 'stop')).not.toContain('suspend');
   });
 
-  it('offers the names of the VMs in the namespace, and completes one', async () => {
+  it('offers the names of the VMs in the namespace, completes one, and completes values of flags', async () => {
     const [names] = await Promise.all([
       offered('berth vm get ', list, 'desk-one', 'desk-two', 'server'),
       offered('berth vm ssh s', ['Tab'], 'ssh server'),
       offered(`berth vm get -n ${OTHER_NAMESPACE} `, ['Tab'], 'laptop'),
+      offered(`berth vm wait server -n ${OTHER_NAMESPACE.slice(0, -2)}`, ['Tab'], OTHER_NAMESPACE),
+      offered('berth vm wait server --for=sus', ['Tab'], 'suspended'),
     ]);
     expect(names).not.toContain('--help');
     expect(names).not.toContain('laptop');
