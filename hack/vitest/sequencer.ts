@@ -19,7 +19,6 @@ export const LONGEST: readonly string[] = [
   'test/e2e/installed/upgrade.test.ts',
   'test/faults/agent-crash.test.ts',
   'test/integration/operator-imagecache-fleet.test.ts',
-  'test/hostile/openapi-refused.test.ts',
   'test/hostile/openapi.test.ts',
   'test/hostile/disk.test.ts',
   'test/hostile/logs.test.ts',

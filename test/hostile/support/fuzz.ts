@@ -7,7 +7,7 @@ import type { ServerProcess } from '../../../hack/cluster/program.ts';
 import { pythonWith } from '../../../hack/python/install.ts';
 import { HOSTILE_SEED } from './attempts.ts';
 
-const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'openapi.json');
+export const DOCUMENT = join(import.meta.dirname, '..', '..', '..', 'docs', 'reference', 'openapi.json');
 /** Time limit of one run at full scale. */
 const RUN_MILLISECONDS = 3_600_000;
 /** Time after which a request is an error. No request waits for a VM, but a busy machine can stand still for some seconds. */
@@ -26,7 +26,7 @@ const NOT_IMPLEMENTED = [
 ];
 
 /** Values of parameters of paths that lead to existing objects. Most generated requests have one of them. */
-export interface Existing {
+interface Existing {
   readonly namespace: string;
   readonly name: readonly string[];
   readonly node: readonly string[];
@@ -34,12 +34,11 @@ export interface Existing {
   readonly binding: readonly string[];
 }
 
+/** Options of generated requests. Some of them break the document in one place, and each bound is tried. */
 export interface FuzzOptions {
   readonly token: string;
   /** Number of generated requests of each operation. */
   readonly examples: number;
-  /** Whether all requests follow the document. Otherwise some break it in one place, and each bound is tried. */
-  readonly onlyValid: boolean;
   readonly existing: Existing;
 }
 
@@ -113,7 +112,7 @@ async function readReport(path: string, output: string): Promise<FuzzReport> {
 }
 
 /** Returns the configuration. Strings and lists of strings have the same form in JSON and TOML. */
-function configOf({ examples, onlyValid, existing }: FuzzOptions, authority: string): string {
+function configOf({ examples, existing }: FuzzOptions, authority: string): string {
   const lists = Object.entries(existing).filter(([, values]) => Array.isArray(values));
   const dictionaries = lists.map(([name, values]) => `${name} = { values = ${JSON.stringify(values)} }`);
   const bound = lists.map(([name]) => `"path.${name}" = { dictionary = "${name}", probability = 0.7 }`);
@@ -128,7 +127,7 @@ headers = { Authorization = "Bearer \${BERTH_TOKEN}" }
 
 [generation]
 max-examples = ${examples}
-mode = "${onlyValid ? 'positive' : 'all'}"
+mode = "all"
 database = "none"
 no-shrink = true
 
@@ -143,7 +142,6 @@ not_a_server_error.enabled = true
 [phases]
 examples.enabled = false
 stateful.enabled = false
-coverage.enabled = ${!onlyValid}
 
 [dictionaries]
 ${dictionaries.join('\n')}
