@@ -49,9 +49,17 @@ export async function listCredentials(client: KubeClient, namespace: string): Pr
   }));
 }
 
+/**
+ * Reads the URL of a registry as people write it. A host without a scheme is reached over https, as in references. Returns undefined if the
+ * text is no URL of a registry.
+ */
+export function readTypedServer(text: string): RegistryServer | undefined {
+  return readServer(text.includes('://') ? text : `https://${text}`);
+}
+
 /** Reads the URL of a registry. @throws ActionError when the text is not such a URL. */
 function registryServer(url: string): RegistryServer {
-  const server = readServer(url);
+  const server = readTypedServer(url);
   if (server === undefined) {
     throw new ActionError('invalid', SERVER_FORM, { field: 'server' });
   }

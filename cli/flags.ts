@@ -103,6 +103,16 @@ function booleanFlagsOf({ options }: Command): ReadonlyMap<string, string> {
   );
 }
 
+/**
+ * Adds a flag that scripts for another platform use, and that has no effect here. The help does not show it. Its use writes a warning with
+ * the reason.
+ */
+export function addIneffective(command: Command, option: Option, reason: string): Command {
+  return command.addOption(option.hideHelp()).on(`option:${option.name()}`, () => {
+    command.configureOutput().writeErr?.(`warning: ${option.long} has no effect. ${reason}\n`);
+  });
+}
+
 function parseBoolean(text: string): boolean {
   if (text !== 'true' && text !== 'false') {
     throw new InvalidArgumentError(`It must be true or false.`);

@@ -18,7 +18,7 @@ import { copySpec, emptySpec, imageItem, type StoredContent } from '../api/http/
 import { formatSize } from '../api/v1alpha1/quantity.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
 import { type NounKind, report } from './objects/kind.ts';
-import type { Column } from './output.ts';
+import { type Column, print } from './output.ts';
 import { isObjectName, NEW_IMAGE_NAME_LENGTH } from '../api/v1alpha1/names.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { type UserCluster, withCluster } from './cluster.ts';
@@ -36,6 +36,40 @@ export function addImageCommands(noun: Command, terminal: Terminal): void {
 export function addISOCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, ISO_KIND);
   addCreate(noun, terminal, ISO_KIND);
+}
+
+/**
+ * Adds the verbs of `remote-image` and `remote-iso`, which scripts for another platform call. There, a remote storage has images that the
+ * cluster cannot use yet. Here, registries have them.
+ */
+export function addRemoteCommands(
+  noun: Command,
+  terminal: Terminal,
+  { plural, noun: local }: typeof IMAGE_KIND,
+): void {
+  const instead = `Make an object for content in a registry: ${terminal.name} ${local} create NAME --reference REFERENCE`;
+  noun
+    .command('list')
+    .alias('ls')
+    .description(`List remote ${plural}`)
+    .argument('[names...]', `names of the remote ${plural} to list (default: all)`)
+    .action(async (_names: string[], _flags, command: Command) => {
+      await print(terminal, command.optsWithGlobals<Globals>().output, {
+        rows: [],
+        columns: [],
+        itemOf: (row) => row,
+        none: `There are no remote ${plural}. ${instead}`,
+      });
+    });
+  noun
+    .command('pull')
+    .description(`Copy a remote ${local} (not supported)`)
+    .argument('<name>', `name of the remote ${local}`)
+    .argument('[copy]', 'name of the copy')
+    .option('-d, --description <text>', 'description of the copy')
+    .action(() => {
+      throw new CommandError(`There is no storage with remote ${plural}. ${instead}`, EXIT.usage);
+    });
 }
 
 function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): Command {

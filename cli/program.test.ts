@@ -1,5 +1,12 @@
+import { once } from 'node:events';
+import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Readable } from 'node:stream';
 import type { Command } from 'commander';
-import { expect, it, vi } from 'vitest';
+import { expect, it, onTestFinished, vi } from 'vitest';
 import { EXIT } from './errors.ts';
 import { createProgram, run } from './program.ts';
 
@@ -11,12 +18,16 @@ async function berth(...args: string[]) {
 }
 
 /** Runs the command under a name. */
-async function runAs(name: string, args: readonly string[]) {
+async function runAs(
+  name: string,
+  args: readonly string[],
+  environment: NodeJS.ProcessEnv = { KUBECONFIG: '/nonexistent/config' },
+) {
   let out = '';
   let err = '';
   const code = await run(args, {
     name,
-    environment: { KUBECONFIG: '/nonexistent/config' },
+    environment,
     out: (text) => void (out += text),
     err: (text) => void (err += text),
     isForPeople: false,
@@ -164,3 +175,88 @@ it('writes its version for people and for programs, also without a cluster', asy
     '',
   ]);
 });
+
+/** Number of forms of the other platform that the command may refuse. */
+const REFUSED_MAXIMUM = 12;
+/** Time limit of all forms. Each takes a few hundredths of a second, and more on a busy machine. */
+const FORMS_MILLISECONDS = 60_000;
+
+it('accepts the forms of the command line of another platform, and says why it refuses a few', {
+  timeout: FORMS_MILLISECONDS,
+}, async () => {
+  const user = await signedIn(await emptyCluster());
+  const text = await readFile(join(import.meta.dirname, '../test/fixtures/commands/foreign.txt'), 'utf8');
+  const forms = [...text.matchAll(/^\$ (.*)$/gm)].map(([, form = '']) => form);
+  const answers: string[] = [];
+  for (const form of forms) {
+    vi.spyOn(process, 'stdin', 'get').mockReturnValue(Readable.from(['secret\n']) as typeof process.stdin);
+    const { code, err } = await runAs('berth', form.split(' '), await user());
+    answers.push(`$ ${form}\n${code === EXIT.usage ? err.replaceAll(/^(?=.)/gm, '2> ') : ''}`);
+  }
+  vi.restoreAllMocks();
+  expect(text.slice(0, text.indexOf('$ ')) + answers.join('')).toBe(text);
+  expect(answers.filter((answer) => answer.includes('\n2> ')).length).toBeLessThanOrEqual(REFUSED_MAXIMUM);
+});
+
+it('gives flags of another platform the meaning of its own, and says which have no effect', async () => {
+  const bodies: unknown[] = [];
+  const user = await signedIn(await emptyCluster(bodies));
+  const create = 'vm create --name desk -i base --ports 9000:80,9001:81/udp --disable-vnc --legacy-io -y';
+  const { err } = await runAs('berth', create.split(' '), await user());
+  expect(bodies.at(-1)).toMatchObject({
+    metadata: { name: 'desk' },
+    spec: {
+      image: 'base',
+      vnc: { enabled: false },
+      ports: ['9000:80', '9001:81/udp'],
+    },
+  });
+  expect(err).toContain('warning: --legacy-io has no effect. The hosts choose the drivers');
+  const { err: shown } = await runAs('berth', 'regcred add r.example -u a -p b'.split(' '), await user());
+  expect(shown).toMatch(/^warning: other users of this computer can see the value of --password/);
+});
+
+const NOT_FOUND = '{"kind":"Status","status":"Failure","message":"none","reason":"NotFound","code":404}';
+
+/** Starts an API server that knows its users and has nothing else, and returns its URL. `bodies` gets the bodies of its requests. */
+async function emptyCluster(bodies: unknown[] = []): Promise<string> {
+  const server = createServer((request, response) => {
+    let body = '';
+    request.on('data', (piece) => (body += String(piece)));
+    request.on('end', () => {
+      bodies.push(...(body === '' ? [] : [JSON.parse(body)]));
+      const isReview = request.url?.endsWith('/selfsubjectreviews') === true;
+      response.writeHead(isReview ? 201 : 404, { 'content-type': 'application/json' });
+      response.end(isReview ? '{"status":{"userInfo":{"username":"ann"}}}' : NOT_FOUND);
+    });
+  });
+  await once(server.listen(0, '127.0.0.1'), 'listening');
+  onTestFinished(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
+
+/**
+ * Returns a function for the environment of a user with a token for the server, and with the settings for scripts of the other platform. It
+ * writes the files again, because commands change them.
+ */
+async function signedIn(server: string): Promise<() => Promise<NodeJS.ProcessEnv>> {
+  const home = await mkdtemp(join(tmpdir(), 'berth-forms-'));
+  onTestFinished(async () => await rm(home, { recursive: true }));
+  const kubeconfig = join(home, 'kubeconfig');
+  const settings = join(home, '.config/berth');
+  await mkdir(settings, { recursive: true });
+  const document = JSON.stringify({
+    clusters: [{ name: 'a', cluster: { server } }],
+    contexts: [{ name: 'a', context: { cluster: 'a', user: 'a' } }],
+    users: [{ name: 'a', user: { token: 'a' } }],
+    'current-context': 'a',
+  });
+  return async () => {
+    await writeFile(join(settings, 'config.yaml'), `{apiURL: ${server}, aliases: {namespacePrefix: ci-}}`);
+    await writeFile(kubeconfig, document);
+    return { HOME: home, KUBECONFIG: kubeconfig };
+  };
+}

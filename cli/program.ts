@@ -57,6 +57,22 @@ const NOUNS: readonly Noun[] = [
     },
   },
   {
+    name: 'remote-image',
+    description: 'Images outside the cluster (not supported)',
+    addVerbs: async (noun, terminal) => {
+      const { addRemoteCommands, IMAGE_KIND } = await import('./image.ts');
+      addRemoteCommands(noun, terminal, IMAGE_KIND);
+    },
+  },
+  {
+    name: 'remote-iso',
+    description: 'ISOs outside the cluster (not supported)',
+    addVerbs: async (noun, terminal) => {
+      const { addRemoteCommands, ISO_KIND } = await import('./image.ts');
+      addRemoteCommands(noun, terminal, ISO_KIND);
+    },
+  },
+  {
     name: 'imagecache',
     aliases: ['ic'],
     description: 'Images that hosts keep, so that VMs start without a pull',
@@ -146,7 +162,7 @@ const NOUNS: readonly Noun[] = [
   },
   {
     name: 'registry',
-    aliases: ['regcred'],
+    aliases: ['regcred', 'registrycredential'],
     description: 'Credentials for registries',
     addVerbs: async (noun, terminal) => {
       (await import('./registry.ts')).addRegistryCommands(noun, terminal);
@@ -365,6 +381,8 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'iso get': 'installer',
   'iso delete': 'installer',
   'iso create': 'installer --reference registry.example/installer:1',
+  'remote-image pull': 'debian-tools',
+  'remote-iso pull': 'installer',
   'imagecache info': 'debian-tools',
   'imagecache add': 'debian-tools --tags fast',
   'imagecache remove': 'debian-tools --all',

@@ -1,4 +1,4 @@
-/** Asks people before a command destroys data, and reads passwords. A password is never an argument, because other users of the computer see arguments. */
+/** Asks people before a command destroys data, and reads passwords. A password is an argument only in scripts for another platform, with a warning, because other users of the computer see arguments. */
 import { on, once } from 'node:events';
 import { addAbortSignal } from 'node:stream';
 import { CommandError, EXIT, Interrupted } from './errors.ts';

@@ -1,11 +1,11 @@
 /** The noun `registry`: the credentials of a namespace for registries. */
-import type { Command } from 'commander';
+import { type Command, Option } from 'commander';
 import { BooleanFlag } from './flags.ts';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
-import { addCredential, listCredentials, removeCredential } from '../actions/credentials.ts';
+import { addCredential, listCredentials, readTypedServer, removeCredential } from '../actions/credentials.ts';
 import { ActionError } from '../actions/error.ts';
-import { readServer, SERVER_FORM, serverUrl } from '../api/v1alpha1/registrycredentials.ts';
+import { SERVER_FORM, serverUrl } from '../api/v1alpha1/registrycredentials.ts';
 import { isNotFound } from '../kube/errors.ts';
 import { clientForChange, type UserCluster, withCluster } from './cluster.ts';
 import { CommandError, EXIT } from './errors.ts';
@@ -29,6 +29,9 @@ export function addRegistryCommands(noun: Command, terminal: Terminal): void {
     .requiredOption('-u, --username <name>', 'name of the user')
     .addOption(new BooleanFlag('--password-stdin', 'read the password from the standard input'))
     .addOption(
+      new Option('-p, --password <password>', 'password, as scripts for another platform give it').hideHelp(),
+    )
+    .addOption(
       new BooleanFlag(
         '--allow-insecure',
         'use the registry without TLS, or without checking its certificate',
@@ -40,6 +43,7 @@ export function addRegistryCommands(noun: Command, terminal: Terminal): void {
     });
   noun
     .command('delete')
+    .alias('remove')
     .description('Delete the credentials for registries')
     .argument('<servers...>', 'URLs of the registries')
     .action(async (servers: string[], _flags, command: Command) => {
@@ -50,6 +54,8 @@ export function addRegistryCommands(noun: Command, terminal: Terminal): void {
 export interface RegistryFlags {
   readonly username: string;
   readonly passwordStdin?: boolean;
+  /** Password in the command line. Only scripts for another platform give it. */
+  readonly password?: string;
   readonly allowInsecure?: boolean;
   readonly replace?: boolean;
 }
@@ -76,8 +82,8 @@ export async function add(
   { server: url, flags }: { server: string; flags: RegistryFlags },
 ): Promise<void> {
   const server = checkedUrl(url);
-  const { username, passwordStdin = false, allowInsecure = false, replace = false } = flags;
-  const password = await readPassword(terminal, passwordStdin);
+  const { username, allowInsecure = false, replace = false } = flags;
+  const password = await passwordOf(terminal, flags);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     const request = { server, username, password, allowInsecure, replace };
@@ -86,6 +92,23 @@ export async function add(
     const item = { server, username, allowInsecure };
     await printDone(terminal, globals.output, [item], 'Successfully added credential for');
   });
+}
+
+/** Returns the password of the flags, or the one that a person types. @throws CommandError when the flags contradict each other. */
+async function passwordOf(
+  terminal: Terminal,
+  { password, passwordStdin = false }: RegistryFlags,
+): Promise<string> {
+  if (password === undefined) {
+    return await readPassword(terminal, passwordStdin);
+  }
+  if (passwordStdin) {
+    throw new CommandError('Use only one of --password and --password-stdin', EXIT.usage);
+  }
+  terminal.err(
+    'warning: other users of this computer can see the value of --password. Use --password-stdin\n',
+  );
+  return password;
 }
 
 export async function remove(terminal: Terminal, globals: Globals, urls: readonly string[]): Promise<void> {
@@ -113,7 +136,7 @@ async function removeOne({ client, namespace }: UserCluster, url: string): Promi
 
 /** Returns the URL in its usual form. @throws CommandError when the text is not the URL of a registry. */
 function checkedUrl(url: string): string {
-  const server = readServer(url);
+  const server = readTypedServer(url);
   if (server === undefined) {
     throw new CommandError(`The server ${JSON.stringify(printable(url))} ${SERVER_FORM}`, EXIT.usage);
   }

@@ -19,7 +19,7 @@ import { accountIn } from './serviceaccount.ts';
 export function addRoleBindingCommands(noun: Command, terminal: Terminal): void {
   noun
     .command('list')
-    .alias('ls')
+    .aliases(['ls', 'list-subjects'])
     .description('List the users, groups and service accounts with the role dev in the namespace')
     .action(async (_flags, command: Command) => {
       await list(terminal, command.optsWithGlobals<Globals>());

@@ -11,7 +11,7 @@ import { print, printDone } from './output.ts';
 import { DEV_ROLE, isObjectName } from '../api/v1alpha1/names.ts';
 import { SERVICE_ACCOUNTS } from '../kube/core.ts';
 import { type AccountRef, createMember, deleteMember } from '../kube/members.ts';
-import { forEachName } from './objects/named.ts';
+import { forEachName, getNamed } from './objects/named.ts';
 import { printable } from './text.ts';
 
 export function addServiceAccountCommands(noun: Command, terminal: Terminal): void {
@@ -19,8 +19,9 @@ export function addServiceAccountCommands(noun: Command, terminal: Terminal): vo
     .command('list')
     .alias('ls')
     .description('List service accounts')
-    .action(async (_flags, command: Command) => {
-      await list(terminal, command.optsWithGlobals<Globals>());
+    .argument('[names...]', 'names of the service accounts to list (default: all)')
+    .action(async (names: string[], _flags, command: Command) => {
+      await list(terminal, command.optsWithGlobals<Globals>(), names);
     });
   noun
     .command('create')
@@ -93,19 +94,28 @@ interface AccountItem {
   readonly namespace: string;
 }
 
-export async function list(terminal: Terminal, globals: Globals): Promise<void> {
+export async function list(terminal: Terminal, globals: Globals, names: readonly string[]): Promise<void> {
   const { signal } = terminal;
-  await withCluster(terminal, globals, async ({ client, namespace }) => {
-    const { items } = await client.list(SERVICE_ACCOUNTS, { namespace, signal });
-    await print(terminal, globals.output, {
-      rows: items.map(({ metadata: { name } }): AccountItem => ({ name, namespace })),
-      columns: [
-        { header: 'NAME', value: ({ name }) => name },
-        { header: 'NAMESPACE', value: ({ namespace }) => namespace },
-      ],
-      itemOf: (item) => item,
-      none: `There are no service accounts in namespace ${namespace}`,
-    });
+  await withCluster(terminal, globals, async (cluster) => {
+    const { client, namespace } = cluster;
+    const kind = { type: SERVICE_ACCOUNTS, noun: 'service account' };
+    const { done, rethrow } = await forEachName(
+      names,
+      async (name) => await getNamed(cluster, kind, name, signal),
+    );
+    const all = names.length > 0 ? done : (await client.list(SERVICE_ACCOUNTS, { namespace, signal })).items;
+    if (all.length > 0 || names.length === 0) {
+      await print(terminal, globals.output, {
+        rows: all.map(({ metadata: { name } }): AccountItem => ({ name, namespace })),
+        columns: [
+          { header: 'NAME', value: ({ name }) => name },
+          { header: 'NAMESPACE', value: ({ namespace }) => namespace },
+        ],
+        itemOf: (item) => item,
+        none: `There are no service accounts in namespace ${namespace}`,
+      });
+    }
+    rethrow();
   });
 }
 

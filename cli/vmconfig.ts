@@ -1,5 +1,5 @@
 /** The noun `vmconfig`. */
-import { type Command, Option } from 'commander';
+import { type Command, InvalidArgumentError, Option } from 'commander';
 import type { Globals } from './globals.ts';
 import {
   addFileFlag,
@@ -39,10 +39,16 @@ export function addVMConfigCommands(noun: Command, terminal: Terminal): void {
     ),
   )
     .argument('[name]', 'name of the VM config')
+    .addOption(new Option('--system-serial <text>', 'serial number').hideHelp().argParser(refuseSerial))
     .addOption(new Option('--type <architecture>', 'the same as --architecture').choices(['arm64', 'amd64']))
     .action(async (name: string | undefined, flags: VMConfigFlags, command: Command) => {
       await create(terminal, command.optsWithGlobals<Globals>(), { name, flags });
     });
+}
+
+/** @throws InvalidArgumentError, because all VMs of the config would have the same number. */
+function refuseSerial(): never {
+  throw new InvalidArgumentError('A serial number belongs to a single VM. Give it to `vm deploy`.');
 }
 
 export const VM_CONFIG_KIND: NounKind<VMConfig> = {

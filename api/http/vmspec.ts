@@ -17,6 +17,9 @@ const DEFAULT_NAME = 'vm';
 /** Default time limit of a deployment in minutes. `deployTimeoutSeconds` has the same default. */
 const TIMEOUT_MINUTES = 10;
 
+/** Why nobody chooses the drivers of a machine, as on another platform. */
+export const DRIVERS_BY_HOST = 'The hosts choose the drivers of machines by themselves';
+
 /**
  * Returns the VM for the body of a deployment. The API server chooses the last characters of a generated name. `answerBy` is the time until
  * which the caller waits for the answer, in milliseconds since 1970. It is undefined if nobody waits.

@@ -2,12 +2,13 @@
 import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import type { MachineRequest } from '../../api/http/vm.ts';
+import { DRIVERS_BY_HOST } from '../../api/http/vmspec.ts';
 import { VM_FIELD_ROWS, type VMFieldName } from '../../api/v1alpha1/fields.ts';
 import { isSSHKey } from '../../api/v1alpha1/guestdata.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { BooleanFlag, parseDiskSize, parseMemory, wholeNumber } from '../flags.ts';
+import { addIneffective, BooleanFlag, parseDiskSize, parseMemory, wholeNumber } from '../flags.ts';
 
 /** Values of the flags that a VM and a VM config share. The other flags of the table are read by {@link tableValues}. */
 export interface MachineFlags {
@@ -185,6 +186,7 @@ function addAll(command: Command, isInConfig: true | undefined): Command {
 
 /** Adds the flags that a VM and a VM config share. */
 export function addMachineFlags(command: Command): Command {
+  addForeignFlags(command);
   return addAll(command, true)
     .option('--node <host>', 'the only host that may run the VM')
     .option('--tag <tag>', 'prefer hosts with this tag')
@@ -196,6 +198,25 @@ export function addMachineFlags(command: Command): Command {
       ).choices(['default', 'most-allocated']),
     )
     .addOption(new BooleanFlag('--vnc', 'serve the display over VNC (default: true)'));
+}
+
+/** Adds flags that scripts for another platform use. The help does not show them. */
+function addForeignFlags(command: Command): void {
+  command
+    .addOption(new BooleanFlag('--disable-vnc', 'the same as --vnc=false').hideHelp())
+    .on('option:disable-vnc', (value: string) => command.setOptionValue('vnc', value === 'false'))
+    .addOption(new BooleanFlag('-g, --gpu', 'GPU of the host').hideHelp().argParser(parseGPU));
+  for (const flag of ['--disable-net-boost', '--legacy-io']) {
+    addIneffective(command, new BooleanFlag(flag, 'driver'), DRIVERS_BY_HOST);
+  }
+}
+
+/** @throws InvalidArgumentError when the guest is to have the GPU. */
+function parseGPU(text: string): boolean {
+  if (text !== 'false') {
+    throw new InvalidArgumentError('A guest cannot have the GPU of its host.');
+  }
+  return false;
 }
 
 /**

@@ -12,7 +12,7 @@ import { similarTo } from '../../base/similar.ts';
 /** Returns the object with this name in the namespace. @throws CommandError when the object does not exist; ApiError. */
 export async function getNamed<T extends KubeObject>(
   cluster: UserCluster,
-  { type, noun }: NounKind<T>,
+  { type, noun }: Pick<NounKind<T>, 'type' | 'noun'>,
   name: string,
   signal: AbortSignal,
 ): Promise<T> {

@@ -2,6 +2,7 @@
 import { type Command, InvalidArgumentError, Option } from 'commander';
 import { type PowerCommand, requestPower } from '../../actions/power.ts';
 import {
+  addIneffective,
   BooleanFlag,
   parseDiskSize,
   parseList,
@@ -46,7 +47,7 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
     )
     .action(async (name: string | undefined, flags: DeployFlags, command: Command) => {
       const { deploy } = await import('./deploy.ts');
-      await deploy(terminal, command.optsWithGlobals<Globals>(), { name, flags });
+      await deploy(terminal, command.optsWithGlobals<Globals>(), { name: name ?? flags.name, flags });
     });
   addDeployFlags(
     addFileFlag(noun.command('create')).description(
@@ -54,7 +55,7 @@ export function addVMCommands(noun: Command, terminal: Terminal): void {
     ),
   ).action(async (name: string | undefined, flags: DeployFlags, command: Command) => {
     const { create } = await import('./deploy.ts');
-    await create(terminal, command.optsWithGlobals<Globals>(), { name, flags });
+    await create(terminal, command.optsWithGlobals<Globals>(), { name: name ?? flags.name, flags });
   });
   addDiskVerbs(noun, terminal);
   addDiagnosisVerbs(noun, terminal);
@@ -83,10 +84,25 @@ function addDeployFlags(command: Command): Command {
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', parsePairs)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', parsePairs)
     .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber)
-    .addOption(new BooleanFlag('--disable-vnc', 'the same as --vnc=false').hideHelp())
     .addOption(new BooleanFlag('--no-ssh-key', 'give the guest no SSH key, not even your own one'));
+  addForeignFlags(command);
   return addOwnFlags(command);
 }
+
+/** Adds flags that scripts for another platform use. They set the flags of this command. */
+function addForeignFlags(command: Command): void {
+  command
+    .addOption(new Option('--ports <list>', 'the same as --reserve-port').hideHelp())
+    .on('option:ports', (list: string) => {
+      const before = command.getOptionValue('reservePort') as readonly string[] | undefined;
+      command.setOptionValue('reservePort', parseList(list, before));
+    })
+    .addOption(new Option('--name <name>', 'name of the VM').hideHelp())
+    .addOption(new BooleanFlag('-y, --yes', 'nothing: a deployment asks no question').hideHelp());
+}
+
+/** Why a command that enlarges a disk needs no login for the guest. */
+const GUEST_GROWS = 'Nothing logs in to the guest, which enlarges its file systems itself';
 
 /** Default time limit for a copy of a disk. It is long enough for about 100 GB in a slow network. */
 const WORK_MILLISECONDS = 3_600_000;
@@ -120,9 +136,11 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
       const { push } = await import('./disk.ts');
       await push(terminal, command.optsWithGlobals<Globals>(), { name, reference, ...workOf(flags) });
     });
-  noun
-    .command('resize')
-    .description('Enlarge the disk of a VM')
+  const resized = noun.command('resize').description('Enlarge the disk of a VM');
+  for (const login of ['-u, --user <name>', '-p, --password <password>']) {
+    addIneffective(resized, new Option(login), GUEST_GROWS);
+  }
+  resized
     .argument('<name>', 'name of the VM')
     .argument(
       '<size>',

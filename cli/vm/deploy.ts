@@ -55,8 +55,8 @@ export interface DeployFlags extends MachineFlags {
   readonly timeout?: number;
   /** Whether the guest gets no SSH key, not even the user's own one. */
   readonly noSshKey?: boolean;
-  /** Whether the display is not served over VNC, as scripts for another platform say it. */
-  readonly disableVnc?: boolean;
+  /** Name of the VM, as scripts for another platform give it. */
+  readonly name?: string;
   /** State of the VM at which the deployment ends. */
   readonly waitFor?: 'running' | 'ready';
 }
@@ -81,7 +81,7 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
   check(flags);
   const { generateName, config, timeout, labels } = flags;
   return {
-    ...machineRequest({ ...flags, vnc: flags.disableVnc === true ? false : flags.vnc }),
+    ...machineRequest(flags),
     name,
     shouldGenerateName: generateName,
     vmConfig: config,
