@@ -130,11 +130,18 @@ export interface StopOptions {
   graceMilliseconds: number;
   /** Signal that ends the grace period early, for example when a user shortens the grace period of the Pod. */
   hurry?: AbortSignal;
+  /** Signal that nothing of the machine is needed any more, so that a program that hangs is killed soon. */
+  discard?: AbortSignal;
   /**
    * If true, the process ends even if the system cannot read the machine's state file. By default, the stop then fails, because a later
    * attempt can perhaps read the file. A state file with damaged content never prevents the stop.
    */
   ignoresReadErrors?: boolean;
+}
+
+export interface InspectOptions {
+  /** Whether nothing of the machine is needed any more. */
+  isDiscarded: boolean;
 }
 
 export interface CopyOptions {
@@ -237,11 +244,12 @@ export interface Driver {
   /** Ends the machine's process without a grace period, and removes all files of the machine, even if its state file is unreadable. */
   delete(folder: MachineFolder): Promise<void>;
   /**
-   * Returns the state of the machine. First completes or cancels a step that the agent had begun when it died.
+   * Returns the state of the machine. First completes or cancels a step that the agent had begun when it died. If the machine is discarded,
+   * a program that hangs delays the inspection only shortly.
    *
    * @throws UnreadableFileError when the machine's state file cannot be read.
    */
-  inspect(folder: MachineFolder): Promise<MachineState>;
+  inspect(folder: MachineFolder, options?: InspectOptions): Promise<MachineState>;
   /** Returns every machine of this driver on this host. The list includes machines that the agent created before its restart. */
   list(): Promise<FoundMachine[]>;
   /**

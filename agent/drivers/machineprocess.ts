@@ -10,7 +10,7 @@ import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { hasCode, messageOf, undefinedIf } from '../../base/errors.ts';
 import type { MachineCgroups, MachineLimits } from '../processes/cgroup.ts';
 import { findByArgument, identify, isAlive, type ProcessIdentity } from '../processes/process.ts';
-import type { ExitReason, MachineFolder, MachineState, RunningState } from './driver.ts';
+import type { ExitReason, InspectOptions, MachineFolder, MachineState, RunningState } from './driver.ts';
 import { type StateChange, type StateFile, UNREADABLE } from './statefile.ts';
 import { forgetLastOutput, logsWritten, segmentName } from '../console/logwriter.ts';
 import { makeTerminal } from '../console/terminal.ts';
@@ -251,7 +251,11 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
    * Returns the state of the machine, whose process lives; undefined if the process has ended meanwhile. Also completes or cancels a step
    * that the agent had begun when it died.
    */
-  protected abstract inspectLive(identity: ProcessIdentity, state: State): Promise<RunningState | undefined>;
+  protected abstract inspectLive(
+    identity: ProcessIdentity,
+    state: State,
+    options: InspectOptions,
+  ): Promise<RunningState | undefined>;
 
   /** Ends all processes of the machine at once. `main` is its main process, if that process lives. */
   protected abstract kill(main: ProcessIdentity | undefined): Promise<void>;
@@ -262,12 +266,12 @@ export abstract class MachineProcess<State extends ProcessState, Watch extends P
   /** Returns the lines of the program's log that explain best why the program ended. Call this function when the program has ended. */
   protected abstract logLines(): Promise<string>;
 
-  async inspect(): Promise<MachineState> {
+  async inspect(options: InspectOptions = { isDiscarded: false }): Promise<MachineState> {
     await this.recorded();
     let state = await this.state.read();
     if (state?.live === true) {
       const identity = await this.process();
-      const running = identity && (await this.inspectLive(identity, state));
+      const running = identity && (await this.inspectLive(identity, state, options));
       if (running !== undefined) {
         return running;
       }

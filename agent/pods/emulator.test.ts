@@ -258,7 +258,12 @@ describe('a reason that people can mend', () => {
 });
 
 describe('an emulator that has failed', () => {
-  const RELEASE = { ...OPERATION, graceMilliseconds: 0, hurry: new AbortController() };
+  const RELEASE = {
+    ...OPERATION,
+    graceMilliseconds: 0,
+    hurry: new AbortController(),
+    discard: new AbortController(),
+  };
 
   it('counts on its host until its data is gone, and then gives its user back', async () => {
     const test = new TestHost();

@@ -218,6 +218,8 @@ export interface MachineOperation extends Pick<WantedMachine, 'pod' | 'desired' 
   readonly abort: AbortController;
   /** Ends the guest's grace period early. Only operations that stop a guest use this controller. */
   readonly hurry: AbortController;
+  /** Tells that nothing of the machine is needed any more: its deletion waits no longer for the guest. */
+  readonly discard: AbortController;
   /** Regular end of the guest's grace period, in milliseconds since the epoch. Undefined for operations that do not stop a guest. */
   deadline: number | undefined;
   /** Called by the step after its phase or progress has changed. */

@@ -116,7 +116,12 @@ it('a start that waits for a copy of the disk ends when the Pod is deleted or th
   for (const end of ends) {
     const abort = new AbortController();
     runtime.state = { kind: 'stopped' };
-    runtime.operation = { kind: 'start', abort, hurry: new AbortController() } as unknown as MachineOperation;
+    runtime.operation = {
+      kind: 'start',
+      abort,
+      hurry: new AbortController(),
+      discard: new AbortController(),
+    } as unknown as MachineOperation;
     Object.assign(runtime.record, { running: false });
     await machines.drive(runtime, { ...WANTED, desired });
     expect(abort.signal.aborted).toBe(false);
@@ -124,3 +129,25 @@ it('a start that waits for a copy of the disk ends when the Pod is deleted or th
     expect(abort.signal.aborted).toBe(true);
   }
 });
+
+it.each(['stop', 'release'] as const)(
+  'a %s under way learns when nothing of the machine is needed any more: at the end of the grace period of its deletion',
+  async (kind) => {
+    const deadline = Date.now() + 30_000;
+    const [hurry, discard] = [new AbortController(), new AbortController()];
+    runtime.operation = {
+      kind,
+      abort: new AbortController(),
+      hurry,
+      discard,
+      deadline,
+    } as unknown as MachineOperation;
+    await machines.drive(runtime, WANTED);
+    const leaving = { ...WANTED, deletion: { deadline } };
+    expect(await machines.drive(runtime, leaving)).toMatchObject({ again: deadline });
+    expect(discard.signal.aborted).toBe(false);
+    vi.spyOn(Date, 'now').mockReturnValue(deadline);
+    expect(await machines.drive(runtime, leaving)).toMatchObject({ again: undefined });
+    expect(discard.signal.aborted).toBe(true);
+  },
+);

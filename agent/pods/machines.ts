@@ -165,7 +165,8 @@ export class Machines {
       operation.abort.abort(new Error('The machine is no longer wanted'));
     }
     const until = this.#hurry(runtime.record, wanted, operation);
-    return { step: { kind: 'wait', until }, again: soonest(until, ahead(runtime.record, wanted, now)) };
+    const again = soonest(until, discardIfDue(operation, wanted), ahead(runtime.record, wanted, now));
+    return { step: { kind: 'wait', until }, again };
   }
 
   /**
@@ -199,9 +200,11 @@ export class Machines {
       bytesPerSecond: undefined,
       abort: new AbortController(),
       hurry: new AbortController(),
+      discard: new AbortController(),
       deadline: undefined,
       changed: () => this.#changed(key),
     };
+    discardIfDue(operation, wanted);
     runtime.operation = operation;
     void STEPS[step.kind](this.#host, runtime, operation)
       .then(
@@ -269,6 +272,21 @@ export class Machines {
   }
 }
 
+function isDiscarded({ deletion }: Pick<WantedMachine, 'deletion'>): boolean {
+  return deletion !== undefined && Date.now() >= deletion.deadline;
+}
+
+/**
+ * If the deletion of the machine waits no longer for the guest, tells the operation so. Otherwise returns the time of that moment in
+ * milliseconds since the epoch. The result is also undefined if the machine is not being deleted.
+ */
+function discardIfDue({ discard }: MachineOperation, wanted: WantedMachine): number | undefined {
+  if (isDiscarded(wanted)) {
+    discard.abort();
+  }
+  return discard.signal.aborted ? undefined : wanted.deletion?.deadline;
+}
+
 /** Returns the Pod's active deadline if it is in the future and the machine has not failed. */
 function ahead(
   { failure }: Readonly<MachineRecord>,
@@ -289,12 +307,12 @@ function ahead(
 async function inspect(
   host: Pick<PodHost, 'drivers' | 'emulators'>,
   { record, folder }: Readonly<Runtime>,
-  { deletion }: Pick<WantedMachine, 'deletion'>,
+  wanted: Pick<WantedMachine, 'deletion'>,
 ): Promise<Runtime['state']> {
   try {
-    return await driverOf(host, record).inspect(folder);
+    return await driverOf(host, record).inspect(folder, { isDiscarded: isDiscarded(wanted) });
   } catch (error) {
-    if (error instanceof UnreadableFileError && (error.isDamaged || deletion !== undefined)) {
+    if (error instanceof UnreadableFileError && (error.isDamaged || wanted.deletion !== undefined)) {
       return { kind: 'unreadable', message: error.message };
     }
     throw error;

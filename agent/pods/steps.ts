@@ -181,10 +181,11 @@ function startMessage(host: PodHost, { record, state }: Readonly<Runtime>): stri
 
 /** Stops the guest. The intent is saved first, so that the end of the hypervisor during the stop does not count as a crash. */
 async function stop(host: PodHost, { record, folder }: Runtime, operation: MachineOperation): Promise<void> {
-  const { graceMilliseconds, hurry } = operation;
+  const { graceMilliseconds, hurry, discard } = operation;
   host.records.update(record, { ...offChange(record, wantsOff(operation.desired)), end: undefined });
   operation.deadline = Date.now() + graceMilliseconds;
-  await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal });
+  const signals = { hurry: hurry.signal, discard: discard.signal };
+  await driverOf(host, record).stop(folder, { graceMilliseconds, ...signals });
   host.records.update(record, { startedWith: undefined });
   tellPod(host, operation, 'Stopped', 'Stop', 'The machine is stopped');
 }
@@ -267,13 +268,14 @@ async function revert(
 /** Ends the machine's process and releases its network and ports. The disk of a VM stays. A failed emulator keeps only its log. */
 async function release(host: PodHost, runtime: Runtime, operation: MachineOperation): Promise<void> {
   const { record, folder, state } = runtime;
-  const { graceMilliseconds, hurry } = operation;
+  const { graceMilliseconds, hurry, discard } = operation;
   const deadline = Date.now() + graceMilliseconds;
   host.records.update(record, { running: false });
   operation.deadline = deadline;
   if (state.kind !== 'absent') {
     const ignoresReadErrors = state.kind === 'unreadable';
-    await driverOf(host, record).stop(folder, { graceMilliseconds, hurry: hurry.signal, ignoresReadErrors });
+    const signals = { hurry: hurry.signal, discard: discard.signal };
+    await driverOf(host, record).stop(folder, { graceMilliseconds, ...signals, ignoresReadErrors });
   }
   // The failed machine keeps its slot until its data is removed. Otherwise the next machine could start while the old data still uses disk
   // space.

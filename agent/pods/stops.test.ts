@@ -39,7 +39,8 @@ it.each([
   };
   const parts = { records: new RecordStore(directory), drivers: new Map() };
   const host = parts as unknown as PodHost;
-  const operation = { desired: { ...DESIRED, ...change }, hurry: new AbortController() };
+  const [hurry, discard] = [new AbortController(), new AbortController()];
+  const operation = { desired: { ...DESIRED, ...change }, hurry, discard };
   for (const step of [refuses, (): void => undefined]) {
     parts.drivers.set('qemu', { driver: { stop: step, suspend: step } });
     const done = STEPS[kind](host, newRuntime(record, directory), operation as unknown as MachineOperation);

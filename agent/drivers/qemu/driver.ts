@@ -21,6 +21,7 @@ import {
   type GuestAnswer,
   type GuestCommand,
   type GuestCommandResult,
+  type InspectOptions,
   type Reserve,
   type GuestQuestion,
   type VmLaunchPlan,
@@ -214,12 +215,12 @@ export class QemuDriver implements DriverOfVMs {
     });
   }
 
-  async inspect(folder: MachineFolder): Promise<MachineState> {
+  async inspect(folder: MachineFolder, options?: InspectOptions): Promise<MachineState> {
     if ((await undefinedIf(isMissing, stat(folder.path))) === undefined) {
       return { kind: 'absent' };
     }
     const { machine, copies, dpi, streams } = this.#of(folder);
-    const state = await machine.inspect();
+    const state = await machine.inspect(options);
     const tidied = Promise.all(machine.isSilent ? [] : [copies.tryTidy(), streams.forwards.tidy()]);
     // After the hypervisor's end, a cleanup can take minutes, so no inspection waits for it. Steps that need the cleanup wait themselves.
     await (state.kind === 'running' ? tidied : undefined);

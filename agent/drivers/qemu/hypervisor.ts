@@ -7,8 +7,9 @@
  * the command `quit`.
  */
 import type { Logger } from 'pino';
+import { LONGEST_TIMER_MILLISECONDS, rest } from '../../../base/time.ts';
 import { isAlive, killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
-import type { MachineFolder, RunningState, StopOptions } from '../driver.ts';
+import type { InspectOptions, MachineFolder, RunningState, StopOptions } from '../driver.ts';
 import { ProcessWatch, withLog } from '../machineprocess.ts';
 import { GuestAgent, hasGuestAgent, shutDown } from './guestagent.ts';
 import { QmpConnection, QmpError, type QmpEvent } from './qmp.ts';
@@ -57,6 +58,11 @@ const CRASHES: ReadonlyMap<string, string> = new Map([
 const INSPECTION_TIMEOUT_MILLISECONDS = 3_000;
 /** Time limit of QEMU's command `quit`, which flushes the disks. If QEMU needs longer, the agent kills it. */
 const QUIT_TIMEOUT_MILLISECONDS = 10_000;
+/**
+ * Time limit of QEMU's answers and of its end if nothing of its machine is needed any more. QEMU answers in milliseconds. Users wait for the
+ * deletion of a machine, also if its QEMU hangs.
+ */
+const DISCARD_TIMEOUT_MILLISECONDS = 500;
 /**
  * Time between two presses of the power button. One press is not always enough, because a guest whose firmware is still running ignores it.
  */
@@ -119,7 +125,7 @@ export class Hypervisor extends ProcessWatch {
   /**
    * Returns the connection to QEMU. If the connection was lost, the function connects again. @throws QmpError when QEMU does not answer.
    */
-  async qmp(options?: { timeoutMilliseconds: number; signal: AbortSignal }): Promise<QmpConnection> {
+  async qmp(options?: { timeoutMilliseconds: number; signal?: AbortSignal }): Promise<QmpConnection> {
     if (this.#qmp !== undefined && !this.#qmp.closed) {
       return this.#qmp;
     }
@@ -188,8 +194,15 @@ export async function powerOffGuest(
   { graceMilliseconds, hurry }: StopOptions,
   logger: Logger,
 ): Promise<void> {
-  const deadline = AbortSignal.timeout(graceMilliseconds);
-  const over = hurry === undefined ? deadline : AbortSignal.any([deadline, hurry]);
+  const done = new AbortController();
+  const limits = [AbortSignal.timeout(graceMilliseconds), ...(hurry === undefined ? [] : [hurry])];
+  const over = AbortSignal.any([...limits, done.signal]);
+  // A QEMU that hangs gets no more time than its guest.
+  await Promise.race([pressPowerButton(hypervisor, over, logger), rest(LONGEST_TIMER_MILLISECONDS, over)]);
+  done.abort();
+}
+
+async function pressPowerButton(hypervisor: Hypervisor, over: AbortSignal, logger: Logger): Promise<void> {
   try {
     const qmp = await hypervisor.qmp();
     if (isStill(await qmp.status())) {
@@ -242,19 +255,30 @@ function isShutdown({ event }: QmpEvent): boolean {
   return event === 'SHUTDOWN';
 }
 
-/** Ends the hypervisor. When the promise resolves, no process is left. */
-export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void> {
+/** Ends the hypervisor. When the promise resolves, no process is left. If `discard` aborts, a hypervisor that hangs is killed soon. */
+export async function quit(hypervisor: Hypervisor, logger: Logger, discard?: AbortSignal): Promise<void> {
+  const over = new AbortController();
+  const hangs = discard === undefined ? [] : [discardTime(discard, over.signal)];
+  await Promise.race([askToQuit(hypervisor, logger), ...hangs]);
+  over.abort();
+  await killForCertain(hypervisor.identity);
+}
+
+async function askToQuit(hypervisor: Hypervisor, logger: Logger): Promise<void> {
   try {
     const qmp = await hypervisor.qmp();
     await qmp.execute('quit');
-    if (await waitForExit(hypervisor.identity, QUIT_TIMEOUT_MILLISECONDS)) {
-      return;
-    }
+    await waitForExit(hypervisor.identity, QUIT_TIMEOUT_MILLISECONDS);
   } catch (error) {
     const { uid } = hypervisor.folder;
     logger.debug({ uid, err: error }, 'The hypervisor of a machine did not accept the command "quit"');
   }
-  await killForCertain(hypervisor.identity);
+}
+
+/** Resolves a short time after `discard` has aborted, or when `over` aborts. */
+async function discardTime(discard: AbortSignal, over: AbortSignal): Promise<void> {
+  await rest(LONGEST_TIMER_MILLISECONDS, AbortSignal.any([discard, over]));
+  await rest(over.aborted ? 0 : DISCARD_TIMEOUT_MILLISECONDS, over);
 }
 
 /**
@@ -263,12 +287,13 @@ export async function quit(hypervisor: Hypervisor, logger: Logger): Promise<void
  */
 async function reconcile(
   hypervisor: Hypervisor,
-  identity: ProcessIdentity,
   file: QemuState,
-  logger: Logger,
+  { logger, isDiscarded }: Inspection,
 ): Promise<string> {
-  const qmp = await hypervisor.qmp();
-  const status = await qmp.status(INSPECTION_TIMEOUT_MILLISECONDS);
+  const { identity } = hypervisor;
+  const timeoutMilliseconds = isDiscarded ? DISCARD_TIMEOUT_MILLISECONDS : INSPECTION_TIMEOUT_MILLISECONDS;
+  const qmp = await hypervisor.qmp({ timeoutMilliseconds });
+  const status = await qmp.status(timeoutMilliseconds);
   const state = await file.read();
   if (state?.suspended === true) {
     // The agent died after QEMU had saved the memory, or while a new process read the saved memory. The memory is still on disk, so no data
@@ -370,6 +395,10 @@ async function recordEnd(file: QemuState, end: NonNullable<MachineFile['end']>):
   await file.change(({ intent, live }) => (live && intent === 'run' ? { end } : {}));
 }
 
+interface Inspection extends InspectOptions {
+  logger: Logger;
+}
+
 interface Inspected {
   /** State of the machine; undefined if its process has ended. */
   state: RunningState | undefined;
@@ -384,12 +413,12 @@ interface Inspected {
 export async function inspectLive(
   hypervisor: Hypervisor,
   file: QemuState,
-  logger: Logger,
+  inspection: Inspection,
 ): Promise<Inspected> {
   const { identity, folder } = hypervisor;
   const { pid } = identity;
   try {
-    const status = await reconcile(hypervisor, identity, file, logger);
+    const status = await reconcile(hypervisor, file, inspection);
     const paused = isStill(status);
     const running: RunningState = { kind: 'running', pid, guestStarted: status === 'running', paused };
     return { state: status === 'gone' ? undefined : running, isSilent: false };
@@ -397,7 +426,7 @@ export async function inspectLive(
     if (!(await isAlive(identity))) {
       return { state: undefined, isSilent: false };
     }
-    logger.warn({ uid: folder.uid, err: error }, 'The hypervisor of a machine does not answer');
+    inspection.logger.warn({ uid: folder.uid, err: error }, 'The hypervisor of a machine does not answer');
     const paused = (await file.read())?.paused === true;
     return { state: { kind: 'running', pid, guestStarted: false, paused }, isSilent: true };
   }

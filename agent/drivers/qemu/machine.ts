@@ -2,6 +2,7 @@
 import { killForCertain, type ProcessIdentity, waitForExit } from '../../processes/process.ts';
 import type {
   ExitReason,
+  InspectOptions,
   MachineFolder,
   MachineState,
   RunningState,
@@ -37,9 +38,9 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
     this.#context = context;
   }
 
-  override async inspect(): Promise<MachineState> {
+  override async inspect(options?: InspectOptions): Promise<MachineState> {
     this.#isSilent = false;
-    return await super.inspect();
+    return await super.inspect(options);
   }
 
   /** Whether the hypervisor did not answer the last inspection. If so, no cleanup is started, because a cleanup needs answers too. */
@@ -95,7 +96,7 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
       if (options.graceMilliseconds > 0) {
         await powerOffGuest(hypervisor, options, this.#context.logger);
       }
-      await quit(hypervisor, this.#context.logger);
+      await quit(hypervisor, this.#context.logger, options.discard);
     }
     await this.forgetProcess();
     // If the state file is unreadable, the saved memory of a suspended machine stays with the disk, because people can need both.
@@ -139,8 +140,11 @@ export class QemuMachine extends MachineProcess<MachineFile, Hypervisor> {
   protected override async inspectLive(
     identity: ProcessIdentity,
     { launched }: MachineFile,
+    { isDiscarded }: InspectOptions,
   ): Promise<RunningState | undefined> {
-    const { state, isSilent } = await inspectLive(this.adopt(identity), this.state, this.#context.logger);
+    const { logger } = this.#context;
+    const inspection = { logger, isDiscarded };
+    const { state, isSilent } = await inspectLive(this.adopt(identity), this.state, inspection);
     this.#isSilent = isSilent;
     return state && launched ? { ...state, accelerator: launched.accelerator } : state;
   }
