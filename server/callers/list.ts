@@ -14,6 +14,7 @@ import { isForbidden } from '../../kube/errors.ts';
 import { readList } from '../../kube/liststream.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
 import type { CallerClient } from './caller.ts';
+import { Admission } from '../http/admission.ts';
 import { StatusError } from '../http/errors.ts';
 
 const MEBIBYTE = 1024 * 1024;
@@ -45,99 +46,67 @@ const TOTAL_BYTES = 16 * MEBIBYTE;
  */
 type Hold = (bytes: number) => void;
 
-interface Use {
-  places: number;
-  bytes: number;
+const queue = new PQueue({ concurrency: LISTS });
+const places = new Admission({
+  user: USER_PLACES,
+  total: PLACES,
+  refuseUser: (user) =>
+    new StatusError(
+      429,
+      `User ${user} has reached the limit of ${USER_PLACES} requests for lists at the same time. Try again later`,
+    ),
+  refuseAll: () =>
+    new StatusError(
+      429,
+      `The limit of ${PLACES} requests for lists at the same time is reached. Try again later`,
+    ),
+});
+const bytesOfItems = new Admission({
+  user: USER_BYTES,
+  total: TOTAL_BYTES,
+  refuseUser: (user) =>
+    new StatusError(
+      429,
+      `The lists that user ${user} reads at the same time have more than ${USER_BYTES} bytes. Try again later`,
+    ),
+  refuseAll: () =>
+    new StatusError(503, 'Too many large lists are being read at the same time. Try again later'),
+});
+
+/**
+ * Takes a place for a list, waits until the list may be read, and then reads the list. The place becomes free after the read, or when the
+ * client closes the connection. The limits in bytes include the items of the list until the signal `ended` of the caller aborts.
+ *
+ * @throws ApiError 401 when the API server does not know the caller. @throws StatusError 429 when too many lists wait, 408 when the client
+ * has closed the connection.
+ */
+async function readInPlace<T>(
+  caller: Pick<CallerClient, 'username' | 'ended'>,
+  read: (hold: Hold) => Promise<T>,
+): Promise<T> {
+  const user = await caller.username();
+  const { ended } = caller;
+  ended.throwIfAborted();
+  places.take(user, 1);
+  try {
+    return await queue.add(async () => await read(holdFor(user, ended)), { signal: ended });
+  } finally {
+    places.release(user, 1);
+  }
 }
 
-class ListPlaces {
-  readonly #queue = new PQueue({ concurrency: LISTS });
-  readonly #all: Use = { places: 0, bytes: 0 };
-  readonly #users = new Map<string, Use>();
-
-  /**
-   * Takes a place for a list, waits until the list may be read, and then reads the list. The place becomes free after the read, or when the
-   * client closes the connection. The limits in bytes include the items of the list until the signal `ended` of the caller aborts.
-   *
-   * @throws ApiError 401 when the API server does not know the caller. @throws StatusError 429 when too many lists wait, 408 when the
-   * client has closed the connection.
-   */
-  async run<T>(
-    caller: Pick<CallerClient, 'username' | 'ended'>,
-    read: (hold: Hold) => Promise<T>,
-  ): Promise<T> {
-    const user = await caller.username();
-    const { ended } = caller;
+function holdFor(user: string, ended: AbortSignal): Hold {
+  let held = 0;
+  ended.addEventListener('abort', () => bytesOfItems.release(user, held), { once: true });
+  return (bytes) => {
     ended.throwIfAborted();
-    this.#refuse(user);
-    this.#count(user, { places: 1, bytes: 0 });
-    try {
-      return await this.#queue.add(async () => await read(this.#holdFor(user, ended)), { signal: ended });
-    } finally {
-      this.#count(user, { places: -1, bytes: 0 });
-    }
-  }
-
-  #refuse(user: string): void {
-    if (this.#all.places >= PLACES) {
-      throw new StatusError(
-        429,
-        `The limit of ${PLACES} requests for lists at the same time is reached. Try again later`,
-      );
-    }
-    if (this.#useOf(user).places >= USER_PLACES) {
-      throw new StatusError(
-        429,
-        `User ${user} has reached the limit of ${USER_PLACES} requests for lists at the same time. Try again later`,
-      );
-    }
-  }
-
-  #holdFor(user: string, ended: AbortSignal): Hold {
-    let held = 0;
-    ended.addEventListener('abort', () => this.#count(user, { places: 0, bytes: -held }), { once: true });
-    return (bytes) => {
-      ended.throwIfAborted();
-      this.#refuseBytes(user, held + bytes, bytes);
-      held += bytes;
-      this.#count(user, { places: 0, bytes });
-    };
-  }
-
-  #refuseBytes(user: string, list: number, more: number): void {
-    if (list > LIST_BYTES) {
+    if (held + bytes > LIST_BYTES) {
       throw new StatusError(422, 'The list is too large. Use limit or labelSelector to select fewer objects');
     }
-    if (this.#useOf(user).bytes + more > USER_BYTES) {
-      throw new StatusError(
-        429,
-        `The lists that user ${user} reads at the same time have more than ${USER_BYTES} bytes. Try again later`,
-      );
-    }
-    if (this.#all.bytes + more > TOTAL_BYTES) {
-      throw new StatusError(503, 'Too many large lists are being read at the same time. Try again later');
-    }
-  }
-
-  #useOf(user: string): Use {
-    return this.#users.get(user) ?? { places: 0, bytes: 0 };
-  }
-
-  #count(user: string, { places, bytes }: Use): void {
-    const own = this.#useOf(user);
-    for (const use of [own, this.#all]) {
-      use.places += places;
-      use.bytes += bytes;
-    }
-    if (own.places === 0 && own.bytes === 0) {
-      this.#users.delete(user);
-    } else {
-      this.#users.set(user, own);
-    }
-  }
+    bytesOfItems.take(user, bytes);
+    held += bytes;
+  };
 }
-
-const places = new ListPlaces();
 
 interface Selection extends ListQuery {
   readonly namespace?: string;
@@ -153,7 +122,7 @@ export interface ListOf<I> {
  * Returns one page of the list if `limit` is set, and otherwise the whole list. If `itemOf` returns undefined for an object, the list
  * leaves the object out. `reader` is the client that sends the requests; by default, it is the client of the caller.
  *
- * @throws ApiError when the API server refuses. @throws StatusError from {@link ListPlaces.run} and {@link Hold}.
+ * @throws ApiError when the API server refuses. @throws StatusError from {@link readInPlace} and {@link Hold}.
  */
 export async function listAs<T extends KubeObject, I>(
   caller: CallerClient,
@@ -162,7 +131,7 @@ export async function listAs<T extends KubeObject, I>(
   itemOf: (object: T) => I | undefined,
   reader: KubeClient = caller,
 ): Promise<ListOf<I>> {
-  return await places.run(
+  return await readInPlace(
     caller,
     async (hold) => await readItems(reader, pathFor(type, selection), { itemOf, hold, signal: caller.ended }),
   );
@@ -181,9 +150,9 @@ export async function listWithShared<T extends KubeObject, I extends { name: str
   defaultNamespace: string,
   itemOf: (object: T) => I | undefined,
 ): Promise<I[]> {
-  // Both lists together take one place (see {@link ListPlaces}). With two places, the items of the first list would stay in memory while
+  // Both lists together take one place (see {@link readInPlace}). With two places, the items of the first list would stay in memory while
   // the second list waits.
-  return await places.run(caller, async (hold) => {
+  return await readInPlace(caller, async (hold) => {
     const reading = { itemOf, hold, signal: caller.ended };
     const { items } = await readItems(caller, pathFor(type, selection), reading);
     if (selection.namespace === defaultNamespace) {

@@ -1,5 +1,6 @@
 /** Limits the memory of answers. Each answer, for example a long list, stays in memory until its client has read it. */
 import type { ServerResponse } from 'node:http';
+import { Admission } from './admission.ts';
 import { StatusError } from './errors.ts';
 
 /**
@@ -20,8 +21,16 @@ const OWNER_BYTES = TOTAL_BYTES / 4;
 const ANSWER_MILLISECONDS = 60_000;
 
 export class UnreadAnswers {
-  #bytes = 0;
-  readonly #owners = new Map<string, number>();
+  readonly #admission = new Admission({
+    user: OWNER_BYTES,
+    total: TOTAL_BYTES,
+    refuseUser: () =>
+      new StatusError(
+        429,
+        'Clients of this user have too many unread long answers. Read these answers or close their connections, or try again later',
+      ),
+    refuseAll: () => new StatusError(503, 'Clients have too many unread long answers. Try again later'),
+  });
 
   /**
    * Counts an answer until it is sent or its client has closed the connection. A client that reads too slowly is disconnected. `ownerOf`
@@ -35,26 +44,8 @@ export class UnreadAnswers {
       return;
     }
     const owner = await ownerOf();
-    if ((this.#owners.get(owner) ?? 0) + bytes > OWNER_BYTES) {
-      throw new StatusError(
-        429,
-        'Clients of this user have too many unread long answers. Read these answers or close their connections, or try again later',
-      );
-    }
-    if (this.#bytes + bytes > TOTAL_BYTES) {
-      throw new StatusError(503, 'Clients have too many unread long answers. Try again later');
-    }
-    this.#count(owner, bytes);
-    limitReading(response, ANSWER_MILLISECONDS, () => this.#count(owner, -bytes));
-  }
-
-  #count(owner: string, bytes: number): void {
-    this.#bytes += bytes;
-    const own = (this.#owners.get(owner) ?? 0) + bytes;
-    this.#owners.set(owner, own);
-    if (own === 0) {
-      this.#owners.delete(owner);
-    }
+    this.#admission.take(owner, bytes);
+    limitReading(response, ANSWER_MILLISECONDS, () => this.#admission.release(owner, bytes));
   }
 }
 

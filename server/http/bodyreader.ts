@@ -5,6 +5,7 @@
  */
 import type { IncomingMessage } from 'node:http';
 import { JsonCheck, JsonError } from '../../base/json.ts';
+import { Admission } from './admission.ts';
 import { StatusError } from './errors.ts';
 import type { UnreadBodies } from './unreadbodies.ts';
 
@@ -30,12 +31,17 @@ const TOTAL_BYTES = 48 * MEBIBYTE;
 const USER_BYTES = TOTAL_BYTES / 6;
 
 export class BodyReader {
-  /**
-   * Size in bytes of the bodies of each user that are being read, without the first {@link FREE_BYTES} of each body. Users without such bytes
-   * are not in the map.
-   */
-  readonly #users = new Map<string, number>();
-  #used = 0;
+  /** Bytes of the bodies that are being read, without the first {@link FREE_BYTES} of each body. */
+  readonly #admission = new Admission({
+    user: USER_BYTES,
+    total: TOTAL_BYTES,
+    refuseUser: (user) =>
+      new StatusError(
+        429,
+        `The bodies that user ${user} sends at the same time have more than ${USER_BYTES} bytes. Try again later`,
+      ),
+    refuseAll: () => new StatusError(503, 'Too many large requests arrive at the same time. Try again later'),
+  });
   readonly #unread: UnreadBodies;
 
   constructor(unread: UnreadBodies) {
@@ -67,37 +73,17 @@ export class BodyReader {
     } catch (error) {
       throw error instanceof JsonError ? refusalOf(error) : error;
     } finally {
-      this.#count(user, -counted(buffer.length));
+      this.#admission.release(user, counted(buffer.length));
       this.#unread.drop(body);
     }
   }
 
   #grown(buffer: Buffer, needed: number, user: string): Buffer {
     const size = 2 ** Math.ceil(Math.log2(needed));
-    const more = counted(size) - counted(buffer.length);
-    if ((this.#users.get(user) ?? 0) + more > USER_BYTES) {
-      throw new StatusError(
-        429,
-        `The bodies that user ${user} sends at the same time have more than ${USER_BYTES} bytes. Try again later`,
-      );
-    }
-    if (this.#used + more > TOTAL_BYTES) {
-      throw new StatusError(503, 'Too many large requests arrive at the same time. Try again later');
-    }
-    this.#count(user, more);
+    this.#admission.take(user, counted(size) - counted(buffer.length));
     const grown = Buffer.allocUnsafeSlow(size);
     buffer.copy(grown);
     return grown;
-  }
-
-  #count(user: string, more: number): void {
-    this.#used += more;
-    const own = (this.#users.get(user) ?? 0) + more;
-    if (own === 0) {
-      this.#users.delete(user);
-    } else {
-      this.#users.set(user, own);
-    }
   }
 }
 

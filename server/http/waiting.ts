@@ -4,6 +4,7 @@
 import type { ServerResponse } from 'node:http';
 import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
+import { Admission } from './admission.ts';
 import { StatusError } from './errors.ts';
 
 /**
@@ -39,19 +40,17 @@ export interface Owner {
   readonly namespace?: string;
 }
 
-interface Waiting extends Owner {
-  /** Resolves when the answer is sent, or when the connection is closed. */
-  readonly answered: Promise<void>;
-}
-
 export class WaitingRequests {
-  readonly #limit: number;
-  readonly #waiting = new Map<AbortController, Waiting>();
+  readonly #users: Admission;
+  readonly #namespaces: Admission;
+  /** Promises by request. Each resolves when the answer is sent, or when the connection is closed. */
+  readonly #waiting = new Map<AbortController, Promise<void>>();
   #isStopping = false;
 
   /** `limit` is the largest number of requests that wait at the same time. */
   constructor(limit: number) {
-    this.#limit = limit;
+    this.#users = admissionOf(limit, 'of user');
+    this.#namespaces = admissionOf(limit, 'in namespace');
   }
 
   /** Number of requests that wait. */
@@ -73,17 +72,23 @@ export class WaitingRequests {
     owner: Owner,
     work: (end: AbortController) => Promise<T>,
   ): Promise<T> {
-    this.#refuse(owner);
+    if (this.#isStopping) {
+      throw new StatusError(503, 'The HTTP API is stopping. Try again');
+    }
+    const shares = this.#sharesOf(owner);
+    shares.forEach(([admission, name]) => admission.check(name, 1));
     if (response.closed) {
       throw new StatusError(408, 'The client closed the connection');
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
-    this.#waiting.set(end, { ...owner, answered: answered.promise });
+    this.#waiting.set(end, answered.promise);
+    shares.forEach(([admission, name]) => admission.take(name, 1));
     holdOpen(response);
     response.once('close', () => {
       end.abort(new WaitEnd('gone'));
       this.#waiting.delete(end);
+      shares.forEach(([admission, name]) => admission.release(name, 1));
       answered.resolve();
     });
     return await work(end);
@@ -92,7 +97,7 @@ export class WaitingRequests {
   /** Ends all waits. Resolves when all answers are sent, or after the time limit. */
   async stop(): Promise<void> {
     this.#isStopping = true;
-    const answers = Promise.all([...this.#waiting.values()].map(async ({ answered }) => await answered));
+    const answers = Promise.all(this.#waiting.values());
     for (const end of this.#waiting.keys()) {
       end.abort(new WaitEnd('stopping'));
     }
@@ -101,28 +106,23 @@ export class WaitingRequests {
     limit.abort();
   }
 
-  #refuse({ user, namespace }: Owner): void {
-    if (this.#isStopping) {
-      throw new StatusError(503, 'The HTTP API is stopping. Try again');
-    }
-    if (this.#waiting.size >= this.#limit) {
-      throw new StatusError(429, `${this.#limit} requests are already waiting. Try again later`);
-    }
-    this.#refuseMore(`of user ${user}`, (one) => one.user === user);
-    if (namespace !== undefined) {
-      this.#refuseMore(`in namespace ${namespace}`, (one) => one.namespace === namespace);
-    }
+  #sharesOf({ user, namespace }: Owner): (readonly [Admission, string])[] {
+    return [
+      [this.#users, user],
+      ...(namespace === undefined ? [] : [[this.#namespaces, namespace] as const]),
+    ];
   }
+}
 
-  /**
-   * Refuses a request if its user or its namespace already has the largest allowed number of waiting requests. `isOne` returns whether a
-   * waiting request is from this user or in this namespace. `which` is the part of the message that names the user or the namespace.
-   * @throws StatusError 429
-   */
-  #refuseMore(which: string, isOne: (waiting: Waiting) => boolean): void {
-    const share = Math.floor(this.#limit * SHARE);
-    if ([...this.#waiting.values()].filter(isOne).length >= share) {
-      throw new StatusError(429, `${share} requests ${which} are already waiting. Try again later`);
-    }
-  }
+/** `which` is the part of the message that comes before the name of the user or the namespace. */
+function admissionOf(limit: number, which: string): Admission {
+  const share = Math.floor(limit * SHARE);
+  const refuse = (requests: string): StatusError =>
+    new StatusError(429, `${requests} are already waiting. Try again later`);
+  return new Admission({
+    user: share,
+    total: limit,
+    refuseUser: (name) => refuse(`${share} requests ${which} ${name}`),
+    refuseAll: () => refuse(`${limit} requests`),
+  });
 }
