@@ -1,6 +1,6 @@
 /** Limits the memory of answers. Each answer, for example a long list, stays in memory until its client has read it. */
 import type { ServerResponse } from 'node:http';
-import { Admission } from './admission.ts';
+import { Shares } from './shares.ts';
 import { StatusError } from './errors.ts';
 
 /**
@@ -21,7 +21,7 @@ const OWNER_BYTES = TOTAL_BYTES / 4;
 const ANSWER_MILLISECONDS = 60_000;
 
 export class UnreadAnswers {
-  readonly #admission = new Admission({
+  readonly #shares = new Shares({
     user: OWNER_BYTES,
     total: TOTAL_BYTES,
     refuseUser: () =>
@@ -44,8 +44,8 @@ export class UnreadAnswers {
       return;
     }
     const owner = await ownerOf();
-    this.#admission.take(owner, bytes);
-    limitReading(response, ANSWER_MILLISECONDS, () => this.#admission.release(owner, bytes));
+    this.#shares.take(owner, bytes);
+    limitReading(response, ANSWER_MILLISECONDS, () => this.#shares.release(owner, bytes));
   }
 }
 

@@ -5,7 +5,7 @@
  */
 import type { IncomingMessage } from 'node:http';
 import { JsonCheck, JsonError } from '../../base/json.ts';
-import { Admission } from './admission.ts';
+import { Shares } from './shares.ts';
 import { StatusError } from './errors.ts';
 import type { UnreadBodies } from './unreadbodies.ts';
 
@@ -32,7 +32,7 @@ const USER_BYTES = TOTAL_BYTES / 6;
 
 export class BodyReader {
   /** Bytes of the bodies that are being read, without the first {@link FREE_BYTES} of each body. */
-  readonly #admission = new Admission({
+  readonly #shares = new Shares({
     user: USER_BYTES,
     total: TOTAL_BYTES,
     refuseUser: (user) =>
@@ -73,14 +73,14 @@ export class BodyReader {
     } catch (error) {
       throw error instanceof JsonError ? refusalOf(error) : error;
     } finally {
-      this.#admission.release(user, counted(buffer.length));
+      this.#shares.release(user, counted(buffer.length));
       this.#unread.drop(body);
     }
   }
 
   #grown(buffer: Buffer, needed: number, user: string): Buffer {
     const size = 2 ** Math.ceil(Math.log2(needed));
-    this.#admission.take(user, counted(size) - counted(buffer.length));
+    this.#shares.take(user, counted(size) - counted(buffer.length));
     const grown = Buffer.allocUnsafeSlow(size);
     buffer.copy(grown);
     return grown;

@@ -4,7 +4,7 @@
 import type { ServerResponse } from 'node:http';
 import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
-import { Admission } from './admission.ts';
+import { Shares } from './shares.ts';
 import { StatusError } from './errors.ts';
 
 /**
@@ -41,16 +41,16 @@ export interface Owner {
 }
 
 export class WaitingRequests {
-  readonly #users: Admission;
-  readonly #namespaces: Admission;
+  readonly #users: Shares;
+  readonly #namespaces: Shares;
   /** Promises by request. Each resolves when the answer is sent, or when the connection is closed. */
   readonly #waiting = new Map<AbortController, Promise<void>>();
   #isStopping = false;
 
   /** `limit` is the largest number of requests that wait at the same time. */
   constructor(limit: number) {
-    this.#users = admissionOf(limit, 'of user');
-    this.#namespaces = admissionOf(limit, 'in namespace');
+    this.#users = sharesOf(limit, 'of user');
+    this.#namespaces = sharesOf(limit, 'in namespace');
   }
 
   /** Number of requests that wait. */
@@ -75,20 +75,20 @@ export class WaitingRequests {
     if (this.#isStopping) {
       throw new StatusError(503, 'The HTTP API is stopping. Try again');
     }
-    const shares = this.#sharesOf(owner);
-    shares.forEach(([admission, name]) => admission.check(name, 1));
+    const held = this.#heldBy(owner);
+    held.forEach(([shares, name]) => shares.check(name, 1));
     if (response.closed) {
       throw new StatusError(408, 'The client closed the connection');
     }
     const end = new AbortController();
     const answered = Promise.withResolvers<void>();
     this.#waiting.set(end, answered.promise);
-    shares.forEach(([admission, name]) => admission.take(name, 1));
+    held.forEach(([shares, name]) => shares.take(name, 1));
     holdOpen(response);
     response.once('close', () => {
       end.abort(new WaitEnd('gone'));
       this.#waiting.delete(end);
-      shares.forEach(([admission, name]) => admission.release(name, 1));
+      held.forEach(([shares, name]) => shares.release(name, 1));
       answered.resolve();
     });
     return await work(end);
@@ -106,7 +106,7 @@ export class WaitingRequests {
     limit.abort();
   }
 
-  #sharesOf({ user, namespace }: Owner): (readonly [Admission, string])[] {
+  #heldBy({ user, namespace }: Owner): (readonly [Shares, string])[] {
     return [
       [this.#users, user],
       ...(namespace === undefined ? [] : [[this.#namespaces, namespace] as const]),
@@ -115,11 +115,11 @@ export class WaitingRequests {
 }
 
 /** `which` is the part of the message that comes before the name of the user or the namespace. */
-function admissionOf(limit: number, which: string): Admission {
+function sharesOf(limit: number, which: string): Shares {
   const share = Math.floor(limit * SHARE);
   const refuse = (requests: string): StatusError =>
     new StatusError(429, `${requests} are already waiting. Try again later`);
-  return new Admission({
+  return new Shares({
     user: share,
     total: limit,
     refuseUser: (name) => refuse(`${share} requests ${which} ${name}`),

@@ -4,7 +4,7 @@
  */
 import type { StatusError } from './errors.ts';
 
-interface AdmissionLimits {
+interface ShareLimits {
   /** Largest amount that one user can hold. */
   readonly user: number;
   /** Largest amount that all users together can hold. */
@@ -15,13 +15,13 @@ interface AdmissionLimits {
   readonly refuseAll: () => StatusError;
 }
 
-export class Admission {
-  readonly #limits: AdmissionLimits;
+export class Shares {
+  readonly #limits: ShareLimits;
   /** Amounts by user. Users who hold nothing are not in the map. */
   readonly #held = new Map<string, number>();
   #total = 0;
 
-  constructor(limits: AdmissionLimits) {
+  constructor(limits: ShareLimits) {
     this.#limits = limits;
   }
 
