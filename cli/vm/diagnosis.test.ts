@@ -98,7 +98,7 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
         'No host is free: 2 with a reserved port in use (8822/TCP is held by VM other)',
       ),
     },
-    step('scheduler', 'Unschedulable', /^Reserve another port/),
+    step('scheduler', 'Unschedulable', /^Delete the VM that uses the requested port, or create the VM again/),
   ],
   [
     'port on the host',
@@ -108,7 +108,7 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
   [
     'image missing',
     { vm: waits('ImageReady', 'ImageNotFound', 'no tag 9') },
-    step('image', 'ImageNotFound', /Correct the name/),
+    step('image', 'ImageNotFound', /^Make the image available under the name in the message/),
   ],
   [
     'pull secret',
@@ -153,6 +153,27 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
     'guest not ready',
     { vm: vm({ phase: 'Running', conditions: [condition('Ready', 'False', 'NotReady', 'port 22')] }) },
     step('guest', 'NotReady', /console of the guest/),
+  ],
+  [
+    'no SSH server',
+    { vm: vm({ phase: 'Running', conditions: [condition('Ready', 'False', 'NoSSHServer', 'port 22')] }) },
+    step('guest', 'NoSSHServer', /^Look at the console of the guest/),
+  ],
+  [
+    'a quota of objects, which a smaller VM exceeds too',
+    { vm: pending('PodRefused', 'exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0') },
+    step(
+      'quota',
+      'PodRefused',
+      /^Delete VMs of the namespace, or ask an admin to raise the ResourceQuota few$/,
+    ),
+  ],
+  [
+    'a quota of CPU',
+    {
+      vm: pending('PodRefused', 'exceeded quota: few, requested: pods=1,cpu=4, used: cpu=2, limited: cpu=4'),
+    },
+    step('quota', 'PodRefused', /^Delete VMs of the namespace, make the VM smaller, or ask an admin/),
   ],
   [
     'host lost',
@@ -331,7 +352,7 @@ it.each<[string, Seen, meaning: string, outlook: string]>([
     'hosts that refused it',
     unschedulable('All hosts that match the VM have refused it: h1'),
     'Each host that matches the VM has refused it. Room is not the cause',
-    WAITS,
+    'The VM waits without a time limit for another host, and does not go back to hosts that refused it',
   ],
   ['a port in use', unschedulable('No host is free: 1 with a reserved port in use'), NO_FREE, WAITS],
   [
@@ -361,7 +382,7 @@ it.each<[string, Seen, meaning: string, outlook: string]>([
   [
     'a check that fails',
     runs(condition('Ready', 'False', 'NotReady', 'port 80')),
-    'The machine runs, but the check in spec.readiness fails',
+    'The machine runs, but its guest does not pass the check of readiness',
     KEPT,
   ],
   [
@@ -422,11 +443,49 @@ it.each<[string, Seen, meaning: string, outlook: string]>([
   expect(diagnose(seen)).toMatchObject({ meaning, outlook });
 });
 
-it('says that a failed VM must be created again, and not that it starts by itself', () => {
+it('says once that a failed VM must be created again, and not that it starts by itself', () => {
+  const available =
+    'Make the image available under the name in the message, or create the VM with another image';
   expect(diagnose({ vm: failed('ImageNotFound', 'no tag 9') }).todo).toEqual([
-    'Correct the name, or create the Image',
+    available,
     'Create the VM again',
   ]);
+  const stalled = vm({ conditions: [condition('Stalled', 'True', 'NetworkModeUnsupported', 'Bridge')] });
+  expect(diagnose({ vm: stalled }).todo).toEqual(['Create the VM with spec.network.mode: NAT']);
+});
+
+it.each([
+  ['the os', 'No host can take it: 1 that run no macOS guests'],
+  ['the ports', 'No host is free: 1 with a reserved port in use'],
+  ['a smaller disk', 'No host can take it: 1 with too small a disk for it'],
+  ['a smaller disk, for now', 'No host is free: 1 short of disk (ephemeral-storage)'],
+  ['the architecture, name or tag', NO_MATCH],
+])('advises to create the VM again where the API server refuses to change %s', (_, message) => {
+  const pod = message === NO_MATCH ? TAGGED : undefined;
+  expect(diagnose({ vm: pending('Unschedulable', message), pod, nodes: [host({})] }).todo).toEqual([
+    expect.stringContaining('reate the VM again'),
+  ]);
+});
+
+it('shows nothing as ok that only a silent host could tell', () => {
+  const network = condition('NetworkReady', 'True', 'Healthy');
+  const silent = diagnose(runs(condition('Ready', 'Unknown', 'HostUnreachable', 'Host h1'), network));
+  expect(silent.checks.map(({ area, state }) => `${area}: ${state}`)).toEqual([
+    'scheduler: ok',
+    'quota: ok',
+    'image: ok',
+    'network: not checked',
+    'host: problem',
+    'machine: not checked',
+    'guest: not checked',
+  ]);
+});
+
+it('shows the image as ok when the host has made the disk of it and waits for something else', () => {
+  const conditions = [condition('UserDataReady', 'False', 'SecretNotFound', 'no Secret')];
+  const { checks } = diagnose({ vm: vm({ phase: 'Starting', nodeName: 'h1', conditions }) });
+  expect(checks).toContainEqual({ area: 'image', state: 'ok', message: '' });
+  expect(checks).toContainEqual(expect.objectContaining({ area: 'guest', state: 'problem' }));
 });
 
 it('does not say that all is well where nobody looked', () => {

@@ -86,8 +86,11 @@ const HOST_REASONS: ReadonlySet<string> = new Set([
   'Evicted',
   'SecretNotRead',
 ]);
+const GUEST_REASONS: ReadonlySet<string> = new Set<Reason>(['NotReady', 'NoSSHServer']);
 const OWN_END: Reason = 'GuestShutdown';
 const QUOTA = /exceeded quota: ([^,\s]+)/;
+/** Pattern of a quota that a smaller VM would meet. The size of a disk can only grow, and other quotas count objects. */
+const SIZES = /requested: [^:]*\b(cpu|memory)=/;
 
 export function diagnose(seen: Seen): Diagnosis {
   const { vm } = seen;
@@ -128,9 +131,12 @@ function explained({ area, reason, message, meaning, todo }: Problem, vm: VM) {
   };
 }
 
+/** Pattern of steps that tell to create a VM in the place of a failed one, and nothing else in its place. */
+const CREATES = /again|^Create the VM /;
+
 /** Returns the steps, of which at least one tells to create the VM again. */
 function withNew(steps: readonly string[]): readonly string[] {
-  return steps.some((step) => step.includes('again')) ? steps : [...steps, 'Create the VM again'];
+  return steps.some((step) => CREATES.test(step)) ? steps : [...steps, 'Create the VM again'];
 }
 
 const FINAL = 'The VM has failed, and Berth does not start it again';
@@ -154,8 +160,15 @@ function outlookOf(vm: VM): string | undefined {
     return 'Berth keeps the VM, and looks again until the cause is gone';
   }
   return nodeName === undefined
-    ? 'The VM waits without a time limit, and goes on by itself when the cause is gone'
+    ? outlookWithoutHost(vm)
     : 'The host tries again. The VM fails if it is not Running deployTimeoutSeconds after it got its host';
+}
+
+/** Says how a VM goes on that no host has. The scheduler never gives it to a host that has refused it. */
+function outlookWithoutHost(vm: VM): string {
+  return conditionOf(vm, 'Scheduled')?.message.startsWith(ALL_REFUSED) === true
+    ? 'The VM waits without a time limit for another host, and does not go back to hosts that refused it'
+    : 'The VM waits without a time limit, and goes on by itself when the cause is gone';
 }
 
 function hasFailed(vm: VM): boolean {
@@ -223,7 +236,7 @@ function placement(seen: Seen): Problem | undefined {
         reason,
         message,
         todo: [
-          `Delete VMs of the namespace, make the VM smaller, or ask an admin to raise the ResourceQuota ${quota}`,
+          `Delete VMs of the namespace, ${SIZES.test(message) ? 'make the VM smaller, ' : ''}or ask an admin to raise the ResourceQuota ${quota}`,
         ],
       };
 }
@@ -315,7 +328,7 @@ function areaOf(reason: string): Area {
   if (isSeen(reason, 'VM', 'ImageReady') || reason === 'NoImage') {
     return 'image';
   }
-  return reason === 'NotReady' || isSeen(reason, 'VM', 'UserDataReady') ? 'guest' : 'machine';
+  return GUEST_REASONS.has(reason) || isSeen(reason, 'VM', 'UserDataReady') ? 'guest' : 'machine';
 }
 
 function waitsFor(vm: VM, phase: string): string {
@@ -333,27 +346,45 @@ function patience(phase: string): string {
     : 'Wait. The host is working on the VM';
 }
 
+/** Areas that only a host can check. */
+const REPORTED: ReadonlySet<Area> = new Set(['network', 'machine', 'guest']);
+
+function isSilent(vm: VM): boolean {
+  return conditionOf(vm, 'Ready')?.status === 'Unknown';
+}
+
+/** Returns the areas whose state nobody knows, because the host is silent, or because nobody checks the guest. */
+function uncheckedAreas(vm: VM): ReadonlySet<Area> {
+  return isSilent(vm) ? REPORTED : new Set<Area>(isUnchecked(vm) ? ['guest'] : []);
+}
+
 function checksOf(vm: VM, problem: Problem | undefined): Check[] {
   const { status = {} } = vm;
   const isOn = (type: string) => conditionOf(vm, type)?.status === 'True';
   const runs = status.phase === 'Running';
+  // A host starts a machine when its disk is made.
+  const isPastImage = runs || status.phase === 'Starting';
   const passed: Record<Area, boolean> = {
     scheduler: status.nodeName !== undefined,
     quota: status.nodeName !== undefined || conditionOf(vm, 'Scheduled')?.reason === 'Unschedulable',
-    image: runs || isOn('ImageReady') || status.firstRunningTime !== undefined,
+    image: isPastImage || isOn('ImageReady') || status.firstRunningTime !== undefined,
     network: isOn('NetworkReady'),
-    host: status.nodeName !== undefined && conditionOf(vm, 'Ready')?.status !== 'Unknown',
+    host: status.nodeName !== undefined && !isSilent(vm),
     machine: runs,
-    guest: runs && isOn('Ready') && !isUnchecked(vm),
+    guest: runs && isOn('Ready'),
   };
+  const unknown = uncheckedAreas(vm);
   return AREAS.map((area) => {
     if (problem?.area === area) {
       const isOff = problem.reason === 'Stopped' || problem.reason === 'Suspended';
       return { area, state: isOff ? 'off' : 'problem', message: problem.message };
     }
+    if (unknown.has(area)) {
+      return { area, state: 'not checked', message: '' };
+    }
     return passed[area]
       ? { area, state: 'ok', message: area === 'scheduler' ? `Host ${status.nodeName}` : '' }
-      : { area, state: area === 'guest' && isUnchecked(vm) ? 'not checked' : 'not yet', message: '' };
+      : { area, state: 'not yet', message: '' };
   });
 }
 
@@ -365,18 +396,18 @@ interface Fleet {
 
 const ADVICE: Readonly<Record<Obstacle, string>> = {
   noSlots: 'No host has a slot: add hosts, or give hosts slots',
-  noMacOS: 'No host runs macOS guests: set another os, or add such a host',
+  noMacOS: 'No host runs macOS guests: create the VM again with another os, or add such a host',
   noSharedDisk: 'No host offers the shared disk: ask an admin for such a host',
   smallCPU: 'No host has as many processors: ask for fewer, or add a larger host',
   smallMemory: 'No host has as much memory: ask for less, or add a larger host',
-  smallDisk: 'No host has as large a disk: ask for a smaller disk, or add a larger host',
+  smallDisk: 'No host has as large a disk: create the VM again with a smaller disk, or add a larger host',
   slot: 'All slots are taken: delete VMs that nobody needs, or add hosts',
   macosGuests: 'A host may run at most two macOS guests: delete one of them, or add hosts',
   sharedDisk: 'Another VM uses the shared disk: delete that VM, or wait until it ends',
   cpu: 'Ask for fewer processors, delete VMs, or add hosts',
   memory: 'Ask for less memory, delete VMs, or add hosts',
-  disk: 'Ask for a smaller disk, delete VMs, or add hosts',
-  port: 'Reserve another port of the host, or delete the VM that uses the requested port',
+  disk: 'Delete VMs, create the VM again with a smaller disk, or add hosts',
+  port: 'Delete the VM that uses the requested port, or create the VM again with another port of the host',
   nat: 'The network of a host is broken: an admin has to repair the host, and its Node shows the fault',
   dedicated: 'At least one host is dedicated to another namespace: ask an admin for a host of this namespace',
   unreachable: 'At least one host does not report: an admin has to look at the host and its agent',
@@ -416,7 +447,7 @@ function matchAdvice(pod: Pod | undefined, hosts: readonly Node[] | undefined): 
   const known = unmet.length > 0 ? 'No host has' : 'The VM requests';
   return named === ''
     ? ['No host can take this VM: ask an admin whether the cluster has hosts']
-    : [`${known} ${named}: change the VM, or ask an admin for such a host`];
+    : [`${known} ${named}: create the VM again without this request, or ask an admin for such a host`];
 }
 
 interface Request {

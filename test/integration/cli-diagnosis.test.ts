@@ -125,10 +125,14 @@ describe('vm why', () => {
     ]);
     const found = await Promise.all([why(port), why(slot), why(tag), why('nameless'), why(quota, SMALL)]);
     expect(found).toEqual([
-      ['scheduler', 'Unschedulable', expect.stringMatching(/8822\/TCP is held by.*-> Reserve another port/)],
+      [
+        'scheduler',
+        'Unschedulable',
+        expect.stringMatching(/8822\/TCP is held by.*-> Delete the VM that uses/),
+      ],
       ['scheduler', 'Unschedulable', expect.stringMatching(/without a free slot -> All slots are taken/)],
       ['scheduler', 'Unschedulable', expect.stringMatching(/-> No host has the tag fast:/)],
-      ['image', 'ImageNotFound', expect.stringMatching(/absent.* -> Correct the name/)],
+      ['image', 'ImageNotFound', expect.stringMatching(/absent.* -> Make the image available/)],
       [
         'quota',
         'PodRefused',

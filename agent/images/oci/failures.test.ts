@@ -69,6 +69,7 @@ it.each([
   ],
   ['UND_ERR_CONNECT_TIMEOUT', 'attempted address: 10.1.2.3:5000', 'there is no connection to the server'],
   ['ECONNRESET', 'read ECONNRESET', 'the connection to the server was lost'],
+  ['ERR_SSL_WRONG_VERSION_NUMBER', 'tls_get_more_records:wrong version', 'the server answers without TLS'],
   ['EUNKNOWN', 'bind 10.1.2.3 eth0', 'the request failed (EUNKNOWN)'],
 ])('the message of %s shows nothing of the network of the host, and its cause does', (code, text, cause) => {
   const error = Object.assign(new Error(text), { code });

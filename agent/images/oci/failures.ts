@@ -64,6 +64,8 @@ const CAUSES: Readonly<Record<string, string>> = {
   EPERM: NO_CONNECTION,
   EADDRNOTAVAIL: NO_CONNECTION,
   UND_ERR_CONNECT_TIMEOUT: NO_CONNECTION,
+  // The answer is no TLS, for example that of a registry which speaks HTTP.
+  ERR_SSL_WRONG_VERSION_NUMBER: 'the server answers without TLS',
   ECONNRESET: LOST,
   ECONNABORTED: LOST,
   EPIPE: LOST,

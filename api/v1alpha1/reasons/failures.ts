@@ -201,7 +201,7 @@ export const FAULTS = {
     seen: { Emulator: ['Ready'], VM: ['Ready'] },
     class: 'passing',
     by: 'operator',
-    says: 'The machine runs, but the check in spec.readiness fails',
+    says: 'The machine runs, but its guest does not pass the check of readiness',
     todo: 'If the guest does not become ready, look at the console of the guest',
     texts: {
       Emulator: {
@@ -214,7 +214,7 @@ export const FAULTS = {
     seen: { Pod: ['Ready'] },
     class: 'passing',
     by: 'agent',
-    says: 'The machine runs, but the check in spec.readiness fails',
+    says: 'The machine runs, but its guest does not pass the check of readiness',
     todo: 'If the guest does not become ready, look at the console of the guest',
   },
   NoSSHServer: {
@@ -262,7 +262,7 @@ export const FAULTS = {
     class: 'passing',
     by: 'operator',
     says: 'The host of the VM does not report. Perhaps the machine is still running',
-    todo: 'Look at the host and its agent. When the host reports again, the VM becomes Running',
+    todo: 'Look at the host and its agent. When the host reports again, the status tells whether the machine runs',
   },
   Faulty: {
     seen: { VM: ['NetworkReady'], Pod: ['berth.dev/Network'] },
@@ -331,7 +331,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'operator',
     says: 'Another Pod has the name that the Pod of the VM or Emulator must have',
-    todo: 'Delete that Pod, or give the VM or Emulator another name',
+    todo: 'Delete that Pod, or create the VM or Emulator again with another name',
   },
   PodRefused: {
     seen: {
@@ -349,7 +349,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'agent',
     says: 'The host has no free port in a range of its setting `ports`. The condition’s message names the range',
-    todo: 'Delete VMs or Emulators on the host, or widen the range in the setting `ports` of its agent. Or set `network.automaticPorts` of VMs to false',
+    todo: 'Delete VMs or Emulators on the host, or widen the range in the setting `ports` of its agent. Or create VMs with `network.automaticPorts` false',
   },
   VNCSecretNotFound: {
     seen: { VM: ['Ready'], Pod: ['waiting'] },
@@ -363,7 +363,7 @@ export const FAULTS = {
     class: 'mendable',
     by: 'operator',
     says: 'The VMConfig that the VM names does not exist',
-    todo: 'Create the VMConfig, or name another one',
+    todo: 'Create the VMConfig, or create the VM again with another one',
   },
   IdentityMayBeDoubled: {
     seen: { VM: ['Event'] },

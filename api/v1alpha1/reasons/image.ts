@@ -13,7 +13,7 @@ export const FETCH_REASONS = {
     seen: FETCH,
     class: 'passing',
     by: 'agent',
-    says: 'The server does not answer, or the transfer was interrupted and could not be resumed',
+    says: 'The host has no usable connection to the server, or the transfer was interrupted and could not be resumed',
     todo: 'Read the condition’s message, and check that the host reaches the server',
   },
   TooSlow: {
@@ -43,6 +43,12 @@ export const IMAGE_REASONS = {
     by: 'agent and operator',
     says: 'The tag, digest or file does not exist, or there is no Image or ISO of that name',
     todo: 'Correct the name, or create the Image',
+    texts: {
+      VM: {
+        says: 'The tag, digest or file does not exist, or there is no Image or ISO of that name',
+        todo: 'Make the image available under the name in the message, or create the VM with another image',
+      },
+    },
   },
   ImageNotReady: {
     seen: { VM: ['ImageReady', 'Ready', 'Event'], ImageCacheEntry: ['Ready', 'Event'] },
@@ -92,6 +98,12 @@ export const IMAGE_REASONS = {
     by: 'agent',
     says: 'The registry refuses access. The given credentials are not sufficient, or no credentials were given',
     todo: 'Correct the pull secret of the object',
+    texts: {
+      VM: {
+        says: 'The registry refuses access. The given credentials are not sufficient, or no credentials were given',
+        todo: 'Correct the pull secret of the VM. If the VM has none, create it again with imagePullSecrets, or after the namespace got credentials for the registry',
+      },
+    },
   },
   PullSecretMissing: {
     seen: FETCH,
