@@ -14,7 +14,7 @@ import { isForbidden } from '../../kube/errors.ts';
 import { readList } from '../../kube/liststream.ts';
 import { type KubeObject, pathOf, type Resource } from '../../kube/objects.ts';
 import type { CallerClient } from './caller.ts';
-import { Shares } from '../http/shares.ts';
+import { UserShares } from '../http/shares.ts';
 import { StatusError } from '../http/errors.ts';
 
 const MEBIBYTE = 1024 * 1024;
@@ -47,7 +47,7 @@ const TOTAL_BYTES = 16 * MEBIBYTE;
 type Hold = (bytes: number) => void;
 
 const queue = new PQueue({ concurrency: LISTS });
-const places = new Shares({
+const places = new UserShares({
   user: USER_PLACES,
   total: PLACES,
   refuseUser: (user) =>
@@ -61,7 +61,7 @@ const places = new Shares({
       `The limit of ${PLACES} requests for lists at the same time is reached. Try again later`,
     ),
 });
-const bytesOfItems = new Shares({
+const bytesOfItems = new UserShares({
   user: USER_BYTES,
   total: TOTAL_BYTES,
   refuseUser: (user) =>

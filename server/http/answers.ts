@@ -1,6 +1,6 @@
 /** Limits the memory of answers. Each answer, for example a long list, stays in memory until its client has read it. */
 import type { ServerResponse } from 'node:http';
-import { Shares } from './shares.ts';
+import { UserShares } from './shares.ts';
 import { StatusError } from './errors.ts';
 
 /**
@@ -21,7 +21,7 @@ const OWNER_BYTES = TOTAL_BYTES / 4;
 const ANSWER_MILLISECONDS = 60_000;
 
 export class UnreadAnswers {
-  readonly #shares = new Shares({
+  readonly #shares = new UserShares({
     user: OWNER_BYTES,
     total: TOTAL_BYTES,
     refuseUser: () =>

@@ -5,7 +5,7 @@
  */
 import type { IncomingMessage } from 'node:http';
 import { JsonCheck, JsonError } from '../../base/json.ts';
-import { Shares } from './shares.ts';
+import { UserShares } from './shares.ts';
 import { StatusError } from './errors.ts';
 import type { UnreadBodies } from './unreadbodies.ts';
 
@@ -32,7 +32,7 @@ const USER_BYTES = TOTAL_BYTES / 6;
 
 export class BodyReader {
   /** Bytes of the bodies that are being read, without the first {@link FREE_BYTES} of each body. */
-  readonly #shares = new Shares({
+  readonly #shares = new UserShares({
     user: USER_BYTES,
     total: TOTAL_BYTES,
     refuseUser: (user) =>

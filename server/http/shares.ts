@@ -15,7 +15,7 @@ interface ShareLimits {
   readonly refuseAll: () => StatusError;
 }
 
-export class Shares {
+export class UserShares {
   readonly #limits: ShareLimits;
   /** Amounts by user. Users who hold nothing are not in the map. */
   readonly #held = new Map<string, number>();

@@ -4,7 +4,7 @@
 import type { ServerResponse } from 'node:http';
 import { rest } from '../../base/time.ts';
 import { holdOpen } from '../../kube/serving/httpserver.ts';
-import { Shares } from './shares.ts';
+import { UserShares } from './shares.ts';
 import { StatusError } from './errors.ts';
 
 /**
@@ -41,8 +41,8 @@ export interface Owner {
 }
 
 export class WaitingRequests {
-  readonly #users: Shares;
-  readonly #namespaces: Shares;
+  readonly #users: UserShares;
+  readonly #namespaces: UserShares;
   /** Promises by request. Each resolves when the answer is sent, or when the connection is closed. */
   readonly #waiting = new Map<AbortController, Promise<void>>();
   #isStopping = false;
@@ -106,7 +106,7 @@ export class WaitingRequests {
     limit.abort();
   }
 
-  #heldBy({ user, namespace }: Owner): (readonly [Shares, string])[] {
+  #heldBy({ user, namespace }: Owner): (readonly [UserShares, string])[] {
     return [
       [this.#users, user],
       ...(namespace === undefined ? [] : [[this.#namespaces, namespace] as const]),
@@ -115,11 +115,11 @@ export class WaitingRequests {
 }
 
 /** `which` is the part of the message that comes before the name of the user or the namespace. */
-function sharesOf(limit: number, which: string): Shares {
+function sharesOf(limit: number, which: string): UserShares {
   const share = Math.floor(limit * SHARE);
   const refuse = (requests: string): StatusError =>
     new StatusError(429, `${requests} are already waiting. Try again later`);
-  return new Shares({
+  return new UserShares({
     user: share,
     total: limit,
     refuseUser: (name) => refuse(`${share} requests ${which} ${name}`),
