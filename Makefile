@@ -28,7 +28,7 @@ demo-lines: $(PACKAGES) ## Type the commands of README.md and pages into a shell
 demo-down: $(PACKAGES) ## End the demo and remove everything it made
 	@node hack/demo.ts down
 
-.PHONY: test unit integration docker chart harness e2e faults nat hostile real
+.PHONY: test unit integration docker chart harness e2e faults nat hostile real clients
 test: $(PACKAGES) prerequisites ## Run all tests; the last line counts them
 	@node hack/test.ts
 unit: $(PACKAGES) ## Tests beside the code, seconds
@@ -51,6 +51,8 @@ hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=
 	@node hack/test.ts hostile shares
 real: $(PACKAGES) ## The contract of the emulator with the real program: ANDROID_HOME=/opt/android-sdk
 	@node hack/test.ts real
+clients: $(PACKAGES) ## Clients in Go and Python made from the OpenAPI document, compiled and used (needs Go and PyPI)
+	@node hack/test.ts clients
 
 .PHONY: flaky
 flaky: $(PACKAGES) ## Run one file of tests 20 times on a busy machine: FILE=test/harness/cluster.test.ts

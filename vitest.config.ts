@@ -152,6 +152,16 @@ export default defineConfig({
         },
       },
       {
+        // Not among the projects of all tests: it compiles a generator of clients.
+        test: {
+          name: 'clients',
+          include: ['test/generated/**/*.test.ts'],
+          globalSetup: [SIMULATION],
+          sequence: { groupOrder: 13 },
+          ...oneAtATime,
+        },
+      },
+      {
         // Not among the projects of all tests: it runs the real programs, which only some machines have.
         test: {
           name: 'real',

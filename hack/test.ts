@@ -1,5 +1,5 @@
 /**
- * Runs the named test projects one after the other, or all projects but `real`, and adds up their counts. The last line is `N passed, N failed,
+ * Runs the named test projects one after the other, or all projects but `real` and `clients`, and adds up their counts. The last line is `N passed, N failed,
  * N skipped`. The exit code is 1 when a test failed. With CI=true it is also 1 when a test was skipped, because CI must provide everything
  * that tests need. At the end, the files that failed run once more, alone. A test that passes then is flaky, and
  * counts as passed.
@@ -46,8 +46,8 @@ const STAGES: readonly Stage<string>[] = [
   ['rights'],
 ];
 const PROJECTS = STAGES.flat().filter((step) => step !== GUESTS);
-/** Projects that run only if the command names them. They need programs that no package registry has. */
-const ON_REQUEST = ['real'];
+/** Projects that run only if the command names them: one needs programs that no package registry has, the other compiles a generator. */
+const ON_REQUEST = ['real', 'clients'];
 /** Length of a message in the summary, enough to see the expected value. The output of the tests contains the whole message. */
 const REASON_CHARACTERS = 1_000;
 

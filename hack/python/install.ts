@@ -1,6 +1,6 @@
 /**
- * Installs programs in Python for the tests: schemathesis, which sends generated requests to an HTTP API, and sushy-tools, which emulates
- * the Redfish controller of a server. They come from PyPI into the user's cache, once for each version of Python. `NAME.txt` pins each
+ * Installs programs in Python for the tests: schemathesis, which sends generated requests to an HTTP API, sushy-tools, which emulates the
+ * Redfish controller of a server, and openapi-python-client, which makes a client from an OpenAPI document. They come from PyPI into the user's cache, once for each version of Python. `NAME.txt` pins each
  * package by its hash.
  */
 import { createHash } from 'node:crypto';
@@ -18,7 +18,7 @@ const INSTALL_MILLISECONDS = 600_000;
 /** Time limit of a start of Python on a busy machine. */
 const START_MILLISECONDS = 60_000;
 
-type PythonProgram = 'schemathesis' | 'sushy-tools';
+type PythonProgram = 'schemathesis' | 'sushy-tools' | 'openapi-python-client';
 
 /** Python with the packages of a program. */
 export interface Python {
