@@ -164,6 +164,11 @@ it('gives generators of clients no two names that become one identifier', () => 
     ...Object.values(operations).map(({ parameters = [] }) => parameters.map(({ name }) => name)),
   ];
   expect(lists.flat()).toContain('vmMetadata');
+  // A generator names a schema without a name after its operation.
+  const ids = Object.values(operations).map(({ operationId }) => operationId);
+  const made = ids.flatMap((id) => ['Body', 'Params', 'Response'].map((end) => identifier(`${id}${end}`)));
+  expect(schemas.filter((name) => made.includes(identifier(name)))).toEqual([]);
+  expect([...ids, ...schemas].filter((name) => !/^[A-Za-z][A-Za-z0-9]*$/.test(name))).toEqual([]);
   const doubled = lists.filter((names) => new Set(names.map(identifier)).size < names.length);
   expect(doubled).toEqual([]);
 });
