@@ -1,11 +1,13 @@
-/** Samples of YAML and of values in the pages: the kinds and the chart accept them. */
+/** Samples of YAML, of values and of commands in the pages: the kinds, the chart and the command accept them. */
 import { globSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { expect, test } from 'vitest';
+import type { Command } from 'commander';
+import { expect, test, vi } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
 import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../../api/v1alpha1/fields.ts';
 import { kinds } from '../../api/v1alpha1/kinds.ts';
 import { API_VERSION } from '../../api/v1alpha1/names.ts';
+import { createProgram } from '../../cli/program.ts';
 import { merged } from '../../test/fixtures/valuechanges.ts';
 import { valuesSchema } from '../values/schema.ts';
 
@@ -59,8 +61,25 @@ const SETTINGS = blocks('sh').flatMap(({ page, text }) =>
   })),
 );
 
+/** Calls of the command `berth`, each as its words. */
+const CALLS = [
+  ...blocks('sh').flatMap(({ page, text }) => callsIn(page, text, /^ *(?:dist\/)?berth ([^#|&>\n]+)/gm)),
+  ...PAGES.flatMap((page) => callsIn(page, readFileSync(join(ROOT, page), 'utf8'), /`berth ([^`\n]+)`/g)),
+];
+
+function callsIn(page: string, text: string, pattern: RegExp): { page: string; call: string }[] {
+  return [...text.matchAll(pattern)].map(([, call = '']) => ({ page, call: call.trim() }));
+}
+
+/** Returns the command of the program that the words call, and the words that follow its name. */
+function commandOf(program: Command, args: readonly string[]): { command: Command; rest: readonly string[] } {
+  const [first = ''] = args;
+  const next = program.commands.find((one) => one.name() === first || one.aliases().includes(first));
+  return next === undefined ? { command: program, rest: args } : commandOf(next, args.slice(1));
+}
+
 test('the pages have samples of each sort', () => {
-  for (const { length } of [OBJECTS, FRAGMENTS, VALUES, SETTINGS]) {
+  for (const { length } of [OBJECTS, FRAGMENTS, VALUES, SETTINGS, CALLS]) {
     expect(length).toBeGreaterThan(5);
   }
 });
@@ -95,4 +114,22 @@ test.each(SETTINGS)('$page sets $path, which the chart has', ({ path }) => {
   const values = keys.reduceRight<unknown>((inner, key) => ({ [key]: inner }), undefined);
   const issues = valuesSchema.safeParse(merged(DEFAULTS, values)).error?.issues ?? [];
   expect(issues.filter(({ code }) => code === 'unrecognized_keys')).toEqual([]);
+});
+
+test('the command has each verb and flag of the pages', async () => {
+  const { signal } = new AbortController();
+  const terminal = { name: 'berth', environment: {}, out: vi.fn(), err: vi.fn(), isForPeople: false, signal };
+  const program = await createProgram(terminal, () => true);
+  const wrong = CALLS.filter(({ call }) => {
+    const { command, rest } = commandOf(program, call.split(' -- ')[0]?.split(/\s+/) ?? []);
+    const flags = rest.filter((word) => /^-+[a-z]/.test(word)).map((word) => word.split('=')[0]);
+    const known = [...command.options, ...program.options].flatMap(({ long, short }) => [
+      long,
+      short,
+      '--help',
+    ]);
+    const isUnknown = command.commands.length > 0 && !/^(--help|help|NOUN|$)/.test(rest[0] ?? '');
+    return isUnknown || flags.some((flag) => !known.includes(flag));
+  });
+  expect(wrong).toEqual([]);
 });
