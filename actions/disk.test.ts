@@ -3,14 +3,15 @@ import type { KubeClient } from '../kube/client.ts';
 import { ApiError } from '../kube/errors.ts';
 import type { Ref, Resource } from '../kube/objects.ts';
 import { VMS } from '../api/v1alpha1/resources.ts';
-import { requestCommit, requestResize } from './disk.ts';
+import { pushedImage, requestCommit, requestResize, requireImageStorage, savedImage } from './disk.ts';
 
 const REF = { namespace: 'platform-default', name: 'mac' };
+const systemNamespace = 'berth-system';
 const EARLY = '2026-11-23T12:00:00Z';
 const LATE = '2026-11-23T13:00:00Z';
 
 async function commit(client: KubeClient): Promise<void> {
-  await requestCommit(client, await client.get(VMS, REF), undefined);
+  await requestCommit({ client, systemNamespace }, await client.get(VMS, REF), undefined);
 }
 
 async function resize(client: KubeClient, gigabytes: number): Promise<void> {
@@ -32,7 +33,18 @@ interface Patch {
  * Returns a client that returns the VM and its image, and a list of the client's writes. Before each write of the client, other clients make
  * one of the `changes` of the image.
  */
-function world({ vm = {}, image, changes = [] }: { vm?: Parts; image?: Parts; changes?: Parts[] }) {
+function world({
+  vm = {},
+  image,
+  changes = [],
+  info,
+}: {
+  vm?: Parts;
+  image?: Parts;
+  changes?: Parts[];
+  /** Facts that the operator has published, or the refusal to read them. */
+  info?: object | ApiError | undefined;
+}) {
   const writes: object[] = [];
   const others = [...changes];
   let version = 1;
@@ -51,7 +63,10 @@ function world({ vm = {}, image, changes = [] }: { vm?: Parts; image?: Parts; ch
   };
   const client = {
     get: async (type: Resource<never>, { name }: Ref) => {
-      const object = objects[type.plural];
+      if (info instanceof ApiError) {
+        throw info;
+      }
+      const object = type.plural === 'configmaps' ? info : objects[type.plural];
       if (object === undefined) {
         throw new ApiError(`${name} not found`, { status: 404, reason: 'NotFound' });
       }
@@ -159,4 +174,35 @@ it.each([
   const { client, writes } = world({ vm: { spec: { diskSize: wanted }, status } });
   await expect(resize(client, 100)).rejects.toMatchObject({ kind: 'refused' });
   expect(writes).toEqual([]);
+});
+
+it.each([
+  [
+    'save',
+    async (client: KubeClient) =>
+      void (await savedImage({ client, systemNamespace }, REF, { imageName: 'new' })),
+  ],
+  [
+    'push',
+    async (client: KubeClient) =>
+      void (await pushedImage({ client, systemNamespace }, REF, 'registry.example/a')),
+  ],
+  ['commit', commit],
+])('without image storage, a %s is refused before anything is written', async (_, act) => {
+  const { client, writes } = world({ image: {}, info: { data: { hasImageStorage: 'false' } } });
+  await expect(act(client)).rejects.toMatchObject({
+    kind: 'unsupported',
+    message: 'There is no image storage. Set imageStorage in the configuration of the operator',
+    causes: [{ reason: 'NoImageStorage' }],
+  });
+  expect(writes).toEqual([]);
+});
+
+it.each([
+  ['there is an image storage', { data: { hasImageStorage: 'true' } }],
+  ['the operator has told nothing yet', undefined],
+  ['the caller may not read it', new ApiError('no', { status: 403, reason: 'Forbidden' })],
+])('work that needs an image storage goes on if %s', async (_, info) => {
+  const { client } = world({ info });
+  await expect(requireImageStorage({ client, systemNamespace })).resolves.toBeUndefined();
 });

@@ -1,14 +1,15 @@
 /** Saves, pushes, commits and enlarges the disk of a VM: makes the objects that request the work from the host of the VM. */
 import { PUSH_NAME } from '../api/http/imageitem.ts';
 import type { Image, ImageSpec } from '../api/v1alpha1/image.ts';
-import { isObjectName } from '../api/v1alpha1/names.ts';
+import { CLUSTER_INFO, HAS_IMAGE_STORAGE, isObjectName, NO_IMAGE_STORAGE } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
 import { isImageReference } from '../api/v1alpha1/reference.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
 import type { VM } from '../api/v1alpha1/vm.ts';
 import { undefinedIf } from '../base/errors.ts';
 import type { KubeClient } from '../kube/client.ts';
-import { isConflict, unlessMissing } from '../kube/errors.ts';
+import { readData } from '../kube/configmapdata.ts';
+import { isConflict, isForbidden, unlessMissing } from '../kube/errors.ts';
 import { ActionError } from './error.ts';
 
 /** Time in seconds after the end of a push until its Image is deleted. In this time, clients can read the result. */
@@ -28,11 +29,39 @@ interface NewImage<Metadata> {
   spec: ImageSpec;
 }
 
-/** Returns a new Image whose content becomes a copy of the VM's disk. */
-export function savedImage(
+/** How an action reaches the cluster. */
+export interface ClusterAccess {
+  readonly client: KubeClient;
+  /** Namespace of the operator. */
+  readonly systemNamespace: string;
+}
+
+/**
+ * Refuses work for which the cluster needs an image storage, before anything is written. If the operator has not published yet whether there
+ * is one, the work is not refused. The operator then refuses it.
+ *
+ * @throws ActionError `unsupported` when there is no image storage; ApiError.
+ */
+export async function requireImageStorage({ client, systemNamespace }: ClusterAccess): Promise<void> {
+  const reading = readData(client, { namespace: systemNamespace, name: CLUSTER_INFO });
+  const info = await undefinedIf(isForbidden, reading);
+  if (info?.[HAS_IMAGE_STORAGE] === 'false') {
+    const causes = [{ reason: 'NoImageStorage', message: NO_IMAGE_STORAGE }];
+    throw new ActionError('unsupported', NO_IMAGE_STORAGE, { causes });
+  }
+}
+
+/**
+ * Returns a new Image whose content becomes a copy of the VM's disk.
+ *
+ * @throws errors of {@link requireImageStorage}
+ */
+export async function savedImage(
+  access: ClusterAccess,
   vm: Name,
   { imageName, description }: { imageName: string; description?: string | undefined },
-): NewImage<Name> {
+): Promise<NewImage<Name>> {
+  await requireImageStorage(access);
   return {
     metadata: { name: imageName, namespace: vm.namespace },
     spec: { description, source: { fromVM: { name: vm.name } } },
@@ -42,11 +71,15 @@ export function savedImage(
 /**
  * Returns a new Image that represents a push of the VM's disk. The Image names no credentials, because the operator finds the credentials
  * of the namespace.
+ *
+ * @throws errors of {@link requireImageStorage}, because a host first saves the disk.
  */
-export function pushedImage(
+export async function pushedImage(
+  access: ClusterAccess,
   vm: Name,
   reference: string,
-): NewImage<{ generateName: string; namespace: string }> {
+): Promise<NewImage<{ generateName: string; namespace: string }>> {
+  await requireImageStorage(access);
   return {
     metadata: { generateName: PUSH_NAME, namespace: vm.namespace },
     spec: {
@@ -62,13 +95,15 @@ export function pushedImage(
  * the VM's image is not an Image of the VM's namespace. It is also refused if the VM was not made from the present content of the Image, or
  * if another commit of the Image has not ended.
  *
- * @throws ActionError when the request is refused; ApiError.
+ * @throws ActionError when the request is refused; errors of {@link requireImageStorage}.
  */
 export async function requestCommit(
-  client: KubeClient,
+  access: ClusterAccess,
   vm: VM,
   description: string | undefined,
 ): Promise<Image> {
+  await requireImageStorage(access);
+  const { client } = access;
   const { name: vmName, namespace = '' } = vm.metadata;
   const name = await imageOf(client, vm, namespace);
   for (let attempt = 1; attempt <= COMMIT_ATTEMPTS; attempt += 1) {

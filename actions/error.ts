@@ -3,7 +3,7 @@
 /**
  * Kind of the error: the request is `invalid`; an object that it needs is `missing`; the action is `refused` as things are; the object
  * `exists` already; the object is `gone`, because somebody deleted it during the action; no host has `room`; a machine or host `failed`; the
- * action was too `late`; another program that the action needs did not do its part (`unanswered`); or others change the object too
+ * action was too `late`; the installation lacks a part that the action needs (`unsupported`); another program that the action needs did not do its part (`unanswered`); or others change the object too
  * often (`busy`).
  */
 export type ErrorKind =
@@ -15,6 +15,7 @@ export type ErrorKind =
   | 'room'
   | 'failed'
   | 'late'
+  | 'unsupported'
   | 'unanswered'
   | 'busy';
 

@@ -30,7 +30,12 @@ import {
   RemovalReconciler,
   StorageWritersReconciler,
 } from './imagestorage/controller.ts';
-import { enqueueBindings, RoleReconciler } from './roles/controller.ts';
+import {
+  ClusterInfoReconciler,
+  enqueueBindings,
+  enqueueClusterInfo,
+  RoleReconciler,
+} from './roles/controller.ts';
 import { SERVER_WORKERS, ServerReconciler } from './server/controller.ts';
 import { createDriver } from './server/drivers/create.ts';
 import { ServerMetrics } from './server/metrics.ts';
@@ -106,6 +111,13 @@ export function createControllers(options: OperatorOptions): Controllers {
         { workers: 1, exists: existsIn(storageWriters) },
         StorageWritersReconciler,
         enqueueStorageWriters,
+      ),
+      // Tells users whether there is an image storage.
+      plain(
+        'clusterinfo',
+        { workers: 1, exists: existsIn(namespaces) },
+        ClusterInfoReconciler,
+        enqueueClusterInfo,
       ),
       // Removes Pods of other programs from hosts. Its one worker keeps the order of removals.
       plain(

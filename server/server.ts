@@ -43,7 +43,7 @@ import { addRoleBindingRoutes } from './rolebindings.ts';
 import { addServiceAccountRoutes } from './serviceaccounts.ts';
 import type { Services } from './services.ts';
 import { addVMConfigRoutes } from './vmconfigs.ts';
-import { addVMRoutes } from './vms/routes.ts';
+import { addVMRoutes, PICTURES, type VMParts } from './vms/routes.ts';
 
 /**
  * Time in milliseconds in which a stopping server completes its answers. It is shorter than the 30 s after which Kubernetes kills the Pod.
@@ -97,7 +97,11 @@ export async function assemble({
   refuseOtherNamespaces(app, config.namespaces);
   refuseMissingNamespaces(app, own);
   const waiting = new WaitingRequests(WATCHES);
-  const transfers = [new WaitingRequests(UPLOADS), new WaitingRequests(DOWNLOADS)] as const;
+  const transfers = [
+    new WaitingRequests(UPLOADS),
+    new WaitingRequests(DOWNLOADS),
+    new WaitingRequests(PICTURES),
+  ] as const;
   addMetrics(app, metrics, () => waiting.size);
   app.addHook('onSend', (_request, reply, _payload, next) => {
     if (waiting.isStopping) {
@@ -112,7 +116,7 @@ export async function assemble({
   addRoutes(
     app,
     { config, clusterInfo: clusterInfo(config, connection), own, waiting },
-    { deploys, uploads, downloads },
+    { deploys, uploads, downloads, pictures: transfers[2] },
   );
   await app.ready();
   const close = async () => {
@@ -208,14 +212,14 @@ function certificateProvider({ http }: ServerConfig): CertificateProvider {
 function addRoutes(
   app: App,
   services: Services,
-  { deploys, ...transfers }: FileTransfers & { readonly deploys: Deploys },
+  { deploys, pictures, ...transfers }: FileTransfers & VMParts,
 ): void {
   addClusterRoutes(app, services);
   addCertificateRoutes(app, services);
   addNamespaceRoutes(app, services);
   addNodeRoutes(app, services);
   addImageCacheRoutes(app, services);
-  addVMRoutes(app, services, deploys);
+  addVMRoutes(app, services, { deploys, pictures });
   addVMConfigRoutes(app, services);
   addImageRoutes(app, services, transfers);
   addEmulatorRoutes(app, services);

@@ -220,6 +220,16 @@ export const SYSTEM_NAMESPACE = 'berth-system';
 export const STORAGE_SECRET = 'berth-image-storage';
 /** RoleBinding in the system namespace of the role of the same name. The hosts with a task that writes may read {@link STORAGE_SECRET}. */
 export const STORAGE_WRITERS = 'berth-image-storage-writers';
+/**
+ * ConfigMap in the system namespace with the facts about the installation that every user may read. The operator writes it, because the
+ * facts are in its configuration.
+ */
+export const CLUSTER_INFO = 'berth-cluster-info';
+/** Key in {@link CLUSTER_INFO}. Its value is `true` or `false`. */
+export const HAS_IMAGE_STORAGE = 'hasImageStorage';
+/** Message about work that needs an image storage, in a cluster that has none. */
+export const NO_IMAGE_STORAGE =
+  'There is no image storage. Set imageStorage in the configuration of the operator';
 export const DEFAULT_NAMESPACE = 'platform-default';
 export const NAMESPACE_PREFIX = 'platform-';
 

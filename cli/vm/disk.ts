@@ -1,7 +1,14 @@
 /** Saves the disks of VMs as images, commits them, pushes them, and resizes them. Follows the work of the host until its end. */
-import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';
+import {
+  type ClusterAccess,
+  pushedImage,
+  requestCommit,
+  requestResize,
+  savedImage,
+} from '../../actions/disk.ts';
 import { pushItem } from '../../api/http/imageitem.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
+import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
 import { type UserCluster, withCluster } from '../cluster.ts';
 import type { Globals } from '../globals.ts';
@@ -37,7 +44,7 @@ export async function save(terminal: Terminal, globals: Globals, saving: Saving)
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     await getNamed(cluster, VM_KIND, name, terminal.signal);
-    const made = savedImage({ namespace, name }, { imageName, description });
+    const made = await savedImage(accessTo(cluster), { namespace, name }, { imageName, description });
     const image = await createNamed(cluster, IMAGES, made, { signal: terminal.signal });
     await finish(terminal, globals, { cluster, image, work: 'save', waiting: saving });
   });
@@ -56,7 +63,7 @@ export async function commit(
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {
     const vm = await getNamed(cluster, VM_KIND, name, signal);
-    const image = await requestCommit(cluster.client, vm, description);
+    const image = await requestCommit(accessTo(cluster), vm, description);
     await finish(terminal, globals, { cluster, image, work: 'commit', waiting });
   });
 }
@@ -70,10 +77,14 @@ export async function push(
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     await getNamed(cluster, VM_KIND, name, terminal.signal);
-    const made = pushedImage({ namespace, name }, reference);
+    const made = await pushedImage(accessTo(cluster), { namespace, name }, reference);
     const image = await createNamed(cluster, IMAGES, made, { signal: terminal.signal });
     await finish(terminal, globals, { cluster, image, work: 'push', waiting });
   });
+}
+
+function accessTo({ client }: UserCluster): ClusterAccess {
+  return { client, systemNamespace: SYSTEM_NAMESPACE };
 }
 
 /** Requests a larger disk. `size` is a quantity. @throws CommandError when the disk is already larger than `size`; ApiError. */

@@ -1,33 +1,33 @@
 /** Runs programs in VMs, attaches to their consoles, and shows what they wrote there. */
 import { writeFile } from 'node:fs/promises';
-import { type Readable, Transform, Writable } from 'node:stream';
+import { type Readable, Transform } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { once } from 'node:events';
 import { StringDecoder } from 'node:string_decoder';
-import { CONSOLE_ESCAPE, SCREENSHOT_BYTES, SCREENSHOT_COMMAND } from '../../api/v1alpha1/names.ts';
+import {
+  CHANNEL,
+  hostMessage,
+  parseSessionStatus,
+  readMessage,
+  type SessionStatus,
+  takePicture,
+} from '../../actions/session.ts';
+import { CONSOLE_ESCAPE } from '../../api/v1alpha1/names.ts';
 import { type UserCluster, withCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
-import { readMessage, runningVM, streamPath, withoutPod } from './machine.ts';
+import { runningVM, streamPath, withoutPod } from './machine.ts';
 import { RawMode, type Terminal } from '../terminal.ts';
 import { type Channels, COMMAND_PROTOCOL } from '../../kube/channels.ts';
 import { printable, printableLines } from '../text.ts';
-import { type JsonLimits, parseJson } from '../../base/json.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { getNamed } from '../objects/named.ts';
 import { VM_KIND } from './kind.ts';
 
-const CHANNEL = { stdin: 0, stdout: 1, stderr: 2, status: 3, size: 4 } as const;
 /** Largest exit code of a process. The system would shorten a larger code. For example, 256 would become 0, which means success. */
 const EXIT_CODE_LIMIT = 255;
-/**
- * Text that the API server puts before the message of a host that refuses a session. The code removes this text, because only the host's
- * message names the next step.
- */
-const HOST_REFUSES = /^Internal error occurred: unable to upgrade connection: /;
-
 interface SessionRequest {
   readonly name: string;
   readonly path: string;
@@ -35,18 +35,8 @@ interface SessionRequest {
   readonly tty: boolean;
   /** Whether the session reads the standard input. */
   readonly input: boolean;
-  /** Where the output goes. The standard output when omitted. */
-  readonly output?: Writable;
   /** Returns a stream for the typed keys. The stream calls `end` when the user types the key that leaves the session. */
   readonly leave?: (end: () => void) => Transform;
-}
-
-/** `metav1.Status`, which the host sends at the end of a session. */
-interface Status {
-  readonly status?: string;
-  readonly message?: string;
-  readonly reason?: string;
-  readonly details?: { readonly causes?: readonly { readonly reason?: string; readonly message?: string }[] };
 }
 
 /**
@@ -81,7 +71,7 @@ export async function runSession(
 
 /** Carries the streams until the session ends. Resolves with the text of the Status, or with `left` if the user has left the session. */
 async function follow(channels: Channels, request: SessionRequest): Promise<string> {
-  const { tty, input, output = process.stdout, leave } = request;
+  const { tty, input, leave } = request;
   let hasLeft = false;
   for (const unread of [CHANNEL.stdin, CHANNEL.size]) {
     // Through this channel, the host only receives. If the host writes to the channel nevertheless, this line drops the data. Otherwise a
@@ -101,7 +91,7 @@ async function follow(channels: Channels, request: SessionRequest): Promise<stri
     : undefined;
   const outcome = Promise.allSettled([
     typed,
-    pipeline(channels.channel(CHANNEL.stdout), output, { end: false }),
+    pipeline(channels.channel(CHANNEL.stdout), process.stdout, { end: false }),
     pipeline(channels.channel(CHANNEL.stderr), process.stderr, { end: false }),
   ]);
   try {
@@ -119,34 +109,26 @@ function sendSize(channels: Channels, { columns, rows }: { columns: number; rows
   channels.channel(CHANNEL.size).write(JSON.stringify({ Width: columns, Height: rows }));
 }
 
-/** Limits of the Status at the end of a session. It has a few fields and one message. */
-const STATUS_LIMITS: JsonLimits = { bytes: 64 * 1024, items: 256 };
-
 /** @throws ProgramEnded or CommandError if the Status is not a success. */
 function judge(text: string, name: string): void {
-  const status = parseStatus(text, name);
+  const status = parseSessionStatus(text);
+  if (status === undefined) {
+    throw new CommandError(`The connection to VM ${name} was lost. Connect again`, EXIT.noAnswer);
+  }
   if (status.status === 'Success') {
     return;
   }
   const code = exitCodeIn(status);
-  const sentence = printable((status.message ?? '').replace(HOST_REFUSES, ''));
+  const sentence = printable(hostMessage(status));
   throw code === undefined
     ? new CommandError(sentence || `The session with VM ${name} failed`)
     : new ProgramEnded(code);
 }
 
-function exitCodeIn({ reason, details }: Status): number | undefined {
+function exitCodeIn({ reason, details }: SessionStatus): number | undefined {
   const code = Number(details?.causes?.find((cause) => cause.reason === 'ExitCode')?.message);
   const isWhole = Number.isInteger(code) && code > 0 && code <= EXIT_CODE_LIMIT;
   return reason === 'NonZeroExitCode' && isWhole ? code : undefined;
-}
-
-function parseStatus(text: string, name: string): Status {
-  try {
-    return parseJson(text, STATUS_LIMITS) ?? {};
-  } catch {
-    throw new CommandError(`The connection to VM ${name} was lost. Connect again`, EXIT.noAnswer);
-  }
 }
 
 interface TerminalSize {
@@ -212,9 +194,6 @@ export async function exec(
   });
 }
 
-/** Start of a file in the format PNG (PNG specification, section 5.2). */
-const PNG = Buffer.from([0x89, 0x50, 0x4e, 0x47, 0x0d, 0x0a, 0x1a, 0x0a]);
-
 /** Writes a picture of the screen into the file. @throws CommandError when the host makes no picture; ApiError. */
 export async function screenshot(
   terminal: Terminal,
@@ -222,35 +201,11 @@ export async function screenshot(
   { name, file }: { name: string; file: string },
 ): Promise<void> {
   const { signal } = terminal;
-  const pieces: Buffer[] = [];
-  let bytes = 0;
-  const output = new Writable({
-    write(piece: Buffer, _encoding, done) {
-      bytes += piece.length;
-      pieces.push(piece);
-      done(
-        bytes > SCREENSHOT_BYTES ? new Error(`The picture has more than ${SCREENSHOT_BYTES} bytes`) : null,
-      );
-    },
-  });
   await withCluster(terminal, globals, async (cluster) => {
+    const { namespace, watches } = cluster;
     await runningVM(cluster, name, signal);
-    const path = streamPath(cluster, name, 'exec', [
-      ['command', SCREENSHOT_COMMAND],
-      ['stdin', false],
-      ['stdout', true],
-      ['stderr', true],
-      ['tty', false],
-    ]);
-    await runSession(cluster, { name, path, tty: false, input: false, output }, signal);
+    await writeFile(file, await takePicture(watches, { namespace, name }, signal));
   });
-  const picture = Buffer.concat(pieces);
-  if (bytes > SCREENSHOT_BYTES || !picture.subarray(0, PNG.length).equals(PNG)) {
-    throw new CommandError(
-      `The host of vm ${name} did not send a picture as PNG of at most ${SCREENSHOT_BYTES} bytes`,
-    );
-  }
-  await writeFile(file, picture);
   terminal.out(`Wrote the screen of vm ${name} to ${file}\n`);
 }
 

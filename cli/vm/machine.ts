@@ -2,7 +2,6 @@
  * Finds the machine of a VM, and the paths of its streams at the API server. The streams belong to the Pod of the VM, which has the name of
  * the VM.
  */
-import type { Readable } from 'node:stream';
 import { MACHINE_CONTAINER } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { PODS } from '../../kube/core.ts';
@@ -58,27 +57,4 @@ export function withoutPod(error: unknown, name: string): unknown {
   return isNotFound(error) && error.message.startsWith('pods ')
     ? new CommandError(`VM ${name} has no machine yet. Wait until the VM runs`)
     : error;
-}
-
-/** Largest part of a message that is kept, in bytes. Hosts send one or two sentences, or a Status of a few hundred bytes. */
-const LIMIT_BYTES = 16 * 1024;
-
-/**
- * Resolves with the text of the stream, without the first `skippedBytes`. Never rejects. If the stream fails, the result is the text before
- * the failure.
- */
-export async function readMessage(stream: Readable, skippedBytes = 0): Promise<string> {
-  const chunks: Buffer[] = [];
-  let bytes = 0;
-  try {
-    for await (const chunk of stream as AsyncIterable<Buffer>) {
-      if (bytes < LIMIT_BYTES) {
-        chunks.push(chunk);
-        bytes += chunk.length;
-      }
-    }
-  } catch {
-    // If the stream fails, the result is the text that arrived before.
-  }
-  return Buffer.concat(chunks).subarray(skippedBytes, LIMIT_BYTES).toString();
 }

@@ -2,7 +2,7 @@
 import type { Image } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import type { MachineImageSource } from '../../api/v1alpha1/source.ts';
-import { STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
+import { NO_IMAGE_STORAGE, STORAGE_SECRET } from '../../api/v1alpha1/names.ts';
 import type { Reason } from '../../api/v1alpha1/reasons.ts';
 import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import { normaliseImageName } from '../../api/v1alpha1/reference.ts';
@@ -22,7 +22,6 @@ import type { ImageJob, ImageOperationType, ObservedImage } from './observe.ts';
 import { storageTarget } from './place.ts';
 
 const apiVersion = TASK_API_VERSION;
-const NO_STORAGE = 'There is no image storage. Set imageStorage in the configuration of the operator';
 
 export interface ImageOperation {
   readonly kind: 'operation';
@@ -144,7 +143,7 @@ function upload(observed: ObservedImage, limitBytes: number): ImageOperation | B
   }
   const target = storageTarget(object, config, object.metadata.uid ?? '');
   if (target === undefined) {
-    return blocked('NoImageStorage', NO_STORAGE);
+    return blocked('NoImageStorage', NO_IMAGE_STORAGE);
   }
   const { format, architecture } = formOf(observed);
   return {
@@ -179,7 +178,7 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): I
   const version = requestedAt === undefined ? versionOf(observed) : `${requestedAt} ${placeName(object)}`;
   const target = storageTarget(object, config, version);
   if (target === undefined) {
-    return { ...blocked('NoImageStorage', NO_STORAGE), ...action };
+    return { ...blocked('NoImageStorage', NO_IMAGE_STORAGE), ...action };
   }
   const vm = observed.vm(vmName);
   const nodeName = hostOf(vm);
@@ -261,7 +260,7 @@ function pendingDownload(observed: ObservedImage): ImageOperation | BlockedImage
   }
   const action = { operation: 'download', requestedAt } as const;
   if (storageTarget(object, config, '') === undefined) {
-    return { ...blocked('NoImageStorage', NO_STORAGE), ...action };
+    return { ...blocked('NoImageStorage', NO_IMAGE_STORAGE), ...action };
   }
   const format = kind === 'ISO' ? 'raw' : 'qcow2';
   return {

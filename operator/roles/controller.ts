@@ -1,18 +1,23 @@
 /**
  * Creates and corrects one RoleBinding for each role of Berth in every served namespace, no matter who created the namespace. Each
  * RoleBinding has the configured groups. The operator does not remove subjects that people added.
+ *
+ * Also publishes for all users whether there is an image storage, so that clients refuse work that needs one before they write anything.
  */
 import type { Logger } from 'pino';
 import { undefinedIf } from '../../base/errors.ts';
 import {
   ADMIN_ROLE,
+  CLUSTER_INFO,
   DEV_ROLE,
+  HAS_IMAGE_STORAGE,
   isServedNamespace,
   ROLE_BINDINGS_LABEL,
   ROLE_GROUPS_ANNOTATION,
   UNMANAGED,
 } from '../../api/v1alpha1/names.ts';
 import type { KubeClient } from '../../kube/client.ts';
+import { writeData } from '../../kube/configmapdata.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Controller, Result } from '../../kube/controller.ts';
 import { type Namespace, ROLE_BINDINGS, type RoleBinding, type Subject } from '../../kube/core.ts';
@@ -205,4 +210,32 @@ function isGroup({ kind }: Subject): boolean {
 
 function groupSubject(name: string): Subject {
   return { apiGroup: RBAC_GROUP, kind: 'Group', name };
+}
+
+/** Writes the facts of the configuration that every user may read. */
+export class ClusterInfoReconciler {
+  readonly #options: { readonly client: KubeClient; readonly config: OperatorConfig };
+
+  constructor(options: { readonly client: KubeClient; readonly config: OperatorConfig }) {
+    this.#options = options;
+  }
+
+  async reconcile(): Promise<Result> {
+    const { client, config } = this.#options;
+    const info = { namespace: config.namespaces.system, name: CLUSTER_INFO };
+    await writeData(client, info, { [HAS_IMAGE_STORAGE]: String(config.imageStorage !== undefined) });
+    return undefined;
+  }
+}
+
+/** Enqueues the system namespace, in which the facts are, when it changes. The configuration of a process does not change. */
+export function enqueueClusterInfo(
+  controller: Controller,
+  { namespaces, config }: { namespaces: Informer<Namespace>; config: OperatorConfig },
+): void {
+  namespaces.cache.onChange(({ object: { metadata } }) => {
+    if (metadata.name === config.namespaces.system) {
+      controller.enqueue(metadata.name);
+    }
+  });
 }

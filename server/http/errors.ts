@@ -40,6 +40,7 @@ const STATUS_BY_KIND: Readonly<Record<ErrorKind, number>> = {
   room: 503,
   failed: 500,
   late: 504,
+  unsupported: 501,
   unanswered: 502,
   busy: 503,
 };

@@ -14,6 +14,7 @@ import { WaitingRequests } from '../http/waiting.ts';
 import { Downloads, receiveFile } from './downloads.ts';
 
 const NAMESPACE = 'platform-ci';
+const NAMESPACES = { default: 'platform-default', system: 'berth-system', prefix: 'platform-' };
 const REF = { namespace: NAMESPACE, name: 'desktop' };
 const EARLIER = '2026-01-01T00:00:00.000Z';
 const CONTENT = { type: 'storedFile' };
@@ -31,6 +32,8 @@ let pods: Pod[];
 let requests: number;
 let refusals: number;
 let mayPatch: boolean;
+/** Facts that the operator has published. */
+let info: Record<string, string>;
 
 beforeEach(async () => {
   host = createServer((socket: Socket) => {
@@ -52,6 +55,7 @@ beforeEach(async () => {
   requests = 0;
   refusals = 0;
   mayPatch = true;
+  info = {};
 });
 
 afterEach(() => host.close());
@@ -79,7 +83,7 @@ function caller(): Caller {
   const client = {
     username: async () => 'dev@berth.test',
     create: async () => ({ status: { allowed: mayPatch } }),
-    get: async () => object,
+    get: async ({ kind }: { kind: string }) => (kind === 'ConfigMap' ? { data: info } : object),
     mergePatch: async (_: unknown, _ref: unknown, patch: { spec: { download: { requestedAt: string } } }) => {
       requests += 1;
       // Two requests with the same time would count as one request.
@@ -121,7 +125,7 @@ function caller(): Caller {
 
 async function download(): Promise<string> {
   const downloads = new Downloads(waiting);
-  const request = { caller: caller(), type: IMAGES, ref: REF, defaultNamespace: 'platform-default' };
+  const request = { caller: caller(), type: IMAGES, ref: REF, namespaces: NAMESPACES };
   const found = await downloads.find(request);
   const { file } = await downloads.open(request, found, response as unknown as ServerResponse);
   return await text(file);
@@ -167,6 +171,12 @@ it.each([
 it('needs the right to change the object', async () => {
   mayPatch = false;
   await expect(download()).rejects.toMatchObject({ body: { code: 403 } });
+  expect(requests).toBe(0);
+});
+
+it('without image storage is refused before it is requested', async () => {
+  info = { hasImageStorage: 'false' };
+  await expect(download()).rejects.toMatchObject({ kind: 'unsupported' });
   expect(requests).toBe(0);
 });
 

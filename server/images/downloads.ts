@@ -17,6 +17,8 @@ import { follow } from '../../kube/follow.ts';
 import type { Resource } from '../../kube/objects.ts';
 import { callerMay, findAs, type NamespacedRef } from '../callers/objects.ts';
 import type { Caller } from '../callers/caller.ts';
+import { requireImageStorage } from '../../actions/disk.ts';
+import type { ServerConfig } from '../config.ts';
 import { notFound, StatusError } from '../http/errors.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 import { attach, isTask, OF_THE_CALLER } from './taskpod.ts';
@@ -62,7 +64,7 @@ export interface DownloadRequest {
   readonly caller: Caller;
   readonly type: Resource<StoredContent>;
   readonly ref: NamespacedRef;
-  readonly defaultNamespace: string;
+  readonly namespaces: ServerConfig['namespaces'];
 }
 
 export class Downloads {
@@ -76,14 +78,15 @@ export class Downloads {
    * Returns the object of the namespace. If there is none, returns the object of the default namespace.
    *
    * @throws StatusError 403 when the caller has no right to request a download of the object, 409 when the object has no content. @throws
-   * ApiError when the API server refuses.
+   * errors of `requireImageStorage`.
    */
-  async find({ caller: { client }, type, ref, defaultNamespace }: DownloadRequest): Promise<StoredContent> {
-    const object = await findAs(client, type, ref, defaultNamespace);
+  async find({ caller: { client }, type, ref, namespaces }: DownloadRequest): Promise<StoredContent> {
+    const object = await findAs(client, type, ref, namespaces.default);
     const { namespace = ref.namespace, name } = object.metadata;
     if (!(await callerMay(client, { group: GROUP, resource: type.plural, namespace, name, verb: 'patch' }))) {
       throw new StatusError(403, `A download of ${type.plural} needs the right to change ${type.plural}`);
     }
+    await requireImageStorage({ client, systemNamespace: namespaces.system });
     if (object.status?.content === undefined) {
       const why = notReadyMessage(object);
       throw new StatusError(

@@ -210,7 +210,7 @@ const NO_REMOTE =
   'Remote images are not supported. Use an OCI reference as the image, or add the reference to the image cache';
 
 export function addTransferRoutes(app: App, services: Services, { uploads, downloads }: FileTransfers): void {
-  addUploadRoutes(app, uploads);
+  addUploadRoutes(app, services, uploads);
   addDownloadRoutes(app, services, downloads);
   app.get(
     `${NAMESPACE}/remoteimages`,
@@ -246,7 +246,7 @@ export function addTransferRoutes(app: App, services: Services, { uploads, downl
   }
 }
 
-function addUploadRoutes(app: App, uploads: Uploads): void {
+function addUploadRoutes(app: App, { config: { namespaces } }: Services, uploads: Uploads): void {
   // The plugin for multipart bodies is registered in this scope only, because no other route here needs it.
   void app.register(async (scope: App) => {
     await scope.register(multipart, { limits: UPLOAD_LIMITS });
@@ -281,7 +281,8 @@ function addUploadRoutes(app: App, uploads: Uploads): void {
             return form;
           };
           try {
-            return imageItem(await uploads.upload({ caller, type, namespace, bytes, read }, reply.raw));
+            const upload = { caller, type, namespace, systemNamespace: namespaces.system, bytes, read };
+            return imageItem(await uploads.upload(upload, reply.raw));
           } finally {
             // The rest of the body is read and dropped, because clients read the answer only after they have sent everything.
             request.raw.unpipe().resume();
@@ -311,7 +312,7 @@ function addDownloadRoutes(app: App, { config: { namespaces } }: Services, downl
       },
       async (request, reply) => {
         const ref = request.params;
-        const asked = { caller: request.fullCaller(), type, ref, defaultNamespace: namespaces.default };
+        const asked = { caller: request.fullCaller(), type, ref, namespaces };
         const object = await downloads.find(asked);
         // A HEAD request must not begin a download. Its answer lacks the length, because the length is known only after the start of a
         // download.

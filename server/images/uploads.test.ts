@@ -33,6 +33,8 @@ let upgraded: string[];
 /** Refusal of the connection to the host. */
 let refusal: ApiError | undefined;
 let mayCreate: boolean;
+/** Facts that the operator has published. */
+let info: Record<string, string>;
 /** Whether an object of the name exists already. */
 let isTaken: boolean;
 /** Number of bodies whose texts were read. */
@@ -58,6 +60,7 @@ beforeEach(async () => {
   upgraded = [];
   refusal = undefined;
   mayCreate = true;
+  info = {};
   isTaken = false;
   reads = 0;
 });
@@ -89,6 +92,7 @@ function caller(): Caller {
       created.push({ ...made, metadata: { ...made.metadata, uid: 'u', resourceVersion: '1' } });
       return created[0];
     },
+    get: async () => ({ data: info }),
     list: async (_: unknown, { labelSelector }: { labelSelector: string }) => ({
       items: labelSelector === `${IMAGE_UID_LABEL}=u` ? pods : [],
     }),
@@ -117,7 +121,8 @@ async function upload(file: AsyncIterable<Buffer> = Readable.from([Buffer.from('
     reads += 1;
     return { name: 'desktop', description: 'for CI', architecture: undefined, sha256: undefined, file };
   };
-  const request = { caller: caller(), type: IMAGES, namespace: NAMESPACE, bytes: 5_000_000, read };
+  const target = { type: IMAGES, namespace: NAMESPACE, systemNamespace: 'berth-system' };
+  const request = { ...target, caller: caller(), bytes: 5_000_000, read };
   const uploads = new Uploads(waiting, pino({ level: 'silent' }));
   return await uploads.upload(request, response as unknown as ServerResponse);
 }
@@ -140,6 +145,12 @@ it('a caller without the right to create the object takes no place, and its body
   mayCreate = false;
   await expect(upload()).rejects.toMatchObject({ body: { code: 403 } });
   expect([reads, waiting.size]).toEqual([0, 0]);
+});
+
+it('without image storage nothing is made, and the body is not read', async () => {
+  info = { hasImageStorage: 'false' };
+  await expect(upload()).rejects.toMatchObject({ kind: 'unsupported' });
+  expect([created, reads]).toEqual([[], 0]);
 });
 
 it('an object that has the name already stays, and gets no file', async () => {

@@ -23,6 +23,7 @@ import { follow } from '../../kube/follow.ts';
 import type { Resource } from '../../kube/objects.ts';
 import { callerMay, createAs } from '../callers/objects.ts';
 import type { Caller } from '../callers/caller.ts';
+import { requireImageStorage } from '../../actions/disk.ts';
 import { StatusError } from '../http/errors.ts';
 import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 import type { StoredContent } from '../../api/http/imageitem.ts';
@@ -48,6 +49,8 @@ export interface UploadRequest {
   readonly caller: Caller;
   readonly type: Resource<StoredContent>;
   readonly namespace: string;
+  /** Namespace of the operator. */
+  readonly systemNamespace: string;
   /** Length of the request body in bytes. The file is a part of the body, so this is the largest size that the file can have. */
   readonly bytes: number;
   /**
@@ -78,10 +81,12 @@ export class Uploads {
       caller: { client },
       type: { plural: resource },
       namespace,
+      systemNamespace,
     } = request;
     if (!(await callerMay(client, { group: GROUP, resource, namespace, verb: 'create' }))) {
       throw new StatusError(403, `An upload needs the right to create ${resource}`);
     }
+    await requireImageStorage({ client, systemNamespace });
     const owner = { user: await client.username(), namespace };
     return await this.#waiting.run(response, owner, async ({ signal }) => {
       const form = await request.read();

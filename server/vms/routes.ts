@@ -1,4 +1,5 @@
 /** Routes for the VMs of a namespace: deployment, lists, power, and work with their disks. */
+import * as z from 'zod';
 import { inNamespace, MEMBERS, onObject, READERS } from '../own/rights.ts';
 import { listQuerySchema } from '../../api/http/request.ts';
 import {
@@ -34,19 +35,31 @@ import { deployedVM, vmItem } from '../../api/http/vmitem.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Caller, CallerClient } from '../callers/caller.ts';
 import { notFound, StatusError } from '../http/errors.ts';
-import { WaitEnd } from '../http/waiting.ts';
+import { WaitEnd, type WaitingRequests } from '../http/waiting.ts';
 import { POWER_DIALECT, VM_DIALECT } from '../dialect/fields.ts';
 import { SAMPLE } from '../http/samples.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { isPush, pushItem } from '../../api/http/imageitem.ts';
 import { pushedImage, requestCommit, requestResize, savedImage } from '../../actions/disk.ts';
 import { requestPower } from '../../actions/power.ts';
+import { takePicture } from '../../actions/session.ts';
 
 const VMS_PATH = '/api/v1/namespaces/:namespace/vms';
 const VM_PATH = `${VMS_PATH}/:name`;
 const vmParams = objectParams('VM', SAMPLE.vm);
 
-export function addVMRoutes(app: App, { waiting, config, own }: Services, deploys: Deploys): void {
+/** Parts of the routes for VMs. */
+export interface VMParts {
+  readonly deploys: Deploys;
+  /** Requests for pictures of screens. */
+  readonly pictures: WaitingRequests;
+}
+
+export function addVMRoutes(
+  app: App,
+  { waiting, config, own }: Services,
+  { deploys, pictures }: VMParts,
+): void {
   const itemOf = (vm: VM) => vmItem(vm, (host) => own.watches.architectureOf(host));
   app.get(
     VMS_PATH,
@@ -145,7 +158,8 @@ export function addVMRoutes(app: App, { waiting, config, own }: Services, deploy
       return success();
     },
   );
-  addActionRoutes(app);
+  addScreenshotRoute(app, pictures);
+  addActionRoutes(app, config.namespaces.system);
 }
 
 /**
@@ -228,14 +242,73 @@ export async function deleteAndWait(
   }
 }
 
+/** Largest number of pictures of screens at the same time. Each of them can need 64 MiB of memory, and most need less than one. */
+export const PICTURES = 4;
+/** Time limit in milliseconds for a host to send the picture, and for a client to read it. */
+const PICTURE_MILLISECONDS = 30_000;
+const PICTURE_TYPE = 'image/png';
+const PICTURE_ANSWER = {
+  description: 'The picture, of at most 32 MiB.',
+  content: { [PICTURE_TYPE]: { schema: z.any().meta({ type: 'string', format: 'binary' }) } },
+};
+
+function addScreenshotRoute(app: App, pictures: WaitingRequests): void {
+  app.get(
+    `${VM_PATH}/screenshot`,
+    {
+      config: { right: onObject({ verb: 'get', group: '', resource: 'pods', subresource: 'exec' }) },
+      schema: {
+        summary: 'Get a picture of the screen of a VM, as PNG',
+        description:
+          'The VM must run and have a screen. The host makes the picture, so the guest needs no agent.',
+        roles: MEMBERS,
+        tags,
+        params: vmParams,
+        response: { 200: PICTURE_ANSWER },
+      },
+    },
+    async ({ fullCaller, params }, reply) => {
+      const { client, watches } = fullCaller();
+      const user = await client.username();
+      await getAs(client, VMS, params);
+      const owner = { user, namespace: params.namespace };
+      const picture = await pictures.run(
+        reply.raw,
+        owner,
+        async ({ signal }) => await pictureInTime(watches, params, signal),
+      );
+      // A client that does not read its picture must not keep one of the few places.
+      reply.raw.setTimeout(PICTURE_MILLISECONDS);
+      return await reply.type(PICTURE_TYPE).send(picture);
+    },
+  );
+}
+
+/** @throws errors of `takePicture`; StatusError 504 when the host is too slow, 503 when the server stops. */
+async function pictureInTime(
+  watches: Caller['watches'],
+  vm: NamespacedRef,
+  signal: AbortSignal,
+): Promise<Buffer> {
+  const late = AbortSignal.timeout(PICTURE_MILLISECONDS);
+  try {
+    return await takePicture(watches, vm, AbortSignal.any([signal, late]));
+  } catch (error) {
+    if (late.aborted) {
+      throw new StatusError(504, `The host of VM ${vm.name} sent no picture in time`);
+    }
+    throw error instanceof WaitEnd ? new StatusError(503, 'The HTTP API is stopping. Try again') : error;
+  }
+}
+
 const NAMESPACE = '/api/v1/namespaces/:namespace';
 const tags = ['VMs'];
 const succeeds = { 200: statusSchema };
 
-function addActionRoutes(app: App): void {
+function addActionRoutes(app: App, systemNamespace: string): void {
   addPowerRoutes(app);
-  addImageRoutes(app);
-  addPushRoutes(app);
+  addImageRoutes(app, systemNamespace);
+  addPushRoutes(app, systemNamespace);
   app.post(
     `${VM_PATH}/resize`,
     {
@@ -306,7 +379,7 @@ async function command(client: CallerClient, ref: NamespacedRef, word: Command):
   await requestPower(client, word, async () => await getAs(client, VMS, ref));
 }
 
-function addImageRoutes(app: App): void {
+function addImageRoutes(app: App, systemNamespace: string): void {
   app.post(
     `${VM_PATH}/save`,
     {
@@ -325,7 +398,7 @@ function addImageRoutes(app: App): void {
     async ({ caller, params, body }) => {
       const client = caller();
       await getAs(client, VMS, params);
-      await createAs(client, IMAGES, savedImage(params, body));
+      await createAs(client, IMAGES, await savedImage({ client, systemNamespace }, params, body));
       return success();
     },
   );
@@ -347,13 +420,14 @@ function addImageRoutes(app: App): void {
     },
     async ({ caller, params, body }) => {
       const client = caller();
-      await requestCommit(client, await getAs(client, VMS, params), body.description);
+      const vm = await getAs(client, VMS, params);
+      await requestCommit({ client, systemNamespace }, vm, body.description);
       return success();
     },
   );
 }
 
-function addPushRoutes(app: App): void {
+function addPushRoutes(app: App, systemNamespace: string): void {
   app.post(
     `${VM_PATH}/push`,
     {
@@ -373,7 +447,8 @@ function addPushRoutes(app: App): void {
     async ({ caller, params, body }) => {
       const client = caller();
       await getAs(client, VMS, params);
-      const { metadata } = await createAs(client, IMAGES, pushedImage(params, body.imageReference));
+      const image = await pushedImage({ client, systemNamespace }, params, body.imageReference);
+      const { metadata } = await createAs(client, IMAGES, image);
       return { jobName: metadata.name };
     },
   );

@@ -41,7 +41,9 @@ let admin: Site;
 
 beforeAll(async () => {
   cluster = await startCluster({ name: `server-clients-${process.pid}` });
-  operator = await cluster.startOperator({ config: { osx_node_platform_quota_pod: 16 } });
+  operator = await cluster.startOperator({
+    config: { osx_node_platform_quota_pod: 16, imageStorage: { folder: true } },
+  });
   await cluster.createNamespace(CI);
   host = await ActingHost.join(cluster.client(), HOST, { slots: 16 });
   await host.placeable();

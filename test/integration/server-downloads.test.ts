@@ -7,16 +7,16 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, beforeEach, expect, it } from 'vitest';
 import type { Image } from '../../api/v1alpha1/image.ts';
-import { IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
-import { IMAGES, ISOS } from '../../api/v1alpha1/resources.ts';
+import { CLUSTER_INFO, HAS_IMAGE_STORAGE, IMAGE_UID_LABEL } from '../../api/v1alpha1/names.ts';
+import { IMAGES, ISOS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { AskedImage } from '../../agent/images/store.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import type { ServerProcess } from '../../hack/cluster/program.ts';
 import { waitFor } from '../../hack/wait.ts';
-import { type Job, JOBS, PODS } from '../../kube/core.ts';
+import { CONFIG_MAPS, type Job, JOBS, PODS } from '../../kube/core.ts';
 import type { KubeObject } from '../../kube/objects.ts';
 import { accountToken } from '../support/members.ts';
-import { HTTPClient } from '../wires/httpapi.ts';
+import { type HTTPAnswer, HTTPClient } from '../wires/httpapi.ts';
 import { noPublisher, TestHost } from '../worlds/agenthost.ts';
 import { openStore } from '../worlds/imagestores.ts';
 import { StandInImages } from '../worlds/standin.ts';
@@ -94,18 +94,21 @@ beforeEach(() => {
   gate = Promise.resolve();
 });
 
-async function upload(kind: 'image' | 'iso', name: string, file: Buffer): Promise<void> {
+async function send(kind: 'image' | 'iso', name: string, file: Buffer): Promise<HTTPAnswer> {
   const form = new FormData();
   form.set('imageName', name);
   form.set('file', new Blob([file]), 'disk.raw');
   const body = new Response(form);
-  const answer = await api.call(`/api/v1/namespaces/${NAMESPACE}/upload/${kind}`, {
+  return await api.call(`/api/v1/namespaces/${NAMESPACE}/upload/${kind}`, {
     method: 'POST',
     token,
     headers: { 'content-type': body.headers.get('content-type') ?? '' },
     body: Buffer.from(await body.arrayBuffer()),
   });
-  expect(answer).toMatchObject({ status: 200 });
+}
+
+async function upload(kind: 'image' | 'iso', name: string, file: Buffer): Promise<void> {
+  expect(await send(kind, name, file)).toMatchObject({ status: 200 });
   await waitFor(`${name} to be Ready`, async () => (await read(kind, name)).status?.phase === 'Ready');
 }
 
@@ -280,12 +283,65 @@ it('callers without the right, missing objects and objects without a file are re
   expect((await read('image', 'unready')).spec).not.toHaveProperty('download');
 });
 
-it('without image storage a download is not offered', async () => {
+it('the screen of a VM is a picture for those who may use pods/exec', async () => {
+  const path = `/api/v1/namespaces/${NAMESPACE}/vms`;
+  const picture = async (name: string, as = token) =>
+    await api.call(`${path}/${name}/screenshot`, { token: as });
+  const { status } = await api.call(path, {
+    method: 'POST',
+    token,
+    body: { name: 'desk', image: 'desktop' },
+  });
+  expect(status).toBe(200);
+  const { statusCode, headers, body } = await api.open(`${path}/desk/screenshot`, { token });
+  const bytes = Buffer.from(await body.arrayBuffer());
+  expect([statusCode, headers['content-type'], headers['content-length']]).toEqual([
+    200,
+    'image/png',
+    String(bytes.length),
+  ]);
+  expect(bytes.toString('latin1')).toBe('\u0089PNG\r\n\u001a\npicture');
+  host.driver.screenshot = async () => Buffer.from('no picture');
+  expect(await picture('desk')).toMatchObject({
+    status: 502,
+    body: { message: expect.stringMatching(/did not send a picture as PNG/) },
+  });
+  const unplaceable = { name: 'unplaced', image: 'desktop', tag: 'nowhere', tagRequired: true };
+  await api.call(`${path}?wait=false`, { method: 'POST', token, body: unplaceable });
+  expect((await picture('unplaced')).status).toBe(409);
+  expect((await picture('absent')).status).toBe(404);
+  const stranger = await accountToken(cluster, { namespace: NAMESPACE, name: 'onlooker' }, { role: 'view' });
+  expect(await picture('desk', stranger)).toMatchObject({
+    status: 403,
+    body: { message: expect.stringMatching(/pods\/exec/) },
+  });
+});
+
+it('without image storage, nothing that needs one is begun', async () => {
   await operator.stop();
   operator = await cluster.startOperator();
-  const { status, body } = await api.call(pathOf('image', 'desktop'), { token });
-  expect([status, body]).toEqual([
-    501,
-    expect.objectContaining({ details: { causes: [expect.objectContaining({ reason: 'NoImageStorage' })] } }),
-  ]);
+  const client = cluster.client();
+  const info = { namespace: 'berth-system', name: CLUSTER_INFO };
+  await waitFor('the operator to publish it', async () => {
+    return (await client.get(CONFIG_MAPS, info)).data?.[HAS_IMAGE_STORAGE] === 'false';
+  });
+  await client.create(VMS, { metadata: { namespace: NAMESPACE, name: 'kept' }, spec: { image: 'desktop' } });
+  const before = (await client.list(IMAGES, { namespace: NAMESPACE })).items.map(({ spec }) => spec);
+  const vm = `/api/v1/namespaces/${NAMESPACE}/vms/kept`;
+  const answers = [
+    await api.call(pathOf('image', 'desktop'), { token }),
+    await send('image', 'uploaded', content),
+    await api.call(`${vm}/save`, { method: 'POST', token, body: { imageName: 'saved' } }),
+    await api.call(`${vm}/commit`, { method: 'POST', token, body: {} }),
+    await api.call(`${vm}/push`, { method: 'POST', token, body: { imageReference: 'registry.example/a' } }),
+  ];
+  for (const { status, body } of answers) {
+    expect([status, body.reason, body.details]).toEqual([
+      501,
+      'NotImplemented',
+      { causes: [expect.objectContaining({ reason: 'NoImageStorage' })] },
+    ]);
+  }
+  const after = (await client.list(IMAGES, { namespace: NAMESPACE })).items.map(({ spec }) => spec);
+  expect(after).toEqual(before);
 });

@@ -279,11 +279,3 @@ it('a stranger gets the refusal of the API server, and makes nothing', async () 
   expect((await upload('image', { imageName: 'strange' }, stranger)).status).toBe(403);
   expect(await isLeft('strange')).toBe(false);
 });
-
-it('without image storage an upload is not offered', async () => {
-  await operator.stop();
-  operator = await cluster.startOperator();
-  const { status } = await upload('image', { imageName: 'nowhere' });
-  expect(status).toBe(501);
-  await waitFor('the Image to be gone', async () => !(await isLeft('nowhere')));
-});

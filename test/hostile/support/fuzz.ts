@@ -17,6 +17,9 @@ const OUTPUT_CHARACTERS = 20_000;
 
 /** Operations whose documented answer is 501, because the server has no image storage. */
 const NOT_IMPLEMENTED = [
+  'postVmsByNameSave',
+  'postVmsByNameCommit',
+  'postVmsByNamePush',
   'postUploadImage',
   'getImagesByNameDownload',
   'postRemoteimagesByNamePull',
