@@ -1,7 +1,6 @@
 /** The cache of images on hosts, as the HTTP API shows and changes it. */
 import * as z from 'zod';
 import { IMAGE_NAME_LENGTH } from '../v1alpha1/reference.ts';
-import { sameField } from './request.ts';
 
 /** Largest number of hosts or tags in a request. An ImageCacheEntry has the same limit. */
 const NAMES = 4096;
@@ -39,22 +38,21 @@ const selection = {
 export const cacheSelectionSchema = z.object(selection);
 export type CacheSelection = z.infer<typeof cacheSelectionSchema>;
 
-const imageName = z.string().max(IMAGE_NAME_LENGTH).optional();
-
-/** Body of a request that selects hosts and names an image. Clients send the image in one of three fields. */
-export const cacheRemovalSchema = z
-  .object({
-    image: imageName,
-    imageName,
-    imageReference: imageName,
-    namespace: z.string().min(1).max(NAME_LENGTH).optional(),
-    ...selection,
-  })
-  .refine(({ image, imageName, imageReference }) => (image ?? imageName ?? imageReference) !== undefined, {
-    path: ['image'],
-    error: 'is required',
-  })
-  .refine(...sameField('image', 'imageName', 'imageReference'));
+/** Body of a request that selects hosts and names an image. */
+export const cacheRemovalSchema = z.object({
+  image: z
+    .string()
+    .min(1)
+    .max(IMAGE_NAME_LENGTH)
+    .meta({ description: 'Name of an Image, or an OCI reference.' }),
+  namespace: z
+    .string()
+    .min(1)
+    .max(NAME_LENGTH)
+    .optional()
+    .meta({ description: 'Namespace of the cache. The default namespace when omitted.' }),
+  ...selection,
+});
 
 export const cacheResultSchema = z
   .object({

@@ -19,6 +19,8 @@ export const VM_CONFIG_DIALECT: Dialect = {
 };
 /** Clients send the command under one of three keys. */
 export const POWER_DIALECT: Dialect = { aliases: { action: 'command', operation: 'command' } };
+/** Clients send the image of a removal under one of three keys. */
+export const CACHE_DIALECT: Dialect = { aliases: { imageName: 'image', imageReference: 'image' } };
 export const IMAGE_DIALECT: Dialect = { aliases: { name: 'imageName' } };
 export const COPY_DIALECT: Dialect = { aliases: { name: 'imageName', destination: 'imageName' } };
 export const EMULATOR_DIALECT: Dialect = { aliases: { deviceProfile: 'device' } };

@@ -14,6 +14,7 @@ import {
 } from '../../api/http/imagecache.ts';
 import type { App } from '../http/app.ts';
 import { notFound, StatusError } from '../http/errors.ts';
+import { CACHE_DIALECT } from '../dialect/fields.ts';
 import { decodedImageName, splitImagePath } from '../dialect/imagename.ts';
 import { namespaceParams } from '../http/namespaces.ts';
 import { isServedNamespace } from '../../api/v1alpha1/names.ts';
@@ -190,7 +191,7 @@ function addRemovals(app: App, services: Services): void {
     app.post(
       path,
       {
-        config: { right: 'body' },
+        config: { right: 'body', dialect: CACHE_DIALECT },
         schema: {
           summary:
             'Remove an image from hosts for a namespace. If the request names no namespace, the default namespace is used',
@@ -203,20 +204,13 @@ function addRemovals(app: App, services: Services): void {
         },
       },
       async (request, reply) => {
-        const {
-          image,
-          imageName,
-          imageReference,
-          namespace = namespaces.default,
-          ...selection
-        } = request.body;
+        const { image, namespace = namespaces.default, ...selection } = request.body;
         if (!isServedNamespace(namespace, namespaces)) {
           throw notFound('namespaces', namespace);
         }
         await services.own.rights.require(request.headers, { ...CHANGE, namespace });
-        const named = { namespace, image: image ?? imageName ?? imageReference ?? '' };
         reply.code(MULTI_STATUS);
-        return await change(services, request, named, { action: 'remove', selection });
+        return await change(services, request, { namespace, image }, { action: 'remove', selection });
       },
     );
   }

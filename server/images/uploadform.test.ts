@@ -76,6 +76,14 @@ it('has its texts before the file, whatever the case of their keys', async () =>
   ]);
 });
 
+it('takes the name under the key of other clients, before the file only', async () => {
+  expect((await send(bodyOf({ name: 'Name', value: 'desktop' }, FILE))).body).toMatchObject({
+    name: 'desktop',
+  });
+  const late = await send(bodyOf(NAME, FILE, { name: 'name', value: 'late' }));
+  expect(late.body['message']).toBe('name: must come before the file');
+});
+
 it('takes the name from the file when no text has it', async () => {
   const { body } = await send(bodyOf({ ...FILE, filename: 'desktop-15.iso' }));
   expect(body).toMatchObject({ name: 'desktop-15' });

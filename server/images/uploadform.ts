@@ -7,9 +7,9 @@ import { isObjectName } from '../../api/v1alpha1/names.ts';
 import { objectName, sha256 } from '../../api/v1alpha1/schema.ts';
 import { descriptionSchema } from '../../api/v1alpha1/source.ts';
 import { architectureSchema } from '../../api/v1alpha1/template.ts';
-import { sameField } from '../../api/http/request.ts';
 import { codeOf, messageOf } from '../../base/errors.ts';
-import { normalizeBody } from '../http/bodies.ts';
+import { IMAGE_DIALECT } from '../dialect/fields.ts';
+import { normalizeBody, translateBody } from '../http/bodies.ts';
 import { invalidField, StatusError } from '../http/errors.ts';
 
 /** Largest body in bytes: 1 TiB. Files that hosts fetch from web servers have the same limit. */
@@ -34,17 +34,14 @@ const NAME_LENGTH = 100;
 const ENDING = /\.(?:qcow2|img|raw|iso)$/i;
 
 /** Text fields of an upload form. In the body of the request, they must come before the file. */
-export const uploadTextsSchema = z
-  .object({
-    imageName: objectName(
-      'Name of the new object. The default is the name of the file without its ending.',
-    ).optional(),
-    name: objectName('Another name of the field `imageName`.').optional(),
-    description: descriptionSchema.optional(),
-    type: architectureSchema.optional(),
-    sha256: sha256('SHA-256 of the file, in lower-case hexadecimal.').optional(),
-  })
-  .refine(...sameField('imageName', 'name'));
+export const uploadTextsSchema = z.object({
+  imageName: objectName(
+    'Name of the new object. The default is the name of the file without its ending.',
+  ).optional(),
+  description: descriptionSchema.optional(),
+  type: architectureSchema.optional(),
+  sha256: sha256('SHA-256 of the file, in lower-case hexadecimal.').optional(),
+});
 const KEYS: ReadonlySet<string> = new Set(
   Object.keys(uploadTextsSchema.shape).map((key) => key.toLowerCase()),
 );
@@ -192,10 +189,11 @@ async function* readChunks(file: Readable, parts: Parts): AsyncGenerator<Buffer>
   }
   for (let part = await parts.next(); part !== undefined; part = await parts.next()) {
     const { fieldname } = part;
-    if (KEYS.has(fieldname.toLowerCase())) {
+    const text = translateBody({ [fieldname]: true }, IMAGE_DIALECT).body as object;
+    if (Object.keys(text).some((key) => KEYS.has(key.toLowerCase()))) {
       throw invalidField(fieldname, 'must come before the file');
     }
-    normalizeBody(uploadTextsSchema, { [fieldname]: true });
+    normalizeBody(uploadTextsSchema, text);
   }
 }
 
@@ -217,13 +215,14 @@ function refusalFor(error: unknown): Error {
  * `application/octet-stream` counts as a file even without a file name.
  */
 function formOf(texts: Record<string, unknown>, filename = ''): Omit<UploadForm, 'file'> {
-  const { data, error } = uploadTextsSchema.safeParse(normalizeBody(uploadTextsSchema, texts));
+  const { body } = translateBody(texts, IMAGE_DIALECT);
+  const { data, error } = uploadTextsSchema.safeParse(normalizeBody(uploadTextsSchema, body));
   if (data === undefined) {
     const [issue] = error.issues;
     throw invalidField(String(issue?.path[0]), issue?.message ?? 'is not valid');
   }
   const { imageName, description, type: architecture, sha256: digest } = data;
-  const name = imageName ?? data.name ?? filename.replace(ENDING, '');
+  const name = imageName ?? filename.replace(ENDING, '');
   if (!isObjectName(name)) {
     throw invalidField('imageName', 'must be the name of the new object, and must come before the file');
   }
