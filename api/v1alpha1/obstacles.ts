@@ -20,6 +20,7 @@ export const OBSTACLES = {
   port: '% with a reserved port in use',
   nat: '% with broken NAT',
   dedicated: '% dedicated to another namespace',
+  fullDisk: '% whose disk is nearly full',
   unreachable: '% not reachable',
   cordoned: '% cordoned',
   off: '% switched off',

@@ -132,6 +132,11 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
     step('scheduler', 'Unschedulable', /network of a host is broken/),
   ],
   [
+    'a host whose disk is nearly full',
+    { vm: pending('Unschedulable', 'No host is free: 1 whose disk is nearly full') },
+    step('scheduler', 'Unschedulable', /free space on it$/),
+  ],
+  [
     'NAT while it runs',
     {
       vm: vm({

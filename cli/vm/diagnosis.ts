@@ -410,6 +410,7 @@ const ADVICE: Readonly<Record<Obstacle, string>> = {
   port: 'Delete the VM that uses the requested port, or create the VM again with another port of the host',
   nat: 'The network of a host is broken: an admin has to repair the host, and its Node shows the fault',
   dedicated: 'At least one host is dedicated to another namespace: ask an admin for a host of this namespace',
+  fullDisk: 'The disk of at least one host is nearly full: an admin has to free space on it',
   unreachable: 'At least one host does not report: an admin has to look at the host and its agent',
   off: 'At least one host is switched off: an admin can switch it on, or enable power by demand',
   cordoned: 'At least one host is cordoned: ask an admin whether it can take VMs again',

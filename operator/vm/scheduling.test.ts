@@ -207,6 +207,8 @@ describe("the scheduler's reasons, in a short form", () => {
     };
     const hosts = [host('a'), host('b', 'berth.dev/nat-unready'), host('c', 'x/y'), host('d', 'x/y'), soft];
     expect(describeTaints(pod, hosts)).toEqual(['1 with broken NAT', '2 with the taint x/y']);
+    const full = host('h', 'node.kubernetes.io/disk-pressure');
+    expect(describeTaints(pod, [full])).toEqual(['1 whose disk is nearly full']);
     const cordoned: Node = { ...host('f'), spec: { unschedulable: true } };
     expect(describeTaints(pod, [cordoned])).toEqual(['1 cordoned']);
     const off: Node = { ...host('g'), spec: { unschedulable: true } };

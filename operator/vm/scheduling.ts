@@ -199,6 +199,7 @@ const CORDON: Taint = { key: 'node.kubernetes.io/unschedulable', effect: 'NoSche
 const TAINT_TEXTS: Readonly<Record<string, string>> = {
   [NAT_TAINT]: OBSTACLES.nat,
   [DEDICATED_KEY]: OBSTACLES.dedicated,
+  'node.kubernetes.io/disk-pressure': OBSTACLES.fullDisk,
   'node.kubernetes.io/unreachable': OBSTACLES.unreachable,
   'node.kubernetes.io/not-ready': OBSTACLES.unreachable,
   [CORDON.key]: OBSTACLES.cordoned,
