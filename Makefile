@@ -20,11 +20,13 @@ $(PACKAGES): package.json package-lock.json
 	@npm ci --no-audit --no-fund --loglevel=error >&2
 	@touch $@
 
-.PHONY: demo demo-lines demo-down
+.PHONY: demo demo-lines pictures demo-down
 demo: $(PACKAGES) ## Run a real VM on this machine (ARCH=arm64 for an ARM host)
 	@node hack/demo.ts up
 demo-lines: $(PACKAGES) ## Type the commands of README.md and pages into a shell, on the running demo
 	@node hack/demolines.ts
+pictures: $(PACKAGES) ## Make docs/pictures on the running demo (needs chromium)
+	@node hack/pictures.ts
 demo-down: $(PACKAGES) ## End the demo and remove everything it made
 	@node hack/demo.ts down
 

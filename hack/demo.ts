@@ -50,7 +50,7 @@ async function up(): Promise<void> {
   say('starting a control plane, the operator and the HTTP API');
   const operatorConfig = { imageStorage: { folder: true } };
   const cluster = await startCluster({ name: NAME, operator: true, operatorConfig, lasting: true });
-  const { list, powerUrl } = await startDemoServer(cluster, NAMESPACE);
+  const { url, list, powerUrl } = await startDemoServer(cluster, NAMESPACE);
   say('starting the emulated controller of a Server');
   const power = await addDemoPower(cluster, powerUrl);
   say('making this machine a host');
@@ -63,7 +63,7 @@ async function up(): Promise<void> {
   say('logging in');
   const login = await logIn(guest, LOGIN_COMMAND);
   process.stdout.write(
-    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, [list, power])}`,
+    `\n$ kubectl get vms -A -o wide\n${table.stdout}\n$ curl ${PAGE}\n${page}\n$ ssh root@${VM} '${LOGIN_COMMAND}'\n${login}\n${whatNext(cluster, url, [list, power])}`,
   );
   await cluster.disconnect();
 }
@@ -147,8 +147,8 @@ async function fetchPage(): Promise<string> {
   });
 }
 
-/** Returns commands for the user. `calls` are commands that use the HTTP API and the power API. */
-function whatNext(cluster: Cluster, calls: readonly string[]): string {
+/** Returns commands for the user. `url` is the address of the HTTP API. `calls` are commands that use it and the power API. */
+function whatNext(cluster: Cluster, url: string, calls: readonly string[]): string {
   const folder = relative(process.cwd(), cluster.directory);
   return `What to try next. README.md goes on from here.
 
@@ -163,6 +163,7 @@ function whatNext(cluster: Cluster, calls: readonly string[]): string {
   make demo-down
 
 127.0.0.1:5900 has the screen for a VNC viewer while kubectl port-forward runs.
+${url}/ in a browser shows the HTTP API. Authorize there with the token in ${folder}/tokens/dev.
 
 `;
 }
@@ -214,7 +215,7 @@ const TOKEN_SECONDS = 30 * 24 * 3600;
 async function startDemoServer(
   cluster: Cluster,
   namespace: string,
-): Promise<{ readonly list: string; readonly powerUrl: string }> {
+): Promise<{ readonly url: string; readonly list: string; readonly powerUrl: string }> {
   const { url, powerUrl, authority } = await cluster.startServer({ config: { power: { enabled: true } } });
   const path = (name: string) => join(cluster.directory, name);
   await mkdir(path('tokens'), { mode: 0o700 });
@@ -230,7 +231,7 @@ async function startDemoServer(
   const shown = (name: string) => relative(process.cwd(), path(name));
   const header = `-H "Authorization: Bearer $(cat ${shown('tokens/dev')})"`;
   const list = `curl --cacert ${shown('authority.crt')} ${header} ${url}/api/v1/namespaces/${namespace}/vms`;
-  return { list, powerUrl };
+  return { url, list, powerUrl };
 }
 
 /** Makes a ServiceAccount with these rights. Returns a token of it. */

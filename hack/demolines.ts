@@ -31,7 +31,7 @@ const ENTER_MILLISECONDS = 2_000;
  * Settings of the reader: the key for ssh, which the reader's own VMs would know. curl fails at an HTTP error, and a look at the greeting
  * of the VNC server stands for a viewer, which needs a desktop.
  */
-const SETTINGS = `PS1='[ended: $?]' PS2=; stty -echo
+export const SETTINGS = `PS1='[ended: $?]' PS2=; stty -echo
 ssh() { command ssh -i .berth/demo/ssh/key -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null "$@"; }
 curl() { command curl --fail-with-body --silent --show-error "$@"; }
 vncviewer() { timeout 30 bash -c 'exec 3<>/dev/tcp/127.0.0.1/5900 && head -c 3 <&3 | grep RFB'; }`;
@@ -55,7 +55,7 @@ const DIALOGS: readonly Dialog[] = [
 const ENDED = /\[ended: (\d+)\]/;
 
 /** A shell on a terminal of its own. */
-class Shell {
+export class Shell {
   readonly #child: ChildProcessWithoutNullStreams;
   #output = '';
 
@@ -143,4 +143,6 @@ async function main(): Promise<void> {
   }
 }
 
-await runCommand(main);
+if (import.meta.main) {
+  await runCommand(main);
+}

@@ -26,14 +26,14 @@ declare module 'fastify' {
   }
 }
 
-/** Where a reader of the page gets a token. */
-const TOKEN =
-  'A token of the Kubernetes cluster. `berth login` gets one from the identity provider. `POST …/serviceaccounts/{name}/token` makes one for a program, and so does `kubectl create token NAME`. `make demo` writes tokens into `.berth/demo/tokens/`.';
+/** Where a reader of the page gets a token of the cluster. */
+const TOKEN_SOURCES =
+  '`berth login` gets one from the identity provider. `POST …/serviceaccounts/{name}/token` makes one for a program, and so does `kubectl create token NAME`. `make demo` writes tokens into `.berth/demo/tokens/`.';
 
 /** The first lines of the page. A newcomer follows them in their order. */
 const GUIDE = `Deploy, use and delete VMs with the rights of your token.
 
-1. Get a token. ${TOKEN}
+1. Get a token of the Kubernetes cluster. ${TOKEN_SOURCES}
 2. Press **Authorize** and paste the token, without the word \`Bearer\`. The page forgets it when it is closed or loaded again.
 3. Open an operation, press **Try it out**, then **Execute**. The examples fit the demo (\`make demo\`): **VMs**, POST deploys the VM \`${SAMPLE.new}\`, GET lists it, and DELETE deletes it.
 
@@ -83,7 +83,15 @@ export async function addDocument(app: App, version: string): Promise<void> {
       info: { title: 'Berth HTTP API', version, description: GUIDE },
       tags: Object.entries(TAGS).map(([name, description]) => ({ name, description })),
       servers: [{ url: '/', description: 'The server that serves this document.' }],
-      components: { securitySchemes: { bearer: { type: 'http', scheme: 'bearer', description: TOKEN } } },
+      components: {
+        securitySchemes: {
+          bearer: {
+            type: 'http',
+            scheme: 'bearer',
+            description: `A token of the Kubernetes cluster. ${TOKEN_SOURCES}`,
+          },
+        },
+      },
       security: [{ bearer: [] }],
     },
     transform: (document) => {
