@@ -1,4 +1,6 @@
-/** Creates objects. An annotation of each object contains the name of the user who created the object. */
+/** Creates and changes objects. An annotation of each object contains the name of the user who created the object. */
+import type { Image } from '../api/v1alpha1/image.ts';
+import type { ISO } from '../api/v1alpha1/iso.ts';
 import { CREATED_BY_ANNOTATION } from '../api/v1alpha1/names.ts';
 import type { CallOptions, KubeClient } from '../kube/client.ts';
 import type { KubeObject, Resource, Unsaved } from '../kube/objects.ts';
@@ -17,4 +19,16 @@ export async function createBy<T extends KubeObject>(
   const annotations = { ...object.metadata.annotations, [CREATED_BY_ANNOTATION]: username };
   const metadata = { ...object.metadata, annotations };
   return await client.create(type, { ...object, metadata }, { fieldValidation: 'Strict', ...options });
+}
+
+/** Sets the description of an Image or ISO, and returns the new version. An empty text removes the description. @throws ApiError. */
+export async function setDescription<T extends Image | ISO>(
+  client: KubeClient,
+  type: Resource<T>,
+  ref: { readonly namespace: string; readonly name: string },
+  description: string,
+): Promise<T> {
+  return await client.mergePatch(type, ref, {
+    spec: { description: description === '' ? null : description },
+  });
 }

@@ -39,7 +39,7 @@ export function parseSessionStatus(text: string): SessionStatus | undefined {
  * Text that the API server puts before the message of a host that refuses a session. The code removes this text, because only the host's
  * message names the next step.
  */
-const HOST_REFUSES = /^Internal error occurred: unable to upgrade connection: /;
+const HOST_REFUSES = /^Internal error occurred: (?:unable to upgrade connection: )?/;
 
 /** Returns the message of the host. */
 export function hostMessage({ message = '' }: Pick<SessionStatus, 'message'>): string {

@@ -30,7 +30,7 @@ const NAMES = [
   'd\\e',
 ];
 
-/** Returns the offers that are offered at the end of the line, and the commands that were run to find them. */
+/** Returns the words that are offered at the end of the line, and the commands that were run to find them. */
 async function offered(line: string, answer: Answer = async () => `${NAMES.join('\n')}\n`) {
   const asked: string[] = [];
   const lines = await complete(
@@ -65,8 +65,10 @@ it.each([
   ['vm delete --wait --sel', ['--selector']],
   ['vm create d', []],
   ['vm save desk d', []],
+  ['image copy desk d', []],
+  ['image generate d', []],
   ['vm deploy --cpu ', []],
-])('offers the offers that can follow "berth %s", without the cluster', async (line, offers) => {
+])('offers the words that can follow "berth %s", without the cluster', async (line, offers) => {
   expect(await offered(line)).toEqual({ offers, directive: ':4', asked: [] });
 });
 
@@ -83,6 +85,8 @@ it.each([
   ['vm list -n d', ['namespace list -o name']],
   ['node namespace host-1 d', ['namespace list -o name']],
   ['emulator deploy --vm d', ['vm list -o name']],
+  ['vm get-push-status d', ['vm get-push-status -o name']],
+  ['image copy d', ['image list -o name']],
   ['server power on d', ['server list -o name']],
 ])('offers names for "berth %s", and nothing that a shell would run', async (line, asked) => {
   expect(await offered(line)).toEqual({ offers: ['desk', 'dark.side'], directive: ':4', asked });
@@ -127,10 +131,11 @@ const FREE = new Set(
    --metadata --labels --timeout --system-serial --termination-grace-period-seconds --active-deadline-seconds
    --ttl-seconds-after-finished --description --tail --since --user --reference --url --sha256 --size --api-url --server --issuer
    --client-id --platform --image-type --device-profile --duration --username --key
-   vm-deploy-name vm-create-name vm-save-image vm-push-reference vm-resize-size vm-exec-command vm-port-forward-ports vm-ssh-command
+   vm-deploy-name vm-create-name vm-save-image image-copy-copy iso-copy-copy image-set-description-text iso-set-description-text
+   remote-image-pull-copy remote-iso-pull-copy image-generate-name image-generate-size vm-push-reference vm-resize-size vm-exec-command vm-port-forward-ports vm-ssh-command
    vmconfig-create-name image-create-name iso-create-name user-set-token-token server-user-add-name server-user-remove-name
    emulator-deploy-name emulator-deploy---config namespace-create-name serviceaccount-create-names registry-add-server
-   secret-create-name`.split(/\s+/),
+   secret-create-name secret-delete-names`.split(/\s+/),
 );
 
 /** Returns the values of all commands, each with whether the completion has a source for them. */
@@ -139,7 +144,7 @@ function valuesOf(
   path: readonly string[] = [],
 ): { name: string; flag?: string; isOffered: boolean }[] {
   const flags = command.options
-    .filter(({ required }) => required)
+    .filter(({ required, hidden }) => required && !hidden)
     .map((flag) => ({
       name: [...path, flag.long].join('-'),
       flag: flag.long ?? '',
@@ -160,10 +165,10 @@ it('knows for the value of each flag and argument where it comes from, or that o
   expect(values.filter(({ name, flag, isOffered }) => isOffered === isFree(name, flag))).toEqual([]);
 });
 
-it('offers only offers that their flags take', () => {
+it('offers only words that their flags take', () => {
   const taken: string[] = [];
   const check = (command: Command): void => {
-    for (const flag of command.options) {
+    for (const flag of command.options.filter(({ hidden }) => !hidden)) {
       const source = flagSource(command, flag);
       for (const word of source?.from === 'choices' ? source.choices : []) {
         expect(() => flag.parseArg?.(word, undefined as never)).not.toThrow();

@@ -37,6 +37,7 @@ type Source =
   | { readonly from: 'files' }
   | { readonly from: 'contexts' }
   | { readonly from: 'tags' }
+  | { readonly from: 'pushes' }
   | { readonly from: 'choices'; readonly choices: readonly string[] }
   /** Names of the objects of a noun. Without a noun, those of the noun of the command. */
   | { readonly from: 'names'; readonly noun: string | undefined };
@@ -94,10 +95,11 @@ const ARGUMENT_SOURCES: Readonly<Record<string, Source>> = {
   'node untag tag': TAGS,
   'node namespace target': namesOf('namespace'),
   'registry delete servers': namesOf(),
+  'vm get-push-status pushes': { from: 'pushes' },
   'explain path': choices('vm', 'vmconfig', 'image', 'iso', 'emulator', 'imagecacheentry', 'server'),
 };
 /** Verbs whose argument is the name of a new object. */
-const CREATING: ReadonlySet<string> = new Set(['create', 'deploy', 'add']);
+const CREATING: ReadonlySet<string> = new Set(['create', 'deploy', 'add', 'generate']);
 
 /** Runs a command of this program, and resolves with its standard output. The result is empty if the command fails. */
 export type Answer = (args: readonly string[], signal: AbortSignal) => Promise<string>;
@@ -307,6 +309,9 @@ async function valuesOf(
     const text = await answer(['node', 'list', '-o', 'json', ...flags], signal);
     const hosts = parseJson(text, HOSTS_LIMITS) as readonly TaggedHost[];
     return [...new Set(hosts.flatMap(({ tags }) => tags))].sort();
+  }
+  if (source.from === 'pushes') {
+    return (await answer(['vm', 'get-push-status', '-o', 'name', ...flags], signal)).split('\n');
   }
   const noun = source.noun ?? command.parent?.name() ?? '';
   return (await answer([noun, 'list', '-o', 'name', ...flags], signal)).split('\n');

@@ -4,6 +4,7 @@
  * user interrupts the command, the command deletes the emulator.
  */
 import type { Command } from 'commander';
+import { notReadyReason } from '../api/http/conditions.ts';
 import { DEPLOY_MINUTES_MAXIMUM } from '../api/v1alpha1/fields.ts';
 import { parseMemory, wholeNumber } from './flags.ts';
 import type { Globals } from './globals.ts';
@@ -75,6 +76,7 @@ export const EMULATOR_KIND: NounKind<Emulator> = {
   columns: [
     ofItem('NAME', ({ name }) => name),
     ofItem('STATUS', ({ status }) => status),
+    { header: 'REASON', value: notReadyReason },
     ofItem('VM', ({ vm }) => vm),
     ofItem('NODE', ({ node }) => node),
     ofItem('IP', ({ relayIp }) => relayIp),

@@ -13,7 +13,9 @@ import {
 } from './objects/create.ts';
 import { addCommonVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
+import { setDescription } from '../actions/objects.ts';
 import type { ImageItem } from '../api/http/image.ts';
+import { notReadyReason } from '../api/http/conditions.ts';
 import { copySpec, emptySpec, imageItem, type StoredContent } from '../api/http/imageitem.ts';
 import { formatSize } from '../api/v1alpha1/quantity.ts';
 import { IMAGES, ISOS } from '../api/v1alpha1/resources.ts';
@@ -22,7 +24,7 @@ import { type Column, print } from './output.ts';
 import { isObjectName, NEW_IMAGE_NAME_LENGTH } from '../api/v1alpha1/names.ts';
 import { CommandError, EXIT } from './errors.ts';
 import { type UserCluster, withCluster } from './cluster.ts';
-import { findNamed } from './objects/named.ts';
+import { findNamed, getNamed } from './objects/named.ts';
 
 export function addImageCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, IMAGE_KIND);
@@ -31,11 +33,77 @@ export function addImageCommands(noun: Command, terminal: Terminal): void {
     'size of a new empty disk, for example 120G or 100Gi; a number without a unit is in GB',
     parseDiskSize,
   );
+  noun
+    .command('generate')
+    .description('Make an image with an empty disk, for the installation of an operating system')
+    .argument('<name>', 'name of the new image')
+    .argument(
+      '<size>',
+      'size of the disk, for example 120G or 100Gi; a number without a unit is in GB',
+      parseDiskSize,
+    )
+    .option('-d, --description <text>', 'description of the image')
+    .action(async (name: string, size: string, flags: DescriptionFlag, command: Command) => {
+      const globals = command.optsWithGlobals<Globals>();
+      await create(terminal, globals, IMAGE_KIND, { name, flags: { ...flags, size } });
+    });
+  addChangeVerbs(noun, terminal, IMAGE_KIND);
 }
 
 export function addISOCommands(noun: Command, terminal: Terminal): void {
   addCommonVerbs(noun, terminal, ISO_KIND);
   addCreate(noun, terminal, ISO_KIND);
+  addChangeVerbs(noun, terminal, ISO_KIND);
+}
+
+/** Returns the word for one object in sentences. */
+function wordFor({ noun }: typeof IMAGE_KIND): string {
+  return noun === 'image' ? 'image' : 'ISO';
+}
+
+interface DescriptionFlag {
+  readonly description?: string;
+}
+
+/** Adds the verbs that copy or change an image or ISO. */
+function addChangeVerbs(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): void {
+  const word = wordFor(kind);
+  noun
+    .command('copy')
+    .description(`Copy an ${word}, and do not wait for the content of the copy`)
+    .argument('<name>', `name of the ${word}`)
+    .argument('<copy>', 'name of the copy')
+    .option('-d, --description <text>', 'description of the copy (default: that of the original)')
+    .action(async (copyOf: string, name: string, flags: DescriptionFlag, command: Command) => {
+      const globals = command.optsWithGlobals<Globals>();
+      await create(terminal, globals, kind, { name, flags: { ...flags, copyOf } });
+    });
+  noun
+    .command('set-description')
+    .description(`Set the description of an ${word}`)
+    .argument('<name>', `name of the ${word}`)
+    .argument('<text>', 'new description; an empty text removes the description')
+    .action(async (name: string, text: string, _flags: object, command: Command) => {
+      await describe(terminal, command.optsWithGlobals<Globals>(), kind, { name, text });
+    });
+}
+
+/** Sets the description. @throws CommandError when the namespace does not have the object; ApiError. */
+async function describe(
+  terminal: Terminal,
+  globals: Globals,
+  kind: typeof IMAGE_KIND,
+  { name, text }: { readonly name: string; readonly text: string },
+): Promise<void> {
+  await withCluster(terminal, globals, async (cluster) => {
+    const { metadata } = await getNamed(cluster, kind, name, terminal.signal);
+    const ref = { namespace: cluster.namespace, name: metadata.name };
+    const changed = await setDescription(cluster.client, kind.type, ref, text).catch((error: unknown) =>
+      Promise.reject(inFlags(error, { 'spec.description': 'the description' })),
+    );
+    const sentence = () => `Successfully set the description of ${kind.noun} ${name}`;
+    await report(terminal, globals, { kind, objects: [changed], sentence });
+  });
 }
 
 /**
@@ -73,7 +141,7 @@ export function addRemoteCommands(
 }
 
 function addCreate(noun: Command, terminal: Terminal, kind: typeof IMAGE_KIND): Command {
-  const word = kind.noun === 'image' ? 'image' : 'ISO';
+  const word = wordFor(kind);
   return addFileFlag(noun.command('create'))
     .description(`Make an ${word}, or all ${word}s that a file describes, and do not wait for their content`)
     .argument('[name]', `name of the ${word}`)
@@ -92,6 +160,7 @@ const COLUMNS: readonly Column<StoredContent>[] = [
   ofItem('NAME', ({ name }) => name),
   ofItem('TYPE', ({ type }) => type),
   ofItem('STATE', ({ state }) => state),
+  { header: 'REASON', value: notReadyReason },
   ofItem('SIZE', ({ size }) => formatSize(size)),
   ofItem('DESCRIPTION', ({ description }) => description),
   ofItem('MESSAGE', ({ errorMessage }) => errorMessage),

@@ -7,7 +7,7 @@ import { BooleanFlag } from './flags.ts';
 import type { Globals } from './globals.ts';
 import { addShowVerbs } from './objects/verbs.ts';
 import type { Terminal } from './terminal.ts';
-import { conditionOf } from '../api/http/conditions.ts';
+import { conditionOf, notReadyReason } from '../api/http/conditions.ts';
 import { SERVERS } from '../api/v1alpha1/resources.ts';
 import { type NounKind, report } from './objects/kind.ts';
 import { age, printable } from './text.ts';
@@ -102,6 +102,7 @@ export const SERVER_KIND: NounKind<Server> = {
     { header: 'NAME', value: ({ metadata }) => metadata.name },
     { header: 'POWER', value: ({ status }) => status?.power },
     { header: 'READY', value: (server) => conditionOf(server, 'Ready')?.status },
+    { header: 'REASON', value: notReadyReason },
     { header: 'NODE', value: ({ spec }) => spec.nodeName },
     { header: 'IP', value: ({ spec }) => spec.addresses[0] },
     { header: 'TYPE', value: ({ spec }) => spec.type },

@@ -17,3 +17,9 @@ export function notReadyMessage(object: WithConditions): string | undefined {
   const ready = conditionOf(object, 'Ready');
   return ready?.status === 'True' ? undefined : ready?.message || undefined;
 }
+
+/** Returns the reason of the condition Ready if the object is not ready. The result is undefined if the object is ready. */
+export function notReadyReason(object: WithConditions): string | undefined {
+  const ready = conditionOf(object, 'Ready');
+  return ready?.status === 'True' ? undefined : ready?.reason;
+}

@@ -18,6 +18,8 @@ export interface NounKind<T extends KubeObject> {
   readonly pageOf?: (object: T, command: string) => readonly PageLine[];
   /** Returns the object as the HTTP API shows it. */
   readonly itemOf: (object: T) => { name: string };
+  /** Returns how many seconds the deletion of the object may take because it asks for that. */
+  readonly graceSeconds?: (object: T) => number;
   /** Whether users of each namespace may also use the objects of the default namespace. */
   readonly isShared: boolean;
 }

@@ -10,6 +10,8 @@ const KEY = `ssh-ed25519 AAAAC3NzaC1lZDI1NTE5${'A'.repeat(48)}`;
 const folder = mkdtempSync(join(tmpdir(), 'berth-flags-'));
 const keys = join(folder, 'id.pub');
 writeFileSync(keys, `# mine\n${KEY} me@desk\n\n${KEY}\n`);
+const foreign = join(folder, 'foreign.pub');
+writeFileSync(foreign, `${KEY} José im Büro\n`);
 const secret = join(folder, 'id');
 writeFileSync(secret, '-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAAABG5vbmU\n');
 const script = join(folder, 'setup.yaml');
@@ -36,6 +38,7 @@ it.each([
   [['--disk-size', '20'], { diskSize: '20G' }],
   [['--architecture', 'arm64', '--memory', '2'], { architecture: 'arm64', memory: '2048Mi' }],
   [['--ssh-key', KEY, '--ssh-key', keys], { sshAuthorizedKeys: [KEY, `${KEY} me@desk`, KEY] }],
+  [['--ssh-key', `${KEY} ann@büro`, '--ssh-key', foreign], { sshAuthorizedKeys: [KEY, KEY] }],
   [['--ssh-key', ''], { sshAuthorizedKeys: [] }],
   [['--user-data', script], { userData: '#cloud-config\npackages: [git]\n' }],
   [['--user-data-secret', 'setup'], { userDataSecretRef: { name: 'setup', key: 'user-data' } }],

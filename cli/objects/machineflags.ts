@@ -95,13 +95,13 @@ const USER_DATA_BYTES = 64 * 1024;
  * @throws InvalidArgumentError when the file cannot be read, or has a line that is not a public key.
  */
 export function parseKeys(text: string, before: readonly string[] = []): readonly string[] {
-  const key = text.trim();
+  const key = asKey(text.trim());
   if (key === '' || isSSHKey(key)) {
     return key === '' ? before : [...before, key];
   }
   const lines = readTextFile(text, KEYS_BYTES)
     .split('\n')
-    .map((line) => line.trim())
+    .map((line) => asKey(line.trim()))
     .filter((line) => line !== '' && !line.startsWith('#'));
   const wrong = lines.findIndex((line) => !isSSHKey(line));
   if (lines.length === 0 || wrong >= 0) {
@@ -112,6 +112,12 @@ export function parseKeys(text: string, before: readonly string[] = []): readonl
     );
   }
   return [...before, ...lines];
+}
+
+/** Returns the line without its comment if only the comment is not allowed in a key, for example because it has letters beyond ASCII. */
+function asKey(line: string): string {
+  const bare = line.split(/\s+/, 2).join(' ');
+  return !isSSHKey(line) && isSSHKey(bare) ? bare : line;
 }
 
 function parseUserData(file: string): string {

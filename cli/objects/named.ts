@@ -1,5 +1,6 @@
 /** Works on objects that the user names. */
 import { DEFAULT_NAMESPACE, isObjectName } from '../../api/v1alpha1/names.ts';
+import { inParallel } from '../../base/concurrency.ts';
 import { undefinedIf } from '../../base/errors.ts';
 import { ApiError, isForbidden, isNotFound } from '../../kube/errors.ts';
 import type { KubeObject, Resource } from '../../kube/objects.ts';
@@ -99,15 +100,23 @@ interface Outcome<T> {
   readonly rethrow: () => void;
 }
 
+/** Largest number of names with which a command works at the same time. The work with each name can need a connection for a watch. */
+const WIDTH = 100;
+
 /**
- * Does the work for all names or objects at the same time. If the work fails for one of them, it continues for the others. If the user
+ * Does the work for all names or objects, for at most {@link WIDTH} of them at the same time. If the work fails for one of them, it continues for the others. If the user
  * repeats a name, the work is done once for it. The results have the order of `names`.
  */
 export async function forEachName<T, N = string>(
   names: readonly N[],
   work: (name: N) => Promise<T>,
 ): Promise<Outcome<T>> {
-  const outcomes = await Promise.allSettled([...new Set(names)].map(work));
+  const outcomes: PromiseSettledResult<T>[] = [];
+  const never = new AbortController();
+  await inParallel([...new Set(names)].entries(), WIDTH, never.signal, async ([index, name]) => {
+    const [outcome] = await Promise.allSettled([work(name)]);
+    outcomes[index] = outcome;
+  });
   const errors = outcomes
     .filter((outcome) => outcome.status === 'rejected')
     .map(({ reason }) => reason as unknown);

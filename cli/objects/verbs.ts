@@ -240,8 +240,8 @@ export async function watchList<T extends KubeObject>(
 }
 
 /**
- * Time limit for the wait until an object is deleted, as in the HTTP API. A machine ends at once, or after its
- * `terminationGracePeriodSeconds`, but a host that does not answer can delay the deletion for much longer.
+ * Time limit for the wait until an object is deleted, without the time that the object asks for, as in the HTTP API. A host that does not
+ * answer can delay the deletion for much longer.
  */
 const LIMIT_MILLISECONDS = 600_000;
 
@@ -300,15 +300,16 @@ async function selectedIn<T extends KubeObject>(
  */
 async function removeOne<T extends KubeObject>(
   { client, watches, namespace }: UserCluster,
-  { type, noun }: NounKind<T>,
-  { metadata: from }: T,
+  { type, noun, graceSeconds }: NounKind<T>,
+  object: T,
   { wait, signal }: { wait: boolean; signal: AbortSignal },
 ): Promise<void> {
+  const { metadata: from } = object;
   await client.delete(type, { namespace, name: from.name }, { uid: from.uid, signal });
   if (!wait) {
     return;
   }
-  const late = AbortSignal.timeout(LIMIT_MILLISECONDS);
+  const late = AbortSignal.timeout(LIMIT_MILLISECONDS + (graceSeconds?.(object) ?? 0) * 1_000);
   const versions = follow({ client, watches, type, from, signal: AbortSignal.any([signal, late]) });
   try {
     while ((await versions.next()).done !== true) {

@@ -136,6 +136,14 @@ export function addDiskVerbs(noun: Command, terminal: Terminal): void {
       const { push } = await import('./disk.ts');
       await push(terminal, command.optsWithGlobals<Globals>(), { name, reference, ...workOf(flags) });
     });
+  noun
+    .command('get-push-status')
+    .description('Show pushes of VM disks, which are kept for an hour after their end')
+    .argument('[pushes...]', 'names of the pushes (default: all of the namespace)')
+    .action(async (names: string[], _flags: object, command: Command) => {
+      const { showPushes } = await import('./disk.ts');
+      await showPushes(terminal, command.optsWithGlobals<Globals>(), names);
+    });
   const resized = noun.command('resize').description('Enlarge the disk of a VM');
   for (const login of ['-u, --user <name>', '-p, --password <password>']) {
     addIneffective(resized, new Option(login), GUEST_GROWS);

@@ -6,7 +6,8 @@ import {
   requestResize,
   savedImage,
 } from '../../actions/disk.ts';
-import { pushItem } from '../../api/http/imageitem.ts';
+import { isPush, pushItem } from '../../api/http/imageitem.ts';
+import type { Push } from '../../api/http/vm.ts';
 import type { Image } from '../../api/v1alpha1/image.ts';
 import { SYSTEM_NAMESPACE } from '../../api/v1alpha1/names.ts';
 import { IMAGES } from '../../api/v1alpha1/resources.ts';
@@ -15,8 +16,9 @@ import type { Globals } from '../globals.ts';
 import { checkImageName, IMAGE_KIND } from '../image.ts';
 import { report } from '../objects/kind.ts';
 import { createNamed } from '../objects/create.ts';
-import { getNamed } from '../objects/named.ts';
-import { print } from '../output.ts';
+import { forEachName, getNamed } from '../objects/named.ts';
+import { printable } from '../text.ts';
+import { type Column, print } from '../output.ts';
 import type { Terminal } from '../terminal.ts';
 import { VM_KIND } from './kind.ts';
 import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
@@ -87,6 +89,49 @@ function accessTo({ client }: UserCluster): ClusterAccess {
   return { client, systemNamespace: SYSTEM_NAMESPACE };
 }
 
+const PUSH_COLUMNS: readonly Column<Push>[] = [
+  { header: 'NAME', value: ({ jobName }) => jobName },
+  { header: 'STATUS', value: ({ status }) => status },
+  { header: 'PROGRESS', value: ({ progressPercent: percent }) => percent && `${percent} %` },
+  { header: 'IMAGE', value: ({ image }) => image },
+  { header: 'MESSAGE', value: ({ message }) => message },
+];
+
+/** Shows the pushes with these names. Without names, shows all pushes of the namespace. @throws CommandError when there is no such push. */
+export async function showPushes(
+  terminal: Terminal,
+  globals: Globals,
+  names: readonly string[],
+): Promise<void> {
+  const { signal } = terminal;
+  await withCluster(terminal, globals, async (cluster) => {
+    const { namespace, client } = cluster;
+    const { items } = await client.list(IMAGES, { namespace, signal });
+    const rows = items.filter(isPush).map(pushItem);
+    const { done, rethrow } = await forEachName(names, async (name) => {
+      const found = rows.find(({ jobName }) => jobName === name);
+      if (found === undefined) {
+        const shown = JSON.stringify(printable(name));
+        throw new CommandError(`push ${shown} not found in namespace ${namespace}`, EXIT.notFound);
+      }
+      return found;
+    });
+    if (names.length === 0 || done.length > 0) {
+      await print(terminal, globals.output, {
+        rows: names.length === 0 ? rows : done,
+        columns: PUSH_COLUMNS,
+        itemOf: formatPush,
+        none: `There are no pushes in namespace ${namespace}`,
+      });
+    }
+    rethrow();
+  });
+}
+
+function formatPush(push: Push): Push & { readonly name: string } {
+  return { name: push.jobName, ...push };
+}
+
 /** Requests a larger disk. `size` is a quantity. @throws CommandError when the disk is already larger than `size`; ApiError. */
 export async function resize(
   terminal: Terminal,
@@ -125,8 +170,7 @@ async function finish(terminal: Terminal, globals: Globals, begun: Begun): Promi
     terminal.out(`${verb} push ${item.jobName} to ${item.image}\n`);
     return;
   }
-  const itemOf = () => ({ name: item.jobName, ...item });
-  await print(terminal, globals.output, { rows: [item], columns: [], itemOf });
+  await print(terminal, globals.output, { rows: [item], columns: [], itemOf: formatPush });
 }
 
 export type ImageWork = 'save' | 'commit' | 'push';

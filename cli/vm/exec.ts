@@ -28,6 +28,7 @@ import { VM_KIND } from './kind.ts';
 
 /** Largest exit code of a process. The system would shorten a larger code. For example, 256 would become 0, which means success. */
 const EXIT_CODE_LIMIT = 255;
+
 interface SessionRequest {
   readonly name: string;
   readonly path: string;

@@ -1,5 +1,8 @@
 import { expect, it } from 'vitest';
+import type { StoredContent } from '../../api/http/imageitem.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import type { Column } from '../output.ts';
+import { IMAGE_KIND } from '../image.ts';
 import { VM_KIND } from './kind.ts';
 
 const condition = (type: string, status: string, message: string) => ({ type, status, reason: 'A', message });
@@ -51,3 +54,20 @@ it('says of a VM without a host only what is known', () => {
     Memory: '2Gi',
   });
 });
+
+it.each([
+  ['True', 'Stopped', {}, undefined],
+  ['False', 'NoSSHServer', {}, 'NoSSHServer'],
+  ['False', 'Terminating', { failure: { reason: 'ImageNotFound', message: '' } }, 'ImageNotFound'],
+])(
+  'shows the reason of a VM and of an image in lists unless they are ready: %s, %s, %j',
+  (ready, reason, more, shown) => {
+    const status = { ...more, conditions: [{ type: 'Ready', status: ready, reason, message: '' }] };
+    const vm = { metadata: { name: 'desk' }, spec: {}, status } as unknown as VM;
+    const image = { metadata: { name: 'base' }, spec: { source: {} }, status } as unknown as StoredContent;
+    const reasonIn = <T>(columns: readonly Column<T>[], object: T) =>
+      columns.find(({ header, isWide }) => header === 'REASON' && isWide !== true)?.value(object);
+    expect(reasonIn(VM_KIND.columns, vm)).toBe(shown);
+    expect(reasonIn(IMAGE_KIND.columns, image)).toBe(ready === 'True' ? undefined : reason);
+  },
+);

@@ -1,7 +1,7 @@
 /** Defines the columns of tables with VMs, and the names of the kind in messages. */
 import type { VMItem } from '../../api/http/vm.ts';
 import { vmItem } from '../../api/http/vmitem.ts';
-import { conditionOf, notReadyMessage } from '../../api/http/conditions.ts';
+import { conditionOf, notReadyMessage, notReadyReason } from '../../api/http/conditions.ts';
 import { vncSecretName } from '../../api/v1alpha1/names.ts';
 import { formatSize } from '../../api/v1alpha1/quantity.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
@@ -14,6 +14,7 @@ const COLUMNS: readonly Column<VM>[] = [
   { header: 'NAME', value: ({ metadata }) => metadata.name },
   ofItem('STATUS', ({ status }) => status),
   { header: 'READY', value: (vm) => conditionOf(vm, 'Ready')?.status },
+  { header: 'REASON', value: (vm) => vm.status?.failure?.reason ?? notReadyReason(vm) },
   ofItem('NODE', ({ node }) => node),
   ofItem('IP', ({ ip }) => ip),
   ofItem('SSH', ({ ssh }) => ssh),
@@ -40,6 +41,7 @@ export const VM_KIND: NounKind<VM> = {
   columns: COLUMNS,
   pageOf,
   itemOf: (vm) => vmItem(vm),
+  graceSeconds: ({ spec }) => spec.terminationGracePeriodSeconds ?? 0,
   isShared: false,
 };
 

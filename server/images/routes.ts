@@ -15,6 +15,7 @@ import {
   imageListSchema,
 } from '../../api/http/image.ts';
 import { sharedListQuerySchema } from '../../api/http/request.ts';
+import { setDescription } from '../../actions/objects.ts';
 import { statusSchema, success } from '../../api/http/status.ts';
 import type { Resource } from '../../kube/objects.ts';
 import { listAs, listWithShared } from '../callers/list.ts';
@@ -111,8 +112,7 @@ function addDescriptionRoute(app: App, { type, one }: Kind): void {
       },
     },
     async ({ caller, params, body: { description } }) => {
-      const spec = { description: description === '' ? null : description };
-      await caller().mergePatch(type, checked(type, params), { spec });
+      await setDescription(caller(), type, checked(type, params), description);
       return success();
     },
   );

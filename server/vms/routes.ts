@@ -209,7 +209,7 @@ async function mayExist(reading: Promise<unknown>): Promise<boolean> {
 }
 
 /**
- * Longest wait in milliseconds for the end of a deletion. A guest has 30 s to shut down, but a host that does not report can delay the
+ * Longest wait in milliseconds for the end of a deletion, without the time that the VM asks for. A host that does not report can delay the
  * deletion much longer.
  */
 const LIMIT_MILLISECONDS = 600_000;
@@ -221,12 +221,13 @@ const LIMIT_MILLISECONDS = 600_000;
  */
 export async function deleteAndWait(
   { client, watches }: Caller,
-  { metadata: from }: VM,
+  { metadata: from, spec }: VM,
   end: AbortController,
 ): Promise<void> {
   const { name, namespace = '', uid } = from;
   const { signal } = end;
-  const timer = setTimeout(() => end.abort(new WaitEnd('late')), LIMIT_MILLISECONDS);
+  const limit = LIMIT_MILLISECONDS + (spec.terminationGracePeriodSeconds ?? 0) * 1_000;
+  const timer = setTimeout(() => end.abort(new WaitEnd('late')), limit);
   try {
     await client.delete(VMS, { name, namespace }, { uid });
     const versions = follow({ client, watches, type: VMS, from, trim: trimmed, signal });

@@ -63,7 +63,7 @@ describe('the toolchain', () => {
       `cache: not in ${folder}`,
       'download: no answer',
       'build: go: not found',
-      'BERTH_CLUSTER=kubeconfig',
+      'set KUBEBUILDER_ASSETS to a folder',
       'install Go',
     ]) {
       expect(message).toContain(part);

@@ -202,6 +202,8 @@ describe('create', () => {
     expect(configs.items.map(({ metadata: { name } }) => name)).not.toContain('three');
   });
 
+  const reference = 'registry.example/team/disk:1';
+
   it('makes images and ISOs from flags, by the rules of the HTTP API', async () => {
     await cluster.client().create(IMAGES, {
       metadata: { name: 'origin', namespace },
@@ -231,7 +233,7 @@ describe('create', () => {
     });
     const url = ['--url', 'https://files.example/b.iso', '--sha256', 'b'.repeat(64), '--type', 'amd64'];
     const [pulled, fetched] = await Promise.all([
-      berth('image', 'create', 'pulled', '--reference', 'registry.example/team/disk:1', '-d', 'of the team'),
+      berth('image', 'create', 'pulled', '--reference', reference, '-d', 'of the team'),
       berth('iso', 'create', 'fetched', ...url),
     ]);
     expect([pulled.code, fetched.code]).toEqual([0, 0]);
@@ -239,9 +241,44 @@ describe('create', () => {
       cluster.client().get(IMAGES, { namespace, name: 'pulled' }),
       cluster.client().get(ISOS, { namespace, name: 'fetched' }),
     ]);
-    const reference = 'registry.example/team/disk:1';
     expect(image.spec).toEqual({ description: 'of the team', source: { registry: { reference } } });
     expect(iso.spec).toMatchObject({ architecture: 'amd64', source: { http: { sha256: 'b'.repeat(64) } } });
+    const verbs = await Promise.all([
+      berth('image', 'copy', 'origin', 'copied', '-d', 'second'),
+      berth('image', 'generate', 'blank', '2'),
+      berth('iso', 'set-description', 'fetched', 'for guests'),
+      berth('image', 'set-description', 'pulled', ''),
+    ]);
+    expect(verbs.map(({ out }) => out)).toEqual([
+      'Successfully created image copied\n',
+      'Successfully created image blank\n',
+      'Successfully set the description of iso fetched\n',
+      'Successfully set the description of image pulled\n',
+    ]);
+    const { items } = await cluster.client().list(IMAGES, { namespace });
+    const specs = new Map(items.map(({ metadata, spec }) => [metadata.name, spec]));
+    const copyOf = { name: 'origin', namespace };
+    expect(specs.get('copied')).toMatchObject({ description: 'second', source: { copyOf } });
+    expect(specs.get('blank')).toEqual({ source: { empty: { size: '2G' } } });
+    expect(specs.get('pulled')).not.toHaveProperty('description');
+    const described = await cluster.client().get(ISOS, { namespace, name: 'fetched' });
+    expect(described.spec.description).toBe('for guests');
+  });
+
+  it('shows pushes with their progress, and no other image', async () => {
+    const push = { reference, requestedAt: '2026-11-23T12:00:00Z' };
+    const spec = { source: { fromVM: { name: 'desk' } }, push };
+    await cluster.client().create(IMAGES, { metadata: { name: 'vm-push-abcde', namespace }, spec });
+    const all = await berth('vm', 'get-push-status', '-o', 'json');
+    // The cluster has no image storage, so the push fails as soon as the operator has seen it.
+    const status = expect.stringMatching(/^(?:Pending|Failed)$/);
+    const item = { jobName: 'vm-push-abcde', image: reference, status };
+    expect(JSON.parse(all.out)).toEqual([expect.objectContaining(item)]);
+    const named = await berth('vm', 'get-push-status', 'vm-push-abcde', 'origin');
+    expect([named.code, named.err]).toEqual([4, expect.stringContaining('push "origin" not found')]);
+    expect(named.out).toMatch(
+      /^NAME +STATUS +PROGRESS +IMAGE +MESSAGE\nvm-push-abcde +(?:Pending|Failed) +registry\.example/,
+    );
   });
 
   it('refuses what cannot be, and names the flag', async () => {
@@ -252,8 +289,8 @@ describe('create', () => {
       berth('iso', 'create', 'bad'),
       berth('iso', 'create', 'bad', ...url),
       berth('iso', 'create', 'bad', ...url, '--sha256', 'abc'),
-      berth('iso', 'create', 'bad', '--copy-of', 'absent'),
-      berth('image', 'create', 'Bad_Name', '--size', '1G'),
+      berth('iso', 'copy', 'absent', 'bad'),
+      berth('image', 'generate', 'Bad_Name', '1G'),
       berth('image', 'create', '--size', '1G'),
       berth('vmconfig', 'create', 'bad'),
       berth('vmconfig', 'create', 'bad', '--image', 'a', '--display-width', '9', '--memory', '1Mi'),

@@ -402,8 +402,13 @@ describe('members of a namespace', () => {
     expect(text).toBe('#cloud-config\npassword: geheim\n');
     const again = await berthAsAdmin(...create);
     expect([again.code, again.err]).toEqual([1, expect.stringContaining('already exists')]);
+    await cluster.client().create(SECRETS, { metadata: { namespace, name: 'other' }, type: 'Opaque' });
     const missing = await berthAsAdmin('secret', 'create', 'setup', '--from-file', `${file}.absent`);
     expect([missing.code, missing.err]).toEqual([2, expect.stringContaining('does not exist')]);
+    const foreign = await berthAsAdmin('secret', 'delete', 'setup', 'absent', 'other');
+    expect([foreign.code, foreign.out]).toEqual([4, 'Successfully deleted secret setup\n']);
+    expect(foreign.err).toContain('secret "absent" not found');
+    expect(foreign.err).toContain('deletes only Secrets of type berth.dev/user-data');
   });
 
   it('registry asks a person for the password, which is not shown, and ends with a signal', async () => {

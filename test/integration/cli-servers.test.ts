@@ -49,7 +49,7 @@ describe('berth server', () => {
   it('lists servers with their power and host, and shows one for programs', async () => {
     const { out, code } = await berth('server', 'list');
     expect(code).toBe(0);
-    expect(out.split('\n')[0]).toMatch(/^NAME +POWER +READY +NODE +IP +TYPE +LOCATION +AGE$/);
+    expect(out.split('\n')[0]).toMatch(/^NAME +POWER +READY +REASON +NODE +IP +TYPE +LOCATION +AGE$/);
     expect(out).toMatch(/^powered-0 +On +True +powered-0 +10\.1\.0\.1 /m);
     expect(await itemOf(ONE)).toMatchObject({
       name: ONE,

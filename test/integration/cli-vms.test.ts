@@ -131,7 +131,7 @@ describe('the forms that integrations call', () => {
     const [table, wide, names] = await Promise.all(
       ['table', 'wide', 'name'].map(async (format) => (await berth('vm', 'list', '-o', format)).out),
     );
-    expect(table).toMatch(/^NAME +STATUS +READY +NODE +IP +SSH +VNC +IMAGE +AGE\n/);
+    expect(table).toMatch(/^NAME +STATUS +READY +REASON +NODE +IP +SSH +VNC +IMAGE +AGE\n/);
     expect(table).toMatch(/^named +Running +True +\S+ +\S+ +8822 /m);
     expect(wide).toMatch(/ PHASE +PROGRESS +CPU +MEMORY +PORTS +OWNER +MESSAGE\n/);
     expect(new Set(names?.trim().split('\n'))).toEqual(new Set(items.map(({ name }) => name)));

@@ -241,7 +241,8 @@ const LONG_INTERVAL_MILLISECONDS = 500;
 const SILENCE_LIMIT = 5;
 
 const isUnreachable = hasCode('ENOENT', 'ECONNREFUSED', 'EAGAIN');
-const SILENT = 'The guest agent of the machine does not answer';
+const SILENT =
+  'No guest agent answers in the guest. Install qemu-guest-agent there and start it, or use SSH or the serial console';
 const INVALID =
   'The guest agent of the machine gave no valid answer. Check in the guest whether the command still runs';
 

@@ -6,7 +6,7 @@ import { createHash } from 'node:crypto';
 import { createWriteStream } from 'node:fs';
 import { chmod, rm } from 'node:fs/promises';
 import { basename, join } from 'node:path';
-import { Readable, Transform } from 'node:stream';
+import { pipeline as pipelineOf, Readable, Transform } from 'node:stream';
 import { pipeline } from 'node:stream/promises';
 import { EnvHttpProxyAgent, fetch, type Response } from 'undici';
 import { messageOf } from '../../../base/errors.ts';
@@ -45,7 +45,14 @@ export const DOWNLOAD: Source = {
   async make(group, tools, directory, progress) {
     const files = await Promise.all(tools.map(async (tool) => await findFile(group, tool)));
     progress(`downloading ${tools.join(', ')} ${group.version} from ${new URL(files[0]?.url ?? '').host}`);
-    await Promise.all(files.map(async (file, index) => await getTool(file, tools[index], directory)));
+    // All downloads have ended before a failure is reported, because the next way writes into the same folder.
+    const results = await Promise.allSettled(
+      files.map(async (file, index) => await getTool(file, tools[index], directory)),
+    );
+    const failed = results.find((result) => result.status === 'rejected');
+    if (failed !== undefined) {
+      throw failed.reason;
+    }
   },
 };
 
@@ -125,9 +132,8 @@ async function open(url: string, milliseconds: number, limit: number): Promise<R
       next(bytes > limit ? new Error(`${url} has more than ${limit} bytes`) : null, chunk);
     },
   });
-  const body = Readable.fromWeb(response.body);
-  body.once('error', (error) => counting.destroy(error));
-  return body.pipe(counting);
+  // If one of both streams fails or is destroyed, the other one is destroyed, too. The reader gets the error from the returned stream.
+  return pipelineOf(Readable.fromWeb(response.body), counting, () => undefined);
 }
 
 /** Returns the message of the cause, because fetch says only that it failed. */

@@ -179,7 +179,6 @@ function nothingWorks(group: ToolGroup, failures: readonly string[], how: How): 
     `  - cache: not in ${cacheDirectory(how.environment)}/toolchain`,
     ...failures.map((failure) => `  - ${failure.replaceAll('\n', '\n    ')}`),
     'One of these helps:',
-    '  - set KUBECONFIG and BERTH_CLUSTER=kubeconfig to use a cluster that you have',
     '  - set KUBEBUILDER_ASSETS to a folder with these programs',
     '  - allow the addresses of the download, if need be by HTTPS_PROXY',
     '  - install Go 1.26 or newer, and allow a Go module proxy (GOPROXY)',
