@@ -206,3 +206,15 @@ it.each([
   const { client } = world({ info });
   await expect(requireImageStorage({ client, systemNamespace })).resolves.toBeUndefined();
 });
+
+it.each([
+  ['registry.example/Team/desktop:16', '"Team/desktop" is not the name of a repository'],
+  [`registry.example/desktop@sha256:${'a'.repeat(64)}`, 'it has no tag'],
+])('a push to %s is refused before anything is written', async (reference, why) => {
+  const { client } = world({});
+  const push = async (to: string) => await pushedImage({ client, systemNamespace }, REF, to);
+  await expect(push(reference)).rejects.toThrow(`Nothing can be pushed as ${reference}: ${why}`);
+  expect((await push('registry.example/desktop:16')).spec.push?.reference).toBe(
+    'registry.example/desktop:16',
+  );
+});

@@ -3,7 +3,7 @@ import { PUSH_NAME } from '../api/http/imageitem.ts';
 import type { Image, ImageSpec } from '../api/v1alpha1/image.ts';
 import { CLUSTER_INFO, HAS_IMAGE_STORAGE, isObjectName, NO_IMAGE_STORAGE } from '../api/v1alpha1/names.ts';
 import { parseQuantity } from '../api/v1alpha1/quantity.ts';
-import { isImageReference } from '../api/v1alpha1/reference.ts';
+import { isImageReference, pushMistake } from '../api/v1alpha1/reference.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../api/v1alpha1/resources.ts';
 import type { VM } from '../api/v1alpha1/vm.ts';
 import { undefinedIf } from '../base/errors.ts';
@@ -72,13 +72,17 @@ export async function savedImage(
  * Returns a new Image that represents a push of the VM's disk. The Image names no credentials, because the operator finds the credentials
  * of the namespace.
  *
- * @throws errors of {@link requireImageStorage}, because a host first saves the disk.
+ * @throws ActionError when no registry can take the reference, and errors of {@link requireImageStorage}: a host first saves the whole disk.
  */
 export async function pushedImage(
   access: ClusterAccess,
   vm: Name,
   reference: string,
 ): Promise<NewImage<{ generateName: string; namespace: string }>> {
+  const mistake = pushMistake(reference);
+  if (mistake !== undefined) {
+    throw new ActionError('invalid', `Nothing can be pushed as ${reference}: ${mistake}`);
+  }
   await requireImageStorage(access);
   return {
     metadata: { generateName: PUSH_NAME, namespace: vm.namespace },

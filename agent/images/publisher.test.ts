@@ -192,12 +192,12 @@ describe('a disk for a registry', () => {
   const options = { signal: new AbortController().signal, onProgress: () => undefined, mark: 'mark' };
 
   it.each([
-    ['does not take a chunk', 'PUT', 400, 'DIGEST_INVALID', 'DigestMismatch'],
-    ['does not accept its credentials', 'HEAD', 401, 'UNAUTHORIZED', 'ImageAccessDenied'],
-    ['has no such repository', 'POST', 404, 'NAME_UNKNOWN', 'ImageNotFound'],
+    ['does not take a chunk', 'PUT', 400, 'DIGEST_INVALID', 'PushFailed', 'did not take the image'],
+    ['does not accept its credentials', 'HEAD', 401, 'UNAUTHORIZED', 'ImageAccessDenied', 'the push needs'],
+    ['has no such repository', 'POST', 404, 'NAME_UNKNOWN', 'PushFailed', 'did not take the image'],
   ])(
     'is stored again later if the image storage %s, because the Image has no fault',
-    async (_, method, status, code, pushed) => {
+    async (_, method, status, code, ...[reason, said]) => {
       answer = { method, status, code };
       const disk = { path: join(folder, 'disk.raw'), virtualSizeBytes: DISK_BYTES, architecture: undefined };
       const stored = publisher().store(
@@ -210,9 +210,12 @@ describe('a disk for a registry', () => {
         message: expect.stringMatching(`image storage.*answered ${status}`) as string,
       });
       expect(classOf('TaskFailed', 'Image')).toBe('passing');
-      // The user who pushes a disk has named this registry, so the reason can be the user's mistake.
+      // The user who pushes a disk has named this registry, so the reason can be the user's mistake. It blames no fetch.
       const push = publisher().push({ reference, keyring: Keyring.parse([]) }, disk, options);
-      await expect(push).rejects.toMatchObject({ reason: pushed });
+      await expect(push).rejects.toMatchObject({
+        reason,
+        message: expect.stringMatching(`^(?!.*imagePullSecrets).*${said}`) as string,
+      });
     },
   );
 });

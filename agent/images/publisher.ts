@@ -12,7 +12,7 @@ import { requireAnswer } from './sources/file.ts';
 import { publishDisk, type RawDisk } from './layouts/publish.ts';
 import type { Registries, Repository } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
-import { parseReference } from '../../api/v1alpha1/reference.ts';
+import { parseReference, pushMistake } from '../../api/v1alpha1/reference.ts';
 import { type Reason, ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
 
@@ -28,6 +28,9 @@ const VERSION_ANNOTATION = 'dev.berth.storage.version';
  * fault. After `DigestMismatch`, the operator would even never try again.
  */
 const BLAME_IMAGE: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageAccessDenied', 'ImageNotFound']);
+
+/** Reasons that blame the fetch of an image. They are wrong if a registry does not take an image. */
+const BLAME_FETCH: ReadonlySet<Reason> = new Set(['DigestMismatch', 'ImageFetchFailed', 'ImageNotFound']);
 
 /** A place in the image storage. In a registry, the credentials of the task that writes or deletes there. */
 export type StoragePlace =
@@ -51,6 +54,11 @@ export interface PublishingOptions {
 export interface StoringOptions extends PublishingOptions {
   /** Text by which the agent finds a program of this work after a restart. */
   mark: string;
+}
+
+interface PushTarget {
+  reference: string;
+  keyring: Keyring;
 }
 
 interface PublisherOptions {
@@ -78,7 +86,7 @@ export class Publisher {
     // they did, the removal of one version would remove both.
     const annotations = { [VERSION_ANNOTATION]: reference };
     try {
-      return await this.push({ reference, keyring, annotations }, disk, options);
+      return await this.#publish({ reference, keyring, annotations }, disk, options);
     } catch (error) {
       throw asStorageFault(error);
     }
@@ -107,19 +115,30 @@ export class Publisher {
       : `The registry of ${registry}/${name} does not allow deletions: allow them in its configuration`;
   }
 
-  /** Publishes a disk to a registry. Does not send blobs that the registry already has. */
-  async push(
-    to: { reference: string; keyring: Keyring; annotations?: Readonly<Record<string, string>> },
+  /**
+   * Publishes a disk to a registry. Does not send blobs that the registry already has. @throws ReasonedError when the registry does not take
+   * the disk: `ImageAccessDenied` if it refuses access, otherwise `PushFailed`.
+   */
+  async push(to: PushTarget, disk: RawDisk, options: PublishingOptions): Promise<Published> {
+    try {
+      return await this.#publish(to, disk, options);
+    } catch (error) {
+      throw asPushFault(error);
+    }
+  }
+
+  async #publish(
+    to: PushTarget & { annotations?: Readonly<Record<string, string>> },
     disk: RawDisk,
     { signal, onProgress }: PublishingOptions,
   ): Promise<Published> {
     const { registries } = this.#options;
     const { keyring, annotations } = to;
     const reference = parseReference(to.reference);
-    if (reference.tag === undefined) {
-      throw new ReasonedError('ImageInvalid', `${to.reference} has no tag: add the tag of the new image`);
-    }
     const { tag } = reference;
+    if (tag === undefined) {
+      throw new ReasonedError('PushFailed', `${to.reference}: ${pushMistake(to.reference)}`);
+    }
     const { answer } = await ask(registries, { reference, keyring }, async (repository) => {
       let done = 0;
       const onBytes = (count: number): void => {
@@ -216,6 +235,15 @@ function partialOf(file: string): string {
 }
 
 /** Returns the error with a reason that does not blame the image. `error` is a failure of the image storage to take a disk. */
+/** Returns the error with a reason that blames the push if its own reason blames the fetch of an image. */
+function asPushFault(error: unknown): unknown {
+  return error instanceof ReasonedError && BLAME_FETCH.has(error.reason)
+    ? new ReasonedError('PushFailed', `The registry did not take the image: ${error.message}`, {
+        cause: error,
+      })
+    : error;
+}
+
 function asStorageFault(error: unknown): unknown {
   if (!(error instanceof ReasonedError && BLAME_IMAGE.has(error.reason))) {
     return error;

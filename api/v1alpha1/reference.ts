@@ -130,6 +130,18 @@ export function readReference(text: string): Reference | string {
   return mistakeIn(reference) ?? reference;
 }
 
+/**
+ * Returns a phrase that describes why nothing can be pushed under this reference. The result is undefined if a registry can take the push.
+ * The phrase can follow a colon in a message.
+ */
+export function pushMistake(text: string): string | undefined {
+  const reference = readReference(text);
+  if (typeof reference === 'string') {
+    return reference;
+  }
+  return reference.tag === undefined ? 'it has no tag. Add the tag of the new image' : undefined;
+}
+
 function mistakeIn({ registry, repository, tag, digest }: Reference): string | undefined {
   if (!isRegistry(registry)) {
     return `"${registry}" is not the name of a registry`;

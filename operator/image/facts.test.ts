@@ -222,6 +222,25 @@ describe('the text of a failure', () => {
   });
 });
 
+it('a push that no registry can take fails before a host saves the disk for it, and again when it is requested again', () => {
+  const reference = 'registry.example/Team/disk:1';
+  const pushing = (at: string) => ({ source: FROM_VM, push: { reference, requestedAt: at } });
+  const state = observed(pushing(requestedAt));
+  expect(planImage(state).createJob?.metadata.labels).toMatchObject({ 'berth.dev/operation': 'save' });
+  const expected = {
+    status: 'False',
+    reason: 'PushFailed',
+    message: `Nothing can be pushed as ${reference}: "Team/disk" is not the name of a repository`,
+  };
+  expect(conditionOf(state, 'Pushed')).toMatchObject(expected);
+  const { status } = planImage(state);
+  const later = '2026-01-01T01:00:00Z';
+  expect(planImage(observed(pushing(later), status)).status.lastPush?.requestedAt).toBe(later);
+  expect(
+    planImage(observed(pushing(requestedAt), { ...status, content: CONTENT })).createJob,
+  ).toBeUndefined();
+});
+
 describe('an Image of a VM that failed', () => {
   const failure = { reason: 'PodDeleted', message: 'gone', time: requestedAt };
   const lost: VM = { ...ran, status: { firstRunningTime: requestedAt, failure } };

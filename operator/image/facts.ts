@@ -9,10 +9,11 @@ import {
   type MachineImageSource,
   registryReference,
 } from '../../api/v1alpha1/source.ts';
-import type { Image, ImageStatus } from '../../api/v1alpha1/image.ts';
+import type { Image, ImageSpec, ImageStatus } from '../../api/v1alpha1/image.ts';
 import type { ISO } from '../../api/v1alpha1/iso.ts';
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { classOf, isReason, type Reason } from '../../api/v1alpha1/reasons.ts';
+import { pushMistake } from '../../api/v1alpha1/reference.ts';
 import type { StorageTarget, TaskReport } from '../../api/v1alpha1/task.ts';
 import type { Job } from '../../kube/core.ts';
 import { taskOf } from '../tasks/job.ts';
@@ -141,8 +142,24 @@ function committed({ object, jobs, now }: ObservedImage, facts: ImageFacts): Par
 
 function pushed({ object, jobs, now }: ObservedImage, facts: ImageFacts): Partial<ImageFacts> {
   const push = 'push' in object.spec ? object.spec.push : undefined;
-  const job = unrecorded(latest(jobs, 'push', push?.requestedAt), facts.lastPush);
-  return job === undefined ? {} : { lastPush: actionResult(job, now) };
+  if (push === undefined) {
+    return {};
+  }
+  const result = unrecorded<ActionOutcome>(
+    refusedPush(push) ?? latest(jobs, 'push', push.requestedAt),
+    facts.lastPush,
+  );
+  return result === undefined ? {} : { lastPush: actionResult(result, now) };
+}
+
+/** Returns the result of a push to a reference that no registry can take. It is known before a host saves the disk of a VM for the push. */
+function refusedPush({ reference, requestedAt }: NonNullable<ImageSpec['push']>): ActionOutcome | undefined {
+  const mistake = pushMistake(reference);
+  if (mistake === undefined) {
+    return undefined;
+  }
+  const message = `Nothing can be pushed as ${reference}: ${mistake}`;
+  return { requestedAt, outcome: { kind: 'failed', reason: 'PushFailed', message, finishedAt: undefined } };
 }
 
 function downloaded({ object, jobs, now }: ObservedImage, facts: ImageFacts): Partial<ImageFacts> {
@@ -154,15 +171,17 @@ function downloaded({ object, jobs, now }: ObservedImage, facts: ImageFacts): Pa
   return { lastDownload: { requestedAt, finishedAt, result, message } };
 }
 
-function unrecorded(
-  job: ImageJob | undefined,
+type ActionOutcome = Pick<ImageJob, 'requestedAt' | 'outcome'>;
+
+function unrecorded<Action extends ActionOutcome>(
+  job: Action | undefined,
   recorded: { requestedAt: string } | undefined,
-): ImageJob | undefined {
+): Action | undefined {
   const finished = job?.outcome.kind === 'succeeded' || job?.outcome.kind === 'failed';
   return finished && job.requestedAt !== recorded?.requestedAt ? job : undefined;
 }
 
-function actionResult({ requestedAt = '', outcome }: ImageJob, now: number) {
+function actionResult({ requestedAt = '', outcome }: ActionOutcome, now: number) {
   const finishedAt = timestamp(now);
   if (outcome.kind === 'succeeded') {
     const { digest, reference, message } = outcome.report;

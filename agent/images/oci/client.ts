@@ -94,6 +94,7 @@ export class RegistrySession {
       what,
       registry: this.#base,
       hasCredential: this.#credential !== undefined,
+      isPush: ask.rights === 'pull,push',
     });
   }
 

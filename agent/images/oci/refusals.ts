@@ -34,6 +34,8 @@ interface Asked {
   /** URL of the registry itself, not of the storage servers to which it redirects. */
   registry: URL;
   hasCredential: boolean;
+  /** Whether the request is a part of a push. */
+  isPush: boolean;
 }
 
 /** Returns the error for a response with an unexpected status. The body of the response is read or discarded. */
@@ -47,7 +49,7 @@ export async function refusal(response: Response, asked: Asked): Promise<Reasone
     sentences.push(` (${said})`);
   }
   if (isOwn) {
-    sentences.push(hintFor(status, asked.hasCredential));
+    sentences.push(hintFor(status, asked));
   }
   const error = new ReasonedError(isOwn ? reasonFor(status, code) : 'ImageFetchFailed', sentences.join(''));
   // A URL of a storage server is valid for minutes only. Another try can help, because the registry then redirects to a new URL.
@@ -100,11 +102,16 @@ function reasonFor(status: number, code: string | undefined): Reason {
   return status === 404 ? 'ImageNotFound' : 'ImageFetchFailed';
 }
 
-function hintFor(status: number, hasCredential: boolean): string {
-  if (status === 401 || status === 403) {
-    return hasCredential
-      ? '; the given credentials do not allow this request'
-      : '; the image needs credentials (imagePullSecrets), or it does not exist';
+function hintFor(status: number, { hasCredential, isPush }: Asked): string {
+  const isDenied = status === 401 || status === 403;
+  if (isDenied && hasCredential) {
+    return '; the given credentials do not allow this request';
+  }
+  if (isPush) {
+    return isDenied ? '; the push needs credentials that allow it' : '';
+  }
+  if (isDenied) {
+    return '; the image needs credentials (imagePullSecrets), or it does not exist';
   }
   return status === 404 && !hasCredential
     ? '; if the image is private, it needs credentials (imagePullSecrets)'

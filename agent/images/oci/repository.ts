@@ -168,9 +168,11 @@ export class Repository {
     return response.status === PARTIAL;
   }
 
+  /** Returns whether the registry has a blob that is to be pushed. */
   async has(digest: string, signal: AbortSignal): Promise<boolean> {
+    const at = `blobs/${digest}`;
     const response = await this.#session.ask(
-      { method: 'HEAD', at: `blobs/${digest}`, reference: digest, accept: [404] },
+      { method: 'HEAD', at, reference: digest, accept: [404], rights: 'pull,push' },
       signal,
     );
     await response.body.dump();

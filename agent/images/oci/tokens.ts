@@ -232,6 +232,7 @@ export class RegistryTokens {
         what,
         registry: realm,
         hasCredential: need.credential !== undefined,
+        isPush: need.scope.endsWith(',push'),
       });
       // With this status, OAuth 2 refuses an identity token that has expired. Another credential can still fit.
       const isExpired = response.status === 400 && need.credential?.type === 'identityToken';

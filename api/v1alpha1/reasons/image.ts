@@ -172,11 +172,11 @@ export const IMAGE_REASONS = {
     todo: 'Read the message of the Event, then set a new spec.commit.requestedAt',
   },
   PushFailed: {
-    seen: { Image: ['Event'] },
+    seen: { Image: ['Pushed', 'Event'], Pod: ['terminated'] },
     class: 'final',
-    by: 'operator',
-    says: 'The push of the image to the registry failed',
-    todo: 'Read the message of the Event, then set a new spec.push.requestedAt',
+    by: 'agent and operator',
+    says: 'The push of the image to the registry failed: the registry did not take the image, or its reference cannot be pushed',
+    todo: 'Read the message, then set a new spec.push.requestedAt',
   },
   Deploying: {
     seen: { Image: ['InUse'] },
