@@ -8,4 +8,6 @@ test.each([
   const wanted = await wantedPackages({ kind: 'demo', architecture: 'amd64' }, asRoot);
   expect(wanted['nftables']).toBe(nft);
   expect(wanted['qemu-system-x86']).toBe('qemu-system-x86_64');
+  // The README types commands of both, and a small Debian has neither.
+  expect(wanted).toMatchObject({ 'openssh-client': 'ssh', curl: 'curl' });
 });

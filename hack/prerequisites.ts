@@ -40,8 +40,8 @@ const CLOUD_BUILDING: Packages = {
   mtools: 'mcopy',
 };
 
-/** The demo and the tests log in to guests. */
-const LOGIN: Packages = { 'openssh-client': 'ssh' };
+/** The demo and the tests log in to guests, and call the HTTP API with the commands of the pages. */
+const CLIENTS: Packages = { 'openssh-client': 'ssh', curl: 'curl' };
 
 /** Installs the emulator of a server's controller for the demo and the tests, and schemathesis for the tests. */
 const PYTHON: Packages = { 'python3-pip': 'pip3' };
@@ -59,7 +59,6 @@ const TESTS: Packages = {
   'xz-utils': 'xz',
   'busybox-static': 'busybox',
   adb: 'adb',
-  curl: 'curl',
   jq: 'jq',
   openipmi: 'ipmi_sim',
   ipmitool: 'ipmitool',
@@ -121,7 +120,7 @@ export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promi
   const clouds = forTests ? await Promise.all(architectures.map(isCloudMade)) : [];
   return {
     ...Object.assign({}, ...architectures.map((architecture) => MACHINES[architecture])),
-    ...LOGIN,
+    ...CLIENTS,
     ...PYTHON,
     ...(asRoot ? ROOT_HOST : {}),
     ...(guests.includes(false) ? GUEST_BUILDING : {}),
