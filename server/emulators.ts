@@ -26,7 +26,7 @@ import { SAMPLE } from './http/samples.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/emulators';
 const tags = ['Emulators'];
-const emulatorParams = objectParams('emulator', SAMPLE.emulator);
+const emulatorParams = objectParams('emulator', SAMPLE.new);
 
 export function addEmulatorRoutes(app: App, { waiting }: Services): void {
   app.get(
@@ -95,7 +95,7 @@ export function addEmulatorRoutes(app: App, { waiting }: Services): void {
         description: 'The VM of the emulator stays.',
         roles: MEMBERS,
         tags,
-        params: objectParams('emulator', SAMPLE.new),
+        params: emulatorParams,
         response: { 200: statusSchema },
       },
     },

@@ -20,7 +20,7 @@ import { SAMPLE } from './http/samples.ts';
 
 const COLLECTION = '/api/v1/namespaces/:namespace/vmconfigs';
 const tags = ['VM configs'];
-const configParams = objectParams('VM config', SAMPLE.vmConfig);
+const configParams = objectParams('VM config', SAMPLE.new);
 
 export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum } }: Services): void {
   app.get(
@@ -94,7 +94,7 @@ export function addVMConfigRoutes(app: App, { config: { namespaces, dpiMaximum }
         description: 'VMs that were deployed with the VM config stay as they are.',
         roles: MEMBERS,
         tags,
-        params: objectParams('VM config', SAMPLE.new),
+        params: configParams,
         response: { 200: statusSchema },
       },
     },

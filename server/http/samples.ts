@@ -8,12 +8,12 @@ export const SAMPLE = {
   host: 'demo-host',
   vm: 'hello',
   image: 'demo-guest',
-  /** Objects that exist only after somebody has made them. */
-  iso: 'installer',
-  vmConfig: 'desktop',
-  emulator: 'phone',
+  /** The server chooses the names of pushes, so that no sample can know one. */
   push: 'vm-push-1',
-  /** Names of objects that the samples make. The samples delete no other objects, so that a reader keeps the demo. */
+  /**
+   * Names of objects that the samples make. Samples that read or change an object name one of the demo, or one of these. The samples delete
+   * no other objects, so that a reader keeps the demo.
+   */
   new: 'sample',
   saved: 'sample-saved',
   copy: 'sample-copy',

@@ -193,7 +193,7 @@ function collection({ plural }: Resource<StoredContent>): string {
 }
 
 function paramsOf(one: string) {
-  return objectParams(one, one === 'image' ? SAMPLE.image : SAMPLE.iso);
+  return objectParams(one, one === 'image' ? SAMPLE.image : SAMPLE.new);
 }
 
 function tagsOf(one: string): string[] {
