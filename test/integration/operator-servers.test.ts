@@ -1,12 +1,15 @@
 /** Servers with a real operator: power, actions, hosts with VMs, and hosts that are off on purpose. */
+import { delimiter, dirname } from 'node:path';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import { CORDONED_FOR_ANNOTATION, DESIRED_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import { SERVERS } from '../../api/v1alpha1/resources.ts';
 import type { PowerAction, Server, ServerSpec } from '../../api/v1alpha1/server.ts';
+import { run } from '../../base/exec.ts';
 import { timestamp } from '../../base/time.ts';
 import { type Cluster, type OperatorProcess, startCluster } from '../../hack/cluster/index.ts';
 import { waitFor } from '../../hack/wait.ts';
 import { NODES, SECRETS } from '../../kube/core.ts';
+import { exampleCommands, exampleObjects } from '../fixtures/examples.ts';
 import { conditionOf, VMs } from '../fixtures/vms.ts';
 import { conditionIn } from '../../operator/objects/conditions.ts';
 import { faultsIn } from '../support/operatorlog.ts';
@@ -20,6 +23,8 @@ const LOST_SECONDS = 3;
 const SILENT = 20;
 /** Longest time in milliseconds of an action beside silent controllers. A call of one of these takes 10 s. */
 const PROMPT_MILLISECONDS = 8_000;
+/** Time limit of the commands of an example. One of them waits until the Server is Ready, at most half a minute. */
+const COMMANDS_MILLISECONDS = 60_000;
 
 let cluster: Cluster;
 let operator: OperatorProcess;
@@ -126,6 +131,28 @@ async function waitForReason(name: string, reason: string): Promise<void> {
     (vm) => conditionOf(vm, 'Ready')?.reason === reason,
   );
 }
+
+describe('the last lines of an example', () => {
+  it.each([
+    ['server-redfish', 'rack1-7', 'on', ['off', 'on']],
+    ['server-ipmi', 'build-3', 'off', ['on']],
+    ['server-webhook', 'mac-3', 'on', ['off']],
+  ] as const)('%s switch the power of %s, which was %s', async (example, server, power, commands) => {
+    const plug = await plugIn(power);
+    const input = await exampleObjects(example, { Server: { controller: plug.controller } });
+    await cluster.kubectl(['apply', '-f', '-'], { input });
+    const environment = {
+      // kubectl keeps its cache there.
+      HOME: cluster.directory,
+      KUBECONFIG: cluster.kubeconfig,
+      PATH: [dirname(cluster.kubectlPath), process.env['PATH']].join(delimiter),
+    };
+    const timeoutMilliseconds = COMMANDS_MILLISECONDS;
+    await run('sh', ['-ec', await exampleCommands(example)], { environment, timeoutMilliseconds });
+    await waitForResult(server, 'Succeeded');
+    expect(plug.commands).toEqual(commands);
+  });
+});
 
 describe('a Server', () => {
   it('shows its power, is switched off by spec.powerAction once, and ignores an older action', async () => {
