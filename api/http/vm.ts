@@ -8,7 +8,6 @@ import type { VMSpec } from '../v1alpha1/vm.ts';
 import { continueField, decimal, whole } from './request.ts';
 import {
   boundsOf,
-  CONFIG_ITEM_ROWS,
   DEPLOY_MINUTES_MAXIMUM,
   type DisplayDpiMaximum,
   type FieldsWith,
@@ -18,6 +17,14 @@ import {
 
 /** Bounds of memory in GiB. The minimum is 0.1, because clients offer steps of 0.1 GiB. The kinds VM and VMConfig have the same maximum. */
 const MEMORY = { minimum: 0.1, maximum: 16_384 };
+
+/** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
+const PORTS_LENGTH = 1_088;
+/**
+ * Pattern of reserved ports in a request. A request must give the host port, although the VM kind does not require it. The API server
+ * checks the port numbers.
+ */
+const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
 
 type HttpField = FieldsWith<{ http: string }>;
 type ConfigField = HttpField & FieldsWith<{ isInConfig: true }>;
@@ -35,23 +42,49 @@ function sameFields(isInConfig: true | undefined, dpiMaximum: DisplayDpiMaximum)
   return Object.fromEntries(rows.map((row) => [row.http, valueSchema(row, dpiMaximum).optional()]));
 }
 
-/** Returns the schemas of the fields of {@link CONFIG_ITEM_ROWS}. */
-export function configItemFields() {
-  return Object.fromEntries(
-    CONFIG_ITEM_ROWS.map(({ http, type }) => [http, itemValue(type).optional()]),
-  ) as unknown as HttpShape<Exclude<ConfigField, FieldsWith<{ type: 'structured' }>>>;
+/**
+ * Returns the schemas of the same fields in an item. They have no bounds, because an item shows every value that a user gave, also with
+ * kubectl.
+ */
+function shownFields(isInConfig: true | undefined): object {
+  const rows = VM_FIELD_ROWS.filter((row) => row.http !== undefined && row.isInConfig === isInConfig);
+  return Object.fromEntries(rows.map((row) => [row.http, shownValue(row).optional()]));
 }
 
-/** Returns the schema of a value as a VMConfig has it. A quantity is a text or a number. */
-function itemValue(type: (typeof CONFIG_ITEM_ROWS)[number]['type']): z.ZodType {
+/** Values of the fields in an item that have fields of their own, or are lists. */
+const SHOWN_STRUCTURES: Readonly<Record<HttpField & FieldsWith<{ type: 'structured' }>, z.ZodType>> = {
+  readiness: z.object({ type: z.string(), port: z.int().optional() }),
+  sshAuthorizedKeys: z.array(z.string()),
+  userData: z.string(),
+  userDataSecretRef: z.object({ name: z.string(), key: z.string() }),
+};
+
+function shownValue({ name, type }: (typeof VM_FIELD_ROWS)[number]): z.ZodType {
   switch (type) {
     case 'integer':
       return z.int();
     case 'disk':
       return z.union([z.int(), z.string()]);
+    case 'structured':
+      return SHOWN_STRUCTURES[name as keyof typeof SHOWN_STRUCTURES];
     default:
       return z.string();
   }
+}
+
+/** Returns the schemas of the fields of {@link machineRequestFields}, as an item shows them. */
+export function shownMachineFields() {
+  return {
+    ...(shownFields(true) as HttpShape<ConfigField>),
+    memory: z.number().optional().meta({ description: 'Memory in GiB.' }),
+    node: z.string().optional().meta({ description: 'The only allowed host.' }),
+    scheduler: z.enum(['default', 'most-allocated']).optional(),
+    tag: z.string().optional(),
+    tagRequired: z.boolean().optional(),
+    vncConsole: z.boolean().optional(),
+    vncHostPort: z.boolean().optional(),
+    reservedPorts: z.string().optional(),
+  };
 }
 
 function valueSchema(row: (typeof VM_FIELD_ROWS)[number], dpiMaximum: DisplayDpiMaximum): z.ZodType {
@@ -90,6 +123,11 @@ export function machineRequestFields(dpiMaximum: DisplayDpiMaximum) {
       description:
         'Whether the display is also served on a port of the host, without encryption. False when omitted.',
     }),
+    reservedPorts: text(
+      'Reserved ports, separated by commas. Each has the form HOST:GUEST, optionally with /tcp or /udp.',
+      PORTS_LENGTH,
+      RESERVED_PORTS,
+    ).optional(),
     gpuPassthrough: z
       .literal(false, { error: 'GPU passthrough is not offered' })
       .optional()
@@ -156,6 +194,27 @@ export const vmItemSchema = z
   .meta({ id: 'VM', description: 'A VM with its state and its ports.' });
 export type VMItem = z.infer<typeof vmItemSchema>;
 
+/** VM by its name: its item, and the request that makes the same VM. A list has no requests, because user data can be long. */
+export const vmDetailsSchema = vmItemSchema
+  .extend({
+    request: z
+      .object({
+        ...shownMachineFields(),
+        ...(shownFields(undefined) as HttpShape<Exclude<HttpField, ConfigField>>),
+        name: z.string(),
+        labels: z.record(z.string(), z.string()).optional(),
+        vmConfig: z.string().optional(),
+        timeout: z.int().optional().meta({ description: 'Minutes to wait until the VM runs.' }),
+        vmMetadata: z.record(z.string(), z.string()).optional(),
+      })
+      .meta({
+        description:
+          'Body of a request that deploys the same VM. It has all values that were given, but for fields that only kubectl has. Content of Secrets is never in it.',
+      }),
+  })
+  .meta({ id: 'VMDetails', description: 'A VM with its state, its ports and the request for it.' });
+export type VMDetails = z.infer<typeof vmDetailsSchema>;
+
 export const vmListSchema = z
   .object({ items: z.array(vmItemSchema), continue: continueField })
   .meta({ id: 'VMList', description: 'VMs, in the order of the API server.' });
@@ -217,18 +276,10 @@ export const deleteQuery = z.object({
 const METADATA_ENTRIES = 64;
 /** Largest number of labels in a request. The item of a VM shows at most this number of labels. */
 const LABELS = 64;
-/** Longest text of reserved ports, in characters. Each of the 64 ports has at most 15 characters, a comma and a space. */
-const PORTS_LENGTH = 1_088;
 const NAME_LENGTH = 63;
 /** Longest name in a request that asks for a generated name. The server adds a dash and 5 characters to this name. */
 const GENERATED_NAME_LENGTH = NAME_LENGTH - 6;
 const VM_NAME = /^[a-z]([-a-z0-9]*[a-z0-9])?$/;
-/**
- * Pattern of reserved ports in a request. A request must give the host port, although the VM kind does not require it. The API server
- * checks the port numbers.
- */
-const RESERVED_PORTS = /^ *\d+:\d+(\/[a-zA-Z]+)?( *, *\d+:\d+(\/[a-zA-Z]+)?)* *(, *)?$/;
-
 const metadataSchema = z
   .union([
     z.object({
@@ -253,11 +304,6 @@ export function vmDeployBody(dpiMaximum: DisplayDpiMaximum) {
         .boolean()
         .optional()
         .meta({ description: 'Whether the server adds a dash and 5 characters to the name.' }),
-      reservedPorts: text(
-        'Reserved ports, separated by commas. Each has the form HOST:GUEST, optionally with /tcp or /udp.',
-        PORTS_LENGTH,
-        RESERVED_PORTS,
-      ).optional(),
       timeout: whole(1, DEPLOY_MINUTES_MAXIMUM)
         .optional()
         .meta({ description: 'Minutes to wait until the VM runs. 10 when omitted.' }),

@@ -3,7 +3,6 @@ import * as z from 'zod';
 import type { DisplayDpiMaximum } from '../v1alpha1/fields.ts';
 import { LABEL, objectName, text } from '../v1alpha1/schema.ts';
 import {
-  configItemFields,
   hasRequiredTag,
   isOneSource,
   isOneUserData,
@@ -11,6 +10,7 @@ import {
   NEEDS_TAG,
   ONE_SOURCE,
   ONE_USER_DATA,
+  shownMachineFields,
   vmRequestFields,
 } from './vm.ts';
 
@@ -22,20 +22,11 @@ export const vmConfigItemSchema = z
       .string()
       .optional()
       .meta({ description: 'Namespace of the VM config: the requested one or the default one.' }),
-    ...configItemFields(),
-    memory: z.number().optional().meta({ description: 'Memory in GiB.' }),
+    ...shownMachineFields(),
     type: z
       .enum(['arm64', 'amd64'])
       .optional()
       .meta({ description: 'The same as `architecture`, for clients that read this name.' }),
-    node: z
-      .string()
-      .optional()
-      .meta({ description: 'The only host on which VMs with this VM config can run.' }),
-    scheduler: z.enum(['default', 'most-allocated']).optional(),
-    tag: z.string().optional(),
-    tagRequired: z.boolean().optional(),
-    vncConsole: z.boolean().optional(),
   })
   .meta({ id: 'VMConfig', description: 'A VM config: values for VMs that name it.' });
 export type VMConfigItem = z.infer<typeof vmConfigItemSchema>;

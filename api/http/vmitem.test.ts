@@ -1,9 +1,10 @@
 import { expect, it } from 'vitest';
 import type { VM } from '../v1alpha1/vm.ts';
 import type { VMConfig } from '../v1alpha1/vmconfig.ts';
-import { vmConfigItemSchema } from './vmconfig.ts';
-import { vmConfigItem } from './vmitem.ts';
-import { vmItem } from './vmitem.ts';
+import { vmDeployBody, vmDetailsSchema } from './vm.ts';
+import { vmConfigItemSchema, vmConfigRequestSchema } from './vmconfig.ts';
+import { vmConfigItem, vmDetails, vmItem } from './vmitem.ts';
+import { vmConfigSpec, vmOf } from './vmspec.ts';
 
 function imageIn(spec: VM['spec'], image?: NonNullable<VM['status']>['image']): string | undefined {
   const metadata = { name: 'mac', namespace: 'platform-default' };
@@ -80,4 +81,89 @@ it('shows the disk of a VM config as it is written, also as a number', () => {
 it('shows a VM that is being deleted as Terminating, whatever its status says', () => {
   const metadata = { name: 'mac', deletionTimestamp: '2026-01-02T03:04:05Z' };
   expect(vmItem({ metadata, spec: {}, status: { phase: 'Running' } } as VM).status).toBe('Terminating');
+});
+
+/** Fields of a body that no item shows, each with its reason. */
+const HIDDEN: ReadonlySet<string> = new Set([
+  // Only false is accepted.
+  'gpuPassthrough',
+  // The item has the whole name.
+  'shouldGenerateName',
+  // Refused in a VM config, because it belongs to a single VM.
+  'systemSerial of a VM config',
+]);
+const MACHINE = {
+  image: 'base',
+  architecture: 'arm64',
+  cpu: 4,
+  memory: 1.234375,
+  diskSize: '40Gi',
+  displayWidth: 1280,
+  displayHeight: 800,
+  displayDPI: 120,
+  readiness: { type: 'Port', port: 80 },
+  sshAuthorizedKeys: [`ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA${'A'.repeat(40)} ada`],
+  userData: '#cloud-config',
+  node: 'host-1',
+  tag: 'fast',
+  tagRequired: true,
+  scheduler: 'most-allocated',
+  vncConsole: true,
+  vncHostPort: true,
+  reservedPorts: '8080:80,5353:53/UDP',
+} as const;
+const FROM_ISO = {
+  iso: 'disc',
+  userDataSecretRef: { name: 'setup', key: 'user-data' },
+  tag: 'fast',
+  tagRequired: false,
+};
+const SINGLE = {
+  vmConfig: 'small',
+  systemSerial: 'SERIAL-0001',
+  timeout: 30,
+  terminationGracePeriodSeconds: 0,
+  activeDeadlineSeconds: 3600,
+  ttlSecondsAfterFinished: 0,
+  vmMetadata: { job: '42' },
+  labels: { team: 'web' },
+} as const;
+
+function shownVM(body: object): object {
+  const made = vmOf(vmDeployBody(240).parse(body), { namespace: 'platform-a' });
+  return vmDetailsSchema.parse(JSON.parse(JSON.stringify(vmDetails(made as VM)))).request;
+}
+
+function shownConfig(body: object): object {
+  const { name, namespace, ...request } = vmConfigRequestSchema(240).parse(body);
+  const item = vmConfigItem({ metadata: { name, namespace }, spec: vmConfigSpec(request) } as VMConfig);
+  return vmConfigItemSchema.parse(JSON.parse(JSON.stringify(item)));
+}
+
+it.each([
+  [
+    'VM',
+    vmDeployBody(240),
+    [
+      { ...MACHINE, ...SINGLE, name: 'mac' },
+      { ...FROM_ISO, name: 'pc' },
+    ],
+    shownVM,
+  ],
+  [
+    'VM config',
+    vmConfigRequestSchema(240),
+    [
+      { ...MACHINE, name: 'mac', namespace: 'platform-a' },
+      { ...FROM_ISO, name: 'pc' },
+    ],
+    shownConfig,
+  ],
+] as const)('a %s shows each field with which it can be made', (kind, schema, bodies, shown) => {
+  for (const body of bodies) {
+    expect(shown(body)).toMatchObject(body);
+  }
+  const tried = new Set(bodies.flatMap((body) => Object.keys(body)));
+  const untried = Object.keys(schema.shape).filter((field) => !tried.has(field));
+  expect(untried.filter((field) => !HIDDEN.has(field) && !HIDDEN.has(`${field} of a ${kind}`))).toEqual([]);
 });

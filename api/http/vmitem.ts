@@ -1,7 +1,7 @@
 /** Turns VMs and VMConfigs into the items that the HTTP API and the `berth` command show. */
-import { CONFIG_ITEM_ROWS } from '../v1alpha1/fields.ts';
-import type { DeployedVM, VMItem } from './vm.ts';
+import type { DeployedVM, VMDetails, VMItem } from './vm.ts';
 import type { VMConfigItem } from './vmconfig.ts';
+import { machineRequest, vmRequest } from './vmspec.ts';
 import { CREATED_BY_ANNOTATION } from '../v1alpha1/names.ts';
 import type { VMPhase } from '../v1alpha1/phases.ts';
 import { shortImageName } from '../v1alpha1/reference.ts';
@@ -114,34 +114,11 @@ function portsOf({
   };
 }
 
-export function vmConfigItem({ metadata, spec }: VMConfig): VMConfigItem {
-  const { memory, architecture, vnc } = spec;
-  const gib = gibibytes(memory);
-  return {
-    name: metadata.name,
-    namespace: metadata.namespace,
-    ...sameValues(spec),
-    memory: gib === undefined ? undefined : Number(gib),
-    type: architecture,
-    ...placementOf(spec),
-    vncConsole: vnc?.enabled,
-  };
+/** Returns the item of a VM by its name. `architectureOf` as for {@link vmItem}. */
+export function vmDetails(vm: VM, architectureOf?: (host: string) => string | undefined): VMDetails {
+  return { ...vmItem(vm, architectureOf), request: { ...vmRequest(vm), labels: labelsOf(vm.metadata) } };
 }
 
-/** Returns the fields that have the same values in the item. */
-function sameValues(spec: VMConfig['spec']): Partial<VMConfigItem> {
-  const values: Readonly<Record<string, unknown>> = spec;
-  return Object.fromEntries(CONFIG_ITEM_ROWS.map(({ name, http = name }) => [http, values[name]]));
-}
-
-function placementOf({
-  placement = {},
-}: VMConfig['spec']): Pick<VMConfigItem, 'node' | 'scheduler' | 'tag' | 'tagRequired'> {
-  const { node, strategy, tag, tagPolicy } = placement;
-  return {
-    node,
-    scheduler: strategy && (strategy === 'MostAllocated' ? 'most-allocated' : 'default'),
-    tag,
-    tagRequired: tag === undefined ? undefined : tagPolicy === 'Required',
-  };
+export function vmConfigItem({ metadata: { name, namespace }, spec }: VMConfig): VMConfigItem {
+  return { name, namespace, ...machineRequest(spec), type: spec.architecture };
 }

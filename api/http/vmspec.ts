@@ -1,10 +1,10 @@
-/** Turns requests for VMs and VM configs into their objects, for the HTTP API and the `berth` command. */
+/** Turns requests for VMs and VM configs into their objects and back, for the HTTP API and the `berth` command. */
 import { VM_FIELD_ROWS, type VMField } from '../v1alpha1/fields.ts';
 import { ANSWER_BY_ANNOTATION } from '../v1alpha1/names.ts';
-import { quantityOf } from '../v1alpha1/quantity.ts';
+import { gibibytesOf, quantityOf } from '../v1alpha1/quantity.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../v1alpha1/vmconfig.ts';
-import type { MachineRequest, Metadata, VMDeployBody } from './vm.ts';
+import type { MachineRequest, Metadata, VMDeployBody, VMDetails } from './vm.ts';
 
 /** VM that is about to be created. */
 interface UnsavedVM {
@@ -52,13 +52,14 @@ export function timeoutMinutes({ timeout = TIMEOUT_MINUTES }: VMDeployBody): num
 
 /** Returns the spec of a VMConfig: the fields that it has in common with a VM. A field that the request does not give is undefined. */
 export function vmConfigSpec(request: MachineRequest): VMConfigSpec {
-  const { memory, vncConsole, vncHostPort } = request;
+  const { memory, vncConsole, vncHostPort, reservedPorts } = request;
   return {
     ...sameValues(request, ({ isInConfig }) => isInConfig === true),
     memory: memory === undefined ? undefined : quantityOf(memory),
     vnc:
       (vncConsole ?? vncHostPort) === undefined ? undefined : { enabled: vncConsole, hostPort: vncHostPort },
     placement: placementOf(request),
+    ports: reservedPorts === undefined ? undefined : parsePorts(reservedPorts),
   };
 }
 
@@ -85,12 +86,11 @@ function placementOf({ node, tag, tagRequired, scheduler }: MachineRequest): VMC
 }
 
 function specOf(body: VMDeployBody): VMSpec {
-  const { vmConfig, timeout, reservedPorts, vmMetadata } = body;
+  const { vmConfig, timeout, vmMetadata } = body;
   return {
     ...vmConfigSpec(body),
     ...sameValues(body, ({ isInConfig }) => isInConfig === undefined),
     configRef: vmConfig === undefined ? undefined : { name: vmConfig },
-    ports: reservedPorts === undefined ? undefined : parsePorts(reservedPorts),
     deployTimeoutSeconds: timeout === undefined ? undefined : timeout * 60,
     guestMetadata: vmMetadata && valuesIn(vmMetadata),
   };
@@ -109,4 +109,47 @@ function valuesIn(metadata: Metadata): Record<string, string> {
   return Array.isArray(items)
     ? Object.fromEntries(items.map(({ key, value }) => [key, value]))
     : (metadata as Record<string, string>);
+}
+
+/** Fields of a request as an item shows them. */
+type ShownRequest = VMDetails['request'];
+
+/** Returns the fields of a request that gives the same values, from the spec of a VMConfig or VM. */
+export function machineRequest(spec: VMConfigSpec): Omit<ShownRequest, 'name'> {
+  const { memory, vnc, ports, placement = {} } = spec;
+  const { node, strategy, tag, tagPolicy } = placement;
+  return {
+    ...requestValues(spec, ({ isInConfig }) => isInConfig === true),
+    memory: gibibytesOf(memory),
+    node,
+    scheduler: strategy && (strategy === 'MostAllocated' ? 'most-allocated' : 'default'),
+    tag,
+    tagRequired: tag === undefined ? undefined : tagPolicy === 'Required',
+    vncConsole: vnc?.enabled,
+    vncHostPort: vnc?.hostPort,
+    reservedPorts: ports?.join(','),
+  };
+}
+
+/** Returns the request that deploys the same VM, without labels. */
+export function vmRequest({ metadata: { name }, spec }: VM): ShownRequest {
+  const { configRef, deployTimeoutSeconds: seconds, guestMetadata } = spec;
+  return {
+    ...machineRequest(spec),
+    ...requestValues(spec, ({ isInConfig }) => isInConfig === undefined),
+    name,
+    vmConfig: configRef?.name,
+    timeout: seconds === undefined ? undefined : Math.ceil(seconds / 60),
+    vmMetadata: guestMetadata,
+  };
+}
+
+/** Returns the chosen fields of a request that have the same values in the VM. */
+function requestValues(spec: VMSpec, isChosen: (field: VMField) => boolean): Partial<ShownRequest> {
+  const values: Readonly<Record<string, unknown>> = spec;
+  return Object.fromEntries(
+    VM_FIELD_ROWS.flatMap((row) =>
+      row.http === undefined || !isChosen(row) ? [] : [[row.http, values[row.name]]],
+    ),
+  );
 }

@@ -191,7 +191,7 @@ export const VM_FIELDS = {
   ports: {
     type: 'structured',
     isInConfig: true,
-    elsewhere: { http: '`reservedPorts`', flag: '`--reserve-port`' },
+    elsewhere: { http: '`reservedPorts`', flag: '`--reserve-port`, for a VM' },
   },
   vnc: {
     type: 'structured',
@@ -357,14 +357,6 @@ export type ValueOf<Name extends VMFieldName> = Table[Name] extends { type: 'int
 export const VM_FIELD_ROWS: readonly (VMField & { readonly name: VMFieldName })[] = Object.entries<VMField>(
   VM_FIELDS,
 ).map(([name, row]) => ({ ...row, name: name as VMFieldName }));
-
-/**
- * Rows of the fields that have the same values in the VMConfig and in its item of the HTTP API. Fields with fields of their own are left
- * out: user data can be long, and only the guest needs it.
- */
-export const CONFIG_ITEM_ROWS = VM_FIELD_ROWS.filter(
-  ({ http, isInConfig, type }) => http !== undefined && isInConfig && type !== 'structured',
-);
 
 /** Returns the smallest and the largest allowed value of an integer. */
 export function boundsOf(

@@ -130,6 +130,20 @@ export function gibibytes(quantity: string | number = ''): string | undefined {
   return bytes === undefined ? undefined : (Number(bytes) / GIBIBYTE).toFixed(2);
 }
 
+/**
+ * Returns a quantity as the number of GiB that {@link quantityOf} turns into the same number of whole MiB, with two decimals if they are
+ * enough. The result is undefined as that of {@link gibibytes} is.
+ */
+export function gibibytesOf(quantity: string | number = ''): number | undefined {
+  const bytes = parseBytes(String(quantity));
+  if (bytes === undefined) {
+    return undefined;
+  }
+  const exact = Number(bytes) / GIBIBYTE;
+  const rounded = Number(exact.toFixed(2));
+  return quantityOf(rounded) === quantityOf(exact) ? rounded : exact;
+}
+
 /** Turns a number of GiB into a quantity of whole MiB. */
 export function quantityOf(gibibytes: number): string {
   return `${Math.round(gibibytes * MEBIBYTES_PER_GIBIBYTE)}Mi`;

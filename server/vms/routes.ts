@@ -17,6 +17,7 @@ import {
   saveBody,
   vmDeployBody,
   vmDeployQuery,
+  vmDetailsSchema,
   vmItemSchema,
   vmListSchema,
 } from '../../api/http/vm.ts';
@@ -31,7 +32,7 @@ import { namespaceParams, objectParams } from '../http/namespaces.ts';
 import { IMAGES, VM_CONFIGS, VMS } from '../../api/v1alpha1/resources.ts';
 import type { Services } from '../services.ts';
 import { type Deploys, trimmed, waitingBody } from './deploy.ts';
-import { deployedVM, vmItem } from '../../api/http/vmitem.ts';
+import { deployedVM, vmDetails, vmItem } from '../../api/http/vmitem.ts';
 import { follow } from '../../kube/follow.ts';
 import type { Caller, CallerClient } from '../callers/caller.ts';
 import { notFound, StatusError } from '../http/errors.ts';
@@ -119,14 +120,16 @@ export function addVMRoutes(
     {
       schema: {
         summary: 'Get a VM',
-        description: 'The item has the address and the ports at which the guest is reached.',
+        description:
+          'The item has the address and the ports at which the guest is reached, and the request that deploys the same VM.',
         roles: READERS,
         tags: ['VMs'],
         params: vmParams,
-        response: { 200: vmItemSchema },
+        response: { 200: vmDetailsSchema },
       },
     },
-    async ({ caller, params }) => itemOf(await getAs(caller(), VMS, params)),
+    async ({ caller, params }) =>
+      vmDetails(await getAs(caller(), VMS, params), (host) => own.watches.architectureOf(host)),
   );
   app.delete(
     VM_PATH,
