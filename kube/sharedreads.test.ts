@@ -2,7 +2,7 @@ import { expect, it } from 'vitest';
 import { CONFIG_MAPS, SECRETS } from './core.ts';
 import { ApiError } from './errors.ts';
 import type { KubeObject, Ref, Resource } from './objects.ts';
-import { SharedReads } from './sharedreads.ts';
+import { SharedReads } from './client.ts';
 
 const REF = { namespace: 'ci', name: 'registries' };
 

@@ -6,7 +6,7 @@
 import { boundStatus } from '../../api/v1alpha1/status.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { type VMStatus, vmStatusSchema } from '../../api/v1alpha1/vmstatus.ts';
-import { SharedReads } from '../../kube/sharedreads.ts';
+import { SharedReads } from '../../kube/client.ts';
 import { keyOf, type KubeObject, refOf, type Resource, type Unsaved } from '../../kube/objects.ts';
 import { ignoredEntries } from '../objects/registries.ts';
 import type { Naming, PodBackedKind } from '../podbacked/kind.ts';

@@ -7,8 +7,7 @@ import { afterAll, beforeAll, expect, it, vi } from 'vitest';
 import * as fc from 'fast-check';
 import { listen, type ListeningServer } from '../../kube/serving/httpserver.ts';
 import { type App, createApp } from '../http/app.ts';
-import { Callers } from './caller.ts';
-import { addCallers, challengeOf } from './requests.ts';
+import { addCallers, Callers, challengeOf } from './caller.ts';
 
 /** Length of an answer that is too long for the buffers of the kernel. */
 const LONG = 24 * 1024 * 1024;

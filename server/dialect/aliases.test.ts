@@ -2,7 +2,7 @@ import { pino } from 'pino';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import * as z from 'zod';
 import { loadConfig, type ServerConfig } from '../config.ts';
-import { addAliases } from './aliases.ts';
+import { addAliases, decodedImageName, splitImagePath } from './aliases.ts';
 import { type App, createApp } from '../http/app.ts';
 import { refuseOtherNamespaces } from '../http/namespaces.ts';
 
@@ -104,4 +104,22 @@ describe('without aliases', () => {
     expect(await post(app, 'platform-a', 'former-dev')).toMatchObject({ body: { name: 'former-dev' } });
     await app.close();
   });
+});
+
+const IMAGE = 'ghcr.io/berth/base:26@sha256:0a';
+
+it('reads a name that is encoded once, twice or three times', () => {
+  const once = encodeURIComponent(IMAGE);
+  expect([IMAGE, once, encodeURIComponent(once)].map(decodedImageName)).toEqual([IMAGE, IMAGE, IMAGE]);
+});
+
+it('refuses an encoding that is not valid', () => {
+  expect(() => decodedImageName('a%ff')).toThrow(expect.objectContaining({ status: 400 }));
+});
+
+it('finds the action after a name with raw slashes', () => {
+  const split = (path: string) => splitImagePath(path, ['add', 'remove']);
+  expect(split(`${IMAGE}/remove`)).toEqual({ image: IMAGE, action: 'remove' });
+  expect(split(`${encodeURIComponent(IMAGE)}/add`)).toEqual({ image: IMAGE, action: 'add' });
+  expect(split('ghcr.io/berth/add-on')).toEqual({ image: 'ghcr.io/berth/add-on', action: undefined });
 });

@@ -15,7 +15,7 @@ import {
 import type { App } from '../http/app.ts';
 import { notFound, StatusError } from '../http/errors.ts';
 import { CACHE_DIALECT } from '../dialect/fields.ts';
-import { decodedImageName, splitImagePath } from '../dialect/imagename.ts';
+import { decodedImageName, splitImagePath } from '../dialect/aliases.ts';
 import { namespaceParams } from '../http/namespaces.ts';
 import { isServedNamespace } from '../../api/v1alpha1/names.ts';
 import type { Services } from '../services.ts';
