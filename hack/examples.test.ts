@@ -1,5 +1,6 @@
+import { globSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
 import { MACHINE_MEMORY_OVERHEAD_BYTES } from '../api/v1alpha1/machine.ts';
@@ -64,3 +65,12 @@ test.each(['charts/berth/templates/monitoring.yaml', 'docs/reference/metrics.md'
     expect([...selectors].map(([, label]) => label)).toEqual([HOST_MARK]);
   },
 );
+
+test('each example is applied by a test or the demo, which reaches its object', async () => {
+  const users = globSync(['test/**/*.test.ts', 'hack/demo.ts'], { cwd: ROOT });
+  const text = (await Promise.all(users.map(read))).join('\n');
+  const isUsed = (name: string): boolean =>
+    [`applyExample('${name}'`, `['${name}', `, `'${name}.yaml'`].some((use) => text.includes(use));
+  const names = globSync('examples/*.yaml', { cwd: ROOT }).map((file) => basename(file, '.yaml'));
+  expect(names.filter((name) => !isUsed(name))).toEqual([]);
+});

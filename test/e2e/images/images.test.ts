@@ -19,6 +19,7 @@ import type { Condition } from '../../../kube/objects.ts';
 import { IMAGES, ISOS, VMS } from '../../../api/v1alpha1/resources.ts';
 import { AgentProcess } from '../../../hack/cluster/agent.ts';
 import { freePort } from '../../../hack/cluster/ports.ts';
+import { logIn, makeKey } from '../../../hack/login.ts';
 import { exampleObjects, type Replaced } from '../../fixtures/examples.ts';
 import { Downloads } from '../../wires/downloads.ts';
 import { guestFile } from '../../fixtures/images.ts';
@@ -231,6 +232,35 @@ test(
     });
     expectRising(isos.of('debian-installer'));
     expectRising(vms.of('installing'));
+  },
+  TEST_MILLISECONDS,
+);
+
+test(
+  'the examples with ports, with cloud-init and with a desktop boot, and are reached as they say',
+  async () => {
+    await using downloads = await Downloads.serve(await guestFile('amd64'));
+    const key = join(folder, 'key');
+    const sshAuthorizedKeys = [await makeKey(key)];
+    const port = await freePort();
+    const source = () => ({ source: { http: downloads.next() } });
+    const image = `${registry.host}/team/guest:1`;
+    const server = { ...SMALL, image, imagePullSecrets: [{ name: SECRET }], sshAuthorizedKeys };
+    const grown = { ...SMALL, diskSize: '128Mi' };
+    await applyExample('ssh-and-ports', { VM: { ...server, ports: [':22', `${port}:80`] } });
+    await applyExample('desktop', { Image: source(), VM: { ...grown, sshAuthorizedKeys } });
+    await applyExample('ubuntu-http-cloud-init', { Image: source(), VM: grown });
+    const { kubectlPath, kubeconfig } = world.cluster;
+    for (const vm of ['server', 'desktop']) {
+      await world.waitForCondition('Ready', vm);
+      const login = { kubectlPath, kubeconfig, namespace: world.vms.namespace, vm, user: 'root', key };
+      expect(await logIn(login, 'cat /etc/os-release')).toBe('PRETTY_NAME="Berth guest"\n');
+    }
+    expect(await page(port)).toMatchObject({ boots: '1' });
+    expect(await world.kubectl('describe', 'vm', 'desktop')).toContain('a screen of 1920×1080 pixels');
+    const booted = async () => (await world.kubectl('logs', 'ubuntu')).includes('berth-guest: ready');
+    await waitFor('the console of VM ubuntu to tell that its guest is there', booted, BOOT);
+    await world.kubectl('delete', '--wait=false', 'vm', 'server', 'desktop', 'ubuntu');
   },
   TEST_MILLISECONDS,
 );
