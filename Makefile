@@ -53,7 +53,7 @@ hostile: $(PACKAGES) prerequisites ## Hostile input to every part: HOSTILE_SEED=
 	@node hack/test.ts hostile shares
 real: $(PACKAGES) ## The contract of the emulator with the real program: ANDROID_HOME=/opt/android-sdk
 	@node hack/test.ts real
-clients: $(PACKAGES) ## Clients in Go and Python made from the OpenAPI document, compiled and used (needs Go and PyPI)
+clients: $(PACKAGES) ## Generated clients in Go and Python, and jobs of CI systems in real guests (needs Go and PyPI)
 	@node hack/test.ts clients
 
 .PHONY: flaky

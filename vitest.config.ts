@@ -155,7 +155,7 @@ export default defineConfig({
         // Not among the projects of all tests: it compiles a generator of clients.
         test: {
           name: 'clients',
-          include: ['test/generated/**/*.test.ts'],
+          include: ['test/clients/**/*.test.ts'],
           globalSetup: [SIMULATION],
           sequence: { groupOrder: 13 },
           ...oneAtATime,

@@ -1,4 +1,4 @@
-module berth.dev/test/generated
+module berth.dev/test/clients
 
 go 1.26.0
 
