@@ -86,6 +86,8 @@ const FLAG_SOURCES: Readonly<Record<string, Source>> = {
 const ARGUMENT_SOURCES: Readonly<Record<string, Source>> = {
   'vm screenshot file': FILES,
   'vm scp source': FILES,
+  'vm ssh-key add name': namesOf('vm'),
+  'vm ssh-key add key': FILES,
   'vm scp target': FILES,
   'imagecache list images': namesOf(),
   'imagecache info image': namesOf(),

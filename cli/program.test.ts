@@ -114,6 +114,8 @@ it.each([
   [['vm', 'deploy', 'mac'], '--image, --iso or --config'],
   [['vm', 'deploy', 'mac', '--image', 'a', '--iso', 'b'], 'only one of --image and --iso'],
   [['vm', 'deploy', 'mac', '--image', 'a', '--timeout', '0'], '--timeout 0 must be from 1 to 1440 minutes'],
+  [['vm', 'ssh-key', 'add', 'desk', ''], 'It must be a public SSH key, or a file of such keys'],
+  [['vm', 'ssh-key', 'add', 'desk', '/nonexistent/key'], 'The file /nonexistent/key does not exist'],
   [['vm', 'delete'], 'Give one of these: names, --all or --selector'],
   [['vm', 'delete', '-l', ''], 'It must name labels'],
   [['vm', 'list', '-l', ' '], 'It must name labels'],

@@ -371,6 +371,7 @@ const EXAMPLES: Readonly<Record<string, string>> = {
   'vm screenshot': 'build build.png',
   'vm port-forward': 'build 8080:80 :vnc',
   'vm ssh': 'build -u debian -- uptime',
+  'vm ssh-key add': 'build ~/.ssh/id_ed25519.pub',
   'vm scp': '-r results build:/tmp/',
   'vm vnc': 'build',
   'vmconfig get': 'ci',

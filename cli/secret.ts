@@ -2,6 +2,7 @@
 import type { Command } from 'commander';
 import { isObjectName, SECRET_USER_DATA_BYTES, USER_DATA_SECRET_TYPE } from '../api/v1alpha1/names.ts';
 import { undefinedIf } from '../base/errors.ts';
+import { deleteExisting } from '../kube/client.ts';
 import { SECRETS } from '../kube/core.ts';
 import { isForbidden, isNotFound, unlessMissing } from '../kube/errors.ts';
 import { CommandError, EXIT } from './errors.ts';
@@ -58,7 +59,7 @@ async function remove(terminal: Terminal, globals: Globals, names: readonly stri
           `secret ${name} has the type ${printable(found.type ?? 'Opaque')}. This command deletes only Secrets of type ${USER_DATA_SECRET_TYPE}`,
         );
       }
-      await client.delete(SECRETS, { namespace, name }, { signal }).catch((error: unknown) => {
+      await deleteExisting(client, SECRETS, { namespace, name }).catch((error: unknown) => {
         throw isNotFound(error) ? secretNotFound(name, namespace) : error;
       });
       return { name };

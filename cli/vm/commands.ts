@@ -13,7 +13,7 @@ import {
 } from '../flags.ts';
 import type { Globals } from '../globals.ts';
 import { addFileFlag } from '../objects/create.ts';
-import { addMachineFlags, addOwnFlags } from '../objects/machineflags.ts';
+import { addMachineFlags, addOwnFlags, parseKeys } from '../objects/machineflags.ts';
 import { addCommonVerbs } from '../objects/verbs.ts';
 import type { Terminal } from '../terminal.ts';
 import type { DeployFlags } from './deploy.ts';
@@ -208,6 +208,18 @@ export function addStreamCommands(noun: Command, terminal: Terminal): void {
   addPortForward(noun, terminal);
   addSSH(noun, terminal);
   noun
+    .command('ssh-key')
+    .description('Public SSH keys of running VMs')
+    .command('add')
+    .description('Add public SSH keys to a running VM with its guest agent')
+    .argument('<name>', 'name of the VM')
+    .argument('<key>', 'public key, or file with one key in each line', parseSomeKeys)
+    .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
+    .action(async (name: string, keys: readonly string[], flags: SshLoginFlags, command: Command) => {
+      const { addKeys } = await import('./exec.ts');
+      await addKeys(terminal, command.optsWithGlobals<Globals>(), { name, keys, user: flags.user });
+    });
+  noun
     .command('vnc')
     .description('Show the screen of a VM in a viewer')
     .argument('<name>', 'name of the VM')
@@ -297,6 +309,15 @@ function addLogin(command: Command): Command {
   return command
     .option('-u, --user <name>', 'user of the VM (default: ssh.user of the settings, or root)')
     .option('-i, --identity <file>', 'file with the private key for the login');
+}
+
+/** Returns the public keys in the text or its file. @throws InvalidArgumentError when there is none; errors of {@link parseKeys}. */
+function parseSomeKeys(text: string): readonly string[] {
+  const keys = parseKeys(text);
+  if (keys.length === 0) {
+    throw new InvalidArgumentError('It must be a public SSH key, or a file of such keys.');
+  }
+  return keys;
 }
 
 /** Returns the number of seconds in a duration like `5m`. @throws InvalidArgumentError when the text has another form. */

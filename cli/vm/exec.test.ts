@@ -1,6 +1,10 @@
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
+import { appendFile, mkdtemp, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import { Registry } from 'prom-client';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { type WebSocket, WebSocketServer } from 'ws';
@@ -8,7 +12,7 @@ import { COMMAND_PROTOCOL } from '../../kube/channels.ts';
 import { Transport } from '../../kube/transport.ts';
 import type { UserCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
-import { runSession } from './exec.ts';
+import { ADD_KEY_SCRIPT, runSession } from './exec.ts';
 
 const SIZE = 4;
 const STATUS = 3;
@@ -79,4 +83,25 @@ it('goes on when a host fills a channel on which only the caller writes', async 
     host.ping();
   };
   expect(await session()).toBeUndefined();
+});
+
+it('adds a key in a guest as its user, once, after a last line without an end', async () => {
+  const home = await mkdtemp(join(tmpdir(), 'berth-keys-'));
+  try {
+    // As su does it, the stub runs the commands with the home of the user.
+    const su = '#!/bin/sh\n[ "$1 $2 $3 $4" = "-s /bin/sh ann -c" ] && exec /bin/sh -c "$5"\nexit 9\n';
+    await writeFile(join(home, 'su'), su, { mode: 0o755 });
+    const env = { PATH: `${home}:${process.env.PATH}`, HOME: home };
+    const file = join(home, '.ssh', 'authorized_keys');
+    const add = (key: string) => execFileSync('/bin/sh', ['-c', ADD_KEY_SCRIPT, 'sh', 'ann', key], { env });
+    add(`ssh-ed25519 AAAA it's "$(id)" mine`);
+    expect((await stat(file)).mode & 0o777).toBe(0o600);
+    await appendFile(file, 'ssh-rsa BBBB');
+    add('ssh-ed25519 CCCC');
+    add('ssh-ed25519 CCCC');
+    const lines = [`ssh-ed25519 AAAA it's "$(id)" mine`, 'ssh-rsa BBBB', 'ssh-ed25519 CCCC', ''];
+    expect(await readFile(file, 'utf8')).toBe(lines.join('\n'));
+  } finally {
+    await rm(home, { recursive: true });
+  }
 });

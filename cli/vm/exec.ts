@@ -24,6 +24,8 @@ import type { VM } from '../../api/v1alpha1/vm.ts';
 import { VMS } from '../../api/v1alpha1/resources.ts';
 import { unlessMissing } from '../../kube/errors.ts';
 import { getNamed } from '../objects/named.ts';
+import { readSettings } from '../settingsfile.ts';
+import { DEFAULT_USER } from './machine.ts';
 import { VM_KIND } from './kind.ts';
 
 /** Largest exit code of a process. The system would shorten a larger code. For example, 256 would become 0, which means success. */
@@ -208,6 +210,44 @@ export async function screenshot(
     await writeFile(file, await takePicture(watches, { namespace, name }, signal));
   });
   terminal.out(`Wrote the screen of vm ${name} to ${file}\n`);
+}
+
+/**
+ * Script for a shell of the guest, with the user and the key as parameters. The user itself writes the file: root could be led to another
+ * file by a link in the home of the user. A key that the file has already is not added again.
+ */
+export const ADD_KEY_SCRIPT = `export BERTH_KEY="$2"
+exec su -s /bin/sh "$1" -c '
+set -eu
+umask 077
+mkdir -p "$HOME/.ssh"
+file="$HOME/.ssh/authorized_keys"
+touch "$file"
+grep -qxF -e "$BERTH_KEY" "$file" && exit 0
+if [ -n "$(tail -c 1 "$file")" ]; then echo >>"$file"; fi
+printf "%s\\n" "$BERTH_KEY" >>"$file"
+'`;
+
+/**
+ * Adds public SSH keys to the running guest through its guest agent. The guest must have a shell and su, as Linux has.
+ *
+ * @throws ProgramEnded with the exit code of the guest, whose message is already on the error stream; CommandError; ApiError.
+ */
+export async function addKeys(
+  terminal: Terminal,
+  globals: Globals,
+  { name, keys, user: given }: { name: string; keys: readonly string[]; user: string | undefined },
+): Promise<void> {
+  const { sshUser } = await readSettings(terminal.environment);
+  const user = given || sshUser || DEFAULT_USER;
+  // Each key is a parameter of one call, because the host takes only a few KiB of parameters.
+  for (const key of keys) {
+    const command = ['/bin/sh', '-c', ADD_KEY_SCRIPT, 'sh', user, key];
+    await exec(terminal, globals, { name, command, stdin: false, tty: false });
+  }
+  terminal.out(
+    `Added ${keys.length === 1 ? 'a key' : `${keys.length} keys`} for user ${user} to vm ${name}\n`,
+  );
 }
 
 /**

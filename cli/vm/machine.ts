@@ -12,6 +12,9 @@ import { CommandError } from '../errors.ts';
 import { getNamed } from '../objects/named.ts';
 import { VM_KIND } from './kind.ts';
 
+/** The only user that every guest has. */
+export const DEFAULT_USER = 'root';
+
 /** Phases in which nobody can connect to the VM, and the next step for the user. */
 const NO_MACHINE: Readonly<Record<string, string>> = {
   Pending: 'Wait until the VM runs',

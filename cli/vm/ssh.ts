@@ -14,13 +14,11 @@ import { withCluster } from '../cluster.ts';
 import { CommandError, EXIT, ProgramEnded } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import { readSettings } from '../settingsfile.ts';
-import { runningVM } from './machine.ts';
+import { DEFAULT_USER, runningVM } from './machine.ts';
 import type { Terminal } from '../terminal.ts';
 
 /** Port of SSH in guests. */
 const SSH_PORT = '22';
-/** The only user that every guest has. */
-const DEFAULT_USER = 'root';
 /** If a signal ends a program, its exit code is this number plus the number of the signal, as in shells. */
 const SIGNALLED = 128;
 /**
