@@ -262,14 +262,22 @@ describe('the machine in the status', () => {
   const REFERENCE = `registry.example:5000/team/fedora:40@sha256:${'a'.repeat(64)}`;
 
   function statusOf(
-    phase: 'Pulling' | 'Running' | 'Stopped' | 'Terminating',
+    phase: 'Pending' | 'Pulling' | 'Running' | 'Stopped' | 'Terminating',
     {
       spec = {},
       report = {},
       pod: reported = {},
       last,
       inserted = [],
-    }: { spec?: VMSpec; report?: MachineReport; pod?: PodStatus; last?: VMStatus; inserted?: Container[] },
+      ...placed
+    }: {
+      spec?: VMSpec;
+      report?: MachineReport;
+      pod?: PodStatus;
+      last?: VMStatus;
+      inserted?: Container[];
+      nodeName?: undefined;
+    },
   ): Partial<VMStatus> {
     const vm: VM = {
       apiVersion: 'berth.dev/v1alpha1',
@@ -303,7 +311,12 @@ describe('the machine in the status', () => {
     });
     const pod = {
       ...built,
-      spec: { ...built.spec, containers: [...inserted, ...built.spec.containers] },
+      spec: {
+        ...built.spec,
+        nodeName: 'host',
+        ...placed,
+        containers: [...inserted, ...built.spec.containers],
+      },
       status: {
         conditions: [{ type: MACHINE_CONDITION, status: 'False', message: JSON.stringify(report) }],
         containerStatuses: [
@@ -402,6 +415,12 @@ describe('the machine in the status', () => {
       { name: '21999-tcp', protocol: 'TCP', hostPort: 21_999, guestPort: 8443 },
       { name: '21999-udp', protocol: 'UDP', hostPort: 21_999, guestPort: 53 },
     ]);
+  });
+
+  it('lists no port while the VM has no host, because another VM can hold it', () => {
+    expect(
+      statusOf('Pending', { spec: { ports: ['8822:22'] }, nodeName: undefined }).endpoints,
+    ).toBeUndefined();
   });
 
   it('lists only the reserved ports until the host reports, and no name twice', () => {

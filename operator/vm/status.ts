@@ -278,11 +278,16 @@ export function machineStatus({ vm, pod }: ObservedVM, phase: VMPhase): Partial<
     accelerator: report.accelerator?.toUpperCase(),
     addresses: guestAddresses(pod, report),
     guest: guestFacts(report),
-    endpoints: nonEmpty(endpointsOf(machine, report)),
+    endpoints: nonEmpty(hostPorts(pod, machine, report)),
     startTime: containerState(pod)?.running?.startedAt ?? vm.status?.startTime,
     progressPercent: report.progressPercent,
     progress: progress(phase, report),
   };
+}
+
+/** Returns the endpoints of the machine on its host. Before a host has taken the VM, another VM can hold the reserved ports. */
+function hostPorts({ spec }: Pod, machine: Machine, report: MachineReport): ReturnType<typeof endpointsOf> {
+  return spec.nodeName === undefined ? [] : endpointsOf(machine, report);
 }
 
 function keptStatus(last: VMStatus): Partial<VMStatus> {
