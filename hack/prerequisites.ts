@@ -33,12 +33,8 @@ const GUEST_BUILDING: Packages = { xorriso: 'xorriso', mtools: 'mcopy', 'grub-co
 /** Packages that build the base of container images. A built base is in the cache. */
 const BASE_BUILDING: Packages = { mmdebstrap: 'mmdebstrap' };
 
-/** Packages that build the cloud images of the tests. A built image is in the cache. */
-const CLOUD_BUILDING: Packages = {
-  mmdebstrap: 'mmdebstrap',
-  'grub-common': 'grub-mkimage',
-  mtools: 'mcopy',
-};
+/** Packages that build the cloud image of the tests. A built image is in the cache. */
+const CLOUD_BUILDING: Packages = { mmdebstrap: 'mmdebstrap', 'grub-common': 'grub-mkimage' };
 
 /** The demo and the tests log in to guests, and call the HTTP API with the commands of the pages. */
 const CLIENTS: Packages = { 'openssh-client': 'ssh', curl: 'curl' };
@@ -117,7 +113,6 @@ export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promi
   const use = purpose.kind;
   const guests = await Promise.all(architectures.map(async (one) => await isGuestMade(one, use)));
   const forTests = purpose.kind === 'tests';
-  const clouds = forTests ? await Promise.all(architectures.map(isCloudMade)) : [];
   return {
     ...Object.assign({}, ...architectures.map((architecture) => MACHINES[architecture])),
     ...CLIENTS,
@@ -126,7 +121,7 @@ export async function wantedPackages(purpose: Purpose, asRoot = isRoot()): Promi
     ...(guests.includes(false) ? GUEST_BUILDING : {}),
     ...(forTests ? TESTS : {}),
     ...(forTests && !(await isBaseMade()) ? BASE_BUILDING : {}),
-    ...(clouds.includes(false) ? CLOUD_BUILDING : {}),
+    ...(forTests && !(await isCloudMade()) ? CLOUD_BUILDING : {}),
   };
 }
 

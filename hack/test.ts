@@ -21,21 +21,21 @@ const ROOT = join(import.meta.dirname, '..');
 /** Step of a whole run that makes the guests and the base of the images. It spends most of its time on downloads. */
 const GUESTS = 'guests';
 /**
- * A whole run. Two projects run side by side, because each waits about half of its time for guests, time limits and other programs. Their
- * networks, processes and folders are their own. Projects that assert deadlines of the product come late in the first stage, beside those
- * that use the processors least. `oci` builds the images for `installed`. The tests of `shares` measure times. `rights` compares the rights
- * of the chart with those that all others used.
+ * A whole run. Projects run side by side, because each waits about half of its time for guests, time limits and other programs. Their
+ * networks, processes and folders are their own. The longest projects begin early, so that no lane works alone at the end. Projects that
+ * assert deadlines of the product come late in the first stage, beside those that use the processors least. `oci` builds the images for
+ * `installed`. The tests of `shares` measure times. `rights` compares the rights of the chart with those that all others used.
  */
 const STAGES: readonly Stage<string>[] = [
   [
     'unit',
     GUESTS,
     'integration',
+    'e2e',
     'oci',
+    'hostile',
     'docker',
     'harness',
-    'e2e',
-    'hostile',
     'installed',
     'faults',
     'nat',
@@ -85,12 +85,13 @@ async function makeGuests(): Promise<void> {
   const progress = (text: string): void => void process.stderr.write(`guests: ${text}\n`);
   const tell = (error: unknown): void => progress(describeError(error));
   const isRoot = process.getuid?.() === 0;
-  for (const make of [guestImage, adbdGuest, ...(isRoot ? [cloudImage] : [])]) {
+  for (const make of [guestImage, adbdGuest]) {
     for (const architecture of ['amd64', 'arm64'] as const) {
       await make(architecture, progress).catch(tell);
     }
   }
   if (isRoot) {
+    await cloudImage(progress).catch(tell);
     await prepareBase(progress).catch(tell);
   }
 }
