@@ -1,6 +1,7 @@
 import { randomInt } from 'node:crypto';
 import { createServer } from 'node:net';
 import { codeOf } from '../../base/errors.ts';
+import { LANES } from '../vitest/stages.ts';
 
 /**
  * Range of ports. It is below the range for outgoing connections, so that no connection uses a port before its program listens. It is above
@@ -11,10 +12,9 @@ const LAST = 29_999;
 /** Largest number of attempts to find a free port. If so many attempts fail, the cause is not that the ports are in use. */
 const ATTEMPTS = 200;
 /**
- * Number of parts of the range. Files of tests that run at the same time choose from different parts, because a port stays free until a
- * program listens on it. Each lane of a whole test run has parts of its own, with one part for each worker.
+ * Number of parts of a lane's range, one for each worker. Files of tests that run at the same time choose from different parts, because a port
+ * stays free until a program listens on it. Each lane of a whole test run has parts of its own.
  */
-const LANES = 2;
 const WORKERS = 4;
 const SIZE = Math.floor((LAST + 1 - FIRST) / (LANES * WORKERS));
 /** First port of this process's part. vitest numbers its workers from 1 in each lane; other processes have no number. */
