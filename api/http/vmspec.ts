@@ -1,6 +1,6 @@
 /** Turns requests for VMs and VM configs into their objects and back, for the HTTP API and the `berth` command. */
 import { VM_FIELD_ROWS, type VMField } from '../v1alpha1/fields.ts';
-import { ANSWER_BY_ANNOTATION } from '../v1alpha1/names.ts';
+import { ANSWER_BY_ANNOTATION, DEFAULT_VM_NAME } from '../v1alpha1/names.ts';
 import { gibibytesOf, quantityOf } from '../v1alpha1/quantity.ts';
 import type { VM, VMSpec } from '../v1alpha1/vm.ts';
 import type { VMConfigSpec } from '../v1alpha1/vmconfig.ts';
@@ -12,8 +12,6 @@ interface UnsavedVM {
   spec: VMSpec;
 }
 
-/** Prefix of the generated name of a VM if the request has no name. */
-const DEFAULT_NAME = 'vm';
 /** Default time limit of a deployment in minutes. `deployTimeoutSeconds` has the same default. */
 const TIMEOUT_MINUTES = 10;
 
@@ -28,7 +26,7 @@ export function vmOf(
   body: VMDeployBody,
   { namespace, answerBy }: { namespace: string; answerBy?: number | undefined },
 ): UnsavedVM {
-  const { name = DEFAULT_NAME, labels } = body;
+  const { name = DEFAULT_VM_NAME, labels } = body;
   return {
     metadata: {
       namespace,

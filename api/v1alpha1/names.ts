@@ -71,6 +71,9 @@ export const INSECURE_SERVERS_ANNOTATION = 'berth.dev/insecure-servers';
 /** Annotation of the Pods of Jobs. It contains the description of a task for the agent as JSON. A task is work on an image. */
 export const TASK_ANNOTATION = 'berth.dev/task';
 
+/** Name of VMs for which nobody chose a name. A hyphen and a generated part follow. */
+export const DEFAULT_VM_NAME = 'vm';
+
 export const VM_UID_LABEL = 'berth.dev/vm-uid';
 /**
  * Label of Jobs and their Pods. Its value is the uid of the task's Image or ISO. The value is not a name, because a later object can have

@@ -19,6 +19,8 @@ import { undefinedIf } from '../../base/errors.ts';
 import type { Consistency } from '../../kube/consistency.ts';
 import type { Result } from '../../kube/controller.ts';
 import { type Node, NODES, type Pod, PODS, SECRETS } from '../../kube/core.ts';
+import type { Informer } from '../../kube/informer.ts';
+import { PODS_BY_NODE } from '../host/observe.ts';
 import { isConflict, unlessMissing } from '../../kube/errors.ts';
 import { equal, mergeDiff } from '../../kube/mergepatch.ts';
 import type { Recorder } from '../objects/events.ts';
@@ -59,6 +61,7 @@ const SEND_MILLISECONDS = 5_000;
 const JITTER = 0.1;
 
 export interface ServerControllerOptions extends ServerSources {
+  readonly taskPods: Informer<Pod>;
   readonly systemNamespace: string;
   /** Creates the driver for a controller. @throws PowerError when a field of the controller cannot work */
   readonly createDriver: (controller: ServerController, credentials: Credentials | undefined) => PowerDriver;
@@ -258,7 +261,8 @@ export class ServerReconciler {
   /** Removes the cordon that Berth set for this Server. The VMs that have waited longest get the free places. */
   async #uncordon(node: Readonly<Node>, name: string, logger: Logger): Promise<void> {
     if (isCordonedFor(node, name)) {
-      const place = placeOn(node, podsOn(this.#options, node.metadata.name));
+      const tasks = this.#options.taskPods.cache.byIndex(PODS_BY_NODE, node.metadata.name);
+      const place = placeOn(node, [...podsOn(this.#options, node.metadata.name), ...tasks]);
       const waiting = waitingIn(this.#options);
       const chosen = choose(place, waiting, (other) => this.#options.nodes.cache.get(other));
       const writes = await Promise.allSettled(chosen.map((pod) => this.#nominate(pod, node)));

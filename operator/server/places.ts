@@ -1,11 +1,10 @@
 /** Counts what the Pods on a host request and what is free, and finds the Pods that wait for it. */
 import { CORDONED_FOR_ANNOTATION } from '../../api/v1alpha1/names.ts';
-import { parseBytes } from '../../api/v1alpha1/quantity.ts';
 import type { Node, Pod, PodSpec } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { isReady } from '../host/observe.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { holdsSlot, suits } from '../tasks/placement.ts';
+import { amountOf, holdsSlot, suits } from '../tasks/placement.ts';
 import { PODS_WITHOUT_HOST, WITHOUT_HOST } from '../vm/triggers.ts';
 
 /** Amounts of resources by name: CPU in thousandths, everything else in its own unit. */
@@ -90,14 +89,6 @@ function requestsOf({ containers }: PodSpec): Amounts {
 
 function amountsIn(quantities: Readonly<Record<string, string>>): Amounts {
   return new Map(Object.entries(quantities).map(([name, text]) => [name, amountOf(name, text)]));
-}
-
-/** A quantity that cannot be read counts as 0, because a host writes the quantities of its own Node. */
-function amountOf(name: string, text: string): number {
-  if (name === 'cpu' && text.endsWith('m')) {
-    return Number(parseBytes(text.slice(0, -1)) ?? 0n);
-  }
-  return Number(parseBytes(text) ?? 0n) * (name === 'cpu' ? 1000 : 1);
 }
 
 function hostPorts({ containers }: PodSpec): string[] {

@@ -12,6 +12,7 @@ import {
   ONLY_NAMESPACE_LABEL,
   SLOT_RESOURCE,
 } from '../../api/v1alpha1/names.ts';
+import { parseBytes } from '../../api/v1alpha1/quantity.ts';
 import type {
   Job,
   Namespace,
@@ -260,4 +261,15 @@ export function holdsSlot({ status }: Readonly<Pod>): boolean {
 
 export function asksForSlot({ containers }: Readonly<Pick<PodSpec, 'containers'>>): boolean {
   return containers.some(({ resources }) => resources?.requests?.[SLOT_RESOURCE] !== undefined);
+}
+
+/**
+ * Returns the amount of a resource: CPU in thousandths, everything else in its own unit. A quantity that cannot be read counts as 0, because a
+ * host writes the quantities of its own Node.
+ */
+export function amountOf(name: string, text: string): number {
+  if (name === 'cpu' && text.endsWith('m')) {
+    return Number(parseBytes(text.slice(0, -1)) ?? 0n);
+  }
+  return Number(parseBytes(text) ?? 0n) * (name === 'cpu' ? 1000 : 1);
 }

@@ -2,14 +2,14 @@
  * Metrics of VMs. Every metric has the label `vm_namespace`. Only the leader exports these metrics. Otherwise a sum over all replicas would
  * count each VM several times.
  */
-import { Counter, Gauge, Histogram, type Registry } from 'prom-client';
+import { Counter, type Gauge, Histogram, type Registry } from 'prom-client';
 import { exportLeaderGauge } from '../objects/leadergauge.ts';
 import { VM_PHASES } from '../../api/v1alpha1/phases.ts';
 import { isReason, type Reason, REASONS } from '../../api/v1alpha1/reasons.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import { PENDING_PHASES } from './phase.ts';
-import { SCALE_SET_LABEL } from '../../api/v1alpha1/names.ts';
+import { DEFAULT_VM_NAME, SCALE_SET_LABEL } from '../../api/v1alpha1/names.ts';
 import type { OperatorConfig } from '../config/config.ts';
 
 /**
@@ -143,30 +143,26 @@ export function exportRunnerMetrics(registry: Registry, view: RunnerView): void 
   if (!enabled) {
     return;
   }
-  let countedAt = Number.NEGATIVE_INFINITY;
-  const gauge: Gauge<Labels> = new Gauge({
+  let counted: { readonly at: number; readonly vms: readonly Record<Labels, string>[] } | undefined;
+  exportLeaderGauge<Labels>(registry, {
     name: 'berth_runner_scale_set_vms',
     help: 'VMs with the label berth.dev/scale-set or a generated name, by scale set and phase',
-    labelNames: ['scale_set', 'vm_namespace', 'phase'] as const,
-    registers: [registry],
-    collect: () => {
-      if (!view.isLeader()) {
-        gauge.reset();
-        countedAt = Number.NEGATIVE_INFINITY;
-        return;
-      }
-      const age = view.clock() - countedAt;
+    labelNames: ['scale_set', 'vm_namespace', 'phase'],
+    isLeader: view.isLeader,
+    count: (gauge) => {
+      const now = view.clock();
+      const age = now - (counted?.at ?? Number.NEGATIVE_INFINITY);
       // The age is negative when the clock was set back.
-      if (age < 0 || age >= intervalSeconds * 1000) {
-        countedAt = view.clock();
-        count(gauge, view);
+      if (counted === undefined || age < 0 || age >= intervalSeconds * 1000) {
+        counted = { at: now, vms: runnersIn(view) };
       }
+      counted.vms.forEach((labels) => gauge.inc(labels));
     },
   });
 }
 
 /** Start of the generated names of VMs for which nobody chose a name. */
-const UNNAMED = 'vm-';
+const UNNAMED = `${DEFAULT_VM_NAME}-`;
 
 /**
  * Returns the scale set of a VM: its label, or else the text before the generated part of its name, because programs for runners generate
@@ -176,13 +172,14 @@ function scaleSetOf({ labels, generateName = UNNAMED }: VM['metadata']): string 
   return labels?.[SCALE_SET_LABEL] || (generateName === UNNAMED ? '' : generateName.replace(/-$/, ''));
 }
 
-/** Counts only existing VMs. Therefore there are never more series than VMs, even though tenants choose the names of scale sets. */
-function count(gauge: Gauge<Labels>, { vms }: RunnerView): void {
-  gauge.reset();
-  for (const { metadata, status } of vms()) {
+/**
+ * Returns the labels of each VM of a scale set. Only existing VMs have some. Therefore there are never more series than VMs, even though
+ * tenants choose the names of scale sets.
+ */
+function runnersIn({ vms }: RunnerView): Record<Labels, string>[] {
+  return vms().flatMap(({ metadata, status }) => {
     const scale_set = scaleSetOf(metadata);
-    if (scale_set !== '') {
-      gauge.inc({ scale_set, vm_namespace: metadata.namespace ?? '', phase: status?.phase ?? 'Pending' });
-    }
-  }
+    const vm_namespace = metadata.namespace ?? '';
+    return scale_set === '' ? [] : [{ scale_set, vm_namespace, phase: status?.phase ?? 'Pending' }];
+  });
 }

@@ -7,7 +7,6 @@ import {
   SHARED_DISK_RESOURCE,
   SLOT_RESOURCE,
 } from '../../api/v1alpha1/names.ts';
-import { parseQuantity } from '../../api/v1alpha1/quantity.ts';
 import {
   ALL_REFUSED,
   NO_MATCHING_HOST,
@@ -17,7 +16,7 @@ import {
 } from '../../api/v1alpha1/obstacles.ts';
 import type { Node, Pod, Taint } from '../../kube/core.ts';
 import { conditionIn } from '../objects/conditions.ts';
-import { isPassing, keepsOff, suits } from '../tasks/placement.ts';
+import { amountOf, isPassing, keepsOff, suits } from '../tasks/placement.ts';
 import { machineContainer, podPorts } from '../podbacked/pod.ts';
 
 /** Pattern of the scheduler's reason about a resource of which a node has too little left. */
@@ -141,13 +140,8 @@ function lacks(pod: Pod, node: Node, resource: string): boolean {
     wanted !== undefined &&
     suits(pod.spec, node) &&
     keptOffBy(pod, node) === undefined &&
-    millis(has) < millis(wanted)
+    amountOf(resource, has) < amountOf(resource, wanted)
   );
-}
-
-/** Returns a quantity in thousandths, because only processors have fractions. */
-function millis(quantity: string): bigint {
-  return quantity.endsWith('m') ? parseQuantity(quantity.slice(0, -1)) : parseQuantity(quantity) * 1000n;
 }
 
 interface Reason {

@@ -173,6 +173,8 @@ export class ServerWorld {
     const consistency = new Consistency();
     const reconciler = new ServerReconciler({
       ...this.#watched,
+      // The world has no tasks, and no Emulators either.
+      taskPods: this.#watched.emulatorPods,
       client,
       systemNamespace: this.#namespace,
       createDriver: () => this.#driver(through),
