@@ -218,8 +218,9 @@ function withNamedAnswers(document: Described): Described {
     // A reader fills in the path first, and generated clients take its parts as their first arguments.
     parameters?.sort((one, other) => Number(other.in === 'path') - Number(one.in === 'path'));
     for (const answer of Object.values(responses)) {
-      const [, name = ''] = REFERENCE.exec(JSON.stringify(answer.content)) ?? [];
-      answer.description = components.schemas[name]?.description ?? answer.description;
+      const reference = answer.content?.['application/json']?.schema.$ref ?? '';
+      const schema = components.schemas[reference.replace(SCHEMAS, '')];
+      answer.description = schema?.description ?? answer.description;
     }
     responses['default'] = { $ref: `#/components/responses/${FAILURE.name}` };
   }
@@ -228,8 +229,8 @@ function withNamedAnswers(document: Described): Described {
   return document;
 }
 
-/** Reference to the schema of an answer. */
-const REFERENCE = /^{"application\/json":{"schema":{"\$ref":"#\/components\/schemas\/(\w+)"/;
+/** Start of a reference to a schema. */
+const SCHEMAS = '#/components/schemas/';
 
 /** The parts of a document that {@link withNamedAnswers} changes. */
 interface Parts {
@@ -243,7 +244,8 @@ interface Operation {
   readonly parameters?: { readonly in: string }[];
   readonly responses: Answers;
 }
-type Answers = Record<string, { $ref?: string; description?: string | undefined; content?: object }>;
+type Answers = Record<string, { $ref?: string; description?: string | undefined; content?: Content }>;
+type Content = Readonly<Record<string, { readonly schema: { readonly $ref?: string } }>>;
 
 /**
  * Removes minimums and maximums that are only the bounds of JavaScript's safe integers, and what only CustomResourceDefinitions need. Also removes the schemas for requests if nothing in
