@@ -4,7 +4,13 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Command } from 'commander';
 import { expect, it, vi } from 'vitest';
-import { type Answer, argumentSource, complete, completionScript, flagSource } from './completion.ts';
+import {
+  type CompletionAnswer,
+  argumentSource,
+  complete,
+  completionScript,
+  flagSource,
+} from './completion.ts';
 import { createProgram } from './program.ts';
 
 const TERMINAL = {
@@ -31,7 +37,7 @@ const NAMES = [
 ];
 
 /** Returns the words that are offered at the end of the line, and the commands that were run to find them. */
-async function offered(line: string, answer: Answer = async () => `${NAMES.join('\n')}\n`) {
+async function offered(line: string, answer: CompletionAnswer = async () => `${NAMES.join('\n')}\n`) {
   const asked: string[] = [];
   const lines = await complete(
     program,

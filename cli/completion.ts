@@ -104,7 +104,7 @@ const ARGUMENT_SOURCES: Readonly<Record<string, Source>> = {
 const CREATING: ReadonlySet<string> = new Set(['create', 'deploy', 'add', 'generate']);
 
 /** Runs a command of this program, and resolves with its standard output. The result is empty if the command fails. */
-export type Answer = (args: readonly string[], signal: AbortSignal) => Promise<string>;
+export type CompletionAnswer = (args: readonly string[], signal: AbortSignal) => Promise<string>;
 
 /**
  * Returns what the verb {@link COMPLETE_VERB} writes: the words that can follow, each with its description after a tab, and a directive.
@@ -114,7 +114,7 @@ export type Answer = (args: readonly string[], signal: AbortSignal) => Promise<s
 export async function complete(
   program: Command,
   line: readonly string[],
-  answer: Answer,
+  answer: CompletionAnswer,
   { environment, signal }: Pick<Terminal, 'environment' | 'signal'>,
 ): Promise<string> {
   const late = AbortSignal.any([signal, AbortSignal.timeout(LIMIT_MILLISECONDS)]);
@@ -276,7 +276,7 @@ function candidatesAt({ command, current, isAfterEnd }: Place): readonly Word[] 
 
 interface Asked {
   readonly environment: Terminal['environment'];
-  readonly answer: Answer;
+  readonly answer: CompletionAnswer;
   readonly signal: AbortSignal;
 }
 

@@ -8,7 +8,7 @@ import { CommandError, described, EXIT, ProgramEnded, withLogin } from './errors
 import { namesUnknown, withBooleans } from './flags.ts';
 import { addGlobals, type Globals } from './globals.ts';
 import {
-  type Answer,
+  type CompletionAnswer,
   complete,
   COMPLETE_VERB,
   completionScript,
@@ -218,7 +218,7 @@ async function offerCompletions(line: readonly string[], terminal: Terminal): Pr
   const program = await createProgram(terminal, ({ name, aliases = [] }) =>
     [name, ...aliases].some((word) => line.includes(word)),
   );
-  const answer: Answer = async (args, signal) => {
+  const answer: CompletionAnswer = async (args, signal) => {
     let text = '';
     const out = (piece: string) => void (text += piece);
     await run(args, { ...terminal, out, err: () => undefined, isForPeople: false, signal });
