@@ -88,7 +88,11 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
         'pods "mac" is forbidden: exceeded quota: small, requested: berth.dev/slot=1',
       ),
     },
-    step('quota', 'PodRefused', /raise the ResourceQuota small$/),
+    step(
+      'quota',
+      'PodRefused',
+      /^Delete VMs of the namespace, or ask an admin to raise the ResourceQuota small$/,
+    ),
   ],
   [
     'port',
@@ -163,15 +167,6 @@ const CAUSES: [string, Seen, { area: string; reason: string; todo: RegExp }][] =
     'no SSH server',
     { vm: vm({ phase: 'Running', conditions: [condition('Ready', 'False', 'NoSSHServer', 'port 22')] }) },
     step('guest', 'NoSSHServer', /^Look at the console of the guest/),
-  ],
-  [
-    'a quota of objects, which a smaller VM exceeds too',
-    { vm: pending('PodRefused', 'exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0') },
-    step(
-      'quota',
-      'PodRefused',
-      /^Delete VMs of the namespace, or ask an admin to raise the ResourceQuota few$/,
-    ),
   ],
   [
     'a quota of CPU',
