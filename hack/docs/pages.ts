@@ -57,9 +57,11 @@ function section(kind: KindDefinition): string {
   const { spec, status } = definition.spec.versions[0]?.schema.openAPIV3Schema.properties ?? {};
   const names = [kind.plural, ...kind.shortNames].map((name) => `\`${name}\``).join(', ');
   const scope = kind.namespaced ? 'An object is in a namespace.' : 'An object belongs to the whole cluster.';
+  const fields = kind.columns.filter(({ selectable }) => selectable === true).map(({ jsonPath }) => jsonPath);
+  const selected = fields.map((path) => `\`${path.slice(1)}\``).join(', ');
   return `## ${kind.kind}
 
-${kind.description} ${scope} Names for \`kubectl\`: ${names}.
+${kind.description} ${scope} Names for \`kubectl\`: ${names}.${selected && ` Fields for \`--field-selector\`: ${selected}.`}
 
 ### ${kind.kind} spec
 
@@ -197,7 +199,7 @@ interface Metric {
 }
 
 const DECLARATION =
-  /(?:new (Counter|Gauge|Histogram)(?:<[^>]*>)?\(|exportLeaderGauge\(registry, )\{\s*name: '([^']+)',\s*help:\s*'([^']+)',(?:\s*labelNames(?:: \[([^\]]*)\])?(?: as const)?,)?/g;
+  /(?:new (Counter|Gauge|Histogram)(?:<[^>]*>)?\(|exportLeaderGauge(?:<[^>]*>)?\(registry, )\{\s*name: '([^']+)',\s*help:\s*'([^']+)',(?:\s*labelNames(?:: \[([^\]]*)\])?(?: as const)?,)?/g;
 /** The file whose function declares the gauges of the leader. */
 const LEADER_GAUGE = 'objects/leadergauge.ts';
 /** Constant with labels that several declarations below it share. */
@@ -212,7 +214,7 @@ async function readMetrics(folder: string): Promise<Metric[]> {
   for (const file of files.toSorted()) {
     const text = await readFile(join(ROOT, file), 'utf8');
     const metrics = [...text.matchAll(DECLARATION)].map((match) => parseMetric(text, match));
-    const declared = text.match(/new (?:Counter|Gauge|Histogram)[<(]|exportLeaderGauge\(/g)?.length ?? 0;
+    const declared = text.match(/new (?:Counter|Gauge|Histogram)[<(]|exportLeaderGauge[<(]/g)?.length ?? 0;
     if (metrics.length !== declared) {
       throw new Error(
         `${file}: ${declared} metrics, of which ${metrics.length} begin with name, help, labelNames`,
