@@ -42,8 +42,15 @@ function structuralSchema(schema: z.ZodType): JsonSchema {
 }
 
 function printerColumn(column: PrinterColumn): JsonSchema {
-  const { wide, ...rest } = column;
+  const { wide, selectable: _, ...rest } = column;
   return wide === undefined ? rest : { ...rest, priority: 1 };
+}
+
+function selectableFields({ columns }: KindDefinition): JsonSchema {
+  const fields = columns
+    .filter(({ selectable }) => selectable === true)
+    .map(({ jsonPath }) => ({ jsonPath }));
+  return fields.length === 0 ? {} : { selectableFields: fields };
 }
 
 /**
@@ -75,6 +82,7 @@ export function customResourceDefinition(kind: KindDefinition): JsonSchema {
           served: true,
           storage: true,
           ...(kind.status && { subresources: { status: {} } }),
+          ...selectableFields(kind),
           additionalPrinterColumns: kind.columns.map(printerColumn),
           schema: { openAPIV3Schema: objectSchema(kind) },
         },

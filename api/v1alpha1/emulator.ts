@@ -9,6 +9,7 @@ import {
   type KindContent,
   nameRule,
   PHASE_COLUMN,
+  selectable,
   wide,
 } from './kind.ts';
 import { ANDROID_NAME, EMULATOR_DEVICES } from './emulatormachine.ts';
@@ -129,10 +130,10 @@ export const EMULATOR_KIND: KindContent = {
   status: emulatorStatusSchema,
   rules: [nameRule(63, { dots: false })],
   columns: [
-    column('VM', '.spec.vmName', 'VM of the emulator.'),
+    selectable(column('VM', '.spec.vmName', 'VM of the emulator.')),
     PHASE_COLUMN,
     conditionColumn('Ready', 'Ready', 'status'),
-    column('Node', '.status.nodeName', 'Host of the emulator.'),
+    selectable(column('Node', '.status.nodeName', 'Host of the emulator.')),
     AGE_COLUMN,
     wide(column('Address', '.status.adb.address', 'Address of ADB.')),
     wide(column('Port', '.status.adb.port', 'Port of ADB.', 'integer')),

@@ -1,13 +1,17 @@
 import type * as z from 'zod';
 import type { CelRule } from './schema.ts';
 
-/** A column of `kubectl get`. If `wide` is set, only `-o wide` shows the column. */
+/**
+ * A column of `kubectl get`. If `wide` is set, only `-o wide` shows the column. If `selectable` is set, `--field-selector` selects objects by
+ * the field of the column.
+ */
 export interface PrinterColumn {
   name: string;
   type: 'string' | 'integer' | 'date';
   description: string;
   jsonPath: string;
   wide?: true;
+  selectable?: true;
 }
 
 /** Content of the CustomResourceDefinition of a kind. */
@@ -57,7 +61,7 @@ export function column(
   return { name, type, description, jsonPath };
 }
 
-export const PHASE_COLUMN = column('Phase', '.status.phase', 'Phase of the object.');
+export const PHASE_COLUMN = selectable(column('Phase', '.status.phase', 'Phase of the object.'));
 export const AGE_COLUMN = column('Age', '.metadata.creationTimestamp', 'Time since creation.', 'date');
 
 /** Returns a column that shows one field of a condition. */
@@ -68,6 +72,11 @@ export function conditionColumn(
 ): PrinterColumn {
   const jsonPath = `.status.conditions[?(@.type=="${type}")].${field}`;
   return column(name, jsonPath, `The ${field} of the condition ${type}.`);
+}
+
+/** Returns a copy of the column, whose field a field selector can name. The field is a text or a number. */
+export function selectable(plain: PrinterColumn): PrinterColumn {
+  return { ...plain, selectable: true };
 }
 
 /** Returns a copy of the column. `kubectl get` shows this copy only with `-o wide`. */

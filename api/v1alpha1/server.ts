@@ -1,7 +1,15 @@
 /** Server: the power of one physical server, which can be a host of machines. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import { AGE_COLUMN, type ApiObject, column, conditionColumn, type KindContent, wide } from './kind.ts';
+import {
+  AGE_COLUMN,
+  type ApiObject,
+  column,
+  conditionColumn,
+  type KindContent,
+  selectable,
+  wide,
+} from './kind.ts';
 import { choice, documented, integer, objectName, oneOf, report, text, timestamp } from './schema.ts';
 
 /** Largest number of addresses of one Server. */
@@ -256,9 +264,9 @@ export const SERVER_KIND: KindContent = {
     },
   ],
   columns: [
-    column('Power', '.status.power', 'Power of the server.'),
+    selectable(column('Power', '.status.power', 'Power of the server.')),
     conditionColumn('Ready', 'Ready', 'status'),
-    column('Node', '.spec.nodeName', 'Node of the host on the server.'),
+    selectable(column('Node', '.spec.nodeName', 'Node of the host on the server.')),
     column('Type', '.spec.type', 'Type of the server.'),
     column('Location', '.spec.location', 'Location of the server.'),
     AGE_COLUMN,

@@ -9,6 +9,7 @@ import {
   type KindContent,
   nameRule,
   PHASE_COLUMN,
+  selectable,
   wide,
 } from './kind.ts';
 import { atLeast, type CelRule, documented, immutable } from './schema.ts';
@@ -71,7 +72,7 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindContent {
       column('Progress', '.status.progress', 'Progress of the image pull in percent.'),
       conditionColumn('Ready', 'Ready', 'status'),
       conditionColumn('Reason', 'Ready', 'reason'),
-      column('Node', '.status.nodeName', 'Host of the machine.'),
+      selectable(column('Node', '.status.nodeName', 'Host of the machine.')),
       column(
         'Address',
         '.status.hostAddress',

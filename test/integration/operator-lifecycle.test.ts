@@ -82,6 +82,12 @@ describe('a VM with kubectl', () => {
     const { stdout } = await cluster.kubectl(['get', 'vm', 'story', '-n', vms.namespace, '-o', 'wide']);
     expect(stdout).toMatch(/^NAME\s+PHASE\s+PROGRESS\s.*\sIMAGE\s+ACCELERATOR\s/);
     expect(stdout).toMatch(/story\s+Running.*\sguest:1\s/);
+    const selected = async (field: string) =>
+      (await cluster.kubectl(['get', 'vms', '-n', vms.namespace, '--field-selector', field, '-o', 'name']))
+        .stdout;
+    const { status } = await vms.get('story');
+    expect(await selected(`status.phase=Running,status.nodeName=${status?.nodeName}`)).toContain('/story\n');
+    expect(await selected('status.phase!=Running')).not.toContain('/story');
     await cluster.kubectl(['delete', 'vm', 'story', '-n', vms.namespace, '--timeout=60s']);
     await vms.waitUntilGone('story');
   });
