@@ -137,6 +137,23 @@ it('a VM is Stalled once its lost host can no longer return with its machine', (
   expect(removed.get('Stalled')).toMatchObject({ status: 'True', reason: 'HostLost' });
 });
 
+it('Ready says why a VM waits for a host, because lists show no other condition', () => {
+  const message = '0/2 nodes are available: 2 Insufficient berth.dev/slot.';
+  const refused = { type: 'PodScheduled', status: 'False', reason: 'Unschedulable', message } as const;
+  const pod = {
+    metadata: { name: 'x' },
+    spec: { containers: [] },
+    status: { phase: 'Pending', conditions: [refused] },
+  } as unknown as Pod;
+  const waiting = conditionsOf({}, { pod, startingHosts: () => [], portHolder: () => undefined });
+  expect(waiting.get('Ready')).toMatchObject({
+    status: 'False',
+    reason: 'Unschedulable',
+    message: waiting.get('Scheduled')?.message,
+  });
+  expect(waiting.get('Scheduled')?.message).toBe('No host is free: 2 without a free slot');
+});
+
 it('a VM that is placed again waits for its Pod, and does not run, while the host removes its machine', () => {
   const metadata = { name: 'x', namespace: 'ci' };
   const vm = { apiVersion: 'berth.dev/v1alpha1', kind: 'VM', metadata, spec: {}, status: { attempt: 2 } };

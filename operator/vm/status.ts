@@ -77,7 +77,7 @@ function conditions(observed: ObservedVM, { phase, facts, findings }: Derived): 
   const generation = observed.vm.metadata.generation ?? 0;
   const placement = scheduled(observed, findings);
   const drafts = [
-    ready(observed, phase, findings),
+    ready(observed, { phase, findings }, placement),
     reconciling(observed, { phase, findings }, placement),
     stalled(observed, { phase, facts, findings }),
     placement,
@@ -94,8 +94,15 @@ function conditions(observed: ObservedVM, { phase, facts, findings }: Derived): 
   });
 }
 
-/** Returns the condition Ready. It is True if the VM is as declared: it runs and is ready, or it is off on request. */
-function ready(observed: ObservedVM, phase: VMPhaseReport, { blocked }: Findings): Draft {
+/**
+ * Returns the condition Ready. It is True if the VM is as declared: it runs and is ready, or it is off on request. While the VM waits for a
+ * host, it says what the condition Scheduled (`placement`) says, because lists show Ready alone.
+ */
+function ready(
+  observed: ObservedVM,
+  { phase, findings: { blocked } }: Pick<Derived, 'phase' | 'findings'>,
+  placement: Draft,
+): Draft {
   const type = 'Ready';
   if (blocked !== undefined) {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
@@ -107,6 +114,9 @@ function ready(observed: ObservedVM, phase: VMPhaseReport, { blocked }: Findings
   const awaited = awaitedChange(observed, phase);
   if (awaited !== undefined) {
     return { type, status: 'False', ...awaited };
+  }
+  if (waitsForHost(observed) && placement.status === 'False') {
+    return { ...placement, type };
   }
   if (phase.name !== 'Running') {
     return { type, status: isOffAsDeclared(observed, phase) ? 'True' : 'False', reason, message };
@@ -144,10 +154,12 @@ function reconciling(
   if (SETTLED.has(phase.name) || blocked?.condition === 'Stalled') {
     return undefined;
   }
-  const { pod } = observed;
-  const waitsForHost = pod !== undefined && pod.spec.nodeName === undefined;
-  const { message } = blocked ?? (waitsForHost ? placement : phase);
+  const { message } = blocked ?? (waitsForHost(observed) ? placement : phase);
   return { ...draft, reason: phase.name, message };
+}
+
+function waitsForHost({ pod }: ObservedVM): boolean {
+  return pod !== undefined && pod.spec.nodeName === undefined;
 }
 
 /**

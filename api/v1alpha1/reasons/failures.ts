@@ -191,7 +191,7 @@ export const FAILURES = {
 /** Faults after which Berth tries again. They pass by themselves, or somebody fixes them. The VM need not be created again. */
 export const FAULTS = {
   Unschedulable: {
-    seen: { Emulator: ['Scheduled', 'Event'], VM: ['Scheduled', 'Event'] },
+    seen: { Emulator: ['Scheduled', 'Event'], VM: ['Scheduled', 'Ready', 'Event'] },
     class: 'passing',
     by: 'operator',
     says: 'No suitable host has room for the VM or Emulator. The condition’s message contains the number of hosts for each cause',

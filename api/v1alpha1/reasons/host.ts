@@ -335,7 +335,7 @@ export const SERVER_REASONS = {
     todo: 'Look at the console of the server, and check that its agent starts at boot. If the host needs more time, set powerByDemand.bootSeconds',
   },
   HostStarting: {
-    seen: { VM: ['Scheduled'] },
+    seen: { VM: ['Scheduled', 'Ready'] },
     class: 'state',
     by: 'operator',
     says: 'No host is free for the VM, and a host that can run it is starting',
