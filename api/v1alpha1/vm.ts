@@ -91,7 +91,6 @@ export function vmKind(dpiMaximum: DisplayDpiMaximum): KindContent {
       ),
       wide(column('CPU', '.status.resources.cpu', 'Number of processors of the machine.', 'integer')),
       wide(column('Memory', '.status.resources.memory', 'Memory of the machine.')),
-      wide(conditionColumn('Scheduling', 'Scheduled', 'message')),
       wide(conditionColumn('Message', 'Ready', 'message')),
     ],
   };
