@@ -40,7 +40,11 @@ it('version 2: limits are written before the process is added, and are enabled i
     ...enabled('cpu'),
     ofMachine('cpu.weight', '200'),
     ofMachine('cgroup.procs', '4711'),
+    [join('berth', 'cpu.weight'), '200'],
   ]);
+  // All machines together have as much of the processors as each of them has of its own.
+  await tree.add('other', 4712, { ...LIMITS, cpu: 3 });
+  expect(await readFile(join(root, 'berth', 'cpu.weight'), 'utf8')).toBe('500');
   expect(await readFile(join(root, 'berth', 'uid', 'memory.max'), 'utf8')).toBe('100663296');
   await writeFile(join(root, 'berth', 'uid', 'memory.events'), 'oom 1\noom_kill 1\noom_group_kill 1\n');
   expect(await tree.memoryKills('uid')).toBe(1);

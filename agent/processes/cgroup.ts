@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { pause } from '../../base/time.ts';
 import { hasCode, isMissing, isOfSystem, undefinedIf } from '../../base/errors.ts';
+import { listFolders } from '../../base/files.ts';
 
 /**
  * Largest number of attempts to remove a control group. All attempts together take 5 s. One attempt is not enough, because the kernel
@@ -32,15 +33,13 @@ const CONTROLLERS = ['memory', 'pids', 'cpu'] as const;
 type Controller = (typeof CONTROLLERS)[number];
 
 /**
- * CPU shares in cgroups version 1. `each` is the number of shares for each processor of a machine, as in the kubelet. `most` is the largest
- * number of shares that the kernel accepts.
+ * File of a group's share of the processors, in each version of control groups. `each` is the share for each processor of a machine: the
+ * kernel's default, as in the kubelet. `most` is the largest share that the kernel accepts.
  */
-const SHARES = { each: 1024, most: 262_144 };
-/**
- * CPU weight in cgroups version 2. `each` is the weight for each processor of a machine, and equals the kernel's default weight. `most` is
- * the largest weight that the kernel accepts.
- */
-const WEIGHT = { each: 100, most: 10_000 };
+const SHARE = {
+  1: { file: 'cpu.shares', each: 1024, most: 262_144 },
+  2: { file: 'cpu.weight', each: 100, most: 10_000 },
+} as const;
 
 /** Returns the name and the content of each file that sets a limit of a machine's control group. */
 function limitFiles(
@@ -60,10 +59,10 @@ function limitFiles(
           ];
     case 'pids':
       return [['pids.max', String(processes)]];
-    default:
-      return version === 1
-        ? [['cpu.shares', String(Math.min(SHARES.most, SHARES.each * cpu))]]
-        : [['cpu.weight', String(Math.min(WEIGHT.most, WEIGHT.each * cpu))]];
+    default: {
+      const { file, each, most } = SHARE[version];
+      return [[file, String(Math.min(most, each * cpu))]];
+    }
   }
 }
 
@@ -71,6 +70,8 @@ export class MachineCgroups {
   readonly #logger: Logger;
   readonly #search: readonly string[];
   #hierarchies: Promise<Hierarchy[]> | undefined;
+  /** The last change of the share of all machines. A change must not overwrite a later one. */
+  #shared: Promise<void> = Promise.resolve();
 
   /**
    * Prepares control groups for machines, but does not change the host yet. `roots` are the possible paths of the host's tree of control
@@ -99,6 +100,7 @@ export class MachineCgroups {
         }
         await this.#limit(hierarchy, machineUid, limits);
         await writeFile(join(group, 'cgroup.procs'), String(pid));
+        await this.#share(hierarchy);
       } catch (error) {
         this.#logger.warn({ err: error, group }, 'A machine runs outside its control group');
       }
@@ -147,10 +149,25 @@ export class MachineCgroups {
 
   /** Removes the machine's control groups. Call this function after the machine's last process has ended. */
   async remove(machineUid: string): Promise<void> {
-    for (const { path } of await this.#roots()) {
+    for (const hierarchy of await this.#roots()) {
+      const { path } = hierarchy;
       await removeGroup(machineGroup(path, machineUid));
       await removeIfEmpty(join(path, MACHINES_GROUP));
+      await this.#share(hierarchy);
     }
+  }
+
+  /**
+   * Gives the group of all machines the shares of its machines together. With the kernel's default, all machines would have as much of the
+   * processors as one other process or group of the host.
+   */
+  async #share({ path, version, controllers }: Hierarchy): Promise<void> {
+    if (controllers.includes('cpu')) {
+      this.#shared = this.#shared.then(
+        async () => await undefinedIf(isOfSystem, shareAsMachines(path, SHARE[version])),
+      );
+    }
+    await this.#shared;
   }
 
   async #limit(hierarchy: Hierarchy, machineUid: string, limits: MachineLimits): Promise<void> {
@@ -191,6 +208,17 @@ export class MachineCgroups {
       );
     }
     return found;
+  }
+}
+
+async function shareAsMachines(root: string, { file, most }: (typeof SHARE)[1 | 2]): Promise<void> {
+  const machines = await listFolders(join(root, MACHINES_GROUP));
+  const shares = await Promise.all(
+    machines.map(async (uid) => Number(await readText(join(machineGroup(root, uid), file)))),
+  );
+  const sum = shares.reduce((total, share) => total + share, 0);
+  if (sum > 0) {
+    await writeFile(join(root, MACHINES_GROUP, file), String(Math.min(most, sum)));
   }
 }
 

@@ -1,9 +1,10 @@
 /** The driver for emulators, with the stand-in for the Android emulator without a guest. */
-import { access, mkdir, readdir, readFile, readlink, rm, symlink, writeFile } from 'node:fs/promises';
+import { access, mkdir, readdir, readFile, readlink, rm, stat, symlink, writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { EmulatorLaunchPlan, MachineFolder, MachineState } from '../../../agent/drivers/driver.ts';
 import { stateFile } from '../../../agent/drivers/emulator/files.ts';
+import { isMissing, undefinedIf } from '../../../base/errors.ts';
 import { run } from '../../../base/exec.ts';
 import { waitFor } from '../../../hack/wait.ts';
 import type { Cue } from '../../standins/emulator/program/cues.ts';
@@ -45,6 +46,14 @@ async function log(): Promise<string> {
   return text;
 }
 
+/** Returns the group without which a user cannot open the device of KVM. The result is empty if there is none. */
+async function groupOfKVM(): Promise<string> {
+  const device = await undefinedIf(isMissing, stat('/dev/kvm'));
+  const isForGroup =
+    device !== undefined && (device.mode & 0o006) !== 0o006 && (device.mode & 0o060) === 0o060;
+  return isForGroup && device.gid !== 0 ? String(device.gid) : '';
+}
+
 /** Nothing of the machine is left: no folder, no process of its user, no control group. */
 async function expectNothing(): Promise<void> {
   expect(await state()).toEqual({ kind: 'absent' });
@@ -63,7 +72,7 @@ describe('a machine of the stand-in for the emulator', () => {
     const pid = now.kind === 'running' ? now.pid : 0;
     const status = await readFile(`/proc/${pid}/status`, 'utf8');
     expect(status).toMatch(new RegExp(`^Uid:\\s+${user}\\s+${user}\\s+${user}\\s+${user}$`, 'm'));
-    expect(status).toMatch(/^Groups:\s*$/m);
+    expect(status).toMatch(new RegExp(`^Groups:\\s*${await groupOfKVM()}\\s*$`, 'm'));
     expect(status).toMatch(/^NoNewPrivs:\s+1$/m);
     expect(status).toMatch(/^CapBnd:\s+0+$/m);
     const variables = (await readFile(`/proc/${pid}/environ`, 'utf8')).split('\0');

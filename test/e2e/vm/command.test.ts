@@ -116,7 +116,7 @@ async function enter(line: string): Promise<string> {
 
 /** Deploys the VM and waits for its SSH server. Returns its UID. */
 async function deploy(): Promise<string> {
-  expect(await enter('berth vm deploy desk --config small')).toMatch(/^desk +Running +host /m);
+  expect(await enter('berth vm deploy desk --config small')).toMatch(/^desk +Running .* host /m);
   expect(await enter('berth vm wait desk --for ready')).toBe('vm desk is ready');
   return (await world.vms.get('desk')).metadata.uid ?? '';
 }

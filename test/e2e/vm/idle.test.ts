@@ -2,6 +2,7 @@
 import { afterAll, beforeAll, expect, test } from 'vitest';
 import { conditionIn } from '../../../operator/objects/conditions.ts';
 import { IMAGES } from '../../../api/v1alpha1/resources.ts';
+import { JOBS } from '../../../kube/core.ts';
 import { auditedWrites, isSignOfLife, untilSettled } from '../../support/apiwrites.ts';
 import { CacheEntries } from '../../fixtures/cacheentries.ts';
 import { numbered } from '../../fixtures/vms.ts';
@@ -78,10 +79,21 @@ async function fill(): Promise<void> {
   await vms.waitForCondition('waiting', 'Scheduled', { status: 'False', reason: 'Unschedulable' });
 }
 
+/** The Jobs of an Image go a minute after their success. */
+async function untilWithoutJobs(): Promise<void> {
+  const { cluster } = world;
+  await waitFor(
+    'the Jobs of the Image to be deleted',
+    async () => (await cluster.client().list(JOBS, { namespace: NAMESPACE })).items.length === 0,
+    STEP,
+  );
+}
+
 test('idle-quiet: the only writes are Leases and heartbeats of hosts', {
   timeout: TEST_MILLISECONDS,
 }, async () => {
   await fill();
+  await untilWithoutJobs();
   await untilSettled(world.cluster);
   const begin = Date.now();
   await waitFor('the quiet time to pass', () => Date.now() - begin >= QUIET_MILLISECONDS, {
