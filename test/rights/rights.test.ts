@@ -28,7 +28,7 @@ const PROGRAMS: Readonly<Record<string, readonly string[]>> = {
   'berth-host-metrics-reader': ['prometheus'],
 };
 /** Roles of people, who choose what they do. */
-const PEOPLE = /^berth-(?:view|edit|admin|power-user|role-.+)$/;
+const PEOPLE = /^berth-(?:view|edit|admin|power-user|cluster-info|role-.+)$/;
 
 interface Rule {
   apiGroups?: string[];
