@@ -240,8 +240,10 @@ test(
 );
 
 test(
-  'logs follow the console, and end with the machine when the VM is deleted',
+  'logs follow the console, and end with the machine when the VM is deleted with time for its guest',
   async () => {
+    const spec = { terminationGracePeriodSeconds: 30 };
+    await world.kubectl('patch', 'vm', 'desk', '--type=merge', '-p', JSON.stringify({ spec }));
     await terminal.clear();
     await terminal.type('berth vm logs -f desk\n');
     await terminal.shows(/^berth-guest: ready$/m);
