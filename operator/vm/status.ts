@@ -107,6 +107,9 @@ function ready(
   if (blocked !== undefined) {
     return { type, status: 'False', reason: blocked.reason, message: blocked.message };
   }
+  if (placement.status === 'False') {
+    return { ...placement, type };
+  }
   const { reason, message } = phase;
   if (reason === 'HostUnreachable' || reason === 'HostPoweredOff') {
     return { type, status: 'Unknown', reason, message };
@@ -114,9 +117,6 @@ function ready(
   const awaited = awaitedChange(observed, phase);
   if (awaited !== undefined) {
     return { type, status: 'False', ...awaited };
-  }
-  if (waitsForHost(observed) && placement.status === 'False') {
-    return { ...placement, type };
   }
   if (phase.name !== 'Running') {
     return { type, status: isOffAsDeclared(observed, phase) ? 'True' : 'False', reason, message };
