@@ -3,9 +3,8 @@ import { CORDONED_FOR_ANNOTATION } from '../../api/v1alpha1/names.ts';
 import type { Node, Pod, PodSpec } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { isReady } from '../host/observe.ts';
-import { conditionIn } from '../objects/conditions.ts';
 import { amountOf, holdsSlot, suits } from '../tasks/placement.ts';
-import { PODS_WITHOUT_HOST, WITHOUT_HOST } from '../vm/triggers.ts';
+import { isWaiting, PODS_WITHOUT_HOST, WITHOUT_HOST } from '../vm/triggers.ts';
 
 /** Amounts of resources by name: CPU in thousandths, everything else in its own unit. */
 type Amounts = ReadonlyMap<string, number>;
@@ -96,13 +95,6 @@ function hostPorts({ containers }: PodSpec): string[] {
   return ports
     .filter(({ hostPort }) => hostPort !== undefined)
     .map(({ hostPort, protocol = 'TCP' }) => `${hostPort}/${protocol}`);
-}
-
-/** Returns true if the scheduler found no host for the Pod. */
-export function isWaiting({ spec, status, metadata }: Readonly<Pod>): boolean {
-  const scheduled = conditionIn(status, 'PodScheduled');
-  const isUnbound = spec.nodeName === undefined && metadata.deletionTimestamp === undefined;
-  return isUnbound && scheduled?.status === 'False' && scheduled.reason === 'Unschedulable';
 }
 
 /** Returns the Pods of VMs that the scheduler could not place, the oldest first. */

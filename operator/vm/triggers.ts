@@ -4,6 +4,7 @@ import type { Controller } from '../../kube/controller.ts';
 import type { ConfigMap, Pod } from '../../kube/core.ts';
 import type { Informer } from '../../kube/informer.ts';
 import { keyOf, type KubeObject } from '../../kube/objects.ts';
+import { conditionIn } from '../objects/conditions.ts';
 import { PODS_BY_NODE } from '../host/observe.ts';
 import { onHostChange, onStartChange } from '../host/power.ts';
 import { isBound, type VMSources, waitingForPortsOf } from './observe.ts';
@@ -38,7 +39,13 @@ export function enqueueVMs(
   const { vms, pods, servers, vmConfigs, images, isos, config } = sources;
   vms.cache.onChange(({ object }) => controller.enqueue(keyOf(object)));
   // Changes of Pods have a higher priority than new VMs. Otherwise a large number of new VMs would delay VMs that already run.
-  pods.cache.onChange(({ object }) => controller.enqueue(keyOf(object), { urgent: true }));
+  pods.cache.onChange(({ object, previous }) => {
+    if (previous !== undefined && isRefusedAgain(previous, object)) {
+      controller.enqueueAfter(keyOf(object), REFUSED_MILLISECONDS);
+    } else {
+      controller.enqueue(keyOf(object), { urgent: true });
+    }
+  });
   const enqueueAll = (found: readonly Readonly<VM>[], mayName: (vm: Readonly<VM>) => boolean): void =>
     found.filter(mayName).forEach((vm) => controller.enqueue(keyOf(vm)));
   // Without this check, a user who changes an Image again and again would cause work for the VMs of all namespaces.
@@ -67,6 +74,26 @@ export function enqueueVMs(
     pods.cache.byIndex(PODS_BY_NODE, name).forEach((pod) => controller.enqueue(keyOf(pod)));
   onHostChange(sources, enqueueHost);
   onStartChange(servers, () =>
-    pods.cache.byIndex(PODS_WITHOUT_HOST, WITHOUT_HOST).forEach((pod) => controller.enqueue(keyOf(pod))),
+    pods.cache
+      .byIndex(PODS_WITHOUT_HOST, WITHOUT_HOST)
+      .forEach((pod) => controller.enqueueAfter(keyOf(pod), REFUSED_MILLISECONDS)),
   );
+}
+
+/**
+ * Time in milliseconds after which a VM that waits for a host tells the latest reason. Each change of a host changes the reasons of all
+ * waiting VMs. If each VM told each of them, a hundred VMs that wait for ten hosts would keep the API server busy while the hosts open.
+ */
+const REFUSED_MILLISECONDS = 2_000;
+
+/** Returns true if the scheduler found no host for the Pod. */
+export function isWaiting({ spec, status, metadata }: Readonly<Pod>): boolean {
+  const scheduled = conditionIn(status, 'PodScheduled');
+  const isUnbound = spec.nodeName === undefined && metadata.deletionTimestamp === undefined;
+  return isUnbound && scheduled?.status === 'False' && scheduled.reason === 'Unschedulable';
+}
+
+/** Returns true if the scheduler found no host for the Pod before the change, and none by it. */
+function isRefusedAgain(before: Readonly<Pod>, now: Readonly<Pod>): boolean {
+  return isWaiting(before) && isWaiting(now);
 }

@@ -15,7 +15,8 @@ import { type OperatorConfig, parseConfig } from '../../operator/config/config.t
 import { openAction } from '../../operator/host/power.ts';
 import { hostPodSpec, type Placement, suits } from '../../operator/tasks/placement.ts';
 import { byDemand, hostFacts, isPending, seeEmpty } from '../../operator/server/demand/facts.ts';
-import { choose, isWaiting, placeOn } from '../../operator/server/places.ts';
+import { choose, placeOn } from '../../operator/server/places.ts';
+import { isWaiting } from '../../operator/vm/triggers.ts';
 import { type DemandDecision, planDemand } from '../../operator/server/demand/controller.ts';
 import { type Host, nodeOf, serverOf, START } from './demandhost.ts';
 
