@@ -431,13 +431,6 @@ describe('a status', () => {
           message: 'waits for a host',
           ...condition,
         },
-        {
-          type: 'Scheduled',
-          status: 'False',
-          reason: 'NoFreeSlot',
-          message: 'all 1 hosts are full',
-          ...condition,
-        },
       ],
     });
     const get = ['get', 'vm', name, '-n', namespace];
@@ -454,7 +447,7 @@ describe('a status', () => {
     ]);
     expect(narrow).toMatch(/reported +Pending +Pulling 42 % +False +Unschedulable +host-1 +192\.0\.2\.1/);
     const { stdout: wide } = await cluster.kubectl([...get, '-o', 'wide']);
-    expect(wide).toMatch(/ a\/b:1 +KVM +2 +4Gi +all 1 hosts are full +waits for a host/);
+    expect(wide).toMatch(/ a\/b:1 +KVM +2 +4Gi +waits for a host/);
   });
 });
 
