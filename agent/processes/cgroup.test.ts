@@ -1,13 +1,14 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
-import { tmpdir } from 'node:os';
+import { availableParallelism, tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { pino } from 'pino';
 import { expect, it, onTestFinished, vi } from 'vitest';
 import { MachineCgroups } from './cgroup.ts';
 
 vi.mock(import('node:fs/promises'), { spy: true });
+vi.mock(import('node:os'), { spy: true });
 
 const LIMITS = { memoryBytes: 96 * 1024 ** 2, processes: 64, cpu: 2 };
 const isRoot = process.getuid?.() === 0;
@@ -18,6 +19,7 @@ it('version 2: limits are written before the process is added, and are enabled i
   if (!isRoot) {
     skip('only root has control groups');
   }
+  vi.mocked(availableParallelism).mockReturnValue(2);
   const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
   onTestFinished(async () => await rm(root, { recursive: true }));
   await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
@@ -42,12 +44,31 @@ it('version 2: limits are written before the process is added, and are enabled i
     ofMachine('cgroup.procs', '4711'),
     [join('berth', 'cpu.weight'), '200'],
   ]);
-  // All machines together have as much of the processors as each of them has of its own.
-  await tree.add('other', 4712, { ...LIMITS, cpu: 3 });
-  expect(await readFile(join(root, 'berth', 'cpu.weight'), 'utf8')).toBe('500');
   expect(await readFile(join(root, 'berth', 'uid', 'memory.max'), 'utf8')).toBe('100663296');
   await writeFile(join(root, 'berth', 'uid', 'memory.events'), 'oom 1\noom_kill 1\noom_group_kill 1\n');
   expect(await tree.memoryKills('uid')).toBe(1);
+});
+
+it('all machines together have the shares of those that run, and at most those of the processors of the host', async ({
+  skip,
+}) => {
+  if (!isRoot) {
+    skip('only root has control groups');
+  }
+  vi.mocked(availableParallelism).mockReturnValue(6);
+  const root = await mkdtemp(join(tmpdir(), 'berth-cgroup-'));
+  onTestFinished(async () => await rm(root, { recursive: true }));
+  await writeFile(join(root, 'cgroup.controllers'), 'cpuset cpu io memory pids\n');
+  const tree = new MachineCgroups(pino({ level: 'silent' }), [root]);
+  const weight = async (): Promise<string> => await readFile(join(root, 'berth', 'cpu.weight'), 'utf8');
+  await tree.add('ended', 4710, LIMITS);
+  await writeFile(join(root, 'berth', 'ended', 'cgroup.procs'), '');
+  await tree.add('first', 4711, LIMITS);
+  expect(await weight()).toBe('200');
+  await tree.add('second', 4712, { ...LIMITS, cpu: 3 });
+  expect(await weight()).toBe('500');
+  await tree.add('third', 4713, { ...LIMITS, cpu: 3 });
+  expect(await weight()).toBe('600');
 });
 
 it('a host without a controller logs once which limits are missing', async ({ skip }) => {

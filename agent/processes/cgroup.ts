@@ -4,6 +4,7 @@
  * writable, machines run without a group.
  */
 import { mkdir, readdir, readFile, rmdir, writeFile } from 'node:fs/promises';
+import { availableParallelism } from 'node:os';
 import { join } from 'node:path';
 import type { Logger } from 'pino';
 import { pause } from '../../base/time.ts';
@@ -158,8 +159,9 @@ export class MachineCgroups {
   }
 
   /**
-   * Gives the group of all machines the shares of its machines together. With the kernel's default, all machines would have as much of the
-   * processors as one other process or group of the host.
+   * Gives the group of all machines the shares of its running machines together, and at most the shares of the host's processors, as the
+   * kubelet does for its Pods. With the kernel's default, all machines would have as much of the processors as one other process or group of
+   * the host. With more than the host's processors, machines would starve the rest of the host.
    */
   async #share({ path, version, controllers }: Hierarchy): Promise<void> {
     if (controllers.includes('cpu')) {
@@ -211,14 +213,18 @@ export class MachineCgroups {
   }
 }
 
-async function shareAsMachines(root: string, { file, most }: (typeof SHARE)[1 | 2]): Promise<void> {
-  const machines = await listFolders(join(root, MACHINES_GROUP));
-  const shares = await Promise.all(
-    machines.map(async (uid) => Number(await readText(join(machineGroup(root, uid), file)))),
-  );
-  const sum = shares.reduce((total, share) => total + share, 0);
+async function shareAsMachines(root: string, { file, each, most }: (typeof SHARE)[1 | 2]): Promise<void> {
+  let sum = 0;
+  for (const uid of await listFolders(join(root, MACHINES_GROUP))) {
+    const group = machineGroup(root, uid);
+    // A group without processes is left over from a machine that has ended.
+    if ((await readText(join(group, 'cgroup.procs'))).trim() !== '') {
+      sum += Number(await readText(join(group, file)));
+    }
+  }
   if (sum > 0) {
-    await writeFile(join(root, MACHINES_GROUP, file), String(Math.min(most, sum)));
+    const all = Math.min(most, each * availableParallelism(), sum);
+    await writeFile(join(root, MACHINES_GROUP, file), String(all));
   }
 }
 
