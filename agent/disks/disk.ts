@@ -1,5 +1,7 @@
 /** Types for disks: the formats, the image from which machines' disks are cloned, and the error for a refused disk. */
 
+import type { ImageMemory } from '../../api/v1alpha1/task.ts';
+
 export type DiskFormat = 'qcow2' | 'raw';
 
 /** Size of a sector in bytes. The size of every disk is a multiple of this number. */
@@ -10,8 +12,18 @@ export const SECTOR_BYTES = 512;
  */
 export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 
+/** Files with the memory of an image, beside its disk. Nobody writes to them while machines use them. */
+export interface MemoryFiles extends ImageMemory {
+  /** Path of the file with the guest's memory: `memoryBytes` bytes with holes. */
+  ram: string;
+  /** Path of the file with the state of the machine's devices, as a migration stream of the hypervisor. */
+  state: string;
+}
+
 /** Image from which the agent clones the disks of machines. */
 export interface BaseImage {
+  /** Absent if the image has only a disk. */
+  memory?: MemoryFiles;
   /** Path of the disk file. Nobody writes to the file while machines use it. */
   path: string;
   /**

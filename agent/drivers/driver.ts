@@ -4,7 +4,7 @@ import type { EmulatorMachine } from '../../api/v1alpha1/emulatormachine.ts';
 import type { GuestFacts, Machine } from '../../api/v1alpha1/machine.ts';
 import type { RunAs } from '../../base/exec.ts';
 import type { ConsoleLog } from '../console/store.ts';
-import type { BaseImage } from '../disks/disk.ts';
+import type { BaseImage, MemoryFiles } from '../disks/disk.ts';
 import type { GuestNetwork, NamespaceNetwork } from '../network/network.ts';
 import type { SeedFiles } from '../seed/seed.ts';
 
@@ -146,6 +146,8 @@ export interface InspectOptions {
 
 export interface CopyOptions {
   target: string;
+  /** Paths of the files for the memory of a running machine. If absent, only the disk is copied. */
+  memory?: Pick<MemoryFiles, 'ram' | 'state'>;
   signal: AbortSignal;
   /** Called with the progress in percent, first with 0. After this first call, the guest's writes no longer change the copy. */
   onProgress: (percent: number) => void;
@@ -159,6 +161,8 @@ export interface DiskCopy {
    */
   consistency: 'FileSystem' | 'Crash' | 'Stopped';
   virtualSizeBytes: number;
+  /** Set if the memory was copied. Disk and memory are of the same moment. */
+  memory?: MemoryFiles;
 }
 
 /** Error for a refused stream or command. The message is a sentence for the user who requested the stream or command. */

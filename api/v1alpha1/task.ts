@@ -86,11 +86,15 @@ export const taskSchema = z.discriminatedUnion('type', [
     architecture: imageSchema.shape.architecture,
     target: storageTargetSchema,
   }),
-  /** Stores a copy of the disk of a VM of this host. The copy has the content that the disk has at a single moment, even if the VM runs. */
+  /**
+   * Stores a copy of the disk of a VM of this host. The copy has the content that the disk has at a single moment, even if the VM runs. With
+   * `memory`, the host stores the memory of the running VM of the same moment, too.
+   */
   z.object({
     apiVersion,
     type: z.literal('save'),
     vm: z.object({ namespace: z.string(), name: z.string(), uid: z.string() }),
+    memory: z.literal(true).optional(),
     target: storageTargetSchema,
   }),
   /** Pushes an image to a registry. `reference` is the full name that the image gets there. */
@@ -104,6 +108,19 @@ export const taskSchema = z.discriminatedUnion('type', [
   z.object({ apiVersion, type: z.literal('remove'), place: storageTargetSchema }),
 ]);
 export type Task = z.infer<typeof taskSchema>;
+
+/** Memory of an image: what a start from it must have in common with the VM from which it was saved. */
+export const imageMemorySchema = z.object({
+  /** Number of processors of the VM. */
+  cpu: z.number().int().positive(),
+  /** Size of the VM's memory in bytes. */
+  memoryBytes: z.number().int().positive(),
+  /** SHA-256, in hexadecimal digits, of all that must be equal at a start: hypervisor, accelerator, processor and devices. */
+  key: z.string().regex(/^[0-9a-f]{64}$/),
+  /** RFC 3339 time at which the memory was saved. */
+  savedAt: z.iso.datetime(),
+});
+export type ImageMemory = z.infer<typeof imageMemorySchema>;
 
 export const taskReportSchema = z.object({
   /** Progress of the transfer, as a percentage from 0 to 100. */
@@ -121,6 +138,8 @@ export const taskReportSchema = z.object({
    * running, and its file systems were not frozen.
    */
   consistency: z.enum(['FileSystem', 'Crash', 'Stopped']).optional(),
+  /** Absent if the image has no memory. */
+  memory: imageMemorySchema.optional(),
   message: z.string().optional(),
   /**
    * Reason why the storage keeps content that the task was asked to remove. The field is set only if another attempt would give the same
