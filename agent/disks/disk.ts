@@ -24,6 +24,8 @@ export interface MemoryFiles extends ImageMemory {
 export interface BaseImage {
   /** Absent if the image has only a disk. */
   memory?: MemoryFiles;
+  /** True if the image has memory that this host did not fetch, because the image is not from the cluster's own image storage. */
+  untrustedMemory?: true;
   /** Path of the disk file. Nobody writes to the file while machines use it. */
   path: string;
   /**

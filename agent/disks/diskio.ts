@@ -29,9 +29,10 @@ const STEP_BYTES = 16;
  */
 const ENTRIES_LIMIT = 2_000;
 
-/** Returns the number of bytes that a file uses on the disk. The result is less than the file's length if the file has holes. */
-export async function allocatedBytes(path: string): Promise<number> {
-  return (await stat(path)).blocks * STAT_BLOCK_BYTES;
+/** Returns the number of bytes that files use on the disk. The result is less than their length if the files have holes. */
+export async function allocatedBytes(...paths: readonly string[]): Promise<number> {
+  const stats = await Promise.all(paths.map(async (path) => await stat(path)));
+  return stats.reduce((sum, { blocks }) => sum + blocks * STAT_BLOCK_BYTES, 0);
 }
 
 /**

@@ -3,10 +3,11 @@
  * in a file of its own.
  */
 import type { Hash } from 'node:crypto';
+import { join } from 'node:path';
 import { VM_FIELDS } from '../../../api/v1alpha1/fields.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
-import { DiskError } from '../../disks/disk.ts';
+import { DiskError, type MemoryFiles } from '../../disks/disk.ts';
 import {
   type BlobReference,
   normalizeArchitecture,
@@ -15,11 +16,19 @@ import {
 } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 
+/** Names of the files with the memory of an image, in the folder of its disk. */
+export const MEMORY_FILES = { ram: 'ram', state: 'state' } as const;
+
+/** Returns the paths of the files with the memory of an image. `folder` is the folder of its disk. */
+export function memoryIn(folder: string): Pick<MemoryFiles, 'ram' | 'state'> {
+  return { ram: join(folder, MEMORY_FILES.ram), state: join(folder, MEMORY_FILES.state) };
+}
+
 /**
  * The folder into which an image is fetched. If the agent is killed, the next fetch of the same image uses the same folder and continues
  * the work there. If the content of the folder belongs to another manifest, the folder is emptied. The file `journal` in the folder records
  * the progress. This file may be removed after the disk was moved out of the folder. A layout can leave other files beside the disk
- * (`chunks.json`, `nvram.bin`).
+ * (`chunks.json`, `nvram.bin`, and the files of {@link memoryIn}).
  */
 export interface PullTarget {
   folder: string;

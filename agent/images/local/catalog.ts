@@ -121,8 +121,15 @@ export class Catalog {
   }
 
   baseOf(stored: CatalogEntry): BaseImage {
-    const { digest, format, virtualSizeBytes } = stored.metadata;
-    return { path: this.#layout.disk(stored.id), digest, format, virtualSizeBytes };
+    const { digest, format, virtualSizeBytes, memory, untrustedMemory } = stored.metadata;
+    return {
+      path: this.#layout.disk(stored.id),
+      digest,
+      format,
+      virtualSizeBytes,
+      ...(memory && { memory: { ...memory, ...this.#layout.memory(stored.id) } }),
+      ...(untrustedMemory && { untrustedMemory }),
+    };
   }
 
   add(id: ImageId, metadata: ImageMetadata): CatalogEntry {

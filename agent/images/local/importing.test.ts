@@ -1,7 +1,7 @@
 import { once } from 'node:events';
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readdir, readFile, rm, stat, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { pino } from 'pino';
 import { Registry } from 'prom-client';
@@ -83,6 +83,26 @@ describe('an import', () => {
     expect(one).toBe(other);
     expect(fetches).toBe(1);
     expect(await readFile(join(folder, 'images', one.id, 'disk'))).toEqual(DISK);
+  });
+
+  it('with memory has read-only files beside the disk, which count and which an agent finds after a restart', async () => {
+    const memory = { cpu: 2, memoryBytes: 4096, key: 'b'.repeat(64), savedAt: '2026-11-30T06:00:00Z' };
+    const { id, metadata } = await importing.ensure(KEY, waiting(), async () => {
+      const planned = wanted(async ({ disk }) => {
+        await writeFile(disk, DISK);
+        await writeFile(join(dirname(disk), 'ram'), Buffer.alloc(4096, 1));
+        await writeFile(join(dirname(disk), 'state'), Buffer.alloc(4096, 2));
+      });
+      return { ...planned, metadata: { ...planned.metadata, memory } };
+    });
+    const again = new Catalog(new StoreLayout(folder), new Holders(), pino({ level: 'silent' }));
+    await again.load();
+    const base = again.baseOf(again.get(id)!);
+    const [ram, state] = ['ram', 'state'].map((name) => join(folder, 'images', id, name));
+    expect(base.memory).toEqual({ ...memory, ram, state });
+    const files = await Promise.all([base.path, ram!, state!].map(async (path) => await stat(path)));
+    expect(files.map(({ mode }) => mode & 0o777)).toEqual([0o440, 0o400, 0o400]);
+    expect(metadata.sizeBytes).toBe(files.reduce((sum, { blocks }) => sum + blocks * 512, 0));
   });
 
   it('succeeds even if another caller at the same time states a wrong format', async () => {

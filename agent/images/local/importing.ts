@@ -8,7 +8,7 @@ import { SingleFlight } from '../../../base/concurrency.ts';
 import { allocatedBytes } from '../../disks/diskio.ts';
 import type { RunAs } from '../../../base/exec.ts';
 import { FairQueue } from '../../disks/fairqueue.ts';
-import { asReasonedError, type PullTarget } from '../layouts/pull.ts';
+import { asReasonedError, memoryIn, type PullTarget } from '../layouts/pull.ts';
 import type { Catalog, ImageRequest, CatalogEntry, WaitingCaller } from './catalog.ts';
 import type { Holders } from './holders.ts';
 import { inspectImage } from './inspect.ts';
@@ -38,8 +38,8 @@ export interface Import {
   what: string;
   /** Disk space in bytes that the import needs, as far as it is known in advance. */
   roomBytes: number;
-  metadata: Pick<ImageMetadata, 'digest' | 'architecture'>;
-  /** Fetches and writes `target.disk`. */
+  metadata: Pick<ImageMetadata, 'digest' | 'architecture' | 'memory' | 'untrustedMemory'>;
+  /** Fetches and writes `target.disk`. If `metadata` has memory, also writes the files with the memory. */
   run: (target: PullTarget, watched: Watched) => Promise<void>;
 }
 
@@ -180,7 +180,8 @@ export class Importing {
     });
     await layout.letRead(target.disk);
     const inspected = await inspectImage(target.disk, format, reader);
-    const sizeBytes = await allocatedBytes(target.disk);
+    const memory = planned.metadata.memory === undefined ? [] : Object.values(memoryIn(target.folder));
+    const sizeBytes = await allocatedBytes(target.disk, ...memory);
     const metadata = newMetadata({ ...planned.metadata, ...inspected, sizeBytes });
     await layout.finish(target.folder, metadata);
     return metadata;

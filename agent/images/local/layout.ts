@@ -9,6 +9,9 @@
  * - `shared/<hex>/`: a copy of a file of a shared folder. `<hex>` is a hash of the file's path and attributes.
  * - `partial/<hex>/`: an unfinished fetch. It stays after a restart of the agent, so that it can be resumed.
  * - `trash/`: files that are being removed.
+ *
+ * An image with memory has the files `ram` and `state` beside `disk`. They are removed only with their folder, and never written again,
+ * because machines map `ram`.
  */
 import { createHash, randomUUID } from 'node:crypto';
 import { existsSync, renameSync } from 'node:fs';
@@ -17,7 +20,10 @@ import { dirname, join, relative } from 'node:path';
 import * as z from 'zod';
 import { listFolders, sync, writeWhole } from '../../../base/files.ts';
 import { folderBytes, unlessMissing } from '../../disks/diskio.ts';
+import { imageMemorySchema } from '../../../api/v1alpha1/task.ts';
+import type { MemoryFiles } from '../../disks/disk.ts';
 import { CHUNK_TABLE } from '../layouts/chunks.ts';
+import { MEMORY_FILES, memoryIn } from '../layouts/pull.ts';
 
 /**
  * Kinds of images: from a registry (`sha256`), from a web server (`file`), from the folder of the image storage (`stored`), or from a
@@ -32,13 +38,15 @@ export type ImageId = `${Kind}/${string}`;
 const DISK = 'disk';
 const METADATA = 'image.json';
 /** Files of a finished image. Other files in its folder are left from its import, and the agent removes them. */
-const KEPT = new Set([DISK, METADATA, CHUNK_TABLE, 'nvram.bin']);
+const KEPT = new Set<string>([DISK, METADATA, CHUNK_TABLE, 'nvram.bin', ...Object.values(MEMORY_FILES)]);
 /**
  * File modes that deny other users of the host access to the folders and disks. Programs can nevertheless use the disks: hypervisors open
  * disks before they drop their rights, and other programs receive the disks already open.
  */
 const FOLDER_MODE = 0o700;
 const DISK_MODES = { unfinished: 0o640, finished: 0o440 };
+/** File mode of the memory of a finished image. No program but the hypervisor reads it. */
+const MEMORY_MODE = 0o400;
 
 const metadataSchema = z.object({
   version: z.literal(1),
@@ -50,6 +58,10 @@ const metadataSchema = z.object({
   sizeBytes: z.number(),
   /** Architecture of the guests for which the image was requested. */
   architecture: z.enum(['amd64', 'arm64']),
+  /** Absent if the image has only a disk, or the host did not fetch the memory. */
+  memory: imageMemorySchema.optional(),
+  /** Set if the image has memory that the host did not fetch, because it trusts only the memory in the cluster's own image storage. */
+  untrustedMemory: z.literal(true).optional(),
   /** Names by which the image is found: normalised references, and names of Image objects. */
   names: z.array(z.string()),
   /**
@@ -128,6 +140,10 @@ export class StoreLayout {
     return join(this.folder(id), DISK);
   }
 
+  memory(id: ImageId): Pick<MemoryFiles, 'ram' | 'state'> {
+    return memoryIn(this.folder(id));
+  }
+
   /** Returns the id of the image whose disk would be at this path, or undefined if the store has no disks there. */
   idOf(path: string): ImageId | undefined {
     const id = relative(this.root, dirname(path)) as ImageId;
@@ -195,10 +211,14 @@ export class StoreLayout {
     }
   }
 
-  /** Completes a fetch: makes its disk read-only, syncs the disk, and writes the metadata. Then {@link place} can move the folder. */
+  /** Completes a fetch: makes its disk and memory read-only, syncs them, and writes the metadata. Then {@link place} can move the folder. */
   async finish(partial: string, metadata: ImageMetadata): Promise<void> {
     await chmod(join(partial, DISK), DISK_MODES.finished);
     await sync(join(partial, DISK));
+    for (const path of metadata.memory === undefined ? [] : Object.values(memoryIn(partial))) {
+      await chmod(path, MEMORY_MODE);
+      await sync(path);
+    }
     await writeWhole(join(partial, METADATA), JSON.stringify(metadata));
   }
 
