@@ -1,9 +1,10 @@
 /** Image: a disk that VMs are made from. */
 import * as z from 'zod';
 import { commonStatus } from './conditions.ts';
-import type { ApiObject, KindContent } from './kind.ts';
+import { type ApiObject, column, type KindContent, wide } from './kind.ts';
 import {
   choice,
+  count,
   diskQuantity,
   documented,
   integer,
@@ -33,7 +34,16 @@ const sourceFields = {
     .meta({ description: 'An empty disk.' })
     .optional(),
   fromVM: z
-    .object({ name: objectName('Name of the VM, in this namespace.') })
+    .object({
+      name: objectName('Name of the VM, in this namespace.'),
+      memory: z
+        .boolean()
+        .meta({
+          description:
+            'Whether the image also gets the memory of the running VM. VMs of such an image start from this memory instead of booting.',
+        })
+        .optional(),
+    })
     .meta({ description: 'The disk of a VM.' })
     .optional(),
   upload: uploadSchema.optional(),
@@ -101,10 +111,23 @@ function action(description: string) {
     .optional();
 }
 
+const memoryStatusSchema = z
+  .object({
+    size: report('Size of the memory, as a quantity. VMs that start from it have the same size.', 32),
+    cpu: count('Number of virtual processors of the saved VM. VMs that start from the memory have as many.'),
+    key: report(
+      'Checksum of all else that a host and a VM must have in common with the saved VM: hypervisor, accelerator, processor and devices.',
+      64,
+    ),
+    savedAt: timestamp('Time when the memory was saved.'),
+  })
+  .meta({ description: 'Memory from which VMs of the image start. Absent if the image has only a disk.' });
+
 export const imageStatusSchema = z
   .object({
     ...storedStatus(),
     ...commonStatus(),
+    memory: memoryStatusSchema.optional(),
     lastCommit: action('The last commit.'),
     lastPush: action('The last push.'),
     finishedTime: timestamp(
@@ -121,5 +144,8 @@ export const IMAGE_KIND: KindContent = {
   spec: imageSpecSchema,
   status: imageStatusSchema,
   rules: [],
-  columns: storedColumns('Size of the disk that a VM gets from the image.'),
+  columns: [
+    ...storedColumns('Size of the disk that a VM gets from the image.'),
+    wide(column('Memory', '.status.memory.size', 'Memory from which VMs of the image start.')),
+  ],
 };

@@ -22,7 +22,7 @@ import { Writer } from '../objects/writer.ts';
 import { TASKS_BY_OWNER } from '../tasks/owner.ts';
 import { RefusedPods } from '../tasks/refusedpods.ts';
 import { ignoredEntries, readCredentials } from '../objects/registries.ts';
-import { expiresAt } from './status.ts';
+import { expiresAt, withoutMemory } from './status.ts';
 import { type ImageJob, type ImageSources, type ObservedImage, observeImage } from './observe.ts';
 import {
   abandonedPlaces,
@@ -342,7 +342,9 @@ function actionEvent(recorder: Recorder, object: Image | ISO, { verb, before, af
 function phaseEvent(recorder: Recorder, object: Image | ISO, next: ImageStatus): void {
   const ready = conditionIn(next, 'Ready');
   if (next.phase === 'Ready') {
-    const message = `The image is ready. Size of its disk: ${next.size ?? 'unknown'}. Digest of its content: ${next.digest ?? 'none'}`;
+    const facts = `Size of its disk: ${next.size ?? 'unknown'}. Digest of its content: ${next.digest ?? 'none'}`;
+    const note = withoutMemory(object, next);
+    const message = `The image is ready. ${facts}${note === '' ? '' : `. ${note}`}`;
     recorder.event(object, normal('Ready', 'Pull', message));
   } else if (next.phase === 'Failed') {
     recorder.event(object, warning(saidReason(ready?.reason, 'Failed'), 'Pull', ready?.message ?? ''));

@@ -2,6 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { type Image, imageStatusSchema, type ImageSpec } from '../../api/v1alpha1/image.ts';
 import { FAILURE_TEXT_LENGTH } from '../../api/v1alpha1/source.ts';
 import { boundStatus } from '../../api/v1alpha1/status.ts';
+import type { TaskReport } from '../../api/v1alpha1/task.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Job } from '../../kube/core.ts';
 import { parseConfig } from '../config/config.ts';
@@ -239,6 +240,64 @@ it('a push that no registry can take fails before a host saves the disk for it, 
   expect(
     planImage(observed(pushing(requestedAt), { ...status, content: CONTENT })).createJob,
   ).toBeUndefined();
+});
+
+describe('an Image that asks for the memory of its VM', () => {
+  const memory = {
+    cpu: 2,
+    memoryBytes: 2 ** 30,
+    key: 'c'.repeat(64),
+    savedAt: '2026-01-01T12:00:00.123Z',
+  };
+  const shown = { size: '1Gi', cpu: 2, key: memory.key, savedAt: '2026-01-01T12:00:00Z' };
+  const source = { fromVM: { name: 'builder', memory: true } };
+  const digest = `sha256:${'b'.repeat(64)}`;
+  const saved = (report: TaskReport) =>
+    withJob(observed({ source }), {
+      kind: 'succeeded',
+      report: { digest, ...report },
+      finishedAt: requestedAt,
+    });
+
+  it('has a task that asks for it, and shows what the host reported', () => {
+    expect(taskOf(planImage(observed({ source })).createJob as Job)).toMatchObject({ memory: true });
+    const plain = planImage(observed({ source: FROM_VM })).createJob as Job;
+    expect(taskOf(plain)).not.toHaveProperty('memory');
+    const later = withoutJobs(saved({ memory }));
+    expect(planImage(later).status.memory).toEqual(shown);
+    expect(conditionOf(later, 'Ready')).toMatchObject({ status: 'True', message: 'The image has content' });
+  });
+
+  it.each([
+    ['Crash', 'The image has no memory. Its VMs boot from its disk'],
+    [
+      'Stopped',
+      'The image has no memory, because the VM was off when it was saved. Its VMs boot from its disk',
+    ],
+  ] as const)('says so if the host reported none, for a disk of consistency %s', (consistency, message) => {
+    const later = withoutJobs(saved({ consistency }));
+    expect(planImage(later).status.memory).toBeUndefined();
+    expect(conditionOf(later, 'Ready')).toMatchObject({ status: 'True', message });
+  });
+
+  it('has none after a commit, which saves only a disk', () => {
+    const { status } = planImage(saved({ memory }));
+    const commit = { vmName: 'builder', requestedAt };
+    const committing = withJob(observed({ source, commit }, status), {
+      kind: 'succeeded',
+      report: { digest },
+      finishedAt: requestedAt,
+    });
+    expect(taskOf(committing.jobs[0]?.job as Job)).not.toHaveProperty('memory');
+    expect(planImage(committing).status.memory).toBeUndefined();
+    expect(conditionOf(committing, 'Ready')?.message).toMatch(/^The image has no memory/);
+  });
+
+  it('gives it to a copy', () => {
+    const origin = withoutJobs(saved({ memory })).object;
+    const copy = { ...observed({ source: { copyOf: { name: 'golden' } } }), origin };
+    expect(planImage(copy).status.memory).toEqual(shown);
+  });
 });
 
 describe('an Image of a VM that failed', () => {

@@ -55,6 +55,7 @@ export type ImageFacts = Pick<
   ImageStatus,
   | 'content'
   | 'consistency'
+  | 'memory'
   | 'size'
   | 'storageSize'
   | 'digest'
@@ -69,9 +70,9 @@ export type ImageFacts = Pick<
 
 function factsOf({ status = {} }: Image | ISO): ImageFacts {
   const { content, consistency, size, storageSize, digest, origin, lastUpdateTime } = status;
-  const { contentFailure, uploadFailure, lastCommit, lastPush, lastDownload } = status as ImageStatus;
+  const { memory, contentFailure, uploadFailure, lastCommit, lastPush, lastDownload } = status as ImageStatus;
   const results = { contentFailure, uploadFailure, lastCommit, lastPush, lastDownload };
-  return { content, consistency, size, storageSize, digest, origin, lastUpdateTime, ...results };
+  return { content, consistency, memory, size, storageSize, digest, origin, lastUpdateTime, ...results };
 }
 
 /** Returns the current facts. If nothing new happened, the result equals the facts in the status. */
@@ -115,7 +116,7 @@ function madeByJob({ object, jobs, now }: ObservedImage): Partial<ImageFacts> {
  * Returns the facts that a copy takes over from its origin. Stored content never changes, so the copy refers to the same stored content.
  */
 function copied(origin: Image | ISO, now: number): Partial<ImageFacts> {
-  const { content, size, storageSize, digest, consistency } = factsOf(origin);
+  const { content, size, storageSize, digest, consistency, memory } = factsOf(origin);
   const { name, namespace } = origin.metadata;
   return content === undefined
     ? {}
@@ -125,6 +126,7 @@ function copied(origin: Image | ISO, now: number): Partial<ImageFacts> {
         storageSize,
         digest,
         consistency,
+        memory,
         origin: `copy of ${namespace}/${name}`,
         lastUpdateTime: timestamp(now),
       };
@@ -199,9 +201,19 @@ function contentMade({ job, outcome }: ImageJob, object: Image | ISO, now: numbe
     size: quantity(report.sizeBytes),
     storageSize: quantity(report.storageBytes),
     consistency: taskOf(job)?.type === 'save' ? report.consistency : undefined,
+    memory: memoryIn(report),
     origin: originOf(job),
     lastUpdateTime: timestamp(now),
   };
+}
+
+/** Returns the memory in a report, as the status of an Image shows it. */
+function memoryIn({ memory }: TaskReport): ImageFacts['memory'] {
+  if (memory === undefined) {
+    return undefined;
+  }
+  const { memoryBytes, cpu, key, savedAt } = memory;
+  return { size: formatQuantity(BigInt(memoryBytes)), cpu, key, savedAt: timestamp(Date.parse(savedAt)) };
 }
 
 /**

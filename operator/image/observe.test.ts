@@ -209,6 +209,13 @@ const tasks = {
     vm: { namespace: 'platform-ci', name: 'builder', uid: 'v' },
     target: { type: 'registry', reference: `${STORED}:0123456789abcdef` },
   } as Task,
+  warm: {
+    apiVersion,
+    type: 'save',
+    vm: { namespace: 'platform-ci', name: 'builder', uid: 'v' },
+    memory: true,
+    target: { type: 'registry', reference: `${STORED}:0123456789abcdef` },
+  } as Task,
   received: {
     apiVersion,
     type: 'receive',
@@ -224,6 +231,8 @@ const tasks = {
   } as Task,
 };
 
+const MEMORY = { cpu: 2, memoryBytes: 2 ** 30, key: HEX, savedAt: '2026-01-01T00:00:00Z' };
+
 type Case = [keyof typeof tasks, TaskReport];
 
 describe('a report', () => {
@@ -235,6 +244,9 @@ describe('a report', () => {
     ['file', { digest: B }],
     ['kept', { digest: B }],
     ['saved', { digest: A, reference: `${STORED}@${A}`, consistency: 'Crash' }],
+    ['warm', { digest: A, reference: `${STORED}@${A}`, memory: MEMORY }],
+    ['warm', { digest: A, reference: `${STORED}@${A}` }],
+    ['file', { digest: B, memory: MEMORY }],
     ['received', { digest: A, reference: `${STORED}@${A}` }],
     ['pushed', { digest: A, reference: `registry.example/out@${A}` }],
   ])('of %s with the values of an honest host fits', (name, report) => {
@@ -264,6 +276,10 @@ describe('a report', () => {
     ['saved', { digest: A, reference: `${STORED}:0123456789abcdef` }],
     ['saved', { digest: B, reference: `${STORED}@${A}` }],
     ['saved', { reference: `${STORED}@${A}` }],
+    ['saved', { digest: A, reference: `${STORED}@${A}`, memory: MEMORY }],
+    ['received', { digest: A, reference: `${STORED}@${A}`, memory: MEMORY }],
+    ['warm', { digest: A, reference: `${STORED}@${A}`, memory: { ...MEMORY, memoryBytes: 2 ** 52 } }],
+    ['file', { digest: B, memory: { ...MEMORY, cpu: 257 } }],
     ['received', { digest: A, reference: `storage.example/berth/platform-other/golden@${A}` }],
     ['received', { digest: A, reference: `${STORED}@${A}`, sizeBytes: -1 }],
     ['pushed', { digest: A }],

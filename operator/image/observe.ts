@@ -12,6 +12,7 @@ import type { Informer } from '../../kube/informer.ts';
 import type { OperatorConfig } from '../config/config.ts';
 import { type TaskOutcome, taskOutcome, trueCondition } from '../tasks/outcome.ts';
 import { jobOf, podsOf, TASKS_BY_OWNER } from '../tasks/owner.ts';
+import { VM_FIELDS } from '../../api/v1alpha1/fields.ts';
 import { OPERATION_LABEL } from '../../api/v1alpha1/names.ts';
 import { taskOf } from '../tasks/job.ts';
 import { onlyOwnHosts } from '../tasks/placement.ts';
@@ -234,7 +235,7 @@ export function reportFault(task: Task | undefined, report: TaskReport): string 
       return sizeFault(report) ?? importFault(task, report);
     case 'save':
     case 'receive':
-      return sizeFault(report) ?? storedFault(task.target, report);
+      return sizeFault(report) ?? newContentFault(task, report);
     case 'push':
       return sizeFault(report) ?? pinnedFault(task.reference, report);
     case undefined:
@@ -316,9 +317,22 @@ function noReferenceFault({ reference }: TaskReport): string | undefined {
     : `reported the reference ${said(reference)}, but the task has no registry`;
 }
 
-function sizeFault({ sizeBytes = 0, storageBytes = 0 }: TaskReport): string | undefined {
-  const wrong = [sizeBytes, storageBytes].find((size) => size < 0 || size > SIZE_LIMIT_BYTES);
-  return wrong === undefined ? undefined : `reported a size of ${wrong} bytes`;
+function sizeFault({ sizeBytes = 0, storageBytes = 0, memory }: TaskReport): string | undefined {
+  const sizes = [sizeBytes, storageBytes, memory?.memoryBytes ?? 0];
+  const wrong = sizes.find((size) => size < 0 || size > SIZE_LIMIT_BYTES);
+  if (wrong !== undefined) {
+    return `reported a size of ${wrong} bytes`;
+  }
+  const { cpu = 1 } = memory ?? {};
+  return cpu > VM_FIELDS.cpu.maximum ? `reported memory of a VM with ${cpu} processors` : undefined;
+}
+
+/** Checks a report about a saved disk or an upload. Memory is refused if nobody asked for it, because it can contain secrets. */
+function newContentFault(task: Task & { type: 'save' | 'receive' }, report: TaskReport): string | undefined {
+  const isAsked = task.type === 'save' && task.memory === true;
+  return report.memory !== undefined && !isAsked
+    ? 'reported memory, but the task is only about a disk'
+    : storedFault(task.target, report);
 }
 
 /** Returns at most 200 characters of a text that a host reported, in quotation marks. */

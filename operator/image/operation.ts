@@ -82,7 +82,8 @@ export function dueOperation(observed: ObservedImage): ImageOperation | BlockedI
 function first(observed: ObservedImage): ImageOperation | BlockedImage {
   const { source } = observed.object.spec;
   if ('fromVM' in source && source.fromVM !== undefined) {
-    return save(observed, { type: 'save', vmName: source.fromVM.name });
+    const { name: vmName, memory } = source.fromVM;
+    return save(observed, { type: 'save', vmName, withMemory: memory === true });
   }
   if (source.copyOf !== undefined) {
     return noCopy(observed);
@@ -161,16 +162,21 @@ function pendingCommit(observed: ObservedImage): ImageOperation | BlockedImage |
   if (commit === undefined || commit.requestedAt === done) {
     return undefined;
   }
-  return save(observed, { type: 'commit', vmName: commit.vmName, requestedAt: commit.requestedAt });
+  const { vmName, requestedAt } = commit;
+  return save(observed, { type: 'commit', vmName, withMemory: false, requestedAt });
 }
 
 interface Saving {
   readonly type: 'save' | 'commit';
   readonly vmName: string;
+  readonly withMemory: boolean;
   readonly requestedAt?: string;
 }
 
-function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): ImageOperation | BlockedImage {
+function save(
+  observed: ObservedImage,
+  { type, vmName, withMemory, requestedAt }: Saving,
+): ImageOperation | BlockedImage {
   const { object, config } = observed;
   const action = { operation: type === 'commit' ? type : undefined, requestedAt };
   // For a commit, `version` contains the commit's `requestedAt` and the current tag or file name. The new tag or file name depends on
@@ -186,7 +192,8 @@ function save(observed: ObservedImage, { type, vmName, requestedAt }: Saving): I
     return { ...noDisk(vm, vmName), ...action };
   }
   const { uid = '', namespace = '' } = vm.metadata;
-  const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, target };
+  const memory = withMemory ? true : undefined;
+  const task: Task = { apiVersion, type: 'save', vm: { namespace, name: vmName, uid }, memory, target };
   return { kind: 'operation', type, requestedAt, task, nodeName, pullSecrets: storageSecrets(target) };
 }
 

@@ -40,17 +40,30 @@ interface Summary {
   message: string;
 }
 
-function summary(observed: ObservedImage, { content }: ImageFacts, progress: ImageProgress): Summary {
+function summary(observed: ObservedImage, facts: ImageFacts, progress: ImageProgress): Summary {
   const { operation, blocked } = progress;
-  if (content !== undefined) {
+  if (facts.content !== undefined) {
     const phase = operation?.type === 'commit' ? 'Updating' : 'Ready';
-    return { phase, reason: 'Available', message: '' };
+    return { phase, reason: 'Available', message: withoutMemory(observed.object, facts) };
   }
   if (blocked !== undefined) {
     const { reason, message } = blocked;
     return { phase: classOf(reason, 'Image') === 'final' ? 'Failed' : 'Pending', reason, message };
   }
   return underWay(progress, observed.now);
+}
+
+/** Returns a text for people about an image that was to get memory, but has none. The text is empty for all other images. */
+export function withoutMemory(
+  { spec: { source } }: Image | ISO,
+  { memory, consistency }: Pick<ImageStatus, 'memory' | 'consistency'>,
+): string {
+  const isWanted = 'fromVM' in source && source.fromVM?.memory === true;
+  if (!isWanted || memory !== undefined) {
+    return '';
+  }
+  const cause = consistency === 'Stopped' ? ', because the VM was off when it was saved' : '';
+  return `The image has no memory${cause}. Its VMs boot from its disk`;
 }
 
 /** Texts for people about the work of a host on an image. In a message, each text follows the host's name. */
