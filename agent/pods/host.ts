@@ -73,11 +73,12 @@ export function machineOf(host: MachineHost, vmUid: string): MachineOnHost | und
   if (record?.machine === undefined) {
     return undefined;
   }
-  const { uid, machine } = record;
+  const { uid, machine, startedWith } = record;
   return {
     folder: { uid, path: join(host.machinesDirectory, uid) },
     machine,
     driver: driverOfVM(host, record),
+    memoryBytes: startedWith?.memoryBytes ?? 0,
   };
 }
 

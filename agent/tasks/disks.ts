@@ -2,16 +2,17 @@
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Machine } from '../../api/v1alpha1/machine.ts';
-import type { TaskReport } from '../../api/v1alpha1/task.ts';
+import type { Task, TaskReport } from '../../api/v1alpha1/task.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { DriverOfVMs, MachineFolder } from '../drivers/driver.ts';
 import { convertToRaw, markArgument } from '../disks/qemuimg.ts';
 import { allocatedBytes, folderBytes } from '../disks/diskio.ts';
 import type { RawDisk } from '../images/layouts/publish.ts';
+import { memoryIn } from '../images/layouts/pull.ts';
 import type { Publisher, PublishingOptions, StoringOptions } from '../images/publisher.ts';
 import { killByArgument } from '../processes/process.ts';
 import type { MachineUsers } from '../processes/users.ts';
-import type { BaseImage } from '../disks/disk.ts';
+import type { BaseImage, MemoryFiles } from '../disks/disk.ts';
 import type { ImageStore } from '../images/store.ts';
 import { type TaskContext, tenantOf } from './runner.ts';
 
@@ -23,6 +24,8 @@ export interface MachineOnHost {
   folder: MachineFolder;
   machine: Machine;
   driver: DriverOfVMs;
+  /** Size of the memory of a machine that runs or is suspended, in bytes, otherwise 0. */
+  memoryBytes: number;
 }
 
 export interface DiskHost {
@@ -53,9 +56,9 @@ export async function withImage(
   context: TaskContext,
   use: UseDisk,
 ): Promise<TaskReport> {
-  const { virtualSizeBytes } = base;
+  const { virtualSizeBytes, memory } = base;
   const mark = await freshMark(context);
-  const disk = { path: base.path, virtualSizeBytes, architecture };
+  const disk = { path: base.path, virtualSizeBytes, architecture, memory };
   if (base.format === 'raw') {
     return await use(disk, { signal: context.signal, onProgress: context.progress, mark });
   }
@@ -66,12 +69,16 @@ export async function withImage(
   };
   // The estimated size of the raw copy (`bytes`) can be too small, because a compressed image uses less space than its raw copy. Therefore
   // `withRoom` also checks the free space during the copy.
-  return await withCopy(host, { bytes: await allocatedBytes(base.path), context }, async (path, options) => {
-    context.log('Unpacking the image');
-    const as = host.users?.reader;
-    await convertToRaw(source, path, { ...options.copying, folder: context.folder, mark, as });
-    return await use({ ...disk, path }, { ...options.publishing, mark });
-  });
+  return await withCopy(
+    host,
+    { bytes: await allocatedBytes(base.path), context },
+    async ({ path }, options) => {
+      context.log('Unpacking the image');
+      const as = host.users?.reader;
+      await convertToRaw(source, path, { ...options.copying, folder: context.folder, mark, as });
+      return await use({ ...disk, path }, { ...options.publishing, mark });
+    },
+  );
 }
 
 /**
@@ -84,10 +91,10 @@ export async function freshMark({ uid }: TaskContext): Promise<string> {
   return mark;
 }
 
-/** Copies a machine's disk as it is at one moment, and calls `use` with the copy. */
+/** Copies a machine's disk, and its memory if the task asks for it, as they are at one moment. Calls `use` with the copy. */
 export async function withMachine(
   host: DiskHost,
-  vm: { namespace: string; name: string; uid: string },
+  { vm, memory: isMemoryAsked }: Pick<Task & { type: 'save' }, 'vm' | 'memory'>,
   context: TaskContext,
   use: UseDisk,
 ): Promise<TaskReport> {
@@ -95,19 +102,23 @@ export async function withMachine(
   if (found === undefined) {
     throw new ReasonedError('NoMachine', `VM ${vm.namespace}/${vm.name} is not on this host`);
   }
-  const { folder, machine, driver } = found;
+  const { folder, machine, driver, memoryBytes } = found;
   const mark = await freshMark(context);
-  const bytes = await driver.copyBytes(folder);
-  return await withCopy(host, { bytes, context }, async (target, options) => {
-    context.log(`Copying the disk of VM ${vm.namespace}/${vm.name}`);
-    const { consistency, virtualSizeBytes } = await driver.copyDisk(folder, {
+  const bytes = (await driver.copyBytes(folder)) + (isMemoryAsked ? memoryBytes : 0);
+  return await withCopy(host, { bytes, context }, async ({ path: target, ram, state }, options) => {
+    context.log(`Copying the disk${isMemoryAsked ? ' and the memory' : ''} of VM ${vm.namespace}/${vm.name}`);
+    const { consistency, virtualSizeBytes, memory } = await driver.copyDisk(folder, {
       target,
+      ...(isMemoryAsked && { memory: { ram, state } }),
       ...options.copying,
     });
+    if (isMemoryAsked && memory === undefined) {
+      throw new ReasonedError('NoMemory', `VM ${vm.namespace}/${vm.name} does not run, so it has no memory`);
+    }
     context.log(CONSISTENCIES[consistency]);
     const { architecture = host.architecture, os } = machine;
     const report = await use(
-      { path: target, virtualSizeBytes, architecture, os },
+      { path: target, virtualSizeBytes, architecture, os, memory },
       { ...options.publishing, mark },
     );
     return { ...report, consistency, message: CONSISTENCIES[consistency] };
@@ -131,25 +142,31 @@ interface Halves {
   publishing: PublishingOptions;
 }
 
+/** Paths of the files of a copy: the disk, and the files for the memory. */
+type CopyFiles = { path: string } & Pick<MemoryFiles, 'ram' | 'state'>;
+
 async function withCopy(
   host: DiskHost,
   { bytes, context }: { bytes: number; context: TaskContext },
-  use: (path: string, options: Halves) => Promise<TaskReport>,
+  use: (files: CopyFiles, options: Halves) => Promise<TaskReport>,
 ): Promise<TaskReport> {
   const { folder } = context;
-  const path = join(folder, 'disk.raw');
+  const files = { path: join(folder, 'disk.raw'), ...memoryIn(folder) };
+  const removeFiles = async (): Promise<void> => {
+    await Promise.all(Object.values(files).map(async (file) => await rm(file, { force: true })));
+  };
   try {
     // If an earlier run of the agent was killed during this task, that run can have left a copy.
-    await rm(path, { force: true });
+    await removeFiles();
     // The reserved space of a folder must include the bytes that the folder already uses, for example an uploaded file.
     const claim = { folder, tenant: tenantOf(context), bytes: bytes + (await folderBytes(folder)) };
     return await host.images.withRoom(claim, context.signal, async (signal) => {
-      return await use(path, {
+      return await use(files, {
         copying: { signal, onProgress: inPart(context, 0, COPY_PERCENT) },
         publishing: { signal, onProgress: inPart(context, COPY_PERCENT, 100) },
       });
     });
   } finally {
-    await rm(path, { force: true });
+    await removeFiles();
   }
 }

@@ -16,7 +16,10 @@ import type { TaskContext } from './runner.ts';
 import { Downloaders, send, type TaskHost, taskWork } from './work.ts';
 import { ReasonedError } from '../../api/v1alpha1/reasons.ts';
 import type { BaseImage } from '../disks/disk.ts';
+import { folderBytes } from '../disks/diskio.ts';
 import { markArgument } from '../disks/qemuimg.ts';
+import type { CopyOptions, DiskCopy } from '../drivers/driver.ts';
+import type { RawDisk } from '../images/layouts/publish.ts';
 import { findByArgument } from '../processes/process.ts';
 import type { DiskHost } from './disks.ts';
 
@@ -79,6 +82,61 @@ test('a copy of the disk of a VM that is not on this host fails because there is
   } as TaskContext);
   const message = 'VM platform-ci/builder is not on this host';
   await expect(copied).rejects.toMatchObject({ reason: 'NoMachine', message });
+});
+
+const SAVED = { cpu: 2, memoryBytes: 4096, key: 'b'.repeat(64), savedAt: '2026-11-30T06:00:00Z' };
+
+/** Does a save task with memory. The driver copies the memory of a running machine only. Returns the report and the claimed bytes. */
+async function savedWithMemory(isRunning: boolean) {
+  const claimed: number[] = [];
+  const stored: unknown[] = [];
+  const driver = {
+    copyBytes: async () => 512,
+    copyDisk: async (_: unknown, { target, memory }: CopyOptions): Promise<DiskCopy> => {
+      await Promise.all([target, memory!.ram, memory!.state].map(async (path) => await writeFile(path, 'x')));
+      const copied = isRunning ? { memory: { ...SAVED, ...memory! } } : {};
+      return { consistency: isRunning ? 'FileSystem' : 'Stopped', virtualSizeBytes: 512, ...copied };
+    },
+  };
+  const withRoom: DiskHost['images']['withRoom'] = async ({ bytes }, outer, work) => {
+    claimed.push(bytes);
+    return await work(outer);
+  };
+  const store = async (_: unknown, disk: RawDisk) => {
+    stored.push(disk.memory);
+    return {};
+  };
+  const machine = { folder: { uid: 'm', path: '' }, machine: {}, driver, memoryBytes: 4096 };
+  const host = {
+    machineOf: () => machine,
+    images: { withRoom },
+    publisher: { store },
+  } as unknown as TaskHost;
+  const task: Task = {
+    apiVersion: TASK_API_VERSION,
+    type: 'save',
+    vm: { namespace: 'ci', name: 'builder', uid: 'v' },
+    memory: true,
+    target: { type: 'folder', path: 'ci/golden.qcow2' },
+  };
+  const context = { uid: `save-${process.pid}`, pod: POD, folder, signal, log: vi.fn(), progress: vi.fn() };
+  const report = await taskWork(host)(task, context as unknown as TaskContext);
+  return { report, claimed, stored };
+}
+
+test('a save with memory claims space for both, publishes both, reports the memory, and leaves no file', async () => {
+  const { report, claimed, stored } = await savedWithMemory(true);
+  expect(stored).toEqual([{ ...SAVED, ram: join(folder, 'ram'), state: join(folder, 'state') }]);
+  expect(report.memory).toEqual(SAVED);
+  // The folder already has a file of the test.
+  expect(claimed).toEqual([4096 + 512 + (await folderBytes(folder))]);
+  expect(await readdir(folder)).toEqual(['disk']);
+});
+
+test('a save with memory fails if the VM does not run', async () => {
+  const message = 'VM ci/builder does not run, so it has no memory';
+  await expect(savedWithMemory(false)).rejects.toMatchObject({ reason: 'NoMemory', message });
+  expect(await readdir(folder)).toEqual(['disk']);
 });
 
 test.each([

@@ -5,7 +5,13 @@ import type { Socket } from 'node:net';
 import { join } from 'node:path';
 import { pipeline } from 'node:stream/promises';
 import { describeSource } from '../../api/v1alpha1/source.ts';
-import type { StorageTarget, Task, TaskImage, TaskReport } from '../../api/v1alpha1/task.ts';
+import {
+  imageMemorySchema,
+  type StorageTarget,
+  type Task,
+  type TaskImage,
+  type TaskReport,
+} from '../../api/v1alpha1/task.ts';
 import { allocatedBytes } from '../disks/diskio.ts';
 import type { Keyring } from '../images/oci/credentials.ts';
 import type { RawDisk } from '../images/layouts/publish.ts';
@@ -41,7 +47,7 @@ export function taskWork(host: TaskHost): TaskWork {
       case 'import':
         return await importImage(host, task, context);
       case 'save':
-        return await withMachine(host, task.vm, context, async (disk, options) => {
+        return await withMachine(host, task, context, async (disk, options) => {
           return await store(host, { target: task.target, disk, context }, options);
         });
       case 'receive':
@@ -108,7 +114,7 @@ async function push(
       context.log(`Publishing the disk as ${reference}`);
       const published = await host.publisher.push({ reference, keyring }, disk, options);
       context.log(`Published as ${published.reference}`);
-      return { ...published, sizeBytes: disk.virtualSizeBytes };
+      return { ...published, ...sizeAndMemory(disk) };
     });
   });
 }
@@ -121,7 +127,16 @@ async function store(
   context.log(`Storing the disk as ${target.type === 'registry' ? target.reference : target.path}`);
   const published = await host.publisher.store(await placeOf(host, target, context), disk, options);
   context.log(`Stored ${published.digest}, ${published.storageBytes} bytes`);
-  return { ...published, sizeBytes: disk.virtualSizeBytes };
+  return { ...published, ...sizeAndMemory(disk) };
+}
+
+/** Returns the size of the disk, and the memory if there is one, as a report has them. */
+function sizeAndMemory({
+  virtualSizeBytes: sizeBytes,
+  memory,
+}: Pick<RawDisk, 'virtualSizeBytes' | 'memory'>): TaskReport {
+  // The schema leaves out the paths of the files.
+  return memory === undefined ? { sizeBytes } : { sizeBytes, memory: imageMemorySchema.parse(memory) };
 }
 
 async function remove(
@@ -214,8 +229,9 @@ async function ensure(host: TaskHost, image: TaskImage, ensuring: Ensuring): Pro
 }
 
 async function describe(base: BaseImage): Promise<TaskReport> {
-  const { digest, virtualSizeBytes, path } = base;
-  return { digest, sizeBytes: virtualSizeBytes, storageBytes: await allocatedBytes(path) };
+  const { digest, path, memory } = base;
+  const files = memory === undefined ? [path] : [path, memory.ram, memory.state];
+  return { digest, ...sizeAndMemory(base), storageBytes: await allocatedBytes(...files) };
 }
 
 /**

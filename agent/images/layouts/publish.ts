@@ -19,6 +19,7 @@ import {
   MANIFEST_TYPE,
 } from './artifact.ts';
 import type { Chunk } from './chunks.ts';
+import type { MemoryFiles } from '../../disks/disk.ts';
 import { freeBuffer } from '../../disks/diskio.ts';
 import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/concurrency.ts';
@@ -52,6 +53,8 @@ export interface RawDisk {
   /** Architecture of the guest. Undefined when it was not specified. */
   architecture?: 'amd64' | 'arm64' | undefined;
   os?: string | undefined;
+  /** Memory of the machine, of the same moment as the disk. Absent if only the disk is published. */
+  memory?: MemoryFiles | undefined;
 }
 
 export interface DiskToPublish extends RawDisk {

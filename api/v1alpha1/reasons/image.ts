@@ -289,6 +289,13 @@ export const IMAGE_REASONS = {
     says: 'The host has no machine whose disk could be copied, or the VM failed and left no disk',
     todo: 'Delete the VM and create it again, or name another VM',
   },
+  NoMemory: {
+    seen: TASK,
+    class: 'mendable',
+    by: 'agent',
+    says: 'The image is to have the memory of the VM, but the VM does not run',
+    todo: 'Start the VM, or create an Image without memory',
+  },
   NoDisk: {
     seen: { ...TASK, Image: ['Ready', 'Stalled', 'Committed', 'Pushed', 'Event'] },
     class: 'final',
