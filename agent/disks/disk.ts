@@ -12,6 +12,17 @@ export const SECTOR_BYTES = 512;
  */
 export const DISK_LIMIT_BYTES = 64 * 1024 ** 4;
 
+/**
+ * Largest accepted size of an image's memory in bytes. Hosts of desktop systems have less. The limit exists because an image can claim 2^53
+ * bytes, and no file system has a file of that size.
+ */
+export const MEMORY_LIMIT_BYTES = 4 * 1024 ** 4;
+/**
+ * Largest accepted size of the state of a machine's devices in bytes. The state of a screen and of the firmware's flash together has at most
+ * some tens of MiB. The limit exists because a hypervisor reads the whole state before the machine runs.
+ */
+export const STATE_LIMIT_BYTES = 512 * 1024 ** 2;
+
 /** Files with the memory of an image, beside its disk. Nobody writes to them while machines use them. */
 export interface MemoryFiles extends ImageMemory {
   /** Path of the file with the guest's memory: `memoryBytes` bytes with holes. */

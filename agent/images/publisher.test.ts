@@ -1,18 +1,23 @@
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
-import { link, mkdir, mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises';
+import { link, mkdir, mkdtemp, readdir, readFile, rm, truncate, writeFile } from 'node:fs/promises';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join, relative } from 'node:path';
 import { setImmediate as immediate } from 'node:timers/promises';
+import { pino } from 'pino';
+import { Registry } from 'prom-client';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { classOf, reasonIn } from '../../api/v1alpha1/reasons.ts';
 import { sync } from '../../base/files.ts';
+import type { BaseImage, MemoryFiles } from '../disks/disk.ts';
+import { allocatedBytes } from '../disks/diskio.ts';
 import { markArgument } from '../disks/qemuimg.ts';
 import { Keyring } from './oci/credentials.ts';
 import { Registries } from './oci/repository.ts';
 import { type Published, Publisher } from './publisher.ts';
+import { HostImageStore } from './store.ts';
 
 vi.mock(import('../../base/files.ts'), { spy: true });
 
@@ -44,8 +49,9 @@ describe('a disk in the folder of the image storage', () => {
     return new Publisher({ registries, storageFolder });
   }
 
-  async function store(): Promise<Published> {
+  async function store(memory?: MemoryFiles): Promise<Published> {
     const disk = {
+      memory,
       path: join(root, 'disk.raw'),
       virtualSizeBytes: DISK_BYTES,
       architecture: undefined,
@@ -86,6 +92,78 @@ describe('a disk in the folder of the image storage', () => {
     });
     await store();
     expect(synced).toEqual([`storage/${PATH}.partial, unnamed`, 'storage/team, named', 'storage, named']);
+  });
+
+  describe('with memory', () => {
+    const about = { cpu: 2, memoryBytes: DISK_BYTES, key: 'b'.repeat(64), savedAt: '2026-11-30T06:00:00Z' };
+
+    /** Returns memory with a hole and data. */
+    async function givenMemory(): Promise<MemoryFiles> {
+      const memory = { ...about, ram: join(root, 'ram'), state: join(root, 'state') };
+      await writeFile(
+        memory.ram,
+        Buffer.concat([Buffer.alloc(DISK_BYTES / 2), Buffer.alloc(DISK_BYTES / 2, 7)]),
+      );
+      await writeFile(memory.state, 'state');
+      return memory;
+    }
+
+    async function fetch({ digest, memoryDigest }: Published): Promise<BaseImage> {
+      const images = await HostImageStore.open({
+        dataDirectory: join(root, 'data'),
+        sharedRoots: [],
+        storageFolder,
+        architecture: 'amd64',
+        allowLoopbackHttp: false,
+        registries: [],
+        minimumFree: 0,
+        metrics: new Registry(),
+        logger: pino({ level: 'silent' }),
+      });
+      const sha256 = digest.replace('sha256:', '');
+      const source = {
+        type: 'storedFile',
+        path: PATH,
+        sha256,
+        ...(memoryDigest && { memoryDigest }),
+      } as const;
+      const { signal } = new AbortController();
+      const asked = { tenant: 'team', onProgress: () => undefined, onWait: () => undefined, signal };
+      return await images.ensure(source, { ...asked, holder: 'machine/a' });
+    }
+
+    it('has its memory beside it, which a host fetches with its holes', async () => {
+      const memory = await givenMemory();
+      const published = await store(memory);
+      const names = ['disk.qcow2', 'disk.qcow2.memory.json', 'disk.qcow2.ram', 'disk.qcow2.state'];
+      expect((await readdir(join(storageFolder, 'team'))).toSorted()).toEqual(names);
+      const fetched = (await fetch(published)).memory!;
+      expect(fetched).toMatchObject(about);
+      expect((await readFile(fetched.ram)).equals(await readFile(memory.ram))).toBe(true);
+      expect(await readFile(fetched.state, 'utf8')).toBe('state');
+      expect(await allocatedBytes(fetched.ram)).toBe(DISK_BYTES / 2);
+      const { memoryDigest: _, ...diskAlone } = published;
+      expect((await fetch(diskAlone)).memory).toBeUndefined();
+      await publisher().remove({ type: 'folder', path: PATH }, new AbortController().signal);
+      expect(await readdir(join(storageFolder, 'team'))).toEqual([]);
+    });
+
+    it.each(['memory.json', 'ram', 'state'])('is refused if somebody changed its file %s', async (name) => {
+      const published = await store(await givenMemory());
+      const path = join(storageFolder, `${PATH}.${name}`);
+      const content = await readFile(path);
+      content.writeUInt8(content.readUInt8(content.length - 1) ^ 1, content.length - 1);
+      await rm(path);
+      await writeFile(path, content);
+      await expect(fetch(published)).rejects.toMatchObject({ reason: 'DigestMismatch' });
+    });
+
+    it('leaves no file if its memory does not have the stated size', async () => {
+      const memory = await givenMemory();
+      await truncate(memory.ram, DISK_BYTES - 1);
+      await expect(store(memory)).rejects.toMatchObject({ reason: 'ImageInvalid' });
+      expect(await readdir(join(storageFolder, 'team'))).toEqual([]);
+    });
   });
 
   it('is removed for good before the result', async () => {

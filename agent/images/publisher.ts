@@ -10,6 +10,7 @@ import { ask } from './oci/access.ts';
 import { allocatedBytes, fileDigest, unlessMissing } from '../disks/diskio.ts';
 import { requireAnswer } from './sources/file.ts';
 import { publishDisk, type RawDisk } from './layouts/publish.ts';
+import { moveMemory, removeMemory, writeMemory, type WrittenMemory } from './layouts/storedmemory.ts';
 import type { Registries, Repository } from './oci/repository.ts';
 import type { Keyring } from './oci/credentials.ts';
 import { parseReference, pushMistake } from '../../api/v1alpha1/reference.ts';
@@ -43,6 +44,8 @@ export interface Published {
   /** Digest of the manifest if the disk is in a registry, otherwise of the file. */
   digest: string;
   storageBytes: number;
+  /** SHA-256 of the file that describes the stored memory, in hexadecimal digits. Absent unless the disk is a file with memory beside it. */
+  memoryDigest?: string;
 }
 
 export interface PublishingOptions {
@@ -175,17 +178,23 @@ export class Publisher {
       // cannot overwrite a read-only file.
       await rm(partial, { force: true });
       // A raw disk cannot name other files, so the conversion reads only this disk.
-      await convertToQcow2(disk.path, partial, options);
+      const { memory, ofDisk } = await storeMemory(file, disk, options);
+      await convertToQcow2(disk.path, partial, ofDisk);
       await chmod(partial, FILE_MODE);
       const digest = `sha256:${await fileDigest(partial, signal)}`;
-      const storageBytes = await allocatedBytes(partial);
+      const storageBytes = (await allocatedBytes(partial)) + (memory?.storageBytes ?? 0);
       await sync(partial);
+      if (memory !== undefined) {
+        await moveMemory(partial, file);
+      }
       await rename(partial, file);
       await sync(dirname(file));
       await sync(folder);
-      return { reference: undefined, digest, storageBytes };
+      const memoryDigest = memory?.digest;
+      return { reference: undefined, digest, storageBytes, ...(memoryDigest && { memoryDigest }) };
     } finally {
       await rm(partial, { force: true });
+      await removeMemory(partial);
     }
   }
 
@@ -208,7 +217,9 @@ export class Publisher {
     const { file, folder } = this.#placeOf(path);
     await requireAnswer(folder, signal);
     await rm(partialOf(file), { force: true });
+    await removeMemory(partialOf(file));
     await rm(file, { force: true });
+    await removeMemory(file);
     // Without this sync, the file could be there again after a loss of power, and nothing would remove it any more.
     await unlessMissing(sync(dirname(file)));
   }
@@ -234,7 +245,32 @@ function partialOf(file: string): string {
   return `${file}.partial`;
 }
 
-/** Returns the error with a reason that does not blame the image. `error` is a failure of the image storage to take a disk. */
+/**
+ * Writes the memory of a disk beside the disk `file`. Returns the options for the work with the disk itself, whose progress is the rest. If
+ * there is no memory, the options do not change.
+ */
+async function storeMemory(
+  file: string,
+  { memory, virtualSizeBytes }: RawDisk,
+  options: StoringOptions,
+): Promise<{ memory?: WrittenMemory; ofDisk: StoringOptions }> {
+  if (memory === undefined) {
+    return { ofDisk: options };
+  }
+  const { signal, onProgress } = options;
+  const share = (memory.memoryBytes * 100) / (memory.memoryBytes + virtualSizeBytes);
+  let done = 0;
+  const onBytes = (count: number): void => {
+    done += count;
+    onProgress((done * share) / memory.memoryBytes);
+  };
+  const ofDisk = {
+    ...options,
+    onProgress: (percent: number) => onProgress(share + (percent * (100 - share)) / 100),
+  };
+  return { memory: await writeMemory(partialOf(file), memory, { signal, onBytes }), ofDisk };
+}
+
 /** Returns the error with a reason that blames the push if its own reason blames the fetch of an image. */
 function asPushFault(error: unknown): unknown {
   return error instanceof ReasonedError && BLAME_FETCH.has(error.reason)
@@ -244,6 +280,7 @@ function asPushFault(error: unknown): unknown {
     : error;
 }
 
+/** Returns the error with a reason that does not blame the image. `error` is a failure of the image storage to take a disk. */
 function asStorageFault(error: unknown): unknown {
   if (!(error instanceof ReasonedError && BLAME_IMAGE.has(error.reason))) {
     return error;

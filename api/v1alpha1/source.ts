@@ -91,8 +91,16 @@ export const machineImageSourceSchema = z.discriminatedUnion('type', [
    * credentials, not with those of the VM.
    */
   z.object({ type: z.literal('storedArtifact'), reference: z.string() }),
-  /** A file below the host's storage folder. It contains the content of an Image. */
-  z.object({ type: z.literal('storedFile'), path: z.string(), sha256: z.string() }),
+  /**
+   * A file below the host's storage folder. It contains the content of an Image. `memoryDigest` is the sha256 of the file that describes the
+   * memory beside it. Absent if the Image has only a disk.
+   */
+  z.object({
+    type: z.literal('storedFile'),
+    path: z.string(),
+    sha256: z.string(),
+    memoryDigest: z.string().optional(),
+  }),
   /** A source that this release does not support, for example ipsw. */
   z.object({ type: z.literal('unsupported'), description: z.string() }),
 ]);
@@ -119,6 +127,7 @@ export const contentSchema = z
     url: report('Address on a web server.', 2048).optional(),
     sha256: report('Digest of the file.', 64).optional(),
     path: report('Path below a shared folder.', 1024).optional(),
+    memoryDigest: report('Digest of the file that describes the memory of the image.', 64).optional(),
     sizeBytes: count('Size of an empty disk.', Number.MAX_SAFE_INTEGER).optional(),
   })
   .meta({ description: 'Source from which hosts get the content.' });

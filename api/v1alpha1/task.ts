@@ -140,6 +140,11 @@ export const taskReportSchema = z.object({
   consistency: z.enum(['FileSystem', 'Crash', 'Stopped']).optional(),
   /** Absent if the image has no memory. */
   memory: imageMemorySchema.optional(),
+  /** SHA-256 of the file that describes the memory in the storage folder, in hexadecimal digits. The source `storedFile` names it. */
+  memoryDigest: z
+    .string()
+    .regex(/^[0-9a-f]{64}$/)
+    .optional(),
   message: z.string().optional(),
   /**
    * Reason why the storage keeps content that the task was asked to remove. The field is set only if another attempt would give the same

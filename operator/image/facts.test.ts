@@ -280,6 +280,13 @@ describe('an Image that asks for the memory of its VM', () => {
     expect(conditionOf(later, 'Ready')).toMatchObject({ status: 'True', message });
   });
 
+  it('gives hosts the digest of the memory in a storage folder', () => {
+    const memoryDigest = 'd'.repeat(64);
+    const { status } = planImage(saved({ memory, memoryDigest }));
+    expect(status.content).toMatchObject({ type: 'storedFile', memoryDigest });
+    expect(planImage(saved({ memoryDigest })).status.content).not.toHaveProperty('memoryDigest');
+  });
+
   it('has none after a commit, which saves only a disk', () => {
     const { status } = planImage(saved({ memory }));
     const commit = { vmName: 'builder', requestedAt };

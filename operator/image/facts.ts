@@ -220,16 +220,16 @@ function memoryIn({ memory }: TaskReport): ImageFacts['memory'] {
  * Returns the source from which hosts get the content after the Job. The result is undefined if hosts still get it from the source in the
  * spec.
  */
-export function contentAt(job: Job, { reference, digest = '' }: TaskReport): MachineImageSource | undefined {
+export function contentAt(job: Job, report: TaskReport): MachineImageSource | undefined {
   const task = taskOf(job);
   switch (task?.type) {
     case 'save':
     case 'receive':
-      return storedAt(task.target, reference, digest);
+      return storedAt(task.target, report);
     case 'import':
       return task.target === undefined
-        ? pinnedAt(task.image.source, reference)
-        : storedAt(task.target, reference, digest);
+        ? pinnedAt(task.image.source, report.reference)
+        : storedAt(task.target, report);
     default:
       return undefined;
   }
@@ -240,10 +240,13 @@ function pinnedAt(source: MachineImageSource, reference: string | undefined): Ma
   return isNamed ? { type: 'registry', reference } : undefined;
 }
 
-function storedAt(target: StorageTarget, reference: string | undefined, digest: string): MachineImageSource {
-  return target.type === 'folder'
-    ? { type: 'storedFile', path: target.path, sha256: digest.replace('sha256:', '') }
-    : { type: 'storedArtifact', reference: reference ?? target.reference };
+function storedAt(target: StorageTarget, report: TaskReport): MachineImageSource {
+  const { reference, digest = '', memory, memoryDigest } = report;
+  if (target.type === 'registry') {
+    return { type: 'storedArtifact', reference: reference ?? target.reference };
+  }
+  const file = { type: 'storedFile', path: target.path, sha256: digest.replace('sha256:', '') } as const;
+  return memory === undefined || memoryDigest === undefined ? file : { ...file, memoryDigest };
 }
 
 function originOf(job: Job): string | undefined {

@@ -100,9 +100,12 @@ export function fileId(sha256: string): ImageId {
   return `file/${sha256}`;
 }
 
-/** Returns the id of a file of the image storage. Hosts of several tenants share it, because the operator names the digest. */
-export function storedId(sha256: string): ImageId {
-  return `stored/${hash(sha256)}`;
+/**
+ * Returns the id of a file of the image storage. Hosts of several tenants share it, because the operator names the digest. `memoryDigest` is
+ * the digest of its memory. Undefined if only the disk is used.
+ */
+export function storedId(sha256: string, memoryDigest?: string): ImageId {
+  return `stored/${hash(memoryDigest === undefined ? sha256 : `${sha256} ${memoryDigest}`)}`;
 }
 
 /** Returns the id of a file of a shared folder. `identity` is a text that changes with the attributes of the file. */

@@ -3,17 +3,26 @@
  * file into the host's own store, and computes the sha256 of the bytes that it copies. Machines run from the copy alone, because anybody
  * who can write to the folder could change the file while it is in use. The attributes of a file decide only whether a new copy is made.
  */
+import { createHash } from 'node:crypto';
 import { type BigIntStats, constants } from 'node:fs';
 import { type FileHandle, open, readlink, realpath, stat } from 'node:fs/promises';
 import { isAbsolute, join, relative } from 'node:path';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { imageMemorySchema } from '../../../api/v1alpha1/task.ts';
 import { codeOf, isMissing } from '../../../base/errors.ts';
 import { copyHashed, StalledReadError } from '../../disks/sparse.ts';
 import { STAT_BLOCK_BYTES } from '../../disks/diskio.ts';
+import { memoryIn } from '../layouts/pull.ts';
+import {
+  DESCRIPTION_LIMITS,
+  memoryBeside,
+  type StoredMemory,
+  storedMemorySchema,
+} from '../layouts/storedmemory.ts';
 import type { ImageRequest, CatalogEntry, WaitingCaller } from '../local/catalog.ts';
 import type { Import, SourceImage, SourceParts } from '../local/importing.ts';
 import { type ImageId, sharedId, storedId } from '../local/layout.ts';
-import type { Watched } from '../local/space.ts';
+import { readDocument } from '../oci/manifests.ts';
 import { ProgramError, run } from '../../../base/exec.ts';
 
 /** The place of a file on this host. */
@@ -23,6 +32,8 @@ interface FilePlace {
   readonly roots: readonly string[];
   /** Digest that the file must have. If undefined, the file can have any content. */
   readonly sha256: string | undefined;
+  /** Digest of the file that describes the memory beside the file. If undefined, the image has only a disk. */
+  readonly memoryDigest?: string | undefined;
 }
 
 /** A regular file below one of the roots. */
@@ -30,6 +41,18 @@ interface Found {
   /** Absolute path without links. */
   real: string;
   stats: BigIntStats;
+}
+
+/** The files of an image. */
+interface FoundImage {
+  disk: Found;
+  memory?: FoundMemory;
+}
+
+interface FoundMemory {
+  described: StoredMemory;
+  ram: Found;
+  state: Found;
 }
 
 /** One requested file of a folder. */
@@ -47,17 +70,20 @@ export class FileImage implements SourceImage {
   }
 
   async ensure(): Promise<CatalogEntry> {
-    const { sha256 } = this.#place;
-    const find = async (): Promise<Found> => await findBelowRoots(this.#place, this.#request.signal);
+    const { sha256, memoryDigest } = this.#place;
+    const { signal } = this.#request;
     if (sha256 !== undefined) {
       // The content alone identifies the image, so the storage is not read again for content that this host has.
-      return await this.#ensure(storedId(sha256), find);
+      return await this.#ensure(storedId(sha256, memoryDigest), async () => ({
+        disk: await findBelowRoots(this.#place, signal),
+        ...(memoryDigest !== undefined && { memory: await findMemory(this.#place, memoryDigest, signal) }),
+      }));
     }
-    const found = await find();
-    return await this.#ensure(sharedId(found.real, identityOf(found.stats)), async () => found);
+    const disk = await findBelowRoots(this.#place, signal);
+    return await this.#ensure(sharedId(disk.real, identityOf(disk.stats)), async () => ({ disk }));
   }
 
-  async #ensure(id: ImageId, find: () => Promise<Found>): Promise<CatalogEntry> {
+  async #ensure(id: ImageId, find: () => Promise<FoundImage>): Promise<CatalogEntry> {
     const { catalog, holders, importing } = this.#parts;
     return await holders.during(
       this.#request.holder,
@@ -70,50 +96,114 @@ export class FileImage implements SourceImage {
     );
   }
 
-  #plan(id: ImageId, found: Found, onProgress: WaitingCaller['onProgress']): Import {
+  #plan(id: ImageId, { disk, memory }: FoundImage, onProgress: WaitingCaller['onProgress']): Import {
     const { path, sha256 } = this.#place;
-    const { size, blocks } = found.stats;
-    const allocated = Number(blocks) * STAT_BLOCK_BYTES;
+    const files = memory === undefined ? [disk] : [disk, memory.ram, memory.state];
+    const bytes = files.reduce((sum, { stats }) => sum + Number(stats.size), 0);
     // Without a pinned digest, only the copied bytes tell the digest, so `run` sets it.
-    const metadata = { digest: `sha256:${sha256}`, architecture: this.#request.architecture };
+    const metadata: Import['metadata'] = {
+      digest: `sha256:${sha256}`,
+      architecture: this.#request.architecture,
+      ...(memory && { memory: imageMemorySchema.parse(memory.described) }),
+    };
     return {
       id,
       what: path,
-      roomBytes: Math.min(Number(size), allocated),
+      roomBytes: files.reduce((sum, { stats }) => sum + neededBytes(stats), 0),
       metadata,
-      run: async ({ disk }, watched) => {
-        metadata.digest = `sha256:${await this.#copy(found, disk, { ...watched, onProgress })}`;
+      run: async (target, { signal }) => {
+        const options = { signal, onBytes: this.#counted(bytes, onProgress) };
+        if (memory !== undefined) {
+          const { described, ram, state } = memory;
+          const to = memoryIn(target.folder);
+          const beside = memoryBeside(path);
+          await copyChecked(ram, { path: beside.ram, sha256: described.sha256.ram }, to.ram, options);
+          await copyChecked(state, { path: beside.state, sha256: described.sha256.state }, to.state, options);
+        }
+        metadata.digest = `sha256:${await copyChecked(disk, this.#place, target.disk, options)}`;
       },
     };
   }
 
-  /** Copies the file, and returns the sha256 of the copy as hexadecimal digits. */
-  async #copy(found: Found, disk: string, { signal, onProgress }: Watched & WaitingCaller): Promise<string> {
-    const { path, sha256 } = this.#place;
-    const bytes = Number(found.stats.size);
+  /** Returns a function that counts copied bytes, and tells the caller the progress. `bytes` is the number of all bytes. */
+  #counted(bytes: number, onProgress: WaitingCaller['onProgress']): (count: number) => void {
     let done = 0;
-    const onBytes = (count: number): void => {
+    return (count) => {
       done += count;
       this.#parts.metrics.pulledBytes.inc(count);
       onProgress(Math.floor((done * 100) / bytes), done);
     };
-    return await withFile(found, async (source) => {
-      const copied = await copyHashed(source, disk, { bytes, signal, onBytes });
-      const isUnchanged = identityOf(await source.stat({ bigint: true })) === identityOf(found.stats);
-      if (copied.sha256 === sha256) {
-        return copied.sha256;
-      }
-      if (!isUnchanged || copied.bytes !== bytes) {
-        throw changed(found);
-      }
-      if (sha256 !== undefined) {
-        throw new ReasonedError(
-          'DigestMismatch',
-          `${path} has the sha256 ${copied.sha256} instead of ${sha256}`,
-        );
-      }
+  }
+}
+
+/** Returns the disk space in bytes that a copy of a file needs. */
+function neededBytes({ size, blocks }: BigIntStats): number {
+  return Math.min(Number(size), Number(blocks) * STAT_BLOCK_BYTES);
+}
+
+/**
+ * Copies a file to the path `to`, and returns the sha256 of the copy as hexadecimal digits.
+ *
+ * @throws ReasonedError `DigestMismatch` when the copy does not have the digest `sha256`, if this is not undefined.
+ */
+async function copyChecked(
+  found: Found,
+  { path, sha256 }: Pick<FilePlace, 'path' | 'sha256'>,
+  to: string,
+  options: Omit<Parameters<typeof copyHashed>[2], 'bytes'>,
+): Promise<string> {
+  const bytes = Number(found.stats.size);
+  return await withFile(found, async (source) => {
+    const copied = await copyHashed(source, to, { ...options, bytes });
+    const isUnchanged = identityOf(await source.stat({ bigint: true })) === identityOf(found.stats);
+    if (copied.sha256 === sha256) {
       return copied.sha256;
-    });
+    }
+    if (!isUnchanged || copied.bytes !== bytes) {
+      throw changed(found);
+    }
+    if (sha256 !== undefined) {
+      throw mismatch(path, copied.sha256, sha256);
+    }
+    return copied.sha256;
+  });
+}
+
+function mismatch(path: string, found: string, wanted: string): ReasonedError {
+  return new ReasonedError('DigestMismatch', `${path} has the sha256 ${found} instead of ${wanted}`);
+}
+
+/**
+ * Finds the memory beside a file of the image storage. `digest` is the sha256 of the file that describes the memory.
+ *
+ * @throws ReasonedError when one of the files is missing, has another digest, or cannot be the memory of an image.
+ */
+async function findMemory(
+  { path, roots, sha256 }: FilePlace,
+  digest: string,
+  signal: AbortSignal,
+): Promise<FoundMemory> {
+  const beside = memoryBeside(path);
+  const find = async (path: string): Promise<Found> => await findBelowRoots({ path, roots, sha256 }, signal);
+  const text = await withFile(await find(beside.description), async (file) => {
+    const bytes = Buffer.alloc(DESCRIPTION_LIMITS.bytes);
+    return bytes.subarray(0, (await file.read(bytes, 0, bytes.length, 0)).bytesRead);
+  });
+  const found = createHash('sha256').update(text).digest('hex');
+  if (found !== digest) {
+    throw mismatch(beside.description, found, digest);
+  }
+  const described = readDocument(storedMemorySchema, text, DESCRIPTION_LIMITS, beside.description);
+  const [ram, state] = [await find(beside.ram), await find(beside.state)];
+  requireSize(beside.ram, ram, described.memoryBytes);
+  requireSize(beside.state, state, described.stateBytes);
+  return { described, ram, state };
+}
+
+/** The size is checked before the copy, because a wrong file can be much larger than the space for the image. */
+function requireSize(path: string, { stats }: Found, bytes: number): void {
+  if (Number(stats.size) !== bytes) {
+    throw new ReasonedError('DigestMismatch', `${path} has ${stats.size} bytes instead of ${bytes}`);
   }
 }
 
