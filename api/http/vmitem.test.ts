@@ -104,6 +104,7 @@ const MACHINE = {
   readiness: { type: 'Port', port: 80 },
   sshAuthorizedKeys: [`ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA${'A'.repeat(40)} ada`],
   userData: '#cloud-config',
+  start: 'Cold',
   node: 'host-1',
   tag: 'fast',
   tagRequired: true,

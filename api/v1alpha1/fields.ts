@@ -216,7 +216,7 @@ export const VM_FIELDS = {
   hardwareIdentity: {
     type: 'choice',
     description:
-      'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values.',
+      'Consistent: each VM that is deployed with this name in this namespace gets the same hardware UUID, serial number and MAC address. Dynamic: each deployed VM gets new values. A guest that starts from the memory of its image sees the UUID and the serial number of the saved VM until its next boot.',
     values: ['Consistent', 'Dynamic'],
     isInConfig: true,
     elsewhere: { http: BY_CONFIG, flag: BY_CONFIG },
@@ -236,6 +236,16 @@ export const VM_FIELDS = {
     isMutable: true,
     isForHost: true,
     elsewhere: { http: '`POST …/vms/{name}/exec`', flag: '`berth vm stop`, `suspend`, `resume`, `start`' },
+  },
+  start: {
+    type: 'choice',
+    description:
+      'First start of a VM whose image has memory. Auto (the default): the machine starts from the memory if its host can do that, and boots otherwise. Cold: the machine boots.',
+    values: ['Auto', 'Cold'],
+    isInConfig: true,
+    isForHost: true,
+    http: 'start',
+    flag: ['--start <way>', 'first start of a VM whose image has memory: Auto uses the memory if possible, Cold boots'],
   },
   restartPolicy: {
     type: 'choice',

@@ -37,6 +37,7 @@ it.each([
   [['--readiness', '22'], { readiness: { type: 'Port', port: 22 } }],
   [['--disk-size', '20'], { diskSize: '20G' }],
   [['--architecture', 'arm64', '--memory', '2'], { architecture: 'arm64', memory: '2048Mi' }],
+  [['--start', 'Cold'], { start: 'Cold' }],
   [['--ssh-key', KEY, '--ssh-key', keys], { sshAuthorizedKeys: [KEY, `${KEY} me@desk`, KEY] }],
   [['--ssh-key', `${KEY} ann@büro`, '--ssh-key', foreign], { sshAuthorizedKeys: [KEY, KEY] }],
   [['--ssh-key', ''], { sshAuthorizedKeys: [] }],
@@ -50,6 +51,7 @@ it.each([
 it.each([
   ['--readiness', 'ssh-ish', 'none, ssh, guest-agent, or the number of a TCP port'],
   ['--architecture', 'x86', 'Allowed choices are amd64, arm64'],
+  ['--start', 'cold', 'Allowed choices are Auto, Cold'],
   ['--disk-size', 'much', 'such as 120G or 100Gi'],
   ['--ssh-key', secret, 'is a private key, which must stay on this computer'],
   ['--ssh-key', script, 'must have one public SSH key in each line'],

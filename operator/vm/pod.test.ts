@@ -59,10 +59,19 @@ function podOf({
   });
 }
 
-function hardwareOf(deployment: Deployment) {
+function machineOf(deployment: Deployment): Machine {
   const { annotations = {} } = podOf(deployment).metadata;
-  return (JSON.parse(annotations[MACHINE_ANNOTATION] ?? '') as Machine).hardware;
+  return JSON.parse(annotations[MACHINE_ANNOTATION] ?? '') as Machine;
 }
+
+function hardwareOf(deployment: Deployment) {
+  return machineOf(deployment).hardware;
+}
+
+it('tells the host whether a start from memory is allowed', () => {
+  expect(machineOf({}).start).toBeUndefined();
+  expect(machineOf({ spec: { start: 'Cold' } }).start).toBe('Cold');
+});
 
 describe('hardware identity', () => {
   it('is the same on each deployment of a name in its namespace, and differs from all others', () => {
