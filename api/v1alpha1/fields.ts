@@ -245,7 +245,10 @@ export const VM_FIELDS = {
     isInConfig: true,
     isForHost: true,
     http: 'start',
-    flag: ['--start <way>', 'first start of a VM whose image has memory: Auto uses the memory if possible, Cold boots'],
+    flag: [
+      '--start <way>',
+      'first start of a VM whose image has memory: Auto uses the memory if possible, Cold boots',
+    ],
   },
   restartPolicy: {
     type: 'choice',

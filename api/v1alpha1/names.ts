@@ -145,6 +145,23 @@ export const NO_ROOM_TO_SUSPEND = 'NoRoomToSuspend';
  */
 export const USER_DATA_CONDITION = 'berth.dev/UserData';
 /**
+ * Condition of a machine's Pod. Its status tells whether the machine started from the memory of its image. The condition is absent if the
+ * image has no memory. Its reason is a {@link WarmStartReason}.
+ */
+export const WARM_START_CONDITION = 'berth.dev/WarmStart';
+/**
+ * Reasons of the condition `berth.dev/WarmStart`. `Renewed` belongs to the status True, and all others to False.
+ * @public
+ */
+export type WarmStartReason =
+  | 'Renewed'
+  | 'ColdWanted'
+  | 'KeyDiffers'
+  | 'SizeDiffers'
+  | 'NotSupported'
+  | 'RenewalFailed'
+  | 'MemoryNotTrusted';
+/**
  * Condition that the agent writes to its Node: whether the host can run emulators. If the status is False, the message gives the reason.
  * Simulated hosts do not have the condition. For a host without the condition, the operator does not check whether the host can run
  * emulators.

@@ -103,8 +103,16 @@ export function diagnose(seen: Seen): Diagnosis {
   }
   const guest = isUnchecked(vm) ? 'Its guest is not checked' : 'Nothing is wrong';
   return conditionOf(vm, 'Ready')?.status === 'True'
-    ? { ...known, ok: true, message: `VM ${name} runs. ${guest}`, todo: [] }
+    ? { ...known, ok: true, message: `VM ${name} runs. ${guest}${bootNote(vm)}`, todo: [] }
     : { ...known, ok: false, message: waitsFor(vm, phase), todo: [patience(phase)] };
+}
+
+/** Returns why a machine booted that could have started from the memory of its image. The text is empty for all other machines. */
+function bootNote(vm: VM): string {
+  const warm = conditionOf(vm, 'WarmStart');
+  return warm?.status === 'False'
+    ? `. It did not start from the memory of its image: ${warm.message || warm.reason}`
+    : '';
 }
 
 function phaseOf({ metadata, status = {} }: VM): string {

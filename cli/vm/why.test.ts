@@ -2,7 +2,8 @@ import { expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { Event } from '../../kube/core.ts';
 import type { UserCluster } from '../cluster.ts';
-import { eventsNamed, ownEvents } from './why.ts';
+import { diagnose } from './diagnosis.ts';
+import { eventsNamed, formatPage, ownEvents } from './why.ts';
 
 const CREATED = '2026-11-23T12:00:30Z';
 const VM_OBJECT = { metadata: { name: 'mac', uid: 'new', creationTimestamp: CREATED } } as VM;
@@ -65,4 +66,17 @@ it('begins with the newest, whether or not times have fractions', async () => {
     { ...event('fifth', '29.000000'), series: { count: 2, lastObservedTime: '2026-11-23T12:00:31.500000Z' } },
   );
   expect(notes(events)).toEqual(['fifth', 'fourth', 'third', 'second', 'first']);
+});
+
+it('says why a machine booted, although its image has memory', () => {
+  const condition = (type: string, status: string) => ({ type, status, reason: 'R', message: 'as told' });
+  const headOf = (warmStart: string): string => {
+    const conditions = [condition('Ready', 'True'), condition('WarmStart', warmStart)];
+    const vm = { ...VM_OBJECT, spec: {}, status: { phase: 'Running', conditions } } as unknown as VM;
+    return formatPage(diagnose({ vm }), []).split('\n')[0] ?? '';
+  };
+  expect(headOf('True')).toBe('VM mac runs. Nothing is wrong');
+  expect(headOf('False')).toBe(
+    'VM mac runs. Nothing is wrong. It did not start from the memory of its image: as told',
+  );
 });

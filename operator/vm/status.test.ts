@@ -5,6 +5,7 @@ import {
   MACHINE_CONDITION,
   MACHINE_CONTAINER,
   USER_DATA_CONDITION,
+  WARM_START_CONDITION,
 } from '../../api/v1alpha1/names.ts';
 import type { Container, Node, Pod, PodStatus } from '../../kube/core.ts';
 import type { Condition } from '../../kube/objects.ts';
@@ -184,12 +185,29 @@ it('DisplayReady has the reason why the guest lacks its DPI, and Ready does not 
   expect(conditions.get('Ready')).toMatchObject({ status: 'True' });
 });
 
-it('DisplayReady is True once the guest has its display, and absent if the host reports nothing about it', () => {
+it('DisplayReady is True once the guest has its display, and absent like WarmStart if the host reports nothing about it', () => {
   const display = { ready: true, reason: 'DisplaySet', message: '' };
   expect(withDisplay(display).get('DisplayReady')).toMatchObject({ status: 'True', reason: 'DisplaySet' });
   expect(withDisplay(undefined).has('DisplayReady')).toBe(false);
   expect(withDisplay({ ready: 'yes' }).has('DisplayReady')).toBe(false);
+  expect(withDisplay(undefined).has('WarmStart')).toBe(false);
 });
+
+it.each([
+  ['True', 'Renewed'],
+  ['False', 'KeyDiffers'],
+] as const)(
+  'WarmStart is that of the host: with %s and %s the VM is Ready, and neither Reconciling nor Stalled',
+  (status, reason) => {
+    const said = { type: WARM_START_CONDITION, status, reason, message: 'why' } as const;
+    const containerStatuses = [{ ...CONTAINER, ready: true, state: { running: { startedAt: RAN } } }];
+    const conditions = [said, { type: 'Ready', status: 'True' } as const];
+    const found = conditionsOf({ phase: 'Running', containerStatuses, conditions });
+    expect(found.get('WarmStart')).toMatchObject({ status, reason, message: 'why' });
+    expect(found.get('Ready')?.status).toBe('True');
+    expect([found.has('Reconciling'), found.has('Stalled')]).toEqual([false, false]);
+  },
+);
 
 describe('the condition UserDataReady', () => {
   /** Returns the condition `UserDataReady` as status and reason. `said` is the condition of the Pod. */

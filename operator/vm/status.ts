@@ -1,6 +1,6 @@
 /** Computes the whole status of a VM from the observed state, the facts (see facts.ts), the Pod and the report of its host. */
 import { timestamp } from '../../base/time.ts';
-import { NETWORK_CONDITION, USER_DATA_CONDITION } from '../../api/v1alpha1/names.ts';
+import { NETWORK_CONDITION, USER_DATA_CONDITION, WARM_START_CONDITION } from '../../api/v1alpha1/names.ts';
 import { classOf, isReason, isSeen, saidReason } from '../../api/v1alpha1/reasons.ts';
 import type { VMStatus } from '../../api/v1alpha1/vmstatus.ts';
 import type { Condition } from '../../kube/objects.ts';
@@ -29,7 +29,7 @@ import { GUEST_ADDRESSES_LIMIT, type Machine, type MachineReport } from '../../a
 import { formatQuantity } from '../../api/v1alpha1/quantity.ts';
 import { shortImageName } from '../../api/v1alpha1/reference.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
-import type { Pod } from '../../kube/core.ts';
+import type { Pod, PodCondition } from '../../kube/core.ts';
 import { endpointsOf } from './ports.ts';
 import type { Blocked, Run } from '../podbacked/kind.ts';
 
@@ -86,6 +86,7 @@ function conditions(observed: ObservedVM, { phase, facts, findings }: Derived): 
     restartRequired(observed),
     guestAgent(observed),
     userDataReady(observed),
+    warmStart(observed),
     displayReady(observed),
   ].filter((draft) => draft !== undefined);
   return stampConditions(drafts, observed.vm.status?.conditions, {
@@ -225,12 +226,21 @@ function networkReady({ pod }: ObservedVM): Draft | undefined {
   const condition = podCondition(pod, NETWORK_CONDITION);
   return condition === undefined
     ? { type, status: 'Unknown', reason: 'NotReported', message: '' }
-    : {
-        type,
-        status: condition.status,
-        reason: saidReason(condition.reason, 'Reported'),
-        message: condition.message ?? '',
-      };
+    : hostCondition(type, condition);
+}
+
+/** Returns a condition of the VM with the content of a condition that the host wrote to the Pod. */
+function hostCondition(type: string, { status, reason, message = '' }: PodCondition): Draft {
+  return { type, status, reason: saidReason(reason, 'Reported'), message };
+}
+
+/**
+ * Returns the condition that tells whether the machine started from the memory of its image. `Ready` does not depend on it, because a
+ * machine that booted is as good. The result is undefined if the image has no memory.
+ */
+function warmStart({ pod }: ObservedVM): Draft | undefined {
+  const said = podCondition(pod, WARM_START_CONDITION);
+  return said && hostCondition('WarmStart', said);
 }
 
 function guestAgent({ pod }: ObservedVM): Draft | undefined {
@@ -373,8 +383,7 @@ export function userDataReady({ vm, pod }: ObservedVM): ConditionDraft | undefin
   const type = 'UserDataReady';
   const said = podCondition(pod, USER_DATA_CONDITION);
   if (said !== undefined) {
-    const reason = saidReason(said.reason, 'Reported');
-    return { type, status: said.status, reason, message: said.message ?? '' };
+    return hostCondition(type, said);
   }
   const { userData, userDataSecretRef } = vm.spec;
   return pod?.status?.phase === 'Running' && (userData ?? userDataSecretRef) !== undefined

@@ -10,6 +10,7 @@ import {
   NAT_TAINT,
   NETWORK_CONDITION,
   NO_ROOM_TO_SUSPEND,
+  WARM_START_CONDITION,
 } from '../../api/v1alpha1/names.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import type { ContainerState, Node, Pod, PodCondition } from '../../kube/core.ts';
@@ -100,6 +101,7 @@ const CONDITIONS = fc.tuple(
   condition(MACHINE_CONDITION, 'Running', 'Starting', 'GuestShutdown'),
   condition(DISK_CONDITION, HOST_DISK_FULL, NO_ROOM_TO_SUSPEND),
   condition(NETWORK_CONDITION, 'Ready'),
+  condition(WARM_START_CONDITION, 'Renewed', 'KeyDiffers'),
   condition('Ready', 'NotReady'),
   condition('DisruptionTarget', 'EvictionByEvictionAPI'),
   condition('PodResizePending', 'Deferred', 'Infeasible'),
