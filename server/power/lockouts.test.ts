@@ -1,5 +1,6 @@
 import * as fc from 'fast-check';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
+import { assertAsyncHistories } from '../../test/support/properties.ts';
 import { afterMore, type SignInFailures, Lockouts, recent } from './lockouts.ts';
 
 const RULES = { failures: 20, seconds: 300 };
@@ -90,33 +91,31 @@ it('counts alone while the counts are not shared', async () => {
   expect(locked).toHaveBeenCalledTimes(2);
 });
 
-it('forgets failures only after a quiet time, in all histories', async () => {
+it('forgets failures only after a quiet time, in all histories', async (context) => {
   const step = fc.record({
     wait: fc.integer({ min: 0, max: 400 }),
     replica: fc.boolean(),
     away: fc.boolean(),
   });
-  await fc.assert(
-    fc.asyncProperty(fc.array(step, { maxLength: 60 }), async (steps) => {
-      const shared = new Shared();
-      const replicas = [new Lockouts(RULES, shared), new Lockouts(RULES, shared)] as const;
-      let answered = 0;
-      let last = Number.NEGATIVE_INFINITY;
-      for (const { wait, replica, away } of steps) {
-        vi.advanceTimersByTime(wait * 1000);
-        shared.isAway = away;
-        const now = Date.now();
-        answered = now - last >= 300_000 ? 0 : answered;
-        const isAnswered = await replicas[replica ? 0 : 1].fail('a');
-        if (isAnswered) {
-          answered += 1;
-          last = now;
-        }
-        // A replica that counts alone lets at most another 20 through.
-        expect(answered).toBeLessThanOrEqual(40);
-        // A source is only locked out after 20 failures.
-        expect(isAnswered || answered >= 20).toBe(true);
+  await assertAsyncHistories(context, { step, maxLength: 60, numRuns: 100 }, async (steps) => {
+    const shared = new Shared();
+    const replicas = [new Lockouts(RULES, shared), new Lockouts(RULES, shared)] as const;
+    let answered = 0;
+    let last = Number.NEGATIVE_INFINITY;
+    for (const { wait, replica, away } of steps) {
+      vi.advanceTimersByTime(wait * 1000);
+      shared.isAway = away;
+      const now = Date.now();
+      answered = now - last >= 300_000 ? 0 : answered;
+      const isAnswered = await replicas[replica ? 0 : 1].fail('a');
+      if (isAnswered) {
+        answered += 1;
+        last = now;
       }
-    }),
-  );
+      // A replica that counts alone lets at most another 20 through.
+      expect(answered).toBeLessThanOrEqual(40);
+      // A source is only locked out after 20 failures.
+      expect(isAnswered || answered >= 20).toBe(true);
+    }
+  });
 });
