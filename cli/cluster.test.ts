@@ -12,6 +12,7 @@ import { withCluster } from './cluster.ts';
 import { described, Interrupted } from './errors.ts';
 import type { Globals } from './globals.ts';
 import type { Terminal } from './terminal.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
 let folder: string;
 
@@ -32,9 +33,8 @@ async function givenCluster(
     contexts: [{ name: 'a', context: { cluster: 'a' } }],
   };
   await writeFile(kubeconfig, JSON.stringify(document));
-  const ignored = () => undefined;
   return [
-    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
+    makeTerminal({ environment: { HOME: folder }, signal }),
     { kubeconfig, context: 'a', output: 'table' },
   ];
 }

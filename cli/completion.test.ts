@@ -12,15 +12,9 @@ import {
   flagSource,
 } from './completion.ts';
 import { createProgram } from './program.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
-const TERMINAL = {
-  name: 'berth',
-  environment: {},
-  out: () => undefined,
-  err: () => undefined,
-  isForPeople: false,
-  signal: new AbortController().signal,
-};
+const TERMINAL = makeTerminal();
 const program = await createProgram(TERMINAL, () => true);
 /** Names of a hostile cluster: a shell would run, split or expand the last ones, or read them as flags. */
 const NAMES = [

@@ -12,6 +12,7 @@ import { Interrupted } from './errors.ts';
 import { add } from './registry.ts';
 import { create, remove } from './serviceaccount.ts';
 import type { Terminal } from './terminal.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
 const CONFIG_MAP = '/api/v1/namespaces/n/configmaps';
 const ACCOUNTS = '/api/v1/namespaces/n/serviceaccounts';
@@ -75,9 +76,8 @@ async function givenCluster(server: string, signal: AbortSignal): Promise<[Termi
     contexts: [{ name: 'a', context: { cluster: 'a' } }],
   };
   await writeFile(kubeconfig, JSON.stringify(document));
-  const ignored = () => undefined;
   return [
-    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
+    makeTerminal({ environment: { HOME: folder }, signal }),
     { kubeconfig, context: 'a', namespace: 'n', output: 'table' },
   ];
 }

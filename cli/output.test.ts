@@ -1,12 +1,12 @@
 import { expect, it } from 'vitest';
 import { type Format, print } from './output.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
 /** Returns the rows with these names in the format. */
 async function printed(format: Format, ...names: string[]): Promise<string> {
   let text = '';
-  const { signal } = new AbortController();
   const out = (more: string) => void (text += more);
-  await print({ name: 'berth', environment: {}, out, err: out, isForPeople: false, signal }, format, {
+  await print(makeTerminal({ out, err: out }), format, {
     rows: names,
     columns: [],
     itemOf: (name) => ({ name }),

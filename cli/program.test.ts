@@ -9,6 +9,7 @@ import type { Command } from 'commander';
 import { expect, it, onTestFinished, vi } from 'vitest';
 import { EXIT } from './errors.ts';
 import { createProgram, run } from './program.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
 const KEY = `ssh-ed25519 AAAAC3NzaC1lZDI1NTE5${'A'.repeat(48)}`;
 
@@ -25,14 +26,13 @@ async function runAs(
 ) {
   let out = '';
   let err = '';
-  const code = await run(args, {
+  const terminal = makeTerminal({
     name,
     environment,
     out: (text) => void (out += text),
     err: (text) => void (err += text),
-    isForPeople: false,
-    signal: new AbortController().signal,
   });
+  const code = await run(args, terminal);
   return { code, out, err };
 }
 
@@ -54,8 +54,7 @@ function missingArguments(program: Command, path: readonly string[], example: st
 }
 
 it('shows the help of each command, with the flags that all commands have', async () => {
-  const terminal = { name: 'berth', environment: {}, out: vi.fn(), err: vi.fn(), isForPeople: false };
-  const program = await createProgram({ ...terminal, signal: new AbortController().signal }, () => true);
+  const program = await createProgram(makeTerminal(), () => true);
   const paths = pathsOf(program);
   expect(paths).toContainEqual(['vm', 'deploy']);
   for (const path of paths) {

@@ -1,21 +1,15 @@
 import { expect, it } from 'vitest';
 import { estimator, progressLine } from './progress.ts';
 import { parseDuration, timeText } from './duration.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
 const CLEAR = '\r\u001b[K';
 
 /** Shows the lines in a terminal with this number of columns. Returns what was written. */
 function shown(lines: readonly string[], columns?: number, isForPeople = true): string[] {
   const written: string[] = [];
-  const progress = progressLine({
-    name: 'berth',
-    environment: {},
-    out: () => undefined,
-    err: (text) => void written.push(text),
-    isForPeople,
-    columns: () => columns,
-    signal: new AbortController().signal,
-  });
+  const err = (text: string) => void written.push(text);
+  const progress = progressLine(makeTerminal({ err, isForPeople, columns: () => columns }));
   for (const line of lines) {
     progress.show(line);
   }

@@ -2,6 +2,7 @@ import { PassThrough } from 'node:stream';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from './errors.ts';
 import { readPassword } from './prompt.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
 let keys: PassThrough;
 /** Whether the terminal is in raw mode. It is undefined before the first change. */
@@ -22,10 +23,7 @@ afterEach(() => vi.restoreAllMocks());
 
 async function ask({ signal } = new AbortController()): Promise<string> {
   const err = (text: string) => void shown.push([text, isRaw]);
-  return await readPassword(
-    { name: 'berth', environment: {}, out: err, err, isForPeople: true, signal },
-    false,
-  );
+  return await readPassword(makeTerminal({ out: err, err, isForPeople: true, signal }), false);
 }
 
 it('returns the typed text without the characters that were taken back', async () => {

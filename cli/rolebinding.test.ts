@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { json } from 'node:stream/consumers';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { change } from './rolebinding.ts';
+import { makeTerminal } from '../test/fixtures/terminals.ts';
 
 let folder: string;
 let server: Server;
@@ -47,11 +48,8 @@ async function add(namespace: string, ...serviceaccount: string[]): Promise<void
   await writeFile(kubeconfig, JSON.stringify(document));
   await mkdir(join(folder, 'berth'));
   await writeFile(join(folder, 'berth', 'config.yaml'), 'aliases: {namespacePrefix: ci-}\n');
-  const ignored = () => undefined;
-  const { signal } = new AbortController();
-  const environment = { XDG_CONFIG_HOME: folder };
   await change(
-    { name: 'berth', environment, out: ignored, err: ignored, isForPeople: false, signal },
+    makeTerminal({ environment: { XDG_CONFIG_HOME: folder } }),
     { kubeconfig, context: 'a', namespace, output: 'table' },
     { verb: 'add-subject', flags: { serviceaccount } },
   );

@@ -8,6 +8,7 @@ import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { Interrupted } from '../errors.ts';
 import { logout, setToken } from './commands.ts';
 import { sessionFile, withSessionLock } from './session.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 let folder: string;
 let kubeconfig: string;
@@ -23,8 +24,7 @@ afterEach(async () => {
 });
 
 function terminal(out: (text: string) => void = () => undefined, { signal } = new AbortController()) {
-  const err = () => undefined;
-  return { name: 'berth', environment: { HOME: folder }, out, err, isForPeople: false, signal };
+  return makeTerminal({ environment: { HOME: folder }, out, signal });
 }
 
 const flags = { server: 'https://cluster.example' };

@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import { CommandError } from '../errors.ts';
 import { login } from './login.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 let folder: string;
 
@@ -18,10 +19,8 @@ afterEach(async () => await rm(folder, { recursive: true }));
 
 /** Returns the message with which a sign-in fails. */
 async function failure(apiUrl: string): Promise<string> {
-  const ignored = () => undefined;
-  const { signal } = new AbortController();
   const attempt = login(
-    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
+    makeTerminal({ environment: { HOME: folder } }),
     { kubeconfig: join(folder, 'kubeconfig'), output: 'table' },
     { apiUrl },
   );

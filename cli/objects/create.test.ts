@@ -7,6 +7,7 @@ import { KubeClient } from '../../kube/client.ts';
 import { Interrupted } from '../errors.ts';
 import { VM_KIND } from '../vm/kind.ts';
 import { createFromFile } from './create.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 afterEach(() => vi.restoreAllMocks());
 
@@ -14,10 +15,8 @@ it('is interrupted by a signal while it waits for the standard input', async () 
   const input = new PassThrough();
   vi.spyOn(process, 'stdin', 'get').mockReturnValue(input as unknown as typeof process.stdin);
   const interrupt = new AbortController();
-  const ignored = () => undefined;
-  const terminal = { name: 'berth', environment: {}, out: ignored, err: ignored, isForPeople: true };
   const created = createFromFile(
-    { ...terminal, signal: interrupt.signal },
+    makeTerminal({ isForPeople: true, signal: interrupt.signal }),
     { output: 'table' },
     VM_KIND,
     '-',
@@ -49,10 +48,8 @@ it('creates objects without a namespace, or with an empty one, in the namespace 
     const create = vi.spyOn(KubeClient.prototype, 'create').mockImplementation(async (_type, object) => {
       return { spec: {}, ...object } as never;
     });
-    const ignored = () => undefined;
-    const terminal = { name: 'berth', environment: {}, out: ignored, err: ignored, isForPeople: false };
     const globals = { kubeconfig, context: 'a', output: 'table' } as const;
-    await createFromFile({ ...terminal, signal: new AbortController().signal }, globals, VM_KIND, file);
+    await createFromFile(makeTerminal(), globals, VM_KIND, file);
     const made = create.mock.calls
       .map(([, { metadata }]) => metadata)
       .filter(({ name }) => name !== undefined);

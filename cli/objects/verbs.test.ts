@@ -8,6 +8,7 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import { EXIT, Interrupted } from '../errors.ts';
 import { VM_KIND } from '../vm/kind.ts';
 import { watchList } from './verbs.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 const MAC = { metadata: { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' }, spec: {} };
 
@@ -59,14 +60,7 @@ async function watched(...names: string[]): Promise<string[]> {
       interrupt.abort(new Interrupted());
     }
   };
-  const terminal = {
-    name: 'berth',
-    environment: { HOME: folder },
-    out,
-    err: out,
-    isForPeople: false,
-    signal: interrupt.signal,
-  };
+  const terminal = makeTerminal({ environment: { HOME: folder }, out, err: out, signal: interrupt.signal });
   try {
     await watchList(terminal, { kubeconfig, context: 'a', output: 'name' }, VM_KIND, { names });
   } catch (error) {

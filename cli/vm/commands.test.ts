@@ -8,6 +8,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { VM } from '../../api/v1alpha1/vm.ts';
 import { power } from './commands.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 const READY = { type: 'Ready', status: 'False', reason: 'GuestShutdown' };
 
@@ -68,9 +69,7 @@ it('two commands that start a VM at the same time after its guest has shut down 
   await writeFile(kubeconfig, JSON.stringify(document));
   const output: string[] = [];
   const out = (text: string) => void output.push(text);
-  const { signal } = new AbortController();
-  const environment = { HOME: folder };
-  const terminal = { name: 'berth', environment, out, err: out, isForPeople: false, signal };
+  const terminal = makeTerminal({ environment: { HOME: folder }, out, err: out });
   const globals = { kubeconfig, context: 'a', output: 'table' } as const;
   const start = async () => await power(terminal, globals, { names: ['mac'], word: 'start' });
   await Promise.all([start(), start()]);

@@ -12,6 +12,7 @@ import { ApiError } from '../../kube/errors.ts';
 import { EXIT, Interrupted } from '../errors.ts';
 import { estimator } from '../progress.ts';
 import { bodyOf, deploy, formatLine, inFlags, vmFrom } from './deploy.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 const METADATA = { name: 'mac', namespace: 'a', uid: '1', resourceVersion: '1' };
 const CREATED = { metadata: METADATA, spec: {} };
@@ -95,14 +96,7 @@ async function deployed(
   await writeFile(kubeconfig, JSON.stringify(document));
   const out = vi.fn<(text: string) => void>();
   const signal = AbortSignal.any([interrupt.signal, AbortSignal.timeout(30_000)]);
-  const terminal = {
-    name: 'berth',
-    environment: { HOME: folder },
-    out,
-    err: out,
-    isForPeople: false,
-    signal,
-  };
+  const terminal = makeTerminal({ environment: { HOME: folder }, out, err: out, signal });
   const globals = { kubeconfig, context: 'a', output: output ?? 'name' } as const;
   await deploy(terminal, globals, { name: 'mac', flags: { image: 'linux', ...flags } });
   return { calls, out, spec: sent.spec ?? {} };

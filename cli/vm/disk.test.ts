@@ -4,6 +4,7 @@ import type { KubeClient } from '../../kube/client.ts';
 import type { Transport } from '../../kube/transport.ts';
 import type { UserCluster } from '../cluster.ts';
 import { resultOf, untilDone } from './disk.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 const [EARLY, LATE, LAST] = ['2026-11-23T12:00:00Z', '2026-11-23T13:00:00Z', '2026-11-23T14:00:00Z'];
 
@@ -17,16 +18,13 @@ async function waited(asked: Image, ...versions: Image[]): Promise<Image> {
   const events = versions.map((object) => Buffer.from(`${JSON.stringify({ type: 'MODIFIED', object })}\n`));
   const watches = { stream: () => Promise.resolve(events) } as unknown as Transport;
   const cluster = { client: {} as KubeClient, watches } as UserCluster;
-  const terminal = {
-    name: 'berth',
-    environment: {},
-    out: () => undefined,
-    err: () => undefined,
-    isForPeople: false,
-    signal: new AbortController().signal,
-  };
   const from = { ...asked, metadata: { ...asked.metadata, resourceVersion: '1' } };
-  return await untilDone(terminal, { cluster, image: from, work: 'commit', waiting: { timeout: 10_000 } });
+  return await untilDone(makeTerminal(), {
+    cluster,
+    image: from,
+    work: 'commit',
+    waiting: { timeout: 10_000 },
+  });
 }
 
 const condition = (type: string, status: string, message = '') => ({

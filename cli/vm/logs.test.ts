@@ -7,6 +7,7 @@ import { join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { EXIT } from '../errors.ts';
 import { logs } from './exec.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 const NAME = 'desk';
 const METADATA = { name: NAME, namespace: 'a', uid: '1', resourceVersion: '1' };
@@ -61,11 +62,9 @@ async function followed(later: object | undefined, follow = true): Promise<strin
     text += String(piece);
     return true;
   });
-  const ignored = () => undefined;
-  const signal = AbortSignal.timeout(30_000);
-  const terminal = { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored };
+  const terminal = makeTerminal({ environment: { HOME: folder }, signal: AbortSignal.timeout(30_000) });
   const globals = { kubeconfig, context: 'a', output: 'table' } as const;
-  await logs({ ...terminal, isForPeople: false, signal }, globals, { name: NAME, flags: { follow } });
+  await logs(terminal, globals, { name: NAME, flags: { follow } });
   return text;
 }
 

@@ -6,6 +6,7 @@ import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
 import { afterEach, beforeEach, expect, it, vi } from 'vitest';
 import { portForward, vnc } from './portforward.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 let folder: string;
 
@@ -35,7 +36,7 @@ it('ends when another VM has the name of the VM', async () => {
   const ignored = () => undefined;
   const signal = AbortSignal.timeout(30_000);
   const ended = portForward(
-    { name: 'berth', environment: { HOME: folder }, out: resolve, err: ignored, isForPeople: false, signal },
+    makeTerminal({ environment: { HOME: folder }, out: resolve, signal }),
     { kubeconfig, context: 'a', output: 'table' },
     { name: 'desk', pairs: [{ local: 0, remote: 22 }] },
   );
@@ -84,10 +85,9 @@ it('does not wait for the viewer after the user has ended the command', async ()
   };
   await writeFile(kubeconfig, JSON.stringify(document));
   const stop = new AbortController();
-  const ignored = () => undefined;
   const environment = { HOME: vncFolder, DISPLAY: ':0' };
   const ended = vnc(
-    { name: 'berth', environment, out: ignored, err: ignored, isForPeople: false, signal: stop.signal },
+    makeTerminal({ environment, signal: stop.signal }),
     { kubeconfig, context: 'a', output: 'table' },
     'desk',
   );

@@ -11,6 +11,7 @@ import { Interrupted } from '../errors.ts';
 import type { Globals } from '../globals.ts';
 import type { Terminal } from '../terminal.ts';
 import { scp, ssh } from './ssh.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 /** Time limit for the start of ssh, which usually takes milliseconds. */
 const START_MILLISECONDS = 20_000;
@@ -59,11 +60,11 @@ async function login({ signal } = new AbortController(), action = plain): Promis
     users: [{ name: 'a', user: { token: 'a' } }],
   };
   await writeFile(kubeconfig, JSON.stringify(document));
-  const ignored = () => undefined;
-  await action(
-    { name: 'berth', environment: { HOME: folder }, out: ignored, err: ignored, isForPeople: false, signal },
-    { kubeconfig, context: name, output: 'table' },
-  );
+  await action(makeTerminal({ environment: { HOME: folder }, signal }), {
+    kubeconfig,
+    context: name,
+    output: 'table',
+  });
 }
 
 async function readArguments(): Promise<string[]> {

@@ -8,6 +8,7 @@ import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { Format } from '../output.ts';
 import { parseGoal, reached, wait, formatGoal } from './wait.ts';
 import type { VM } from '../../api/v1alpha1/vm.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 let folder: string;
 let server: Server;
@@ -43,15 +44,7 @@ async function waitFor(state: string, output: Format): Promise<void> {
   };
   await writeFile(kubeconfig, JSON.stringify(document));
   const out = (text: string) => void (written += text);
-  const { signal } = new AbortController();
-  const terminal = {
-    name: 'berth',
-    environment: { HOME: folder },
-    out,
-    err: out,
-    isForPeople: false,
-    signal,
-  };
+  const terminal = makeTerminal({ environment: { HOME: folder }, out, err: out });
   const globals = { kubeconfig, context: 'a', output };
   await wait(terminal, globals, { names: ['a', 'b'], goal: parseGoal(state), timeout: 60_000 });
 }

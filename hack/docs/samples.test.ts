@@ -2,7 +2,7 @@
 import { globSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Command } from 'commander';
-import { expect, test, vi } from 'vitest';
+import { expect, test } from 'vitest';
 import { parse, parseAllDocuments } from 'yaml';
 import { DEFAULT_DISPLAY_DPI_MAXIMUM } from '../../api/v1alpha1/fields.ts';
 import { kinds } from '../../api/v1alpha1/kinds.ts';
@@ -10,6 +10,7 @@ import { API_VERSION } from '../../api/v1alpha1/names.ts';
 import { createProgram } from '../../cli/program.ts';
 import { merged } from '../../test/fixtures/valuechanges.ts';
 import { valuesSchema } from '../values/schema.ts';
+import { makeTerminal } from '../../test/fixtures/terminals.ts';
 
 const ROOT = join(import.meta.dirname, '..', '..');
 const PAGES = globSync(['*.md', 'docs/**/*.md', 'charts/berth/*.md'], { cwd: ROOT });
@@ -117,9 +118,7 @@ test.each(SETTINGS)('$page sets $path, which the chart has', ({ path }) => {
 });
 
 test('the command has each verb and flag of the pages', async () => {
-  const { signal } = new AbortController();
-  const terminal = { name: 'berth', environment: {}, out: vi.fn(), err: vi.fn(), isForPeople: false, signal };
-  const program = await createProgram(terminal, () => true);
+  const program = await createProgram(makeTerminal(), () => true);
   const wrong = CALLS.filter(({ call }) => {
     const { command, rest } = commandOf(program, call.split(' -- ')[0]?.split(/\s+/) ?? []);
     const flags = rest.filter((word) => /^-+[a-z]/.test(word)).map((word) => word.split('=')[0]);

@@ -19,6 +19,7 @@ import { VMs } from '../fixtures/vms.ts';
 import { accountToken } from '../support/members.ts';
 import { BerthCommand, type CommandResult } from '../wires/berth.ts';
 import { ActingHost } from '../worlds/actinghost.ts';
+import { makeTerminal } from '../fixtures/terminals.ts';
 
 const namespace = 'platform-default';
 /** Time limit of a job that deploys and deletes a VM on a simulated host. */
@@ -349,9 +350,7 @@ it('each list is an array for jq, with nothing on the error stream', async () =>
 
 /** Returns the nouns of the command that have the verb. */
 async function nounsWith(verb: string): Promise<string[]> {
-  const silent = { name: 'berth', environment: {}, out: () => undefined, err: () => undefined };
-  const { signal } = new AbortController();
-  const { commands } = await createProgram({ ...silent, isForPeople: false, signal }, () => true);
+  const { commands } = await createProgram(makeTerminal(), () => true);
   return commands
     .filter(({ commands: verbs }) => verbs.some((one) => one.name() === verb))
     .map((noun) => noun.name());
