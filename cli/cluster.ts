@@ -56,10 +56,11 @@ export async function withCluster<T>(
   const { signal } = terminal;
   const client = new KubeClient(requests, { signal });
   try {
-    const { apiURL } = settings;
+    const { apiURL, certificateAuthority: apiAuthority } = settings;
     const realNamespace = (name: string) => realNameOf(name, settings);
     const { environment } = terminal;
-    const cluster = { client, watches, namespace, realNamespace, connection, apiURL, environment };
+    const servers = { connection, apiURL, apiAuthority, environment };
+    const cluster = { client, watches, namespace, realNamespace, ...servers };
     const result = await work(cluster);
     if (terminal.isForPeople) {
       const { remind } = await import('./versions.ts');

@@ -2,6 +2,7 @@
  * Asks the HTTP API for data that only cluster admins may read from the API server. Nodes and ImageCacheEntries belong to no namespace, so
  * members of a namespace have no right to read them. From the HTTP API, the members get the data that belong to their namespace.
  */
+import { getCACertificates } from 'node:tls';
 import { messageOf } from '../base/errors.ts';
 import type { ProxyEnvironment } from '../base/proxy.ts';
 import { VERSION } from '../api/v1alpha1/version.ts';
@@ -9,8 +10,10 @@ import { KubeClient } from '../kube/client.ts';
 import type { Connection } from '../kube/credentials.ts';
 import { apiErrorFrom, isForbidden, isRefused } from '../kube/errors.ts';
 import type { Method } from '../kube/transport.ts';
+import { readAuthority } from './authority.ts';
 import { CommandError, EXIT, explained } from './errors.ts';
 import { proxyFor } from './proxy.ts';
+import { CERTIFICATE_AUTHORITY_KEY } from './settingsfile.ts';
 import { printable } from './text.ts';
 
 const ROOT = '/api/v1';
@@ -34,6 +37,8 @@ export interface Servers {
   readonly connection: Connection;
   /** Address of the HTTP API. It is undefined if the settings have none. */
   readonly apiURL: string | undefined;
+  /** Path of a PEM file with the private authority of the HTTP API's certificate. It is undefined if the settings have none. */
+  readonly apiAuthority?: string | undefined;
   /** Variables of the command. They can name a proxy to the HTTP API. */
   readonly environment: ProxyEnvironment;
 }
@@ -52,11 +57,12 @@ export interface ServerRequest {
  * @throws errors of `direct` and `ask`; CommandError when the user lacks a right and the HTTP API cannot be used.
  */
 export async function directOrAsked<T>(
-  { apiURL, connection, environment }: Servers,
+  servers: Servers,
   signal: AbortSignal,
   direct: () => Promise<T>,
   ask: (server: HttpApi) => Promise<T>,
 ): Promise<T> {
+  const { apiURL, connection } = servers;
   try {
     return await direct();
   } catch (error) {
@@ -70,7 +76,7 @@ export async function directOrAsked<T>(
         EXIT.denied,
       );
     }
-    return await withServer({ apiURL, connection, environment, signal }, ask);
+    return await withServer({ ...servers, apiURL, signal }, ask);
   }
 }
 
@@ -79,7 +85,13 @@ function hasToken({ token, tokenFile, tokenPlugin }: Connection): boolean {
 }
 
 async function withServer<T>(
-  { apiURL, connection, environment, signal }: Servers & { apiURL: string; signal: AbortSignal },
+  {
+    apiURL,
+    apiAuthority,
+    connection,
+    environment,
+    signal,
+  }: Servers & { apiURL: string; signal: AbortSignal },
   ask: (server: HttpApi) => Promise<T>,
 ): Promise<T> {
   const [{ Transport }, { createPool }, { Registry }] = await Promise.all([
@@ -87,7 +99,8 @@ async function withServer<T>(
     import('../kube/pool.ts'),
     import('prom-client'),
   ]);
-  const pool = createPool({ server: apiURL }, undefined, proxyFor(apiURL, environment));
+  const certificateAuthority = await authorities(apiAuthority);
+  const pool = createPool({ server: apiURL, certificateAuthority }, undefined, proxyFor(apiURL, environment));
   const options = { metrics: new Registry(), userAgent: `berth/${VERSION}`, pool };
   const stranger = new Transport({ server: apiURL }, options);
   const { token, tokenFile, tokenPlugin } = connection;
@@ -107,6 +120,13 @@ async function withServer<T>(
   } finally {
     await pool.destroy();
   }
+}
+
+/** Returns the authorities of Node.js with the private one as PEM. The result is undefined without a private one, and Node.js takes its own. */
+async function authorities(own: string | undefined): Promise<string | undefined> {
+  return own === undefined
+    ? undefined
+    : [...getCACertificates('default'), await readAuthority(own, CERTIFICATE_AUTHORITY_KEY)].join('\n');
 }
 
 async function answerOf(

@@ -43,7 +43,7 @@ it('names a file that cannot be read, as a mistake of the user', async () => {
 });
 
 it.each([
-  ['alias: {}', 'alias is not a setting. The settings are aliases'],
+  ['alias: {}', 'alias is not a setting. The settings are aliases, apiURL, certificateAuthority, ssh'],
   ['aliases: {namespace: A}', 'aliases.namespace is not a setting. The settings are namespaceVariable'],
   ['aliases: [1]', 'aliases must be a map'],
   ['aliases: {namespaceVariable: "A B"}', 'aliases.namespaceVariable must be the name of a variable'],
@@ -51,6 +51,7 @@ it.each([
   ['aliases: {context: "a b"}', 'aliases.context must be a name'],
   ['ssh: {user: "-oProxyCommand=a"}', 'ssh.user must be the name of a user'],
   ['apiURL: http://berth.example', 'apiURL must be https://'],
+  ['certificateAuthority: ca.crt', 'certificateAuthority must be the absolute path of a PEM file'],
   ['{', 'config.yaml'],
 ])('refuses %s by name', async (text, expected) => {
   await expect(settingsIn(text)).rejects.toThrow(expected);

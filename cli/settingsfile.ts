@@ -17,12 +17,16 @@ export interface Settings {
   readonly context?: string;
   /** Address of the HTTP API: scheme, host and port, without a slash at the end. */
   readonly apiURL?: string;
+  /** Absolute path of a PEM file with the private authority of the HTTP API's certificate. */
+  readonly certificateAuthority?: string;
   /** Name of the user with which `vm ssh` logs in to a guest. */
   readonly sshUser?: string;
 }
 
 /** Key of {@link Settings.apiURL} in the file. */
 export const API_URL_KEY = 'apiURL';
+/** Key of {@link Settings.certificateAuthority} in the file. */
+export const CERTIFICATE_AUTHORITY_KEY = 'certificateAuthority';
 /** Rule for the address of the HTTP API. In messages, this rule follows the name of the flag or key that contains the address. */
 export const API_URL_FORM =
   'must be https:// with a host and an optional port. Only an address of this computer can have http://';
@@ -34,6 +38,8 @@ const PREFIX = /^[a-z][a-z0-9-]{0,61}$/;
 const CONTEXT = /^[\w.@:/-]{1,253}$/;
 /** Pattern of a user's name. A name cannot begin with a dash, because ssh would read it as an option. */
 const USER = /^[A-Za-z_][A-Za-z0-9_.@-]{0,127}$/;
+/** Pattern of a path that means the same file in each folder. */
+const ABSOLUTE_PATH = /^\/[^\0\r\n]{1,4095}$/;
 const VARIABLE = /^[A-Za-z_][A-Za-z0-9_]{0,127}$/;
 
 export type Environment = Readonly<Record<string, string | undefined>>;
@@ -99,7 +105,8 @@ function parseSettings(document: unknown): Settings {
     aliases = {},
     ssh = {},
     [API_URL_KEY]: address,
-  } = parseMap(document, '', ['aliases', API_URL_KEY, 'ssh']);
+    [CERTIFICATE_AUTHORITY_KEY]: authority,
+  } = parseMap(document, '', ['aliases', API_URL_KEY, CERTIFICATE_AUTHORITY_KEY, 'ssh']);
   const { namespaceVariable, namespacePrefix, context } = parseMap(aliases, 'aliases', [
     'namespaceVariable',
     'namespacePrefix',
@@ -111,6 +118,7 @@ function parseSettings(document: unknown): Settings {
     namespacePrefix: parseText(namespacePrefix, PREFIX),
     context: parseText(context, CONTEXT),
     apiURL: parseApiURL(address),
+    certificateAuthority: parseText(authority, ABSOLUTE_PATH),
     sshUser: parseText(user, USER),
   };
   const mistakes = [
@@ -131,6 +139,11 @@ function parseSettings(document: unknown): Settings {
     ],
     [user, settings.sshUser, 'ssh.user must be the name of a user'],
     [address, settings.apiURL, `${API_URL_KEY} ${API_URL_FORM}`],
+    [
+      authority,
+      settings.certificateAuthority,
+      `${CERTIFICATE_AUTHORITY_KEY} must be the absolute path of a PEM file`,
+    ],
   ] as const;
   const mistake = mistakes.find(([written, value]) => written !== undefined && value === undefined);
   if (mistake !== undefined) {

@@ -1,11 +1,11 @@
 /** Finds the cluster and its identity provider from the flags, the HTTP API or the kubeconfig. */
-import { readFile } from 'node:fs/promises';
 import { isObjectName } from '../../api/v1alpha1/names.ts';
 import { messageOf } from '../../base/errors.ts';
 import { type JsonLimits, parseJson } from '../../base/json.ts';
 import type { Connection } from '../../kube/credentials.ts';
+import { readAuthority } from '../authority.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import type { Settings } from '../settingsfile.ts';
+import { CERTIFICATE_AUTHORITY_KEY, type Settings } from '../settingsfile.ts';
 import type { Terminal } from '../terminal.ts';
 import { fetchFrom } from './https.ts';
 import { readKubeconfig } from './kubeconfig.ts';
@@ -51,7 +51,8 @@ export async function targetOf(
   terminal: Terminal,
   { place, settings, flags }: { place: ContextPlace; settings: Settings; flags: TargetFlags },
 ): Promise<LoginTarget> {
-  const authority = await readAuthority(flags.certificateAuthority);
+  const own = await authorityIn(flags.certificateAuthority, '--certificate-authority');
+  const authority = own ?? (await authorityIn(settings.certificateAuthority, CERTIFICATE_AUTHORITY_KEY));
   const apiURL = flags.apiUrl ?? settings.apiURL;
   const found =
     apiURL === undefined
@@ -61,21 +62,14 @@ export async function targetOf(
   return {
     ...found,
     authority,
-    ...(server !== undefined && { address: { server: httpsIn(server), certificateAuthority: authority } }),
+    ...(server !== undefined && { address: { server: httpsIn(server), certificateAuthority: own } }),
     ...(issuer !== undefined && { issuer }),
     ...(clientID !== undefined && { clientID }),
   };
 }
 
-async function readAuthority(file: string | undefined): Promise<string | undefined> {
-  if (file === undefined) {
-    return undefined;
-  }
-  try {
-    return await readFile(file, 'utf8');
-  } catch (error) {
-    throw new CommandError(`--certificate-authority: ${messageOf(error)}`, EXIT.usage);
-  }
+async function authorityIn(file: string | undefined, source: string): Promise<string | undefined> {
+  return file === undefined ? undefined : await readAuthority(file, source);
 }
 
 /**
