@@ -191,7 +191,7 @@ export const VM_FIELDS = {
   ports: {
     type: 'structured',
     isInConfig: true,
-    elsewhere: { http: '`reservedPorts`', flag: '`--reserve-port`, for a VM' },
+    elsewhere: { http: '`reservedPorts`', flag: '`--reserve-port`' },
   },
   vnc: {
     type: 'structured',

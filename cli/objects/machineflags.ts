@@ -8,7 +8,7 @@ import { isSSHKey } from '../../api/v1alpha1/guestdata.ts';
 import type { VMSpec } from '../../api/v1alpha1/vm.ts';
 import { isMissing, messageOf } from '../../base/errors.ts';
 import { CommandError, EXIT } from '../errors.ts';
-import { addIneffective, BooleanFlag, parseDiskSize, parseMemory, wholeNumber } from '../flags.ts';
+import { addIneffective, BooleanFlag, parseDiskSize, parseList, parseMemory, wholeNumber } from '../flags.ts';
 
 /** Values of the flags that a VM and a VM config share. The other flags of the table are read by {@link tableValues}. */
 export interface MachineFlags {
@@ -21,6 +21,8 @@ export interface MachineFlags {
   readonly tagRequired?: boolean;
   readonly scheduler?: 'default' | 'most-allocated';
   readonly vnc?: boolean | undefined;
+  /** Ports as HOST:GUEST, HOST:GUEST/tcp or HOST:GUEST/udp. */
+  readonly reservePort?: readonly string[];
 }
 
 /** A flag of the table. */
@@ -179,6 +181,7 @@ export const FLAG_BY_MACHINE_FIELD: Readonly<Record<string, string>> = {
   'spec.placement.node': '--node',
   'spec.placement.tag': '--tag',
   'spec.placement.strategy': '--scheduler',
+  'spec.ports': '--reserve-port',
 };
 
 /** Adds the flags of the table that belong to a VM alone. */
@@ -203,7 +206,12 @@ export function addMachineFlags(command: Command): Command {
         'how to choose the host: spread VMs over the hosts, or fill one host after the other',
       ).choices(['default', 'most-allocated']),
     )
-    .addOption(new BooleanFlag('--vnc', 'serve the display over VNC (default: true)'));
+    .addOption(new BooleanFlag('--vnc', 'serve the display over VNC (default: true)'))
+    .option(
+      '-p, --reserve-port <list>',
+      'ports to reserve on the host, as HOST:GUEST, HOST:GUEST/tcp or HOST:GUEST/udp',
+      parseList,
+    );
 }
 
 /** Adds flags that scripts for another platform use. The help does not show them. */
@@ -230,11 +238,13 @@ function parseGPU(text: string): boolean {
  *
  * @throws CommandError when a flag has no effect without another one.
  */
-export function machineRequest({ node, tag, tagRequired, scheduler, vnc }: MachineFlags): MachineRequest {
+export function machineRequest(flags: MachineFlags): MachineRequest {
+  const { node, tag, tagRequired, scheduler, vnc, reservePort } = flags;
   if (tagRequired === true && tag === undefined) {
     throw new CommandError('--tag-required needs --tag', EXIT.usage);
   }
-  return { node, tag, tagRequired, scheduler, vncConsole: vnc };
+  const reservedPorts = reservePort?.join(',');
+  return { node, tag, tagRequired, scheduler, vncConsole: vnc, reservedPorts };
 }
 
 /** Returns the fields of a VM that flags of the table give. */

@@ -76,11 +76,6 @@ function addDeployFlags(command: Command): Command {
     .argument('[name]', 'name of the VM; with --generate-name, the start of the name')
     .addOption(new BooleanFlag('--generate-name', 'let the cluster add five characters to the name'))
     .option('--config <name>', 'VM config with values for the flags that are not given')
-    .option(
-      '-p, --reserve-port <list>',
-      'ports to reserve on the host, as HOST:GUEST, HOST:GUEST/tcp or HOST:GUEST/udp',
-      parseList,
-    )
     .option('--metadata <pairs>', 'values for the guest, as key=value,key=value', parsePairs)
     .option('--labels <pairs>', 'labels of the VM, as key=value,key=value', parsePairs)
     .option('--timeout <minutes>', 'longest wait in minutes until the VM runs (default: 10)', wholeNumber)

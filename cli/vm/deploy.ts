@@ -49,7 +49,6 @@ import { VM_CONFIG_KIND } from '../vmconfig.ts';
 export interface DeployFlags extends MachineFlags {
   readonly generateName?: boolean;
   readonly config?: string;
-  readonly reservePort?: readonly string[];
   readonly metadata?: Record<string, string>;
   readonly labels?: Record<string, string>;
   readonly timeout?: number;
@@ -66,7 +65,6 @@ const FLAG_BY_FIELD: Readonly<Record<string, string>> = {
   ...FLAG_BY_MACHINE_FIELD,
   'metadata.generateName': 'the name',
   'metadata.labels': '--labels',
-  'spec.ports': '--reserve-port',
   'spec.configRef': '--config',
   'spec.guestMetadata': '--metadata',
   'spec.deployTimeoutSeconds': '--timeout',
@@ -86,7 +84,6 @@ export function bodyOf(name: string | undefined, flags: DeployFlags): VMDeployBo
     shouldGenerateName: generateName,
     vmConfig: config,
     timeout,
-    reservedPorts: flags.reservePort?.join(','),
     vmMetadata: flags.metadata && itemsOf(flags.metadata),
     labels,
   };
