@@ -144,9 +144,10 @@ export class Publisher {
     }
     const { answer } = await ask(registries, { reference, keyring }, async (repository) => {
       let done = 0;
+      const bytes = disk.virtualSizeBytes + (disk.memory?.memoryBytes ?? 0);
       const onBytes = (count: number): void => {
         done += count;
-        onProgress((done * 100) / disk.virtualSizeBytes);
+        onProgress((done * 100) / bytes);
       };
       return await publishDisk({ ...disk, repository, tag, annotations }, { signal, onBytes });
     });

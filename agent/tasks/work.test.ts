@@ -73,6 +73,23 @@ test('a push that takes long delays no removal of its image from the cache', asy
   expect(calls).toEqual(['no longer awaited: task/u', 'push', 'no longer needed: task/u']);
 });
 
+test('a push of an image with memory takes the memory with it, and reports it', async () => {
+  const files = { ...SAVED, ram: '/images/ram', state: '/images/state' };
+  const base = { path: file.path, digest: MANIFEST, format: 'raw', virtualSizeBytes: 512, memory: files };
+  const images = { ensure: async () => base, cloned: vi.fn(), release: vi.fn() };
+  const push = vi.fn(async (_to: unknown, _disk: RawDisk) => ({}));
+  const host = { images, publisher: { push }, keyring: async () => Keyring.parse([]) } as unknown as TaskHost;
+  const context = { uid: 'u', pod: POD, log: vi.fn(), progress: vi.fn() } as unknown as TaskContext;
+  const reference = 'registry.example/team/disk:1';
+  const image = { source: { type: 'storedArtifact', reference }, format: 'Auto' } as const;
+  const report = await taskWork(host)(
+    { apiVersion: TASK_API_VERSION, type: 'push', image, reference },
+    context,
+  );
+  expect(push.mock.calls[0]?.[1].memory).toEqual(files);
+  expect(report.memory).toEqual(SAVED);
+});
+
 test('a copy of the disk of a VM that is not on this host fails because there is no machine', async () => {
   const host = { machineOf: () => undefined } as unknown as TaskHost;
   const vm = { namespace: 'platform-ci', name: 'builder', uid: 'v' };

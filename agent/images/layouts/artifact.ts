@@ -3,7 +3,7 @@
  * Every other chunk is stored as a layer, which consists of one zstd frame. Chunks with the same content share a layer. The configuration
  * has the format of an image configuration, so that tools for images can read it. In container images, `rootfs.diff_ids` contains the
  * digests of the uncompressed archives. Here it contains the digests of the uncompressed chunks. Fields that only a disk has are below the
- * key `dev.berth.disk`.
+ * key `dev.berth.disk`. If the image also has memory, its fields are below the key `dev.berth.memory` (artifactmemory.ts).
  *
  * A pull fetches the chunks in parallel, verifies each chunk, and writes it at its offset on the disk.
  */
@@ -12,11 +12,13 @@ import { constants, open } from 'node:fs/promises';
 import { setImmediate as nextCycle } from 'node:timers/promises';
 import * as z from 'zod';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import { type ImageMemory, imageMemorySchema } from '../../../api/v1alpha1/task.ts';
 import type { Repository } from '../oci/repository.ts';
 import { messageOf } from '../../../base/errors.ts';
 import { listOf, type Manifest, printable, readDocument } from '../oci/manifests.ts';
 import { type Chunk, copyLocal, type RemoteChunk, writeChunkTable } from './chunks.ts';
-import { checkArchitecture, checkDigest, type PlanPull, type PullOptions, type PullTarget } from './pull.ts';
+import { MEMORY_KEY, memoryOf, pullState, type RemoteState } from './artifactmemory.ts';
+import { checkArchitecture, checkDigest, memoryIn, type PlanPull, type PullOptions } from './pull.ts';
 import { type Journal, makeDisk, unfinished } from './journal.ts';
 import { DirectFile, gathered } from '../../disks/diskio.ts';
 import { inParallel } from '../../../base/concurrency.ts';
@@ -24,7 +26,7 @@ import type { JsonLimits } from '../../../base/json.ts';
 import { type SparseFile, writeSparse } from '../../disks/sparse.ts';
 import { zstdDecoder } from '../../disks/unpack.ts';
 import { isSha256 } from '../../../api/v1alpha1/reference.ts';
-import { DISK_LIMIT_BYTES, SECTOR_BYTES } from '../../disks/disk.ts';
+import { DISK_LIMIT_BYTES, MEMORY_LIMIT_BYTES, SECTOR_BYTES, STATE_LIMIT_BYTES } from '../../disks/disk.ts';
 
 export const ARTIFACT_TYPE = 'application/vnd.berth.disk.v1';
 export const CONFIG_TYPE = 'application/vnd.oci.image.config.v1+json';
@@ -34,7 +36,7 @@ export const MANIFEST_TYPE = 'application/vnd.oci.image.manifest.v1+json';
 const MIB = 1024 * 1024;
 const GIB = 1024 * MIB;
 /** Size of a chunk in bytes. Larger chunks do not compress better. Smaller chunks need more requests and larger manifests. */
-const CHUNK_BYTES = 16 * MIB;
+export const CHUNK_BYTES = 16 * MIB;
 /**
  * Size in bytes of the largest disk that is cut into chunks of 16 MiB. Larger disks have larger chunks. If a larger disk had chunks of 16
  * MiB, its manifest could become almost as large as the 4 MiB that registries accept.
@@ -47,8 +49,8 @@ const LARGE_CHUNK_BYTES = 64 * MIB;
  */
 export const LAYER_LIMIT = 20_000;
 /**
- * Largest number of chunks with data of a published disk. Each chunk takes three items in the configuration, and each layer one. All
- * together fit into the limit of a configuration (artifact.ts).
+ * Largest number of chunks with data of a published disk and its memory together. Each chunk takes three items in the configuration, and
+ * each layer one. All together fit into the limit of a configuration (artifact.ts).
  */
 export const CHUNK_LIMIT = 36_000;
 /** Limits of the chunks that are in memory at the same time: their total size in bytes, and their number. */
@@ -56,18 +58,35 @@ const MEMORY_BYTES = 128 * MIB;
 const CHUNKS_AT_ONCE = 4;
 
 const count = z.number().int().nonnegative();
-const layoutSchema = z.object({
-  version: z.literal(1),
-  /** Size of the disk in bytes. All sizes in this schema are in bytes. */
-  virtualSize: z.number().int().positive().max(DISK_LIMIT_BYTES).multipleOf(SECTOR_BYTES),
+/** Fields that the layouts of the disk and of the memory have in common. */
+const CHUNKED = {
+  /** Size of a chunk in bytes. */
   chunkSize: z.number().int().min(SECTOR_BYTES).max(LARGE_CHUNK_BYTES).multipleOf(SECTOR_BYTES),
   /**
-   * Pairs of two indexes. The first index names a chunk of the disk. The second index names the layer with the content of this chunk. The
-   * pairs are in ascending order of chunks. A chunk without a pair contains only zeros.
+   * Pairs of two indexes. The first index names a chunk of the disk or memory. The second index names the layer with the content of this
+   * chunk. The pairs are in ascending order of chunks. A chunk without a pair contains only zeros.
    */
   map: listOf(z.tuple([count, count]), CHUNK_LIMIT),
+};
+const layoutSchema = z.object({
+  version: z.literal(1),
+  /** Size of the disk in bytes. */
+  virtualSize: z.number().int().positive().max(DISK_LIMIT_BYTES).multipleOf(SECTOR_BYTES),
+  ...CHUNKED,
 });
 type DiskLayout = z.infer<typeof layoutSchema>;
+
+const memoryLayoutSchema = z.strictObject({
+  version: z.literal(1),
+  ...imageMemorySchema.shape,
+  memoryBytes: imageMemorySchema.shape.memoryBytes.max(MEMORY_LIMIT_BYTES),
+  ...CHUNKED,
+  /** Index of the layer with the state of the devices. It must be the last layer, so that no chunk can name it. */
+  state: count,
+  /** Size of the state in bytes, without compression. */
+  stateBytes: z.number().int().positive().max(STATE_LIMIT_BYTES),
+});
+type MemoryLayout = z.infer<typeof memoryLayoutSchema>;
 
 const diskConfigSchema = z.object({
   architecture: z.string(),
@@ -75,6 +94,7 @@ const diskConfigSchema = z.object({
   os: z.string(),
   rootfs: z.object({ type: z.literal('layers'), diff_ids: listOf(z.string().refine(isSha256), LAYER_LIMIT) }),
   'dev.berth.disk': layoutSchema,
+  [MEMORY_KEY]: memoryLayoutSchema.optional(),
 });
 export type DiskConfig = z.infer<typeof diskConfigSchema>;
 
@@ -101,20 +121,26 @@ interface DiskChunk {
 }
 
 /**
- * Returns the chunks that the `map` of a disk lists, with their offsets and lengths on the disk in bytes. All other chunks contain only
- * zeros. `layers` is the number of layers in the manifest.
+ * Returns the chunks that the `map` of a disk or memory lists, with their offsets and lengths in bytes. All other chunks contain only zeros.
+ * `layers` is the number of layers with chunks in the manifest.
  *
  * @throws ReasonedError `ImageInvalid` when the map breaks a rule of the layout.
  */
-export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: number): DiskChunk[] {
+export function chunksOf(
+  { virtualSize, chunkSize, map }: DiskLayout,
+  layers: number,
+  what: 'disk' | 'memory' = 'disk',
+): DiskChunk[] {
   const last = Math.ceil(virtualSize / chunkSize) - 1;
   let before = -1;
   return map.map(([index, layer]) => {
     if (index <= before || index > last) {
-      throw invalid(`chunk ${index} is out of order or beyond the end of the disk`);
+      throw invalid(`chunk ${index} of the ${what} is out of order or beyond the end of the ${what}`);
     }
     if (layer >= layers) {
-      throw invalid(`chunk ${index} names layer ${layer}, but there are only ${layers} layers`);
+      throw invalid(
+        `chunk ${index} of the ${what} names layer ${layer}, but there are only ${layers} layers`,
+      );
     }
     before = index;
     const offset = index * chunkSize;
@@ -123,10 +149,10 @@ export function chunksOf({ virtualSize, chunkSize, map }: DiskLayout, layers: nu
 }
 
 /**
- * Checks the number, types and sizes of the layers.
+ * Checks the number and types of the layers.
  *
  * @throws ReasonedError `ImageInvalid` when there are too many layers, their number differs from the number of digests, or a layer has the
- * wrong type or is too large.
+ * wrong type.
  */
 function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   const digests = config.rootfs.diff_ids.length;
@@ -136,13 +162,9 @@ function checkLayers({ layers }: Manifest, config: DiskConfig): void {
   if (layers.length !== digests) {
     throw invalid(`it has ${layers.length} layers, but digests for ${digests} layers`);
   }
-  const limit = compressedLimit(config['dev.berth.disk'].chunkSize);
-  for (const [index, { mediaType, size }] of layers.entries()) {
+  for (const [index, { mediaType }] of layers.entries()) {
     if (mediaType !== CHUNK_TYPE) {
       throw invalid(`layer ${index} has the media type ${printable(mediaType)} instead of ${CHUNK_TYPE}`);
-    }
-    if (size > limit) {
-      throw invalid(`layer ${index} has ${size} bytes, more than the allowed ${limit}`);
     }
   }
 }
@@ -172,7 +194,12 @@ const WRITE_BYTES = 1024 * 1024;
  */
 const HASH_BYTES = 1024 * 1024;
 
-export const planArtifact: PlanPull = async (repository, { manifest, digest, architecture }, signal) => {
+export const planArtifact: PlanPull = async (
+  repository,
+  { manifest, digest, architecture },
+  signal,
+  { withMemory } = { withMemory: false },
+) => {
   if (manifest.artifactType !== ARTIFACT_TYPE) {
     return undefined;
   }
@@ -180,41 +207,126 @@ export const planArtifact: PlanPull = async (repository, { manifest, digest, arc
   const what = 'The configuration of the disk artifact';
   const config = readDocument(diskConfigSchema, bytes, CONFIG_LIMITS, what);
   checkArchitecture(repository.name, config.architecture, architecture);
-  const chunks = remoteChunks(config, manifest);
+  const { disk, memory } = partsOf(config, manifest);
+  const fetched = withMemory ? memory : undefined;
+  const layers = new Map([...disk.chunks, ...(fetched?.chunks ?? [])].map((one) => [one.digest, one.size]));
   return {
-    downloadBytes: manifest.layers.reduce((sum, { size }) => sum + size, 0),
-    roomBytes: chunks.reduce((sum, { length }) => sum + length, 0),
+    ...(memory && { memory: memory.described }),
+    downloadBytes: sumOf([...layers.values()]) + (fetched?.state.size ?? 0),
+    roomBytes: roomOf(disk) + (fetched === undefined ? 0 : roomOf(fetched) + fetched.state.length),
     run: async (target, options) => {
       await makeDisk(target, digest, async (journal) => {
-        await pull(repository, { config, chunks }, { target, journal }, options);
-        await writeChunkTable(target, chunks);
+        const written: Written = new Map();
+        const pulling = { repository, journal, options, written };
+        if (fetched !== undefined) {
+          const { folder } = target;
+          await pullState(repository, fetched.state, { folder, journal }, options);
+          await pull({ ...fetched, path: memoryIn(folder).ram }, pulling);
+        }
+        await pull({ ...disk, path: unfinished(target) }, pulling);
+        await writeChunkTable(target, disk.chunks);
       });
     },
   };
 };
 
-function remoteChunks(config: DiskConfig, manifest: Manifest): RemoteChunk[] {
+function sumOf(numbers: readonly number[]): number {
+  return numbers.reduce((sum, one) => sum + one, 0);
+}
+
+/** A disk or a memory that is cut into chunks. */
+interface ChunkedFile {
+  /** Size of the file in bytes. */
+  bytes: number;
+  chunkSize: number;
+  chunks: readonly RemoteChunk[];
+  /** Beginning of the names of the chunks in the journal. */
+  prefix: string;
+}
+
+type RemoteLayer = Pick<RemoteChunk, 'digest' | 'size' | 'rawDigest'>;
+
+interface RemoteMemory extends ChunkedFile {
+  described: ImageMemory;
+  state: RemoteState;
+}
+
+function roomOf({ chunks }: ChunkedFile): number {
+  return sumOf(chunks.map(({ length }) => length));
+}
+
+/** Returns the disk and the memory of an artifact. @throws ReasonedError `ImageInvalid` when one of them breaks a rule of its layout. */
+function partsOf(config: DiskConfig, manifest: Manifest): { disk: ChunkedFile; memory?: RemoteMemory } {
   checkLayers(manifest, config);
-  return chunksOf(config['dev.berth.disk'], manifest.layers.length).map(({ layer, ...chunk }) => {
-    const [descriptor, rawDigest] = [manifest.layers[layer], config.rootfs.diff_ids[layer]];
-    if (descriptor === undefined || rawDigest === undefined) {
+  const all = manifest.layers.map(({ digest, size }, index) => {
+    return { digest, size, rawDigest: config.rootfs.diff_ids[index] ?? '' };
+  });
+  const { 'dev.berth.disk': disk, [MEMORY_KEY]: memory } = config;
+  if (memory === undefined) {
+    return { disk: chunkedFile(disk, all, 'disk') };
+  }
+  const state = stateOf(memory, all);
+  const layers = all.slice(0, -1);
+  const { memoryBytes: virtualSize } = memory;
+  return {
+    disk: chunkedFile(disk, layers, 'disk'),
+    memory: {
+      ...chunkedFile({ ...memory, virtualSize }, layers, 'memory'),
+      described: memoryOf(memory),
+      state,
+    },
+  };
+}
+
+function stateOf({ state, stateBytes: length }: MemoryLayout, layers: readonly RemoteLayer[]): RemoteState {
+  const layer = layers.at(-1);
+  if (layer === undefined || state !== layers.length - 1) {
+    throw invalid(`its memory names layer ${state} for the state, which is not the last layer`);
+  }
+  const limit = compressedLimit(length);
+  if (layer.size > limit) {
+    throw invalid(`the layer of its state has ${layer.size} bytes, more than the allowed ${limit}`);
+  }
+  return { ...layer, length };
+}
+
+/**
+ * Returns the chunks of a disk or memory with their layers. `layers` are the layers with chunks.
+ *
+ * @throws ReasonedError `ImageInvalid` when the map breaks a rule of the layout, or a layer is too large for a chunk.
+ */
+function chunkedFile(
+  layout: DiskLayout,
+  layers: readonly RemoteLayer[],
+  what: 'disk' | 'memory',
+): ChunkedFile {
+  const { virtualSize: bytes, chunkSize } = layout;
+  const limit = compressedLimit(chunkSize);
+  const chunks = chunksOf(layout, layers.length, what).map(({ layer, ...chunk }) => {
+    const found = layers[layer];
+    if (found === undefined) {
       throw invalid(`layer ${layer} is missing`);
     }
-    const { digest, size } = descriptor;
-    return { ...chunk, rawDigest, digest, size };
+    if (found.size > limit) {
+      throw invalid(`layer ${layer} has ${found.size} bytes, more than the allowed ${limit}`);
+    }
+    return { ...chunk, ...found };
   });
+  return { bytes, chunkSize, chunks, prefix: what === 'disk' ? '' : 'memory ' };
 }
+
+/** Places of content on this host by the digest of its layer. Offsets are in bytes. */
+type Written = Map<string, { path: string; offset: number }>;
 
 interface Work {
   repository: Repository;
-  /** The disk file that this pull writes. If an earlier pull was interrupted, the file can contain unverified content of that pull. */
+  /** The file that this pull writes. If an earlier pull was interrupted, the file can contain unverified content of that pull. */
   disk: SparseFile;
-  path: string;
   /**
-   * Offsets on the disk, in bytes, of the layers whose content the pull has already written. The key is the digest of the layer. If a later
-   * chunk has the same layer, the pull copies the content from this offset.
+   * Places of the layers whose content the pull has already written: the file, and the offset in bytes. The key is the digest of the layer.
+   * If a later chunk has the same layer, the pull copies the content from this place.
    */
-  written: Map<string, number>;
+  written: Written;
   /** Buffer that collects decoded bytes until there are enough to write. Undefined if the file does not support direct writes. */
   piece: Buffer | undefined;
   /**
@@ -225,14 +337,14 @@ interface Work {
   options: PullOptions;
 }
 
+interface Pulling extends Pick<Work, 'repository' | 'written' | 'options'> {
+  journal: Journal;
+}
+
 async function pull(
-  repository: Repository,
-  { config, chunks }: { config: DiskConfig; chunks: readonly RemoteChunk[] },
-  { target, journal }: { target: PullTarget; journal: Journal },
-  options: PullOptions,
+  { path, bytes, chunkSize, chunks, prefix }: ChunkedFile & { path: string },
+  { repository, journal, options, written }: Pulling,
 ): Promise<void> {
-  const { virtualSize, chunkSize } = config['dev.berth.disk'];
-  const path = unfinished(target);
   const width = chunksAtOnce(chunkSize);
   // Entries of the journal that are being written, at most one for each worker. While the entry for a chunk is written to the disk, the
   // worker already fetches its next chunk.
@@ -241,17 +353,16 @@ async function pull(
   let direct: DirectFile | undefined;
   try {
     direct = await DirectFile.open(path, { count: width, bytes: WRITE_BYTES });
-    await file.truncate(virtualSize);
-    const written = new Map<string, number>();
+    await file.truncate(bytes);
     const disk = { file, fresh: journal.fresh, direct };
     // A disk can have hundreds of thousands of chunks. A call with an argument for each of them would exceed the stack.
     const largest = chunks.reduce((most, { size }) => Math.max(most, size), 0);
     const rooms: Buffer[] = [];
     await inParallel(chunks, width, options.signal, async (chunk, signal, worker) => {
-      const name = String(chunk.index);
+      const name = `${prefix}${chunk.index}`;
       const room = (rooms[worker] ??= Buffer.allocUnsafe(largest));
       const piece = direct?.rooms[worker];
-      const work = { repository, disk, path, written, piece, room, options: { ...options, signal } };
+      const work = { repository, disk, written, piece, room, options: { ...options, signal } };
       if (journal.has(name)) {
         spare(work, chunk);
       } else {
@@ -264,7 +375,7 @@ async function pull(
         entries[worker] = entry;
         await before;
       }
-      written.set(chunk.digest, chunk.offset);
+      written.set(chunk.digest, { path, offset: chunk.offset });
     });
     await Promise.all(entries);
   } finally {
@@ -285,9 +396,8 @@ function spare({ written, options }: Work, { digest, size }: Chunk): void {
 }
 
 async function makeChunk(work: Work, chunk: RemoteChunk): Promise<void> {
-  const { disk, path, written, options } = work;
-  const same = written.get(chunk.digest);
-  const local = same === undefined ? options.lookup?.(chunk) : { path, offset: same };
+  const { disk, written, options } = work;
+  const local = written.get(chunk.digest) ?? options.lookup?.(chunk);
   const to = { file: disk.file, fresh: disk.fresh, position: chunk.offset };
   if (local !== undefined && (await copyLocal(local, chunk, to, options.signal))) {
     spare(work, chunk);

@@ -19,9 +19,11 @@ const TYPES_LENGTH = 500;
  *
  * @throws ReasonedError `ImageInvalid` when no layout recognises the manifest. The message contains the media types found.
  */
-export async function planPull(...[repository, resolved, signal]: Parameters<PlanPull>): Promise<PullPlan> {
+export async function planPull(
+  ...[repository, resolved, signal, parts]: Parameters<PlanPull>
+): Promise<PullPlan> {
   for (const plan of LAYOUTS) {
-    const found = await plan(repository, resolved, signal);
+    const found = await plan(repository, resolved, signal, parts);
     if (found !== undefined) {
       return found;
     }

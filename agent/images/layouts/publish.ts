@@ -1,12 +1,15 @@
 /** Publishes a disk as Berth's own artifact. Does not send blobs that the registry already has. */
+import { createHash } from 'node:crypto';
+import { createReadStream } from 'node:fs';
 import { open } from 'node:fs/promises';
-import { Readable } from 'node:stream';
+import { pipeline, Readable } from 'node:stream';
 import { constants, createZstdCompress } from 'node:zlib';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
 import type { Descriptor } from '../oci/manifests.ts';
 import type { Repository } from '../oci/repository.ts';
 import {
   ARTIFACT_TYPE,
+  CHUNK_BYTES,
   CHUNK_LIMIT,
   CHUNK_TYPE,
   chunksAtOnce,
@@ -18,9 +21,11 @@ import {
   LAYER_LIMIT,
   MANIFEST_TYPE,
 } from './artifact.ts';
+import { MEMORY_KEY, memoryOf } from './artifactmemory.ts';
 import type { Chunk } from './chunks.ts';
+import { checkMemory } from './storedmemory.ts';
 import type { MemoryFiles } from '../../disks/disk.ts';
-import { freeBuffer } from '../../disks/diskio.ts';
+import { fileDigest, freeBuffer } from '../../disks/diskio.ts';
 import { dataExtents } from '../../disks/qemuimg.ts';
 import { inParallel } from '../../../base/concurrency.ts';
 import { isZero, readAll } from '../../disks/sparse.ts';
@@ -67,8 +72,8 @@ export interface DiskToPublish extends RawDisk {
 interface PublishOptions {
   signal: AbortSignal;
   /**
-   * Called with the number of bytes of the disk, including holes, that were processed since the last call. The sum of all calls is
-   * `virtualSizeBytes`.
+   * Called with the number of bytes of the disk and memory, including holes, that were processed since the last call. The sum of all calls
+   * is the size of both.
    */
   onBytes: (count: number) => void;
 }
@@ -84,20 +89,19 @@ interface PublishedDisk {
 const UNKNOWN = 'unknown';
 
 /**
- * Uploads the chunks, the configuration and the manifest of a disk.
+ * Uploads the chunks, the configuration and the manifest of a disk, and of its memory if it has one.
  *
- * @throws ReasonedError when the upload fails or the disk has too much data.
+ * @throws ReasonedError when the upload fails or there is too much data.
  */
 export async function publishDisk(disk: DiskToPublish, options: PublishOptions): Promise<PublishedDisk> {
-  const { repository, tag, virtualSizeBytes: virtualSize, architecture = UNKNOWN, os = UNKNOWN } = disk;
+  const { repository, tag, architecture = UNKNOWN, os = UNKNOWN } = disk;
   const { signal } = options;
-  const chunkSize = chunkSizeFor(virtualSize);
-  const { layers, map } = arranged(await publishChunks(disk, chunkSize, options));
+  const { layers, layouts } = await publishLayers(disk, options);
   const config: DiskConfig = {
     architecture,
     os,
     rootfs: { type: 'layers', diff_ids: layers.map(({ rawDigest }) => rawDigest) },
-    'dev.berth.disk': { version: 1, virtualSize, chunkSize, map },
+    ...layouts,
   };
   const configBytes = Buffer.from(JSON.stringify(config));
   const manifest = Buffer.from(
@@ -117,27 +121,67 @@ export async function publishDisk(disk: DiskToPublish, options: PublishOptions):
 
 type Layer = Pick<Chunk, 'rawDigest' | 'digest' | 'size'>;
 
-/**
- * Returns the layers in the order of their first chunk on the disk, and the map from chunks to layers. With this fixed order, equal disks
- * become equal artifacts.
- */
-function arranged(places: ReadonlyMap<number, Layer>): {
+/** Layers of an artifact, and the layouts of its disk and memory. */
+interface PublishedLayers {
   layers: Layer[];
-  map: DiskConfig['dev.berth.disk']['map'];
-} {
+  layouts: Pick<DiskConfig, 'dev.berth.disk' | typeof MEMORY_KEY>;
+}
+
+/** Publishes the layers of a disk, and of its memory if it has one. */
+async function publishLayers(disk: DiskToPublish, options: PublishOptions): Promise<PublishedLayers> {
+  const { repository, path, virtualSizeBytes: virtualSize, memory } = disk;
+  const chunkSize = chunkSizeFor(virtualSize);
+  const layerLimit = memory === undefined ? LAYER_LIMIT : LAYER_LIMIT - 1;
+  const publishing: Publishing = { repository, layers: new Map(), layerLimit, chunks: 0, options };
+  const stateBytes = memory === undefined ? 0 : await checkMemory(memory);
+  const ofDisk = await publishChunks({ path, bytes: virtualSize, chunkSize }, publishing);
+  if (memory === undefined) {
+    const { layers, maps } = arranged([ofDisk]);
+    const [map = []] = maps;
+    return { layers, layouts: { 'dev.berth.disk': { version: 1, virtualSize, chunkSize, map } } };
+  }
+  const ram = { path: memory.ram, bytes: memory.memoryBytes, chunkSize: CHUNK_BYTES };
+  const { layers, maps } = arranged([ofDisk, await publishChunks(ram, publishing)]);
+  const [map = [], memoryMap = []] = maps;
+  const state = layers.length;
+  return {
+    layers: [...layers, await publishState(repository, memory.state, options.signal)],
+    layouts: {
+      'dev.berth.disk': { version: 1, virtualSize, chunkSize, map },
+      [MEMORY_KEY]: {
+        version: 1,
+        ...memoryOf(memory),
+        chunkSize: CHUNK_BYTES,
+        map: memoryMap,
+        state,
+        stateBytes,
+      },
+    },
+  };
+}
+
+type ChunkMap = DiskConfig['dev.berth.disk']['map'];
+
+/**
+ * Returns the layers in the order of their first chunk in the files, and for each file the map from chunks to layers. With this fixed order,
+ * equal disks become equal artifacts.
+ */
+function arranged(files: readonly ReadonlyMap<number, Layer>[]): { layers: Layer[]; maps: ChunkMap[] } {
   const indexes = new Map<string, number>();
   const layers: Layer[] = [];
-  const map: DiskConfig['dev.berth.disk']['map'] = [];
-  for (const [chunk, layer] of [...places].sort(([a], [b]) => a - b)) {
-    const index = indexes.get(layer.rawDigest) ?? layers.length;
-    map.push([chunk, index]);
-    if (index < layers.length) {
-      continue;
-    }
-    indexes.set(layer.rawDigest, index);
-    layers.push(layer);
-  }
-  return { layers, map };
+  const maps = files.map((places) =>
+    [...places]
+      .sort(([a], [b]) => a - b)
+      .map(([chunk, layer]): [number, number] => {
+        const index = indexes.get(layer.rawDigest) ?? layers.length;
+        if (index === layers.length) {
+          indexes.set(layer.rawDigest, index);
+          layers.push(layer);
+        }
+        return [chunk, index];
+      }),
+  );
+  return { layers, maps };
 }
 
 async function publishConfig(
@@ -150,22 +194,32 @@ async function publishConfig(
   return { mediaType: CONFIG_TYPE, digest, size: bytes.length };
 }
 
-/** Publishes the chunks that are not zeros. Returns a map from the index of each such chunk to its layer. */
-async function publishChunks(
-  disk: DiskToPublish,
-  chunkSize: number,
-  { signal, onBytes }: PublishOptions,
-): Promise<Map<number, Layer>> {
-  const { path, virtualSizeBytes: virtualSize } = disk;
-  const indexes = await chunksWithData(path, chunkSize, virtualSize, signal);
-  const workers = Math.min(CHUNKS_AT_ONCE, chunksAtOnce(chunkSize));
-  const rooms: Room[] = [];
-  const places = new Map<number, Layer>();
+/** Work that the disk and the memory of an artifact have in common. */
+interface Publishing {
+  repository: Repository;
   /**
    * Layers that are already published, or whose upload is under way. The key is the digest of the layer's uncompressed content. Thus
    * content that two chunks share is sent only once, even if both chunks are processed at the same time.
    */
-  const layers = new Map<string, Promise<Layer>>();
+  layers: Map<string, Promise<Layer>>;
+  /** Largest number of layers with chunks. */
+  layerLimit: number;
+  /** Number of chunks with data. */
+  chunks: number;
+  options: PublishOptions;
+}
+
+/** Publishes the chunks of a file that are not zeros. Returns a map from the index of each such chunk to its layer. */
+async function publishChunks(
+  { path, bytes: virtualSize, chunkSize }: { path: string; bytes: number; chunkSize: number },
+  publishing: Publishing,
+): Promise<Map<number, Layer>> {
+  const { layers, layerLimit, options } = publishing;
+  const { signal, onBytes } = options;
+  const indexes = await chunksWithData(path, chunkSize, virtualSize, signal);
+  const workers = Math.min(CHUNKS_AT_ONCE, chunksAtOnce(chunkSize));
+  const rooms: Room[] = [];
+  const places = new Map<number, Layer>();
   let reported = 0;
   const file = await open(path, 'r');
   try {
@@ -177,11 +231,12 @@ async function publishChunks(
       await readAll(file, bytes, offset);
       if (!isZero(bytes)) {
         const rawDigest = await digestOf(bytes);
-        const layer = layers.get(rawDigest) ?? publishChunk(disk, { room, bytes, rawDigest }, signal);
+        const layer = layers.get(rawDigest) ?? publishChunk(publishing, { room, bytes, rawDigest }, signal);
         layers.set(rawDigest, layer);
         places.set(index, await layer);
-        if (layers.size > LAYER_LIMIT || places.size > CHUNK_LIMIT) {
-          const limit = layers.size > LAYER_LIMIT ? LAYER_LIMIT : CHUNK_LIMIT;
+        publishing.chunks += 1;
+        if (layers.size > layerLimit || publishing.chunks > CHUNK_LIMIT) {
+          const limit = layers.size > layerLimit ? layerLimit : CHUNK_LIMIT;
           throw new ReasonedError(
             'ImageInvalid',
             `A disk with more than ${limit * chunkSize} bytes of data cannot be published, because its manifest or configuration would be too large`,
@@ -228,8 +283,29 @@ async function chunksWithData(
   return indexes;
 }
 
+/** Publishes the state of the devices as one layer. Its content is compressed twice, because it can be too large for the agent's memory. */
+async function publishState(repository: Repository, path: string, signal: AbortSignal): Promise<Layer> {
+  const content = (): Readable =>
+    pipeline(
+      createReadStream(path, { highWaterMark: UPLOAD_BYTES }),
+      createZstdCompress(COMPRESSION),
+      () => undefined,
+    );
+  const hash = createHash('sha256');
+  let size = 0;
+  for await (const bytes of content() as AsyncIterable<Buffer>) {
+    signal.throwIfAborted();
+    hash.update(bytes);
+    size += bytes.length;
+  }
+  const digest = `sha256:${hash.digest('hex')}`;
+  const rawDigest = `sha256:${await fileDigest(path, signal)}`;
+  await repository.upload({ digest, size, content }, signal);
+  return { rawDigest, digest, size };
+}
+
 async function publishChunk(
-  { repository }: DiskToPublish,
+  { repository }: Publishing,
   { room, bytes, rawDigest }: { room: Room; bytes: Buffer; rawDigest: string },
   signal: AbortSignal,
 ): Promise<Layer> {

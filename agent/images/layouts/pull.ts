@@ -6,6 +6,7 @@ import type { Hash } from 'node:crypto';
 import { join } from 'node:path';
 import { VM_FIELDS } from '../../../api/v1alpha1/fields.ts';
 import { ReasonedError } from '../../../api/v1alpha1/reasons.ts';
+import type { ImageMemory } from '../../../api/v1alpha1/task.ts';
 import { codeOf, isDiskFull } from '../../../base/errors.ts';
 import { DiskError, type MemoryFiles } from '../../disks/disk.ts';
 import {
@@ -37,6 +38,8 @@ export interface PullTarget {
 }
 
 export interface PullPlan {
+  /** Memory of the image. Absent if the image has only a disk. `run` fetches it only if the plan was made with {@link PullParts}. */
+  memory?: ImageMemory;
   /** Total size in bytes of the layers to download. */
   downloadBytes: number;
   /**
@@ -75,6 +78,12 @@ export type ContentLookup = (content: {
   length: number;
 }) => { path: string; offset: number } | undefined;
 
+/** Parts of an image that a pull fetches besides its disk. */
+export interface PullParts {
+  /** Whether to fetch the memory of the image, if it has memory, into the files of {@link memoryIn}. */
+  withMemory: boolean;
+}
+
 /**
  * Plans the pull of a manifest. Returns undefined when the manifest does not have this layout.
  *
@@ -85,6 +94,7 @@ export type PlanPull = (
   repository: Repository,
   resolved: ResolvedManifest,
   signal: AbortSignal,
+  parts?: PullParts,
 ) => Promise<PullPlan | undefined>;
 
 /** Architectures that a VM can have. */

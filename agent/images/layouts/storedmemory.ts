@@ -57,7 +57,7 @@ export async function writeMemory(
   memory: MemoryFiles,
   { signal, onBytes }: WritingOptions,
 ): Promise<WrittenMemory> {
-  const stateBytes = await requireSizes(memory);
+  const stateBytes = await checkMemory(memory);
   const files = memoryBeside(path);
   const copy = async (from: string, to: string, count: (bytes: number) => void): Promise<string> => {
     const source = await open(from, 'r');
@@ -87,8 +87,8 @@ export async function writeMemory(
   };
 }
 
-/** Checks the sizes of the files. Returns the size of the state in bytes. */
-async function requireSizes({ ram, state, memoryBytes }: MemoryFiles): Promise<number> {
+/** Checks the sizes of the files. Returns the size of the state in bytes. @throws ReasonedError `ImageInvalid` when a size is wrong. */
+export async function checkMemory({ ram, state, memoryBytes }: MemoryFiles): Promise<number> {
   const [ramFile, stateFile] = await Promise.all([stat(ram), stat(state)]);
   if (ramFile.size !== memoryBytes || memoryBytes > MEMORY_LIMIT_BYTES) {
     throw new ReasonedError(

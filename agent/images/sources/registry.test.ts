@@ -9,6 +9,7 @@ import { planPull } from '../layouts/index.ts';
 import type { ContentLookup, PullPlan } from '../layouts/pull.ts';
 import type { ImageRequest, CatalogEntry } from '../local/catalog.ts';
 import type { Import } from '../local/importing.ts';
+import { manifestId } from '../local/layout.ts';
 import { RegistryImage, type RegistryParts } from './registry.ts';
 
 vi.mock('../layouts/index.ts');
@@ -148,5 +149,74 @@ describe('the search for content in images of this host', () => {
     }
     await immediate();
     expect(found()).toBeUndefined();
+  });
+});
+
+describe('the memory of an image', () => {
+  const memory = { cpu: 2, memoryBytes: 4096, key: 'b'.repeat(64), savedAt: '2026-11-30T06:00:00Z' };
+  const PINNED = `own.example/team/image@${DIGEST}`;
+
+  /** Asks for the image. `here` is the image of that name on this host. Returns the import, or undefined if `here` was given. */
+  async function asked(reference: string, trusted: boolean, here?: object): Promise<Import | undefined> {
+    vi.mocked(planPull)
+      .mockReset()
+      .mockResolvedValue({ memory } as unknown as PullPlan);
+    let begun: Import | undefined;
+    const repositories = [{ name: 'own.example/team/image', open: false, digests: [DIGEST] }];
+    const entry = (own: object): CatalogEntry =>
+      ({
+        id: 'sha256/1',
+        metadata: { architecture: 'amd64', repositories, ...own },
+      }) as unknown as CatalogEntry;
+    const present = here === undefined ? [] : [entry(here)];
+    const parts = {
+      holders: {
+        during: async (_holder: string, _id: string, work: () => Promise<CatalogEntry>) => await work(),
+      },
+      catalog: {
+        get: () => undefined,
+        all: () => present,
+        byName: () => present[0],
+        baseOf: () => ({ path: '/none/disk' }),
+        save: async () => undefined,
+      },
+      importing: {
+        ensure: async (_key: string, _: unknown, planned: (signal: AbortSignal) => Promise<Import>) => {
+          begun = await planned(signal);
+          return entry({});
+        },
+      },
+      access: {
+        isKnown: () => true,
+        ask: async () => ({ answer: { digest: DIGEST, tagDigest: DIGEST }, credential: {} }),
+      },
+    } as unknown as RegistryParts;
+    const request = { architecture: 'amd64', signal } as unknown as ImageRequest;
+    await new RegistryImage(parts, parseReference(reference), request, trusted).ensure();
+    return begun;
+  }
+
+  it.each([
+    ['is fetched from the image storage', PINNED, true, { memory }],
+    [
+      'is not fetched if the image storage could give any content',
+      'own.example/team/image:1',
+      true,
+      undefined,
+    ],
+    ['is not fetched from another registry', PINNED, false, undefined],
+  ])('%s', async (_, reference, trusted, fetched) => {
+    const begun = await asked(reference, trusted);
+    expect(begun?.metadata).toMatchObject(fetched ?? { untrustedMemory: true });
+    const withMemory = fetched !== undefined;
+    expect(vi.mocked(planPull).mock.calls[0]?.[3]).toEqual({ withMemory });
+    expect(begun?.id === manifestId(DIGEST)).toBe(!withMemory);
+  });
+
+  it('is not missing because an earlier request got only the disk, and is no gift to a request for the disk', async () => {
+    expect(await asked(PINNED, true, { untrustedMemory: true })).toBeDefined();
+    expect(await asked(PINNED, true, { memory })).toBeUndefined();
+    expect(await asked(PINNED, false, { memory })).toBeDefined();
+    expect(await asked(PINNED, false, { untrustedMemory: true })).toBeUndefined();
   });
 });

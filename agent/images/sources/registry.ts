@@ -60,6 +60,11 @@ export class RegistryImage implements SourceImage {
   readonly #request: ImageRequest;
   readonly #trusted: boolean;
   /**
+   * Whether the host also fetches the memory of the image. A hypervisor does not check the memory, so it must come from the cluster's own
+   * image storage, whose digest the operator names. A disk with memory and the same disk without it are two images of the store.
+   */
+  readonly #takesMemory: boolean;
+  /**
    * Prefix of the image's id and names, and of the names of its repositories. If the connection to the registry is secure, the prefix is
    * empty. If the connection is insecure, the prefix restricts the image to the requester's namespace.
    */
@@ -79,6 +84,7 @@ export class RegistryImage implements SourceImage {
     this.#reference = reference;
     this.#request = request;
     this.#trusted = trusted;
+    this.#takesMemory = trusted && reference.digest !== undefined;
     this.#scope = scopeOf(request.keyring?.routeTo(reference.registry));
     this.#repository = `${this.#scope}${repositoryName(reference)}`;
     const { name } = request;
@@ -125,13 +131,22 @@ export class RegistryImage implements SourceImage {
     const { architecture } = this.#request;
     const named = catalog.byName(`${this.#scope}${formatReference(this.#reference)}`, architecture);
     const { digest } = this.#reference;
-    if (named !== undefined || digest === undefined) {
+    if (named !== undefined && this.#fits(named)) {
       return named;
     }
     return catalog.all().find((stored) => {
-      const digests = this.#originOf(stored)?.digests;
-      return stored.metadata.architecture === architecture && digests?.includes(digest) === true;
+      const digests = digest === undefined ? [] : (this.#originOf(stored)?.digests ?? []);
+      return (
+        stored.metadata.architecture === architecture &&
+        this.#fits(stored) &&
+        digests.some((one) => one === digest)
+      );
     });
+  }
+
+  /** Returns whether the image was fetched with its memory if this request takes memory, and without it if not. */
+  #fits({ metadata: { memory, untrustedMemory } }: CatalogEntry): boolean {
+    return this.#takesMemory ? untrustedMemory === undefined : memory === undefined;
   }
 
   /** Checks that the requester has the right to use the image. @throws ReasonedError when the requester does not have this right. */
@@ -179,7 +194,7 @@ export class RegistryImage implements SourceImage {
     const resolved = this.#trusted ? { ...answer, architecture: undefined } : answer;
     // An answer over an insecure connection proves nothing, so it never makes an image public.
     const open = credential === undefined && this.#scope === '';
-    const id = manifestId(resolved.digest, this.#scope);
+    const id = this.#idOf(resolved.digest);
     return await this.#holding(id, async () => {
       const present = catalog.get(id);
       // A digest alone does not prove that this repository has the content. So the image is reused only if it came from this repository
@@ -196,6 +211,10 @@ export class RegistryImage implements SourceImage {
       }
       return stored;
     });
+  }
+
+  #idOf(digest: string): ImageId {
+    return manifestId(digest, this.#takesMemory ? `memory ${this.#scope}` : this.#scope);
   }
 
   async #holding(id: ImageId, work: () => Promise<CatalogEntry>): Promise<CatalogEntry> {
@@ -221,7 +240,7 @@ export class RegistryImage implements SourceImage {
   }
 
   async #pull(repository: Repository, resolved: ResolvedManifest): Promise<CatalogEntry> {
-    const source = `${resolved.digest} ${this.#repository}`;
+    const source = `${resolved.digest} ${this.#repository}${this.#takesMemory ? ' memory' : ''}`;
     return await this.#parts.importing.ensure(source, this.#request, async (signal, onProgress) => {
       return await this.#plan(repository, resolved, { signal, onProgress });
     });
@@ -232,14 +251,18 @@ export class RegistryImage implements SourceImage {
     resolved: ResolvedManifest,
     { signal, onProgress }: WaitingCaller,
   ): Promise<Import> {
-    const plan = await planPull(repository, resolved, signal);
+    const plan = await planPull(repository, resolved, signal, { withMemory: this.#takesMemory });
     const lookup = await this.#content(signal);
     const options = { ...this.#counted(plan, onProgress), lookup };
     return {
-      id: manifestId(resolved.digest, this.#scope),
+      id: this.#idOf(resolved.digest),
       what: `${repositoryName(this.#reference)}@${resolved.digest}`,
       roomBytes: plan.roomBytes,
-      metadata: { digest: resolved.digest, architecture: this.#request.architecture },
+      metadata: {
+        digest: resolved.digest,
+        architecture: this.#request.architecture,
+        ...(plan.memory && (this.#takesMemory ? { memory: plan.memory } : { untrustedMemory: true })),
+      },
       run: (target, watched) => plan.run(target, { ...options, signal: watched.signal }),
     };
   }
