@@ -176,6 +176,14 @@ it.each([
   expect(writes).toEqual([]);
 });
 
+it('a saved image asks for the memory of the VM only on request', async () => {
+  const { client } = world({ image: {} });
+  const sourceOf = async (memory?: boolean) =>
+    (await savedImage({ client, systemNamespace }, REF, { imageName: 'new', memory })).spec.source;
+  expect(await sourceOf(true)).toEqual({ fromVM: { name: REF.name, memory: true } });
+  expect(await sourceOf()).toEqual({ fromVM: { name: REF.name } });
+});
+
 it.each([
   [
     'save',

@@ -29,6 +29,12 @@ interface NewImage<Metadata> {
   spec: ImageSpec;
 }
 
+interface SaveRequest {
+  readonly imageName: string;
+  readonly description?: string | undefined;
+  readonly memory?: boolean | undefined;
+}
+
 /** How an action reaches the cluster. */
 export interface ClusterAccess {
   readonly client: KubeClient;
@@ -52,19 +58,19 @@ export async function requireImageStorage({ client, systemNamespace }: ClusterAc
 }
 
 /**
- * Returns a new Image whose content becomes a copy of the VM's disk.
+ * Returns a new Image whose content becomes a copy of the VM's disk, and of its memory if `memory` is true.
  *
  * @throws errors of {@link requireImageStorage}
  */
 export async function savedImage(
   access: ClusterAccess,
   vm: Name,
-  { imageName, description }: { imageName: string; description?: string | undefined },
+  { imageName, description, memory }: SaveRequest,
 ): Promise<NewImage<Name>> {
   await requireImageStorage(access);
   return {
     metadata: { name: imageName, namespace: vm.namespace },
-    spec: { description, source: { fromVM: { name: vm.name } } },
+    spec: { description, source: { fromVM: { name: vm.name, memory } } },
   };
 }
 

@@ -127,7 +127,7 @@ it('offers nothing, and says nothing, if the cluster fails or does not answer in
 
 /** Flags and arguments whose values only the user knows: new names, sizes, numbers, texts, labels and addresses. */
 const FREE = new Set(
-  `--selector --cpu --memory --disk-size --display-width --display-height --display-dpi --user-data-secret --reserve-port
+  `--selector --cpu vm-deploy---memory vm-create---memory vmconfig-create---memory emulator-deploy---memory --disk-size --display-width --display-height --display-dpi --user-data-secret --reserve-port
    --metadata --labels --timeout --system-serial --termination-grace-period-seconds --active-deadline-seconds
    --ttl-seconds-after-finished --description --tail --since --user --reference --url --sha256 --size --api-url --server --issuer
    --client-id --platform --image-type --device-profile --duration --username --key

@@ -172,6 +172,7 @@ const COLUMNS: readonly Column<StoredContent>[] = [
 const COMMON = { columns: COLUMNS, itemOf: imageItem, isShared: true };
 export const IMAGE_KIND: NounKind<StoredContent> = {
   ...COMMON,
+  columns: [...COLUMNS, { ...ofItem('MEMORY', ({ memorySize }) => formatSize(memorySize)), isWide: true }],
   type: IMAGES,
   noun: 'image',
   plural: 'images',

@@ -25,6 +25,10 @@ export const imageItemSchema = z
       .string()
       .optional()
       .meta({ description: 'Disk space that the content needs in storage, as a quantity.' }),
+    memorySize: z.string().optional().meta({
+      description:
+        'Size of the memory from which VMs of an Image start, as a quantity. Absent if the Image has only a disk.',
+    }),
     errorMessage: z.string().optional(),
     lastUpdatedTimestamp: z
       .string()

@@ -1,6 +1,6 @@
 import { expect, it } from 'vitest';
 import type { Image } from '../v1alpha1/image.ts';
-import { isPush, pushItem } from './imageitem.ts';
+import { imageItem, isPush, pushItem } from './imageitem.ts';
 
 const REQUESTED = '2026-11-23T12:00:00.000Z';
 const SPEC = {
@@ -63,4 +63,11 @@ it('takes no other Image for a push', () => {
   expect(isPush(push({}))).toBe(true);
   expect(isPush(push({}, { source: { fromVM: { name: 'mac' } } }))).toBe(false);
   expect(isPush({ ...push({}), metadata: { name: 'mine' } })).toBe(false);
+});
+
+it('shows the size of the memory of an Image that has memory', () => {
+  const shown = (status: Image['status']) =>
+    imageItem({ metadata: { name: 'warm' }, spec: { source: {} }, status } as Image).memorySize;
+  const memory = { size: '1Gi', cpu: 2, key: 'a'.repeat(64), savedAt: REQUESTED };
+  expect([shown({ memory }), shown({})]).toEqual(['1Gi', undefined]);
 });

@@ -17,7 +17,8 @@ export type StoredSpec = Pick<
   Pick<Image['spec'], 'format'> & {
     source: Pick<Image['spec']['source'], 'copyOf' | 'http' | 'registry' | 'upload'>;
   };
-export type StoredStatus = NonNullable<ISO['status']> & Pick<NonNullable<Image['status']>, 'lastCommit'>;
+export type StoredStatus = NonNullable<ISO['status']> &
+  Pick<NonNullable<Image['status']>, 'lastCommit' | 'memory'>;
 export type StoredContent = ApiObject<StoredSpec, StoredStatus>;
 
 export function imageItem({ metadata, spec, status = {} }: StoredContent): ImageItem {
@@ -30,6 +31,7 @@ export function imageItem({ metadata, spec, status = {} }: StoredContent): Image
     state,
     size: status.size,
     storageSize: status.storageSize,
+    memorySize: status.memory?.size,
     errorMessage: errorOf(state, status),
     lastUpdatedTimestamp: status.lastUpdateTime,
     progressPercent: status.progressPercent,

@@ -236,6 +236,10 @@ export const execParams = {
 export const saveBody = z.object({
   imageName: objectName('Name of the new image.').max(NEW_IMAGE_NAME_LENGTH),
   description: descriptionSchema.optional(),
+  memory: z.boolean().optional().meta({
+    description:
+      'Whether the image also gets the memory of the running VM. VMs of such an image start from this memory.',
+  }),
 });
 
 export const commitBody = z.object({ description: descriptionSchema.optional() });

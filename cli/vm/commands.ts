@@ -108,14 +108,25 @@ interface WorkFlags {
   readonly description?: string;
 }
 
+interface SaveFlags extends WorkFlags {
+  readonly memory?: boolean;
+}
+
 export function addDiskVerbs(noun: Command, terminal: Terminal): void {
   addWorkFlags(noun.command('save').description('Save the disk of a VM as a new image'))
     .argument('<name>', 'name of the VM')
     .argument('<image>', 'name of the new image')
     .option('-d, --description <text>', 'description of the image')
-    .action(async (name: string, imageName: string, flags: WorkFlags, command: Command) => {
+    .addOption(
+      new BooleanFlag(
+        '--memory',
+        'also save the memory of the running VM, from which VMs of the image start',
+      ),
+    )
+    .action(async (name: string, imageName: string, flags: SaveFlags, command: Command) => {
       const { save } = await import('./disk.ts');
-      await save(terminal, command.optsWithGlobals<Globals>(), { name, imageName, ...workOf(flags) });
+      const { memory } = flags;
+      await save(terminal, command.optsWithGlobals<Globals>(), { name, imageName, memory, ...workOf(flags) });
     });
   addWorkFlags(noun.command('commit').description('Save the disk of a VM as the new content of its image'))
     .argument('<name>', 'name of the VM')

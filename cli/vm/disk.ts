@@ -37,16 +37,19 @@ interface Saving extends WaitFlags {
   readonly name: string;
   readonly imageName: string;
   readonly description?: string | undefined;
+  /** Whether to save the memory, too. */
+  readonly memory?: boolean | undefined;
 }
 
 /** Makes an Image from the VM's disk. @throws CommandError when the copy fails or is not complete in time; ApiError. */
 export async function save(terminal: Terminal, globals: Globals, saving: Saving): Promise<void> {
-  const { name, imageName, description } = saving;
+  const { name, imageName, description, memory } = saving;
   checkImageName(imageName);
   await withCluster(terminal, globals, async (cluster) => {
     const { namespace } = cluster;
     await getNamed(cluster, VM_KIND, name, terminal.signal);
-    const made = await savedImage(accessTo(cluster), { namespace, name }, { imageName, description });
+    const wanted = { imageName, description, memory };
+    const made = await savedImage(accessTo(cluster), { namespace, name }, wanted);
     const image = await createNamed(cluster, IMAGES, made, { signal: terminal.signal });
     await finish(terminal, globals, { cluster, image, work: 'save', waiting: saving });
   });
@@ -60,7 +63,7 @@ export async function save(terminal: Terminal, globals: Globals, saving: Saving)
 export async function commit(
   terminal: Terminal,
   globals: Globals,
-  { name, description, ...waiting }: Omit<Saving, 'imageName'>,
+  { name, description, ...waiting }: Omit<Saving, 'imageName' | 'memory'>,
 ): Promise<void> {
   const { signal } = terminal;
   await withCluster(terminal, globals, async (cluster) => {

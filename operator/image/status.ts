@@ -56,14 +56,10 @@ function summary(observed: ObservedImage, facts: ImageFacts, progress: ImageProg
 /** Returns a text for people about an image that was to get memory, but has none. The text is empty for all other images. */
 export function withoutMemory(
   { spec: { source } }: Image | ISO,
-  { memory, consistency }: Pick<ImageStatus, 'memory' | 'consistency'>,
+  { memory }: Pick<ImageStatus, 'memory'>,
 ): string {
   const isWanted = 'fromVM' in source && source.fromVM?.memory === true;
-  if (!isWanted || memory !== undefined) {
-    return '';
-  }
-  const cause = consistency === 'Stopped' ? ', because the VM was off when it was saved' : '';
-  return `The image has no memory${cause}. Its VMs boot from its disk`;
+  return isWanted && memory === undefined ? 'The image has no memory. Its VMs boot from its disk' : '';
 }
 
 /** Texts for people about the work of a host on an image. In a message, each text follows the host's name. */
